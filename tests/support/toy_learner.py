@@ -1,0 +1,117 @@
+"""A learner on one process whose loss is given by a gradient function: for rules in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from gxpo_trainer.rules.base import BackwardResult
+from gxpo_trainer.rules.recurrence import AdamWRecurrence, SGDRecurrence
+from torch import Tensor
+
+
+class ToyOptimizerState:
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> None:
+        self._optimizer, self._parameters, self._step = optimizer, parameters, 0
+        for p in parameters:
+            if isinstance(optimizer, torch.optim.AdamW):
+                state = {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+                optimizer.state[p] = state
+            elif optimizer.param_groups[0]["momentum"]:
+                optimizer.state[p] = {"momentum_buffer": torch.zeros_like(p)}
+
+    @property
+    def step(self) -> int:
+        return self._step
+
+    def set_step(self, step: int) -> None:
+        self._step = step
+        for p in self._parameters:
+            if "step" in self._optimizer.state[p]:
+                self._optimizer.state[p]["step"].fill_(step)
+
+    def moments(self) -> dict[str, list[Tensor]]:
+        names = [n for n in self._optimizer.state[self._parameters[0]] if n != "step"]
+        return {n: [self._optimizer.state[p][n] for p in self._parameters] for n in names}
+
+
+class ToyLearner:
+    """`gradient(theta, pass_index)` over a list of flat tensors; torch.optim does the optimizer's steps."""
+
+    def __init__(
+        self,
+        theta: list[Tensor] | Tensor,
+        gradient: Callable[[list[Tensor], int], list[Tensor]],
+        optimizer: str = "sgd",
+        lr: float = 0.1,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        max_grad_norm: float = float("inf"),
+        entropy: Callable[[int], float] | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+    ) -> None:
+        shards = [theta] if isinstance(theta, Tensor) else theta
+        self.theta = [t.clone() for t in shards]
+        self._gradient, self._entropy, self.max_grad_norm = gradient, entropy, max_grad_norm
+        if optimizer == "adamw":
+            self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+                self.theta, lr=lr, weight_decay=weight_decay, betas=betas, foreach=False
+            )
+            self._recurrence: AdamWRecurrence | SGDRecurrence = AdamWRecurrence(lr, *betas, 1e-8, weight_decay)
+        else:
+            self.optimizer = torch.optim.SGD(self.theta, lr=lr, momentum=momentum, weight_decay=weight_decay)
+            self._recurrence = SGDRecurrence(lr, momentum, weight_decay)
+        self._state = ToyOptimizerState(self.optimizer, self.theta)
+        self.passes = 0
+        self.published = 0
+
+    def backward(self) -> BackwardResult:
+        gradients = [g.clone() for g in self._gradient(self.theta, self.passes)]
+        norm = float(torch.sqrt(sum((g.double() ** 2).sum() for g in gradients)))
+        scale = min(1.0, self.max_grad_norm / norm) if norm > 0 else 1.0
+        for p, g in zip(self.theta, gradients, strict=True):
+            p.grad = g * scale
+        statistics = {"entropy": self._entropy(self.passes)} if self._entropy else {}
+        self.passes += 1
+        return BackwardResult(loss=0.0, grad_norm=norm, statistics=statistics)
+
+    def optimizer_step(self) -> None:
+        self.optimizer.step()
+        self._state._step += 1
+
+    def parameters(self) -> list[Tensor]:
+        return self.theta
+
+    def gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.theta]
+
+    def recurrence(self) -> AdamWRecurrence | SGDRecurrence:
+        return self._recurrence
+
+    def publish(self) -> None:
+        self.published += 1
+
+    def all_reduce(self, scalars: Tensor) -> Tensor:
+        return scalars
+
+    def optimizer_state(self) -> ToyOptimizerState:
+        return self._state
+
+    def flat(self) -> Tensor:
+        return torch.cat([t.reshape(-1) for t in self.theta])
+
+
+def quadratic(hessian: Tensor, center: Tensor | None = None) -> Callable[[list[Tensor], int], list[Tensor]]:
+    """∇ of ½(θ−c)ᵀH(θ−c); a vector stands for a diagonal H."""
+
+    def gradient(theta: list[Tensor], _: int) -> list[Tensor]:
+        offset = theta[0] if center is None else theta[0] - center
+        return [hessian * offset if hessian.dim() == 1 else hessian @ offset]
+
+    return gradient
+
+
+def relative_error(actual: Tensor, expected: Tensor, start: Tensor) -> float:
+    """‖Δ − Δ_ref‖/‖Δ_ref‖ of parameter changes: a tolerance on parameters would pass a step that does nothing."""
+    reference = expected - start
+    return float((actual - expected).norm() / reference.norm())

@@ -1,0 +1,81 @@
+"""The predictors' arithmetic against direct evaluation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gxpo_trainer.rules.diagnostics import distributed_median
+from gxpo_trainer.rules.extrapolation import geometric_scale
+from gxpo_trainer.rules.recurrence import AdamWRecurrence, SGDRecurrence
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.toy_learner import ToyLearner
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(-2, 3), st.integers(2, 12))
+def test_scale_is_the_ratio_of_geometric_sums(ratio, k):
+    if abs(1 + ratio) < 1e-3:
+        return  # next to the pole of odd K; the points themselves are tested below
+    direct = sum(ratio**n for n in range(k)) / (1 + ratio)
+    assert geometric_scale(torch.tensor([ratio], dtype=torch.float64), k).item() == pytest.approx(direct, rel=1e-9)
+
+
+@pytest.mark.parametrize("k", range(2, 12))
+def test_scale_at_plus_and_minus_one(k):
+    # r = 1: K/2. r = −1, K even: S_K and S_2 both vanish, the limit is K/2; K odd: a true pole.
+    plus, minus = geometric_scale(torch.tensor([1.0, -1.0], dtype=torch.float64), k).tolist()
+    assert plus == k / 2
+    assert minus == (np.inf if k % 2 else k / 2)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(-1e-7, 1e-7), st.sampled_from([4, 6, 10]))
+def test_even_scale_is_smooth_through_minus_one(offset, k):
+    assert geometric_scale(torch.tensor([-1.0 + offset], dtype=torch.float64), k).item() == pytest.approx(
+        k / 2, rel=1e-5
+    )
+
+
+def test_k2_scale_is_exactly_one():
+    ratios = torch.tensor([-1.0, 0.0, 1.0, 1e30, -7.3])
+    assert torch.equal(geometric_scale(ratios, 2), torch.ones(5))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("kind", ["adamw", "sgd", "momentum"])
+def test_recurrence_repeats_torch_optim(kind, decay):
+    torch.manual_seed(0)
+    theta = torch.randn(50, dtype=torch.float64)
+    gradients = torch.randn(4, 50, dtype=torch.float64)
+    live = theta.clone().requires_grad_()
+    if kind == "adamw":
+        optimizer = torch.optim.AdamW([live], lr=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=decay)
+        recurrence, moments = (
+            AdamWRecurrence(0.01, 0.8, 0.95, 1e-6, decay),
+            [torch.zeros(50, dtype=torch.float64) for _ in "mv"],
+        )
+    else:
+        momentum = 0.9 if kind == "momentum" else 0.0
+        optimizer = torch.optim.SGD([live], lr=0.01, momentum=momentum, weight_decay=decay)
+        recurrence, moments = (
+            SGDRecurrence(0.01, momentum, decay),
+            [torch.zeros(50, dtype=torch.float64)] if momentum else [],
+        )
+    for n, gradient in enumerate(gradients, start=1):
+        live.grad = gradient.clone()
+        optimizer.step()
+        before = theta.clone()
+        recurrence(theta, moments, gradient, n)
+        assert torch.allclose(theta, live, rtol=1e-12, atol=1e-14)
+        assert torch.allclose(before + recurrence.displacement(before, moments, gradient, n), theta, rtol=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(0, 1e6, width=32), min_size=1, max_size=40))
+def test_median_by_bisection_is_the_lower_median(values):
+    learner = ToyLearner(torch.zeros(1), lambda theta, taken: theta)
+    found = distributed_median(learner, [torch.tensor(values, dtype=torch.float32)])
+    expected = np.sort(np.asarray(values, dtype=np.float32))[(len(values) - 1) // 2]
+    assert found == pytest.approx(float(expected), rel=1e-6, abs=1e-12)

@@ -1,0 +1,123 @@
+"""The contract between an update rule and the learner that runs it.
+
+A rule decides how the parameters move during one training step. It sees flat local shards of the fp32
+parameters and a few verbs; it cannot see Ray, DeepSpeed, the model or the loss. So the same rule runs on a
+two-parameter quadratic in a unit test and on eight ranks of ZeRO-3.
+
+Order of the verbs inside one step (the learner may rely on it):
+
+    backward → [read gradients] → optimizer_step → [read gradients, write parameters → publish] → backward → …
+
+Gradients are readable from the end of `backward()` until the next `backward()`, also after
+`optimizer_step()`. Parameters may be written in place at any time between passes; the forward pass sees
+them after `publish()`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
+
+from gxpo_trainer.types import Metrics, StepReport
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardResult:
+    """One full gradient of the step's batch.
+
+    loss: the scalar that was differentiated. grad_norm: global L2 norm before clipping. statistics: the
+    policy's metrics of this pass without the `policy/` prefix (loss, clip_fraction, kl, entropy, …).
+    A learner returns the same bits on every rank, so that all ranks take the same decisions.
+    """
+
+    loss: float
+    grad_norm: float
+    statistics: Metrics = field(default_factory=dict)
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+class Recurrence(Protocol):
+    """The base optimizer's element-wise update as a pure function of (θ, state, g, n).
+
+    Called on equally shaped flat tensors (whole shards or chunks of them); updates theta and the moments in
+    place. `step` is the 1-based number of this optimizer step (Adam's bias correction needs it).
+    """
+
+    @property
+    def learning_rate(self) -> float: ...
+
+    @property
+    def weight_decay(self) -> float:
+        """λ of a decay whose share of a step is −ηλθ: the predictor `displacement` takes it out."""
+
+    @property
+    def moment_names(self) -> tuple[str, ...]: ...
+
+    def __call__(self, theta: Tensor, moments: Sequence[Tensor], gradient: Tensor, step: int) -> None: ...
+
+    def displacement(self, theta: Tensor, moments: Sequence[Tensor], gradient: Tensor, step: int) -> Tensor:
+        """What step number `step` adds to the theta before it, given the moments after it."""
+
+
+class OptimizerState(Protocol):
+    """Live view of the base optimizer's state, aligned with `parameters()`."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken so far; 0 before the first."""
+
+    def set_step(self, step: int) -> None: ...
+
+    def moments(self) -> dict[str, list[Tensor]]:
+        """The state tensors by name (AdamW: `exp_avg`, `exp_avg_sq`; SGD with momentum:
+        `momentum_buffer`), each a list shaped like `parameters()`; zeros before the first step.
+        Writing to them in place changes the optimizer."""
+
+
+class RuleLearner(Protocol):
+    """What a rule may ask of a learner. All ranks call the verbs in the same order."""
+
+    def backward(self) -> BackwardResult:
+        """One full gradient of this step's batch at the published parameters, clipped; counts one pass."""
+
+    def optimizer_step(self) -> None:
+        """One step of the base optimizer on the clipped gradient; publishes the result."""
+
+    def parameters(self) -> list[Tensor]:
+        """Local fp32 master shards, flat, no copies, padding left out."""
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients that the optimizer consumes (clipped), flat, shaped like `parameters()`."""
+
+    def recurrence(self) -> Recurrence | None:
+        """The optimizer's recurrence at the present learning rate; None when it has no element-wise form."""
+
+    def publish(self) -> None:
+        """Make written master parameters the ones that the forward pass uses."""
+
+    def all_reduce(self, scalars: Tensor) -> Tensor:
+        """Sum of a small float64 vector across ranks."""
+
+    def optimizer_state(self) -> OptimizerState:
+        """The optimizer's state, to save, restore or fast-forward."""
+
+
+class Rule(Protocol):
+    """One update rule. `state` is all that it remembers between steps."""
+
+    name: ClassVar[str]
+
+    def step(self, learner: RuleLearner) -> StepReport:
+        """Move the parameters by one training step and say what was done."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-serialisable state: gate window, shut-off step, step counter."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...

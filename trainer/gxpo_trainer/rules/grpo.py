@@ -1,0 +1,33 @@
+"""GRPO (Shao et al. 2024, arXiv 2402.03300): θ ← OptimStep(θ, g(θ)), one backward pass a batch.
+
+The loss and the advantages are in `algo`; as an update rule GRPO is a plain optimizer step.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from gxpo_trainer.config import GrpoRule
+from gxpo_trainer.rules.base import RuleLearner
+from gxpo_trainer.rules.plain import finish_plain_step
+from gxpo_trainer.types import StepReport
+
+
+class GRPO:
+    """One backward pass, one optimizer step."""
+
+    name: ClassVar[str] = "grpo"
+
+    def __init__(self, settings: GrpoRule | None = None) -> None:
+        self.settings = settings or GrpoRule()
+
+    def step(self, learner: RuleLearner) -> StepReport:
+        """See rules.base.Rule."""
+        return finish_plain_step(learner, learner.backward())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            raise ValueError(f"GRPO has no state, but was given {sorted(state)}")

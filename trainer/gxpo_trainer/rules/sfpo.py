@@ -1,0 +1,110 @@
+"""SFPO, Slow-Fast Policy Optimization (arXiv 2510.04072): K + 1 backward passes a batch.
+
+    θ⁰ → K optimizer steps on the same batch → θᴷ         (fast)
+    θ̃ = θ⁰ + α(θᴷ − θ⁰)                                   (reposition)
+    θ ← OptimStep(θ̃, g(θ̃))                                (slow)
+
+Differs from the paper: a gate that fires acts on the step it fires in, for the entropy is known after the
+first pass, and with α = 0 that pass is all the step needs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from gxpo_trainer.config import SfpoRule
+from gxpo_trainer.rules.base import BackwardResult, RuleLearner
+from gxpo_trainer.rules.gate import Gate, Reading
+from gxpo_trainer.rules.plain import distance, finish_plain_step, policy_metrics, snapshot
+from gxpo_trainer.types import Metrics, StepReport
+
+
+class SFPO:
+    """K fast steps, one reposition, one slow step, until the entropy's z-score fires the gate."""
+
+    name: ClassVar[str] = "sfpo"
+
+    def __init__(self, settings: SfpoRule | None = None) -> None:
+        self.settings = settings or SfpoRule()
+        self.gate = Gate(self.settings.gate)
+        self.num_steps = 0
+        self._theta0: list[Tensor] | None = None
+
+    def step(self, learner: RuleLearner) -> StepReport:
+        """See rules.base.Rule."""
+        self.num_steps += 1
+        if self.gate.active:
+            self._theta0 = snapshot(learner.parameters(), self._theta0)
+        first = learner.backward()
+        reading = self._watch(first)
+        if self.gate.active and self._theta0 is not None and first.finite:
+            report = self._look_ahead(learner, first, self._theta0)
+        else:
+            report = finish_plain_step(learner, first)
+        if not self.gate.active:
+            self._theta0 = None  # one shard of memory back for the plain phase
+        report.metrics.update(self.gate.metrics(reading))
+        return report
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"gate": self.gate.state_dict(), "num_steps": self.num_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.gate.load_state_dict(state["gate"])
+        self.num_steps = state["num_steps"]
+
+    def _watch(self, first: BackwardResult) -> Reading | None:
+        entropy = first.statistics.get("entropy")
+        if entropy is None or not first.finite:
+            return None
+        if self.gate.active:
+            return self.gate.observe(entropy, self.num_steps)
+        return self.gate.observe_inactive(entropy)
+
+    def _look_ahead(self, learner: RuleLearner, first: BackwardResult, theta0: list[Tensor]) -> StepReport:
+        k, alpha = self.settings.k, self.settings.alpha
+        passes = [first]
+        learner.optimizer_step()
+        for taken in range(1, k):
+            passes.append(learner.backward())
+            if not passes[-1].finite:
+                # The mean of the fast steps taken so far: θ¹ when only one was.
+                return self._fall_back(learner, passes, theta0, 1 / taken)
+            learner.optimizer_step()
+        _reposition(learner.parameters(), theta0, alpha)
+        learner.publish()
+        passes.append(learner.backward())
+        if not passes[-1].finite:
+            return self._fall_back(learner, passes, theta0, 1 / (alpha * k) if alpha else 0.0)
+        learner.optimizer_step()
+        return StepReport(self._metrics(learner, passes, theta0), backward_passes=len(passes))
+
+    def _fall_back(
+        self, learner: RuleLearner, passes: list[BackwardResult], theta0: list[Tensor], share: float
+    ) -> StepReport:
+        _reposition(learner.parameters(), theta0, share)
+        learner.publish()
+        return StepReport(
+            self._metrics(learner, passes, theta0),
+            backward_passes=len(passes),
+            fallback=f"the gradient of pass {len(passes)} is not finite",
+        )
+
+    def _metrics(self, learner: RuleLearner, passes: list[BackwardResult], theta0: list[Tensor]) -> Metrics:
+        metrics: Metrics = {"grad/norm_g0": passes[0].grad_norm, **policy_metrics(passes)}
+        if len(passes) > 1:
+            metrics["grad/norm_g1"] = passes[1].grad_norm
+        if len(passes) == self.settings.k + 1:
+            metrics["grad/norm_slow"] = passes[-1].grad_norm
+        metrics["update/norm"] = distance(learner, learner.parameters(), theta0)
+        return metrics
+
+
+def _reposition(theta: list[Tensor], theta0: list[Tensor], alpha: float) -> None:
+    """θ ← θ⁰ + α(θ − θ⁰), in place; α = 1 leaves θ to the bit."""
+    if alpha == 1.0:
+        return
+    for live, start in zip(theta, theta0, strict=True):
+        live.sub_(start).mul_(alpha).add_(start)
