@@ -93,8 +93,12 @@ class RolloutConfig(Settings):
     deterministic: bool = Field(
         False, description="One seed a sample, so that a resumed run draws what the uninterrupted run would have."
     )
-    logprob_gap_mean_limit: float = Field(0.02, gt=0, description="Stop when the mean gap to the learner exceeds this.")
-    logprob_gap_max_limit: float = Field(5.0, gt=0, description="Stop when the largest gap exceeds this.")
+    logprob_gap_mean_limit: float | None = Field(
+        None, gt=0, description="Stop when the mean gap to the learner exceeds this; none: 1e-5 in fp32, 0.05 in bf16."
+    )
+    logprob_gap_max_limit: float | None = Field(
+        None, gt=0, description="Stop when the largest gap exceeds this; none: 1e-3 in fp32, 5 in bf16."
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Sampler weights; auto: the learner's.")
     gpu_memory_utilization: float = Field(0.4, gt=0, lt=1, description="GPU only: share of memory for the sampler.")
     cpu_kv_cache_gib: int = Field(1, ge=1, description="CPU only: KV cache in GiB.")
@@ -339,7 +343,9 @@ class PlacementConfig(Settings):
     learner_cpus: float = Field(1.0, gt=0, description="Logical CPUs a rank.")
     sampler_cpus: float = Field(0.75, gt=0, description="Logical CPUs of the sampler.")
     verifier_cpus: float = Field(0.25, gt=0, description="Logical CPUs of the verifier.")
-    learner_threads: int | None = Field(None, ge=1, description="Torch threads a rank; none: the cores divided by ranks.")
+    learner_threads: int | None = Field(
+        None, ge=1, description="Torch threads a rank; none: the cores divided by ranks."
+    )
     sampler_threads: int | None = Field(None, ge=1, description="Threads of the sampler; none: all cores.")
     tensor_parallel: int = Field(1, ge=1, description="GPUs a sampler.")
     ray_address: str | None = Field(None, description="Address of a running Ray; none: one of our own.")
@@ -374,9 +380,20 @@ class RunConfig(Settings):
                 f"learner.mini_batches = {self.learner.mini_batches} exceeds rollout.prompts_per_step = "
                 f"{self.rollout.prompts_per_step}; a mini-batch needs at least one prompt"
             )
+        if self.learner.optimizer.schedule != "constant" and self.budget.steps is None:
+            raise ValueError(
+                f'learner.optimizer.schedule = "{self.learner.optimizer.schedule}" falls to 0 at the last step; '
+                'set budget.steps, or schedule = "constant"'
+            )
         if self.placement.learner_ranks > self.rollout.prompts_per_step // self.learner.mini_batches:
             raise ValueError("placement.learner_ranks exceeds the prompts of a mini-batch; lower it")
         return self
+
+    def gap_limits(self) -> tuple[float, float]:
+        """Largest mean and largest single log-prob gap between sampler and learner that a run may have."""
+        exact = self.learner.precision == "fp32" and self.rollout.dtype != "bfloat16"
+        mean, largest = (1e-5, 1e-3) if exact else (0.05, 5.0)
+        return self.rollout.logprob_gap_mean_limit or mean, self.rollout.logprob_gap_max_limit or largest
 
     def sha256(self) -> str:
         """Hash of everything that can change a result; `name` is left out."""

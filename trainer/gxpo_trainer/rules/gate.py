@@ -22,6 +22,8 @@ class GateState:
     window: list[float] = field(default_factory=list)
     shutoff_step: int | None = None
     cooldown: int = 0
+    num_seen: int = 0
+    """Values let in so far: the warm-up may be longer than the window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Gate:
             return Reading(value, None, None, None)
         mean = math.fsum(window) / len(window)
         std = math.sqrt(math.fsum((x - mean) ** 2 for x in window) / len(window))
-        if len(window) < self.settings.warmup:
+        if self.state.num_seen < self.settings.warmup:
             return Reading(value, mean, std, None)
         spread = std + self.settings.epsilon
         z = (value - mean) / spread if spread > 0 else math.copysign(math.inf, value - mean) if value != mean else 0.0
@@ -113,5 +115,6 @@ class Gate:
         return (abs(z) if self.settings.two_sided else z) >= self.settings.threshold
 
     def _admit(self, value: float) -> None:
+        self.state.num_seen += 1
         self.state.window.append(value)
         del self.state.window[: -self.settings.window]

@@ -1,0 +1,46 @@
+# The two commands: `make demo` and `make test`. Both work on a fresh machine; `make help` lists the rest.
+SHELL := /bin/bash
+DEVICE ?= cpu
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+# The environment is made anew only when what it is made from has changed.
+SOURCES := requirements/$(DEVICE).txt requirements/dev.txt requirements/install.sh pyproject.toml
+STAMP := $(VENV)/.installed-$(DEVICE)-$(shell cat $(SOURCES) | sha256sum | cut -c1-16)
+PURE := errors.py types.py config.py config_errors.py config_io.py algo rules verify compare
+
+.PHONY: help setup demo test check bench lock docs up
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
+
+setup: $(STAMP)  ## create the environment (DEVICE=cpu or gpu); does nothing when it is up to date
+
+$(STAMP):
+	@bash requirements/install.sh $(VENV) $(DEVICE)
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+demo: setup  ## train GRPO, SFPO and GXPO on the embedded task and compare them
+	$(VENV)/bin/gxpo demo
+
+test: setup  ## the whole test suite
+	$(PYTHON) -m pytest
+
+check: setup  ## ruff, mypy (strict) and import-linter
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy $(addprefix trainer/gxpo_trainer/,$(PURE))
+	$(VENV)/bin/lint-imports --no-cache
+
+bench: setup  ## measure against named peers; prints and saves JSON
+	$(PYTHON) -m benchmarks
+
+docs: setup  ## write the generated pages again
+	$(PYTHON) -m gxpo_trainer.config_docs docs/configuration.md
+
+lock: setup  ## pin what is installed now into requirements/*.txt
+	$(PYTHON) requirements/lock.py
+
+up:
+	@echo "make up: the service and the dashboard are not part of this release; make demo runs the trainer" >&2
+	@exit 1

@@ -1,0 +1,291 @@
+"""One learner rank in a process of its own: `python learner_worker.py JOB.json RANK`.
+
+The job names the model folder, the world size and the port; every case in it is run on a learner of its own, and
+rank 0 writes what it saw to `<out>/<case>.pt` for the tests to judge. The parent process compares with plain torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gxpo_trainer.algo.batch import ScoredSequence, StepBatch, shard, with_scale
+from gxpo_trainer.config import RunConfig
+
+TOKEN_LIMIT = 16
+VOCABULARY = 97
+
+
+def make_batch() -> StepBatch:
+    """Seven sequences of uneven length, one out of the loss; the sampler's log-probabilities are a little off."""
+    rng = np.random.default_rng(5)
+    sequences = []
+    for index in range(7):
+        prompt = rng.integers(1, VOCABULARY, size=int(rng.integers(2, 7))).astype(np.int32)
+        response = rng.integers(1, VOCABULARY, size=int(rng.integers(1, 11))).astype(np.int32)
+        sampler = rng.normal(-4.5, 0.05, size=len(response)).astype(np.float32)
+        sequences.append(ScoredSequence(prompt, response, float(rng.normal()), sampler, in_loss=index != 3))
+    return with_scale(sequences, TOKEN_LIMIT)
+
+
+def make_config(folder: str, **learner: Any) -> RunConfig:
+    """A run on the tiny model; `learner` overrides settings of that part."""
+    optimizer = {"learning_rate": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5, "epsilon": 1e-6}
+    body = {"token_budget": 24, "loss": {"kl_beta": 0.05}, "optimizer": optimizer, **learner}
+    model = {"path": folder, "max_length": 64, "gradient_checkpointing": bool(body.pop("checkpointing", False))}
+    rollout = {"max_new_tokens": TOKEN_LIMIT, "temperature": 0.8}
+    return RunConfig.model_validate({"model": model, "rollout": rollout, "learner": body, "seed": 3})
+
+
+class Rank:
+    """What the cases share: the job, this rank, and new learners on request."""
+
+    def __init__(self, job: dict[str, Any], rank: int) -> None:
+        self.job, self.rank, self.world_size = job, rank, int(job["world_size"])
+        self.share = shard(make_batch(), self.world_size)[rank]
+
+    def learner(self, **settings: Any) -> Any:
+        from gxpo_trainer.engine.learner import DeepSpeedLearner
+
+        config = make_config(self.job["model"], **settings)
+        learner = DeepSpeedLearner(config, rank=self.rank, world_size=self.world_size, master_port=self.job["port"])
+        learner.load_batch(self.share)
+        return learner
+
+
+def weights(learner: Any) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in learner.full_weights()}
+
+
+def copies(tensors: list[Tensor]) -> list[Tensor]:
+    return [tensor.clone() for tensor in tensors]
+
+
+def equal(left: list[Tensor], right: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def on_all_ranks(learner: Any, holds: bool) -> bool:
+    return float(sum_over_ranks(torch.tensor([0.0 if holds else 1.0]), learner.device)[0]) == 0.0
+
+
+def two_steps(run: Rank, **settings: Any) -> dict[str, Any]:
+    """Two GRPO steps on one batch; the second has ρ ≠ 1 and moments."""
+    learner = run.learner(**settings)
+    out: dict[str, Any] = {"weights": [weights(learner)], "losses": [], "norms": [], "statistics": [], "clipped": []}
+    held = True
+    for _ in range(2):
+        result = learner.backward()
+        gradients = copies(learner.gradients())
+        square = torch.stack([g.double().square().sum() for g in gradients]).sum()[None]
+        learner.optimizer_step()
+        held = held and equal(gradients, learner.gradients())
+        out["weights"].append(weights(learner))
+        out["losses"].append(result.loss)
+        out["norms"].append(result.grad_norm)
+        out["statistics"].append(dict(result.statistics))
+        out["clipped"].append(math.sqrt(float(learner.all_reduce(square)[0])))
+    out["gradient_held"] = on_all_ranks(learner, held)
+    out["gap"] = learner.logprob_gap()
+    shapes = [p.shape for p in learner.parameters()]
+    moments = learner.optimizer_state().moments()
+    aligned = all(p.dim() == 1 for p in learner.parameters())
+    aligned = aligned and all([t.shape for t in ts] == shapes for ts in [learner.gradients(), *moments.values()])
+    out["aligned"] = on_all_ranks(learner, aligned)
+    out["master_dtypes"] = sorted({str(p.dtype) for p in [*learner.parameters(), *learner.gradients()]})
+    sizes = torch.tensor([float(sum(p.numel() for p in learner.parameters()))], dtype=torch.float64)
+    out["num_parameters"] = int(learner.all_reduce(sizes)[0])
+    out["optimizer_step"] = learner.optimizer_state().step
+    out["adapter"] = {name: tensor.clone() for name, tensor in learner.adapter_weights()}
+    learner.close()
+    return out
+
+
+def written_parameters(run: Rank, **settings: Any) -> dict[str, Any]:
+    """Scale all masters by 1.5 in place, publish, and look at the forward pass and at the gathered weights."""
+    learner = run.learner(**settings)
+    before = weights(learner)
+    for parameter in learner.parameters():
+        parameter.mul_(1.5)
+    unpublished = weights(learner)
+    learner.publish()
+    learner.load_batch(run.share)
+    result = learner.backward()
+    out = {
+        "before": before,
+        "after": weights(learner),
+        "seen_before_publish": any(not torch.equal(before[n], unpublished[n]) for n in before),
+        "gap": learner.logprob_gap(),
+        "norm": result.grad_norm,
+    }
+    learner.close()
+    return out
+
+
+def rollback(run: Rank, **settings: Any) -> dict[str, Any]:
+    """Undo two steps by writing parameters, moments and count back; the same steps then give the same bits."""
+    learner = run.learner(**settings)
+    learner.backward()
+    learner.optimizer_step()
+    state = learner.optimizer_state()
+    start, step = copies(learner.parameters()), state.step
+    moments = {name: copies(tensors) for name, tensors in state.moments().items()}
+
+    def ahead() -> list[Tensor]:
+        for _ in range(2):
+            learner.backward()
+            learner.optimizer_step()
+        return copies(learner.parameters())
+
+    first = ahead()
+    for live, saved in zip(learner.parameters(), start, strict=True):
+        live.copy_(saved)
+    for name, tensors in state.moments().items():
+        for live, saved in zip(tensors, moments[name], strict=True):
+            live.copy_(saved)
+    state.set_step(step)
+    learner.publish()
+    out = {"moved": not equal(first, start), "equal": on_all_ranks(learner, equal(ahead(), first)), "step": state.step}
+    learner.close()
+    return out
+
+
+def checkpoint(run: Rank, **settings: Any) -> dict[str, Any]:
+    """A new learner that loads the state continues bit for bit; states of another kind are refused."""
+    from gxpo_trainer.errors import CheckpointError
+
+    learner = run.learner(**settings)
+    learner.set_learning_rate(7e-4)
+    learner.backward()
+    learner.optimizer_step()
+    live, meta = learner.state_dict()
+    tensors = {name: tensor.clone() for name, tensor in live.items()}
+    noise = torch.rand(3)
+    learner.load_batch(run.share)
+    learner.backward()
+    learner.optimizer_step()
+    expected = copies(learner.parameters())
+    expected_forward = weights(learner)
+    learner.close()
+
+    other = run.learner(**settings)
+    refused = []
+    for wrong_tensors, wrong_meta in (
+        (tensors, {**meta, "zero_stage": 9}),
+        ({**tensors, "parameter/0": tensors["parameter/0"][1:]}, meta),
+        ({name: t for name, t in tensors.items() if not name.startswith("exp_avg/")}, meta),
+    ):
+        try:
+            other.load_state_dict(wrong_tensors, wrong_meta)
+        except CheckpointError as error:
+            refused.append(str(error))
+    other.load_state_dict(tensors, json.loads(json.dumps(meta)))
+    same_noise = torch.equal(torch.rand(3), noise)
+    other.load_batch(run.share)
+    other.backward()
+    other.optimizer_step()
+    same = equal(copies(other.parameters()), expected)
+    forward = weights(other)
+    same = same and all(torch.equal(forward[n], expected_forward[n]) for n in forward)
+    out = {
+        "equal": on_all_ranks(other, same),
+        "rng": on_all_ranks(other, same_noise),
+        "refused": refused,
+        "learning_rate": other.learning_rate,
+        "step": other.optimizer_state().step,
+    }
+    other.close()
+    return out
+
+
+def rule_step(run: Rank, *, rule: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    """One step of a rule after one plain step."""
+    from gxpo_trainer.rules.registry import make_rule
+
+    learner = run.learner(rule=rule, **settings)
+    learner.backward()
+    learner.optimizer_step()
+    before = weights(learner)
+    learner.load_batch(run.share)
+    report = make_rule(learner.config.learner.rule).step(learner)
+    out = {
+        "before": before,
+        "after": weights(learner),
+        "metrics": dict(report.metrics),
+        "passes": report.backward_passes,
+        "step": learner.optimizer_state().step,
+    }
+    learner.close()
+    return out
+
+
+def mini_batches(run: Rank, **settings: Any) -> dict[str, Any]:
+    """Two mini-batches that are the same batch: the second one's log π_old are those of before the first's step."""
+    learner = run.learner(**settings)
+    learner.load_batches([run.share, run.share])
+    first = learner.backward()
+    learner.optimizer_step()
+    learner.use_batch(1)
+    second = learner.backward()
+    out = {
+        "ratios": [first.statistics["ratio_mean"], second.statistics["ratio_mean"]],
+        "kl": [first.statistics["kl"], second.statistics["kl"]],
+        "gap": learner.logprob_gap(),
+    }
+    learner.close()
+    return out
+
+
+def not_finite(run: Rank, **settings: Any) -> dict[str, Any]:
+    """A NaN on one rank is a NaN norm on all; the optimizer refuses it; the next pass is clean."""
+    from gxpo_trainer.errors import Diverged
+
+    learner = run.learner(**settings)
+    before = copies(learner.parameters())
+    clean = learner.backward()
+    if run.rank == 0:
+        learner._batches[0].real[0].advantages[0] = math.nan
+    result = learner.backward()
+    try:
+        learner.optimizer_step()
+        refused = False
+    except Diverged:
+        refused = True
+    untouched = equal(before, learner.parameters())
+    learner.load_batch(run.share)
+    again = learner.backward()
+    out = {
+        "finite": [clean.finite, result.finite, again.finite],
+        "refused": on_all_ranks(learner, refused),
+        "untouched": on_all_ranks(learner, untouched),
+        "norms": [clean.grad_norm, again.grad_norm],
+    }
+    learner.close()
+    return out
+
+
+CASES: dict[str, Callable[..., dict[str, Any]]] = {
+    f.__name__: f for f in (two_steps, written_parameters, rollback, checkpoint, rule_step, mini_batches, not_finite)
+}
+
+
+def main() -> None:
+    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    torch.set_num_threads(1)
+    run = Rank(job, int(sys.argv[2]))
+    for name, (function, settings) in job["cases"].items():
+        result = CASES[function](run, **settings)
+        if run.rank == 0:
+            torch.save(result, Path(job["out"]) / f"{name}.pt")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,439 @@
+"""The DeepSpeed learner against plain torch: every ZeRO stage, one rank and two, fp32 and bf16, with and without LoRA.
+
+Updates are compared, not parameters: ‖Δ − Δ_ref‖ / ‖Δ_ref‖. Two processes are started for world size 2 and one for
+world size 1; each loops over its cases (learner_worker.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from learner_worker import TOKEN_LIMIT, VOCABULARY, make_batch, make_config
+from torch import Tensor
+
+from gxpo_trainer.models.load import load_policy
+
+pytestmark = pytest.mark.engine
+
+STAGES = (0, 1, 2, 3)
+WORLDS = (1, 2)
+LORA = {"rank": 3, "alpha": 6.0}
+GXPO = {"name": "gxpo", "k": 4, "alpha": 0.5, "delta": 1e-6}
+REPLAY = {**GXPO, "predictor": "replay", "probe_state": "rollback"}
+
+
+def learner_cases(world_size: int) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Name → (function of the worker, settings of the learner)."""
+    cases: dict[str, tuple[str, dict[str, Any]]] = {}
+    for stage in STAGES:
+        zero = {"zero_stage": stage}
+        cases[f"steps-{stage}"] = ("two_steps", zero)
+        cases[f"steps-lora-{stage}"] = ("two_steps", {**zero, "lora": LORA})
+        cases[f"written-{stage}"] = ("written_parameters", zero)
+        cases[f"rollback-{stage}"] = ("rollback", zero)
+        cases[f"checkpoint-{stage}"] = ("checkpoint", zero)
+        cases[f"gxpo-{stage}"] = ("rule_step", {**zero, "rule": GXPO})
+        cases[f"replay-{stage}"] = ("rule_step", {**zero, "rule": REPLAY})
+        cases[f"finite-{stage}"] = ("not_finite", zero)
+        if stage > 0:
+            cases[f"bf16-{stage}"] = ("two_steps", {**zero, "precision": "bf16"})
+            cases[f"bf16-lora-{stage}"] = ("two_steps", {**zero, "precision": "bf16", "lora": LORA})
+            cases[f"bf16-checkpoint-{stage}"] = ("checkpoint", {**zero, "precision": "bf16"})
+            cases[f"bf16-written-{stage}"] = ("written_parameters", {**zero, "precision": "bf16"})
+    for stage in (0, 3):
+        zero = {"zero_stage": stage}
+        cases[f"one-pass-{stage}"] = ("two_steps", {**zero, "token_budget": 4096})
+        cases[f"packed-{stage}"] = ("two_steps", {**zero, "token_budget": 40, "packing": "packed"})
+        cases[f"recomputed-{stage}"] = ("two_steps", {**zero, "checkpointing": True})
+        cases[f"unclipped-{stage}"] = ("two_steps", {**zero, "optimizer": {"name": "sgd", "max_grad_norm": math.inf}})
+        cases[f"momentum-{stage}"] = ("rollback", {**zero, "optimizer": {"name": "sgd", "momentum": 0.9}})
+        cases[f"mini-{stage}"] = ("mini_batches", zero)
+        cases[f"lora-checkpoint-{stage}"] = ("checkpoint", {**zero, "lora": LORA})
+    return cases
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random Qwen2 whose width is odd, so that many tensors have an odd number of elements."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=33,
+        head_dim=8,
+        intermediate_size=47,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        initializer_range=0.1,
+        attention_dropout=0.3,
+    )
+    folder = tmp_path_factory.mktemp("model")
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def results(model_folder: str, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Folder of results by world size."""
+    return {world: _run_ranks(world, model_folder, tmp_path_factory.mktemp(f"world{world}")) for world in WORLDS}
+
+
+def _run_ranks(world_size: int, model: str, out: Path) -> Path:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    job = {"world_size": world_size, "model": model, "port": port, "out": str(out), "cases": learner_cases(world_size)}
+    (out / "job.json").write_text(json.dumps(job), encoding="utf-8")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    worker = Path(__file__).with_name("learner_worker.py")
+    command = [sys.executable, str(worker), str(out / "job.json")]
+    logs = [(out / f"rank{rank}.log").open("w") for rank in range(world_size)]
+    ranks = [
+        subprocess.Popen([*command, str(rank)], env=environment, stdout=log, stderr=subprocess.STDOUT)
+        for rank, log in enumerate(logs)
+    ]
+    codes = [process.wait(timeout=900) for process in ranks]
+    for log in logs:
+        log.close()
+    text = "\n".join((out / f"rank{rank}.log").read_text()[-4000:] for rank in range(world_size))
+    assert codes == [0] * world_size, text
+    return out
+
+
+def load(results: dict[int, Path], world: int, case: str) -> dict[str, Any]:
+    return torch.load(results[world] / f"{case}.pt", weights_only=False)
+
+
+def relative_error(
+    before: dict[str, Tensor], after: dict[str, Tensor], start: dict[str, Tensor], end: dict[str, Tensor]
+) -> float:
+    """‖Δ − Δ_ref‖ / ‖Δ_ref‖ over all tensors; the reference (start, end) says which."""
+    difference = sum(
+        float(((after[n] - before[n]).double() - (end[n] - start[n]).double()).square().sum()) for n in end
+    )
+    reference = sum(float((end[n] - start[n]).double().square().sum()) for n in end)
+    return math.sqrt(difference / reference)
+
+
+# ---- the independent reference --------------------------------------------------------------------------------------
+
+
+class PlainTorch:
+    """GRPO on whole tensors: one sequence a forward pass, autograd, clipping and AdamW written out."""
+
+    def __init__(self, folder: str, lora: bool = False) -> None:
+        self.config = make_config(folder, **({"lora": LORA} if lora else {}))
+        torch.manual_seed(self.config.seed)
+        self.model = load_policy(self.config.model, precision="fp32", lora=self.config.learner.lora)
+        self.names = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        self.m = {n: torch.zeros_like(p) for n, p in self.names.items()}
+        self.v = {n: torch.zeros_like(p) for n, p in self.names.items()}
+        self.step = 0
+        self.sequences = [s for s in make_batch().sequences if s.in_loss]
+        self.old: list[Tensor] | None = None
+        self.reference = [x.detach() for x in self.logprobs()]
+
+    def logprobs(self) -> list[Tensor]:
+        out = []
+        for s in self.sequences:
+            prompt, response = torch.tensor(s.prompt_ids).long(), torch.tensor(s.response_ids).long()
+            logits = self.model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
+            out.append((logits / self.config.rollout.temperature).log_softmax(-1).gather(1, response[:, None])[:, 0])
+        return out
+
+    def gap(self) -> tuple[float, float]:
+        both = zip(self.logprobs(), self.sequences, strict=True)
+        gaps = torch.cat([(x.detach() - torch.tensor(s.sampler_logprobs)).abs() for x, s in both])
+        return float(gaps.mean()), float(gaps.max())
+
+    def loss(self) -> Tensor:
+        logprobs = self.logprobs()
+        if self.old is None:
+            self.old = [x.detach() for x in logprobs]
+        total, count = torch.zeros(()), 0
+        for x, old, ref, s in zip(logprobs, self.old, self.reference, self.sequences, strict=True):
+            ratio = (x - old).exp()
+            surrogate = torch.minimum(ratio * s.advantage, ratio.clamp(0.8, 1.2) * s.advantage)
+            total = total + (-surrogate + 0.05 * ((ref - x).exp() - (ref - x) - 1)).sum()
+            count += len(x)
+        return total / count
+
+    def weights(self) -> dict[str, Tensor]:
+        return {n: p.detach().clone() for n, p in self.names.items()}
+
+    def gradient(self) -> tuple[float, float, dict[str, Tensor]]:
+        loss = self.loss()
+        gradients = torch.autograd.grad(loss, list(self.names.values()))
+        norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
+        factor = min(1.0, 0.5 / norm)
+        return float(loss), norm, {n: g * factor for n, g in zip(self.names, gradients, strict=True)}
+
+    @torch.no_grad()
+    def adamw(self, gradients: dict[str, Tensor]) -> None:
+        self.step += 1
+        for n, p in self.names.items():
+            g = gradients[n]
+            self.m[n] = 0.9 * self.m[n] + 0.1 * g
+            self.v[n] = 0.999 * self.v[n] + 0.001 * g * g
+            m_hat, v_hat = self.m[n] / (1 - 0.9**self.step), self.v[n] / (1 - 0.999**self.step)
+            p.copy_(p - 1e-3 * 0.1 * p - 1e-3 * m_hat / (v_hat.sqrt() + 1e-6))
+
+    @torch.no_grad()
+    def write(self, weights: dict[str, Tensor]) -> None:
+        for n, p in self.names.items():
+            p.copy_(weights[n])
+
+
+@pytest.fixture(scope="module")
+def reference(model_folder: str) -> dict[str, Any]:
+    return _reference_steps(PlainTorch(model_folder))
+
+
+@pytest.fixture(scope="module")
+def lora_reference(model_folder: str) -> dict[str, Any]:
+    return _reference_steps(PlainTorch(model_folder, lora=True))
+
+
+def _reference_steps(plain: PlainTorch) -> dict[str, Any]:
+    out: dict[str, Any] = {"gap": plain.gap(), "weights": [plain.weights()], "losses": [], "norms": []}
+    for _ in range(2):
+        loss, norm, gradients = plain.gradient()
+        plain.adamw(gradients)
+        out["losses"].append(loss)
+        out["norms"].append(norm)
+        out["weights"].append(plain.weights())
+    return out
+
+
+def gxpo_reference(folder: str) -> dict[str, dict[str, Tensor]]:
+    """One plain step, then GXPO (gradient predictor, state kept) as ALGORITHMS states it, on whole tensors."""
+    plain = PlainTorch(folder)
+    plain.adamw(plain.gradient()[2])
+    plain.old = None
+    before = plain.weights()
+    g0 = plain.gradient()[2]
+    plain.adamw(g0)
+    g1 = plain.gradient()[2]
+    plain.adamw(g1)
+    theta2 = plain.weights()
+    look_ahead = {}
+    for n in before:
+        active = g0[n].abs() > GXPO["delta"]
+        r = torch.where(active, g1[n] / g0[n], 1.0).clamp(-2, 3)
+        # K = 4: S_4/S_2 = 1 + r².
+        scale = torch.where(active, (1 + r * r).clamp(1, 3), 1.0)
+        look_ahead[n] = before[n] + 0.5 * (theta2[n] - before[n]) * scale
+    plain.write(look_ahead)
+    plain.adamw(plain.gradient()[2])
+    return {"before": before, "after": plain.weights()}
+
+
+# ---- the properties -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("case", [*(f"steps-{s}" for s in STAGES), "one-pass-0", "one-pass-3", "packed-0", "packed-3",
+                                  "recomputed-0", "recomputed-3"])  # fmt: skip
+def test_two_adamw_steps_equal_plain_torch(
+    results: dict[int, Path], reference: dict[str, Any], world: int, case: str
+) -> None:
+    found = load(results, world, case)
+    for number in (1, 2):
+        weights, expected = found["weights"], reference["weights"]
+        error = relative_error(weights[number - 1], weights[number], expected[number - 1], expected[number])
+        assert error <= 1e-3
+    assert found["losses"] == pytest.approx(reference["losses"], rel=1e-4)
+    assert found["norms"] == pytest.approx(reference["norms"], rel=1e-4)
+    assert found["clipped"] == pytest.approx([0.5, 0.5], rel=1e-5)
+    assert found["optimizer_step"] == 2
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_two_lora_steps_equal_plain_torch(
+    results: dict[int, Path], lora_reference: dict[str, Any], model_folder: str, world: int, stage: int
+) -> None:
+    found = load(results, world, f"steps-lora-{stage}")
+    start, _, end = ({n.replace(".default.", "."): t for n, t in w.items()} for w in lora_reference["weights"])
+    assert relative_error(start, found["adapter"], start, end) <= 1e-3
+    assert found["norms"] == pytest.approx(lora_reference["norms"], rel=1e-4)
+    assert found["num_parameters"] == sum(t.numel() for t in start.values())
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_full_weights_are_the_merged_plain_model(
+    results: dict[int, Path], lora_reference: dict[str, Any], reference: dict[str, Any], world: int, stage: int
+) -> None:
+    found = load(results, world, f"steps-lora-{stage}")["weights"][-1]
+    base, adapter = reference["weights"][0], lora_reference["weights"][-1]
+    assert set(found) == set(base)
+    for name, weight in base.items():
+        prefix = f"base_model.model.{name.removesuffix('.weight')}"
+        if f"{prefix}.lora_A.default.weight" in adapter:
+            up, down = adapter[f"{prefix}.lora_B.default.weight"], adapter[f"{prefix}.lora_A.default.weight"]
+            weight = weight + LORA["alpha"] / LORA["rank"] * (up @ down)
+        torch.testing.assert_close(found[name], weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_gradients_stay_readable_after_the_step_and_all_shards_are_aligned(
+    results: dict[int, Path], reference: dict[str, Any], world: int, stage: int
+) -> None:
+    for case in (f"steps-{stage}", f"steps-lora-{stage}", *([f"bf16-{stage}"] if stage else [])):
+        found = load(results, world, case)
+        assert found["gradient_held"]
+        assert found["aligned"]
+        assert found["master_dtypes"] == ["torch.float32"]
+    total = sum(t.numel() for t in reference["weights"][0].values())
+    assert load(results, world, f"steps-{stage}")["num_parameters"] == total
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_statistics_and_gap_do_not_depend_on_stage_or_world_size(
+    results: dict[int, Path], reference: dict[str, Any], world: int, stage: int
+) -> None:
+    found, single = load(results, world, f"steps-{stage}"), load(results, 1, "one-pass-0")
+    assert found["gap"] == pytest.approx(reference["gap"], rel=1e-4)
+    for mine, other in zip(found["statistics"], single["statistics"], strict=True):
+        assert mine == pytest.approx(other, rel=1e-3, abs=1e-5)
+    assert found["statistics"][0]["clip_fraction"] == 0.0
+    assert found["statistics"][0]["ratio_mean"] == pytest.approx(1.0, abs=1e-7)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_written_parameters_reach_the_forward_pass_when_published(
+    results: dict[int, Path], model_folder: str, world: int, stage: int
+) -> None:
+    found = load(results, world, f"written-{stage}")
+    for name, before in found["before"].items():
+        torch.testing.assert_close(found["after"][name], before * 1.5)
+    plain = PlainTorch(model_folder)
+    plain.write({n: w * 1.5 for n, w in plain.weights().items()})
+    assert found["gap"] == pytest.approx(plain.gap(), rel=1e-4)
+    assert found["norm"] == pytest.approx(plain.gradient()[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("stage", STAGES[1:])
+def test_bf16_masters_are_fp32_and_published_rounded(results: dict[int, Path], world: int, stage: int) -> None:
+    found = load(results, world, f"bf16-written-{stage}")
+    for name, before in found["before"].items():
+        assert before.dtype == found["after"][name].dtype == torch.bfloat16
+        assert torch.equal(found["after"][name], (before.float() * 1.5).bfloat16())
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("stage", STAGES[1:])
+def test_bf16_gradients_are_accumulated_in_fp32(
+    results: dict[int, Path], reference: dict[str, Any], world: int, stage: int
+) -> None:
+    found, first = load(results, world, f"bf16-{stage}"), load(results, 1, "bf16-1")
+    assert found["norms"] == pytest.approx(reference["norms"], rel=2e-2)
+    assert found["norms"] == pytest.approx(first["norms"], rel=2e-3)
+    lora = load(results, world, f"bf16-lora-{stage}")
+    assert lora["norms"] == pytest.approx(load(results, 1, "bf16-lora-1")["norms"], rel=2e-3)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("case", [*(f"rollback-{s}" for s in STAGES), "momentum-0", "momentum-3"])
+def test_writing_the_optimizer_state_back_undoes_steps_bit_for_bit(
+    results: dict[int, Path], world: int, case: str
+) -> None:
+    found = load(results, world, case)
+    assert found == {"moved": True, "equal": True, "step": 3}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("case", [*(f"checkpoint-{s}" for s in STAGES), *(f"bf16-checkpoint-{s}" for s in STAGES[1:]),
+                                  "lora-checkpoint-0", "lora-checkpoint-3"])  # fmt: skip
+def test_a_loaded_state_continues_bit_for_bit(results: dict[int, Path], world: int, case: str) -> None:
+    found = load(results, world, case)
+    assert found["equal"]
+    assert found["rng"]
+    assert found["step"] == 2
+    assert found["learning_rate"] == 7e-4
+    assert len(found["refused"]) == 3
+    assert "zero_stage = 9" in found["refused"][0]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_gxpo_step_equals_plain_torch(results: dict[int, Path], model_folder: str, world: int, stage: int) -> None:
+    found, expected = load(results, world, f"gxpo-{stage}"), gxpo_reference(model_folder)
+    assert relative_error(found["before"], found["after"], expected["before"], expected["after"]) <= 1e-3
+    assert (found["passes"], found["step"]) == (3, 4)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("case", ["gxpo", "replay"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_rule_step_does_not_depend_on_stage_or_world_size(
+    results: dict[int, Path], world: int, case: str, stage: int
+) -> None:
+    found, single = load(results, world, f"{case}-{stage}"), load(results, 1, f"{case}-0")
+    assert relative_error(found["before"], found["after"], single["before"], single["after"]) <= 1e-3
+    for name, value in single["metrics"].items():
+        assert found["metrics"][name] == pytest.approx(value, rel=5e-3, abs=1e-5), name
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("stage", [0, 3])
+def test_unclipped_sgd_is_the_gradient_itself(
+    results: dict[int, Path], model_folder: str, world: int, stage: int
+) -> None:
+    found = load(results, world, f"unclipped-{stage}")
+    plain = PlainTorch(model_folder)
+    start = plain.weights()
+    _, norm, clipped = plain.gradient()
+    end = {n: w - 1e-5 * clipped[n] * max(1.0, norm / 0.5) for n, w in start.items()}
+    assert relative_error(found["weights"][0], found["weights"][1], start, end) <= 2e-2  # lr·g is near fp32's grain
+    assert found["clipped"] == pytest.approx(found["norms"], rel=1e-6)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("stage", [0, 3])
+def test_old_logprobs_of_later_mini_batches_are_from_before_the_first_step(
+    results: dict[int, Path], reference: dict[str, Any], world: int, stage: int
+) -> None:
+    found = load(results, world, f"mini-{stage}")
+    assert found["ratios"][0] == pytest.approx(1.0, abs=1e-6)
+    assert abs(found["ratios"][1] - 1.0) > 1e-4
+    assert found["kl"][0] == pytest.approx(0.0, abs=1e-7)
+    assert found["kl"][1] > 1e-7
+    assert found["gap"] == pytest.approx(reference["gap"], rel=1e-4)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_gradient_that_is_not_finite_is_refused_by_all_ranks_and_forgotten(
+    results: dict[int, Path], world: int, stage: int
+) -> None:
+    found = load(results, world, f"finite-{stage}")
+    assert found["finite"] == [True, False, True]
+    assert found["refused"]
+    assert found["untouched"]
+    assert found["norms"][0] == pytest.approx(found["norms"][1], rel=1e-6)
+
+
+def test_attention_dropout_of_the_model_is_turned_off(model_folder: str) -> None:
+    model = load_policy(make_config(model_folder).model, precision="fp32")
+    assert model.training
+    ids = torch.arange(1, TOKEN_LIMIT)[None]
+    assert torch.equal(model(ids).logits, model(ids).logits)

@@ -1,0 +1,176 @@
+"""Each rule and predictor on the starter policy against a straight-line numpy version of its definition.
+
+The reference shares nothing with the product but the model: its own loss (a full log-softmax), its own AdamW, its
+own extrapolation, written down from docs/algorithms in float64 numpy on top of fp32 gradients.
+"""
+
+from __future__ import annotations
+
+import socket
+
+import numpy as np
+import pytest
+import torch
+
+from gxpo_trainer.algo.batch import ScoredSequence, with_scale
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.engine.learner import DeepSpeedLearner
+from gxpo_trainer.models.load import load_policy
+from gxpo_trainer.rules.registry import make_rule
+
+pytestmark = pytest.mark.engine
+LR, BETA1, BETA2, EPS, DECAY, CLIP, K, ALPHA = 1e-5, 0.9, 0.999, 1e-8, 0.01, 1.0, 5, 0.5
+RULES = {
+    "grpo": {"name": "grpo"},
+    "sfpo": {"name": "sfpo", "k": K, "alpha": ALPHA, "gate": {"mode": "never"}},
+    "gradient": {"name": "gxpo", "k": K, "alpha": ALPHA, "gate": {"mode": "never"}},
+    "displacement": {"name": "gxpo", "k": K, "alpha": ALPHA, "predictor": "displacement", "gate": {"mode": "never"}},
+    "replay": {"name": "gxpo", "k": K, "alpha": ALPHA, "predictor": "replay", "gate": {"mode": "never"}},
+    "one_probe": {
+        "name": "gxpo", "k": K, "alpha": ALPHA, "predictor": "replay", "probes": 1, "gate": {"mode": "never"},
+    },
+    "rollback": {"name": "gxpo", "k": K, "alpha": ALPHA, "probe_state": "rollback", "gate": {"mode": "never"}},
+    "fast_forward": {
+        "name": "gxpo", "k": K, "alpha": ALPHA, "predictor": "replay", "probe_state": "fast_forward",
+        "gate": {"mode": "never"},
+    },
+}  # fmt: skip
+
+
+def config_of(rule):
+    return RunConfig.model_validate(
+        {
+            "learner": {
+                "rule": rule,
+                "optimizer": {"learning_rate": LR, "weight_decay": DECAY, "max_grad_norm": CLIP},
+                "token_budget": 512,
+            }
+        }
+    )
+
+
+def sequences():
+    rng = np.random.default_rng(3)
+    made = []
+    for _ in range(24):
+        prompt = rng.integers(10, 200, size=rng.integers(5, 12)).astype(np.int32)
+        response = rng.integers(10, 200, size=rng.integers(3, 15)).astype(np.int32)
+        made.append((prompt, response, float(rng.normal())))
+    return made
+
+
+class Reference:
+    """θ, m, v as float64 vectors; gradients by autograd of a full log-softmax in fp32."""
+
+    def __init__(self):
+        self.model = load_policy(config_of(RULES["grpo"]).model, precision="fp32")
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.theta = torch.cat([p.detach().reshape(-1) for p in self.parameters]).double().numpy()
+        self.m = np.zeros_like(self.theta)
+        self.v = np.zeros_like(self.theta)
+        self.t = 0
+        self.old = None
+
+    def gradient(self, theta):
+        flat = torch.from_numpy(theta).float()
+        offset = 0
+        for p in self.parameters:
+            p.data.copy_(flat[offset : offset + p.numel()].view_as(p))
+            p.grad = None
+            offset += p.numel()
+        data = sequences()
+        tokens = sum(len(r) for _, r, _ in data)
+        total, found = torch.zeros(()), []
+        for i, (prompt, response, advantage) in enumerate(data):
+            ids = torch.from_numpy(np.concatenate([prompt, response])).long()[None]
+            logprobs = torch.log_softmax(self.model(ids).logits[0].float(), -1)
+            picked = logprobs[len(prompt) - 1 : -1].gather(1, ids[0, len(prompt) :, None])[:, 0]
+            old = picked.detach() if self.old is None else self.old[i]
+            found.append(picked.detach())
+            ratio = torch.exp(picked - old)
+            total = total - torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).sum() / tokens
+        total.backward()
+        if self.old is None:
+            self.old = found
+        g = torch.cat([p.grad.reshape(-1) for p in self.parameters]).double().numpy()
+        norm = np.linalg.norm(g)
+        return g * min(1.0, CLIP / norm)
+
+    @staticmethod
+    def adamw(theta, m, v, t, g):
+        m, v = BETA1 * m + (1 - BETA1) * g, BETA2 * v + (1 - BETA2) * g * g
+        change = LR * (m / (1 - BETA1**t)) / (np.sqrt(v / (1 - BETA2**t)) + EPS)
+        return theta * (1 - LR * DECAY) - change, m, v
+
+    def optim(self, theta, g):
+        self.t += 1
+        theta, self.m, self.v = self.adamw(theta, self.m, self.v, self.t, g)
+        return theta
+
+    def step(self, name):
+        self.old = None
+        theta0, saved = self.theta.copy(), (self.m, self.v, self.t)
+        g0 = self.gradient(theta0)
+        theta1 = self.optim(theta0, g0)
+        if name == "grpo":
+            self.theta = theta1
+            return
+        if name == "sfpo":
+            theta = theta1
+            for _ in range(K - 1):
+                theta = self.optim(theta, self.gradient(theta))
+            self.correct(theta0 + ALPHA * (theta - theta0))
+            return
+        if name == "one_probe":
+            theta, m, v = theta1, self.m, self.v
+            for n in range(1, K):
+                theta, m, v = self.adamw(theta, m, v, self.t + n, g0)
+            self.correct(theta0 + ALPHA * (theta - theta0))
+            return
+        g1 = self.gradient(theta1)
+        theta2 = self.optim(theta1, g1)
+        if name in ("replay", "fast_forward"):
+            r = np.where(np.abs(g0) > 1e-8, np.clip(g1 / g0, 0, 1), 1.0)
+            theta, m, v = theta2, self.m, self.v
+            for n in range(2, K):
+                theta, m, v = self.adamw(theta, m, v, self.t + n - 1, g1 * r ** (n - 1))
+            if name == "fast_forward":
+                self.m, self.v, self.t = m, v, self.t + K - 2
+            theta_k = theta
+        else:
+            first, second, active = g0, g1, np.abs(g0) > 1e-8
+            if name == "displacement":
+                kept = 1 - LR * DECAY
+                first, second = theta1 - theta0 * kept, theta2 - theta1 * kept
+                active = np.abs(first) > LR * 1e-8
+            r = np.clip(np.divide(second, first, out=np.ones_like(first), where=active), -2, 3)
+            scale = np.clip(np.polyval(np.ones(K), r) / (1 + r), 1, K / 2 + 1)
+            theta_k = theta0 + (theta2 - theta0) * np.where(active, scale, 1.0)
+        if name == "rollback":
+            self.m, self.v, self.t = saved
+        self.correct(theta0 + ALPHA * (theta_k - theta0))
+
+    def correct(self, theta):
+        self.theta = self.optim(theta, self.gradient(theta))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_update_agrees_with_a_straight_line_reference(name):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    learner = DeepSpeedLearner(config_of(RULES[name]), master_port=port)
+    rule = make_rule(learner.config.learner.rule)
+    reference = Reference()
+    batch = with_scale(
+        [ScoredSequence(p, r, a, np.zeros(len(r), dtype=np.float32)) for p, r, a in sequences()], token_limit=16
+    )
+    for _ in range(2):  # the second step starts from warm moments
+        start = reference.theta.copy()
+        learner.load_batch(batch)
+        rule.step(learner)
+        reference.step(name)
+        mine = torch.cat([t.reshape(-1) for t in learner.parameters()]).double().numpy()
+        error = np.linalg.norm(mine - reference.theta) / np.linalg.norm(reference.theta - start)
+        assert error < 1e-3, f"{name}: {error:.2e}"
+    learner.close()

@@ -1,0 +1,172 @@
+"""The `gxpo` command: exit codes, one message an error, commands from entry points."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tomllib
+import types
+from pathlib import Path
+
+import pytest
+from gxpo_trainer import cli, commands
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config_io import load_preset, preset_names
+from gxpo_trainer.errors import Diverged
+
+
+def run(*argv: str | Path) -> int:
+    return cli.main([str(part) for part in argv])
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run("--help")
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert all(f"    {name} " in out for name in ("train", "eval", "grade", "config", "demo"))
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        (),
+        ("nonsense",),
+        ("config",),
+        ("train",),
+        ("train", "x.toml", "--log", "mlflow"),
+        ("eval", "--model", "m", "--benchmark", ""),
+        ("eval", "--model", "m", "--benchmark", "b", "--samples", "0"),
+        ("grade", "f.jsonl", "--deadline", "nan"),
+    ],
+)
+def test_bad_usage_ends_with_code_2(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(*argv)
+    assert ended.value.code == 2
+    assert "usage: gxpo" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output", ["toml", "json"])
+def test_a_printed_preset_passes_the_check(output: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("config", "--preset", "demo", "--format", output, "--set", "learner.rule.k=7") == 0
+    file = tmp_path / f"run.{output}"
+    file.write_text(capsys.readouterr().out, encoding="utf-8")
+    assert run("config", "--check", file) == 0
+    assert capsys.readouterr().out == f"{file}: valid, rule gxpo, budget steps 40\n"
+
+
+def test_a_printed_preset_states_passes_and_the_expected_false_alarm(capsys: pytest.CaptureFixture[str]) -> None:
+    run("config", "--preset", "paper-1.5b")
+    head = capsys.readouterr().out.splitlines()[:2]
+    assert head[0].startswith("# GXPO: 3 backward passes a step")
+    assert head[1].startswith("# On noise alone the gate is expected to fire at step 93")
+    run("config", "--preset", "paper-1.5b-sfpo", "--set", "learner.rule.gate.threshold=inf")
+    head = capsys.readouterr().out.splitlines()[:2]
+    assert head[0].startswith("# SFPO: 6 backward passes a step")
+    assert head[1] == "# The gate never fires: the look-ahead stays on to the end."
+    run("config", "--preset", "demo-grpo")
+    assert capsys.readouterr().out.startswith("# GRPO: 1 backward pass a step.\n\n")
+
+
+def test_a_bad_run_file_ends_with_code_2_and_one_line_a_setting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('seed = -1\n[learner.rule]\nname = "gxpo"\nk = 1\n')
+    assert run("config", "--check", file) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        f"gxpo: {file} cannot be used:",
+        "  seed = -1: must be at least 0",
+        "  learner.rule.k = 1: must be at least 2: the rule needs two steps to look ahead; set it to 2 or more",
+    ]
+
+
+def test_a_run_file_is_printed_with_its_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("seed = 5\n")
+    assert run("config", "--file", file) == 0
+    printed = tomllib.loads(capsys.readouterr().out)
+    assert printed["seed"] == 5
+    assert printed["learner"]["rule"]["k"] == RunConfig().learner.rule.k  # type: ignore[union-attr]
+
+
+def test_the_schema_describes_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("config", "--schema") == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["$defs"]["GxpoRule"]["properties"]["k"]["description"].startswith("K:")
+
+
+def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("config", "--list-presets") == 0
+    assert capsys.readouterr().out.split() == preset_names()
+
+
+def with_command(monkeypatch: pytest.MonkeyPatch, module: str, **functions: object) -> None:
+    stand_in = types.ModuleType(module)
+    vars(stand_in).update(functions)
+    monkeypatch.setitem(sys.modules, module, stand_in)
+
+
+def test_train_hands_over_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[argparse.Namespace] = []
+    with_command(monkeypatch, "gxpo_trainer.train", train_command=lambda args: seen.append(args))
+    assert run("train", "r.toml", "--set", "a=1", "--set", "b=2", "--out", "o", "--resume", "--log", "wandb") == 0
+    (args,) = seen
+    assert (args.config, args.set, args.out) == (Path("r.toml"), ["a=1", "b=2"], Path("o"))
+    assert (args.resume, args.log) == (True, ("wandb",))
+
+
+def test_eval_and_grade_hand_over_their_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    with_command(monkeypatch, "gxpo_trainer.eval_command", eval_command=lambda args: seen.append(args) or 1)
+    with_command(
+        monkeypatch, "gxpo_trainer.verify.command", grade_file=lambda file, **rest: seen.append((file, rest)) or 0
+    )
+    assert run("eval", "--model", "m", "--benchmark", "math500, gsm8k", "--samples", "4") == 1
+    assert isinstance(seen[0], argparse.Namespace)
+    assert (seen[0].model, seen[0].benchmark, seen[0].samples) == ("m", ("math500", "gsm8k"), 4)
+    assert run("grade", "f.jsonl", "--workers", "3", "--deadline", "0.5", "--out", "v.jsonl") == 0
+    assert seen[1] == (Path("f.jsonl"), {"workers": 3, "deadline_s": 0.5, "out": Path("v.jsonl")})
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [(Diverged("loss is NaN"), 1, "gxpo: loss is NaN\n"), (KeyboardInterrupt(), 130, "gxpo: interrupted\n")],
+)
+def test_an_error_becomes_one_message_and_its_exit_code(
+    error: BaseException, code: int, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(args: argparse.Namespace) -> int:
+        raise error
+
+    with_command(monkeypatch, "gxpo_trainer.demo", demo_command=fail)
+    assert run("demo") == code
+    assert capsys.readouterr().err == message
+
+
+def test_an_unforeseen_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(args: argparse.Namespace) -> int:
+        raise ZeroDivisionError
+
+    with_command(monkeypatch, "gxpo_trainer.demo", demo_command=fail)
+    with pytest.raises(ZeroDivisionError):
+        run("demo")
+
+
+def test_presets_print_as_they_load(capsys: pytest.CaptureFixture[str]) -> None:
+    run("config", "--preset", "paper-7b-lora", "--format", "json")
+    assert json.loads(capsys.readouterr().out)["learner"]["lora"]["rank"] == load_preset("paper-7b-lora").learner.lora.rank  # type: ignore[union-attr]
+
+
+def test_every_registered_command_has_help_and_something_to_run() -> None:
+    parser = argparse.ArgumentParser()
+    subparsers = parser.add_subparsers()
+    registered = [getattr(commands, name) for name in dir(commands) if name.startswith("register_")]
+    assert len(registered) == 5
+    for register in registered:
+        register(subparsers)
+    assert all(choice.get_default("run") for choice in subparsers.choices.values())

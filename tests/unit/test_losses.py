@@ -1,0 +1,199 @@
+"""The clipped surrogate, its options and its statistics."""
+
+import math
+
+import pytest
+import torch
+from gxpo_trainer.algo.batch import MicroBatch, idle_micro_batch
+from gxpo_trainer.algo.losses import (
+    TokenOutputs,
+    combine_statistics,
+    finish_statistics,
+    k3_divergence,
+    policy_loss,
+)
+from gxpo_trainer.config import LossConfig
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+
+def micro_batch(advantages: list[float], weights: list[float], sampler: list[float] | None = None) -> MicroBatch:
+    n = len(advantages)
+    index = torch.arange(n)
+    return MicroBatch(
+        input_ids=torch.zeros(1, n + 1, dtype=torch.int64),
+        position_ids=torch.arange(n + 1)[None],
+        attention_mask=None,
+        target_index=index,
+        target_ids=torch.zeros(n, dtype=torch.int64),
+        advantages=torch.tensor(advantages, dtype=torch.float64),
+        token_weights=torch.tensor(weights, dtype=torch.float64),
+        sampler_logprobs=torch.tensor(sampler or [0.0] * n, dtype=torch.float64),
+        sequence_index=torch.zeros(n, dtype=torch.int64),
+    )
+
+
+def logs(*ratios: float) -> Tensor:
+    return torch.tensor([math.log(r) for r in ratios], dtype=torch.float64)
+
+
+ZERO4 = torch.zeros(4, dtype=torch.float64)
+
+
+def test_clipped_surrogate_by_hand() -> None:
+    # ρ = 1.5, 1.5, 0.5, 0.5 with A = 1, −1, 1, −1 and ε = 0.2:
+    # −min(1.5, 1.2) = −1.2; −min(−1.5, −1.2) = 1.5; −min(0.5, 0.8) = −0.5; −min(−0.5, −0.8) = 0.8.
+    micro = micro_batch([1, -1, 1, -1], [0.1, 0.2, 0.3, 0.4])
+    loss, sums = policy_loss(TokenOutputs(logs(1.5, 1.5, 0.5, 0.5), None), micro, ZERO4, None, LossConfig())
+    assert loss.item() == pytest.approx(0.1 * -1.2 + 0.2 * 1.5 + 0.3 * -0.5 + 0.4 * 0.8, abs=1e-14)
+    metrics = finish_statistics(sums)
+    # Clipped where the bound holds the gradient back: first (high) and last (low).
+    assert metrics["clip_fraction"] == pytest.approx(0.5)
+    assert metrics["clip_high_fraction"] == pytest.approx(0.25)
+    assert metrics["clip_low_fraction"] == pytest.approx(0.25)
+    assert metrics["ratio_mean"] == pytest.approx(1.0)
+    assert metrics["loss"] == pytest.approx(loss.item())
+    assert "kl" not in metrics
+    assert "entropy" not in metrics
+
+
+def test_clip_higher_moves_only_the_upper_bound() -> None:
+    micro = micro_batch([1, -1, 1, -1], [0.25] * 4)
+    settings = LossConfig(clip_low=0.1, clip_high=0.4)
+    loss, _ = policy_loss(TokenOutputs(logs(1.5, 1.5, 0.5, 0.5), None), micro, ZERO4, None, settings)
+    # −1.4 + 1.5 − 0.5 + 0.9
+    assert loss.item() == pytest.approx(0.5 / 4, abs=1e-14)
+
+
+def test_first_pass_has_ratio_one_and_gradient_minus_weighted_advantage() -> None:
+    logprobs = torch.tensor([-1.0, -2.0, -0.3], dtype=torch.float64, requires_grad=True)
+    micro = micro_batch([0.7, -1.1, 0.0], [0.5, 0.3, 0.2])
+    loss, sums = policy_loss(TokenOutputs(logprobs, None), micro, None, None, LossConfig())
+    loss.backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([-0.35, 0.33, 0.0], abs=1e-15)
+    assert finish_statistics(sums)["ratio_mean"] == 1.0
+    assert finish_statistics(sums)["clip_fraction"] == 0.0
+
+
+def test_k3_by_hand() -> None:
+    # q = log π_ref − log π = ln 2 and −ln 2: 2 − ln 2 − 1 and 1/2 + ln 2 − 1.
+    kl = k3_divergence(logs(1.0, 2.0), logs(2.0, 1.0))
+    assert kl.tolist() == pytest.approx([1 - math.log(2), math.log(2) - 0.5], abs=1e-15)
+
+
+@given(st.floats(-20, 0), st.floats(-20, 0))
+def test_k3_is_never_negative_and_zero_at_equality(a: float, b: float) -> None:
+    x, y = torch.tensor([a, a], dtype=torch.float64), torch.tensor([b, a], dtype=torch.float64)
+    kl = k3_divergence(x, y)
+    assert kl[0] >= 0
+    assert kl[1] == 0
+
+
+def test_kl_is_added_with_beta_and_not_scaled_by_the_importance_weight() -> None:
+    micro = micro_batch([1.0], [1.0], sampler=[math.log(0.5)])
+    settings = LossConfig(kl_beta=0.1, importance_cap=1.5)
+    old = logs(1.0)
+    loss, sums = policy_loss(TokenOutputs(logs(1.1), None), micro, old, logs(2.2), settings)
+    # importance weight min(1/0.5, 1.5) = 1.5; surrogate −1.1; KL with q = ln 2.
+    assert loss.item() == pytest.approx(-1.5 * 1.1 + 0.1 * (1 - math.log(2)), abs=1e-14)
+    assert finish_statistics(sums)["kl"] == pytest.approx(1 - math.log(2))
+
+
+def test_reference_without_beta_is_measured_and_changes_nothing() -> None:
+    micro = micro_batch([1.0, -1.0], [0.5, 0.5])
+    outputs = TokenOutputs(logs(1.1, 0.9), None)
+    plain, _ = policy_loss(outputs, micro, logs(1, 1), None, LossConfig())
+    measured, sums = policy_loss(outputs, micro, logs(1, 1), logs(1, 1), LossConfig())
+    assert measured.item() == plain.item()
+    assert sums["kl"] > 0
+
+
+def test_beta_without_reference_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"loss\.kl_beta = 0\.5 needs reference"):
+        policy_loss(TokenOutputs(logs(1.0), None), micro_batch([1.0], [1.0]), None, None, LossConfig(kl_beta=0.5))
+
+
+def test_importance_weight_is_capped_from_above_only_and_has_no_gradient() -> None:
+    logprobs = logs(1.0, 1.0, 1.0).requires_grad_()
+    # old/sampler = 0.25, 1.25, 8 with cap 2.
+    micro = micro_batch([1, 1, 1], [1, 1, 1], sampler=[math.log(4), math.log(0.8), math.log(0.125)])
+    loss, _ = policy_loss(TokenOutputs(logprobs, None), micro, None, None, LossConfig(importance_cap=2.0))
+    loss.backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([-0.25, -1.25, -2.0], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        LossConfig(),
+        LossConfig(clip_low=0.1, clip_high=0.3, kl_beta=0.2),
+        LossConfig(importance_cap=1.2),
+        LossConfig(kl_beta=1.0, importance_cap=3.0),
+    ],
+)
+def test_gradient_equals_finite_differences(settings: LossConfig) -> None:
+    generator = torch.Generator().manual_seed(3)
+
+    def normal(scale: float) -> Tensor:
+        return scale * torch.randn(40, generator=generator, dtype=torch.float64)
+
+    old = normal(1.0) - 3
+    logprobs = (old + normal(0.3)).requires_grad_()
+    reference = old + normal(0.2)
+    micro = micro_batch(
+        normal(1.0).tolist(), torch.rand(40, generator=generator).tolist(), (old + normal(0.3)).tolist()
+    )
+
+    def loss_at(x: Tensor) -> Tensor:
+        return policy_loss(TokenOutputs(x, None), micro, old, reference, settings)[0]
+
+    loss_at(logprobs).backward()
+    step = 1e-6
+    numeric = []
+    for i in range(40):
+        shift = torch.zeros(40, dtype=torch.float64)
+        shift[i] = step
+        with torch.no_grad():
+            numeric.append(((loss_at(logprobs + shift) - loss_at(logprobs - shift)) / (2 * step)).item())
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx(numeric, abs=1e-8)
+    assert any(g == 0 for g in numeric) or settings.kl_beta > 0, "no token was clipped: the test is too weak"
+
+
+def test_entropy_and_gap_are_means_over_tokens_that_count() -> None:
+    micro = micro_batch([1, 1, 1], [0.5, 0.5, 0.0], sampler=[-1.0, -2.0, -3.0])
+    outputs = TokenOutputs(torch.tensor([-1.5, -2.1, -99.0]), torch.tensor([0.2, 0.4, 50.0]))
+    metrics = finish_statistics(policy_loss(outputs, micro, None, None, LossConfig())[1])
+    assert metrics["entropy"] == pytest.approx(0.3)
+    assert metrics["logprob_gap_mean"] == pytest.approx(0.3)
+    assert metrics["logprob_gap_max"] == pytest.approx(0.5)
+
+
+def test_statistics_of_parts_combine_to_those_of_the_whole() -> None:
+    advantages, weights = [1.0, -1.0, 1.0, -1.0], [0.1, 0.2, 0.3, 0.4]
+    ratios, sampler = [1.5, 1.1, 0.5, 0.5], [0.5, 0.1, -0.9, 0.0]
+    entropy = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+
+    def statistics(cut: slice) -> dict[str, Tensor]:
+        micro = micro_batch(advantages[cut], weights[cut], sampler[cut])
+        outputs = TokenOutputs(logs(*ratios[cut]), entropy[cut])
+        return policy_loss(outputs, micro, ZERO4[cut], logs(1, 1, 1, 1)[cut], LossConfig(kl_beta=0.1))[1]
+
+    parts = combine_statistics(combine_statistics(None, statistics(slice(0, 1))), statistics(slice(1, 4)))
+    whole = finish_statistics(statistics(slice(0, 4)))
+    assert finish_statistics(parts) == pytest.approx(whole, abs=1e-14)
+
+
+def test_idle_micro_batch_adds_nothing() -> None:
+    logprobs = torch.tensor([-1.0], requires_grad=True)
+    outputs = TokenOutputs(logprobs, torch.tensor([1.0]))
+    loss, sums = policy_loss(outputs, idle_micro_batch(0), None, None, LossConfig())
+    loss.backward()
+    assert loss.item() == 0
+    assert logprobs.grad is not None
+    assert logprobs.grad.item() == 0
+    assert {name: value.item() for name, value in sums.items()} == dict.fromkeys(sums, 0.0)
+    assert finish_statistics(sums) == {"loss": 0.0}

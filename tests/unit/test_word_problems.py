@@ -1,0 +1,169 @@
+"""The embedded task: golds recomputed from the text alone, sides disjoint, lists reproducible."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gxpo_trainer.data.word_problems import (
+    DIFFICULTIES,
+    FAMILIES,
+    MAX_NUMBER,
+    Difficulty,
+    WordProblem,
+    generate,
+    side_of,
+)
+
+# What each kind of problem asks for, written from its English text: the numbers in reading order → the result.
+READINGS: dict[str, Callable[..., float]] = {
+    "gain": lambda a, b: a + b,
+    "loss": lambda a, b: a - b,
+    "bags": lambda a, b: a * b,
+    "share": lambda a, b: a / b,
+    "gain_loss": lambda a, b, c: a + b - c,
+    "stock_and_bags": lambda a, b, c: a + b * c,
+    "bags_loss": lambda a, b, c: a * b - c,
+    "share_and_stock": lambda a, b, c: a / b + c,
+    "join_and_box": lambda a, b, c: (a + b) / c,
+    "more_together": lambda a, b: 2 * a + b,
+    "two_kinds": lambda a, b, c, d: a * b + c * d,
+    "stock_bags_loss": lambda a, b, c, d: a + b * c - d,
+    "bags_loss_share": lambda a, b, c, d: (a * b - c) / d,
+    "more_together_share": lambda a, b, c: (2 * a + b) / c,
+    "savings": lambda a, b, c, d: a * b - c + d,
+}
+NUM_STEPS = {"easy": 1, "medium": 2, "hard": 3}
+
+
+@pytest.fixture(scope="module")
+def problems() -> list[WordProblem]:
+    return generate("train", 1500, 0) + generate("heldout", 600, 0)
+
+
+def numbers_in(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]
+
+
+def test_gold_is_what_the_english_text_asks_for(problems: list[WordProblem]) -> None:
+    for problem in problems:
+        reading = READINGS[problem.prompt.extra["family"]]
+        assert reading(*numbers_in(problem.prompt.text)) == int(problem.prompt.gold), problem
+
+
+def test_every_family_occurs_on_both_sides_and_has_a_reading() -> None:
+    assert set(READINGS) == set(FAMILIES)
+    for split in ("train", "heldout"):
+        assert {p.prompt.extra["family"] for p in generate(split, 600, 3)} == set(FAMILIES)
+
+
+def test_worked_steps_are_true_use_known_numbers_and_end_in_the_boxed_gold(problems: list[WordProblem]) -> None:
+    for problem in problems:
+        body, boxed = re.fullmatch(r"(.+), so \\boxed\{(\d+)\}", problem.solution).groups()  # type: ignore[union-attr]
+        known = set(numbers_in(problem.prompt.text))
+        lines = body.split(", ")
+        for line in lines:
+            left, operator, right, result = re.fullmatch(r"(\d+)([-+*/])(\d+)=(\d+)", line).groups()  # type: ignore[union-attr]
+            x, y, z = int(left), int(right), int(result)
+            assert {x, y} <= known, problem
+            assert z == {"+": x + y, "-": x - y, "*": x * y, "/": x / y}[operator], problem
+            known.add(z)
+        assert boxed == problem.prompt.gold == str(z)
+        assert len(lines) == NUM_STEPS[problem.prompt.extra["difficulty"]]
+
+
+def test_numbers_are_whole_positive_and_bounded(problems: list[WordProblem]) -> None:
+    for problem in problems:
+        values = numbers_in(problem.prompt.text) + numbers_in(problem.solution)
+        assert min(values) >= 2
+        assert max(values) <= MAX_NUMBER
+
+
+def test_text_is_english_without_numbers_as_markup(problems: list[WordProblem]) -> None:
+    for problem in problems:
+        assert re.fullmatch(r"[A-Za-z0-9 ,.]+\?", problem.prompt.text)
+        assert re.fullmatch(r"\d+", problem.prompt.gold)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 2**32), st.integers(0, 2**32))
+def test_sides_share_no_text_and_no_calculation_for_any_seeds(train_seed: int, heldout_seed: int) -> None:
+    train, heldout = generate("train", 200, train_seed), generate("heldout", 100, heldout_seed)
+    for key in (lambda p: p.prompt.text, lambda p: p.prompt.id, lambda p: p.prompt.extra["calculation"]):
+        assert not {key(p) for p in train} & {key(p) for p in heldout}
+
+
+def test_side_is_decided_by_the_hash_of_the_calculation(problems: list[WordProblem]) -> None:
+    # The rule written out again: one in five by the first eight bytes of SHA-256.
+    for problem in problems[:300]:
+        calculation = problem.prompt.extra["calculation"]
+        digest = hashlib.sha256(("gxpo word problem " + calculation).encode()).hexdigest()
+        assert (side_of(calculation) == "heldout") == (int(digest[:16], 16) % 5 == 0)
+
+
+def test_swapped_operands_of_sums_and_products_are_the_same_calculation() -> None:
+    by_calculation: dict[str, set[tuple[int, ...]]] = {}
+    for problem in generate("train", 3000, 1, ("easy",)):
+        if problem.prompt.extra["family"] in ("gain", "bags"):
+            key = problem.prompt.extra["calculation"]
+            by_calculation.setdefault(key, set()).add(tuple(numbers_in(problem.prompt.text)))
+    swapped = [pairs for pairs in by_calculation.values() if len(pairs) == 2]
+    assert swapped
+    assert all((b, a) in pairs for pairs in swapped for a, b in pairs)
+
+
+def test_same_arguments_give_the_same_list_and_a_shorter_one_is_its_prefix() -> None:
+    assert generate("train", 300, 7) == generate("train", 300, 7)
+    assert generate("train", 120, 7) == generate("train", 300, 7)[:120]
+
+
+def test_list_is_the_same_on_every_machine() -> None:
+    texts = "\n".join(p.prompt.text + "|" + p.solution for p in generate("heldout", 50, 0))
+    assert hashlib.sha256(texts.encode()).hexdigest() == "PINNED"
+
+
+def test_other_seeds_give_other_problems() -> None:
+    first, second = ({p.prompt.text for p in generate("train", 300, seed)} for seed in (0, 1))
+    assert len(first & second) < 30
+
+
+def test_no_problem_occurs_twice() -> None:
+    drawn = generate("train", 4096, 0)
+    assert len({p.prompt.text for p in drawn}) == len({p.prompt.id for p in drawn}) == 4096
+
+
+@pytest.mark.parametrize("levels", [("easy",), ("medium",), ("hard",), ("easy", "hard"), DIFFICULTIES])
+def test_levels_come_in_equal_shares_and_no_other_level_occurs(levels: tuple[Difficulty, ...]) -> None:
+    counts = Counter(p.prompt.extra["difficulty"] for p in generate("heldout", 30 * len(levels), 2, levels))
+    assert counts == dict.fromkeys(levels, 30)
+
+
+def test_order_in_which_levels_are_named_does_not_matter() -> None:
+    assert generate("train", 50, 0, ("hard", "easy")) == generate("train", 50, 0, ("easy", "hard"))
+
+
+def test_unknown_side_level_and_negative_count_are_refused_with_the_fix() -> None:
+    with pytest.raises(ValueError, match=r"split is 'test'; use one of train, heldout"):
+        generate("test", 1, 0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"difficulty is .*'brutal'.*name at least one of easy, medium, hard"):
+        generate("train", 1, 0, ("brutal",))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"difficulty is \(\)"):
+        generate("train", 1, 0, ())
+    with pytest.raises(ValueError, match=r"num_problems is -1; set it to 0 or more"):
+        generate("train", -1, 0)
+
+
+def test_math_verify_accepts_the_worked_answer_and_refuses_a_neighbour() -> None:
+    from math_verify import parse, verify
+
+    for problem in generate("heldout", 40, 5):
+        gold = parse(f"\\boxed{{{problem.prompt.gold}}}")
+        assert verify(gold, parse(problem.solution))
+        neighbour = int(problem.prompt.gold) + 1
+        assert not verify(gold, parse(f"so \\boxed{{{neighbour}}}"))

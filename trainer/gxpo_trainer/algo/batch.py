@@ -1,0 +1,328 @@
+"""From scored groups to the tensors of one forward pass.
+
+    scored groups ──make_batch──▶ StepBatch ──mini_batches──▶ ──shard──▶ one StepBatch a rank ──pack──▶ micro-batches
+
+The denominators of the loss (`LossScale`) are those of the whole step batch over all ranks, and every token carries
+its final weight. So a plain sum over micro-batches and ranks is the loss of the batch, and accumulated gradients
+are exactly those of one big batch, however it was cut.
+
+Three layouts:
+
+- `padded`: one sequence a row, sorted by length, padded on the right. No attention mask is needed: under a causal
+  mask a token never sees the padding to its right. The fastest on a CPU.
+- `packed`: sequences one after the other in a single row, `position_ids` restarting at each. transformers reads the
+  boundaries from them (block-diagonal mask, or variable-length attention). Wastes nothing: the way for a GPU.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gxpo_trainer.algo.advantages import advantage_metrics, group_advantages, reward_metrics, zero_variance
+from gxpo_trainer.config import LossConfig
+from gxpo_trainer.types import Metrics, ScoredGroup
+
+Layout = Literal["padded", "packed"]
+Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSequence:
+    """One response with what the loss needs to know about it.
+
+    prompt_ids: int32[n], n ≥ 1. response_ids: int32[m]. sampler_logprobs: float32[m], the sampler's log π of the
+    response tokens at the sampling temperature. in_loss False: left out of the loss and its denominators.
+    """
+
+    prompt_ids: npt.NDArray[np.int32]
+    response_ids: npt.NDArray[np.int32]
+    advantage: float
+    sampler_logprobs: npt.NDArray[np.float32]
+    in_loss: bool = True
+
+    def __post_init__(self) -> None:
+        if len(self.prompt_ids) == 0:
+            raise ValueError("prompt_ids is empty; the first response token needs a token to be predicted from")
+        if len(self.response_ids) != len(self.sampler_logprobs):
+            raise ValueError(
+                f"{len(self.response_ids)} response_ids but {len(self.sampler_logprobs)} sampler_logprobs; "
+                "give one log-probability a response token"
+            )
+        if self.in_loss and (len(self.response_ids) == 0 or not np.isfinite(self.advantage)):
+            raise ValueError(
+                f"a sequence in the loss has {len(self.response_ids)} response tokens and advantage {self.advantage}; "
+                "set in_loss = False for an empty response or a missing advantage"
+            )
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and response tokens together."""
+        return len(self.prompt_ids) + len(self.response_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class LossScale:
+    """Denominators of the loss: of the whole step batch over all ranks, counting only sequences in the loss.
+
+    num_tokens: response tokens. token_limit: most response tokens a sequence may have (`rollout.max_new_tokens`).
+    """
+
+    num_tokens: int
+    num_sequences: int
+    token_limit: int
+
+    def token_weight(self, response_length: int, aggregation: Aggregation) -> float:
+        """Weight of each token of a response of that length, so that the weighted sum over the batch is the loss.
+
+        token_mean: 1/N. sequence_mean: 1/(S·m). sequence_sum: 1/(S·limit) (Dr. GRPO, arXiv 2503.20783).
+        """
+        if aggregation == "token_mean":
+            return 1.0 / self.num_tokens
+        if aggregation == "sequence_mean":
+            return 1.0 / (self.num_sequences * response_length)
+        if aggregation == "sequence_sum":
+            return 1.0 / (self.num_sequences * self.token_limit)
+        raise ValueError(f"aggregation = {aggregation!r}; use token_mean, sequence_mean or sequence_sum")
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """The sequences of one step (or of one rank's share of it). The samples of a prompt stand side by side."""
+
+    sequences: tuple[ScoredSequence, ...]
+    scale: LossScale
+
+    def in_loss(self) -> list[int]:
+        """Indices of the sequences that are in the loss."""
+        return [index for index, sequence in enumerate(self.sequences) if sequence.in_loss]
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """What one forward pass reads. T: response tokens in it.
+
+    input_ids, position_ids: int64[rows, width]. attention_mask: None where position and causality say it all.
+    target_index: int64[T], flat index row·width + column of the position whose logits predict response token t.
+    target_ids: int64[T]. advantages, token_weights, sampler_logprobs: float32[T]; a weight is already divided by the
+    aggregation's denominator, and 0 marks a token that counts for nothing. sequence_index: int64[T], index of the
+    token's sequence in the StepBatch that was packed.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    attention_mask: Tensor | None
+    target_index: Tensor
+    target_ids: Tensor
+    advantages: Tensor
+    token_weights: Tensor
+    sampler_logprobs: Tensor
+    sequence_index: Tensor
+
+    @property
+    def num_targets(self) -> int:
+        return self.target_ids.numel()
+
+    def to(self, device: torch.device | str) -> MicroBatch:
+        """The same micro-batch with all tensors on `device`."""
+        moved: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        for name, tensor in moved.items():
+            moved[name] = None if tensor is None else tensor.to(device)
+        return MicroBatch(**moved)
+
+
+def make_batch(scored: Sequence[ScoredGroup], loss: LossConfig, token_limit: int) -> tuple[StepBatch, Metrics]:
+    """StepBatch of one step and the metrics `reward/*` and `policy/advantage_abs_mean`.
+
+    Left out of the loss: samples without evidence (reward None), empty responses, groups of equal rewards unless
+    `zero_variance = "keep"` (re-sampling them was the caller's affair), truncated responses with `mask_truncated`
+    (their rewards still count in their group's mean and spread). They stay in the batch with in_loss = False.
+
+    Raises ValueError when there is no group at all, or when a group's verdicts do not match its samples.
+    """
+    if not scored:
+        raise ValueError("no scored group in the step; sample at least one prompt")
+    sequences: list[ScoredSequence] = []
+    rewards = [[verdict.reward for verdict in item.verdicts] for item in scored]
+    for item, group_rewards in zip(scored, rewards, strict=True):
+        advantages = group_advantages(group_rewards, use_std=loss.advantage_std, epsilon=loss.advantage_epsilon)
+        dropped = loss.zero_variance != "keep" and zero_variance(group_rewards)
+        for sample, advantage in zip(item.group.samples, advantages, strict=True):
+            evidence = not np.isnan(advantage)
+            masked = dropped or (loss.mask_truncated and sample.truncated) or len(sample.token_ids) == 0
+            sequences.append(
+                ScoredSequence(
+                    prompt_ids=item.group.prompt_token_ids,
+                    response_ids=sample.token_ids,
+                    advantage=float(advantage) if evidence else 0.0,
+                    sampler_logprobs=sample.logprobs,
+                    in_loss=evidence and not masked,
+                )
+            )
+    metrics = reward_metrics(rewards) | advantage_metrics([s.advantage for s in sequences if s.in_loss])
+    return with_scale(sequences, token_limit), metrics
+
+
+def with_scale(sequences: Sequence[ScoredSequence], token_limit: int) -> StepBatch:
+    """A whole step batch of these sequences: counts its own denominators."""
+    lengths = [len(sequence.response_ids) for sequence in sequences if sequence.in_loss]
+    return StepBatch(tuple(sequences), LossScale(sum(lengths), len(lengths), token_limit))
+
+
+def prompt_groups(batch: StepBatch) -> list[list[int]]:
+    """Indices of the sequences by prompt: runs of neighbours with equal prompts."""
+    keys = [sequence.prompt_ids.tobytes() for sequence in batch.sequences]
+    return [list(run) for _, run in itertools.groupby(range(len(keys)), key=keys.__getitem__)]
+
+
+def mini_batches(batch: StepBatch, num_mini_batches: int) -> list[StepBatch]:
+    """Split into consecutive parts of whole prompt groups, each a step batch with denominators of its own.
+
+    Raises ValueError when there are fewer groups than parts.
+    """
+    groups = prompt_groups(batch)
+    if not 1 <= num_mini_batches <= len(groups):
+        raise ValueError(
+            f"learner.mini_batches = {num_mini_batches} but the step has {len(groups)} prompt groups; "
+            "use at least 1 and at most as many as prompts"
+        )
+    parts = np.array_split(np.arange(len(groups)), num_mini_batches)
+    return [
+        with_scale([batch.sequences[i] for g in part for i in groups[g]], batch.scale.token_limit) for part in parts
+    ]
+
+
+def shard(batch: StepBatch, num_ranks: int) -> list[StepBatch]:
+    """One share a rank, balanced by tokens in the loss, all with the scale of the whole; none is empty.
+
+    Prompt groups stay whole; with fewer groups than ranks they are split. Greedy: the largest group goes to the rank
+    with the fewest tokens. The result depends only on the batch and the number of ranks.
+
+    Raises ValueError when there are fewer sequences than ranks.
+    """
+    if not 1 <= num_ranks <= len(batch.sequences):
+        raise ValueError(
+            f"placement.learner_ranks = {num_ranks} but the batch has {len(batch.sequences)} sequences; "
+            "use at least 1 rank and at most as many as sequences"
+        )
+    units = prompt_groups(batch)
+    if len(units) < num_ranks:
+        units = [[index] for index in range(len(batch.sequences))]
+
+    def tokens(unit: list[int]) -> int:
+        return sum(batch.sequences[i].num_tokens for i in unit if batch.sequences[i].in_loss)
+
+    shares: list[list[int]] = [[] for _ in range(num_ranks)]
+    loads = [0] * num_ranks
+    for unit in sorted(units, key=tokens, reverse=True):
+        # An empty share comes first, whatever the loads: units without a token in the loss weigh nothing.
+        rank = min(range(num_ranks), key=lambda r: (bool(shares[r]), loads[r], len(shares[r])))
+        shares[rank].extend(unit)
+        loads[rank] += tokens(unit)
+    return [replace(batch, sequences=tuple(batch.sequences[i] for i in sorted(share))) for share in shares]
+
+
+def pack(
+    batch: StepBatch, *, token_budget: int, layout: Layout, aggregation: Aggregation, pad_id: int
+) -> list[MicroBatch]:
+    """Micro-batches of at most `token_budget` tokens, padding included; a longer sequence travels alone.
+
+    Sequences out of the loss are skipped. Never empty: without any sequence in the loss it is one idle micro-batch,
+    so that every rank has a forward pass to make. Deterministic.
+
+    Raises ValueError for an unknown layout or a budget below 1.
+    """
+    if token_budget < 1:
+        raise ValueError(f"learner.token_budget = {token_budget}; set it to at least 1")
+    if layout not in ("padded", "packed"):
+        raise ValueError(f"learner.packing = {layout!r}; use padded or packed")
+    chosen = sorted(batch.in_loss(), key=lambda i: batch.sequences[i].num_tokens)
+    if not chosen:
+        return [idle_micro_batch(pad_id)]
+    micros: list[MicroBatch] = []
+    for indices in _cut(batch, chosen, token_budget, padded=layout == "padded"):
+        rows = [[index] for index in indices] if layout == "padded" else [indices]
+        micros.append(_assemble(batch, rows, aggregation, pad_id))
+    return micros
+
+
+def idle_micro_batch(pad_id: int) -> MicroBatch:
+    """A pass over two tokens that counts for nothing.
+
+    For a rank that has fewer micro-batches than the others where every rank must make the same number of passes
+    (ZeRO-3 gathers parameters in each).
+    """
+    ids = torch.full((1, 2), pad_id, dtype=torch.int64)
+    zero = torch.zeros(1)
+    index = torch.zeros(1, dtype=torch.int64)
+    return MicroBatch(
+        ids, torch.arange(2)[None], None, index, ids[0, :1].clone(), zero, zero.clone(), zero.clone(), index.clone()
+    )
+
+
+def _cut(batch: StepBatch, ordered: list[int], token_budget: int, *, padded: bool) -> list[list[int]]:
+    """Cut indices, ordered by rising length, into micro-batches under the budget.
+
+    Cuts from the longest down, so that the short remainder is the last micro-batch and the widest come first (the
+    peak of memory shows at once).
+    """
+    parts: list[list[int]] = []
+    used = 0
+    for index in reversed(ordered):
+        length = batch.sequences[index].num_tokens
+        # Padded: every row is as wide as the first, longest one.
+        cost = batch.sequences[parts[-1][0]].num_tokens if padded and parts else length
+        if parts and used + cost <= token_budget:
+            parts[-1].append(index)
+            used += cost
+        else:
+            parts.append([index])
+            used = length
+    return parts
+
+
+def _assemble(batch: StepBatch, rows: list[list[int]], aggregation: Aggregation, pad_id: int) -> MicroBatch:
+    """One micro-batch; each row holds the sequences of `rows[r]` one after the other."""
+    width = max(sum(batch.sequences[i].num_tokens for i in row) for row in rows)
+    input_ids = np.full((len(rows), width), pad_id, dtype=np.int64)
+    # Padding continues to count upwards: a jump would look like the start of another sequence.
+    position_ids = np.tile(np.arange(width, dtype=np.int64), (len(rows), 1))
+    index, ids, owners, logprobs, advantages, weights = [], [], [], [], [], []
+    for r, row in enumerate(rows):
+        start = 0
+        for i in row:
+            sequence = batch.sequences[i]
+            n, m = len(sequence.prompt_ids), len(sequence.response_ids)
+            input_ids[r, start : start + n] = sequence.prompt_ids
+            input_ids[r, start + n : start + n + m] = sequence.response_ids
+            position_ids[r, start : start + n + m] = np.arange(n + m)
+            first = r * width + start + n - 1
+            index.append(np.arange(first, first + m))
+            ids.append(sequence.response_ids)
+            logprobs.append(sequence.sampler_logprobs)
+            owners.append(np.full(m, i))
+            advantages.append(np.full(m, sequence.advantage))
+            weights.append(np.full(m, batch.scale.token_weight(m, aggregation)))
+            start += n + m
+
+    def tensor(parts: Sequence[npt.NDArray[Any]], dtype: torch.dtype) -> Tensor:
+        return torch.from_numpy(np.concatenate(parts)).to(dtype)
+
+    return MicroBatch(
+        input_ids=torch.from_numpy(input_ids),
+        position_ids=torch.from_numpy(position_ids),
+        attention_mask=None,
+        target_index=tensor(index, torch.int64),
+        target_ids=tensor(ids, torch.int64),
+        advantages=tensor(advantages, torch.float32),
+        token_weights=tensor(weights, torch.float32),
+        sampler_logprobs=tensor(logprobs, torch.float32),
+        sequence_index=tensor(owners, torch.int64),
+    )

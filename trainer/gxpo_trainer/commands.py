@@ -1,0 +1,176 @@
+"""The trainer's commands: arguments here, work in modules that are imported only when a command runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gxpo_trainer.config import RunConfig
+
+Subparsers = Any  # argparse._SubParsersAction, which has no public name
+LOGGERS = ("tensorboard", "wandb")
+
+
+def register_train(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("train", help="train a policy on this machine or a Ray cluster")
+    parser.add_argument("config", metavar="RUN.toml", type=Path, help="run file (.toml or .json)")
+    _add_set(parser)
+    parser.add_argument("--out", metavar="DIR", type=Path, help="output folder; default runs/<name>")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the output folder")
+    parser.add_argument(
+        "--log", metavar="NAMES", type=_loggers, default=(), help="also export to tensorboard,wandb (offline)"
+    )
+    parser.set_defaults(run=_train)
+
+
+def register_eval(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("eval", help="score a model on benchmarks")
+    parser.add_argument("--model", metavar="DIR", required=True, help="transformers folder, hub name, or `starter`")
+    parser.add_argument(
+        "--benchmark", metavar="NAMES", required=True, type=_names, help="comma-separated names or .jsonl files"
+    )
+    parser.add_argument("--samples", metavar="N", type=_positive, default=16, help="responses a problem; default 16")
+    parser.add_argument("--problems", metavar="N", type=_positive, help="only the first so many problems of each")
+    parser.add_argument("--max-new-tokens", metavar="N", type=_positive, help="longest response; default 3072")
+    parser.add_argument("--temperature", metavar="T", type=float, default=1.0, help="default 1")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="default 0")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="also write the scores there, as JSON lines")
+    parser.set_defaults(run=_eval)
+
+
+def register_grade(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("grade", help="verify answers in a file")
+    parser.add_argument("file", metavar="FILE.jsonl", type=Path, help='lines of {"gold", "prediction"}')
+    parser.add_argument("--workers", metavar="N", type=_positive, default=2, help="verifier processes; default 2")
+    parser.add_argument(
+        "--deadline", metavar="S", type=_positive_seconds, default=5.0, help="seconds an answer may take; default 5"
+    )
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write verdicts there instead of standard output")
+    parser.set_defaults(run=_grade)
+
+
+def register_config(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("config", help="print a preset, check a run file, list all settings")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--preset", metavar="NAME", help="print this preset; --list-presets names them")
+    what.add_argument("--file", metavar="FILE", type=Path, help="print this run file with all defaults filled in")
+    what.add_argument("--check", metavar="FILE", type=Path, help="check this run file; exit code 0 or 2")
+    what.add_argument("--schema", action="store_true", help="print the JSON schema of all settings")
+    what.add_argument("--list-presets", action="store_true", help="print the names of the presets")
+    _add_set(parser)
+    parser.add_argument("--format", choices=("toml", "json"), default="toml", help="default toml")
+    parser.set_defaults(run=_config)
+
+
+def register_demo(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("demo", help="train the three rules on the embedded task and compare them")
+    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("runs/demo"), help="default runs/demo")
+    parser.set_defaults(run=_demo)
+
+
+def _train(args: argparse.Namespace) -> int:
+    from gxpo_trainer.train import train_command
+
+    return train_command(args)
+
+
+def _eval(args: argparse.Namespace) -> int:
+    from gxpo_trainer.eval_command import eval_command
+
+    return eval_command(args)
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from gxpo_trainer.demo import demo_command
+
+    return demo_command(args)
+
+
+def _grade(args: argparse.Namespace) -> int:
+    from gxpo_trainer.verify.command import grade_file
+
+    return grade_file(args.file, workers=args.workers, deadline_s=args.deadline, out=args.out)
+
+
+def _config(args: argparse.Namespace) -> int:
+    import json
+
+    from gxpo_trainer import config_io
+
+    if args.list_presets:
+        print("\n".join(config_io.preset_names()))
+    elif args.schema:
+        from gxpo_trainer.config import RunConfig
+
+        print(json.dumps(RunConfig.model_json_schema(), indent=2, ensure_ascii=False))
+    elif args.check is not None:
+        config = config_io.load_run(args.check, args.set)
+        print(f"{args.check}: {_summary(config)}")
+    else:
+        config = (
+            config_io.load_preset(args.preset, args.set) if args.preset else config_io.load_run(args.file, args.set)
+        )
+        if args.format == "json":
+            print(config_io.to_json(config))
+        else:
+            print(config_io.to_toml(config, comments=_comments(config)), end="")
+    return 0
+
+
+def _summary(config: RunConfig) -> str:
+    budget = {name: value for name, value in config.budget.model_dump().items() if value is not None}
+    bounds = ", ".join(f"{name} {value}" for name, value in budget.items())
+    return f"valid, rule {config.learner.rule.name}, budget {bounds}"
+
+
+def _comments(config: RunConfig) -> list[str]:
+    """What the numbers alone do not say: passes a step, and when noise alone would end the look-ahead."""
+    from gxpo_trainer.rules.false_alarm import describe
+
+    rule = config.learner.rule
+    if rule.name == "grpo":
+        return ["GRPO: 1 backward pass a step."]
+    passes = rule.k + 1 if rule.name == "sfpo" else rule.probes + 1
+    return [
+        f"{rule.name.upper()}: {passes} backward passes a step while the look-ahead is on, 1 after it.",
+        describe(rule.gate),
+    ]
+
+
+def _add_set(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set", metavar="A.B=C", action="append", default=[], help="override one setting; may be repeated"
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise argparse.ArgumentTypeError("must name at least one")
+    return names
+
+
+def _loggers(text: str) -> tuple[str, ...]:
+    names = _names(text)
+    unknown = [name for name in names if name not in LOGGERS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: must be among {', '.join(LOGGERS)}")
+    return names
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number of at least 1")
+    return int(text)
+
+
+def _positive_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise argparse.ArgumentTypeError(f"{text}: must be a number of seconds above 0")
+    return seconds

@@ -1,0 +1,203 @@
+"""What one run achieved, as a curve over four costs, and how to read it. Pure, numpy only.
+
+Definitions, all on the evaluations a run made (nothing is interpolated between them):
+
+- exponential average of weight w: m₀ = a₀, mᵢ = w·mᵢ₋₁ + (1 − w)·aᵢ (w = 0: the curve itself);
+- peak: the earliest, lowest-BP maximiser (Tables 2 and 5 of arXiv 2605.06755);
+- cost to reach a target: that of the first evaluation at or above it;
+- speed-up: the baseline's cost divided by the candidate's;
+- accuracy at a budget: the last evaluation at or before it, never the best so far.
+
+The first two favour luck: a peak is the maximum of noisy values and a first crossing may be one, too. The
+average lowers both; several seeds show what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Axis = Literal["steps", "backward_passes", "hours", "tokens"]
+AXES: tuple[Axis, ...] = get_args(Axis)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EvaluationCurve:
+    """A run's evaluations in order of steps; every array has shape [num_evaluations].
+
+    backward_passes: since the start, repeated and diagnostic ones left out. hours: training time without
+    evaluation, diagnostics and checkpoints. tokens: sampled. accuracy in [0, 1] (a macro average may carry
+    `per_problem` scores above 1, weighted so that their mean is the accuracy). ci_low, ci_high: 95 % over
+    problems, NaN where unknown. per_problem: [num_evaluations, num_problems] or None; problem_ids names the
+    columns. Raises ValueError for unequal lengths, no evaluation, or steps that do not increase.
+    """
+
+    steps: Floats
+    backward_passes: Floats
+    hours: Floats
+    tokens: Floats
+    accuracy: Floats
+    ci_low: Floats
+    ci_high: Floats
+    per_problem: Floats | None = None
+    problem_ids: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        num = self.steps.size
+        arrays = (*(self.cost(axis) for axis in AXES), self.accuracy, self.ci_low, self.ci_high)
+        if num == 0 or any(array.shape != (num,) for array in arrays):
+            raise ValueError(f"curve arrays have shapes {[array.shape for array in arrays]}; give one value each")
+        if (np.diff(self.steps) <= 0).any():
+            raise ValueError("evaluation steps do not increase; keep one evaluation a step, the latest attempt's")
+        if self.per_problem is not None and self.per_problem.shape != (num, len(self.problem_ids)):
+            raise ValueError(f"per_problem has shape {self.per_problem.shape}; expected {(num, len(self.problem_ids))}")
+
+    def cost(self, axis: Axis) -> Floats:
+        """The values of one axis, [num_evaluations]."""
+        values: Floats = getattr(self, axis)
+        return values
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GateTrace:
+    """The gate's z-score over the steps at which there was one; `threshold` is τ, None without a gate."""
+
+    steps: Floats
+    z: Floats
+    threshold: float | None = None
+    shutoff_step: int | None = None
+    two_sided: bool = False
+
+
+def no_gate() -> GateTrace:
+    return GateTrace(np.empty(0), np.empty(0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunCurves:
+    """One run, ready to be compared.
+
+    conditions: what must be equal for two accuracies to be comparable (data, start policy, sampling …);
+    hardware: what must be equal for two hours to be. Values are shown to people as they are.
+    """
+
+    name: str
+    rule: str
+    seed: int
+    curve: EvaluationCurve
+    gate: GateTrace = field(default_factory=no_gate)
+    conditions: Mapping[str, str] = field(default_factory=dict)
+    hardware: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One evaluation: its accuracy and what had been spent by then."""
+
+    accuracy: float
+    steps: float
+    backward_passes: float
+    hours: float
+    tokens: float
+
+    def cost(self, axis: Axis) -> float:
+        value: float = getattr(self, axis)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetPoint:
+    """The evaluation that counts at a budget. `reached`: the run went on at least up to the budget."""
+
+    index: int
+    accuracy: float
+    spent: float
+    reached: bool
+
+
+def smooth(accuracy: npt.ArrayLike, weight: float) -> Floats:
+    """Exponential average m₀ = a₀, mᵢ = weight·mᵢ₋₁ + (1 − weight)·aᵢ along the first dimension.
+
+    Raises ValueError for a weight outside [0, 1).
+    """
+    if not 0.0 <= weight < 1.0:
+        raise ValueError(f"smoothing = {weight} is no weight; set it in [0, 1), 0 for none")
+    averaged = np.array(accuracy, dtype=np.float64)
+    for i in range(1, len(averaged)):
+        averaged[i] = weight * averaged[i - 1] + (1 - weight) * averaged[i]
+    return averaged
+
+
+def peak(curve: EvaluationCurve, smoothing: float = 0.0) -> Point:
+    """The earliest, lowest-BP maximiser of the (averaged) accuracy."""
+    values = smooth(curve.accuracy, smoothing)
+    best = np.flatnonzero(values == values.max())
+    index = min(best, key=lambda i: (curve.steps[i], curve.backward_passes[i]))
+    return _point(curve, values, int(index))
+
+
+def first_reaching(curve: EvaluationCurve, target: float, smoothing: float = 0.0) -> Point | None:
+    """The first evaluation whose (averaged) accuracy is at least `target`, None when there is none."""
+    values = smooth(curve.accuracy, smoothing)
+    reached = np.flatnonzero(values >= target)
+    return _point(curve, values, int(reached[0])) if reached.size else None
+
+
+def speed_up(baseline: Point, candidate: Point | None, axis: Axis) -> float | None:
+    """Baseline's cost / candidate's cost; None when not reached or when a cost is 0 or unknown."""
+    if candidate is None:
+        return None
+    over, under = baseline.cost(axis), candidate.cost(axis)
+    return over / under if over > 0 and under > 0 else None
+
+
+def at_budget(curve: EvaluationCurve, axis: Axis, budget: float, smoothing: float = 0.0) -> BudgetPoint | None:
+    """The last evaluation whose cost is at most `budget`; None when the first one came later."""
+    costs = curve.cost(axis)
+    within = np.flatnonzero(costs <= budget)
+    if within.size == 0:
+        return None
+    index = int(within[-1])
+    value = float(smooth(curve.accuracy, smoothing)[index])
+    return BudgetPoint(index, value, float(costs[index]), bool(costs[-1] >= budget))
+
+
+def mean_curve(curves: Sequence[EvaluationCurve]) -> EvaluationCurve:
+    """Mean over seeds at the steps that all of them evaluated; costs are averaged likewise.
+
+    Per-problem scores are averaged where every curve has the same problems. Bounds are left to the caller
+    (NaN) unless there is one curve only, which is returned as it is. Raises ValueError without a common step.
+    """
+    if len(curves) == 1:
+        return curves[0]
+    common = sorted(set.intersection(*(set(curve.steps.tolist()) for curve in curves)))
+    if not common:
+        raise ValueError("the seeds share no evaluation step; set the same evaluation.every_steps")
+    rows = [np.searchsorted(curve.steps, common) for curve in curves]
+
+    def mean(name: str) -> Floats:
+        stacked = np.stack([getattr(curve, name)[index] for curve, index in zip(curves, rows, strict=True)])
+        return np.asarray(stacked.mean(axis=0), dtype=np.float64)
+
+    same = len({curve.problem_ids for curve in curves}) == 1 and all(c.per_problem is not None for c in curves)
+    unknown = np.full(len(common), np.nan)
+    return EvaluationCurve(
+        steps=np.array(common),
+        backward_passes=mean("backward_passes"),
+        hours=mean("hours"),
+        tokens=mean("tokens"),
+        accuracy=mean("accuracy"),
+        ci_low=unknown,
+        ci_high=unknown,
+        per_problem=mean("per_problem") if same else None,
+        problem_ids=curves[0].problem_ids if same else (),
+    )
+
+
+def _point(curve: EvaluationCurve, values: Floats, index: int) -> Point:
+    return Point(float(values[index]), *(float(curve.cost(axis)[index]) for axis in AXES))

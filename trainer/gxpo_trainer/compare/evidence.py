@@ -1,0 +1,169 @@
+"""What a comparison shows, in words that a person can check against its numbers. Pure.
+
+A candidate is said to be supported on one axis only when all of these hold: at least MIN_SEEDS seeds shared
+with the baseline; every one of them reached the baseline's peak; the interval of its speed-up over seeds
+lies wholly above 1; and the runs had the same data and settings (for hours also the same hardware).
+Everything else is called an observation, and what is missing is listed. Several candidates are not corrected
+for: among twenty useless ones, one will look supported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gxpo_trainer.compare.curves import Axis, Point
+from gxpo_trainer.compare.groups import Comparison, GroupResult
+
+MIN_SEEDS = 3
+COSTS: tuple[Axis, ...] = ("steps", "backward_passes", "hours")
+_SUPERLATIVE = {"steps": "fewest steps", "backward_passes": "fewest backward passes", "hours": "least time"}
+_NOUN = {"steps": "steps", "backward_passes": "backward passes", "hours": "time"}
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """supported: candidate → axes on which it beats the baseline by the rule above."""
+
+    sentence: str
+    supported: dict[str, tuple[Axis, ...]]
+    missing: tuple[str, ...]
+
+
+def evidence_sentence(comparison: Comparison) -> str:
+    """Which run reaches the baseline's peak with the least, whether that is supported, what is missing.
+
+    One statement a line.
+    """
+    return weigh(comparison).sentence
+
+
+def weigh(comparison: Comparison) -> Evidence:
+    """The same with its parts."""
+    candidates = [group for group in comparison.groups if group.name != comparison.baseline]
+    if not candidates:
+        text = f"There is nothing to compare {comparison.baseline} with: add a run."
+        return Evidence(text, {}, ("a second run",))
+    target, name = comparison.target, comparison.baseline
+    parts: list[str] = []
+    if target.steps == 0:
+        parts.append(f"{name} never did better than its starting policy ({_percent(target.accuracy)}).")
+    else:
+        parts.append(f"{name} peaks at {_percent(target.accuracy)} after {_costs(target)}.")
+        parts += [_reach(group, name) for group in candidates]
+        parts.append(_winners(comparison))
+    parts += [text for group in candidates if (text := _equal_budgets(group, name))]
+    supported = {group.name: tuple(a for a in COSTS if _supports(comparison, group, a)) for group in candidates}
+    missing = _missing(comparison, candidates)
+    parts.append(_verdict(comparison, candidates, supported))
+    if missing:
+        parts.append("Missing: " + "; ".join(missing) + ".")
+    return Evidence("\n".join(part for part in parts if part), supported, tuple(missing))
+
+
+def _reach(group: GroupResult, baseline: str) -> str:
+    if group.match is None:
+        spent = _costs(group.final)
+        return f"{group.name} does not reach that in {spent}; its best is {_percent(group.peak.accuracy)}."
+    ratios = ", ".join(
+        f"{ratio:.2f}× in {_NOUN[axis]}" for axis in COSTS if (ratio := group.speed_ups[axis]) is not None
+    )
+    speed = f" (speed-up over {baseline}: {ratios})" if ratios else ""
+    return f"{group.name} reaches that after {_costs(group.match)}{speed}."
+
+
+def _equal_budgets(group: GroupResult, baseline: str) -> str:
+    """The difference in accuracy at the largest common budget of each cost, in points."""
+    words = []
+    for axis in COSTS:
+        found = [result for result in group.budgets if result.axis == axis and result.over_seeds]
+        if found and (last := max(found, key=lambda result: result.budget)).over_seeds:
+            amount = format_hours(last.budget) if axis == "hours" else f"{last.budget:.0f}"
+            words.append(f"{100 * last.over_seeds.mean:+.1f} at equal {_NOUN[axis]} ({amount})")
+    return f"{group.name} against {baseline}, in points: {', '.join(words)}." if words else ""
+
+
+def _winners(comparison: Comparison) -> str:
+    """Who reaches the target cheapest, per cost; the baseline takes part."""
+    reached = [group for group in comparison.groups if group.match is not None]
+    words = []
+    for axis in COSTS:
+        known = [(point.cost(axis), group.name) for group in reached if (point := group.match) is not None]
+        known = [(cost, name) for cost, name in known if cost == cost]
+        if known:
+            least = min(cost for cost, _ in known)
+            words.append(f"{_SUPERLATIVE[axis]}: {' and '.join(name for cost, name in known if cost == least)}")
+    return f"To that accuracy, {'; '.join(words)}." if words else ""
+
+
+def _supports(comparison: Comparison, group: GroupResult, axis: Axis) -> bool:
+    interval = group.seed_speed_ups[axis]
+    if interval is None or interval.low is None or interval.num < max(group.num_paired, MIN_SEEDS):
+        return False
+    comparable = not any(axis == "hours" or not found.hardware for found in comparison.differences)
+    return comparable and group.num_reached == group.num_paired and interval.low > 1
+
+
+def _verdict(comparison: Comparison, candidates: list[GroupResult], supported: dict[str, tuple[Axis, ...]]) -> str:
+    if all(group.num_paired == 0 for group in candidates):
+        return "No run shares a seed with the baseline: no conclusion follows from these runs."
+    if all(group.num_paired <= 1 for group in candidates):
+        return "One seed decides nothing: no conclusion follows from these runs."
+    level = f"{100 * comparison.level:g} %"
+    words = []
+    for group in candidates:
+        bounds = ", ".join(
+            f"{_NOUN[axis]} {interval.mean:.2f}× ({interval.low:.2f} to {interval.high:.2f})"
+            for axis in COSTS
+            if (interval := group.seed_speed_ups[axis]) and interval.low is not None and interval.high is not None
+        )
+        seen = f"{group.name}: {group.num_reached} of {group.num_paired} seeds reached the baseline's peak"
+        held = " and ".join(_NOUN[axis] for axis in supported[group.name])
+        claim = f"supported: less {held}" if held else "no advantage is supported"
+        words.append(
+            seen + (f"; speed-ups with {level} intervals over seeds: {bounds}" if bounds else "") + f"; {claim}."
+        )
+    return "\n".join(words)
+
+
+def _missing(comparison: Comparison, candidates: list[GroupResult]) -> list[str]:
+    missing = []
+    fewest = min(group.num_paired for group in candidates)
+    if fewest < MIN_SEEDS:
+        missing.append(f"seeds shared with the baseline ({fewest} of at least {MIN_SEEDS})")
+    for group in candidates:
+        if group.num_paired >= MIN_SEEDS and group.num_reached < group.num_paired:
+            missing.append(f"longer runs of {group.name} ({group.num_paired - group.num_reached} seeds did not arrive)")
+        open_axes = [
+            _NOUN[axis]
+            for axis in COSTS
+            if (interval := group.seed_speed_ups[axis]) and not interval.excludes(1.0) and interval.low is not None
+        ]
+        if open_axes and group.num_paired >= MIN_SEEDS:
+            missing.append(f"more seeds of {group.name}: its interval includes no difference in {', '.join(open_axes)}")
+    unequal = [found.setting for found in comparison.differences if not found.hardware]
+    if unequal:
+        missing.append(f"equal conditions (these differ: {_some(unequal)})")
+    if any(found.hardware for found in comparison.differences):
+        names = [found.setting for found in comparison.differences if found.hardware]
+        missing.append(f"equal hardware for the times (these differ: {_some(names)})")
+    return missing
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+
+
+def _percent(accuracy: float) -> str:
+    return f"{100 * accuracy:.1f} %"
+
+
+def _costs(point: Point) -> str:
+    time = f", {format_hours(point.hours)}" if point.hours == point.hours else ""
+    return f"{point.steps:.0f} steps, {point.backward_passes:.0f} backward passes{time}"
+
+
+def format_hours(hours: float) -> str:
+    """Hours as people read them: seconds, minutes or hours."""
+    if hours < 1 / 60:
+        return f"{hours * 3600:.0f} s"
+    return f"{hours * 60:.1f} min" if hours < 1 else f"{hours:.2f} h"

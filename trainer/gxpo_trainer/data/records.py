@@ -1,0 +1,128 @@
+"""Rows of data files, each with the place that an error message names. Free of torch.
+
+Reads one .jsonl or .parquet file, a local folder laid out like a hub data set, or a hub data set by name (which
+is brought to such a folder first).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gxpo_trainer.errors import DataError
+
+SUFFIXES = (".jsonl", ".parquet")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One row. `place` is `file:line`, or `file, row n` for parquet, both counted from 1."""
+
+    place: str
+    name: str
+    """A name for the row when the data gives none: file stem and number."""
+    fields: dict[str, Any]
+
+
+def find_files(source: str, split: str, subset: str | None) -> list[Path]:
+    """The data files of `data.source`, in the order in which they are read.
+
+    Raises DataError when the source is neither a data file, a folder with that split, nor a hub name that can
+    be reached.
+    """
+    path = Path(source).expanduser()
+    if path.is_file():
+        if path.suffix not in SUFFIXES:
+            raise DataError(f"data.source = {source!r} ends in {path.suffix!r}; use a .jsonl or a .parquet file")
+        return [path]
+    if path.is_dir():
+        return files_of_split(path, split, subset)
+    if path.suffix in (*SUFFIXES, ".json", ".csv") or not _HUB_NAME.fullmatch(source):
+        raise DataError(f"data.source = {source!r} does not exist; set it to a .jsonl file, a folder or a hub name")
+    return files_of_split(_download(source, split, subset), split, subset)
+
+
+def files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:
+    """Files of one split in a hub layout, such as data/train-00000-of-00001.parquet, main/train-….parquet with
+    subset `main`, train.jsonl, or train/….jsonl. Of parquet and JSONL beside each other, parquet is read."""
+    for home in _homes(subset):
+        for suffix in (".parquet", ".jsonl"):
+            patterns = (f"{split}-*{suffix}", f"{split}{suffix}", f"{split}/*{suffix}")
+            found = sorted({file for pattern in patterns for file in (folder / home).glob(pattern)})
+            if found:
+                return found
+    present = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.suffix in SUFFIXES)
+    if not present:
+        raise DataError(f"{folder} holds no .jsonl or .parquet file; set data.source to a folder that does")
+    listed = ", ".join(present[:8]) + (", …" if len(present) > 8 else "")
+    raise DataError(
+        f"{folder} has no files of data.split = {split!r}, data.subset = {subset!r}; "
+        f"set the two to match one of its files: {listed}"
+    )
+
+
+def _homes(subset: str | None) -> tuple[str, ...]:
+    return (subset, f"data/{subset}") if subset else ("data", ".")
+
+
+def _download(name: str, split: str, subset: str | None) -> Path:
+    """A local copy of the split's files of a hub data set; an earlier copy is used again."""
+    from huggingface_hub import snapshot_download
+
+    homes = ["" if home == "." else f"{home}/" for home in _homes(subset)]
+    patterns = [f"{home}{split}{rest}" for home in homes for rest in ("-*", ".*", "/*")]
+    try:
+        return Path(snapshot_download(name, repo_type="dataset", allow_patterns=patterns))
+    except Exception as error:  # Whatever the hub client raises (offline, no such name, no access) ends here.
+        raise DataError(
+            f"data.source = {name!r} is no local file or folder, and as a hub data set it cannot be had: "
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}; "
+            "set it to a local copy, or check the name and the connection"
+        ) from error
+
+
+def read_records(file: Path) -> Iterator[Record]:
+    """The rows of one file; DataError names the line of the first one that is not a JSON object."""
+    return _parquet(file) if file.suffix == ".parquet" else _jsonl(file)
+
+
+def _jsonl(file: Path) -> Iterator[Record]:
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            place = f"{file}:{number}"
+            try:
+                fields = json.loads(line)
+            except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+                raise DataError(f"{place}: is not valid JSON ({error}); one object a line is expected") from None
+            if not isinstance(fields, dict):
+                raise DataError(f"{place}: holds a {type(fields).__name__}; one object a line is expected")
+            yield Record(place, f"{file.stem}/{number}", fields)
+
+
+def _parquet(file: Path) -> Iterator[Record]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        reader = pyarrow.parquet.ParquetFile(file)
+        number = 0
+        for batch in reader.iter_batches(batch_size=1024):
+            for fields in batch.to_pylist():
+                number += 1
+                yield Record(f"{file}, row {number}", f"{file.stem}/{number}", fields)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{file}: cannot be read as parquet: {error}") from None
+
+
+def sha256_of_file(file: Path) -> str:
+    """Hex SHA-256 of a file's bytes."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,286 @@
+"""Generated word problems: the embedded task, so that a run needs no download.
+
+Every problem is plain English with whole numbers, needs one step (easy), two (medium) or three (hard), and
+comes with a worked answer that ends in the result in a box. Free of torch.
+
+Train and held-out problems are disjoint by construction: a problem's side is decided by a hash of the
+calculation that it asks for, whatever the names, the things and the seed. So no held-out calculation is ever
+seen in training, not even in other words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from gxpo_trainer.types import Prompt
+
+Difficulty = Literal["easy", "medium", "hard"]
+Split = Literal["train", "heldout"]
+DIFFICULTIES: tuple[Difficulty, ...] = get_args(Difficulty)
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+HELDOUT_SHARE = 5
+"""One calculation in so many belongs to the held-out side."""
+MAX_NUMBER = 199
+"""No number of a problem or of its worked answer is larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class WordProblem:
+    """A problem and its worked answer, e.g. `6*8=48, 48+15=63, so \\boxed{63}`.
+
+    `prompt.gold` is the result as plain digits; `prompt.extra` holds `difficulty`, `family` and
+    `calculation` (the steps that decide the side).
+    """
+
+    prompt: Prompt
+    solution: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """A kind of problem. Steps are over the text's numbers a, b, c, d and earlier results x, y."""
+
+    name: str
+    difficulty: Difficulty
+    steps: tuple[str, ...]
+    ranges: dict[str, tuple[int, int]]
+    text: str
+
+
+_FAMILIES = (
+    _Family(
+        "gain",
+        "easy",
+        ("a+b",),
+        {"a": (5, 60), "b": (3, 39)},
+        "{name} has {a} {things}. {who} gets {b} more. How many does {name} have now?",
+    ),
+    _Family(
+        "loss",
+        "easy",
+        ("a-b",),
+        {"a": (12, 90), "b": (3, 60)},
+        "{name} has {a} {things}. {who} gives away {b}. How many are left?",
+    ),
+    _Family(
+        "bags",
+        "easy",
+        ("a*b",),
+        {"a": (2, 9), "b": (2, 12)},
+        "{name} buys {a} bags with {b} {things} in each bag. How many are there?",
+    ),
+    _Family(
+        "share",
+        "easy",
+        ("a/b",),
+        {"a": (6, 96), "b": (2, 9)},
+        "{name} shares {a} {things} equally among {b} friends. How many does each friend get?",
+    ),
+    _Family(
+        "gain_loss",
+        "medium",
+        ("a+b", "x-c"),
+        {"a": (5, 60), "b": (3, 39), "c": (3, 40)},
+        "{name} has {a} {things}, gets {b} more and gives away {c}. How many are left?",
+    ),
+    _Family(
+        "stock_and_bags",
+        "medium",
+        ("b*c", "a+x"),
+        {"a": (5, 40), "b": (2, 9), "c": (2, 9)},
+        "{name} has {a} {things} and buys {b} bags of {c} {things}. How many does {name} have now?",
+    ),
+    _Family(
+        "bags_loss",
+        "medium",
+        ("a*b", "x-c"),
+        {"a": (2, 9), "b": (2, 12), "c": (3, 40)},
+        "{name} buys {a} bags of {b} {things} and gives away {c}. How many are left?",
+    ),
+    _Family(
+        "share_and_stock",
+        "medium",
+        ("a/b", "c+x"),
+        {"a": (6, 81), "b": (2, 9), "c": (3, 40)},
+        "{a} {things} are shared equally among {b} friends. {name}, one of them, has {c} already. "
+        "How many does {name} have now?",
+    ),
+    _Family(
+        "join_and_box",
+        "medium",
+        ("a+b", "x/c"),
+        {"a": (3, 50), "b": (3, 40), "c": (2, 9)},
+        "{name} puts {a} red and {b} blue {things} equally into {c} boxes. How many are in each box?",
+    ),
+    _Family(
+        "more_together",
+        "medium",
+        ("a+b", "a+x"),
+        {"a": (5, 40), "b": (3, 30)},
+        "{name} has {a} {things}. {other} has {b} more than {name}. How many do they have together?",
+    ),
+    _Family(
+        "two_kinds",
+        "hard",
+        ("a*b", "c*d", "x+y"),
+        {"a": (2, 9), "b": (2, 9), "c": (2, 9), "d": (2, 9)},
+        "{name} buys {a} bags of {b} {things} and {c} boxes of {d} {things}. How many are there?",
+    ),
+    _Family(
+        "stock_bags_loss",
+        "hard",
+        ("b*c", "a+x", "y-d"),
+        {"a": (5, 40), "b": (2, 9), "c": (2, 9), "d": (3, 40)},
+        "{name} has {a} {things}, buys {b} bags of {c} {things} and gives away {d}. How many are left?",
+    ),
+    _Family(
+        "bags_loss_share",
+        "hard",
+        ("a*b", "x-c", "y/d"),
+        {"a": (2, 9), "b": (2, 12), "c": (3, 40), "d": (2, 9)},
+        "{name} buys {a} bags of {b} {things}, gives away {c} and puts the rest equally into {d} boxes. "
+        "How many are in each box?",
+    ),
+    _Family(
+        "more_together_share",
+        "hard",
+        ("a+b", "a+x", "y/c"),
+        {"a": (5, 40), "b": (3, 30), "c": (2, 9)},
+        "{name} has {a} {things}. {other} has {b} more than {name}. They share them all equally among {c} friends. "
+        "How many does each friend get?",
+    ),
+    _Family(
+        "savings",
+        "hard",
+        ("a*b", "x-c", "d+y"),
+        {"a": (2, 9), "b": (2, 12), "c": (3, 40), "d": (3, 40)},
+        "{name} finds {a} {things} a day for {b} days, gives away {c} and then gets {d} more. "
+        "How many does {name} have now?",
+    ),
+)
+FAMILIES: tuple[str, ...] = tuple(family.name for family in _FAMILIES)
+
+_PEOPLE = (
+    ("Anna", "She"),
+    ("Ben", "He"),
+    ("Carla", "She"),
+    ("David", "He"),
+    ("Emma", "She"),
+    ("Felix", "He"),
+    ("Grace", "She"),
+    ("Henry", "He"),
+    ("Iris", "She"),
+    ("Jonas", "He"),
+)
+_THINGS = ("apples", "beads", "books", "cards", "coins", "cups", "eggs", "marbles", "pears", "pens", "shells", "stamps")
+
+
+def generate(
+    split: Split, num_problems: int, seed: int, difficulty: tuple[Difficulty, ...] = DIFFICULTIES
+) -> list[WordProblem]:
+    """Draw `num_problems` distinct problems of one side, the levels in equal shares, in random order.
+
+    The same arguments give the same list on every machine; a shorter list is a prefix of a longer one.
+    Raises ValueError for an unknown side or level, a negative count, or more problems than there are.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split is {split!r}; use one of {', '.join(SPLITS)}")
+    if num_problems < 0:
+        raise ValueError(f"num_problems is {num_problems}; set it to 0 or more")
+    unknown = [level for level in difficulty if level not in DIFFICULTIES]
+    if unknown or not difficulty:
+        raise ValueError(f"difficulty is {difficulty!r}; name at least one of {', '.join(DIFFICULTIES)}")
+    levels = [level for level in DIFFICULTIES if level in difficulty]
+    families = {level: [family for family in _FAMILIES if family.difficulty == level] for level in levels}
+    rng = random.Random(f"gxpo word problems {split} {seed} {' '.join(levels)}")
+    problems: list[WordProblem] = []
+    seen: set[str] = set()
+    order: list[Difficulty] = []
+    while len(problems) < num_problems:
+        if not order:
+            order = rng.sample(levels, len(levels))
+        problem = _draw_new(rng, families[order.pop()], split, seen)
+        if problem is None:
+            raise ValueError(
+                f"num_problems is {num_problems}, but no new {split} problem was found after {len(problems)}; lower it"
+            )
+        problems.append(problem)
+    return problems
+
+
+def side_of(calculation: str) -> Split:
+    """The side that a calculation such as `6*8;15+48` belongs to, for every seed."""
+    digest = hashlib.sha256(f"gxpo word problem {calculation}".encode()).digest()
+    return "heldout" if int.from_bytes(digest[:8], "big") % HELDOUT_SHARE == 0 else "train"
+
+
+def _draw_new(rng: random.Random, families: list[_Family], split: Split, seen: set[str]) -> WordProblem | None:
+    """One problem of this side that was not drawn before, or None after many attempts.
+
+    The family is drawn first and kept, so that families in which few draws come out whole are not rare.
+    """
+    for _ in range(20):
+        family = rng.choice(families)
+        for _ in range(5000):
+            worked = _work_out(family, {letter: rng.randint(*bounds) for letter, bounds in family.ranges.items()})
+            if worked is None or side_of(worked.calculation) != split:
+                continue
+            problem = _in_words(rng, family, worked)
+            if problem.prompt.text not in seen:
+                seen.add(problem.prompt.text)
+                return problem
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Worked:
+    numbers: dict[str, int]
+    lines: tuple[str, ...]
+    calculation: str
+    result: int
+
+
+def _work_out(family: _Family, numbers: dict[str, int]) -> _Worked | None:
+    """Do the steps; None when one of them leaves the whole numbers from 2 to MAX_NUMBER."""
+    values = dict(numbers)
+    lines: list[str] = []
+    canonical: list[str] = []
+    result = 0
+    for step, target in zip(family.steps, "xyz", strict=False):
+        match = re.fullmatch(r"(\w)([-+*/])(\w)", step)
+        assert match is not None
+        left, operator, right = values[match[1]], match[2], values[match[3]]
+        outcome = _apply(left, operator, right)
+        if outcome is None:
+            return None
+        result = values[target] = outcome
+        lines.append(f"{left}{operator}{right}={result}")
+        # 3+5 and 5+3 are one calculation, so that a swapped copy cannot cross to the other side.
+        first, second = sorted((left, right)) if operator in "+*" else (left, right)
+        canonical.append(f"{first}{operator}{second}")
+    return _Worked(numbers, tuple(lines), ";".join(canonical), result)
+
+
+def _apply(left: int, operator: str, right: int) -> int | None:
+    if operator == "/":
+        outcome, remainder = divmod(left, right)
+        return outcome if remainder == 0 and outcome >= 2 else None
+    outcome = {"+": left + right, "-": left - right, "*": left * right}[operator]
+    return outcome if 2 <= outcome <= MAX_NUMBER else None
+
+
+def _in_words(rng: random.Random, family: _Family, worked: _Worked) -> WordProblem:
+    (name, who), (other, _) = rng.sample(_PEOPLE, 2)
+    text = family.text.format(name=name, who=who, other=other, things=rng.choice(_THINGS), **worked.numbers)
+    prompt = Prompt(
+        id=f"word-{hashlib.sha256(text.encode()).hexdigest()[:16]}",
+        text=text,
+        gold=str(worked.result),
+        extra={"difficulty": family.difficulty, "family": family.name, "calculation": worked.calculation},
+    )
+    return WordProblem(prompt, f"{', '.join(worked.lines)}, so \\boxed{{{worked.result}}}")

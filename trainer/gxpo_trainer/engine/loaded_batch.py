@@ -1,0 +1,90 @@
+"""A rank's share of a step batch, packed, and what its first passes found out about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gxpo_trainer.algo.batch import Layout, MicroBatch, StepBatch, idle_micro_batch, pack
+from gxpo_trainer.algo.losses import MAXIMA, combine_statistics, finish_statistics
+from gxpo_trainer.config import LearnerConfig
+from gxpo_trainer.types import Metrics
+
+Statistics = dict[str, Tensor]
+"""float64 scalars of algo.losses.policy_loss."""
+
+
+@dataclass
+class LoadedBatch:
+    """Micro-batches on the device, in the order in which every pass runs them.
+
+    real: those of the batch. idle: passes that count for nothing, so that all ranks make as many: ZeRO stages 2 and 3
+    communicate in each. old, reference: log π_old and log π_ref, one float32[T] a real micro-batch; None until known.
+    first_pass: statistics of the first pass over the batch, of all ranks together.
+    """
+
+    real: list[MicroBatch]
+    idle: list[MicroBatch]
+    old: list[Tensor] | None = None
+    reference: list[Tensor] | None = None
+    first_pass: Statistics | None = None
+
+    @property
+    def num_passes(self) -> int:
+        """Forward passes a rank makes over the batch."""
+        return len(self.real) + len(self.idle)
+
+
+def load_share(
+    batch: StepBatch, settings: LearnerConfig, *, layout: Layout, pad_id: int, device: torch.device
+) -> LoadedBatch:
+    """Pack this rank's share. Collective: the ranks agree on the number of passes."""
+    micros = pack(
+        batch,
+        token_budget=settings.token_budget,
+        layout=layout,
+        aggregation=settings.loss.aggregation,
+        pad_id=pad_id,
+    )
+    count = torch.tensor([len(micros)], dtype=torch.int64, device=device)
+    torch.distributed.all_reduce(count, op=torch.distributed.ReduceOp.MAX)
+    idle = [idle_micro_batch(pad_id) for _ in range(int(count.item()) - len(micros))]
+    return LoadedBatch([micro.to(device) for micro in micros], [micro.to(device) for micro in idle])
+
+
+def sum_over_ranks(values: Tensor, device: torch.device) -> Tensor:
+    """Sum of a small float64 vector over all ranks."""
+    total = values.to(device=device, dtype=torch.float64, copy=True)
+    torch.distributed.all_reduce(total)
+    return total
+
+
+def statistics_over_ranks(parts: Sequence[Statistics], device: torch.device) -> Statistics:
+    """Statistics of this rank's micro-batches combined, then those of all ranks."""
+    own: Statistics | None = None
+    for part in parts:
+        own = combine_statistics(own, part)
+    assert own is not None, "a rank has at least one micro-batch"
+    sums, maxima = sorted(own.keys() - MAXIMA), sorted(own.keys() & MAXIMA)
+    total = sum_over_ranks(torch.stack([own[name].double() for name in sums]), device)
+    largest = torch.stack([own[name].double() for name in maxima])
+    torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
+    return dict(zip(sums, total, strict=True)) | dict(zip(maxima, largest, strict=True))
+
+
+def first_pass_gap(batches: Sequence[LoadedBatch]) -> tuple[float, float]:
+    """Mean and maximum of |log π_learner − log π_sampler| over the tokens in the loss of all batches that had a pass.
+
+    (0, 0) when no token is in the loss. Raises RuntimeError before the first pass.
+    """
+    total: Statistics | None = None
+    for batch in batches:
+        if batch.first_pass is not None:
+            total = combine_statistics(total, batch.first_pass)
+    if total is None:
+        raise RuntimeError("no pass was made on this batch yet: call backward() or fix_old_logprobs() first")
+    metrics: Metrics = finish_statistics(total)
+    return metrics.get("logprob_gap_mean", 0.0), metrics.get("logprob_gap_max", 0.0)

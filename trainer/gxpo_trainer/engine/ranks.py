@@ -1,0 +1,286 @@
+"""The learner as Ray actors: one DeepSpeed rank each, driven as one.
+
+`LearnerGroup` is the controller's side, `LearnerRank` the actor's. Every call goes to all ranks at once (SPMD);
+rank 0 answers. When a rank dies its peers may hang in a collective, so the whole group is ended and rebuilt.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from gxpo_trainer.algo.batch import StepBatch, shard
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.engine.placement import Placement
+from gxpo_trainer.types import Metrics, StepReport
+
+if TYPE_CHECKING:
+    from gxpo_trainer.engine.weight_sync import WeightManifest
+
+
+class LearnerDied(Exception):
+    """A learner process ended in mid-call (killed, out of memory). The controller recovers from a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the learner reports of one training step; passes are in units of the full step batch."""
+
+    metrics: Metrics
+    backward_passes: float
+    diagnostic_passes: float
+    gap_mean: float
+    gap_max: float
+    finite: bool
+    fallback: str | None
+    update_s: float
+    diagnostics_s: float
+
+
+class LearnerRank:
+    """One rank in its own process. `setup` once, then `train_step`, `publish`, `save` in any order."""
+
+    def __init__(self, config: RunConfig, rank: int, world_size: int) -> None:
+        self.config, self.rank, self.world_size = config, rank, world_size
+
+    def endpoint(self) -> tuple[str, int]:
+        """An address and a free port of this host, for the ranks to meet at."""
+        address = ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+            return address, int(probe.getsockname()[1])
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def setup(self, address: str, port: int, device: str, threads: int) -> None:
+        """Build the engine. Heavy modules are imported here, in the actor's process alone."""
+        import torch
+
+        torch.set_num_threads(threads)
+        from gxpo_trainer.engine.learner import DeepSpeedLearner
+        from gxpo_trainer.rules.registry import make_rule
+
+        self.learner = DeepSpeedLearner(
+            self.config,
+            rank=self.rank,
+            world_size=self.world_size,
+            master_address=address,
+            master_port=port,
+            device="gpu" if device == "gpu" else "cpu",
+        )
+        self.rule = make_rule(self.config.learner.rule)
+        self.publisher: Any = None
+
+    def train_step(self, batches: list[StepBatch], learning_rate: float, diagnose: bool) -> StepResult:
+        """One rule step a mini-batch. batches: this rank's shares, one a mini-batch."""
+        self.learner.set_learning_rate(learning_rate)
+        begin = time.perf_counter()
+        self.learner.load_batches(batches)
+        extra: Metrics = {}
+        diagnostic_passes = 0
+        loaded = time.perf_counter()
+        if diagnose:
+            extra, diagnostic_passes = self._diagnose()
+        measured = time.perf_counter()
+        reports: list[StepReport] = []
+        for index in range(len(batches)):
+            self.learner.use_batch(index)
+            reports.append(self.rule.step(self.learner))
+        gap_mean, gap_max = self.learner.logprob_gap()
+        done = time.perf_counter()
+        count = len(batches)
+        return StepResult(
+            metrics={**extra, **reports[-1].metrics},
+            backward_passes=sum(r.backward_passes for r in reports) / count,
+            diagnostic_passes=diagnostic_passes / count,
+            gap_mean=gap_mean,
+            gap_max=gap_max,
+            finite=all(r.finite for r in reports),
+            fallback=next((r.fallback for r in reports if r.fallback), None),
+            update_s=(loaded - begin) + (done - measured),
+            diagnostics_s=measured - loaded,
+        )
+
+    def _diagnose(self) -> tuple[Metrics, int]:
+        from gxpo_trainer.rules.diagnostics import ratio_noise, take_trajectory
+        from gxpo_trainer.rules.gxpo import GXPO
+
+        if not isinstance(self.rule, GXPO) or not self.rule.gate.active:
+            return {}, 0
+        metrics: Metrics = {}
+        passes = 0
+        if self.config.diagnostics.noise_floor:
+            metrics = ratio_noise(self.learner, self.rule.settings.delta)
+            passes += 2
+        self.rule.trajectory = take_trajectory(self.learner, self.rule.settings.k)
+        return metrics, passes + self.rule.settings.k
+
+    def publish(self, version: int) -> tuple[WeightManifest | None, float | None]:
+        """Hand the present weights to the sampler's side. Collective.
+
+        Rank 0 returns the manifest and the share of weights, as the forward pass uses them, that differ from the
+        version published before (None for the first).
+        """
+        if self.rank:
+            for _ in self.learner.full_weights():
+                pass
+            return None, None
+        if self.publisher is None:
+            from gxpo_trainer.engine.weight_sync import SharedMemoryPublisher
+
+            self.publisher = SharedMemoryPublisher()
+        manifest: WeightManifest = self.publisher.publish(version, self.learner.full_weights())
+        return manifest, self.publisher.changed_fraction(manifest)
+
+    def perturb(self, scale: float, seed: int) -> None:
+        """Canary: move every weight by a visible, reproducible amount; `restore` undoes it to the bit."""
+        import torch
+
+        from gxpo_trainer.rules.plain import snapshot
+
+        self._before = snapshot(self.learner.parameters(), None)
+        for index, shard_ in enumerate(self.learner.parameters()):
+            noise = torch.Generator().manual_seed(seed + 1000 * self.rank + index)
+            step = torch.randn(shard_.shape, generator=noise).to(shard_.device)
+            shard_.add_(step * scale * shard_.abs().mean() if shard_.numel() else step)
+        self.learner.publish()
+
+    def restore(self) -> None:
+        from gxpo_trainer.rules.plain import snapshot
+
+        snapshot(self._before, self.learner.parameters())
+        del self._before
+        self.learner.publish()
+
+    def gap(self, batch: StepBatch) -> tuple[float, float]:
+        """Mean and largest log-prob gap to the sampler on a batch, without touching anything. Collective."""
+        self.learner.load_batch(batch)
+        self.learner.fix_old_logprobs()
+        return self.learner.logprob_gap()
+
+    def save(self, folder: str) -> dict[str, Any]:
+        """Write this rank's part of a checkpoint; rank 0 the policy as well. Collective. Returns the rule's state."""
+        from safetensors.torch import save_file
+
+        root = Path(folder)
+        tensors, meta = self.learner.state_dict()
+        save_file(
+            {name: t.contiguous() for name, t in tensors.items()}, root / "learner" / f"rank-{self.rank}.safetensors"
+        )
+        (root / "learner" / f"rank-{self.rank}.json").write_text(json.dumps(meta), encoding="utf-8")
+        self._write_policy(root)
+        return self.rule.state_dict()
+
+    def _write_policy(self, root: Path) -> None:
+        from gxpo_trainer.models.export import write_adapter, write_policy
+
+        write_policy(self.learner, self.config, root / "policy")
+        if self.config.learner.lora is not None:
+            write_adapter(self.learner, self.config, root / "adapter")
+
+    def load(self, folder: str, rule_state: dict[str, Any]) -> None:
+        """Continue from `save`, bit for bit. Collective."""
+        from safetensors.torch import load_file
+
+        base = Path(folder) / f"rank-{self.rank}"
+        meta = json.loads(base.with_suffix(".json").read_text(encoding="utf-8"))
+        self.learner.load_state_dict(load_file(base.with_suffix(".safetensors")), meta)
+        self.rule.load_state_dict(rule_state)
+
+    def peak_memory_bytes(self) -> int:
+        """Largest resident set of this process so far."""
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def close(self) -> None:
+        if self.publisher is not None:
+            self.publisher.close()
+
+
+class LearnerGroup:
+    """All ranks as one learner.
+
+    Order: `start`, then calls; after LearnerDied: `restart`, then `load` (or nothing, for the start policy).
+    """
+
+    def __init__(self, config: RunConfig, placement: Placement) -> None:
+        self.config, self.placement = config, placement
+        self.ranks: list[Any] = []
+
+    def start(self) -> None:
+        """Start all ranks and wait until their engines stand."""
+        size = self.config.placement.learner_ranks
+        actor = ray.remote(LearnerRank).options(**self.placement.learner_options())
+        self.ranks = [actor.remote(self.config, rank, size) for rank in range(size)]
+        address, port = self._get([self.ranks[0].endpoint.remote()])[0]
+        self.all("setup", address, port, self.placement.device, self.placement.learner_threads)
+
+    def restart(self) -> None:
+        """End every rank that is left (they may hang in a collective) and start anew."""
+        self.kill()
+        self.start()
+
+    def kill(self) -> None:
+        for rank in self.ranks:
+            ray.kill(rank, no_restart=True)
+        self.ranks = []
+
+    def close(self) -> None:
+        """Let the ranks free what outlives them (shared memory), then end them."""
+        if self.ranks:
+            try:
+                self.all("close")
+            except LearnerDied:
+                self.ranks = self.ranks[1:]
+        self.kill()
+
+    def all(self, method: str, *arguments: Any) -> Any:
+        """Call a method on every rank; rank 0's answer. Raises LearnerDied when a rank ends meanwhile."""
+        return self._get([getattr(rank, method).remote(*arguments) for rank in self.ranks])[0]
+
+    def train_step(self, batches: Sequence[StepBatch], learning_rate: float, *, diagnose: bool) -> StepResult:
+        """One training step on the mini-batches, each sharded over the ranks."""
+        shares = [shard(batch, len(self.ranks)) for batch in batches]
+        calls = [
+            rank.train_step.remote([share[index] for share in shares], learning_rate, diagnose)
+            for index, rank in enumerate(self.ranks)
+        ]
+        result: StepResult = self._get(calls)[0]
+        return result
+
+    def gap(self, batch: StepBatch) -> tuple[float, float]:
+        """See LearnerRank.gap."""
+        shares = shard(batch, len(self.ranks))
+        found: tuple[float, float] = self._get(
+            [rank.gap.remote(share) for rank, share in zip(self.ranks, shares, strict=True)]
+        )[0]
+        return found
+
+    def writer(self, collected: dict[str, Any]) -> Callable[[Path], None]:
+        """For CheckpointStore.save: fills a checkpoint folder and leaves the rule's state in `collected`."""
+
+        def write(folder: Path) -> None:
+            collected.update(self.all("save", str(folder)))
+
+        return write
+
+    def _get(self, calls: list[Any]) -> list[Any]:
+        """Answers of all ranks. One dead rank is enough to give up: its peers would wait for it for ever."""
+        pending = list(calls)
+        try:
+            while pending:
+                ready, pending = ray.wait(pending, num_returns=1)
+                ray.get(ready)
+            return list(ray.get(calls))
+        except ray.exceptions.RayActorError as error:
+            raise LearnerDied(str(error).strip().splitlines()[0]) from error

@@ -1,0 +1,108 @@
+"""Submitting requests to an in-process vLLM engine and collecting what they produce, for vLLM 0.32.
+
+vLLM's own front end turns every step's output of every request into Python objects for detokenising and
+streaming. Training needs neither, so requests go straight to the engine's core (`add_request`, `get_output`: the
+protocol between vLLM's front end and core) and tokens are only collected until their request ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(slots=True)
+class Response:
+    """What one request has produced so far; `finish_reason` is vLLM's word and None while it runs."""
+
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    _logprobs: list[npt.NDArray[np.float32]] = field(default_factory=list)
+
+    @property
+    def logprobs(self) -> npt.NDArray[np.float32]:
+        """float32[length]: log-probability of each token, processed as it was for sampling."""
+        # Each step's array is [tokens of the step, 1]: the sampled token is the only column asked for.
+        return np.concatenate(self._logprobs)[:, 0]
+
+
+class EngineDriver:
+    """Requests in, finished responses out, with nothing between the caller and the engine's core."""
+
+    def __init__(self, llm: Any) -> None:
+        self._engine = llm.llm_engine
+        self._core = self._engine.engine_core
+        self._running: dict[str, Response] = {}
+        self._submitted = 0
+
+    @property
+    def running(self) -> bool:
+        return bool(self._running)
+
+    def submit(
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        seeds: Sequence[int | None],
+        cache_salt: str,
+    ) -> list[Response]:
+        """One request a seed (None: the engine's own stream) for the same prompt; the responses fill as `step` runs.
+
+        cache_salt: enters the prefix cache's keys; only requests of the same salt share blocks.
+        """
+        from vllm import SamplingParams, TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            temperature=temperature,
+            max_tokens=max_new_tokens,
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        template = self._engine.input_processor.process_inputs(
+            str(self._submitted),
+            TokensPrompt(prompt_token_ids=list(token_ids), cache_salt=cache_salt),
+            params,
+            supported_tasks=self._engine.get_supported_tasks(),
+        )
+        responses = []
+        for seed in seeds:
+            request = copy(template)
+            request.request_id = f"sample-{self._submitted}"
+            if seed is not None:
+                request.sampling_params = copy(template.sampling_params)
+                request.sampling_params.seed = seed
+            self._submitted += 1
+            self._core.add_request(request)
+            responses.append(Response())
+            self._running[request.request_id] = responses[-1]
+        return responses
+
+    def step(self) -> list[Response]:
+        """Run the engine once; returns the responses that this finished."""
+        finished = []
+        for output in self._core.get_output().outputs:
+            response = self._running.get(output.request_id)
+            if response is None:
+                continue  # aborted before
+            response.token_ids.extend(output.new_token_ids)
+            if output.new_logprobs is not None:
+                response._logprobs.append(output.new_logprobs.logprobs)
+            if output.finish_reason is not None:
+                response.finish_reason = str(output.finish_reason)
+                del self._running[output.request_id]
+                finished.append(response)
+        return finished
+
+    def abort(self) -> None:
+        """Drop everything that still runs."""
+        self._core.abort_requests(list(self._running))
+        self._running.clear()

@@ -1,0 +1,167 @@
+"""The policy and its tokenizer, from the embedded starter, a local transformers folder or a hub name.
+
+Only safetensors weights are read: a pickled checkpoint can run code. What makes two passes over one batch
+differ by chance (dropout) is turned off here, because every look-ahead rule compares gradients of the same function.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from gxpo_trainer.config import LoraConfig, ModelConfig
+from gxpo_trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+STARTER = "starter"
+STARTER_FOLDER = Path(__file__).with_name("starter_policy")
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+FOLDER_FIX = "set model.path to `starter`, to a folder written by save_pretrained, or to a hub name such as org/model"
+
+
+def resolve_model(config: ModelConfig) -> str:
+    """The folder, or the hub name, that `model.path` stands for. Free of torch; reads no weights.
+
+    Raises ConfigError when a folder is missing or lacks its config, or its weights in safetensors form.
+    """
+    if config.path == STARTER:
+        return str(_checked_folder(STARTER_FOLDER, config.path))
+    folder = Path(config.path).expanduser()
+    if folder.is_dir():
+        return str(_checked_folder(folder, config.path))
+    if folder.exists():
+        raise ConfigError(f"model.path = {config.path!r} is a file, not a model folder; {FOLDER_FIX}")
+    if not HUB_NAME.fullmatch(config.path):
+        raise ConfigError(f"model.path = {config.path!r}: there is no such folder; {FOLDER_FIX}")
+    return config.path
+
+
+def load_policy(
+    config: ModelConfig, *, precision: Literal["fp32", "bf16"], lora: LoraConfig | None = None
+) -> PreTrainedModel:
+    """A causal LM with parameters in `precision`, in training mode without any dropout; under PEFT when `lora` is set.
+
+    With LoRA only the adapter's parameters require a gradient. Adapters are drawn from torch's global generator:
+    seed it for a reproducible start.
+
+    Raises ConfigError for a model that is missing, is not a causal LM, or lacks the LoRA target modules.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    source = resolve_model(config)
+    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+    try:
+        model_config = AutoConfig.from_pretrained(source, trust_remote_code=config.trust_remote_code)
+        _without_dropout(model_config)
+        model = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=model_config,
+            dtype=dtype,
+            attn_implementation="sdpa" if config.attention == "auto" else config.attention,
+            use_safetensors=True,
+            trust_remote_code=config.trust_remote_code,
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(
+            f"model.path = {config.path!r} cannot be loaded: {_first_line(error)}; {FOLDER_FIX}"
+        ) from error
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if lora is not None:
+        model = _with_adapter(model, lora)
+    # Training mode, because gradient checkpointing acts only there; nothing random is left that it could turn on.
+    model.train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """The model's own tokenizer. A missing padding token becomes the end-of-sequence token.
+
+    Raises ConfigError when there is none, or when it has no end-of-sequence token.
+    """
+    from transformers import AutoTokenizer
+
+    source = resolve_model(config)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(
+            f"model.path = {config.path!r} has no usable tokenizer: {_first_line(error)}; "
+            "save one beside the weights with tokenizer.save_pretrained"
+        ) from error
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(
+            f"model.path = {config.path!r}: the tokenizer has no end-of-sequence token, so no response could end; "
+            "set eos_token in tokenizer_config.json"
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _checked_folder(folder: Path, setting: str) -> Path:
+    if not folder.is_dir():
+        raise ConfigError(f"model.path = {setting!r}: there is no folder {folder.name}; {FOLDER_FIX}")
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"model.path = {setting!r} has no config.json; {FOLDER_FIX}")
+    weights = [folder / name for name in WEIGHTS if (folder / name).is_file()]
+    if not weights:
+        raise ConfigError(
+            f"model.path = {setting!r} has neither {' nor '.join(WEIGHTS)}; "
+            "write the weights as safetensors with model.save_pretrained"
+        )
+    if weights[0].suffix == ".json":
+        shards = set(json.loads(weights[0].read_text(encoding="utf-8")).get("weight_map", {}).values())
+        missing = sorted(name for name in shards if not (folder / name).is_file())
+        if missing:
+            raise ConfigError(f"model.path = {setting!r} lacks the weight file {missing[0]}; copy the whole folder")
+    return folder
+
+
+def _without_dropout(config: Any) -> None:
+    """Set every dropout probability of a transformers config, nested ones included, to 0."""
+    for name, value in vars(config).items():
+        if (
+            isinstance(value, (int, float))
+            and not isinstance(value, bool)
+            and re.search(r"(dropout|drop|pdrop)$", name)
+        ):
+            setattr(config, name, 0.0)
+        elif hasattr(value, "model_type"):
+            _without_dropout(value)
+
+
+def _with_adapter(model: Any, lora: LoraConfig) -> Any:
+    from peft import LoraConfig as PeftLoraConfig
+    from peft import TaskType, get_peft_model
+
+    adapter = PeftLoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=0.0,
+        target_modules=list(lora.target_modules),
+        task_type=TaskType.CAUSAL_LM,
+    )
+    try:
+        # One dtype for all parameters: the engine keeps fp32 masters of the adapter itself.
+        return get_peft_model(model, adapter, autocast_adapter_dtype=False)
+    except ValueError as error:
+        raise ConfigError(
+            f"learner.lora.target_modules = {list(lora.target_modules)} does not fit the model: {_first_line(error)}; "
+            "name linear layers of the model, e.g. q_proj, k_proj, v_proj, o_proj"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

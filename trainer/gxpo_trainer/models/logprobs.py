@@ -1,0 +1,152 @@
+"""Log-probabilities of response tokens, in bounded memory.
+
+A causal LM's logits are [rows, width, vocabulary]: with 152 k words and 4,096 tokens, 2.5 GB in fp32, and several
+times that with softmax and gradient. But the loss needs one number a response token. So only the positions that
+predict one pass through the head, in chunks; each chunk's logits exist only while it is worked on, and the backward
+pass computes them again. Where all logits fit into one chunk they are kept, and nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gxpo_trainer.algo.batch import MicroBatch
+from gxpo_trainer.algo.losses import TokenOutputs
+
+CHUNK_ELEMENTS = 2**25
+"""Most logits (tokens × vocabulary) that exist at the same time, per copy: 128 MB in fp32."""
+
+
+class PolicyModule(nn.Module):
+    """A transformers causal LM (bare or under PEFT LoRA) that answers with log-probabilities of response tokens.
+
+    Inside DeepSpeed the backbone is called as a module and the head's weight is a direct parameter of a module of
+    its own (`scorer`), so ZeRO-3's hooks gather both. The weight is shared with the model, not copied:
+    `named_parameters()` lists it once, under the model's name.
+
+    Raises ValueError for a model whose logits are not a plain linear map of its hidden states.
+    """
+
+    head: nn.Linear
+    backbone: nn.Module
+
+    def __init__(self, model: Any, *, chunk_elements: int = CHUNK_ELEMENTS) -> None:
+        super().__init__()
+        self.model = model
+        causal_lm = model.get_base_model() if hasattr(model, "get_base_model") else model
+        _check_plain_head(causal_lm)
+        self.scorer = TokenScorer(causal_lm.get_output_embeddings(), chunk_elements)
+        # Not registered a second time: they are parts of `model`.
+        object.__setattr__(self, "head", causal_lm.get_output_embeddings())
+        object.__setattr__(self, "backbone", getattr(causal_lm, causal_lm.base_model_prefix))
+
+    def forward(self, micro: MicroBatch, temperature: float, with_entropy: bool) -> TokenOutputs:
+        """log π(token), float32[T], with gradient; entropy of the predicting distribution, float32[T], without."""
+        if self.scorer.weight is not self.head.weight:
+            raise RuntimeError("the head's weight was replaced after PolicyModule was built; build it last")
+        output = self.backbone(
+            input_ids=micro.input_ids,
+            position_ids=micro.position_ids,
+            attention_mask=micro.attention_mask,
+            use_cache=False,
+        )
+        hidden = output.last_hidden_state.flatten(0, 1).index_select(0, micro.target_index)
+        logprobs, entropy = self.scorer(hidden, micro.target_ids, temperature, with_entropy)
+        return TokenOutputs(logprobs, entropy if with_entropy else None)
+
+
+class TokenScorer(nn.Module):
+    """log softmax(W h / temperature)[target] for T hidden states, through the head's own weight."""
+
+    def __init__(self, head: nn.Linear, chunk_elements: int) -> None:
+        super().__init__()
+        if chunk_elements < 1:
+            raise ValueError(f"chunk_elements = {chunk_elements}; set it to at least 1")
+        self.weight = head.weight
+        self.vocab_size = head.weight.shape[0]
+        self.chunk_elements = chunk_elements
+
+    def forward(self, hidden: Tensor, targets: Tensor, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor]:
+        """hidden [T, width], targets int64[T] → log-probabilities float32[T], entropies float32[T] (or empty)."""
+        chunk = max(1, self.chunk_elements // self.vocab_size)
+        result: tuple[Tensor, Tensor] = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
+            hidden, self.weight, targets, temperature, chunk, with_entropy
+        )
+        return result
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    """d logπ(y)/dz = onehot(y) − softmax(z), with z = W h / temperature."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int, with_entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        logprobs = hidden.new_empty(hidden.shape[0], dtype=dtype)
+        entropy = hidden.new_empty(hidden.shape[0] if with_entropy else 0, dtype=dtype)
+        probabilities = None
+        for part in _parts(hidden.shape[0], chunk):
+            log_softmax = _log_softmax(hidden[part], weight, temperature)
+            logprobs[part] = log_softmax.gather(1, targets[part, None]).squeeze(1)
+            if with_entropy:
+                probabilities = log_softmax.exp()
+                entropy[part] = -torch.linalg.vecdot(probabilities, log_softmax)
+            elif hidden.shape[0] <= chunk:
+                probabilities = log_softmax.exp_()
+        ctx.kept = hidden.shape[0] <= chunk
+        ctx.save_for_backward(hidden, weight, targets, *([probabilities] if ctx.kept else []))
+        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad_logprobs: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        hidden, weight, targets, *kept = ctx.saved_tensors
+        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        num_tokens = hidden.shape[0]
+        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
+        # A sum over many chunks is kept in fp32: in bf16 each addition would lose what GXPO's ratio g¹/g⁰ lives on.
+        sum_dtype = weight.dtype if kept else torch.promote_types(weight.dtype, torch.float32)
+        grad_weight = torch.zeros_like(weight, dtype=sum_dtype) if needs_weight else None
+        for part in _parts(num_tokens, ctx.chunk):
+            grad_logits = kept[0] if kept else _log_softmax(hidden[part], weight, ctx.temperature).exp_()
+            scale = grad_logprobs[part, None] / ctx.temperature
+            grad_logits = grad_logits * -scale if kept else grad_logits.mul_(-scale)
+            grad_logits.scatter_add_(1, targets[part, None], scale)
+            grad_logits = grad_logits.to(weight.dtype)
+            if grad_hidden is not None:
+                grad_hidden[part] = (grad_logits @ weight).to(hidden.dtype)
+            if grad_weight is not None:
+                grad_weight += grad_logits.T @ hidden[part].to(weight.dtype)
+        if grad_weight is not None:
+            grad_weight = grad_weight.to(weight.dtype)
+        return grad_hidden, grad_weight, None, None, None, None
+
+
+def _parts(num_tokens: int, chunk: int) -> list[slice]:
+    return [slice(start, min(start + chunk, num_tokens)) for start in range(0, num_tokens, chunk)]
+
+
+def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    """float32[chunk, vocabulary]; the product in the weight's precision, like the sampler's."""
+    logits = (hidden.to(weight.dtype) @ weight.T).to(torch.promote_types(weight.dtype, torch.float32))
+    if temperature != 1.0:
+        logits = logits / temperature
+    return torch.log_softmax(logits, dim=-1)
+
+
+def _check_plain_head(causal_lm: Any) -> None:
+    head = causal_lm.get_output_embeddings()
+    name = type(causal_lm).__name__
+    if not isinstance(head, nn.Linear) or head.bias is not None:
+        raise ValueError(
+            f"model.path: the head of {name} is {type(head).__name__}, not a linear map without bias; use another model"
+        )
+    for setting in ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier"):
+        value = getattr(causal_lm.config, setting, None)
+        if value not in (None, 1, 1.0):
+            raise ValueError(f"model.path: {name} has {setting} = {value}, which is not supported; use another model")

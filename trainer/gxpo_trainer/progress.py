@@ -1,0 +1,158 @@
+"""What a person sees while a run trains: one live bar on a terminal, one plain line a step elsewhere.
+
+Progress is never worth a run: a stream that is closed or full silences it. It writes to stderr, so that
+stdout stays free for results; on a terminal, prints of the process appear above the bar.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
+from rich.text import Text
+
+from gxpo_trainer.config import BudgetConfig
+
+_WINDOW = 20
+"""Steps that the pace is taken over: a run gets faster when its gate shuts the look-ahead off."""
+
+
+class TrainingProgress:
+    """Reward, z-score, backward passes and time left, from the metric rows of the run.
+
+    budget: the bounds of the run; the share done is that of the bound nearest to its end, and the time
+    left follows from the pace of the last steps by the run's own clock (`time/elapsed_s`), so that nothing
+    here reads a clock. stream: stderr by default; `live` forces (True) or forbids (False) the bar.
+    """
+
+    def __init__(
+        self, budget: BudgetConfig, *, name: str = "train", stream: TextIO | None = None, live: bool | None = None
+    ) -> None:
+        self._budget = budget
+        self._name = name
+        self._stream: TextIO | None = stream if stream is not None else sys.stderr
+        self._pace: deque[tuple[float, float]] = deque(maxlen=_WINDOW)
+        self._progress: Progress | None = None
+        console = Console(file=self._stream, force_terminal=live, highlight=False)
+        if console.is_terminal and not console.is_dumb_terminal and live is not False:
+            width = 24 if console.width >= 110 else 10
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=width, table_column=Column(min_width=width)),
+                TextColumn("{task.fields[line]}", markup=False),
+            )
+            # Refreshed by each update and nothing else: a refresher thread would take CPU from the sampler.
+            self._progress = Progress(*columns, console=console, auto_refresh=False)
+            self._task = self._progress.add_task(name, total=1.0, line="starting")
+
+    def __enter__(self) -> Self:
+        if self._progress is not None:
+            self._guarded(self._progress.start)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._guarded(self._progress.stop)
+
+    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show a finished step. What the row does not have is left out."""
+        done = share_done(self._budget, step, metrics)
+        left = self._time_left(done, metrics)
+        line = describe(self._budget, step, metrics, left)
+        if self._progress is None:
+            self._write_line(f"{self._name}: {line}")
+            return
+        progress = self._progress
+
+        def show() -> None:
+            progress.update(self._task, completed=done, line=line, refresh=True)
+
+        self._guarded(show)
+
+    def message(self, text: str) -> None:
+        """A line of its own: above the bar, or between the lines."""
+        if self._progress is None:
+            self._write_line(f"{self._name}: {text}")
+            return
+        console = self._progress.console
+        self._guarded(lambda: console.print(Text(text)))
+
+    def _time_left(self, done: float, metrics: Mapping[str, float]) -> float | None:
+        elapsed = metrics.get("time/elapsed_s")
+        if elapsed is None:
+            return None
+        self._pace.append((elapsed, done))
+        first_elapsed, first_done = self._pace[0]
+        if done <= first_done:
+            return None
+        return max(0.0, (elapsed - first_elapsed) * (1 - done) / (done - first_done))
+
+    def _write_line(self, text: str) -> None:
+        line = " ".join(text.split("\n")) + "\n"
+
+        def write() -> None:
+            if self._stream is not None:
+                encoding = getattr(self._stream, "encoding", None) or "utf-8"
+                self._stream.write(line.encode(encoding, "replace").decode(encoding))
+                self._stream.flush()
+
+        self._guarded(write)
+
+    def _guarded(self, action: object) -> None:
+        """Run a display action; a stream that is closed or full ends the display, not the run."""
+        if self._stream is None or not callable(action):
+            return
+        try:
+            action()
+        except (OSError, ValueError):
+            self._stream = None
+
+
+def share_done(budget: BudgetConfig, step: int, metrics: Mapping[str, float]) -> float:
+    """The largest share used of any bound, in [0, 1]: the first bound that is reached ends the run."""
+    used = (
+        (budget.steps, float(step)),
+        (budget.backward_passes, metrics.get("update/backward_passes_total", 0.0)),
+        (budget.hours, metrics.get("time/training_s", 0.0) / 3600),
+        (budget.tokens, metrics.get("rollout/tokens_total", 0.0)),
+    )
+    return min(1.0, max(value / bound for bound, value in used if bound is not None))
+
+
+def describe(budget: BudgetConfig, step: int, metrics: Mapping[str, float], left_s: float | None) -> str:
+    """`step 12/40  reward 0.312  z +0.41  BP 36/120  left 3m12s`, ASCII, without what is unknown."""
+    parts = [f"step {step}" + (f"/{budget.steps}" if budget.steps is not None else "")]
+    if "reward/mean" in metrics:
+        parts.append(f"reward {metrics['reward/mean']:.3f}")
+    if "gate/z" in metrics:
+        parts.append(f"z {metrics['gate/z']:+.2f}")
+    if "gate/shutoff_step" in metrics and metrics.get("gate/active", 0.0) == 0.0:
+        parts.append(f"gate shut at {metrics['gate/shutoff_step']:.0f}")
+    if "update/backward_passes_total" in metrics:
+        bound = f"/{budget.backward_passes}" if budget.backward_passes is not None else ""
+        parts.append(f"BP {metrics['update/backward_passes_total']:.0f}{bound}")
+    if left_s is not None:
+        parts.append(f"left {format_seconds(left_s)}")
+    scores = [name for name in metrics if name.startswith("eval/") and name.endswith("/pass@1")]
+    average = "eval/average/pass@1" if "eval/average/pass@1" in metrics else next(iter(scores), None)
+    if average is not None:
+        parts.append(f"accuracy {metrics[average]:.3f}")
+    return "  ".join(parts)
+
+
+def format_seconds(seconds: float) -> str:
+    """45s, 3m12s, 2h05m."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"

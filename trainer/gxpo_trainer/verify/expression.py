@@ -1,0 +1,367 @@
+"""A small parser for closed-form answers in (normalised) LaTeX: text -> expression tree.
+
+It knows what final answers are made of: numbers, letters with subscripts, the four operations, powers, roots,
+fractions, mixed numbers, elementary functions, binomials, factorials, absolute values, floor and ceiling. Whatever
+it does not know (sums, integrals, matrices, prose) raises `Unsupported`, and math-verify is asked instead.
+
+Conventions, where LaTeX leaves a choice: `a/bc` is (a/b)c; `-x^2` is -(x^2); `2\\frac{1}{3}` is the mixed number
+7/3; `\\sin 2x` takes the factors up to the next +, -, relation or function; `f(x)`, `g(x)`, ... are applications
+of an unknown function, `x(x+1)` is a product; `e` and `i` are the constants; letters side by side multiply.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+MAX_DEPTH = 100
+MAX_TOKENS = 2_000
+
+
+class Unsupported(Exception):
+    """The text is outside the grammar."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operation. kind: num, sym, const, add, mul, div, pow, neg, call, apply; `name` for symbols and calls."""
+
+    kind: str
+    args: tuple[Node, ...] = ()
+    name: str = ""
+    value: Fraction = Fraction(0)
+
+
+FUNCTIONS = frozenset(
+    "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth ln log lg exp sqrt".split()
+)
+_OPAQUE = frozenset("fghFGHPQ")
+_GREEK = frozenset(
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho varrho sigma "
+    "tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega hbar ell".split()
+)
+_OPENING = {"(": ")", "[": "]", "{": "}"}
+_MARKS = ("dot", "ddot", "bar", "hat", "vec", "tilde", "overline", "overrightarrow", "overbrace", "underline")
+_DERIVATIVE = re.compile(r"\{(?:d|\\partial)(?:\^.*)?[A-Za-z\\].*\}\{(?:d|\\partial)[A-Za-z\\].*\}|\{(?:d|\\partial)\}\{(?:d|\\partial).*\}")
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)|\\(?P<command>[A-Za-z]+)|(?P<bar>\|)|(?P<char>[^\s\\])|(?P<escaped>\\.))"
+)
+_THOUSANDS = re.compile(r"(?<![0-9.])([1-9][0-9]{0,2})((?:(?:\{,\}|,)[0-9]{3})+)(?![0-9])")
+
+
+def tokenize(text: str) -> list[str]:
+    """Tokens: numbers, single characters, and commands with their backslash. Raises Unsupported."""
+    text = _THOUSANDS.sub(lambda match: match[1] + re.sub(r"[{},]", "", match[2]), text)
+    tokens: list[str] = []
+    position = 0
+    text = text.rstrip()
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise Unsupported(f"unreadable at {position}")
+        tokens.append(match.group().strip())
+        position = match.end()
+        if len(tokens) > MAX_TOKENS:
+            raise Unsupported("too long")
+    return tokens
+
+
+def parse_expression(text: str) -> Node:
+    """The tree of a closed-form expression. Raises Unsupported."""
+    parser = _Parser(tokenize(text))
+    node = parser.sum()
+    if parser.peek() is not None:
+        raise Unsupported(f"unexpected {parser.peek()!r}")
+    return node
+
+
+def number(value: int | Fraction) -> Node:
+    return Node("num", value=Fraction(value))
+
+
+class _Parser:
+    def __init__(self, tokens: list[str]) -> None:
+        self._tokens = tokens
+        self._at = 0
+        self._depth = 0
+
+    def peek(self, ahead: int = 0) -> str | None:
+        index = self._at + ahead
+        return self._tokens[index] if index < len(self._tokens) else None
+
+    def take(self, expected: str | None = None) -> str:
+        token = self.peek()
+        if token is None or (expected is not None and token != expected):
+            raise Unsupported(f"expected {expected or 'more'}, found {token!r}")
+        self._at += 1
+        return token
+
+    def sum(self) -> Node:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise Unsupported("nested too deeply")
+        terms = [self._signed_product()]
+        while self.peek() in ("+", "-"):
+            terms.append(self._signed_product())
+        self._depth -= 1
+        return terms[0] if len(terms) == 1 else Node("add", tuple(terms))
+
+    def _signed_product(self) -> Node:
+        negative = False
+        while self.peek() in ("+", "-"):
+            negative ^= self.take() == "-"
+        product = self._product()
+        return Node("neg", (product,)) if negative else product
+
+    def _product(self) -> Node:
+        node = self._power()
+        while True:
+            token = self.peek()
+            if token in ("*", "\\cdot", "\\times", "\\ast"):
+                self.take()
+                node = Node("mul", (node, self._signed_factor()))
+            elif token in ("/", "\\div"):
+                self.take()
+                node = Node("div", (node, self._signed_factor()))
+            elif self._starts_factor():
+                node = self._implicit(node)
+            else:
+                return node
+
+    def _signed_factor(self) -> Node:
+        if self.peek() in ("-", "+"):
+            sign = self.take()
+            factor = self._signed_factor()
+            return Node("neg", (factor,)) if sign == "-" else factor
+        return self._power()
+
+    def _implicit(self, left: Node) -> Node:
+        """A factor written right after another: a product, or the fraction of a mixed number."""
+        token, is_digit = self.peek(), re.match(r"[0-9.]", self.peek() or "")
+        if is_digit and left.kind == "num":
+            raise Unsupported("two numbers side by side")
+        factor = self._power()
+        mixed = token == "\\frac" and left.kind == "num" and left.value.denominator == 1
+        if mixed and factor.kind == "div" and all(arg.kind == "num" for arg in factor.args):
+            numerator, denominator = (arg.value for arg in factor.args)
+            if numerator.denominator == denominator.denominator == 1 and 0 < numerator < denominator:
+                return Node("add", (left, factor))
+        return Node("mul", (left, factor))
+
+    def _starts_factor(self) -> bool:
+        token = self.peek()
+        if token is None:
+            return False
+        if token[0] == "\\":
+            name = token[1:]
+            return name in FUNCTIONS or name in _GREEK or name in _COMMANDS
+        return token in ("(", "[", "{") or token[0].isalnum() or token[0] == "."
+
+    def _power(self) -> Node:
+        base = self._postfix()
+        if self.peek() == "^":
+            self.take()
+            if self._primed():
+                return Node("sym", name=f"{base.name}'") if base.kind == "sym" else self._no_derivative()
+            return Node("pow", (base, self._argument()))
+        return base
+
+    def _primed(self) -> bool:
+        r"""^{\prime} or ^\prime after a letter."""
+        ahead = [self.peek(i) for i in range(3)]
+        if ahead == ["{", "\\prime", "}"]:
+            self._at += 3
+            return True
+        if ahead[0] == "\\prime":
+            self._at += 1
+            return True
+        return False
+
+    def _no_derivative(self) -> Node:
+        raise Unsupported("derivative of an expression")
+
+    def _postfix(self) -> Node:
+        node = self._primary()
+        while self.peek() == "!":
+            self.take()
+            node = Node("call", (node,), "factorial")
+        return node
+
+    def _argument(self) -> Node:
+        """The argument of ^, \\frac or \\sqrt: a braced group, or a single token (one digit of a number)."""
+        token = self.peek()
+        if token == "{":
+            return self._group()
+        if token is not None and token[0].isdigit() and len(token) > 1:
+            self._tokens[self._at] = token[1:]
+            return number(int(token[0]))
+        if token == "-":
+            self.take()
+            return Node("neg", (self._argument(),))
+        return self._primary()
+
+    def _group(self) -> Node:
+        closing = _OPENING[self.take()]
+        node = self.sum()
+        self.take(closing)
+        return node
+
+    def _primary(self) -> Node:
+        token = self.peek()
+        if token is None:
+            raise Unsupported("ends too early")
+        if token in _OPENING:
+            return self._group()
+        if token[0].isdigit() or (token[0] == "." and len(token) > 1):
+            self.take()
+            return Node("num", value=Fraction(token), name="." if "." in token else "")
+        if token == "|":
+            return self._bars("|")
+        if token[0] == "\\":
+            return self._command(self.take()[1:])
+        if token.isalpha() and token.isascii():
+            return self._letter(self.take())
+        raise Unsupported(f"unexpected {token!r}")
+
+    def _bars(self, closing: str) -> Node:
+        self.take()
+        inside = self.sum()
+        self.take(closing)
+        return Node("call", (inside,), "abs")
+
+    def _letter(self, letter: str) -> Node:
+        name = letter + self._subscript()
+        if name == "e":
+            return Node("const", name="e")
+        if name == "i":
+            return Node("const", name="i")
+        if self.peek() == "(" and (letter in _OPAQUE or self._value_in_parentheses()):
+            return Node("apply", self._call_arguments(), name)
+        return Node("sym", name=name)
+
+    def _value_in_parentheses(self) -> bool:
+        """`I(0)`, `x(t)`: a letter before a lone number or the letter t is a function's value, not a product."""
+        inside, closing = self.peek(1), self.peek(2)
+        return closing == ")" and inside is not None and (inside[0].isdigit() or inside == "t")
+
+    def _call_arguments(self) -> tuple[Node, ...]:
+        self.take("(")
+        arguments = [self.sum()]
+        while self.peek() == ",":
+            self.take()
+            arguments.append(self.sum())
+        self.take(")")
+        return tuple(arguments)
+
+    def _subscript(self) -> str:
+        suffix = ""
+        while self.peek() in ("_", "'"):
+            if self.take() == "'":
+                suffix += "'"
+            elif self.peek() == "{":
+                depth, start = 0, self._at
+                while True:
+                    depth += {"{": 1, "}": -1}.get(self.take(), 0)
+                    if depth == 0:
+                        break
+                suffix += "_" + "".join(self._tokens[start + 1 : self._at - 1])
+            else:
+                suffix += "_" + self.take()
+        return suffix
+
+    def _command(self, name: str) -> Node:
+        if name in FUNCTIONS and name != "sqrt":
+            return self._function(name)
+        if name in _GREEK:
+            return Node("sym", name="\\" + name + self._subscript())
+        handler = _COMMANDS.get(name)
+        if handler is None:
+            raise Unsupported(f"\\{name}")
+        return handler(self)
+
+    def fraction(self) -> Node:
+        start = self._at
+        numerator, denominator = self._argument(), self._argument()
+        tokens = "".join(self._tokens[start : self._at])
+        if _DERIVATIVE.fullmatch(tokens):
+            # dv/dt is one quantity: as a quotient of products its d would cancel.
+            return Node("sym", name=tokens)
+        return Node("div", (numerator, denominator))
+
+    def decorated(self, mark: str) -> Node:
+        r"""\dot{x}, \bar{x}, ...: a letter of its own."""
+        start = self._at
+        self._argument()
+        letter = "".join(self._tokens[start : self._at]).strip("{}")
+        return Node("sym", name=f"{mark} {letter}" + self._subscript())
+
+    def root(self) -> Node:
+        index = None
+        if self.peek() == "[":
+            self.take()
+            index = self.sum()
+            self.take("]")
+        radicand = self._argument()
+        return Node("call", (radicand,) if index is None else (radicand, index), "sqrt")
+
+    def binomial(self) -> Node:
+        return Node("call", (self._argument(), self._argument()), "binomial")
+
+    def _function(self, name: str) -> Node:
+        """A named function with its optional base or power and its argument."""
+        base = power = None
+        for _ in range(2):
+            if self.peek() == "_" and name == "log":
+                self.take()
+                base = self._argument()
+            elif self.peek() == "^":
+                self.take()
+                power = self._argument()
+        argument = self._function_argument()
+        if power is not None and power.kind == "neg" and name in ("sin", "cos", "tan", "cot"):
+            return Node("call", (argument,), "arc" + name)
+        call = Node("call", (argument,) if base is None else (argument, base), "log" if name == "lg" else name)
+        return call if power is None else Node("pow", (call, power))
+
+    def _function_argument(self) -> Node:
+        """What a function is applied to: a group, or the factors that follow up to an operator or a function."""
+        if self.peek() in _OPENING:
+            return self._group()
+        if self.peek() == "-":
+            self.take()
+            return Node("neg", (self._function_argument(),))
+        node = self._power()
+        while self._starts_factor() and not self._at_function() and self.peek() not in ("(", "["):
+            node = Node("mul", (node, self._power()))
+        if self.peek() == "/":
+            # `\sin \pi/4` reads both as sin(pi)/4 and as sin(pi/4).
+            raise Unsupported("ambiguous division after a function")
+        return node
+
+    def _at_function(self) -> bool:
+        token = self.peek()
+        return token is not None and token[0] == "\\" and token[1:] in FUNCTIONS and token != "\\sqrt"
+
+    def enclosed(self, closing: str, name: str) -> Node:
+        inside = self.sum()
+        self.take(closing)
+        return Node("call", (inside,), name)
+
+
+def _constant(name: str) -> Node:
+    return Node("const", name=name)
+
+
+_COMMANDS: dict[str, Callable[[_Parser], Node]] = {
+    **{mark: functools.partial(_Parser.decorated, mark=mark) for mark in _MARKS},
+    "frac": _Parser.fraction,
+    "sqrt": _Parser.root,
+    "binom": _Parser.binomial,
+    "pi": lambda parser: _constant("pi"),
+    "lfloor": lambda parser: parser.enclosed("\\rfloor", "floor"),
+    "lceil": lambda parser: parser.enclosed("\\rceil", "ceil"),
+    "lvert": lambda parser: parser.enclosed("\\rvert", "abs"),
+}

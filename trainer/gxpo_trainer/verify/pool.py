@@ -1,0 +1,303 @@
+"""Killable verifier processes with a wall clock.
+
+A thread of the pool owns the workers and is the only one that starts, feeds, times and kills them; callers hand
+work over with `submit` from any thread and wait on a future. Order of events for one answer:
+
+    queued -> sent (in a batch) -> in progress, clock running -> verdict
+                                         |-> deadline passed: worker killed, verdict `timeout`
+                                         |-> worker died: answer asked again alone; died twice: verdict `error`
+
+The rest of a killed worker's batch goes back to the head of the queue, uncharged. Start-up of a worker (about two
+seconds, in parallel) is on no answer's clock.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import os
+import queue
+import selectors
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from gxpo_trainer.errors import VerifierFailed
+from gxpo_trainer.types import Verdict
+from gxpo_trainer.verify.process import WorkerDied, WorkerProcess
+
+MAX_BATCH = 32
+MAX_BATCH_CHARS = 200_000
+MAX_DEATHS = 2
+MAX_FAILED_STARTS = 3
+START_LIMIT_S = 120.0
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One call of `submit`: its verdicts, filled in any order, delivered together."""
+
+    future: concurrent.futures.Future[list[Verdict]]
+    verdicts: list[Verdict | None]
+    missing: int
+
+
+@dataclass(slots=True, eq=False)
+class _Answer:
+    """One pair on its way. `deaths`: workers that died while it was in progress."""
+
+    job: _Job
+    index: int
+    gold: str
+    response: str
+    deaths: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Seat:
+    """A worker and what it is doing. `batch`: the answers it still owes, the first one in progress since `since`."""
+
+    process: WorkerProcess
+    since: float
+    ready: bool = False
+    batch: collections.deque[_Answer] = field(default_factory=collections.deque)
+
+
+class VerifierPool:
+    """Verifies (gold, response) pairs in killable processes.
+
+    Args:
+        workers: processes, at least 1.
+        deadline_s: wall clock of one answer, seconds; past it the worker is killed and the verdict is `timeout`.
+        memory_mb: address-space limit of a worker, MiB; an answer that reaches it gets the verdict `error`.
+
+    Raises:
+        ValueError: a setting out of range.
+        VerifierFailed: (from a future) workers cannot be started at all.
+    """
+
+    def __init__(self, workers: int = 2, deadline_s: float = 5.0, memory_mb: int = 2048) -> None:
+        for name, value, least in (("workers", workers, 1), ("memory_mb", memory_mb, 256)):
+            if value < least:
+                raise ValueError(f"verifier.{name} is {value}; set it to at least {least}")
+        if not deadline_s > 0:
+            raise ValueError(f"verifier.deadline_s is {deadline_s}; set a positive number of seconds")
+        self._num_workers = workers
+        self._deadline_s = deadline_s
+        self._memory_mb = memory_mb
+        self._inbox: queue.SimpleQueue[list[_Answer]] = queue.SimpleQueue()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+        self._closing = threading.Event()
+        self._manager = threading.Thread(target=self._run, name="verifier-pool", daemon=True)
+        self._selector = selectors.DefaultSelector()
+        self._queue: collections.deque[_Answer] = collections.deque()
+        self._seats: list[_Seat] = []
+        self._failed_starts = 0
+        self._submit_lock = threading.Lock()
+        self._manager.start()
+
+    def submit(self, pairs: Sequence[tuple[str, str]]) -> concurrent.futures.Future[list[Verdict]]:
+        """Hand over (gold, response) pairs; the future gives one verdict a pair, in order. Thread-safe."""
+        future: concurrent.futures.Future[list[Verdict]] = concurrent.futures.Future()
+        if not pairs:
+            future.set_result([])
+            return future
+        job = _Job(future, [None] * len(pairs), len(pairs))
+        with self._submit_lock:
+            if self._closing.is_set():
+                raise RuntimeError("this verifier pool is closed")
+            self._inbox.put([_Answer(job, i, gold, response) for i, (gold, response) in enumerate(pairs)])
+            self._wake()
+        return future
+
+    def verify_many(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """One verdict a pair, in order; waits for all of them."""
+        return self.submit(pairs).result()
+
+    def worker_pids(self) -> list[int]:
+        """Process ids of the present workers."""
+        return [seat.process.pid for seat in list(self._seats)]
+
+    def close(self) -> None:
+        """Kill the workers and fail what is still open. May be called twice."""
+        with self._submit_lock:
+            self._closing.set()
+            self._wake()
+        self._manager.join()
+
+    def __enter__(self) -> VerifierPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_write, b"w")
+        except OSError:
+            # A full pipe wakes the manager just as well; a closed one means that it has ended.
+            return
+
+    # Everything below runs in the manager thread only.
+
+    def _run(self) -> None:
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        failure: Exception = RuntimeError("the verifier pool was closed before this answer was verified")
+        try:
+            for _ in range(self._num_workers):
+                self._start_worker()
+            while not self._closing.is_set():
+                self._step()
+        except Exception as error:
+            failure = error
+        finally:
+            self._shut_down(failure)
+
+    def _step(self) -> None:
+        """One turn: hand out work, wait for news or the next deadline, take the news, enforce deadlines."""
+        for seat in list(self._seats):
+            if seat.ready and not seat.batch and self._queue:
+                self._feed(seat)
+        events = self._selector.select(self._seconds_to_next_deadline())
+        for key, mask in events:
+            if key.data is None:
+                os.read(self._wake_read, 4096)
+            elif key.data in self._seats:
+                self._serve(key.data, mask)
+        while not self._inbox.empty():
+            self._queue.extend(self._inbox.get())
+        now = time.monotonic()
+        for seat in list(self._seats):
+            if now >= self._deadline(seat):
+                self._expire(seat, now)
+
+    def _start_worker(self) -> None:
+        seat = _Seat(WorkerProcess(self._memory_mb), since=time.monotonic())
+        self._seats.append(seat)
+        self._selector.register(seat.process.read_fd, selectors.EVENT_READ, seat)
+
+    def _deadline(self, seat: _Seat) -> float:
+        if not seat.ready:
+            return seat.since + START_LIMIT_S
+        return seat.since + self._deadline_s if seat.batch else float("inf")
+
+    def _seconds_to_next_deadline(self) -> float | None:
+        earliest = min(self._deadline(seat) for seat in self._seats)
+        return None if earliest == float("inf") else max(0.0, earliest - time.monotonic())
+
+    def _feed(self, seat: _Seat) -> None:
+        """Send the seat its share of the queue: small enough to keep all workers busy, large enough to be cheap."""
+        share = max(1, min(MAX_BATCH, len(self._queue) // (2 * self._num_workers)))
+        chars = 0
+        while self._queue and len(seat.batch) < share:
+            answer = self._queue[0]
+            chars += len(answer.gold) + len(answer.response)
+            alone = answer.deaths > 0
+            if seat.batch and (alone or chars > MAX_BATCH_CHARS):
+                break
+            seat.batch.append(self._queue.popleft())
+            if alone:
+                break
+        seat.since = time.monotonic()
+        try:
+            seat.process.send([(answer.gold, answer.response) for answer in seat.batch])
+        except WorkerDied:
+            self._bury(seat)
+            return
+        if seat.process.has_outgoing:
+            self._selector.register(seat.process.write_fd, selectors.EVENT_WRITE, seat)
+
+    def _serve(self, seat: _Seat, mask: int) -> None:
+        if mask & selectors.EVENT_WRITE:
+            try:
+                seat.process.flush()
+            except WorkerDied:
+                self._bury(seat)
+                return
+            if not seat.process.has_outgoing:
+                self._selector.unregister(seat.process.write_fd)
+        if mask & selectors.EVENT_READ:
+            messages, is_open = seat.process.receive()
+            for message in messages:
+                self._take(seat, message)
+            if not is_open:
+                self._bury(seat)
+
+    def _take(self, seat: _Seat, message: dict[str, Any]) -> None:
+        seat.since = time.monotonic()
+        if "ready" in message:
+            seat.ready = True
+            self._failed_starts = 0
+            return
+        answer = seat.batch.popleft()
+        status, extracted = message["status"], message["extracted"]
+        self._settle(answer, Verdict(status, extracted, message["seconds"], message["detail"]))
+
+    def _settle(self, answer: _Answer, verdict: Verdict) -> None:
+        job = answer.job
+        job.verdicts[answer.index] = verdict
+        job.missing -= 1
+        if job.missing == 0 and job.future.set_running_or_notify_cancel():
+            job.future.set_result([verdict for verdict in job.verdicts if verdict is not None])
+
+    def _expire(self, seat: _Seat, now: float) -> None:
+        """The deadline of a seat has passed: charge the answer in progress, give back the rest, replace the worker."""
+        if seat.ready:
+            answer = seat.batch.popleft()
+            detail = f"no verdict within verifier.deadline_s = {self._deadline_s:g} s"
+            self._settle(answer, Verdict("timeout", None, now - seat.since, detail))
+        self._replace(seat)
+
+    def _bury(self, seat: _Seat) -> None:
+        """A worker died by itself or was killed from outside."""
+        if seat.batch:
+            answer = seat.batch[0]
+            answer.deaths += 1
+            if answer.deaths >= MAX_DEATHS:
+                seat.batch.popleft()
+                detail = f"this answer ended its worker process {MAX_DEATHS} times"
+                self._settle(answer, Verdict("error", None, time.monotonic() - seat.since, detail))
+        self._replace(seat)
+
+    def _replace(self, seat: _Seat) -> None:
+        """Kill what is left of a worker, requeue what it owes, start another. Raises VerifierFailed."""
+        self._queue.extendleft(reversed(seat.batch))
+        errors = self._remove(seat)
+        if not seat.ready:
+            self._failed_starts += 1
+            if self._failed_starts >= MAX_FAILED_STARTS:
+                raise VerifierFailed(
+                    f"verifier workers cannot be started ({self._failed_starts} attempts in a row); is "
+                    f"verifier.memory_mb = {self._memory_mb} enough? Last output: {errors.strip() or '(none)'}"
+                )
+        self._start_worker()
+
+    def _remove(self, seat: _Seat) -> str:
+        for fd in (seat.process.read_fd, seat.process.write_fd):
+            if fd in self._selector.get_map():
+                self._selector.unregister(fd)
+        self._seats.remove(seat)
+        return seat.process.kill()
+
+    def _shut_down(self, failure: Exception) -> None:
+        """Kill all workers; every open future gets `failure`."""
+        with self._submit_lock:
+            self._closing.set()
+            while not self._inbox.empty():
+                self._queue.extend(self._inbox.get())
+        open_answers = list(self._queue)
+        for seat in list(self._seats):
+            open_answers.extend(seat.batch)
+            self._remove(seat)
+        for job in {id(answer.job): answer.job for answer in open_answers}.values():
+            if job.future.set_running_or_notify_cancel():
+                job.future.set_exception(failure)
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)

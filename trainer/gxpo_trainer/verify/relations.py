@@ -1,0 +1,116 @@
+"""Equations and inequalities: assignments (`x = 5`, `f(x) = 2x`), and relations up to a constant factor."""
+
+from __future__ import annotations
+
+import re
+
+from gxpo_trainer.verify.engine import engine_equal
+from gxpo_trainer.verify.evaluate import TooLarge, proportional
+from gxpo_trainer.verify.expression import Node, Unsupported, parse_expression
+from gxpo_trainer.verify.structure import Answer, Relation
+
+_FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "=": "=", "\\ne": "\\ne"}
+_NAME = re.compile(
+    r"(?:\\?[A-Za-z]+(?:_\s*(?:\{[^{}]*\}|[0-9A-Za-z]))?'*\s*)+(?:\([^()=]*\))?|\|[^|]*\||\([A-Za-z\s,_0-9{}\\]*\)"
+    r"|\\frac\{[A-Z]+\}\{[A-Z]+\}|\\angle.*"
+)
+
+
+def _looks_like_name(side: str) -> bool:
+    """A name for a value: x, x_1, f(x), AB, |AB|, A:B, (p, q); not a sum, not a number."""
+    parts = [part.strip() for part in re.split(r"[:/]", side)]
+    return all(_NAME.fullmatch(part) is not None for part in parts) and not re.search(r"\\(?:frac\{[0-9]|sqrt|sin|cos|pi)", side)
+
+
+def is_assignment(relation: Answer) -> bool:
+    r"""`name = value`, also as a chain `name = a = b`, or `name \in set`, or `name \approx value`."""
+    if not isinstance(relation, Relation):
+        return False
+    first = relation.operators[0]
+    if first not in ("=", "\\approx", "\\in") or any(op not in ("=", "\\approx") for op in relation.operators[1:]):
+        return False
+    return _looks_like_name(relation.sides[0])
+
+
+def value_of(relation: Relation) -> str | None:
+    r"""The value that a relation ends in: the last side of a chain of =; what follows \approx is a remark unless
+    nothing else was given. None for inequalities."""
+    if any(op not in ("=", "\\approx", "\\in", "\\equiv") for op in relation.operators):
+        return None
+    exact = [side for side, op in zip(relation.sides[1:], relation.operators, strict=True) if op != "\\approx"]
+    if exact:
+        return None if _is_equation(relation) else exact[-1]
+    return relation.sides[1] if _looks_like_name(relation.sides[0]) else relation.sides[0]
+
+
+def _is_equation(relation: Relation) -> bool:
+    """`2x + 4y = 0`: a condition on its letters, not a way to say 0."""
+    if relation.operators != ("=",) or re.fullmatch(r"0+", relation.sides[1].strip()) is None:
+        return False
+    return re.search(r"[A-Za-z)}].*[+-]|[+-].*[A-Za-z]", relation.sides[0]) is not None
+
+
+def assigned_name(answer: Answer) -> str | None:
+    """The name on the left of an assignment, without braces and blanks."""
+    if not isinstance(answer, Relation) or not is_assignment(answer):
+        return None
+    return re.sub(r"[\s{}]", "", answer.sides[0])
+
+
+def first_name(name: str | None) -> str:
+    """The name without its index: x_1 and x_2 are both x."""
+    return re.sub(r"_?[0-9]+$", "", name or "")
+
+
+def same_name(a: Relation, b: Relation) -> bool:
+    """Whether two assignments are about the same thing; y and f(x) both name a function's value."""
+    names = {assigned_name(a) or "", assigned_name(b) or ""}
+    if len(names) == 1:
+        return True
+    return all(re.fullmatch(r"[yfghFGH](?:\([a-z]\))?", name) for name in names) and "y" in names
+
+
+def relations_equal(gold: Relation, answer: Relation) -> bool | None:
+    """Two relations: equal side by side, or (with one operator) their differences proportional."""
+    if len(gold.operators) != len(answer.operators):
+        return False if len(gold.operators) == 1 == len(answer.operators) else engine_equal(gold.text, answer.text)
+    if len(gold.operators) > 1:
+        return _chains_equal(gold, answer)
+    a, b = _difference(gold), _difference(answer)
+    if a is None or b is None:
+        return engine_equal(gold.text, answer.text)
+    op, other = gold.operators[0], answer.operators[0]
+    if op not in _FLIPPED or other not in _FLIPPED:
+        return engine_equal(gold.text, answer.text)
+    try:
+        factor_sign = proportional(a, b)
+    except TooLarge:
+        return False
+    if factor_sign is None:
+        return engine_equal(gold.text, answer.text)
+    if factor_sign == 0:
+        return False
+    return other == (op if factor_sign > 0 else _FLIPPED[op]) or (op == other and op in ("=", "\\ne"))
+
+
+def _difference(relation: Relation) -> Node | None:
+    try:
+        left, right = (parse_expression(side) for side in relation.sides)
+    except Unsupported:
+        return None
+    return Node("add", (left, Node("neg", (right,))))
+
+
+def _chains_equal(gold: Relation, answer: Relation) -> bool | None:
+    """a < b < c against the same chain, or the same chain read from the right."""
+    from gxpo_trainer.verify.scalar import scalars_equal
+
+    for sides, operators in (
+        (answer.sides, answer.operators),
+        (answer.sides[::-1], tuple(_FLIPPED.get(op, op) for op in answer.operators[::-1])),
+    ):
+        if operators == gold.operators:
+            verdicts = [scalars_equal(a, b) for a, b in zip(gold.sides, sides, strict=True)]
+            if all(verdicts):
+                return True
+    return False

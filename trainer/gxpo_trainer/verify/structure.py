@@ -1,0 +1,186 @@
+"""The shape of an answer: scalar, list, tuple, interval, set, union, relation, matrix.
+
+`parse_answer` takes a normalised answer and splits it at the outermost level, again and again, until scalars are
+left. It does not look into scalars; `scalar.py` does.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MAX_PARTS = 200
+MAX_NESTING = 12
+
+RELATIONS = ("=", "<", ">", "\\le", "\\ge", "\\ne", "\\in", "\\approx", "\\equiv", "\\subset")
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """Anything without outer structure: a number, an expression, a word."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """Several answers. opening/closing: "" for a bare list, "(" "[" for tuples and intervals, "{" for a set."""
+
+    text: str
+    items: tuple[Answer, ...]
+    opening: str = ""
+    closing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """`sides[0] operators[0] sides[1] operators[1] ...`."""
+
+    text: str
+    sides: tuple[str, ...]
+    operators: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Union:
+    r"""Sets joined by \cup."""
+
+    text: str
+    items: tuple[Answer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Rows of entries."""
+
+    text: str
+    rows: tuple[tuple[Answer, ...], ...]
+
+
+Answer = Scalar | Sequence | Relation | Union | Matrix
+
+_OPEN, _CLOSE = "([{", ")]}"
+_MATRIX = re.compile(r"\\begin\{([bpvVBs]?(?:small)?matrix|array)\}(?:\{[^{}]*\})?(.*?)\\end\{\1\}", re.DOTALL)
+_RELATION = re.compile(r"\\(?:le|ge|ne|in|approx|equiv|subset)(?![A-Za-z])|[=<>]")
+
+
+def split_top(s: str, separators: re.Pattern[str] | str) -> tuple[list[str], list[str]]:
+    """Parts of `s` between top-level separators, and the separators. Brackets and environments protect."""
+    pattern = re.compile(re.escape(separators)) if isinstance(separators, str) else separators
+    parts: list[str] = []
+    found: list[str] = []
+    depth = start = at = 0
+    while at < len(s):
+        if s.startswith("\\begin", at):
+            depth += 1
+            at += 6
+        elif s.startswith("\\end", at):
+            depth -= 1
+            at += 4
+        elif s.startswith(("\\langle", "\\rangle"), at):
+            depth += 1 if s[at + 1] == "l" else -1
+            at += 7
+        elif depth == 0 and (match := pattern.match(s, at)) is not None and match.end() > at:
+            parts.append(s[start:at].strip())
+            found.append(match.group())
+            start = at = match.end()
+        else:
+            if s[at] in _OPEN:
+                depth += 1
+            elif s[at] in _CLOSE:
+                depth -= 1
+            at += 1
+        if len(parts) > MAX_PARTS:
+            break
+    parts.append(s[start:].strip())
+    return parts, found
+
+
+def _wrapped(s: str) -> tuple[str, str, str] | None:
+    r"""(opening, inside, closing) when one pair of brackets wraps all of `s`; `\{`, `\langle` count as brackets."""
+    opening = next((o for o in ("\\{", "\\langle", "\\lbrack", "(", "[", "{") if s.startswith(o)), None)
+    closing = next((c for c in ("\\}", "\\rangle", "\\rbrack", ")", "]", "}") if s.endswith(c)), None)
+    if opening is None or closing is None or len(s) < len(opening) + len(closing):
+        return None
+    depth = 0
+    inside_end = len(s) - 1
+    for at, character in enumerate(s):
+        if character in _OPEN:
+            depth += 1
+        elif character in _CLOSE:
+            depth -= 1
+            if depth == 0 and at < inside_end:
+                return None
+    if opening == "\\langle" and s.count("\\langle") != 1:
+        return None
+    if depth != 0:
+        return None
+    return opening, s[len(opening) : len(s) - len(closing)].strip(), closing
+
+
+def parse_answer(s: str, nesting: int = 0) -> Answer:
+    """The outer structure of a normalised answer."""
+    s = s.strip()
+    if nesting > MAX_NESTING:
+        return Scalar(s)
+    for separator in (";", ","):
+        parts, _ = split_top(s, separator)
+        parts = [part for part in parts if part]
+        if len(parts) > 1:
+            return Sequence(s, tuple(parse_answer(part, nesting + 1) for part in parts))
+    parts, _ = split_top(s, re.compile(r"\\cup(?![A-Za-z])|(?<=[)\]}])\s*U\s*(?=[(\[\\])"))
+    if len(parts) > 1:
+        return Union(s, tuple(parse_answer(part, nesting + 1) for part in parts))
+    sides, operators = split_top(s, _RELATION)
+    if operators and all(sides[1:]):
+        return Relation(s, tuple(sides), tuple(operators))
+    if "\\pm" in s or "\\mp" in s:
+        return _plus_minus(s, nesting)
+    return _bracketed(s, nesting)
+
+
+def _plus_minus(s: str, nesting: int) -> Answer:
+    r"""`a \pm b` is the two answers a + b and a - b (all signs of one answer go together)."""
+    upper = re.sub(r"\\mp(?![A-Za-z])", "-", re.sub(r"\\pm(?![A-Za-z])", "+", s))
+    lower = re.sub(r"\\mp(?![A-Za-z])", "+", re.sub(r"\\pm(?![A-Za-z])", "-", s))
+    return Sequence(s, (parse_answer(upper, nesting + 1), parse_answer(lower, nesting + 1)))
+
+
+def _bracketed(s: str, nesting: int) -> Answer:
+    matrix = _MATRIX.fullmatch(_unwrap_array(s))
+    if matrix is not None and "\\begin" not in matrix[2]:
+        return _matrix(s, matrix[2], nesting)
+    wrapped = _wrapped(s)
+    if wrapped is None:
+        return Scalar(s)
+    opening, inside, closing = wrapped
+    if opening == "{":
+        return parse_answer(inside, nesting + 1)
+    items, _ = split_top(inside, re.compile("[,;]"))
+    items = [item for item in items if item]
+    brace = opening == "\\{"
+    if len(items) < 2 and not brace:
+        return Scalar(s) if opening != "(" else _parenthesised(s, inside, nesting)
+    shown = {"\\{": "{", "\\langle": "(", "\\lbrack": "["}.get(opening, opening)
+    shown_closing = {"\\}": "}", "\\rangle": ")", "\\rbrack": "]"}.get(closing, closing)
+    return Sequence(s, tuple(parse_answer(item, nesting + 1) for item in items), shown, shown_closing)
+
+
+def _parenthesised(s: str, inside: str, nesting: int) -> Answer:
+    """(x) around a single answer."""
+    inner = parse_answer(inside, nesting + 1)
+    return Scalar(s) if isinstance(inner, Scalar) else inner
+
+
+def _unwrap_array(s: str) -> str:
+    r"""\left[\begin{array}...\end{array}\right] (sizes already dropped) without its brackets."""
+    if s[:1] in ("[", "(") and s[1:].lstrip().startswith("\\begin") and s.endswith(("]", ")")):
+        return s[1:-1].strip()
+    return s
+
+
+def _matrix(s: str, body: str, nesting: int) -> Answer:
+    rows = [row.strip() for row in re.split(r"\\\\(?:\[[^\]]*\])?|\\cr(?![A-Za-z])", body)]
+    rows = [re.sub(r"\\hline", "", row) for row in rows if row]
+    cells = tuple(tuple(parse_answer(cell, nesting + 1) for cell in row.split("&")) for row in rows)
+    return Matrix(s, cells)

@@ -1,0 +1,88 @@
+"""The process that verifies answers: `python -m gxpo_trainer.verify.worker MEMORY_MB`.
+
+Frames on standard input and output are a 4-byte big-endian length and UTF-8 JSON. In: `[[gold, response], ...]`.
+Out: `{"ready": true}` once, then one `{"i", "status", "extracted", "seconds", "detail"}` per answer, in order, as
+each is done. The worker imports neither torch nor Ray, ends when its input ends, and dies with its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import struct
+import sys
+import time
+from typing import Any, BinaryIO
+
+PR_SET_PDEATHSIG = 1
+OUT_OF_MEMORY_EXIT = 3
+
+
+def main(arguments: list[str]) -> int:
+    """Serve answers until the input ends. Exit 3: out of memory was reported and the process wants replacing."""
+    memory_mb, parent = int(arguments[0]), int(arguments[1])
+    _die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    # Whatever a library prints must not end up between two frames.
+    os.dup2(2, 1)
+    limit = memory_mb * 1024 * 1024
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+    from gxpo_trainer.verify.engine import warm_up
+
+    warm_up()
+    _send(sink, {"ready": True})
+    while (batch := _receive(source)) is not None:
+        for i, (gold, response) in enumerate(batch):
+            answer = _verify_one(gold, response)
+            _send(sink, {"i": i, **answer})
+            if answer.get("detail", "").startswith("out of memory"):
+                return OUT_OF_MEMORY_EXIT
+    return 0
+
+
+def _verify_one(gold: str, response: str) -> dict[str, Any]:
+    from gxpo_trainer.verify.math import verify
+
+    start = time.perf_counter()
+    try:
+        verdict = verify(gold, response)
+        fields = {"status": verdict.status, "extracted": verdict.extracted, "detail": verdict.detail}
+    except MemoryError:
+        fields = {"status": "error", "extracted": None, "detail": "out of memory (verifier.memory_mb)"}
+    except Exception as error:
+        # The grader's own failure says nothing about the answer: it is reported, never scored.
+        fields = {"status": "error", "extracted": None, "detail": f"{type(error).__name__}: {str(error)[:200]}"}
+    return {**fields, "seconds": time.perf_counter() - start}
+
+
+def _die_with_parent(parent: int) -> None:
+    """SIGKILL to ourselves when the parent thread ends, also in the middle of an answer (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        raise SystemExit("the parent of this verifier worker has ended")
+
+
+def _send(sink: BinaryIO, message: dict[str, Any]) -> None:
+    body = json.dumps(message).encode()
+    sink.write(struct.pack(">I", len(body)) + body)
+    sink.flush()
+
+
+def _receive(source: BinaryIO) -> list[list[str]] | None:
+    header = source.read(4)
+    if len(header) < 4:
+        return None
+    body = source.read(struct.unpack(">I", header)[0])
+    batch: list[list[str]] = json.loads(body)
+    return batch
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
