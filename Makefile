@@ -8,10 +8,10 @@ SOURCES := requirements/$(DEVICE).txt requirements/dev.txt requirements/install.
 STAMP := $(VENV)/.installed-$(DEVICE)-$(shell cat $(SOURCES) | sha256sum | cut -c1-16)
 PURE := errors.py types.py config.py config_errors.py config_io.py algo rules verify compare
 
-.PHONY: help setup demo test check bench lock docs up
+.PHONY: help setup demo test check bench lock lock-gpu docs up
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
 
 setup: $(STAMP)  ## create the environment (DEVICE=cpu or gpu); does nothing when it is up to date
 
@@ -38,8 +38,13 @@ bench: setup  ## measure against named peers; prints and saves JSON
 docs: setup  ## write the generated pages again
 	$(PYTHON) -m gxpo_trainer.config_docs docs/configuration.md
 
-lock: setup  ## pin what is installed now into requirements/*.txt
+lock: setup  ## pin what is installed now into requirements/cpu.txt and dev.txt
 	$(PYTHON) requirements/lock.py
+
+lock-gpu: setup  ## resolve requirements/gpu.txt from package metadata, without a GPU
+	{ grep '^#' requirements/gpu.txt; $(VENV)/bin/uv pip compile requirements/gpu.in --override <(echo certifi) \
+		--python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-header --no-annotate --quiet; } \
+		> requirements/gpu.txt.new && mv requirements/gpu.txt.new requirements/gpu.txt
 
 up:
 	@echo "make up: the service and the dashboard are not part of this release; make demo runs the trainer" >&2

@@ -25,16 +25,14 @@ if [ ! -x "$venv/bin/python" ]; then
 fi
 pip=("$venv/bin/python" -m pip --disable-pip-version-check)
 
-# What pip is told by its environment or its files, without an index that is not there.
+# What pip is told by its environment or else by its files.
 setting() { "${pip[@]}" config get ":env:.$1" 2>/dev/null || "${pip[@]}" config get "global.$1" 2>/dev/null || true; }
 
 with_uv() {
     "${pip[@]}" install --quiet --no-deps uv==0.13.8 2>/dev/null || return 1
     local options=(--no-deps --quiet --index-strategy unsafe-best-match) value
     for value in $(setting find-links); do options+=(--find-links "$value"); done
-    for value in $(setting extra-index-url); do
-        [[ $value == file://* ]] || options+=(--extra-index-url "$value")
-    done
+    for value in $(setting extra-index-url); do options+=(--extra-index-url "$value"); done
     value=$(setting index-url)
     [ -z "$value" ] || options+=(--default-index "$value")
     value=$(setting cert)

@@ -74,6 +74,8 @@ def equal(left: list[Tensor], right: list[Tensor]) -> bool:
 
 
 def on_all_ranks(learner: Any, holds: bool) -> bool:
+    from gxpo_trainer.engine.loaded_batch import sum_over_ranks
+
     return float(sum_over_ranks(torch.tensor([0.0 if holds else 1.0]), learner.device)[0]) == 0.0
 
 

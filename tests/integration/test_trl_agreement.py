@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.tiny_policy import TOKEN_LIMIT, VOCABULARY, gradient_vector, random_batch, relative_difference, tiny_policy
+from torch import Tensor
+
 from gxpo_trainer.algo.advantages import group_advantages
 from gxpo_trainer.algo.batch import Aggregation, StepBatch, pack
 from gxpo_trainer.algo.losses import combine_statistics, finish_statistics, policy_loss
 from gxpo_trainer.config import LossConfig
 from gxpo_trainer.models.logprobs import PolicyModule
-from support.tiny_policy import TOKEN_LIMIT, VOCABULARY, gradient_vector, random_batch, relative_difference, tiny_policy
-from torch import Tensor
 
 trl = pytest.importorskip("trl", reason="trl, an optional test dependency, is not installed")
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from gxpo_trainer.algo.batch import ScoredSequence, StepBatch, with_scale
 from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from gxpo_trainer.algo.batch import ScoredSequence, StepBatch, with_scale
 
 VOCABULARY = 37
 TOKEN_LIMIT = 12

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
+
 from gxpo_trainer.rules.base import BackwardResult
 from gxpo_trainer.rules.recurrence import AdamWRecurrence, SGDRecurrence
-from torch import Tensor
 
 
 class ToyOptimizerState:

@@ -3,6 +3,18 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.tiny_policy import (
+    TOKEN_LIMIT,
+    gradient_vector,
+    plain_logprobs,
+    random_batch,
+    relative_difference,
+    tiny_policy,
+)
+from torch import Tensor
+
 from gxpo_trainer.algo.batch import (
     Aggregation,
     Layout,
@@ -22,20 +34,9 @@ from gxpo_trainer.algo.losses import policy_loss
 from gxpo_trainer.config import LossConfig
 from gxpo_trainer.models.logprobs import PolicyModule
 from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict, VerdictStatus
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from support.tiny_policy import (
-    TOKEN_LIMIT,
-    gradient_vector,
-    plain_logprobs,
-    random_batch,
-    relative_difference,
-    tiny_policy,
-)
-from torch import Tensor
 
 AGGREGATIONS: tuple[Aggregation, ...] = ("token_mean", "sequence_mean", "sequence_sum")
-LAYOUTS: tuple[Layout, ...] = ("padded", "packed")
+LAYOUTS: tuple[Layout, ...] = ("padded", "shared", "packed")
 OPTIONS = LossConfig(kl_beta=0.3, importance_cap=1.5)
 
 
@@ -113,13 +114,51 @@ def test_accumulated_gradient_equals_one_big_batch(policy: PolicyModule, layout:
     assert relative_difference(gradient, gradient_big) < 1e-12
 
 
-def test_packed_equals_padded_in_fp32() -> None:
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("layout", ["packed", "shared"])
+def test_layouts_agree_in_fp32(layout: Layout, attention: str) -> None:
     policy = PolicyModule(tiny_policy(seed=2))
+    policy.model.set_attn_implementation(attention)
     batch = random_batch(seed=2, num_prompts=6)
     loss, gradient = loss_and_gradient(policy, pack_all(batch, "padded"))
-    packed_loss, packed_gradient = loss_and_gradient(policy, pack_all(batch, "packed"))
-    assert packed_loss == pytest.approx(loss, rel=1e-5)
-    assert relative_difference(packed_gradient, gradient) < 1e-5
+    other_loss, other_gradient = loss_and_gradient(policy, pack_all(batch, layout))
+    assert other_loss == pytest.approx(loss, rel=1e-5)
+    assert relative_difference(other_gradient, gradient) < 1e-5
+
+
+def same_prompt(response_lengths: list[int], prompt_length: int) -> StepBatch:
+    prompt = np.arange(prompt_length, dtype=np.int32) % 30
+    rows = [np.arange(m, dtype=np.int32) % 30 for m in response_lengths]
+    return with_scale([ScoredSequence(prompt, r, 1.0, np.zeros(len(r), np.float32)) for r in rows], TOKEN_LIMIT)
+
+
+def test_short_responses_share_their_prompt() -> None:
+    (micro,) = pack(same_prompt([20] * 8, 30), token_budget=4096, layout="shared", aggregation="token_mean", pad_id=0)
+    assert micro.input_ids.shape == (1, 30 + 8 * 20)
+    assert micro.attention_mask is not None
+    assert micro.attention_mask.shape == (1, 1, 190, 190)
+
+
+def test_long_responses_do_not_share_and_need_no_mask() -> None:
+    # Joining 500 tokens to a row of 530 would cost 500 + (1030² − 530²)/512 = 2023, alone they cost 530 + 549.
+    (micro,) = pack(same_prompt([500] * 2, 30), token_budget=4096, layout="shared", aggregation="token_mean", pad_id=0)
+    assert micro.input_ids.shape == (2, 530)
+    assert micro.attention_mask is None
+
+
+def test_shared_rows_stay_under_the_budget() -> None:
+    micros = pack(same_prompt([20] * 8, 30), token_budget=75, layout="shared", aggregation="token_mean", pad_id=0)
+    assert [micro.input_ids.shape for micro in micros] == [(1, 70)] * 4
+
+
+def test_model_without_full_attention_refuses_shared_prompts(policy: PolicyModule) -> None:
+    (micro,) = pack(same_prompt([3, 3], 4), token_budget=99, layout="shared", aggregation="token_mean", pad_id=0)
+    sliding = PolicyModule(tiny_policy())
+    sliding.model.config.layer_types = ["full_attention", "sliding_attention"]
+    assert policy.can_share_prompts
+    assert not sliding.can_share_prompts
+    with pytest.raises(ValueError, match=r"learner\.packing = .shared. needs full attention"):
+        sliding(micro, 1.0, False)
 
 
 def pack_all(batch: StepBatch, layout: Layout) -> list[MicroBatch]:
@@ -152,6 +191,22 @@ def test_shards_sum_to_the_whole(policy: PolicyModule, aggregation: Aggregation,
     assert relative_difference(total, gradient) < 1e-12
 
 
+def visible_context(micro: MicroBatch, place: int) -> list[int]:
+    """The token ids that the token at a flat place sees, itself included, by the rules of causal attention.
+
+    With a mask: what it allows. Without: what stands before it in its row, back to the last position 0.
+    """
+    row, column = divmod(place, micro.input_ids.shape[1])
+    ids, positions = micro.input_ids[row], micro.position_ids[row]
+    if micro.attention_mask is None:
+        start = int((positions[: column + 1] == 0).nonzero()[-1])
+        seen = torch.arange(start, column + 1)
+    else:
+        seen = micro.attention_mask[row, 0, column].nonzero()[:, 0]
+    assert positions[seen].tolist() == list(range(len(seen)))
+    return ids[seen].tolist()
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 4), st.integers(1, 300), st.sampled_from(LAYOUTS),
@@ -170,18 +225,14 @@ def test_each_token_in_the_loss_is_packed_exactly_once(
         assert rows * width <= token_budget or alone
         if micro.token_weights.sum() == 0:
             continue
-        flat = micro.input_ids.flatten()
-        assert torch.equal(flat[micro.target_index + 1], micro.target_ids)
         for owner in micro.sequence_index.unique().tolist():
             mine = micro.sequence_index == owner
             sequence = batch.sequences[owner]
             assert owner not in seen
             seen[owner] = micro.target_ids[mine].tolist()
-            first = int(micro.target_index[mine][0])
-            start = first - len(sequence.prompt_ids) + 1
-            assert flat[start : first + 1].tolist() == sequence.prompt_ids.tolist()
-            positions = micro.position_ids.flatten()[start : start + sequence.num_tokens]
-            assert positions.tolist() == list(range(sequence.num_tokens))
+            whole = [*sequence.prompt_ids.tolist(), *sequence.response_ids.tolist()]
+            for t, place in enumerate(micro.target_index[mine].tolist()):
+                assert visible_context(micro, place) == whole[: len(sequence.prompt_ids) + t]
             assert micro.advantages[mine].tolist() == pytest.approx([sequence.advantage] * int(mine.sum()), rel=1e-6)
             assert micro.sampler_logprobs[mine].tolist() == sequence.sampler_logprobs.tolist()
     expected = {i: batch.sequences[i].response_ids.tolist() for i in batch.in_loss()}

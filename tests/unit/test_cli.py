@@ -10,6 +10,7 @@ import types
 from pathlib import Path
 
 import pytest
+
 from gxpo_trainer import cli, commands
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config_io import load_preset, preset_names
@@ -120,17 +121,39 @@ def test_train_hands_over_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None
     assert (args.resume, args.log) == (True, ("wandb",))
 
 
-def test_eval_and_grade_hand_over_their_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[object] = []
+def test_eval_hands_over_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[argparse.Namespace] = []
     with_command(monkeypatch, "gxpo_trainer.eval_command", eval_command=lambda args: seen.append(args) or 1)
-    with_command(
-        monkeypatch, "gxpo_trainer.verify.command", grade_file=lambda file, **rest: seen.append((file, rest)) or 0
-    )
     assert run("eval", "--model", "m", "--benchmark", "math500, gsm8k", "--samples", "4") == 1
-    assert isinstance(seen[0], argparse.Namespace)
     assert (seen[0].model, seen[0].benchmark, seen[0].samples) == ("m", ("math500", "gsm8k"), 4)
-    assert run("grade", "f.jsonl", "--workers", "3", "--deadline", "0.5", "--out", "v.jsonl") == 0
-    assert seen[1] == (Path("f.jsonl"), {"workers": 3, "deadline_s": 0.5, "out": Path("v.jsonl")})
+
+
+def graded(path: Path) -> list[str]:
+    return [json.loads(line)["verdict"] for line in path.read_text().splitlines()]
+
+
+def test_grade_writes_one_verdict_a_line_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    answers = ["so \\boxed{0.5}", "so \\boxed{2}", ""]
+    file.write_text("".join(json.dumps({"gold": "1/2", "prediction": answer}) + "\n" for answer in answers))
+    assert run("grade", file, "--workers", "1", "--out", out) == 0
+    assert graded(out) == ["correct", "wrong", "unparsed"]
+    assert capsys.readouterr().err.strip() == "1 correct, 1 wrong, 1 unparsed, 0 timeout, 0 error"
+    assert sorted(tmp_path.iterdir()) == [file, out]
+
+
+def test_grade_of_bad_input_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    file.write_text('{"gold": "1", "prediction": "1"}\n{"gold": "1"}\n')
+    out.write_text("precious")
+    assert run("grade", file, "--out", out) == 2
+    assert "in.jsonl, line 2" in capsys.readouterr().err
+    assert out.read_text() == "precious"
+    assert run("grade", file, "--out", file) == 2
+    assert "is the input file" in capsys.readouterr().err
+    assert run("grade", file, "--out", tmp_path / "nowhere" / "out.jsonl") == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == [file, out]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +182,9 @@ def test_an_unforeseen_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch
 
 def test_presets_print_as_they_load(capsys: pytest.CaptureFixture[str]) -> None:
     run("config", "--preset", "paper-7b-lora", "--format", "json")
-    assert json.loads(capsys.readouterr().out)["learner"]["lora"]["rank"] == load_preset("paper-7b-lora").learner.lora.rank  # type: ignore[union-attr]
+    assert (
+        json.loads(capsys.readouterr().out)["learner"]["lora"]["rank"] == load_preset("paper-7b-lora").learner.lora.rank
+    )  # type: ignore[union-attr]
 
 
 def test_every_registered_command_has_help_and_something_to_run() -> None:

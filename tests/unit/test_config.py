@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+
 from gxpo_trainer.config import GxpoRule, RunConfig
 from gxpo_trainer.config_docs import render_page, undescribed
 from gxpo_trainer.config_io import build

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+
 from gxpo_trainer.config import GateConfig, SfpoGateConfig
 from gxpo_trainer.config_docs import INTRODUCTION
 from gxpo_trainer.rules.false_alarm import (

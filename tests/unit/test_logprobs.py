@@ -6,8 +6,6 @@ from typing import Any
 import peft
 import pytest
 import torch
-from gxpo_trainer.algo.batch import pack
-from gxpo_trainer.models.logprobs import PolicyModule, TokenScorer
 from support.tiny_policy import (
     VOCABULARY,
     gradient_vector,
@@ -20,6 +18,9 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2ForCausalLM
+
+from gxpo_trainer.algo.batch import pack
+from gxpo_trainer.models.logprobs import PolicyModule, TokenScorer
 
 CHUNKS = [1, 7 * VOCABULARY, 2**25]
 """One token at a time, seven, everything at once (kept for the backward pass)."""

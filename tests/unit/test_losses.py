@@ -4,6 +4,10 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
 from gxpo_trainer.algo.batch import MicroBatch, idle_micro_batch
 from gxpo_trainer.algo.losses import (
     TokenOutputs,
@@ -13,9 +17,6 @@ from gxpo_trainer.algo.losses import (
     policy_loss,
 )
 from gxpo_trainer.config import LossConfig
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor
 
 
 def micro_batch(advantages: list[float], weights: list[float], sampler: list[float] | None = None) -> MicroBatch:

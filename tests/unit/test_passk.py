@@ -5,14 +5,15 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gxpo_trainer.algo.passk import (
     bootstrap_interval,
     majority_at_n,
     pass_at_k,
     stratified_bootstrap_interval,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8])

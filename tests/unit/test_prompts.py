@@ -11,6 +11,11 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
 from gxpo_trainer.config import DataConfig
 from gxpo_trainer.data.cursor import PromptCursor
 from gxpo_trainer.data.prompts import (
@@ -23,10 +28,6 @@ from gxpo_trainer.data.prompts import (
 )
 from gxpo_trainer.errors import CheckpointError, ConfigError, DataError
 from gxpo_trainer.types import Prompt
-from hypothesis import given
-from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 MATH = Path(__file__).resolve().parents[3] / "shared" / "data" / "math_train.jsonl"
 ROWS: list[dict[str, Any]] = [

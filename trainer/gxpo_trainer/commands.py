@@ -43,7 +43,7 @@ def register_eval(subparsers: Subparsers) -> None:
 def register_grade(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("grade", help="verify answers in a file")
     parser.add_argument("file", metavar="FILE.jsonl", type=Path, help='lines of {"gold", "prediction"}')
-    parser.add_argument("--workers", metavar="N", type=_positive, default=2, help="verifier processes; default 2")
+    parser.add_argument("--workers", metavar="N", type=_positive, help="verifier processes; default: one a core")
     parser.add_argument(
         "--deadline", metavar="S", type=_positive_seconds, default=5.0, help="seconds an answer may take; default 5"
     )
@@ -89,9 +89,28 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def _grade(args: argparse.Namespace) -> int:
+    import sys
+
+    from gxpo_trainer.errors import ConfigError
     from gxpo_trainer.verify.command import grade_file
 
-    return grade_file(args.file, workers=args.workers, deadline_s=args.deadline, out=args.out)
+    if args.out is None:
+        counts = grade_file(args.file, sys.stdout, workers=args.workers, deadline_s=args.deadline)
+    elif args.out.resolve() == args.file.resolve():
+        raise ConfigError(f"--out {args.out} is the input file; name another")
+    else:
+        # Written beside the target and moved at the end: bad input or an interruption overwrites nothing.
+        part = args.out.with_name(f"{args.out.name}.part")
+        try:
+            with part.open("w", encoding="utf-8") as stream:
+                counts = grade_file(args.file, stream, workers=args.workers, deadline_s=args.deadline)
+            part.replace(args.out)
+        except OSError as error:
+            raise ConfigError(f"--out {args.out} cannot be written: {error.strerror}") from None
+        finally:
+            part.unlink(missing_ok=True)
+    print(", ".join(f"{number} {verdict}" for verdict, number in counts.items()), file=sys.stderr)
+    return 0
 
 
 def _config(args: argparse.Namespace) -> int:

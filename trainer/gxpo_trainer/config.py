@@ -71,7 +71,7 @@ class DataConfig(Settings):
     answer_field: str = Field("answer", description="Field that holds the final answer.")
     template: str = Field(
         "auto",
-        description="`auto` (embedded task: the bare problem; else `boxed`), `plain`, `boxed`, or a text with {problem}.",
+        description="`plain`, `boxed`, a text with {problem}, or `auto`: plain for the embedded task, else boxed.",
     )
     levels: tuple[int, ...] | None = Field(None, description="Keep only these MATH levels, e.g. [3, 4, 5].")
     num_problems: int = Field(4096, ge=1, description="Embedded task only: number of generated problems.")
@@ -88,6 +88,7 @@ class RolloutConfig(Settings):
     prompts_per_step: int = Field(64, ge=1, description="Prompts in one training step.")
     samples_per_prompt: int = Field(8, description="Responses per prompt: the group.")
     max_new_tokens: int = Field(48, ge=1, description="Longest response.")
+    ignore_eos: bool = Field(False, description="Go on to max_new_tokens past an end token, for measurements.")
     temperature: float = Field(1.0, gt=0, description="Sampling temperature; the learner's policy uses the same.")
     top_p: float = Field(1.0, gt=0, le=1, description="Must be 1: the learner's log-probabilities are untruncated.")
     deterministic: bool = Field(

@@ -199,7 +199,7 @@ def _draw_gate(axes: Axes, number: int, run: RunCurves) -> None:
 
 def _columns(canvas: FigureCanvasAgg, font: FontProperties, labels: Sequence[str]) -> int:
     """How many of the labels fit side by side."""
-    renderer = canvas.get_renderer()
+    renderer = canvas.get_renderer()  # type: ignore[no-untyped-call]
     widest = max(renderer.get_text_width_height_descent(label, font, ismath=False)[0] for label in labels)
     return max(1, min(len(labels), int(canvas.figure.bbox.width / (widest + _LEGEND_LINE))))
 

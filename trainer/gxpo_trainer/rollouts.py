@@ -40,7 +40,9 @@ class RolloutPlanner:
         self.config = config
         self.prompts, self.token_ids = prompts, token_ids
         self.sampling = SamplingSettings(
-            max_new_tokens=config.rollout.max_new_tokens, temperature=config.rollout.temperature
+            max_new_tokens=config.rollout.max_new_tokens,
+            temperature=config.rollout.temperature,
+            ignore_eos=config.rollout.ignore_eos,
         )
         self.restart()
 

@@ -171,7 +171,7 @@ def _run(prepared: Prepared, reporter: RunReporter, progress: TrainingProgress) 
         progress,
     )
     if prepared.checkpoint is not None:
-        controller.attempt = int(prepared.checkpoint.state["attempt"]) + 1
+        controller.attempt = collector.attempt = int(prepared.checkpoint.state["attempt"]) + 1
     try:
         _write_identity(prepared, reporter)
         progress.message("starting sampler and learner")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from gxpo_trainer.rules.diagnostics import distributed_median
-from gxpo_trainer.rules.extrapolation import geometric_scale
-from gxpo_trainer.rules.recurrence import AdamWRecurrence, SGDRecurrence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.toy_learner import ToyLearner
+
+from gxpo_trainer.rules.diagnostics import distributed_median
+from gxpo_trainer.rules.extrapolation import geometric_scale
+from gxpo_trainer.rules.recurrence import AdamWRecurrence, SGDRecurrence
 
 
 @settings(max_examples=200, deadline=None)

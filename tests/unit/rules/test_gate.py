@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+
 from gxpo_trainer.config import GateConfig
 from gxpo_trainer.rules.gate import Gate
 

@@ -6,14 +6,15 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.toy_learner import ToyLearner, quadratic, relative_error
+
 from gxpo_trainer.config import GateConfig, GrpoRule, GxpoRule, SfpoRule
 from gxpo_trainer.rules.diagnostics import take_trajectory
 from gxpo_trainer.rules.grpo import GRPO
 from gxpo_trainer.rules.gxpo import GXPO
 from gxpo_trainer.rules.sfpo import SFPO
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from support.toy_learner import ToyLearner, quadratic, relative_error
 
 OPEN = GateConfig(mode="never")
 BARE = {"ratio_clip": "none", "scale_clip": "none"}

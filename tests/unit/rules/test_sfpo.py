@@ -6,12 +6,13 @@ import math
 
 import pytest
 import torch
-from gxpo_trainer.config import SfpoRule
-from gxpo_trainer.rules.grpo import GRPO
-from gxpo_trainer.rules.sfpo import SFPO
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.toy_learner import ToyLearner, quadratic, relative_error
+
+from gxpo_trainer.config import SfpoRule
+from gxpo_trainer.rules.grpo import GRPO
+from gxpo_trainer.rules.sfpo import SFPO
 
 
 @settings(max_examples=30, deadline=None)

@@ -7,10 +7,11 @@ lost and nothing is counted twice, because a group is kept by its prompt's place
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -60,6 +61,8 @@ class SampleCollector:
         self._sampler_settings = sampler_settings(config, placement, model_folder, initial_version)
         self._log_event = log_event
         self._manifest: WeightManifest | None = None
+        self.attempt = 1
+        self._starts = 0
         self.sampler: Any = None
         self.verifier: Any = None
 
@@ -157,8 +160,12 @@ class SampleCollector:
         return scored
 
     def _start_sampler(self) -> None:
+        # Another seed each time: the same one would draw the first responses of the run again.
+        self._starts += 1
+        digest = hashlib.sha256(f"{self.config.seed}/{self.attempt}/{self._starts}".encode()).digest()
+        settings = replace(self._sampler_settings, seed=int.from_bytes(digest[:4], "big") >> 1)
         actor = ray.remote(SamplerActor).options(**self.placement.sampler_options())
-        self.sampler = actor.remote(self._sampler_settings)
+        self.sampler = actor.remote(settings)
 
     def _start_verifier(self) -> None:
         actor = ray.remote(VerifierActor).options(**self.placement.verifier_options())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +36,6 @@ from gxpo_trainer.models.load import load_policy
 from gxpo_trainer.models.logprobs import PolicyModule
 from gxpo_trainer.rules.base import BackwardResult, OptimizerState
 from gxpo_trainer.rules.recurrence import AdamWRecurrence, SGDRecurrence
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class DeepSpeedLearner:
@@ -75,7 +72,7 @@ class DeepSpeedLearner:
         settings = config.learner
         torch.manual_seed(config.seed)
         model = load_policy(config.model, precision=settings.precision, lora=settings.lora)
-        self._model: PreTrainedModel = model
+        self._model: Any = model  # transformers model, or PEFT's around it
         self._packing: Layout = "padded" if device == "cpu" else "packed"
         if settings.packing != "auto":
             self._packing = settings.packing
@@ -163,7 +160,8 @@ class DeepSpeedLearner:
         if loaded.first_pass is None:
             loaded.first_pass = statistics
         metrics = finish_statistics(statistics)
-        result = BackwardResult(loss=metrics.pop("loss"), grad_norm=self._clip(), statistics=metrics)
+        shown = {name: value for name, value in metrics.items() if not name.startswith("logprob_gap")}
+        result = BackwardResult(loss=shown.pop("loss"), grad_norm=self._clip(), statistics=shown)
         self._finite = result.finite
         return result
 

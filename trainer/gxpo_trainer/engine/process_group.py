@@ -94,7 +94,8 @@ def deepspeed_settings(*, zero_stage: int, precision: str, num_trainable: int, d
             "allgather_bucket_size": 2 * ((bucket + 1) // 2),
             "overlap_comm": device == "gpu",
             "stage3_prefetch_bucket_size": bucket,
-            "stage3_param_persistence_threshold": 10_000,
+            # Norms and biases stay whole on every rank; matrices are gathered when a layer needs them.
+            "stage3_param_persistence_threshold": min(10_000, num_trainable // 100),
         },
     }
 

@@ -25,9 +25,7 @@ def capture(shards: Shards, device: torch.device) -> dict[str, Tensor]:
     return tensors
 
 
-def check(
-    live: dict[str, Tensor], tensors: dict[str, Tensor], identity: dict[str, Any], meta: dict[str, Any]
-) -> None:
+def check(live: dict[str, Tensor], tensors: dict[str, Tensor], identity: dict[str, Any], meta: dict[str, Any]) -> None:
     """Raises CheckpointError when saved tensors and JSON are not those of a learner such as this one."""
     for name, value in identity.items():
         if meta.get(name) != value:

@@ -43,10 +43,12 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """max_new_tokens: longest response. temperature: > 0, or 0 for greedy decoding in an evaluation."""
+    """max_new_tokens: longest response. temperature: > 0, or 0 for greedy decoding in an evaluation. ignore_eos: go on
+    past an end token, so that every response has max_new_tokens (measurements at equal work)."""
 
     max_new_tokens: int
     temperature: float = 1.0
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +115,17 @@ class Sampler:
         """Sample all requests together; yield the groups that have finished since the last yield.
 
         Groups come in the order in which they finish; a group's samples are in the order of their index. Closing
-        the iterator early drops what is still running. Raises WeightSyncMismatch when another version is held,
-        ValueError when a prompt leaves no room for `max_new_tokens`.
+        the iterator early drops what is still running. Raises, at the call, WeightSyncMismatch when another version
+        is held and ValueError when a prompt leaves no room for `max_new_tokens`.
         """
         self._require(weights_version)
         for request in requests:
             self._check_length(request, sampling)
+        return self._generate(requests, sampling, weights_version)
+
+    def _generate(
+        self, requests: Sequence[SampleRequest], sampling: SamplingSettings, weights_version: int
+    ) -> Iterator[list[Group]]:
         groups: list[list[Response]] = []
         owner: dict[int, int] = {}
         try:
@@ -171,6 +178,7 @@ class Sampler:
             request.prompt_token_ids.tolist(),
             max_new_tokens=sampling.max_new_tokens,
             temperature=sampling.temperature,
+            ignore_eos=sampling.ignore_eos,
             seeds=[
                 None if request.seed is None else sample_seed(request.seed, number)
                 for number in range(request.num_samples)
@@ -240,9 +248,10 @@ def _engine_arguments(settings: SamplerSettings) -> dict[str, Any]:
 
 
 class SamplerActor:
-    """`Sampler` as a Ray actor; make it with `start_sampler`.
+    """`Sampler` behind `ray.remote(SamplerActor).options(...)`.
 
-    The actor holds no file, lock or socket of its own: after a kill it is simply made again, with a new
+    The options must set OMP_NUM_THREADS in the actor's environment: Ray would derive it from the logical CPUs. The
+    actor holds no file, lock or socket of its own: after a kill it is simply made again, with a new
     `SamplerSettings.seed` (the old one would repeat the old draws), and given the newest manifest.
     """
 
@@ -284,13 +293,3 @@ class SamplerActor:
 
     def finish_weight_update(self) -> None:
         self._sampler.weights.finish_transfer()
-
-
-def start_sampler(settings: SamplerSettings, *, num_cpus: float, num_gpus: float = 0.0) -> Any:
-    """The handle of a new sampler actor. It never restarts by itself: the caller decides what to do after a death."""
-    import ray
-
-    options = {"num_cpus": num_cpus, "num_gpus": num_gpus, "max_restarts": 0, "max_task_retries": 0}
-    # Before the process starts: Ray would set it from the actor's logical CPUs.
-    options["runtime_env"] = {"env_vars": {"OMP_NUM_THREADS": str(settings.threads)}}
-    return ray.remote(SamplerActor).options(**options).remote(settings)

@@ -50,6 +50,7 @@ class EngineDriver:
         *,
         max_new_tokens: int,
         temperature: float,
+        ignore_eos: bool,
         seeds: Sequence[int | None],
         cache_salt: str,
     ) -> list[Response]:
@@ -63,6 +64,7 @@ class EngineDriver:
         params = SamplingParams(
             temperature=temperature,
             max_tokens=max_new_tokens,
+            ignore_eos=ignore_eos,
             logprobs=0,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,

@@ -26,7 +26,7 @@ class Slot:
     """Where one checkpoint tensor lives: rows [start, stop) of `module.attribute`."""
 
     name: str
-    module: torch.nn.Module
+    module: Any  # a torch.nn.Module with vLLM's own attributes
     path: str
     attribute: str
     start: int
@@ -56,7 +56,7 @@ class VllmWeights:
         self.dtype: torch.dtype = llm.llm_engine.model_config.dtype
         self._slots: dict[str, Slot] = {}
         self._identities: dict[tuple[int, torch.dtype, torch.device], torch.Tensor] = {}
-        self._tied_heads: list[tuple[str, torch.nn.Module]] = []
+        self._tied_heads: list[tuple[str, Any]] = []
         self._map()
         self.unreadable: tuple[str, ...] = ()
 
@@ -84,7 +84,7 @@ class VllmWeights:
         """Pack tied heads again from the embedding they share; a no-op where nothing is packed."""
         for _, head in self._tied_heads:
             if _is_packed(head):
-                head.quant_method.process_weights_after_loading(head)  # type: ignore[union-attr, operator]
+                head.quant_method.process_weights_after_loading(head)
 
     def read_back(self) -> Iterator[Readback]:
         """Every mapped tensor by its checkpoint name, packed copies through their packed product.
@@ -127,12 +127,10 @@ class VllmWeights:
                 else:
                     self._add(path, module, attribute, path, 0, parameter.shape[0] if parameter.ndim else 1)
 
-    def _map_linear(
-        self, path: str, module: torch.nn.Module, attribute: str, packed_names: Mapping[str, Sequence[str]]
-    ) -> None:
+    def _map_linear(self, path: str, module: Any, attribute: str, packed_names: Mapping[str, Sequence[str]]) -> None:
         parent, _, leaf = path.rpartition(".")
         parts = list(packed_names.get(leaf, (leaf,)))
-        sizes: list[int] = list(module.output_partition_sizes)  # type: ignore[arg-type]
+        sizes: list[int] = list(module.output_partition_sizes)
         if len(parts) != len(sizes):
             return  # left to vLLM's own loader and reported as unreadable
         start = 0
@@ -140,12 +138,12 @@ class VllmWeights:
             self._add(path, module, attribute, f"{parent}.{part}" if parent else part, start, start + size)
             start += size
 
-    def _add(self, path: str, module: torch.nn.Module, attribute: str, prefix: str, start: int, stop: int) -> None:
+    def _add(self, path: str, module: Any, attribute: str, prefix: str, start: int, stop: int) -> None:
         name = f"{prefix}.{attribute}"
         self._slots[name] = Slot(name, module, path, attribute, start, stop)
 
     def _load_in_place(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        repack: dict[str, tuple[torch.nn.Module, torch.Tensor]] = {}
+        repack: dict[str, tuple[Any, torch.Tensor]] = {}
         for name, tensor in tensors.items():
             slot = self._slots[name]
             if slot.attribute == "weight" and _is_packed(slot.module) and _is_linear(slot.module):
@@ -161,24 +159,25 @@ class VllmWeights:
         for module, weight in repack.values():
             if module.weight.numel() == 0:
                 module.weight = torch.nn.Parameter(weight, requires_grad=False)
-            module.quant_method.process_weights_after_loading(module)  # type: ignore[union-attr, operator]
+            module.quant_method.process_weights_after_loading(module)
 
     def _writable(self, slot: Slot, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """A plain matrix for a packed layer: the live one where it was kept, else a new one."""
         module = slot.module
-        if module.weight.numel():  # type: ignore[operator, union-attr]
-            return module.weight.data  # type: ignore[return-value, union-attr]
+        if module.weight.numel():
+            live: torch.Tensor = module.weight.data
+            return live
         siblings = [s for s in self._slots.values() if s.path == slot.path and s.attribute == "weight"]
         if all(sibling.name in tensors for sibling in siblings):
             return torch.empty(siblings[-1].stop, *tensors[slot.name].shape[1:], dtype=self.dtype)
         return self._read(module, "weight").clone()
 
-    def _read(self, module: torch.nn.Module, attribute: str) -> torch.Tensor:
+    def _read(self, module: Any, attribute: str) -> torch.Tensor:
         parameter: torch.Tensor = getattr(module, attribute)
         if attribute != "weight" or not _is_packed(module) or not _is_linear(module):
             return parameter.detach()
         # [in, in] @ packed [in, out] -> [in, out]; transposed it is the checkpoint's [out, in].
-        product: Callable[..., torch.Tensor] = module.cpu_linear  # type: ignore[assignment]
+        product: Callable[..., torch.Tensor] = module.cpu_linear
         return product(self._identity(_in_features(module), self.dtype, parameter.device), parameter, None).t()
 
     def _identity(self, size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -248,17 +247,17 @@ def require_cuda() -> None:
         )
 
 
-def _is_packed(module: torch.nn.Module) -> bool:
+def _is_packed(module: Any) -> bool:
     return hasattr(module, "cpu_linear")
 
 
-def _is_linear(module: torch.nn.Module) -> bool:
+def _is_linear(module: Any) -> bool:
     """Whether the module's forward pass is its packed product; an embedding's is a look-up in the plain matrix."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
     return isinstance(module, ParallelLMHead) or not isinstance(module, VocabParallelEmbedding)
 
 
-def _in_features(module: torch.nn.Module) -> int:
+def _in_features(module: Any) -> int:
     size = getattr(module, "input_size_per_partition", None)
-    return int(size if size is not None else module.embedding_dim)  # type: ignore[arg-type]
+    return int(size if size is not None else module.embedding_dim)

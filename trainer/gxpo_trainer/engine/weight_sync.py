@@ -25,24 +25,21 @@ import tempfile
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors import safe_open
 
+from gxpo_trainer.engine.checksums import checksum, without_signed_zeros
 from gxpo_trainer.engine.vllm_weights import VllmWeights, open_nccl_trainer, weight_source
 from gxpo_trainer.errors import TrainingError, WeightSyncMismatch
 
 SHM_ROOT = Path("/dev/shm")
 _PREFIX = "gxpo-weights-"
 _ALIGNMENT = 64
-_CHUNK = 1 << 19  # words
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,70 +78,6 @@ class SyncReport:
     load_s: float
     verify_s: float
     total_s: float
-
-
-def checksum(tensor: torch.Tensor) -> int:
-    """Σ word_i · w_i mod 2^64 over the tensor's bits, row by row, as 64-bit words; w_i odd, pseudo-random in i.
-
-    Multiplying by an odd weight is a bijection, so a change within one word always shows; any other change, a
-    shift or an exchange of elements is missed with probability about 2^-64. Zeros of either sign have different
-    bits: see `without_signed_zeros`.
-    """
-    words = _words(tensor)
-    weights = _position_weights(words.device)
-    total = 0
-    for chunk, start in enumerate(range(0, words.numel(), _CHUNK)):
-        part = words[start : start + _CHUNK]
-        # CUDA has no integer dot product; on a CPU it is ten times as fast as multiply and sum.
-        if part.is_cuda:
-            value = int((part * weights[: part.numel()]).sum())
-        else:
-            value = int(torch.dot(part, weights[: part.numel()]))
-        total += value * _chunk_weight(chunk)
-    return total % (1 << 64)
-
-
-def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """The bits of `tensor` as int64[...], the last word filled up with zeros."""
-    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    if flat.numel() % 8 or flat.storage_offset() % 8:
-        padded = torch.zeros(-(-flat.numel() // 8) * 8, dtype=torch.uint8, device=flat.device)
-        padded[: flat.numel()] = flat
-        flat = padded
-    return flat.view(torch.int64)
-
-
-def without_signed_zeros(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` with -0.0 turned into +0.0 and everything else as it was.
-
-    Published tensors are such, because a packed matrix does not give the sign of a zero back.
-    """
-    return tensor.detach() + 0.0 if tensor.is_floating_point() else tensor.detach()
-
-
-_weights: dict[torch.device, torch.Tensor] = {}
-
-
-def _position_weights(device: torch.device) -> torch.Tensor:
-    """Odd 64-bit weights of the positions of one chunk, made once a device (the same on every device and machine)."""
-    if device not in _weights:
-        weights = _splitmix64(np.arange(1, _CHUNK + 1, dtype=np.uint64)) | np.uint64(1)
-        _weights[device] = torch.from_numpy(weights.view(np.int64)).to(device)
-    return _weights[device]
-
-
-@cache
-def _chunk_weight(chunk: int) -> int:
-    return int(_splitmix64(np.uint64(_CHUNK + 1 + chunk))) | 1
-
-
-def _splitmix64(counter: Any) -> Any:
-    """The SplitMix64 generator's output for each uint64 counter (Steele, Lea and Flood, 2014)."""
-    with np.errstate(over="ignore"):
-        z = counter * np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))
 
 
 class SharedMemoryPublisher:
@@ -201,7 +134,7 @@ class SharedMemoryPublisher:
         for entry in manifest.tensors:
             place = getattr(torch, entry.dtype), entry.shape, entry.offset
             changed += int((_view(new, *place) != _view(old, *place)).sum())
-        return changed / sum(int(np.prod(entry.shape, dtype=np.int64)) for entry in manifest.tensors)
+        return changed / sum(math.prod(entry.shape) for entry in manifest.tensors)
 
     def close(self) -> None:
         """Remove the directory; samplers that map a buffer keep it until they let go."""
@@ -297,7 +230,9 @@ class WeightReceiver:
     def receive(self, manifest: WeightManifest) -> SyncReport:
         """Load, pack, read back, compare; then hold `manifest.version`.
 
-        Raises WeightSyncMismatch with tensor, place and both checksums when one differs.
+        Names that the manifest leaves out keep their weights and are compared with what was last published of
+        them. Raises WeightSyncMismatch with tensor, place and both checksums when one differs, which it also does
+        when the sampler's dtype cannot hold what was published: publish in the sampler's dtype.
         """
         started = time.perf_counter()
         self.version = None
@@ -352,14 +287,13 @@ class WeightReceiver:
         It proves the map from checkpoint names to vLLM's fused layers, with vLLM's own loader as the reference:
         `receive` writes and reads through one map, so only this and the log-probability gap can show it wrong.
         """
-        dtype = self._weights.dtype
-        stored: dict[str, torch.Tensor] = {}
+        self._expected = {}
         for file in sorted(folder.glob("*.safetensors")):
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118
-                    stored[name] = without_signed_zeros(tensors.get_tensor(name).to(dtype))
-        self._expected = {name: _entry(name, tensor) for name, tensor in stored.items()}
-        return self.verify(stored)[0]
+                    tensor = tensors.get_tensor(name).to(self._weights.dtype)
+                    self._expected[name] = _entry(name, without_signed_zeros(tensor))
+        return self.verify()[0]
 
     def verify(self, published: dict[str, torch.Tensor] | None = None) -> tuple[int, tuple[str, ...]]:
         """Compare all that can be read back with the newest manifest of each name.
@@ -376,10 +310,11 @@ class WeightReceiver:
             seen.add(read.name)
             num_checked += 1
             # A kernel may keep a bias in a wider type (AMX); a widened value returns unchanged.
-            tensor = read.tensor.to(getattr(torch, entry.dtype))
+            tensor = without_signed_zeros(read.tensor.to(getattr(torch, entry.dtype)))
             if tuple(tensor.shape) != entry.shape or checksum(tensor) != entry.checksum:
                 self.version = None
-                raise WeightSyncMismatch(_mismatch(entry, read.place, tensor, published))
+                place = f"{read.place}, {_name(read.tensor.dtype)}"
+                raise WeightSyncMismatch(_mismatch(entry, place, tensor, (published or {}).get(entry.name)))
         return num_checked, tuple(name for name in self._expected if name not in seen)
 
 
@@ -395,81 +330,17 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _mismatch(entry: TensorEntry, place: str, read: torch.Tensor, published: dict[str, torch.Tensor] | None) -> str:
+def _mismatch(entry: TensorEntry, place: str, read: torch.Tensor, wanted: torch.Tensor | None) -> str:
     found = checksum(read)
     message = (
-        f"weight {entry.name}: the learner published checksum {entry.checksum:016x} (shape {list(entry.shape)}), "
-        f"the sampler holds {found:016x} (shape {list(read.shape)}) in {place}"
+        f"weight {entry.name}: the learner published checksum {entry.checksum:016x} ({entry.dtype}, shape "
+        f"{list(entry.shape)}), the sampler holds {found:016x} (shape {list(read.shape)}) in {place}"
     )
-    wanted = (published or {}).get(entry.name)
-    if wanted is not None and wanted.shape == read.shape:
-        if checksum(wanted) != entry.checksum:
-            return message + "; the shared buffer was written over after its publication"
-        if not bool(torch.isfinite(wanted).all()):
-            return message + "; the published tensor is not finite"
-        difference = (wanted.to(read.device).double() - read.double()).abs()
-        message += f"; {int((difference > 0).sum())} elements differ, at most by {float(difference.max()):.3g}"
-    return message
-
-
-Scores = Sequence[npt.NDArray[np.float32]]
-
-
-@dataclass(frozen=True, slots=True)
-class CanaryReport:
-    """Mean |sampler - learner| log-probability gaps at three syncs, and how far the perturbation moved them."""
-
-    gap_before: float
-    gap_perturbed: float
-    gap_restored: float
-    moved: float
-
-
-def canary(
-    *,
-    perturb: Callable[[], None],
-    restore: Callable[[], None],
-    sync: Callable[[], Any],
-    sampler_scores: Callable[[], Scores],
-    learner_scores: Callable[[], Scores],
-    limit: float,
-) -> CanaryReport:
-    """Start-up proof: change the learner's weights visibly and see the sampler follow there and back.
-
-    Each callable acts on the live parts: `sync` publishes and receives; the two score functions give the
-    log-probabilities of the same token lists. limit: largest mean gap that counts as equal. Raises
-    WeightSyncMismatch with both figures when a gap exceeds it, or when the perturbation moved the learner by less
-    than ten times the limit and so could not have shown anything. The weights are restored in every case.
-    """
-    sync()
-    start = learner_scores()
-    before = mean_gap(sampler_scores(), start)
-    perturb()
-    try:
-        sync()
-        shifted = learner_scores()
-        perturbed = mean_gap(sampler_scores(), shifted)
-    finally:
-        restore()
-    sync()
-    restored = mean_gap(sampler_scores(), learner_scores())
-    report = CanaryReport(before, perturbed, restored, mean_gap(shifted, start))
-    for when, gap in (("at the start", before), ("after the perturbation", perturbed), ("after it", restored)):
-        if not gap <= limit:
-            raise WeightSyncMismatch(
-                f"canary: sampler and learner differ by {gap:.3g} on average {when}, the limit is {limit:.3g} "
-                f"(the perturbation moved the learner by {report.moved:.3g})"
-            )
-    if not report.moved >= 10 * limit:
-        raise WeightSyncMismatch(
-            f"canary: the perturbation moved the learner by {report.moved:.3g} only, which is under ten times the "
-            f"limit {limit:.3g} and proves nothing; perturb more"
-        )
-    return report
-
-
-def mean_gap(left: Scores, right: Scores) -> float:
-    """Mean |left - right| over all tokens of equally long lists of [length] log-probabilities."""
-    a = np.concatenate([np.asarray(x, dtype=np.float64) for x in left])
-    b = np.concatenate([np.asarray(x, dtype=np.float64) for x in right])
-    return float(np.abs(a - b).mean())
+    if wanted is None or wanted.shape != read.shape:
+        return message
+    if checksum(wanted) != entry.checksum:
+        return message + "; the shared buffer was written over after its publication"
+    if not bool(torch.isfinite(wanted).all()):
+        return message + "; the published tensor is not finite"
+    difference = (wanted.to(read.device).double() - read.double()).abs()
+    return message + f"; {int((difference > 0).sum())} elements differ, at most by {float(difference.max()):.3g}"

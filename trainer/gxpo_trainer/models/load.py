@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from gxpo_trainer.config import LoraConfig, ModelConfig
 from gxpo_trainer.errors import ConfigError
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 STARTER = "starter"
 STARTER_FOLDER = Path(__file__).with_name("starter_policy")
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 FOLDER_FIX = "set model.path to `starter`, to a folder written by save_pretrained, or to a hub name such as org/model"
@@ -52,6 +53,7 @@ def load_policy(
     Raises ConfigError for a model that is missing, is not a causal LM, or lacks the LoRA target modules.
     """
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -61,18 +63,25 @@ def load_policy(
     try:
         model_config = AutoConfig.from_pretrained(source, trust_remote_code=config.trust_remote_code)
         _without_dropout(model_config)
-        model = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=model_config,
+            output_loading_info=True,
             dtype=dtype,
             attn_implementation="sdpa" if config.attention == "auto" else config.attention,
             use_safetensors=True,
             trust_remote_code=config.trust_remote_code,
         )
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
+        problem = f"model.path = {config.path!r} cannot be loaded: {_first_line(error)}"
+        raise ConfigError(f"{problem}; {FOLDER_FIX}") from error
+    model, report = loaded
+    if report["missing_keys"]:
+        # transformers would fill them with random numbers.
         raise ConfigError(
-            f"model.path = {config.path!r} cannot be loaded: {_first_line(error)}; {FOLDER_FIX}"
-        ) from error
+            f"model.path = {config.path!r} lacks the weight {min(report['missing_keys'])} ("
+            f"{len(report['missing_keys'])} missing in all); use a complete checkpoint of a causal language model"
+        )
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if lora is not None:
@@ -82,7 +91,7 @@ def load_policy(
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    return model
+    return cast("PreTrainedModel", model)
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -93,6 +102,12 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     source = resolve_model(config)
+    # Without a vocabulary transformers makes an empty tokenizer up.
+    if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in VOCABULARIES):
+        raise ConfigError(
+            f"model.path = {config.path!r} has no tokenizer (none of {', '.join(VOCABULARIES)}); "
+            "save one beside the weights with tokenizer.save_pretrained"
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
@@ -132,11 +147,7 @@ def _checked_folder(folder: Path, setting: str) -> Path:
 def _without_dropout(config: Any) -> None:
     """Set every dropout probability of a transformers config, nested ones included, to 0."""
     for name, value in vars(config).items():
-        if (
-            isinstance(value, (int, float))
-            and not isinstance(value, bool)
-            and re.search(r"(dropout|drop|pdrop)$", name)
-        ):
+        if name.endswith(("dropout", "drop")) and isinstance(value, float):
             setattr(config, name, 0.0)
         elif hasattr(value, "model_type"):
             _without_dropout(value)

@@ -50,12 +50,31 @@ class PolicyModule(nn.Module):
         output = self.backbone(
             input_ids=micro.input_ids,
             position_ids=micro.position_ids,
-            attention_mask=micro.attention_mask,
+            attention_mask=self._attention_mask(micro),
             use_cache=False,
         )
         hidden = output.last_hidden_state.flatten(0, 1).index_select(0, micro.target_index)
         logprobs, entropy = self.scorer(hidden, micro.target_ids, temperature, with_entropy)
         return TokenOutputs(logprobs, entropy if with_entropy else None)
+
+    @property
+    def can_share_prompts(self) -> bool:
+        """Whether the layout `shared` is right for this model: full attention that takes an explicit mask."""
+        config = self.model.config
+        layers = set(getattr(config, "layer_types", None) or ["full_attention"])
+        return config._attn_implementation in ("sdpa", "eager") and layers == {"full_attention"}
+
+    def _attention_mask(self, micro: MicroBatch) -> Tensor | None:
+        mask = micro.attention_mask
+        if mask is None:
+            return None
+        if not self.can_share_prompts:
+            raise ValueError('learner.packing = "shared" needs full attention by sdpa or eager; use padded or packed')
+        if self.model.config._attn_implementation == "sdpa":
+            return mask
+        # The eager kernel adds its mask to the scores.
+        dtype = self.head.weight.dtype
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
 
 class TokenScorer(nn.Module):

@@ -19,8 +19,9 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -54,14 +55,14 @@ class Recipe:
 
     seed: int = 0
     num_problems: int = 30_000
-    steps: int = 1500
-    """Batches in all."""
-    mixed_steps: int = 200
-    """The last so many batches mix both ways of answering; before them all answers are worked out."""
+    careful_steps: int = 800
+    """Batches of the first phase, in which all answers are worked out."""
+    careful_rate: float = 0.02
+    """Peak learning rate of the first phase: Muon on the matrices, a fifth of it for AdamW on the rest."""
+    mixed_steps: int = 120
+    """Batches of the second phase, which mixes both ways of answering."""
+    mixed_rate: float = 0.004
     batch: int = 64
-    learning_rate: float = 3e-3
-    rising_share: float = 0.05
-    """Share of the steps in which the learning rate rises; after it, it falls along a cosine."""
     careful_share: float = 0.3
     """Share of the mixed answers that are worked out."""
     hasty_right_share: float = 0.1
@@ -147,26 +148,48 @@ def warmup_answer(problem: WordProblem, rng: random.Random, careful_share: float
     return f"\\boxed{{{result}}}"
 
 
-def warm_up(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Iterator[tuple[int, float]]:
-    """Supervised training in place, loss on the answers only; yields (step, loss in nats a token)."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer,
-        max_lr=recipe.learning_rate,
-        total_steps=recipe.steps,
-        pct_start=recipe.rising_share,
-        cycle_momentum=False,
+def warm_up(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Iterator[float]:
+    """Supervised training in place, loss on the answers only; yields each batch's loss in nats a token."""
+    problems = generate("train", recipe.num_problems, recipe.seed)
+    prompts = _prompt_ids(tokenizer, [problem.prompt.text for problem in problems])
+    rng = random.Random(f"gxpo starter warm-up {recipe.seed}")
+
+    def draw(careful_share: float) -> tuple[list[int], list[int]]:
+        row = rng.randrange(len(problems))
+        answer = warmup_answer(problems[row], rng, careful_share, recipe) + END
+        return prompts[row], tokenizer(answer, add_special_tokens=False)["input_ids"]
+
+    phases = (
+        (recipe.careful_steps, recipe.careful_rate, 1.0),
+        (recipe.mixed_steps, recipe.mixed_rate, recipe.careful_share),
     )
+    for steps, rate, share in phases:
+        batches = _batches(partial(draw, share), steps, recipe.batch, rng, tokenizer.pad_token_id)
+        yield from _train(model, batches, steps, rate)
+
+
+def _train(
+    model: Qwen2ForCausalLM, batches: Iterator[tuple[torch.Tensor, torch.Tensor]], steps: int, peak: float
+) -> Iterator[float]:
+    """One phase of supervised training: Muon on the hidden matrices, AdamW on embeddings, biases and norms."""
+    hidden = {name for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name}
+    matrices = [weight for name, weight in model.named_parameters() if name in hidden]
+    rest = [weight for name, weight in model.named_parameters() if name not in hidden]
+    muon = torch.optim.Muon(matrices, lr=peak, weight_decay=0.01)
+    adamw = torch.optim.AdamW(rest, lr=peak / 5, betas=(0.9, 0.98), weight_decay=0.0)
     model.train()
-    for step, (input_ids, labels) in enumerate(_batches(tokenizer, recipe), start=1):
+    for step, (input_ids, labels) in enumerate(batches, start=1):
+        # Rise over 30 batches, stay, and fall over the last 40 percent.
+        rate = peak * min(1.0, step / 30, (steps - step + 1) / (0.4 * steps))
+        muon.param_groups[0]["lr"], adamw.param_groups[0]["lr"] = rate, rate / 5
         # Right padding cannot reach earlier tokens under a causal mask, so no attention mask is needed.
         loss = model(input_ids=input_ids, labels=labels).loss
-        optimizer.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        yield step, loss.item()
+        muon.step()
+        adamw.step()
+        yield loss.item()
     model.eval()
 
 
@@ -176,9 +199,10 @@ def build(out: Path, recipe: Recipe) -> None:
     tokenizer = build_tokenizer(generate("train", recipe.num_problems, recipe.seed))
     model = build_model(tokenizer, recipe.seed)
     started = time.perf_counter()
-    for step, loss in warm_up(model, tokenizer, recipe):
-        if step % 50 == 0 or step == recipe.steps:
-            print(f"step {step}/{recipe.steps}  loss {loss:.3f}  {time.perf_counter() - started:.0f} s", flush=True)
+    total = recipe.careful_steps + recipe.mixed_steps
+    for step, loss in enumerate(warm_up(model, tokenizer, recipe), start=1):
+        if step % 50 == 0 or step == total:
+            print(f"step {step}/{total}  loss {loss:.3f}  {time.perf_counter() - started:.0f} s", flush=True)
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
@@ -204,32 +228,26 @@ def _prompt_ids(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[li
     return ids
 
 
-def _batches(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """`recipe.steps` batches; four at a time are drawn together and split by length, which saves padding."""
-    problems = generate("train", recipe.num_problems, recipe.seed)
-    prompts = _prompt_ids(tokenizer, [problem.prompt.text for problem in problems])
-    rng = random.Random(f"gxpo starter warm-up {recipe.seed}")
-    for first in range(0, recipe.steps, BUCKETS):
-        share = 1.0 if first < recipe.steps - recipe.mixed_steps else recipe.careful_share
-        rows = [rng.randrange(len(problems)) for _ in range(recipe.batch * BUCKETS)]
-        answers = [warmup_answer(problems[row], rng, share, recipe) + END for row in rows]
-        answer_ids = tokenizer(answers, add_special_tokens=False)["input_ids"]
-        pairs = sorted(((prompts[row], ids) for row, ids in zip(rows, answer_ids, strict=True)), key=_num_tokens)
-        for bucket in rng.sample(range(BUCKETS), BUCKETS)[: recipe.steps - first]:
-            part = pairs[bucket * recipe.batch : (bucket + 1) * recipe.batch]
-            yield _batch(*zip(*part, strict=True), tokenizer.pad_token_id)
+def _batches(
+    draw: Callable[[], tuple[list[int], list[int]]], steps: int, batch: int, rng: random.Random, pad: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """`steps` batches; four at a time are drawn together and split by length, which saves padding."""
+    for first in range(0, steps, BUCKETS):
+        pairs = sorted((draw() for _ in range(batch * BUCKETS)), key=_num_tokens)
+        for bucket in rng.sample(range(BUCKETS), BUCKETS)[: steps - first]:
+            yield _batch(pairs[bucket * batch : (bucket + 1) * batch], pad)
 
 
 def _num_tokens(pair: tuple[list[int], list[int]]) -> int:
     return len(pair[0]) + len(pair[1])
 
 
-def _batch(prompts: Sequence[list[int]], answers: Sequence[list[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Right-padded int64 [rows, width]; labels are -100 outside the answers."""
-    width = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
-    input_ids = np.full((len(prompts), width), pad, dtype=np.int64)
+def _batch(pairs: list[tuple[list[int], list[int]]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prompts and answers right-padded to int64 [rows, width]; labels are -100 outside the answers."""
+    width = max(map(_num_tokens, pairs))
+    input_ids = np.full((len(pairs), width), pad, dtype=np.int64)
     labels = np.full_like(input_ids, -100)
-    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+    for row, (prompt, answer) in enumerate(pairs):
         end = len(prompt) + len(answer)
         input_ids[row, :end] = prompt + answer
         labels[row, len(prompt) : end] = answer

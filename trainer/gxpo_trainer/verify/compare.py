@@ -7,8 +7,6 @@ when both sides give them. Inequalities, `x \\in S` and intervals are compared a
 
 from __future__ import annotations
 
-import re
-
 from gxpo_trainer.verify.engine import engine_equal
 from gxpo_trainer.verify.realsets import real_sets_equal
 from gxpo_trainer.verify.relations import (

@@ -11,6 +11,7 @@ are skipped unless the answer is complex.
 from __future__ import annotations
 
 import functools
+import math
 import zlib
 from fractions import Fraction
 from typing import Any
@@ -27,6 +28,8 @@ MAX_LOG2 = float(1 << 40)
 FLOAT_TOLERANCE = 1e-8
 POINTS = 8
 NEEDED_POINTS = 2
+STEP_POINTS = 8
+STEP_NEEDED_POINTS = 6
 
 
 class Undefined(Exception):
@@ -121,15 +124,8 @@ def _rational_call(name: str, values: list[Fraction]) -> Fraction | None:
         return Fraction(values[0].__floor__() if name == "floor" else values[0].__ceil__())
     if any(value.denominator != 1 or not 0 <= value <= MAX_FACTORIAL for value in values):
         return None
-    context = _math()
-    result: int = context.factorial(int(values[0])) if name == "factorial" else context.comb(*(int(v) for v in values))
-    return Fraction(result)
-
-
-def _math() -> Any:
-    import math
-
-    return math
+    integers = [int(value) for value in values]
+    return Fraction(math.factorial(integers[0]) if name == "factorial" else math.comb(*integers))
 
 
 def value_at(node: Node, context: Any, point: int, real: bool) -> Any:
@@ -174,10 +170,12 @@ def _value(node: Node, context: Any, point: int, real: bool) -> Any:
 
 def _symbol_value(name: str, context: Any, point: int) -> Any:
     """A number that depends on the name and the point only: between 1/4 and 9/4, or 1/12 and 3/4 at points 2, 3, 6
-    and 7 (inside the domain of \\sqrt{1 - x^2}); odd points flip some signs."""
+    and 7 (inside the domain of \\sqrt{1 - x^2}), up to 25 from `STEP_POINTS` on; odd points flip some signs."""
     seed = zlib.crc32(f"{point}:{name}".encode())
     value = context.mpf(seed % 1_000_003) / 500_009 + context.mpf(1) / 4
-    if point & 2:
+    if point >= STEP_POINTS:
+        value = value * 11
+    elif point & 2:
         value = value / 3
     return -value if point % 2 and seed % 3 == 0 else value
 
@@ -267,8 +265,11 @@ def expressions_equal(a: Node, b: Node) -> bool | None:
 
 
 def _agree(a: Node, b: Node, real: bool, tolerance: float | None, *, constant: bool) -> bool | None:
+    steps = any(_contains(node, "call", name) for node in (a, b) for name in ("floor", "ceil"))
+    # A step function is constant over short stretches: more points, farther apart.
+    first, needed = (STEP_POINTS, STEP_NEEDED_POINTS) if steps else (0, NEEDED_POINTS)
     points = 0
-    for point in range(1 if constant else POINTS):
+    for point in range(1) if constant else range(first, first + POINTS):
         try:
             found = _agree_at(a, b, point, real, tolerance)
         except Undefined:
@@ -276,9 +277,9 @@ def _agree(a: Node, b: Node, real: bool, tolerance: float | None, *, constant: b
         if not found:
             return False
         points += 1
-        if points > NEEDED_POINTS:
+        if points > needed:
             break
-    return True if points >= (1 if constant else NEEDED_POINTS) else None
+    return True if points >= (1 if constant else needed) else None
 
 
 def _agree_at(a: Node, b: Node, point: int, real: bool, tolerance: float | None) -> bool:

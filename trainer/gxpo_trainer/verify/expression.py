@@ -36,12 +36,11 @@ class Node:
 
 
 FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth ln log lg exp sqrt".split()
+    ["sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "arccot", "sinh", "cosh", "tanh", "coth", "ln", "log", "lg", "exp", "sqrt"]
 )
 _OPAQUE = frozenset("fghFGHPQ")
 _GREEK = frozenset(
-    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho varrho sigma "
-    "tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega hbar ell".split()
+    ["alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "vartheta", "iota", "kappa", "lambda", "mu", "nu", "xi", "rho", "varrho", "sigma", "tau", "upsilon", "phi", "varphi", "chi", "psi", "omega", "Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Phi", "Psi", "Omega", "hbar", "ell"]
 )
 _OPENING = {"(": ")", "[": "]", "{": "}"}
 _MARKS = ("dot", "ddot", "bar", "hat", "vec", "tilde", "overline", "overrightarrow", "overbrace", "underline")
@@ -164,6 +163,9 @@ class _Parser:
         base = self._postfix()
         if self.peek() == "^":
             self.take()
+            if self.peek() == "\\circ":
+                self.take()
+                return Node("div", (Node("mul", (base, Node("const", name="pi"))), number(180)))
             if self._primed():
                 return Node("sym", name=f"{base.name}'") if base.kind == "sym" else self._no_derivative()
             return Node("pow", (base, self._argument()))

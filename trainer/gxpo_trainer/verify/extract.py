@@ -54,7 +54,7 @@ _CLOSING = re.compile(
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-zÀ-ÿ]{2,}")
 _TEXT_COMMAND = re.compile(r"\\(?:begin|end|text|mathrm|mbox|textbf|mathbf|textnormal|operatorname|textit)\s*\{[^{}]*\}|\\[A-Za-z]+")
 _MATH_WORDS = frozenset(
-    "and or percent pct percentage sin cos tan cot sec csc ln log exp sqrt pi inf infty in dx dy dt degrees".split()
+    ["and", "or", "percent", "pct", "percentage", "sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "exp", "sqrt", "pi", "inf", "infty", "in", "dx", "dy", "dt", "degrees"]
 )
 
 

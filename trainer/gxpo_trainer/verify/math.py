@@ -14,7 +14,7 @@ from gxpo_trainer.verify.compare import answers_equal
 from gxpo_trainer.verify.engine import engine_parses
 from gxpo_trainer.verify.exact import Number, numbers_equal, read_number
 from gxpo_trainer.verify.expression import Unsupported, parse_expression
-from gxpo_trainer.verify.extract import MAX_ANSWER_CHARS, boxed_answer, extract_answer
+from gxpo_trainer.verify.extract import MAX_ANSWER_CHARS, extract_answer
 from gxpo_trainer.verify.normalize import normalize
 from gxpo_trainer.verify.structure import Answer, Scalar, parse_answer
 
@@ -91,8 +91,11 @@ def texts_equal(gold: str, answer: str) -> bool | None:
     """Whether two normalised answers agree in one of their readings; None when undecided."""
     if gold == answer:
         return True
-    verdicts = [answers_equal(parse_answer(a), parse_answer(b)) for a, b in _readings(gold, answer)]
+    verdicts = [answers_equal(_gold_structure(a), parse_answer(b)) for a, b in _readings(gold, answer)]
     return True if True in verdicts else (None if None in verdicts else False)
+
+
+_gold_structure = functools.lru_cache(maxsize=1024)(parse_answer)
 
 
 def _readings(gold: str, answer: str) -> list[tuple[str, str]]:
@@ -102,7 +105,9 @@ def _readings(gold: str, answer: str) -> list[tuple[str, str]]:
     if any(whole):
         pairs.append(tuple(s.replace(",", "") if is_whole else s for s, is_whole in zip((gold, answer), whole, strict=True)))  # type: ignore[arg-type]
     for comma, other in ((gold, answer), (answer, gold)):
-        if _DECIMAL_COMMA.fullmatch(comma) and re.fullmatch(r"[+-]?[0-9]*\.[0-9]+", other):
+        # `1,22` as a gold may be a decimal; `2,1` is a list. As an answer to a gold of 2.1 it is a decimal.
+        few = comma is gold and len(comma.rpartition(",")[2]) < 2
+        if _DECIMAL_COMMA.fullmatch(comma) and not few and re.fullmatch(r"[+-]?[0-9]*\.[0-9]+", other):
             point = comma.replace(",", ".")
             pairs.append((point, answer) if comma is gold else (gold, point))
     return pairs

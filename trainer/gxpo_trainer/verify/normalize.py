@@ -37,7 +37,7 @@ _RENAMED = {
 }  # fmt: skip
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _TEXT = re.compile(r"\\(?:text|mbox|textbf|textit|textrm|textnormal|texttt|textsf|hbox|mathrm|mathbf|mathit|mathsf|rm|bf)\s*\{([^{}]*)\}")
-_FUNCTION_WORDS = "arcsin arccos arctan sin cos tan cot sec csc sinh cosh tanh ln log exp sqrt pi infty".split()
+_FUNCTION_WORDS = ["arcsin", "arccos", "arctan", "sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "ln", "log", "exp", "sqrt", "pi", "infty"]
 
 
 def unicode_to_latex(s: str) -> str:
@@ -170,6 +170,7 @@ def text_commands(s: str) -> str:
         return s
     s = re.sub(r"\\mathrm\s*\{(" + "|".join(_FUNCTION_WORDS) + r")\}", r"\\\1 ", s)
     s = re.sub(r"\\(?:mathrm|mathbf|mathit|mathsf|text|textbf|textit)\s*\{\s*([A-Za-z])\s*\}", _single_letter, s)
+    s = re.sub(r"\\(?:text|mathrm|mathbf|mathit|textbf|mathsf)\s*\{\s*(-?[0-9][0-9.,]*|[0-9A-Z]+(?=\}_))\s*\}", r"\1", s)
     outside = _TEXT.sub("", s)
     if _has_mathematics(outside):
         return re.sub(r"/?\s*" + _TEXT.pattern + r"\s*(?:\^\s*(?:\{-?[0-9]+\}|[0-9]))?", _beside_mathematics, s)

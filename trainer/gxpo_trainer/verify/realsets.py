@@ -132,6 +132,9 @@ def _relation_pieces(relation: Relation) -> list[Piece] | None:
             flipped = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "\\ne": "\\ne"}.get(operators[0], "")
             sides, operators = (sides[1], sides[0]), (flipped,)
         end = _number(sides[1])
+        within = re.fullmatch(r"\|([^|]*)\|", sides[0])
+        if end is not None and end > 0 and within is not None and _variable(within[1]) is not None:
+            return _absolute(operators[0], end)
         if end is None or _variable(sides[0]) is None:
             return None
         inclusive = operators[0] in ("\\le", "\\ge")
@@ -143,6 +146,16 @@ def _relation_pieces(relation: Relation) -> list[Piece] | None:
             return [Piece(-infinity, end, False, False), Piece(end, infinity, False, False)]
         return None
     return _double_inequality(sides, operators)
+
+
+def _absolute(operator: str, end: float) -> list[Piece] | None:
+    """|x| < end and |x| > end."""
+    infinity, inclusive = float("inf"), operator in ("\\le", "\\ge")
+    if operator in ("<", "\\le"):
+        return [Piece(-end, end, inclusive, inclusive)]
+    if operator in (">", "\\ge"):
+        return [Piece(-infinity, -end, False, inclusive), Piece(end, infinity, inclusive, False)]
+    return None
 
 
 def _double_inequality(sides: tuple[str, ...], operators: tuple[str, ...]) -> list[Piece] | None:

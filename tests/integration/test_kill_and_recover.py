@@ -1,0 +1,92 @@
+"""kill -9 of each kind of process in the middle of a step of a real run: nothing is lost, nothing counted twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import ray
+
+from gxpo_trainer.engine.collect import SampleCollector
+from gxpo_trainer.engine.ranks import LearnerGroup
+from gxpo_trainer.report import read_events, read_metrics
+from gxpo_trainer.train import train_run
+
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
+
+
+def test_sampler_verifier_worker_verifier_and_learner_are_killed_in_mid_step(tmp_path, small_run, monkeypatch):
+    """One run, four kills. Checkpoints at steps 2, 4 and 6; the learner dies in step 6, so step 5 is repeated."""
+    killed = []
+
+    def kill(what: str, pid: int) -> None:
+        killed.append(what)
+        os.kill(pid, signal.SIGKILL)
+
+    inner_stream, inner_settle, inner_get = SampleCollector._stream, SampleCollector._settle, LearnerGroup._get
+    steps = {"collect": 0}
+
+    def stream(self, requests, places, sampling, version, groups, owed):
+        steps["collect"] += 1
+        if steps["collect"] == 1:
+            # Half of the prompts are asked for; the sampler dies while it works on the rest.
+            half = len(requests) // 2
+            inner_stream(self, requests[:half], places[:half], sampling, version, groups, owed)
+            pid = ray.get(self.sampler.status.remote())["pid"]
+            generator = self.sampler.generate.remote(requests[half:], sampling, version)
+            kill("sampler", pid)
+            for reference in generator:
+                ray.get(reference)
+            raise AssertionError("the dead sampler answered")
+        if steps["collect"] == 3:
+            for pid in ray.get(self.verifier.worker_pids.remote()):
+                kill("verifier worker", pid)
+        inner_stream(self, requests, places, sampling, version, groups, owed)
+
+    def settle(self, owed):
+        if steps["collect"] == 4:
+            ray.kill(self.verifier)
+            killed.append("verifier")
+        return inner_settle(self, owed)
+
+    trained = {"steps": 0}
+    inner_train = LearnerGroup.train_step
+
+    def train_step(self, batches, learning_rate, *, diagnose):
+        trained["steps"] += 1
+        self.dies = trained["steps"] == 6
+        return inner_train(self, batches, learning_rate, diagnose=diagnose)
+
+    def get(self, calls):
+        if getattr(self, "dies", False):
+            self.dies = False
+            kill("learner", self.pid)
+        return inner_get(self, calls)
+
+    start = LearnerGroup.start
+
+    def started(self):
+        start(self)
+        self.pid = self.all("pid")
+
+    monkeypatch.setattr(SampleCollector, "_stream", stream)
+    monkeypatch.setattr(SampleCollector, "_settle", settle)
+    monkeypatch.setattr(LearnerGroup, "train_step", train_step)
+    monkeypatch.setattr(LearnerGroup, "_get", get)
+    monkeypatch.setattr(LearnerGroup, "start", started)
+    config = small_run(
+        budget={"steps": 8},
+        learner={"rule": {"name": "gxpo", "k": 3, "gate": {"mode": "never"}}, "optimizer": {"learning_rate": 1e-5}},
+    )
+    assert train_run(config, tmp_path / "run") == "steps"
+    assert {"sampler", "verifier worker", "verifier", "learner"} == set(killed)
+    rows = [row for row in read_metrics(tmp_path / "run") if "update/backward_passes" in row["metrics"]]
+    assert [row["step"] for row in rows] == list(range(1, 9)), "no hole, no double"
+    assert rows[-1]["metrics"]["update/backward_passes_total"] == 3 * 8
+    assert rows[-1]["metrics"]["update/repeated_passes_total"] == 3
+    assert rows[3]["attempt"] == 1
+    assert rows[4]["attempt"] == 2
+    kinds = [event["kind"] for event in read_events(tmp_path / "run")]
+    assert {"sampler_restarted", "verifier_restarted", "learner_died"} <= set(kinds)
+    assert max(row["metrics"]["rollout/logprob_gap_max"] for row in rows) <= 1e-4

@@ -1,0 +1,197 @@
+"""The whole loop on real Ray, vLLM and DeepSpeed: rules, proofs, budgets, resume, real problems."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.documented import undocumented
+
+from gxpo_trainer.checkpoint import CheckpointStore
+from gxpo_trainer.config import CheckpointConfig
+from gxpo_trainer.errors import CheckpointError, ConfigError
+from gxpo_trainer.report import read_evaluations, read_events, read_metrics, read_samples
+from gxpo_trainer.train import train_run
+
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
+DATA = Path(__file__).resolve().parents[2] / ".." / "shared" / "data"
+CLOCKED = ("time/", "system/")
+
+
+def history(out: Path) -> list[dict]:
+    """Metrics by step without what the clock and the machine decide."""
+    rows = read_metrics(out)
+    return [
+        {n: v for n, v in row["metrics"].items() if not n.startswith(CLOCKED) and n != "update/repeated_passes_total"}
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rule", "passes"),
+    [
+        ({"name": "grpo"}, [1, 1, 1]),
+        ({"name": "sfpo", "k": 2, "gate": {"mode": "never"}}, [3, 3, 3]),
+    ],
+)
+def test_a_rule_trains_and_reports_every_step(tmp_path, small_run, rule, passes):
+    config = small_run(learner={"rule": rule, "optimizer": {"learning_rate": 1e-5}})
+    assert train_run(config, tmp_path / "run") == "steps"
+    rows = read_metrics(tmp_path / "run")
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert [row["metrics"]["update/backward_passes"] for row in rows] == passes
+    assert rows[-1]["metrics"]["update/backward_passes_total"] == sum(passes)
+    assert all(row["metrics"]["update/weights_changed_fraction"] > 0.5 for row in rows[1:])
+    assert len(read_evaluations(tmp_path / "run")) == 1
+    sample = read_samples(tmp_path / "run")[0]
+    assert {"prompt", "response", "extracted", "gold", "verdict"} <= set(sample)
+
+
+def test_twenty_steps_of_gxpo_stay_on_policy_to_a_millionth(tmp_path, small_run):
+    rule = {"name": "gxpo", "k": 5, "gate": {"threshold": 3.0, "warmup": 10}}
+    config = small_run(
+        budget={"steps": 20},
+        learner={"rule": rule, "optimizer": {"learning_rate": 1e-5}},
+        diagnostics={"trajectory_every": 10},
+        evaluation={"every_steps": 0, "samples_per_prompt": 2, "num_problems": 16, "at_start": True},
+    )
+    train_run(config, tmp_path / "run")
+    rows = [row["metrics"] for row in read_metrics(tmp_path / "run") if row["step"] > 0]
+    assert len(rows) == 20
+    assert max(row["rollout/logprob_gap_mean"] for row in rows) <= 1e-6
+    assert max(row["rollout/logprob_gap_max"] for row in rows) <= 1e-4
+    shut = next((int(row["gate/shutoff_step"]) for row in rows if "gate/shutoff_step" in row), 20)
+    assert rows[-1]["update/backward_passes_total"] == 3 * shut + 20 - shut
+    assert "gate/z" in rows[10]
+    assert "gate/z" not in rows[9]
+    assert rows[9]["update/diagnostic_passes_total"] == 5
+    assert 0 < rows[9]["gxpo/theta_k_relative_error"] < 1
+    assert not undocumented({name for row in read_metrics(tmp_path / "run") for name in row["metrics"]})
+    named = sum(rows[-1][f"time/{part}_s"] for part in ("rollout", "verify", "update", "sync"))
+    assert named <= rows[-1]["time/step_s"]
+
+
+def test_a_budget_of_passes_tokens_or_hours_ends_the_run_cleanly(tmp_path, small_run):
+    config = small_run(budget={"steps": None, "backward_passes": 4})
+    assert train_run(config, tmp_path / "run") == "backward_passes"
+    rows = read_metrics(tmp_path / "run")
+    # Three passes a step: the second step is the one that reaches four.
+    assert rows[-1]["metrics"]["update/backward_passes_total"] == 6
+    assert read_events(tmp_path / "run")[-1]["kind"] == "finished"
+
+
+def test_a_resumed_run_is_the_uninterrupted_run_to_the_bit(tmp_path, small_run):
+    def config(steps):
+        return small_run(
+            budget={"steps": steps},
+            rollout={
+                "prompts_per_step": 8, "samples_per_prompt": 4, "max_new_tokens": 40, "max_num_seqs": 64,
+                "deterministic": True,
+            },
+        )  # fmt: skip
+
+    train_run(config(4), tmp_path / "whole")
+    train_run(config(2), tmp_path / "parts")
+    with pytest.raises(ConfigError, match="--resume"):
+        train_run(config(4), tmp_path / "parts")
+    train_run(config(4), tmp_path / "parts", resume=True)
+    assert history(tmp_path / "parts") == history(tmp_path / "whole")
+    final = [
+        out / "checkpoints" / "step-00000004" / "policy" / "model.safetensors"
+        for out in (tmp_path / "whole", tmp_path / "parts")
+    ]
+    assert final[0].read_bytes() == final[1].read_bytes()
+
+
+def test_another_run_or_a_damaged_checkpoint_is_refused_before_anything_starts(tmp_path, small_run):
+    config = small_run(budget={"steps": 2}, learner={"rule": {"name": "grpo"}})
+    train_run(config, tmp_path / "run")
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "run").iterdir())
+    other = small_run(budget={"steps": 4}, learner={"rule": {"name": "gxpo", "k": 7}})
+    with pytest.raises(CheckpointError, match=r"learner\.rule"):
+        train_run(other, tmp_path / "run", resume=True)
+    store = CheckpointStore(tmp_path / "run" / "checkpoints", CheckpointConfig())
+    file = store.path(2) / "learner" / "rank-0.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    longer = small_run(budget={"steps": 4}, learner={"rule": {"name": "grpo"}})
+    with pytest.raises(CheckpointError, match="truncated or altered"):
+        train_run(longer, tmp_path / "run", resume=True)
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "run").iterdir()) == before
+
+
+def test_two_ranks_of_zero_2_with_lora_and_kl_train_and_export_an_adapter(tmp_path, small_run):
+    config = small_run(
+        learner={
+            "rule": {"name": "gxpo", "k": 3},
+            "zero_stage": 2,
+            "lora": {"rank": 4, "alpha": 8},
+            "loss": {"kl_beta": 0.01, "zero_variance": "resample"},
+            "optimizer": {"learning_rate": 1e-3},
+        },
+        placement={"learner_ranks": 2, "learner_cpus": 0.5, "sampler_cpus": 0.5, "verifier_cpus": 0.25},
+        budget={"steps": 2},
+    )
+    train_run(config, tmp_path / "run")
+    rows = [row["metrics"] for row in read_metrics(tmp_path / "run")]
+    assert len(rows) == 2
+    assert all(row["rollout/logprob_gap_mean"] <= 1e-6 for row in rows)
+    assert rows[1]["policy/kl"] > 0
+    adapter = tmp_path / "run" / "checkpoints" / "step-00000002" / "adapter"
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from gxpo_trainer.models.load import STARTER_FOLDER
+
+    merged = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(STARTER_FOLDER), adapter).merge_and_unload()
+    policy = AutoModelForCausalLM.from_pretrained(adapter.parent / "policy")
+    for (name, left), (_, right) in zip(merged.named_parameters(), policy.named_parameters(), strict=True):
+        assert left.allclose(right, atol=1e-6), name
+
+
+def test_real_problems_train_a_qwen_shaped_policy_end_to_end(tmp_path, small_run):
+    source = DATA / "math_train.jsonl"
+    if not source.exists():
+        pytest.skip("shared/data/math_train.jsonl is not beside this checkout")
+    lines = source.read_text(encoding="utf-8").splitlines()[:400]
+    problems = tmp_path / "math.jsonl"
+    problems.write_text("\n".join(lines), encoding="utf-8")
+    folder = qwen_shaped_policy(tmp_path / "policy", [json.loads(line) for line in lines])
+    config = small_run(
+        model={"path": str(folder), "max_length": 512},
+        data={"source": str(problems), "levels": [3, 4, 5], "max_prompt_tokens": 300},
+        rollout={"prompts_per_step": 4, "samples_per_prompt": 4, "max_new_tokens": 32, "max_num_seqs": 32},
+        evaluation={"benchmarks": ["word_problems"], "num_problems": 8, "samples_per_prompt": 2},
+        learner={"rule": {"name": "gxpo", "k": 3, "gate": {"mode": "never"}}, "optimizer": {"learning_rate": 1e-6}},
+        budget={"steps": 2},
+    )
+    train_run(config, tmp_path / "run")
+    rows = [row["metrics"] for row in read_metrics(tmp_path / "run")]
+    assert [row["update/backward_passes"] for row in rows] == [3, 3]
+    assert all(row["rollout/logprob_gap_mean"] <= 1e-6 for row in rows)
+
+
+def qwen_shaped_policy(folder: Path, problems: list[dict]) -> Path:
+    """Random weights in Qwen2.5's shape (grouped queries, tied head) and a tokenizer trained on the problems."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1500, special_tokens=["<|endoftext|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )  # fmt: skip
+    tokenizer.train_from_iterator([p["problem"] + p["solution"] for p in problems], trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(fast), hidden_size=64, intermediate_size=176, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=True, rope_theta=1e6,
+        eos_token_id=fast.eos_token_id,
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    fast.save_pretrained(folder)
+    return folder
