@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-ALL = ("step_time", "rules", "gpu")
+ALL = ("step_time", "rules", "learning", "predictors", "gpu")
 
 
 def main() -> int:

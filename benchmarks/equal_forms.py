@@ -18,6 +18,7 @@ _GROUPED = re.compile(r"\d{1,3}(?:,(?:\\!\s?)?\d{3})+")
 _WORDS = re.compile(r"\\text\{\(?([A-Za-z][A-Za-z' -]*)\)?\}|[A-Za-z]{4,}")
 _BASE = re.compile(r"(-?[0-9A-Z.]+)_\{?(\d+)\}?")
 _MATRIX = re.compile(r"\\begin\{pmatrix\}(.*)\\end\{pmatrix\}", re.DOTALL)
+_SUMMAND_BEFORE = re.compile(r"(?<!\\cdot)(?<!\\times)(?<![*/^(=\s])\s*$")
 _UNIT = re.compile(r"(.*?[0-9}])\s*(?:\\(?:text|mbox)\{[^{}]*\}(?:\^\{?\d\}?)?|\^\{?\\circ\}?)")
 
 
@@ -86,14 +87,13 @@ def _terms(s: str) -> list[str]:
         return [s]
     terms, depth, start = [], 0, 0
     for at, character in enumerate(s):
-        if character in "([{|" and not (character == "|"):
+        if character in "([{":
             depth += 1
         elif character in ")]}":
             depth -= 1
-        elif depth == 0 and character in "+-" and at > 0 and s[:at].rstrip()[-1:] not in ("", "*", "/", "^", "(", "="):
-            if not re.search(r"\\(?:cdot|times)\s*$", s[:at]):
-                terms.append(s[start:at])
-                start = at
+        elif depth == 0 and character in "+-" and _SUMMAND_BEFORE.search(s[:at]):
+            terms.append(s[start:at])
+            start = at
     terms.append(s[start:])
     return [term.strip() for term in terms if term.strip()]
 
@@ -119,7 +119,16 @@ def _forms(gold: str) -> list[str]:
     value = _plain_value(gold)
     if value is not None:
         return _number_forms(value)
-    for make in (_scientific_forms, _money_forms, _base_forms, _word_forms, _unit_forms, _matrix_forms, _union_forms, _list_forms):
+    for make in (
+        _scientific_forms,
+        _money_forms,
+        _base_forms,
+        _word_forms,
+        _unit_forms,
+        _matrix_forms,
+        _union_forms,
+        _list_forms,
+    ):
         forms = make(gold)
         if forms:
             return forms
@@ -230,7 +239,9 @@ def _relation_forms(gold: str) -> list[str]:
 
 
 def _expression_forms(gold: str) -> list[str]:
-    if re.search(r"\\(?:text|leq|le|ge|lt|gt|pm|in|infty|ldots|dots|begin|overline|mbox)\b|[<>=:]|[A-Za-z]{4,}\s", gold):
+    if re.search(
+        r"\\(?:text|leq|le|ge|lt|gt|pm|in|infty|ldots|dots|begin|overline|mbox)\b|[<>=:]|[A-Za-z]{4,}\s", gold
+    ):
         return []
     forms = [f"\\frac{{2({gold})}}{{2}}"]
     other = _reversed_sum(gold)

@@ -140,7 +140,7 @@ def test_short_responses_share_their_prompt() -> None:
 
 
 def test_long_responses_do_not_share_and_need_no_mask() -> None:
-    # Joining 500 tokens to a row of 530 would cost 500 + (1030² − 530²)/512 = 2023, alone they cost 530 + 549.
+    # Joining 500 tokens to a row of 530 would cost 500 + (1030² − 530²)/1024 = 1262, alone they cost 530 + 274.
     (micro,) = pack(same_prompt([500] * 2, 30), token_budget=4096, layout="shared", aggregation="token_mean", pad_id=0)
     assert micro.input_ids.shape == (2, 530)
     assert micro.attention_mask is None

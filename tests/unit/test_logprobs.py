@@ -217,3 +217,19 @@ def test_no_gradient_pass_keeps_nothing() -> None:
         outputs = policy(micro, 1.0, True)
     assert not outputs.logprobs.requires_grad
     assert torch.equal(outputs.logprobs, policy(micro, 1.0, False).logprobs.detach())
+
+
+def test_bf16_weight_gradient_of_many_chunks_is_summed_in_fp32() -> None:
+    torch.manual_seed(0)
+    head = nn.Linear(4, 11, bias=False).bfloat16()
+    hidden = torch.randn(3000, 4).bfloat16()
+    targets = torch.randint(0, 3, (3000,))
+
+    def gradient(weight: Tensor) -> Tensor:
+        return weight.grad.detach().clone() if weight.grad is not None else torch.empty(0)
+
+    exact = head.weight.detach().double().requires_grad_()
+    torch.log_softmax(hidden.double() @ exact.T, dim=-1).gather(1, targets[:, None]).sum().backward()
+    TokenScorer(head, chunk_elements=11)(hidden, targets, 1.0, False)[0].sum().backward()
+    # One rounding of the result is 2⁻⁹; 3,000 roundings of a bf16 sum would be far more.
+    assert relative_difference(gradient(head.weight), gradient(exact)) < 0.005

@@ -174,11 +174,11 @@ def test_warm_up_answers_have_the_recipe_s_shares() -> None:
 
 
 def test_recipe_builds_a_loadable_policy_and_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
-    recipe = Recipe(num_problems=400, careful_steps=3, mixed_steps=2, batch=4, threads=1)
+    recipe = Recipe(num_problems=400, first_steps=3, last_steps=2, batch=4, threads=1)
     for name in ("first", "second"):
         build(tmp_path / name, recipe)
     assert file_hashes(tmp_path / "first") == file_hashes(tmp_path / "second")
-    build(tmp_path / "other", Recipe(seed=1, num_problems=400, careful_steps=3, mixed_steps=2, batch=4, threads=1))
+    build(tmp_path / "other", Recipe(seed=1, num_problems=400, first_steps=3, last_steps=2, batch=4, threads=1))
     assert file_hashes(tmp_path / "other") != file_hashes(tmp_path / "first")
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "first")
     assert all(torch.isfinite(parameter).all() for parameter in reloaded.parameters())

@@ -277,8 +277,10 @@ class LearnerConfig(Settings):
     lora: LoraConfig | None = Field(None, description="Train adapters instead of all weights.")
     mini_batches: int = Field(1, ge=1, description="Rule steps a rollout batch, each on a part of it.")
     token_budget: int = Field(4096, ge=16, description="Most tokens (padding included) in one micro-batch.")
-    packing: Literal["auto", "padded", "packed"] = Field(
-        "auto", description="padded: sorted rows; packed: one row, variable-length attention. auto: padded on CPU."
+    packing: Literal["auto", "padded", "shared", "packed"] = Field(
+        "auto",
+        description="padded: sorted rows; shared: a prompt once for its short responses; "
+        "packed: one row, variable-length attention. auto: shared on CPU, packed on GPU.",
     )
 
     @model_validator(mode="after")

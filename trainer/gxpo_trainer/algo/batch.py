@@ -37,7 +37,7 @@ from gxpo_trainer.types import Metrics, ScoredGroup
 Layout = Literal["padded", "shared", "packed"]
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum"]
 
-ATTENTION_BREAK_EVEN = 512
+ATTENTION_BREAK_EVEN = 1024
 """Row width at which dense attention costs about as much as the rest of the model; `shared` weighs by it."""
 
 

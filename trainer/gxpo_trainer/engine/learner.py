@@ -215,6 +215,11 @@ class DeepSpeedLearner:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
 
+    @property
+    def model(self) -> Any:
+        """The transformers model, or PEFT's around it; its config is saved beside exported weights."""
+        return self._model
+
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
         """(name in a transformers checkpoint, whole tensor), LoRA merged; see engine.full_weights. Collective."""
         return full_weights(self._model)

@@ -6,14 +6,16 @@ before anything starts.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.errors import ConfigError, TrainingError
 
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
+START_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,14 @@ class Placement:
 
     def _threads(self, count: int) -> dict[str, str]:
         # Ray would set OMP_NUM_THREADS from the logical CPUs, which say nothing about cores here.
-        return {"OMP_NUM_THREADS": str(count), "MKL_NUM_THREADS": str(count), "TOKENIZERS_PARALLELISM": "false"}
+        return {
+            "OMP_NUM_THREADS": str(count),
+            "MKL_NUM_THREADS": str(count),
+            # Sampler, learner and verifier share the cores: a thread that waits for its next task must let go of its
+            # core soon. By default libgomp spins for milliseconds, which made steps several times slower.
+            "GOMP_SPINCOUNT": "3000",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
 
     def _accelerator(self) -> str:
         return "cuda" if self.device == "gpu" else "cpu"
@@ -101,12 +110,33 @@ def start_ray(placement: Placement) -> bool:
     """
     import ray
 
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    ours = not ray.is_initialized()
-    if ours:
-        address = placement.config.placement.ray_address
-        common: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning", "configure_logging": True}
-        if address is None:
+    if ray.is_initialized():
+        placement.check_fits(ray.cluster_resources())
+        return False
+    # Ray says at each start that its token authentication is on, which is what we want.
+    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
+    address = placement.config.placement.ray_address
+    common: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
+    if address is None:
+        _start_local(common)
+    else:
+        ray.init(address=address, **common)
+    try:
+        placement.check_fits(ray.cluster_resources())
+    except ConfigError:
+        ray.shutdown()
+        raise
+    return True
+
+
+def _start_local(common: dict[str, Any]) -> None:
+    """A Ray of our own on loopback. Ray gives a node 30 s to come up, which a busy machine can miss: try again."""
+    import ray
+
+    # Ray runs actors at nice 15: beside anything else on the machine the sampler and the learner would starve.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    for attempt in range(1, START_ATTEMPTS + 1):
+        try:
             ray.init(
                 num_cpus=usable_cores(),
                 object_store_memory=OBJECT_STORE_BYTES,
@@ -114,15 +144,13 @@ def start_ray(placement: Placement) -> bool:
                 _node_ip_address="127.0.0.1",
                 **common,
             )
-        else:
-            ray.init(address=address, **common)
-    try:
-        placement.check_fits(ray.cluster_resources())
-    except ConfigError:
-        if ours:
+            return
+        except Exception as error:
             ray.shutdown()
-        raise
-    return ours
+            if attempt == START_ATTEMPTS:
+                raise TrainingError(
+                    f"Ray did not start on this machine ({error}); is it out of memory or CPU?", reason="no_resources"
+                ) from error
 
 
 def usable_cores() -> int:

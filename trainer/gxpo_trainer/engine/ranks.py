@@ -135,9 +135,12 @@ class LearnerRank:
                 pass
             return None, None
         if self.publisher is None:
+            import torch
+
             from gxpo_trainer.engine.weight_sync import SharedMemoryPublisher
 
-            self.publisher = SharedMemoryPublisher()
+            wanted = self.config.rollout.dtype
+            self.publisher = SharedMemoryPublisher(dtype=None if wanted == "auto" else getattr(torch, wanted))
         manifest: WeightManifest = self.publisher.publish(version, self.learner.full_weights())
         return manifest, self.publisher.changed_fraction(manifest)
 

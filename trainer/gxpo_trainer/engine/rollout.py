@@ -43,8 +43,10 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """max_new_tokens: longest response. temperature: > 0, or 0 for greedy decoding in an evaluation. ignore_eos: go on
-    past an end token, so that every response has max_new_tokens (measurements at equal work)."""
+    """max_new_tokens: longest response. temperature: > 0, or 0 for greedy decoding in an evaluation.
+
+    ignore_eos: go on past an end token, so that every response has max_new_tokens (measurements at equal work).
+    """
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -213,6 +215,9 @@ def _set_environment(settings: SamplerSettings) -> None:
     if settings.device == "cpu":
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings.cpu_kv_cache_gib)
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)
+        # Threads that wait for each other spin for milliseconds by default. Where something else wants the core, the
+        # one awaited cannot run meanwhile: on two busy cores sampling then takes four times as long.
+        os.environ.setdefault("GOMP_SPINCOUNT", "3000")
         # The learner shares the cores: pinning the sampler's threads would only get in its way.
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
 

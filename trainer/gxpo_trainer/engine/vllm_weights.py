@@ -35,11 +35,13 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Readback:
-    """One tensor as the sampler uses it. `place` says where it was read, for messages."""
+    """One tensor as the sampler uses it. `place` says where it was read, for messages; `packed` that it was
+    multiplied out of a packed copy, which turns -0.0 into +0.0."""
 
     name: str
     place: str
     tensor: torch.Tensor
+    packed: bool
 
 
 class VllmWeights:
@@ -57,6 +59,7 @@ class VllmWeights:
         self._slots: dict[str, Slot] = {}
         self._identities: dict[tuple[int, torch.dtype, torch.device], torch.Tensor] = {}
         self._tied_heads: list[tuple[str, Any]] = []
+        self._lookups: set[Any] = set()
         self._map()
         self.unreadable: tuple[str, ...] = ()
 
@@ -99,12 +102,13 @@ class VllmWeights:
                 if key not in fused:
                     fused[key] = self._read(slot.module, slot.attribute)
                 place = f"{slot.path}.{slot.attribute}[{slot.start}:{slot.stop}]"
-                yield Readback(slot.name, place, fused[key][slot.start : slot.stop])
+                packed = self._multiplies(slot.module, slot.attribute)
+                yield Readback(slot.name, place, fused[key][slot.start : slot.stop], packed)
             for path, head in self._tied_heads:
                 slot = next(s for s in self._slots.values() if getattr(s.module, s.attribute) is head.weight)
                 if _is_packed(head):
-                    packed = self._read(head, "weight")
-                    yield Readback(slot.name, f"{path} (packed copy)", packed[slot.start : slot.stop])
+                    rows = self._read(head, "weight")[slot.start : slot.stop]
+                    yield Readback(slot.name, f"{path} (packed copy)", rows, True)
 
     def _map(self) -> None:
         from vllm.model_executor.layers.linear import LinearBase
@@ -122,6 +126,8 @@ class VllmWeights:
                 if isinstance(module, LinearBase):
                     self._map_linear(path, module, attribute, packed_names)
                 elif isinstance(module, VocabParallelEmbedding):
+                    if not isinstance(module, ParallelLMHead):
+                        self._lookups.add(module)
                     # vLLM pads the vocabulary; the checkpoint holds the first rows only.
                     self._add(path, module, attribute, path, 0, module.org_vocab_size)
                 else:
@@ -146,7 +152,7 @@ class VllmWeights:
         repack: dict[str, tuple[Any, torch.Tensor]] = {}
         for name, tensor in tensors.items():
             slot = self._slots[name]
-            if slot.attribute == "weight" and _is_packed(slot.module) and _is_linear(slot.module):
+            if self._multiplies(slot.module, slot.attribute):
                 if slot.path not in repack:
                     repack[slot.path] = (slot.module, self._writable(slot, tensors))
                 target = repack[slot.path][1]
@@ -174,11 +180,15 @@ class VllmWeights:
 
     def _read(self, module: Any, attribute: str) -> torch.Tensor:
         parameter: torch.Tensor = getattr(module, attribute)
-        if attribute != "weight" or not _is_packed(module) or not _is_linear(module):
+        if not self._multiplies(module, attribute):
             return parameter.detach()
         # [in, in] @ packed [in, out] -> [in, out]; transposed it is the checkpoint's [out, in].
         product: Callable[..., torch.Tensor] = module.cpu_linear
         return product(self._identity(_in_features(module), self.dtype, parameter.device), parameter, None).t()
+
+    def _multiplies(self, module: Any, attribute: str) -> bool:
+        """Whether the forward pass uses a packed copy of this parameter; an embedding only looks rows up."""
+        return attribute == "weight" and _is_packed(module) and module not in self._lookups
 
     def _identity(self, size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         key = (size, dtype, device)
@@ -249,13 +259,6 @@ def require_cuda() -> None:
 
 def _is_packed(module: Any) -> bool:
     return hasattr(module, "cpu_linear")
-
-
-def _is_linear(module: Any) -> bool:
-    """Whether the module's forward pass is its packed product; an embedding's is a look-up in the plain matrix."""
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-
-    return isinstance(module, ParallelLMHead) or not isinstance(module, VocabParallelEmbedding)
 
 
 def _in_features(module: Any) -> int:

@@ -310,7 +310,9 @@ class WeightReceiver:
             seen.add(read.name)
             num_checked += 1
             # A kernel may keep a bias in a wider type (AMX); a widened value returns unchanged.
-            tensor = without_signed_zeros(read.tensor.to(getattr(torch, entry.dtype)))
+            tensor = read.tensor.to(getattr(torch, entry.dtype))
+            if not read.packed:
+                tensor = without_signed_zeros(tensor)
             if tuple(tensor.shape) != entry.shape or checksum(tensor) != entry.checksum:
                 self.version = None
                 place = f"{read.place}, {_name(read.tensor.dtype)}"

@@ -22,9 +22,10 @@ def write_policy(learner: DeepSpeedLearner, config: RunConfig, folder: Path) -> 
     folder.mkdir(parents=True)
     # One file whatever the size: a run's policy is read back by the sampler, which maps it.
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    learner.model_config.save_pretrained(folder)
-    if learner.generation_config is not None:
-        learner.generation_config.save_pretrained(folder)
+    learner.model.config.save_pretrained(folder)
+    generation = getattr(learner.model, "generation_config", None)
+    if generation is not None:
+        generation.save_pretrained(folder)
     load_tokenizer(config.model).save_pretrained(folder)
 
 
@@ -37,7 +38,7 @@ def write_adapter(learner: DeepSpeedLearner, config: RunConfig, folder: Path) ->
 
     folder.mkdir(parents=True)
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    learner.adapter_config.save_pretrained(folder)
+    learner.model.peft_config["default"].save_pretrained(folder)
 
 
 def _gather(named: Any, *, keep: bool) -> dict[str, Any]:

@@ -19,9 +19,8 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +43,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-BUCKETS = 4
+MICRO_BATCH = 32
 MANIFEST = "manifest.json"
 MANIFEST_KINDS = ("*.json", "*.safetensors", "*.jinja")
 
@@ -55,16 +54,17 @@ class Recipe:
 
     seed: int = 0
     num_problems: int = 30_000
-    careful_steps: int = 800
-    """Batches of the first phase, in which all answers are worked out."""
-    careful_rate: float = 0.02
-    """Peak learning rate of the first phase: Muon on the matrices, a fifth of it for AdamW on the rest."""
-    mixed_steps: int = 120
-    """Batches of the second phase, which mixes both ways of answering."""
-    mixed_rate: float = 0.004
+    first_steps: int = 1000
+    """Batches of the first phase, which teaches both ways of answering, the careful one above all."""
+    first_rate: float = 0.02
+    """Its peak learning rate: Muon on the hidden matrices, a fifth of it for AdamW on the rest."""
+    first_careful_share: float = 0.75
+    """Share of its answers that are worked out."""
+    last_steps: int = 100
+    """Batches of the last phase, which makes the careful way the rarer one."""
+    last_rate: float = 0.002
+    last_careful_share: float = 0.3
     batch: int = 64
-    careful_share: float = 0.3
-    """Share of the mixed answers that are worked out."""
     hasty_right_share: float = 0.1
     """Share of the hasty answers that are right."""
     threads: int = 2
@@ -160,16 +160,16 @@ def warm_up(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe:
         return prompts[row], tokenizer(answer, add_special_tokens=False)["input_ids"]
 
     phases = (
-        (recipe.careful_steps, recipe.careful_rate, 1.0),
-        (recipe.mixed_steps, recipe.mixed_rate, recipe.careful_share),
+        (recipe.first_steps, recipe.first_rate, recipe.first_careful_share),
+        (recipe.last_steps, recipe.last_rate, recipe.last_careful_share),
     )
     for steps, rate, share in phases:
-        batches = _batches(partial(draw, share), steps, recipe.batch, rng, tokenizer.pad_token_id)
-        yield from _train(model, batches, steps, rate)
+        batches = ([draw(share) for _ in range(recipe.batch)] for _ in range(steps))
+        yield from _train(model, batches, steps, rate, tokenizer.pad_token_id)
 
 
 def _train(
-    model: Qwen2ForCausalLM, batches: Iterator[tuple[torch.Tensor, torch.Tensor]], steps: int, peak: float
+    model: Qwen2ForCausalLM, batches: Iterator[list[tuple[list[int], list[int]]]], steps: int, peak: float, pad: int
 ) -> Iterator[float]:
     """One phase of supervised training: Muon on the hidden matrices, AdamW on embeddings, biases and norms."""
     hidden = {name for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name}
@@ -178,18 +178,16 @@ def _train(
     muon = torch.optim.Muon(matrices, lr=peak, weight_decay=0.01)
     adamw = torch.optim.AdamW(rest, lr=peak / 5, betas=(0.9, 0.98), weight_decay=0.0)
     model.train()
-    for step, (input_ids, labels) in enumerate(batches, start=1):
+    for step, batch in enumerate(batches, start=1):
         # Rise over 30 batches, stay, and fall over the last 40 percent.
         rate = peak * min(1.0, step / 30, (steps - step + 1) / (0.4 * steps))
         muon.param_groups[0]["lr"], adamw.param_groups[0]["lr"] = rate, rate / 5
-        # Right padding cannot reach earlier tokens under a causal mask, so no attention mask is needed.
-        loss = model(input_ids=input_ids, labels=labels).loss
         model.zero_grad(set_to_none=True)
-        loss.backward()
+        loss = _backward(model, batch, pad)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         muon.step()
         adamw.step()
-        yield loss.item()
+        yield loss
     model.eval()
 
 
@@ -199,7 +197,7 @@ def build(out: Path, recipe: Recipe) -> None:
     tokenizer = build_tokenizer(generate("train", recipe.num_problems, recipe.seed))
     model = build_model(tokenizer, recipe.seed)
     started = time.perf_counter()
-    total = recipe.careful_steps + recipe.mixed_steps
+    total = recipe.first_steps + recipe.last_steps
     for step, loss in enumerate(warm_up(model, tokenizer, recipe), start=1):
         if step % 50 == 0 or step == total:
             print(f"step {step}/{total}  loss {loss:.3f}  {time.perf_counter() - started:.0f} s", flush=True)
@@ -228,21 +226,27 @@ def _prompt_ids(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[li
     return ids
 
 
-def _batches(
-    draw: Callable[[], tuple[list[int], list[int]]], steps: int, batch: int, rng: random.Random, pad: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """`steps` batches; four at a time are drawn together and split by length, which saves padding."""
-    for first in range(0, steps, BUCKETS):
-        pairs = sorted((draw() for _ in range(batch * BUCKETS)), key=_num_tokens)
-        for bucket in rng.sample(range(BUCKETS), BUCKETS)[: steps - first]:
-            yield _batch(pairs[bucket * batch : (bucket + 1) * batch], pad)
+def _backward(model: Qwen2ForCausalLM, batch: list[tuple[list[int], list[int]]], pad: int) -> float:
+    """Accumulate the gradient of the mean loss over answer tokens, in parts of like length to save padding."""
+    num_answer_tokens = sum(len(answer) for _, answer in batch)
+    by_length = sorted(batch, key=_num_tokens)
+    total = 0.0
+    for first in range(0, len(batch), MICRO_BATCH):
+        input_ids, labels = _pad(by_length[first : first + MICRO_BATCH], pad)
+        # Right padding cannot reach earlier tokens under a causal mask, so no attention mask is needed.
+        logits = model(input_ids=input_ids).logits[:, :-1]
+        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
+        loss = losses / num_answer_tokens
+        loss.backward()
+        total += loss.item()
+    return total
 
 
 def _num_tokens(pair: tuple[list[int], list[int]]) -> int:
     return len(pair[0]) + len(pair[1])
 
 
-def _batch(pairs: list[tuple[list[int], list[int]]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _pad(pairs: list[tuple[list[int], list[int]]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Prompts and answers right-padded to int64 [rows, width]; labels are -100 outside the answers."""
     width = max(map(_num_tokens, pairs))
     input_ids = np.full((len(pairs), width), pad, dtype=np.int64)

@@ -59,9 +59,10 @@ def grade_file(
     num_workers = workers if workers is not None else len(os.sched_getaffinity(0))
     console = Console(file=progress_stream if progress_stream is not None else sys.stderr)
     columns = (TextColumn("grading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with VerifierPool(num_workers, deadline_s, memory_mb) as pool, Progress(
-        *columns, console=console, disable=not console.is_terminal
-    ) as bar:
+    with (
+        VerifierPool(num_workers, deadline_s, memory_mb) as pool,
+        Progress(*columns, console=console, disable=not console.is_terminal) as bar,
+    ):
         task = bar.add_task("grading", total=total)
         for verdict in _verdicts(pool, read_pairs(path_in), CHUNKS_AHEAD_PER_WORKER * num_workers):
             out_stream.write(json.dumps(_row(verdict), ensure_ascii=False) + "\n")

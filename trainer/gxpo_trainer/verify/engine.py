@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from typing import Any
 
 FLOAT_DECIMALS = 6
 NUMERIC_DIGITS = 15
+MAX_CHARS = 1_000
+MAX_NESTING = 40
+MAX_POWERS = 100
 
 
 @functools.cache
@@ -32,8 +36,22 @@ def warm_up() -> None:
     engine_equal("x+1", "1+x")
 
 
+def fit_for_parsing(answer: str) -> bool:
+    """Whether the answer is short, not deeply nested and balanced; the engine's parser takes minutes over others."""
+    if len(answer) > MAX_CHARS or answer.count("^") > MAX_POWERS:
+        return False
+    depth = 0
+    for bracket in re.findall(r"[()\[\]{}]", answer):
+        depth += 1 if bracket in "([{" else -1
+        if not 0 <= depth <= MAX_NESTING:
+            return False
+    return depth == 0
+
+
 def parse_latex(answer: str) -> list[Any]:
     """sympy objects of one LaTeX answer; empty when it cannot be parsed. No raw-string fallback."""
+    if not fit_for_parsing(answer):
+        return []
     parse, _, settings = _math_verify()
     parsed: list[Any] = parse(
         f"\\boxed{{{answer}}}",

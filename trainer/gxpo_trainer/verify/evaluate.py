@@ -49,7 +49,11 @@ def _precise() -> Any:
 
 def symbols(node: Node) -> frozenset[str]:
     """Names of the free symbols and unknown functions."""
-    found = frozenset({node.name + ("()" if node.kind == "apply" else "")}) if node.kind in ("sym", "apply") else frozenset()
+    found = (
+        frozenset({node.name + ("()" if node.kind == "apply" else "")})
+        if node.kind in ("sym", "apply")
+        else frozenset()
+    )
     return found.union(*(symbols(arg) for arg in node.args)) if node.args else found
 
 
@@ -290,7 +294,11 @@ def _agree_at(a: Node, b: Node, point: int, real: bool, tolerance: float | None)
         rough_a = rough_b = None
     if rough_a is not None:
         scale = max(abs(rough_a), abs(rough_b))
-        if scale == scale and scale < 1e300 and abs(rough_a - rough_b) > max(tolerance or 0.0, FLOAT_TOLERANCE) * max(scale, 1e-3):
+        if (
+            scale == scale
+            and scale < 1e300
+            and abs(rough_a - rough_b) > max(tolerance or 0.0, FLOAT_TOLERANCE) * max(scale, 1e-3)
+        ):
             return False
     precise = _precise()
     fine_a, fine_b = (value_at(node, precise, point, real) for node in (a, b))

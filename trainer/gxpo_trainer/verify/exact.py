@@ -21,7 +21,9 @@ MAX_EXPONENT = 10_000
 
 _INTEGER = re.compile(r"-?[0-9]+")
 _DIGIT = re.compile(r"[0-9]")
-_NO_NUMBER = re.compile(r"\\(?!(?:[dtc]?frac|times|cdot|q?quad)(?![A-Za-z])|[,;:! %$])|(?<![A-Za-z\\])[A-DF-Za-df-wyz](?![A-Za-z])")
+_NO_NUMBER = re.compile(
+    r"\\(?!(?:[dtc]?frac|times|cdot|q?quad)(?![A-Za-z])|[,;:! %$])|(?<![A-Za-z\\])[A-DF-Za-df-wyz](?![A-Za-z])"
+)
 _LIST_COMMA = re.compile(r",(?:\s|\\[,;: ])+[0-9]")
 _SPACED_THOUSANDS = re.compile(r"[1-9][0-9]{0,2}(?:(?: |\\[,;: ]|~)[0-9]{3})+(?:\.[0-9]*)?")
 _SPACE = re.compile(r"\\[,;:! ]|~|\\quad|\\qquad|\s+")
@@ -56,7 +58,12 @@ def read_number(text: str) -> Number | None:
     """
     if _INTEGER.fullmatch(text) and len(text) <= MAX_DIGITS:
         return Number(Fraction(int(text)))
-    if len(text) > MAX_DIGITS or _NO_NUMBER.search(text) or _DIGIT.search(text) is None or _LIST_COMMA.search(text) is not None:
+    if (
+        len(text) > MAX_DIGITS
+        or _NO_NUMBER.search(text)
+        or _DIGIT.search(text) is None
+        or _LIST_COMMA.search(text) is not None
+    ):
         return None
     mixed = _mixed_number(text)
     if mixed is not None:

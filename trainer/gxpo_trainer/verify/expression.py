@@ -17,12 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
+from gxpo_trainer.verify.tokens import FUNCTIONS, GREEK, OPAQUE, Unsupported, tokenize
+
+__all__ = ["Node", "Unsupported", "number", "parse_expression"]
+
 MAX_DEPTH = 100
-MAX_TOKENS = 2_000
-
-
-class Unsupported(Exception):
-    """The text is outside the grammar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,37 +34,11 @@ class Node:
     value: Fraction = Fraction(0)
 
 
-FUNCTIONS = frozenset(
-    ["sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "arccot", "sinh", "cosh", "tanh", "coth", "ln", "log", "lg", "exp", "sqrt"]
-)
-_OPAQUE = frozenset("fghFGHPQ")
-_GREEK = frozenset(
-    ["alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "vartheta", "iota", "kappa", "lambda", "mu", "nu", "xi", "rho", "varrho", "sigma", "tau", "upsilon", "phi", "varphi", "chi", "psi", "omega", "Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Phi", "Psi", "Omega", "hbar", "ell"]
-)
 _OPENING = {"(": ")", "[": "]", "{": "}"}
 _MARKS = ("dot", "ddot", "bar", "hat", "vec", "tilde", "overline", "overrightarrow", "overbrace", "underline")
-_DERIVATIVE = re.compile(r"\{(?:d|\\partial)(?:\^.*)?[A-Za-z\\].*\}\{(?:d|\\partial)[A-Za-z\\].*\}|\{(?:d|\\partial)\}\{(?:d|\\partial).*\}")
-_TOKEN = re.compile(
-    r"\s*(?:(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)|\\(?P<command>[A-Za-z]+)|(?P<bar>\|)|(?P<char>[^\s\\])|(?P<escaped>\\.))"
+_DERIVATIVE = re.compile(
+    r"\{(?:d|\\partial)(?:\^.*)?[A-Za-z\\].*\}\{(?:d|\\partial)[A-Za-z\\].*\}|\{(?:d|\\partial)\}\{(?:d|\\partial).*\}"
 )
-_THOUSANDS = re.compile(r"(?<![0-9.])([1-9][0-9]{0,2})((?:(?:\{,\}|,)[0-9]{3})+)(?![0-9])")
-
-
-def tokenize(text: str) -> list[str]:
-    """Tokens: numbers, single characters, and commands with their backslash. Raises Unsupported."""
-    text = _THOUSANDS.sub(lambda match: match[1] + re.sub(r"[{},]", "", match[2]), text)
-    tokens: list[str] = []
-    position = 0
-    text = text.rstrip()
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        if match is None:
-            raise Unsupported(f"unreadable at {position}")
-        tokens.append(match.group().strip())
-        position = match.end()
-        if len(tokens) > MAX_TOKENS:
-            raise Unsupported("too long")
-    return tokens
 
 
 def parse_expression(text: str) -> Node:
@@ -156,7 +129,7 @@ class _Parser:
             return False
         if token[0] == "\\":
             name = token[1:]
-            return name in FUNCTIONS or name in _GREEK or name in _COMMANDS
+            return name in FUNCTIONS or name in GREEK or name in _COMMANDS
         return token in ("(", "[", "{") or token[0].isalnum() or token[0] == "."
 
     def _power(self) -> Node:
@@ -168,8 +141,20 @@ class _Parser:
                 return Node("div", (Node("mul", (base, Node("const", name="pi"))), number(180)))
             if self._primed():
                 return Node("sym", name=f"{base.name}'") if base.kind == "sym" else self._no_derivative()
-            return Node("pow", (base, self._argument()))
+            return Node("pow", (base, self._exponent()))
         return base
+
+    def _exponent(self) -> Node:
+        """2^2^3, which LaTeX forbids and programmers write, is 2^(2^3)."""
+        exponent = self._argument()
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise Unsupported("nested too deeply")
+        if self.peek() == "^":
+            self.take()
+            exponent = Node("pow", (exponent, self._exponent()))
+        self._depth -= 1
+        return exponent
 
     def _primed(self) -> bool:
         r"""^{\prime} or ^\prime after a letter."""
@@ -240,7 +225,7 @@ class _Parser:
             return Node("const", name="e")
         if name == "i":
             return Node("const", name="i")
-        if self.peek() == "(" and (letter in _OPAQUE or self._value_in_parentheses()):
+        if self.peek() == "(" and (letter in OPAQUE or self._value_in_parentheses()):
             return Node("apply", self._call_arguments(), name)
         return Node("sym", name=name)
 
@@ -277,7 +262,7 @@ class _Parser:
     def _command(self, name: str) -> Node:
         if name in FUNCTIONS and name != "sqrt":
             return self._function(name)
-        if name in _GREEK:
+        if name in GREEK:
             return Node("sym", name="\\" + name + self._subscript())
         handler = _COMMANDS.get(name)
         if handler is None:

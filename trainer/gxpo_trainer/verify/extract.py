@@ -27,20 +27,19 @@ class Extraction:
 
 
 _BRACE = re.compile(r"\\[\\{}]|[{}]")
-_BOX = re.compile(r"\\f?boxed\s*(?=\{)|\\boxed\s+(?=[^\s{])")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)|\\boxed\s+(?=[^\s{])")
 _JOINED = re.compile(r"(?:,|;|\b(?:and|or)\b|^\W*$)", re.IGNORECASE)
-_FINAL = re.compile(
-    r"final\s+answer\b[^.\n$\\]{0,100}?(?:\bis\b|:|=)\s*(?::\s*)?(?P<rest>[^\n]*(?:\n[^\n]+)?)", re.IGNORECASE
-)
+_FINAL = re.compile(r"final\s+answer\b[^.\n$\\]{0,100}?(?:\bis\b|[:=])\s*:?", re.IGNORECASE)
 _ANSWER = re.compile(
-    r"\banswer\b(?:\s+(?:to|of|for)\b[^.\n:$]{0,80}?)?\s*(?:\*\*)?\s*(?:\bis\b|:|=)\s*(?:\*\*)?\s*:?\s*(?P<rest>[^\n]*(?:\n[^\n]+)?)",
+    r"\banswer\b(?:\s+(?:to|of|for)\b[^.\n:$]{0,80}?)?\s*(?:\*\*|</?b>)?\s*(?:\bis\b|[:=])\s*(?:\*\*)?\s*:?|<answer>",
     re.IGNORECASE,
 )
+_TRAILING_ANCHORS = 4
 _VERB = re.compile(r"\b(?:is|are|equals)\s")
 _HASHES = re.compile(r"^[ \t]*#{4,}[ \t]*(?P<rest>[^\n]+)$", re.MULTILINE)
 _FORMULA = re.compile(
-    r"\$\$(?P<a>(?:[^$\\]|\\.){1,4000}?)\$\$|\\\[(?P<b>(?:[^\\]|\\(?!\])){1,4000}?)\\\]"
-    r"|\\\((?P<c>(?:[^\\]|\\(?!\))){1,4000}?)\\\)|(?<!\\)\$(?P<d>(?:[^$\\\n]|\\.){1,4000}?)(?<!\\)\$",
+    r"\$\$(?P<a>(?:[^$\\]|\\.){1,1500}?)\$\$|\\\[(?P<b>(?:[^\\]|\\(?!\])){1,1500}?)\\\]"
+    r"|\\\((?P<c>(?:[^\\]|\\(?!\))){1,1500}?)\\\)|(?<!\\)\$(?P<d>(?:[^$\\\n]|\\.){1,1500}?)(?<!\\)\$",
     re.DOTALL,
 )
 _NUMBER = re.compile(
@@ -48,13 +47,16 @@ _NUMBER = re.compile(
     r"(?:\s*(?:%|\\%|percent\b|pct\b))?"
 )
 _THINK_END = "</think>"
-_CLOSING = re.compile(
-    r"\s*(?:<\|[^|>]{1,40}\|>\s*\w*|</s>|I hope it is correct\.?|\[/?INST\])\s*$", re.IGNORECASE
-)
+_CLOSING = re.compile(r"\s*(?:<\|[^|>]{1,40}\|>\s*\w*|</s>|I hope it is correct\.?|\[/?INST\])\s*$", re.IGNORECASE)
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-zÀ-ÿ]{2,}")
-_TEXT_COMMAND = re.compile(r"\\(?:begin|end|text|mathrm|mbox|textbf|mathbf|textnormal|operatorname|textit)\s*\{[^{}]*\}|\\[A-Za-z]+")
+_TEXT_COMMAND = re.compile(
+    r"\\(?:begin|end|text|mathrm|mbox|textbf|mathbf|textnormal|operatorname|textit)\s*\{[^{}]*\}|\\[A-Za-z]+"
+)
 _MATH_WORDS = frozenset(
-    ["and", "or", "percent", "pct", "percentage", "sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "exp", "sqrt", "pi", "inf", "infty", "in", "dx", "dy", "dt", "degrees"]
+    re.findall(
+        r"[A-Za-z]+",
+        "and or percent pct percentage sin cos tan cot sec csc ln log exp sqrt pi inf infty in dx dy dt degrees",
+    )
 )
 
 
@@ -158,11 +160,10 @@ def _innermost(content: str) -> str:
 
 def _boxed_or_final(text: str) -> Extraction | None:
     boxed = boxed_answer(text)
-    final = None
-    for match in _FINAL.finditer(text):
-        final = match
-    if final is not None and (boxed is None or final.start() >= boxed[1]):
-        answer = _sentence_answer(final.group("rest"))
+    for anchor in reversed(list(_FINAL.finditer(text))[-_TRAILING_ANCHORS:]):
+        if boxed is not None and anchor.start() < boxed[1]:
+            break
+        answer = _sentence_answer(text[anchor.end() : anchor.end() + MAX_ANSWER_CHARS])
         if answer and (boxed is None or re.search(r"[\d$\\]", answer)):
             return Extraction(answer, "final")
     return None if boxed is None else Extraction(boxed[0].strip(), "boxed")
@@ -176,18 +177,16 @@ def _hashes(text: str) -> Extraction | None:
 
 
 def _answer_sentence(text: str) -> Extraction | None:
-    found = None
-    for found in _ANSWER.finditer(text):  # noqa: B007 - the last match is wanted
-        pass
-    if found is None:
-        return None
-    answer = _sentence_answer(found.group("rest"))
-    return Extraction(answer, "answer") if answer else None
+    for anchor in reversed(list(_ANSWER.finditer(text))[-_TRAILING_ANCHORS:]):
+        answer = _sentence_answer(text[anchor.end() : anchor.end() + MAX_ANSWER_CHARS])
+        if answer:
+            return Extraction(answer, "answer")
+    return None
 
 
 def _sentence_answer(rest: str) -> str:
     """The answer at the head of `rest`: its formulas when it has some, else up to the end of the sentence."""
-    rest = re.sub(r"^[\"'`\s*]+|^\\(?=[\"'])", "", rest[:MAX_ANSWER_CHARS]).strip("\"' ")
+    rest = re.sub(r"^[\"'`\s*]+|^\\(?=[\"'])", "", rest.partition("\n\n")[0].partition("</answer>")[0]).strip("\"' ")
     rest = _after_verb(rest)
     formulas = _joined_formulas(rest)
     if formulas is not None:

@@ -48,7 +48,9 @@ def parse_gold(gold: str) -> str:
     if plain is not None:
         return text
     if not text or len(text) > MAX_ANSWER_CHARS:
-        raise ValueError(f"gold {gold[:80]!r} holds no answer; give the final answer alone, or a solution with a \\boxed")
+        raise ValueError(
+            f"gold {gold[:80]!r} holds no answer; give the final answer alone, or a solution with a \\boxed"
+        )
     if not _readable(parse_answer(text)) and not engine_parses(text):
         raise ValueError(f"gold {gold[:80]!r} cannot be parsed; write it as LaTeX that math-verify reads")
     return text
@@ -98,12 +100,15 @@ def texts_equal(gold: str, answer: str) -> bool | None:
 _gold_structure = functools.lru_cache(maxsize=1024)(parse_answer)
 
 
+def _without_thousands(text: str) -> str:
+    return text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
+
+
 def _readings(gold: str, answer: str) -> list[tuple[str, str]]:
     """Pairs to compare: as they stand; with 1,234 as a number instead of a list; with 1,22 as a decimal."""
     pairs = [(gold, answer)]
-    whole = [_THOUSANDS.fullmatch(s) is not None for s in (gold, answer)]
-    if any(whole):
-        pairs.append(tuple(s.replace(",", "") if is_whole else s for s, is_whole in zip((gold, answer), whole, strict=True)))  # type: ignore[arg-type]
+    if _THOUSANDS.fullmatch(gold) or _THOUSANDS.fullmatch(answer):
+        pairs.append((_without_thousands(gold), _without_thousands(answer)))
     for comma, other in ((gold, answer), (answer, gold)):
         # `1,22` as a gold may be a decimal; `2,1` is a list. As an answer to a gold of 2.1 it is a decimal.
         few = comma is gold and len(comma.rpartition(",")[2]) < 2

@@ -36,8 +36,13 @@ _RENAMED = {
     "lt": "<", "gt": ">", "dots": "ldots", "cdots": "ldots", "dotsc": "ldots", "implies": "Rightarrow",
 }  # fmt: skip
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
-_TEXT = re.compile(r"\\(?:text|mbox|textbf|textit|textrm|textnormal|texttt|textsf|hbox|mathrm|mathbf|mathit|mathsf|rm|bf)\s*\{([^{}]*)\}")
-_FUNCTION_WORDS = ["arcsin", "arccos", "arctan", "sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "ln", "log", "exp", "sqrt", "pi", "infty"]
+_TEXT = re.compile(
+    r"\\(?:text|mbox|textbf|textit|textrm|textnormal|texttt|textsf|hbox|mathrm|mathbf|mathit|mathsf|rm|bf)\s*\{([^{}]*)\}"
+)
+_FUNCTION_WORDS = re.findall(
+    r"[A-Za-z]+",
+    "arcsin arccos arctan sin cos tan cot sec csc sinh cosh tanh ln log exp sqrt pi infty",
+)
 
 
 def unicode_to_latex(s: str) -> str:
@@ -88,7 +93,9 @@ def sizing(s: str) -> str:
     if "\\" not in s:
         return s
     s = re.sub(r"\\(?:left|right|middle|[bB]ig{1,2}[lrm]?)(?![A-Za-z])\s*\.?", "", s)
-    return re.sub(r"\\(?:displaystyle|textstyle|limits|nolimits|hfill|nonumber|mathstrut|strut|boldsymbol)(?![A-Za-z])", "", s)
+    return re.sub(
+        r"\\(?:displaystyle|textstyle|limits|nolimits|hfill|nonumber|mathstrut|strut|boldsymbol)(?![A-Za-z])", "", s
+    )
 
 
 def spacing(s: str) -> str:
@@ -100,9 +107,7 @@ def spacing(s: str) -> str:
 
 def plain_operators(s: str) -> str:
     """Programmers' signs: **, <=, >=, !=, ==, ·."""
-    return (
-        s.replace("**", "^").replace("<=", "\\le ").replace(">=", "\\ge ").replace("!=", "\\ne ").replace("==", "=")
-    )
+    return s.replace("**", "^").replace("<=", "\\le ").replace(">=", "\\ge ").replace("!=", "\\ne ").replace("==", "=")
 
 
 def plain_functions(s: str) -> str:
@@ -150,7 +155,11 @@ def degrees(s: str) -> str:
 def percent_sign(s: str) -> str:
     r"""\%, percent, percentage, pct -> `%`."""
     s = s.replace("\\%", "%")
-    return re.sub(r"\s*(?:\\text\{\s*(?:percent|percentage|pct)\s*\}|(?<![A-Za-z\\])(?:percent|percentage|pct)(?![A-Za-z]))", "%", s)
+    return re.sub(
+        r"\s*(?:\\text\{\s*(?:percent|percentage|pct)\s*\}|(?<![A-Za-z\\])(?:percent|percentage|pct)(?![A-Za-z]))",
+        "%",
+        s,
+    )
 
 
 def currency(s: str) -> str:
@@ -170,7 +179,9 @@ def text_commands(s: str) -> str:
         return s
     s = re.sub(r"\\mathrm\s*\{(" + "|".join(_FUNCTION_WORDS) + r")\}", r"\\\1 ", s)
     s = re.sub(r"\\(?:mathrm|mathbf|mathit|mathsf|text|textbf|textit)\s*\{\s*([A-Za-z])\s*\}", _single_letter, s)
-    s = re.sub(r"\\(?:text|mathrm|mathbf|mathit|textbf|mathsf)\s*\{\s*(-?[0-9][0-9.,]*|[0-9A-Z]+(?=\}_))\s*\}", r"\1", s)
+    s = re.sub(
+        r"\\(?:text|mathrm|mathbf|mathit|textbf|mathsf)\s*\{\s*(-?[0-9][0-9.,]*|[0-9A-Z]+(?=\}_))\s*\}", r"\1", s
+    )
     outside = _TEXT.sub("", s)
     if _has_mathematics(outside):
         return re.sub(r"/?\s*" + _TEXT.pattern + r"\s*(?:\^\s*(?:\{-?[0-9]+\}|[0-9]))?", _beside_mathematics, s)
@@ -193,7 +204,7 @@ def _has_mathematics(s: str) -> bool:
 
 def end_punctuation(s: str) -> str:
     """Drop a full stop, comma, semicolon, colon or quotes at the end, and "=" or quotes at the start."""
-    s = s.strip().strip("\"`").strip()
+    s = s.strip().strip('"`').strip()
     while s[-1:] in (".", ",", ";", ":") or s.endswith("\\\\") or (s.endswith("\\") and not s.endswith("\\\\")):
         s = s[:-1].rstrip()
     return s.lstrip("= ") if s.startswith("=") else s
@@ -201,7 +212,7 @@ def end_punctuation(s: str) -> str:
 
 def inner_boxes(s: str) -> str:
     r"""\boxed{x} inside an answer is x."""
-    return re.sub(r"\\f?boxed\s*(?=\{)", "", s)
+    return re.sub(r"\\(?:boxed|fbox)\s*(?=\{)", "", s)
 
 
 STEPS: tuple[Callable[[str], str], ...] = (

@@ -5,6 +5,7 @@ A set becomes a sorted list of disjoint pieces with numeric ends; two sets are e
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import dataclass
@@ -51,9 +52,7 @@ def _is_set_like(answer: Answer) -> bool:
 
 
 def _same(a: Piece, b: Piece) -> bool:
-    return (
-        a.low_in == b.low_in and a.high_in == b.high_in and _close(a.low, b.low) and _close(a.high, b.high)
-    )
+    return a.low_in == b.low_in and a.high_in == b.high_in and _close(a.low, b.low) and _close(a.high, b.high)
 
 
 def _close(a: float, b: float) -> bool:
@@ -118,7 +117,7 @@ def _named_set(text: str) -> list[Piece] | None:
     if points is None:
         return None
     cuts = [-infinity, *sorted(point.low for point in points), infinity]
-    return [Piece(low, high, False, False) for low, high in zip(cuts, cuts[1:], strict=False)]
+    return [Piece(low, high, False, False) for low, high in itertools.pairwise(cuts)]
 
 
 def _relation_pieces(relation: Relation) -> list[Piece] | None:
@@ -197,7 +196,11 @@ def _number(text: str) -> float | None:
 
 def _merged(pieces: list[Piece]) -> list[Piece]:
     """Sorted, with overlapping and touching pieces joined, empty ones dropped."""
-    kept = [piece for piece in pieces if piece.low < piece.high or (piece.low == piece.high and piece.low_in and piece.high_in)]
+    kept = [
+        piece
+        for piece in pieces
+        if piece.low < piece.high or (piece.low == piece.high and piece.low_in and piece.high_in)
+    ]
     kept.sort(key=lambda piece: (piece.low, not piece.low_in))
     merged: list[Piece] = []
     for piece in kept:

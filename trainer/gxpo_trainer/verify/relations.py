@@ -7,6 +7,7 @@ import re
 from gxpo_trainer.verify.engine import engine_equal
 from gxpo_trainer.verify.evaluate import TooLarge, proportional
 from gxpo_trainer.verify.expression import Node, Unsupported, parse_expression
+from gxpo_trainer.verify.scalar import scalars_equal
 from gxpo_trainer.verify.structure import Answer, Relation
 
 _FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "=": "=", "\\ne": "\\ne"}
@@ -19,7 +20,9 @@ _NAME = re.compile(
 def _looks_like_name(side: str) -> bool:
     """A name for a value: x, x_1, f(x), AB, |AB|, A:B, (p, q); not a sum, not a number."""
     parts = [part.strip() for part in re.split(r"[:/]", side)]
-    return all(_NAME.fullmatch(part) is not None for part in parts) and not re.search(r"\\(?:frac\{[0-9]|sqrt|sin|cos|pi)", side)
+    return all(_NAME.fullmatch(part) is not None for part in parts) and not re.search(
+        r"\\(?:frac\{[0-9]|sqrt|sin|cos|pi)", side
+    )
 
 
 def is_assignment(relation: Answer) -> bool:
@@ -103,8 +106,6 @@ def _difference(relation: Relation) -> Node | None:
 
 def _chains_equal(gold: Relation, answer: Relation) -> bool | None:
     """a < b < c against the same chain, or the same chain read from the right."""
-    from gxpo_trainer.verify.scalar import scalars_equal
-
     for sides, operators in (
         (answer.sides, answer.operators),
         (answer.sides[::-1], tuple(_FLIPPED.get(op, op) for op in answer.operators[::-1])),

@@ -18,11 +18,23 @@ from gxpo_trainer.verify.units import drop_units
 
 Test = Callable[[str, str], bool | None]
 
-_BASE = re.compile(r"(?P<sign>-?)(?P<digits>[0-9A-Z]+(?:\.[0-9A-Z]+)?)_\{?(?:\\text\{)?(?P<base>[0-9]{1,2}|two|ten)\}?\}?")
+_BASE = re.compile(
+    r"(?P<sign>-?)(?P<digits>[0-9A-Z]+(?:\.[0-9A-Z]+)?)_\{?(?:\\text\{)?(?P<base>[0-9]{1,2}|two|ten)\}?\}?"
+)
 _CLOCK = re.compile(r"(?P<h>[0-9]{1,2}):(?P<m>[0-9]{2})(?::[0-9]{2})?\s*(?P<half>[ap]\.?m\.?)?", re.IGNORECASE)
 _LETTER = re.compile(r"\(?\s*([A-J])\s*[).:]?")
 _NOTHING = frozenset(
-    ("nosolution", "nosolutions", "norealsolution", "norealsolutions", "none", "emptyset", "noneexist", "dne", "doesnotexist")
+    (
+        "nosolution",
+        "nosolutions",
+        "norealsolution",
+        "norealsolutions",
+        "none",
+        "emptyset",
+        "noneexist",
+        "dne",
+        "doesnotexist",
+    )
 )
 _SHORT_WORDS = frozenset("no on yes not one two six ten odd max min all any day mon tue wed thu fri sat sun".split())
 _CARDINALS = {

@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 
 _WORDS = frozenset(
-    ["mm", "cm", "dm", "km", "nm", "um", "in", "ft", "yd", "mi", "kg", "mg", "lb", "lbs", "oz", "ml", "mL", "dl", "hr", "hrs", "min", "mins", "sec", "secs", "ms", "ns", "us", "am", "pm", "mph", "kph", "kmh", "rpm", "yr", "yrs", "day", "days", "hour", "hours", "minute", "minutes", "second", "seconds", "week", "weeks", "month", "months", "year", "years", "deg", "rad", "sq", "cu", "unit", "units", "meter", "meters", "metre", "metres", "inch", "inches", "foot", "feet", "yard", "yards", "mile", "miles", "gram", "grams", "cent", "cents", "dollar", "dollars", "pound", "pounds", "ounce", "ounces", "liter", "liters", "litre", "litres", "gallon", "gallons", "cup", "cups", "pint", "pints", "quart", "quarts", "acre", "acres", "square", "cubic", "per", "of", "the", "Hz", "kHz", "MHz", "GHz", "kW", "MW", "kJ", "kPa", "Pa", "atm", "mol", "eV", "keV", "MeV", "GeV", "pc", "kpc", "Mpc", "AU", "ly", "erg", "dyn", "dyne", "people", "ways", "times", "points", "sides", "men", "boys", "girls", "bags", "pens", "cars", "jobs", "eggs"]
+    re.findall(
+        r"[A-Za-z]+",
+        "mm cm dm km nm um in ft yd mi kg mg lb lbs oz ml mL dl hr hrs min mins sec secs ms ns us am pm mph kph "
+        "kmh rpm yr yrs day days hour hours minute minutes second seconds week weeks month months year years deg "
+        "rad sq cu unit units meter meters metre metres inch inches foot feet yard yards mile miles gram grams "
+        "cent cents dollar dollars pound pounds ounce ounces liter liters litre litres gallon gallons cup cups "
+        "pint pints quart quarts acre acres square cubic per of the Hz kHz MHz GHz kW MW kJ kPa Pa atm mol eV keV "
+        "MeV GeV pc kpc Mpc AU ly erg dyn dyne people ways times points sides men boys girls bags pens cars jobs "
+        "eggs",
+    )
 )
 _SINGLE = frozenset(["m", "s", "g", "h", "L", "J", "N", "W", "K", "V"])
 _LAST_WORD = re.compile(r"(?P<sep>[\s/*]*)(?P<word>(?<![A-Za-z\\])[A-Za-z]+)(?:\s*\^\s*(?:\{-?[0-9]+\}|-?[0-9]))?\s*$")

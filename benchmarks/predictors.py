@@ -1,0 +1,107 @@
+"""How well two probes predict θᴷ: every predictor against true K-step trajectories, on the starter policy.
+
+For each learning rate a GRPO run of 20 steps; at steps 5, 10, 15 and 20, on the step's own batch, the relative error
+‖θᴷ_predicted − θᴷ_true‖/‖θᴷ_true − θ⁰‖ by the product's own diagnostics. Nothing of the measurement stays behind.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import ray
+
+from benchmarks.measure import RESULTS
+from gxpo_trainer.algo.batch import StepBatch, make_batch
+from gxpo_trainer.config import GxpoRule, RunConfig
+from gxpo_trainer.data.prompts import load_prompts, resolve_template, tokenize_prompts
+from gxpo_trainer.engine.collect import SampleCollector
+from gxpo_trainer.engine.placement import Placement, start_ray
+from gxpo_trainer.models.load import STARTER_FOLDER, load_tokenizer
+from gxpo_trainer.rollouts import RolloutPlanner
+from gxpo_trainer.rules.diagnostics import take_trajectory
+from gxpo_trainer.rules.grpo import GRPO
+from gxpo_trainer.rules.gxpo import GXPO
+from gxpo_trainer.rules.plain import snapshot
+
+RATES = (1e-7, 1e-6, 1e-5)
+DEPTHS = (3, 5, 10)
+PREDICTORS: dict[str, dict[str, Any]] = {
+    "gradient": {"predictor": "gradient"},
+    "K/2 everywhere": {"predictor": "gradient", "ratio_clip": (1.0 - 1e-7, 1.0 + 1e-7)},
+    "displacement": {"predictor": "displacement"},
+    "replay": {"predictor": "replay"},
+}
+CHECKS = (5, 10, 15, 20)
+
+
+def errors_here(learner: Any, batch: StepBatch) -> dict[str, dict[int, float]]:
+    """Relative errors at the present state and batch; the learner is left as it was."""
+    found: dict[str, dict[int, float]] = {name: {} for name in PREDICTORS}
+    for k in DEPTHS:
+        learner.load_batch(batch)
+        truth = take_trajectory(learner, k)
+        for name, settings in PREDICTORS.items():
+            state = learner.optimizer_state()
+            theta, step = snapshot(learner.parameters(), None), state.step
+            moments = {n: snapshot(shards, None) for n, shards in state.moments().items()}
+            rule = GXPO(GxpoRule.model_validate({"k": k, "gate": {"mode": "never"}, **settings}))
+            rule.trajectory = truth
+            found[name][k] = rule.step(learner).metrics["gxpo/theta_k_relative_error"]
+            snapshot(theta, learner.parameters())
+            for n, shards in state.moments().items():
+                snapshot(moments[n], shards)
+            state.set_step(step)
+            learner.publish()
+    learner.load_batch(batch)
+    return found
+
+
+def main() -> None:
+    from gxpo_trainer.engine.learner import DeepSpeedLearner
+    from gxpo_trainer.engine.weight_sync import SharedMemoryPublisher
+
+    config = RunConfig.model_validate({"model": {"max_length": 192}, "learner": {"rule": {"name": "grpo"}}})
+    placement = Placement.decide(config)
+    start_ray(placement)
+    tokenizer = load_tokenizer(config.model)
+    prompts = tokenize_prompts(
+        load_prompts(config.data, 0).prompts, tokenizer, resolve_template("auto", "word_problems"), 96
+    )
+    table: dict[str, dict[str, list[float]]] = {}
+    collector = SampleCollector(config, placement, str(STARTER_FOLDER), lambda *_, **__: None)
+    collector.start()
+    for rate in RATES:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        learner = DeepSpeedLearner(config, master_port=port)
+        learner.set_learning_rate(rate)
+        publisher = SharedMemoryPublisher()
+        planner = RolloutPlanner(config, prompts.prompts, prompts.token_ids)
+        rule = GRPO()
+        for step in range(1, CHECKS[-1] + 1):
+            collector.sync(publisher.publish(step, learner.full_weights()))
+            groups = planner.collect(collector, step, step).groups
+            batch, _ = make_batch(groups, config.learner.loss, config.rollout.max_new_tokens)
+            learner.load_batch(batch)
+            if step in CHECKS:
+                for name, by_depth in errors_here(learner, batch).items():
+                    for k, error in by_depth.items():
+                        table.setdefault(name, {}).setdefault(f"lr {rate:g}, K={k}", []).append(error)
+            rule.step(learner)
+        learner.close()
+        publisher.close()
+    collector.kill()
+    ray.shutdown()
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "predictors.json").write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    print("predictors: relative error of θᴷ, range over steps 5, 10, 15, 20")
+    for name, cells in table.items():
+        for place, errors in cells.items():
+            print(f"  {name:15} {place:16} {min(errors):.4f} – {max(errors):.4f}")
+
+
+if __name__ == "__main__":
+    main()

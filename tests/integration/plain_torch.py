@@ -1,0 +1,115 @@
+"""GRPO, AdamW and GXPO on whole tensors, written out: what the learner's tests compare with."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from learner_worker import make_batch, make_config
+from torch import Tensor
+
+from gxpo_trainer.models.load import load_policy
+
+LORA = {"rank": 3, "alpha": 6.0}
+GXPO = {"name": "gxpo", "k": 4, "alpha": 0.5, "delta": 1e-6}
+
+
+class PlainTorch:
+    """GRPO on whole tensors: one sequence a forward pass, autograd, clipping and AdamW written out."""
+
+    def __init__(self, folder: str, lora: bool = False) -> None:
+        self.config = make_config(folder, **({"lora": LORA} if lora else {}))
+        torch.manual_seed(self.config.seed)
+        self.model = load_policy(self.config.model, precision="fp32", lora=self.config.learner.lora)
+        self.names = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        self.m = {n: torch.zeros_like(p) for n, p in self.names.items()}
+        self.v = {n: torch.zeros_like(p) for n, p in self.names.items()}
+        self.step = 0
+        self.sequences = [s for s in make_batch().sequences if s.in_loss]
+        self.old: list[Tensor] | None = None
+        self.reference = [x.detach() for x in self.logprobs()]
+
+    def logprobs(self) -> list[Tensor]:
+        out = []
+        for s in self.sequences:
+            prompt, response = torch.tensor(s.prompt_ids).long(), torch.tensor(s.response_ids).long()
+            logits = self.model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
+            out.append((logits / self.config.rollout.temperature).log_softmax(-1).gather(1, response[:, None])[:, 0])
+        return out
+
+    def gap(self) -> tuple[float, float]:
+        both = zip(self.logprobs(), self.sequences, strict=True)
+        gaps = torch.cat([(x.detach() - torch.tensor(s.sampler_logprobs)).abs() for x, s in both])
+        return float(gaps.mean()), float(gaps.max())
+
+    def loss(self) -> Tensor:
+        logprobs = self.logprobs()
+        if self.old is None:
+            self.old = [x.detach() for x in logprobs]
+        total, count = torch.zeros(()), 0
+        for x, old, ref, s in zip(logprobs, self.old, self.reference, self.sequences, strict=True):
+            ratio = (x - old).exp()
+            surrogate = torch.minimum(ratio * s.advantage, ratio.clamp(0.8, 1.2) * s.advantage)
+            total = total + (-surrogate + 0.05 * ((ref - x).exp() - (ref - x) - 1)).sum()
+            count += len(x)
+        return total / count
+
+    def weights(self) -> dict[str, Tensor]:
+        return {n: p.detach().clone() for n, p in self.names.items()}
+
+    def gradient(self) -> tuple[float, float, dict[str, Tensor]]:
+        loss = self.loss()
+        gradients = torch.autograd.grad(loss, list(self.names.values()))
+        norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
+        factor = min(1.0, 0.5 / norm)
+        return float(loss.detach()), norm, {n: g * factor for n, g in zip(self.names, gradients, strict=True)}
+
+    @torch.no_grad()
+    def adamw(self, gradients: dict[str, Tensor]) -> None:
+        self.step += 1
+        for n, p in self.names.items():
+            g = gradients[n]
+            self.m[n] = 0.9 * self.m[n] + 0.1 * g
+            self.v[n] = 0.999 * self.v[n] + 0.001 * g * g
+            m_hat, v_hat = self.m[n] / (1 - 0.9**self.step), self.v[n] / (1 - 0.999**self.step)
+            p.copy_(p - 1e-3 * 0.1 * p - 1e-3 * m_hat / (v_hat.sqrt() + 1e-6))
+
+    @torch.no_grad()
+    def write(self, weights: dict[str, Tensor]) -> None:
+        for n, p in self.names.items():
+            p.copy_(weights[n])
+
+
+def reference_steps(plain: PlainTorch) -> dict[str, Any]:
+    out: dict[str, Any] = {"gap": plain.gap(), "weights": [plain.weights()], "losses": [], "norms": []}
+    for _ in range(2):
+        loss, norm, gradients = plain.gradient()
+        plain.adamw(gradients)
+        out["losses"].append(loss)
+        out["norms"].append(norm)
+        out["weights"].append(plain.weights())
+    return out
+
+
+def gxpo_reference(folder: str) -> dict[str, dict[str, Tensor]]:
+    """One plain step, then GXPO (gradient predictor, state kept) as ALGORITHMS states it, on whole tensors."""
+    plain = PlainTorch(folder)
+    plain.adamw(plain.gradient()[2])
+    plain.old = None
+    before = plain.weights()
+    g0 = plain.gradient()[2]
+    plain.adamw(g0)
+    g1 = plain.gradient()[2]
+    plain.adamw(g1)
+    theta2 = plain.weights()
+    look_ahead = {}
+    for n in before:
+        active = g0[n].abs() > GXPO["delta"]
+        r = torch.where(active, g1[n] / g0[n], 1.0).clamp(-2, 3)
+        # K = 4: S_4/S_2 = 1 + r².
+        scale = torch.where(active, (1 + r * r).clamp(1, 3), 1.0)
+        look_ahead[n] = before[n] + 0.5 * (theta2[n] - before[n]) * scale
+    plain.write(look_ahead)
+    plain.adamw(plain.gradient()[2])
+    return {"before": before, "after": plain.weights()}

@@ -1,0 +1,290 @@
+"""The pool of killable verifier processes: order, deadlines, kills, memory, hostile answers, its parent's death."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from gxpo_trainer.config import VerifierConfig
+from gxpo_trainer.errors import DataError, VerifierFailed
+from gxpo_trainer.types import Group, Prompt, Sample, Verdict
+from gxpo_trainer.verify.command import grade_file
+from gxpo_trainer.verify.pool import VerifierPool
+
+SLOW = (r"\sum_{k=0}^{n} F_k", r"\boxed{" + r"\int_0^1 \frac{\sin(x^{7})^{9}}{\sqrt{1+x^{11}}}\,dx" * 3 + "}")
+"""A gold and an answer that only math-verify can judge; it takes far longer than a deadline of 10 ms."""
+
+HOSTILE = {
+    "power tower in Python": r"\boxed{9**9**9}",
+    "power tower in LaTeX": r"\boxed{10^{10^{10^{10}}}}",
+    "long power tower": r"\boxed{" + "2^" * 300 + "2}",
+    "nested braces": "{" * 10_000,
+    "nested balanced braces in a box": r"\boxed" + "{" * 10_000 + "}" * 10_000,
+    "nested boxes": r"\boxed{" * 10_000 + "6" + "}" * 10_000,
+    "open parentheses": r"\boxed{" + "(" * 3_000 + "}",
+    "one megabyte of letters": "a" * 1_000_000,
+    "one megabyte of digits": "1" * 1_000_000,
+    "five thousand digits": r"\boxed{" + "1" * 5_000 + "}",
+    "null bytes": "\x00" * 100,
+    "lone surrogate": "\\boxed{\ud800}",
+    "dunder names": r"\boxed{().__class__.__mro__[1].__subclasses__()}",
+    "import": r"\boxed{__import__('os').system('true')}",
+    "repeated factorials": r"\boxed{100000!!!}",
+    "large binomial": r"\boxed{\binom{100000000}{50000000}}",
+    "deep fraction": r"\boxed{" + r"\frac{1}{" * 500 + "2" + "}" * 501,
+    "dollar signs": "$" * 100_000,
+    "open display formulas": r"\[" * 50_000,
+    "answer sentences": "the final answer is " * 50_000,
+    "many parts": r"\boxed{" + "1," * 1_500 + "1}",
+    "huge sum": r"\boxed{\sum_{k=1}^{10^9} k^{-k}}",
+    "deep polynomial": r"\boxed{(((((x+1)^{99})^{99})^{99})^{99})^{99}}",
+}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[VerifierPool]:
+    with VerifierPool(workers=2, deadline_s=20.0) as shared:
+        yield shared
+
+
+def statuses(verdicts: list[Verdict]) -> list[str]:
+    return [verdict.status for verdict in verdicts]
+
+
+def test_verdicts_come_in_the_order_of_the_answers(pool: VerifierPool) -> None:
+    pairs = [(str(i), rf"so \boxed{{{i if i % 3 else i + 1}}}") for i in range(200)]
+    verdicts = pool.verify_many(pairs)
+    assert statuses(verdicts) == ["correct" if i % 3 else "wrong" for i in range(200)]
+    assert [verdict.extracted for verdict in verdicts] == [str(i if i % 3 else i + 1) for i in range(200)]
+    assert all(verdict.seconds >= 0 for verdict in verdicts)
+
+
+def test_several_submissions_are_in_flight_at_once_and_none_is_empty_handed(pool: VerifierPool) -> None:
+    futures = [pool.submit([(str(i), str(i)), (str(i), "x")]) for i in range(50)]
+    assert pool.verify_many([]) == []
+    assert all(statuses(future.result()) == ["correct", "wrong"] for future in futures)
+
+
+@pytest.mark.parametrize("name", list(HOSTILE))
+def test_a_hostile_answer_is_not_correct_and_the_next_answer_is_right(pool: VerifierPool, name: str) -> None:
+    hostile, honest = pool.submit([("5", HOSTILE[name])]), pool.submit([("7", r"\boxed{7}"), (r"\frac{1}{2}", "0.5")])
+    assert hostile.result()[0].status in ("wrong", "unparsed", "timeout", "error")
+    assert statuses(honest.result()) == ["correct", "correct"]
+
+
+def test_a_hostile_answer_to_a_symbolic_gold_leaves_the_rest_of_its_batch_alone() -> None:
+    with VerifierPool(workers=1, deadline_s=1.0) as small:
+        pairs = [(r"\frac{x}{2}", answer) for answer in HOSTILE.values()]
+        mixed = [pair for hostile in pairs for pair in (hostile, ("7", r"\boxed{7}"))]
+        verdicts = small.verify_many(mixed)
+    assert statuses(verdicts)[1::2] == ["correct"] * len(HOSTILE)
+    assert "correct" not in statuses(verdicts)[0::2]
+
+
+def test_an_answer_past_its_deadline_is_a_timeout_without_a_reward_and_only_that_answer() -> None:
+    with VerifierPool(workers=1, deadline_s=0.01) as hurried:
+        first = hurried.worker_pids()
+        # The hasty deadline may also catch an innocent answer on a busy machine: a second asking settles it.
+        verdicts = hurried.verify_many([SLOW])
+        assert verdicts[0].status == "timeout"
+        assert verdicts[0].reward is None
+        assert "deadline_s" in verdicts[0].detail
+        assert hurried.worker_pids() != first
+
+
+def test_a_worker_killed_from_outside_is_replaced_and_its_answers_are_asked_again() -> None:
+    with VerifierPool(workers=2, deadline_s=60.0) as killed:
+        assert killed.verify_many([("1", "1")])[0].status == "correct"
+        before = set(killed.worker_pids())
+        pairs = [(str(i), str(i)) for i in range(2_000)]
+        future = killed.submit(pairs)
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        assert statuses(future.result()) == ["correct"] * 2_000
+        assert statuses(killed.verify_many(pairs[:4])) == ["correct"] * 4
+        assert not before & set(killed.worker_pids())
+
+
+def test_a_worker_that_is_stopped_in_mid_answer_runs_into_the_deadline() -> None:
+    with VerifierPool(workers=1, deadline_s=1.0) as stopped:
+        assert stopped.verify_many([("1", "1")])[0].status == "correct"
+        os.kill(stopped.worker_pids()[0], signal.SIGSTOP)
+        assert statuses(stopped.verify_many([("1", "1"), ("2", "2")])) == ["timeout", "correct"]
+
+
+def test_an_answer_that_ends_its_worker_twice_is_an_error() -> None:
+    with VerifierPool(workers=1, deadline_s=60.0) as deadly:
+        assert deadly.verify_many([("1", "1")])[0].status == "correct"
+        future = deadly.submit([SLOW, ("2", "2")])
+        seen: set[int] = set()
+        while not future.done():
+            for pid in set(deadly.worker_pids()) - seen:
+                if _is_verifying(pid):
+                    os.kill(pid, signal.SIGKILL)
+                    seen.add(pid)
+        verdicts = future.result()
+    assert statuses(verdicts)[1] == "correct"
+    # math-verify may settle the answer before the second kill lands; then it is judged, else it is an error.
+    assert verdicts[0].status == "error" or len(seen) < 2
+
+
+def _is_verifying(pid: int) -> bool:
+    """Whether a worker has loaded its engine and is computing."""
+    try:
+        process = psutil.Process(pid)
+        return process.status() == psutil.STATUS_RUNNING and process.memory_info().rss > 80 << 20
+    except psutil.Error:
+        return False
+
+
+def test_memory_is_capped_and_the_next_answer_is_right() -> None:
+    grow = "\n".join(
+        (
+            "import gxpo_trainer.verify.math as m, sys",
+            "from gxpo_trainer.verify import worker",
+            "plain = m.verify",
+            "m.verify = lambda gold, response: plain(gold, response) if response != 'grow' else bytearray(1 << 40)",
+            "sys.exit(worker.main(sys.argv[1:]))",
+        )
+    )
+    worker = subprocess.Popen(
+        [sys.executable, "-c", grow, "1024", str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    body = json.dumps([["7", "7"], ["7", "grow"]]).encode()
+    output, _ = worker.communicate(len(body).to_bytes(4, "big") + body)
+    messages = []
+    while output:
+        length = int.from_bytes(output[:4], "big")
+        messages.append(json.loads(output[4 : 4 + length]))
+        output = output[4 + length :]
+    assert [message.get("status") for message in messages] == [None, "correct", "error"]
+    assert "memory_mb" in messages[2]["detail"]
+    assert worker.returncode == 3
+
+
+def test_workers_that_cannot_start_raise_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with VerifierPool(workers=1) as broken, pytest.raises(VerifierFailed, match="memory_mb"):
+        broken.verify_many([("1", "1")])
+
+
+def test_closing_fails_open_answers_and_kills_the_workers() -> None:
+    closing = VerifierPool(workers=1, deadline_s=60.0)
+    closing.verify_many([("1", "1")])
+    pids = closing.worker_pids()
+    future = closing.submit([SLOW] * 50)
+    closing.close()
+    closing.close()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    with pytest.raises(RuntimeError, match="closed"):
+        future.result()
+    with pytest.raises(RuntimeError, match="closed"):
+        closing.submit([("1", "1")])
+
+
+def test_workers_die_with_their_parent() -> None:
+    code = "\n".join(
+        (
+            "from gxpo_trainer.verify.pool import VerifierPool",
+            "pool = VerifierPool(workers=2)",
+            "pool.verify_many([('1', '1')])",
+            "print(*pool.worker_pids(), flush=True)",
+            "input()",
+        )
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+    parent.kill()
+    parent.communicate()
+    gone, alive = psutil.wait_procs(workers, timeout=60)
+    assert len(gone) == 2
+    assert alive == []
+
+
+@pytest.mark.parametrize(("name", "value"), [("workers", 0), ("deadline_s", 0.0), ("memory_mb", 10)])
+def test_impossible_settings_are_named(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"verifier\.{name} is {value}"):
+        VerifierPool(**{name: value})  # type: ignore[arg-type]
+
+
+def group(gold: str, *texts: str) -> Group:
+    empty = np.zeros(0, np.int32)
+    samples = tuple(Sample(text, empty, np.zeros(0, np.float32), "stop") for text in texts)
+    return Group(Prompt(gold, "?", gold), empty, samples, weights_version=0)
+
+
+def test_the_actor_scores_groups_concurrently_and_in_order() -> None:
+    from gxpo_trainer.engine.verifier import VerifierActor
+
+    async def scenario() -> None:
+        actor = VerifierActor(VerifierConfig(workers=2))
+        first, second = await asyncio.gather(
+            actor.score([group("5", r"\boxed{5}", r"\boxed{6}", ""), group("7", "7")]), actor.score([group("9", "9")])
+        )
+        assert [statuses(list(scored.verdicts)) for scored in first] == [["correct", "wrong", "unparsed"], ["correct"]]
+        assert [scored.group.prompt.gold for scored in first] == ["5", "7"]
+        assert statuses(list(second[0].verdicts)) == ["correct"]
+        await actor.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_actor_and_the_workers_import_neither_torch_nor_vllm_nor_ray() -> None:
+    code = (
+        "import sys, gxpo_trainer.engine.verifier, gxpo_trainer.verify.worker; "
+        "from gxpo_trainer.verify.engine import warm_up; warm_up(); "
+        "sys.exit(sorted({'torch', 'vllm', 'ray'} & set(sys.modules)) or 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_grade_writes_one_verdict_a_line_in_order(tmp_path: Path) -> None:
+    rows = [{"gold": str(i), "prediction": rf"\boxed{{{i + (i % 2)}}}", "id": i} for i in range(150)]
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = io.StringIO()
+    counts = grade_file(source, out, workers=2)
+    written = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [row["verdict"] for row in written] == ["wrong" if i % 2 else "correct" for i in range(150)]
+    assert [row["extracted"] for row in written] == [str(i + i % 2) for i in range(150)]
+    assert set(written[0]) == {"verdict", "extracted", "seconds"}
+    assert counts == {"correct": 75, "wrong": 75, "unparsed": 0, "timeout": 0, "error": 0}
+
+
+@pytest.mark.parametrize(
+    ("second_line", "complaint"),
+    [
+        ("{", "line 2: not JSON"),
+        ("[1]", "line 2: list instead of an object"),
+        ('{"gold": "5"}', "line 2: 'prediction' is None"),
+        ('{"gold": 5, "prediction": "5"}', "line 2: 'gold' is 5"),
+    ],
+)
+def test_a_malformed_line_is_named_before_anything_is_graded(
+    tmp_path: Path, second_line: str, complaint: str
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"gold": "5", "prediction": "5"}\n' + second_line + "\n")
+    out = io.StringIO()
+    with pytest.raises(DataError, match=complaint):
+        grade_file(source, out, workers=1)
+    assert out.getvalue() == ""
+
+
+def test_a_missing_or_empty_file_is_refused(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    for path, complaint in ((tmp_path / "none.jsonl", "cannot be read"), (empty, "no lines")):
+        with pytest.raises(DataError, match=complaint):
+            grade_file(path, io.StringIO(), workers=1)

@@ -1,0 +1,48 @@
+"""Tokens of LaTeX mathematics, and the names that the expression grammar knows."""
+
+from __future__ import annotations
+
+import re
+
+MAX_TOKENS = 2_000
+
+
+class Unsupported(Exception):
+    """The text is outside the grammar."""
+
+
+FUNCTIONS = frozenset(
+    re.findall(
+        r"[A-Za-z]+",
+        "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth ln log lg exp sqrt",
+    )
+)
+OPAQUE = frozenset("fghFGHPQ")
+GREEK = frozenset(
+    re.findall(
+        r"[A-Za-z]+",
+        "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho varrho "
+        "sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega hbar ell",
+    )
+)
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)|\\(?P<command>[A-Za-z]+)|(?P<bar>\|)|(?P<char>[^\s\\])|(?P<escaped>\\.))"
+)
+_THOUSANDS = re.compile(r"(?<![0-9.])([1-9][0-9]{0,2})((?:(?:\{,\}|,)[0-9]{3})+)(?![0-9])")
+
+
+def tokenize(text: str) -> list[str]:
+    """Tokens: numbers, single characters, and commands with their backslash. Raises Unsupported."""
+    text = _THOUSANDS.sub(lambda match: match[1] + re.sub(r"[{},]", "", match[2]), text)
+    tokens: list[str] = []
+    position = 0
+    text = text.rstrip()
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise Unsupported(f"unreadable at {position}")
+        tokens.append(match.group().strip())
+        position = match.end()
+        if len(tokens) > MAX_TOKENS:
+            raise Unsupported("too long")
+    return tokens
