@@ -22,6 +22,11 @@ _SUMMAND_BEFORE = re.compile(r"(?<!\\cdot)(?<!\\times)(?<![*/^(=\s])\s*$")
 _UNIT = re.compile(r"(.*?[0-9}])\s*(?:\\(?:text|mbox)\{[^{}]*\}(?:\^\{?\d\}?)?|\^\{?\\circ\}?)")
 
 
+def _separator(gold: str) -> str:
+    """The mark between the outermost parts: a semicolon when there is one."""
+    return ";" if ";" in gold else ","
+
+
 def split_outside_brackets(s: str, separators: str) -> list[str]:
     """Parts of `s` between single-character separators that stand in no bracket."""
     parts, depth, start = [], 0, 0
@@ -108,6 +113,8 @@ def _reversed_sum(s: str) -> str | None:
 
 def equal_forms(gold: str) -> list[str]:
     """Answers equal to `gold` that differ from it as text even when blanks are dropped; possibly none."""
+    if re.fullmatch(r"\{[^{}]*\}|\\\{[^,{}]*\\\}", gold.strip()):
+        return []
     gold = re.sub(r"\\[,;:!]|\\quad", " ", gold) if "," in gold and "\\!" not in gold else gold
     gold = gold.strip().rstrip(".").strip()
     forms = _forms(gold)
@@ -121,6 +128,10 @@ def _forms(gold: str) -> list[str]:
         return _number_forms(value)
     for make in (
         _scientific_forms,
+        _ratio_forms,
+        _plus_minus_forms,
+        _letters_forms,
+        _order_forms,
         _money_forms,
         _base_forms,
         _word_forms,
@@ -150,6 +161,40 @@ def _scientific_forms(gold: str) -> list[str]:
         f"{mantissa} \\cdot 10^{{{exponent}}}",
         f"{float(mantissa) * 10:.12g} \\times 10^{{{exponent - 1}}}",
     ]
+
+
+def _ratio_forms(gold: str) -> list[str]:
+    match = re.fullmatch(r"(\d+)\s*:\s*(\d+)", gold)
+    if match is None:
+        return []
+    if len(match[2]) == 2:
+        # Perhaps a time of day: only another way to set it.
+        return [f"{match[1]}\\text{{:}}{match[2]}", f"\\text{{{match[1]}:{match[2]}}}"]
+    return [f"{2 * int(match[1])}:{2 * int(match[2])}", f"\\frac{{{match[1]}}}{{{match[2]}}}"]
+
+
+def _plus_minus_forms(gold: str) -> list[str]:
+    if gold.count("\\pm") != 1 or "," in gold:
+        return []
+    lower, upper = gold.replace("\\pm", "-"), gold.replace("\\pm", "+")
+    return [f"{lower}, {upper.strip().removeprefix('+')}"]
+
+
+def _letters_forms(gold: str) -> list[str]:
+    match = re.fullmatch(r"\\(?:text|mbox)\{([A-Za-z, 0-9]+)\}|\(\\text\{([A-Z])\}\),?", gold)
+    if match is None:
+        return []
+    inside = match[1] or match[2]
+    return [", ".join(part.strip() for part in inside.split(",")[::-1]), f"\\mathrm{{{inside}}}"]
+
+
+def _order_forms(gold: str) -> list[str]:
+    """s \\le t is t \\ge s."""
+    match = re.fullmatch(r"(.+?)\\(le|ge)(?:q|qslant)?(?![a-z])(.+)", gold)
+    if match is None or re.search(r"\\(?:le|ge)|[<>=]", match[1] + match[3]):
+        return []
+    flipped = {"le": "ge", "ge": "le"}[match[2]]
+    return [f"{match[3].strip()} \\{flipped} {match[1].strip()}"]
 
 
 def _money_forms(gold: str) -> list[str]:
@@ -204,7 +249,8 @@ def _union_forms(gold: str) -> list[str]:
 
 
 def _list_forms(gold: str) -> list[str]:
-    parts = split_outside_brackets(gold, ",")
+    gold = re.sub(r"\\text\{ (?:and|or) \}", ",", gold)
+    parts = split_outside_brackets(gold, _separator(gold))
     if len(parts) < 2 or _GROUPED.fullmatch(gold) or any(not part.strip() for part in parts):
         return []
     parts = [part.strip() for part in parts]
@@ -240,7 +286,8 @@ def _relation_forms(gold: str) -> list[str]:
 
 def _expression_forms(gold: str) -> list[str]:
     if re.search(
-        r"\\(?:text|leq|le|ge|lt|gt|pm|in|infty|ldots|dots|begin|overline|mbox)\b|[<>=:]|[A-Za-z]{4,}\s", gold
+        r"\\(?:text|leq|le|ge|lt|gt|pm|in|infty|ldots|dots|begin|overline|mbox)\b|[<>=:]|(?<![\\A-Za-z])[A-Za-z]{4,}\s",
+        gold,
     ):
         return []
     forms = [f"\\frac{{2({gold})}}{{2}}"]

@@ -129,7 +129,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         num_tokens = hidden.shape[0]
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         # A sum over many chunks is kept in fp32: in bf16 each addition would lose what GXPO's ratio g¹/g⁰ lives on.
-        sum_dtype = weight.dtype if True else torch.promote_types(weight.dtype, torch.float32)
+        sum_dtype = weight.dtype if kept else torch.promote_types(weight.dtype, torch.float32)
         grad_weight = torch.zeros_like(weight, dtype=sum_dtype) if needs_weight else None
         for part in _parts(num_tokens, ctx.chunk):
             grad_logits = kept[0] if kept else _log_softmax(hidden[part], weight, ctx.temperature).exp_()

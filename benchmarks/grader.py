@@ -1,0 +1,117 @@
+"""Verdicts per second of our grader against plain math-verify, on the same answers.
+
+The mix: for every gold of the sets below, in that order, its equal forms and its wrong forms (`equal_forms.py`),
+each as `The answer is $\\boxed{...}$.`; distinct (gold, response) pairs only, shuffled with a fixed seed, the first
+20,000 taken. Peer: math-verify's `parse` of gold and response with its default settings and `verify`, in one
+process, time-outs as shipped. Ours: a `VerifierPool` with as many workers as cores, started before the clock. The
+two take turns on the same slices, so that both see the same machine; the ratio is the median over slices with a
+bootstrap interval.
+
+    python benchmarks/grader.py [--pairs 20000] [--peer-pairs 2000] [--workers 2] [--data ../shared/data] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import random
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from gxpo_trainer.verify.pool import VerifierPool
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.equal_forms import equal_forms, wrong_forms
+
+SETS = ("math500", "amc23", "aime24", "minerva_math", "olympiadbench", "gsm8k_test", "math_train", "gsm8k_train")
+SLICES = 10
+
+Pair = tuple[str, str]
+
+
+def make_mix(data: Path, num_pairs: int, seed: int = 0) -> list[tuple[Pair, bool]]:
+    """((gold, response), whether it is equal), distinct."""
+    mix: dict[Pair, bool] = {}
+    for name in SETS:
+        for line in (data / f"{name}.jsonl").read_bytes().splitlines():
+            row = json.loads(line)
+            gold = row.get("answer_latex") or row["answer"]
+            for forms, equal in ((equal_forms(gold), True), (wrong_forms(gold), False)):
+                for form in forms:
+                    mix.setdefault((gold, f"The answer is $\\boxed{{{form}}}$."), equal)
+    items = list(mix.items())
+    random.Random(seed).shuffle(items)
+    return items[:num_pairs]
+
+
+def peer_verdict(gold: str, response: str) -> bool:
+    """Plain math-verify, as its documentation uses it."""
+    from math_verify import parse, verify
+
+    return bool(verify(parse(f"${gold}$"), parse(response)))
+
+
+def interval(ratios: list[float], seed: int = 0) -> tuple[float, float]:
+    """95 % bootstrap interval of the median."""
+    draws = np.random.default_rng(seed).choice(ratios, size=(2_000, len(ratios)))
+    low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def measure(mix: list[tuple[Pair, bool]], num_peer: int, workers: int) -> dict[str, object]:
+    """Both graders on slices of the mix, in turn. The peer, being slow, sees the head of each slice."""
+    peer_verdict("1", r"\boxed{1}")
+    size, peer_size = len(mix) // SLICES, num_peer // SLICES
+    ours_right = peer_right = 0
+    ratios, ours_rates, peer_rates = [], [], []
+    with VerifierPool(workers) as pool:
+        pool.verify_many([(r"\frac{x}{2}", "x/2")] * 4 * workers)
+        for i in range(SLICES):
+            part = mix[i * size : (i + 1) * size]
+            start = time.perf_counter()
+            verdicts = pool.verify_many([pair for pair, _ in part])
+            ours_s = time.perf_counter() - start
+            start = time.perf_counter()
+            peer = [peer_verdict(*pair) for pair, _ in part[:peer_size]]
+            peer_s = time.perf_counter() - start
+            ours_right += sum((v.status == "correct") == e for v, (_, e) in zip(verdicts, part, strict=True))
+            peer_right += sum(p == e for p, (_, e) in zip(peer, part, strict=False))
+            ours_rates.append(size / ours_s)
+            peer_rates.append(peer_size / peer_s)
+            ratios.append(ours_rates[-1] / peer_rates[-1])
+    low, high = interval(ratios)
+    return {
+        "pairs": size * SLICES,
+        "peer_pairs": peer_size * SLICES,
+        "workers": workers,
+        "ours_verdicts_per_s": float(np.median(ours_rates)),
+        "peer_verdicts_per_s": float(np.median(peer_rates)),
+        "ratio": float(np.median(ratios)),
+        "ratio_ci95": [low, high],
+        "ours_agreement": ours_right / (size * SLICES),
+        "peer_agreement": peer_right / (peer_size * SLICES),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=20_000)
+    parser.add_argument("--peer-pairs", type=int, default=2_000)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[1] / "../shared/data")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    logging.disable(logging.WARNING)
+    result = measure(make_mix(arguments.data, arguments.pairs), arguments.peer_pairs, arguments.workers)
+    text = json.dumps(result, indent=2)
+    print(text)
+    if arguments.json is not None:
+        arguments.json.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
