@@ -19,12 +19,17 @@ _WORDS = re.compile(r"\\text\{\(?([A-Za-z][A-Za-z' -]*)\)?\}|[A-Za-z]{4,}")
 _BASE = re.compile(r"(-?[0-9A-Z.]+)_\{?(\d+)\}?")
 _MATRIX = re.compile(r"\\begin\{pmatrix\}(.*)\\end\{pmatrix\}", re.DOTALL)
 _SUMMAND_BEFORE = re.compile(r"(?<!\\cdot)(?<!\\times)(?<![*/^(=\s])\s*$")
-_UNIT = re.compile(r"(.*?[0-9}])\s*(?:\\(?:text|mbox)\{[^{}]*\}(?:\^\{?\d\}?)?|\^\{?\\circ\}?)")
+_UNIT = re.compile(r"(.*?(?:[0-9}]|\\pi))\s*(?:\\(?:text|mbox)\{[^{}]*\}(?:\^\{?\d\}?)?|\^\{?\\circ\}?)")
 
 
 def _separator(gold: str) -> str:
     """The mark between the outermost parts: a semicolon when there is one."""
     return ";" if ";" in gold else ","
+
+
+def exact_part(gold: str) -> str:
+    """`2/3 \\approx 0.67` without its remark; a gold that is only approximate without the sign."""
+    return next(part for part in gold.split("\\approx") if part.strip())
 
 
 def split_outside_brackets(s: str, separators: str) -> list[str]:
@@ -115,6 +120,9 @@ def equal_forms(gold: str) -> list[str]:
     """Answers equal to `gold` that differ from it as text even when blanks are dropped; possibly none."""
     if re.fullmatch(r"\{[^{}]*\}|\\\{[^,{}]*\\\}", gold.strip()):
         return []
+    if "\\phantom" in gold:
+        return []
+    gold = exact_part(gold)
     gold = re.sub(r"\\[,;:!]|\\quad", " ", gold) if "," in gold and "\\!" not in gold else gold
     gold = gold.strip().rstrip(".").strip()
     forms = _forms(gold)
@@ -297,10 +305,11 @@ def _expression_forms(gold: str) -> list[str]:
 
 def wrong_forms(gold: str) -> list[str]:
     """Answers that differ from `gold` in value: the nearest integers, a changed sign, one added, one part changed."""
-    gold = gold.strip().rstrip(".").strip()
+    gold = exact_part(gold).strip().rstrip(".").strip()
     value = _plain_value(gold)
     if value is not None:
-        return [form for form in (str(value + 1), str(-value) if value else "7", str(2 * abs(value) + 3)) if form]
+        negated = str(-value) if value else "7"
+        return [str(value + 1), negated, str(2 * abs(value) + 3), str(10 * abs(value) + 3)]
     parts = split_outside_brackets(gold, ",")
     if len(parts) > 1 and not _GROUPED.fullmatch(gold):
         return [", ".join([*parts[:-1], "917"]), ", ".join([*parts, "917"])]

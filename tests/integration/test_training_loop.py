@@ -16,14 +16,15 @@ from gxpo_trainer.train import train_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
 DATA = Path(__file__).resolve().parents[2] / ".." / "shared" / "data"
-CLOCKED = ("time/", "system/")
+APART = ("time/", "system/", "eval/")
+"""Clock and machine; and evaluations, which a run also makes where it ends."""
 
 
 def history(out: Path) -> list[dict]:
     """Metrics by step without what the clock and the machine decide."""
     rows = read_metrics(out)
     return [
-        {n: v for n, v in row["metrics"].items() if not n.startswith(CLOCKED) and n != "update/repeated_passes_total"}
+        {n: v for n, v in row["metrics"].items() if not n.startswith(APART) and n != "update/repeated_passes_total"}
         for row in rows
     ]
 
@@ -97,6 +98,8 @@ def test_a_resumed_run_is_the_uninterrupted_run_to_the_bit(tmp_path, small_run):
         train_run(config(4), tmp_path / "parts")
     train_run(config(4), tmp_path / "parts", resume=True)
     assert history(tmp_path / "parts") == history(tmp_path / "whole")
+    last = [read_evaluations(tmp_path / name)[-1] for name in ("parts", "whole")]
+    assert last[0]["per_problem"] == last[1]["per_problem"]
     final = [
         out / "checkpoints" / "step-00000004" / "policy" / "model.safetensors"
         for out in (tmp_path / "whole", tmp_path / "parts")

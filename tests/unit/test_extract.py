@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from gxpo_trainer.verify.extract import MAX_ANSWER_CHARS, TAIL_CHARS, extract_answer, matching_braces
 
 

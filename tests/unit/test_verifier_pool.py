@@ -15,14 +15,47 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+
 from gxpo_trainer.config import VerifierConfig
 from gxpo_trainer.errors import DataError, VerifierFailed
 from gxpo_trainer.types import Group, Prompt, Sample, Verdict
 from gxpo_trainer.verify.command import grade_file
 from gxpo_trainer.verify.pool import VerifierPool
 
-SLOW = (r"\sum_{k=0}^{n} F_k", r"\boxed{" + r"\int_0^1 \frac{\sin(x^{7})^{9}}{\sqrt{1+x^{11}}}\,dx" * 3 + "}")
-"""A gold and an answer that only math-verify can judge; it takes far longer than a deadline of 10 ms."""
+FAULTY_WORKER = """
+import os, sys
+FOLDER = os.path.dirname(__file__)
+import gxpo_trainer.verify.math as grader
+from gxpo_trainer.verify import engine, worker
+
+plain = grader.verify
+
+def verify(gold, response):
+    if response == "hang":
+        while True:
+            pass
+    if response == "die":
+        os.kill(os.getpid(), 9)
+    if response == "grow":
+        return bytearray(1 << 40)
+    if response == "wait once":
+        asked_before = os.path.exists(FOLDER + "/asked")
+        open(FOLDER + "/asked", "w").close()
+        if not asked_before:
+            with open(FOLDER + "/busy", "w") as busy:
+                busy.write(str(os.getpid()))
+            while True:
+                pass
+        return plain(gold, gold)
+    if response == "raise":
+        raise KeyError("a fault of the grader")
+    return plain(gold, response)
+
+grader.verify, engine.warm_up = verify, lambda: None
+sys.exit(worker.main(sys.argv[3:]))
+"""
+"""The real worker with five answers that make its grader misbehave in a known way. "wait once" hangs when it is
+asked first, after it has told its process id through the named pipe `busy`."""
 
 HOSTILE = {
     "power tower in Python": r"\boxed{9**9**9}",
@@ -53,8 +86,20 @@ HOSTILE = {
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[VerifierPool]:
-    with VerifierPool(workers=2, deadline_s=20.0) as shared:
+    with VerifierPool(workers=2, deadline_s=5.0) as shared:
         yield shared
+
+
+@pytest.fixture
+def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Pools started in this test run the faulty worker; returns its folder."""
+    os.mkfifo(tmp_path / "busy")
+    (tmp_path / "faulty.py").write_text(FAULTY_WORKER)
+    launcher = tmp_path / "python"
+    launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/faulty.py" "$@"\n')
+    launcher.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(launcher))
+    return tmp_path
 
 
 def statuses(verdicts: list[Verdict]) -> list[str]:
@@ -91,28 +136,51 @@ def test_a_hostile_answer_to_a_symbolic_gold_leaves_the_rest_of_its_batch_alone(
     assert "correct" not in statuses(verdicts)[0::2]
 
 
+@pytest.mark.usefixtures("faulty")
 def test_an_answer_past_its_deadline_is_a_timeout_without_a_reward_and_only_that_answer() -> None:
-    with VerifierPool(workers=1, deadline_s=0.01) as hurried:
-        first = hurried.worker_pids()
-        # The hasty deadline may also catch an innocent answer on a busy machine: a second asking settles it.
-        verdicts = hurried.verify_many([SLOW])
-        assert verdicts[0].status == "timeout"
-        assert verdicts[0].reward is None
-        assert "deadline_s" in verdicts[0].detail
-        assert hurried.worker_pids() != first
+    with VerifierPool(workers=1, deadline_s=1.0) as pool:
+        pool.verify_many([("1", "1")])
+        first = pool.worker_pids()
+        verdicts = pool.verify_many([("1", "1"), ("2", "hang"), ("3", "3"), ("4", "4")])
+        assert statuses(verdicts) == ["correct", "timeout", "correct", "correct"]
+        assert verdicts[1].reward is None
+        assert "deadline_s" in verdicts[1].detail
+        assert not psutil.pid_exists(first[0])
 
 
-def test_a_worker_killed_from_outside_is_replaced_and_its_answers_are_asked_again() -> None:
-    with VerifierPool(workers=2, deadline_s=60.0) as killed:
-        assert killed.verify_many([("1", "1")])[0].status == "correct"
-        before = set(killed.worker_pids())
-        pairs = [(str(i), str(i)) for i in range(2_000)]
-        future = killed.submit(pairs)
-        for pid in before:
-            os.kill(pid, signal.SIGKILL)
-        assert statuses(future.result()) == ["correct"] * 2_000
-        assert statuses(killed.verify_many(pairs[:4])) == ["correct"] * 4
-        assert not before & set(killed.worker_pids())
+@pytest.mark.usefixtures("faulty")
+def test_an_answer_that_ends_its_worker_twice_is_an_error_and_the_rest_is_unharmed() -> None:
+    with VerifierPool(workers=2, deadline_s=60.0) as pool:
+        pairs = [(str(i), "die" if i == 5 else str(i)) for i in range(40)]
+        verdicts = pool.verify_many(pairs)
+    assert statuses(verdicts) == ["error" if i == 5 else "correct" for i in range(40)]
+    assert verdicts[5].reward is None
+
+
+@pytest.mark.usefixtures("faulty")
+def test_memory_is_capped_and_the_next_answer_is_right() -> None:
+    with VerifierPool(workers=1, deadline_s=60.0, memory_mb=1024) as pool:
+        verdicts = pool.verify_many([("1", "1"), ("2", "grow"), ("3", "3")])
+    assert statuses(verdicts) == ["correct", "error", "correct"]
+    assert "memory_mb" in verdicts[1].detail
+
+
+@pytest.mark.usefixtures("faulty")
+def test_a_fault_of_the_grader_is_an_error_that_says_what_happened() -> None:
+    with VerifierPool(workers=1, deadline_s=60.0) as pool:
+        verdicts = pool.verify_many([("1", "raise"), ("2", "2")])
+    assert statuses(verdicts) == ["error", "correct"]
+    assert "KeyError" in verdicts[0].detail
+
+
+def test_a_worker_killed_from_outside_in_mid_answer_is_replaced_and_its_answers_are_asked_again(faulty: Path) -> None:
+    with VerifierPool(workers=1, deadline_s=600.0) as pool:
+        future = pool.submit([("1", "1"), ("2", "wait once"), *((str(i), str(i)) for i in range(3, 200))])
+        pid = int((faulty / "busy").read_text())
+        assert pool.worker_pids() == [pid]
+        os.kill(pid, signal.SIGKILL)
+        assert statuses(future.result()) == ["correct"] * 199
+        assert pid not in pool.worker_pids()
 
 
 def test_a_worker_that_is_stopped_in_mid_answer_runs_into_the_deadline() -> None:
@@ -122,67 +190,18 @@ def test_a_worker_that_is_stopped_in_mid_answer_runs_into_the_deadline() -> None
         assert statuses(stopped.verify_many([("1", "1"), ("2", "2")])) == ["timeout", "correct"]
 
 
-def test_an_answer_that_ends_its_worker_twice_is_an_error() -> None:
-    with VerifierPool(workers=1, deadline_s=60.0) as deadly:
-        assert deadly.verify_many([("1", "1")])[0].status == "correct"
-        future = deadly.submit([SLOW, ("2", "2")])
-        seen: set[int] = set()
-        while not future.done():
-            for pid in set(deadly.worker_pids()) - seen:
-                if _is_verifying(pid):
-                    os.kill(pid, signal.SIGKILL)
-                    seen.add(pid)
-        verdicts = future.result()
-    assert statuses(verdicts)[1] == "correct"
-    # math-verify may settle the answer before the second kill lands; then it is judged, else it is an error.
-    assert verdicts[0].status == "error" or len(seen) < 2
-
-
-def _is_verifying(pid: int) -> bool:
-    """Whether a worker has loaded its engine and is computing."""
-    try:
-        process = psutil.Process(pid)
-        return process.status() == psutil.STATUS_RUNNING and process.memory_info().rss > 80 << 20
-    except psutil.Error:
-        return False
-
-
-def test_memory_is_capped_and_the_next_answer_is_right() -> None:
-    grow = "\n".join(
-        (
-            "import gxpo_trainer.verify.math as m, sys",
-            "from gxpo_trainer.verify import worker",
-            "plain = m.verify",
-            "m.verify = lambda gold, response: plain(gold, response) if response != 'grow' else bytearray(1 << 40)",
-            "sys.exit(worker.main(sys.argv[1:]))",
-        )
-    )
-    worker = subprocess.Popen(
-        [sys.executable, "-c", grow, "1024", str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    body = json.dumps([["7", "7"], ["7", "grow"]]).encode()
-    output, _ = worker.communicate(len(body).to_bytes(4, "big") + body)
-    messages = []
-    while output:
-        length = int.from_bytes(output[:4], "big")
-        messages.append(json.loads(output[4 : 4 + length]))
-        output = output[4 + length :]
-    assert [message.get("status") for message in messages] == [None, "correct", "error"]
-    assert "memory_mb" in messages[2]["detail"]
-    assert worker.returncode == 3
-
-
 def test_workers_that_cannot_start_raise_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with VerifierPool(workers=1) as broken, pytest.raises(VerifierFailed, match="memory_mb"):
         broken.verify_many([("1", "1")])
 
 
+@pytest.mark.usefixtures("faulty")
 def test_closing_fails_open_answers_and_kills_the_workers() -> None:
     closing = VerifierPool(workers=1, deadline_s=60.0)
     closing.verify_many([("1", "1")])
     pids = closing.worker_pids()
-    future = closing.submit([SLOW] * 50)
+    future = closing.submit([("1", "hang"), ("2", "2")])
     closing.close()
     closing.close()
     assert not any(psutil.pid_exists(pid) for pid in pids)
@@ -271,9 +290,7 @@ def test_grade_writes_one_verdict_a_line_in_order(tmp_path: Path) -> None:
         ('{"gold": 5, "prediction": "5"}', "line 2: 'gold' is 5"),
     ],
 )
-def test_a_malformed_line_is_named_before_anything_is_graded(
-    tmp_path: Path, second_line: str, complaint: str
-) -> None:
+def test_a_malformed_line_is_named_before_anything_is_graded(tmp_path: Path, second_line: str, complaint: str) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"gold": "5", "prediction": "5"}\n' + second_line + "\n")
     out = io.StringIO()

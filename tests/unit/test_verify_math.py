@@ -7,6 +7,7 @@ import sys
 from fractions import Fraction
 
 import pytest
+
 from gxpo_trainer.verify import normalize as n
 from gxpo_trainer.verify.evaluate import TooLarge, expressions_equal, proportional
 from gxpo_trainer.verify.exact import Number, finite_decimal, numbers_equal, read_number

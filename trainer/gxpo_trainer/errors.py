@@ -1,13 +1,13 @@
 """Every error that gxpo raises on purpose.
 
-    GxpoError                      exit code 1
-    ├── ConfigError                exit code 2: a setting is unknown, contradictory or impossible here
-    ├── DataError                  exit code 2: a data file is missing, empty or malformed (names file and line)
-    ├── CheckpointError            exit code 2: a checkpoint is truncated, altered or of another run
-    └── TrainingError              a run that had started cannot go on; `reason` is one of REASONS
-        ├── WeightSyncMismatch     sampler and learner disagree about the weights
-        ├── Diverged               the loss or its gradient is not finite, several steps in a row
-        └── VerifierFailed         too many verdicts are `timeout` or `error` to trust the reward
+GxpoError                      exit code 1
+├── ConfigError                exit code 2: a setting is unknown, contradictory or impossible here
+├── DataError                  exit code 2: a data file is missing, empty or malformed (names file and line)
+├── CheckpointError            exit code 2: a checkpoint is truncated, altered or of another run
+└── TrainingError              a run that had started cannot go on; `reason` is one of REASONS
+    ├── WeightSyncMismatch     sampler and learner disagree about the weights
+    ├── Diverged               the loss or its gradient is not finite, several steps in a row
+    └── VerifierFailed         too many verdicts are `timeout` or `error` to trust the reward
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -73,9 +73,7 @@ class DeepSpeedLearner:
         torch.manual_seed(config.seed)
         model = load_policy(config.model, precision=settings.precision, lora=settings.lora)
         self._model: Any = model  # transformers model, or PEFT's around it
-        self._packing: Layout = "padded" if device == "cpu" else "packed"
-        if settings.packing != "auto":
-            self._packing = settings.packing
+        self._packing: Layout = _layout(settings.packing, model, device)
         self._pad_id = _pad_id(model.config)
         needs_reference = settings.loss.kl_beta > 0 and settings.lora is None
         self._reference = _frozen_copy(model, self.device) if needs_reference else None
@@ -310,6 +308,15 @@ def _initialize(model: nn.Module, config: RunConfig, device: Device) -> tuple[An
         device=device,
     )
     return initialize_engine(policy, optimizer, settings), optimizer
+
+
+def _layout(packing: str, model: nn.Module, device: Device) -> Layout:
+    """What `learner.packing = "auto"` means: shared prompts where a dense mask is cheap, packed rows on a GPU."""
+    if packing != "auto":
+        return cast(Layout, packing)
+    if device == "gpu":
+        return "packed"
+    return "shared" if PolicyModule(model).can_share_prompts else "padded"
 
 
 def _frozen_copy(model: nn.Module, device: torch.device) -> PolicyModule:

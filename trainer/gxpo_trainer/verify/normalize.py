@@ -92,6 +92,7 @@ def sizing(s: str) -> str:
     r"""Drop \left, \right, \big..., \displaystyle and other commands that only change the look."""
     if "\\" not in s:
         return s
+    s = re.sub(r"\\[hv]?phantom\s*(?:\{[^{}]*\}|[^\s{])", "", s)
     s = re.sub(r"\\(?:left|right|middle|[bB]ig{1,2}[lrm]?)(?![A-Za-z])\s*\.?", "", s)
     return re.sub(
         r"\\(?:displaystyle|textstyle|limits|nolimits|hfill|nonumber|mathstrut|strut|boldsymbol)(?![A-Za-z])", "", s
@@ -195,7 +196,7 @@ def _single_letter(match: re.Match[str]) -> str:
 
 
 def _beside_mathematics(match: re.Match[str]) -> str:
-    return ", " if re.fullmatch(r"[\s,]*,[\s,]*", match[1]) else " "
+    return " " if re.search(r"[^\W_]", match[1]) else f" {match[1]} "
 
 
 def _has_mathematics(s: str) -> bool:
@@ -203,11 +204,11 @@ def _has_mathematics(s: str) -> bool:
 
 
 def end_punctuation(s: str) -> str:
-    """Drop a full stop, comma, semicolon, colon or quotes at the end, and "=" or quotes at the start."""
+    """Drop a full stop, comma, semicolon, colon or quotes at the end, and "=", \\approx or quotes at the start."""
     s = s.strip().strip('"`').strip()
     while s[-1:] in (".", ",", ";", ":") or s.endswith("\\\\") or (s.endswith("\\") and not s.endswith("\\\\")):
         s = s[:-1].rstrip()
-    return s.lstrip("= ") if s.startswith("=") else s
+    return re.sub(r"^(?:=|\\approx(?![A-Za-z]))\s*", "", s)
 
 
 def inner_boxes(s: str) -> str:

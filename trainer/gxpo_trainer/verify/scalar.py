@@ -116,9 +116,12 @@ def clock_times(gold: str, answer: str) -> bool | None:
 
 def ratios(gold: str, answer: str) -> bool | None:
     """a:b:c against a:b:c, up to a common factor; a:b against the fraction a/b."""
-    a, b = (_ratio_parts(s) for s in (gold, answer))
-    if a is None and b is None:
+    if ":" not in gold and ":" not in answer:
         return None
+    a, b = (_ratio_parts(s) for s in (gold, answer))
+    if all(_CLOCK.fullmatch(side.strip()) for side in (gold, answer) if ":" in side):
+        # 9:24 may be a time of day, which is no fraction; clock_times has compared two such.
+        return False
     a, b = a or _as_ratio(gold), b or _as_ratio(answer)
     if a is None or b is None:
         return None
@@ -129,9 +132,6 @@ def ratios(gold: str, answer: str) -> bool | None:
 
 
 def _ratio_parts(s: str) -> list[Fraction] | None:
-    """Parts of a:b:c; None when it may as well be a time of day."""
-    if _CLOCK.fullmatch(s.strip()):
-        return None
     parts = [read_number(part.strip()) for part in s.split(":")]
     if len(parts) < 2 or any(part is None or part.value == 0 for part in parts):
         return None

@@ -132,7 +132,9 @@ def parse_answer(s: str, nesting: int = 0) -> Answer:
     sides, operators = split_top(s, _RELATION)
     if operators and all(sides[1:]):
         return Relation(s, tuple(sides), tuple(operators))
-    if "\\pm" in s or "\\mp" in s:
+    wrapped = _wrapped(s)
+    several = wrapped is not None and len(split_top(wrapped[1], "[,;]")[0]) > 1
+    if not several and ("\\pm" in s or "\\mp" in s):
         return _plus_minus(s, nesting)
     return _bracketed(s, nesting)
 
