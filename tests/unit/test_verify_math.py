@@ -64,10 +64,10 @@ def test_percent_reads_as_the_number_and_as_its_hundredth() -> None:
     assert not numbers_equal(Number(Fraction(10)), Number(Fraction(1, 10)))
 
 
-def test_decimal_tolerance_is_one_part_in_100000_and_only_for_values_without_a_finite_decimal() -> None:
+def test_decimal_tolerance_is_one_part_in_10000_and_only_for_values_without_a_finite_decimal() -> None:
     third = Number(Fraction(1, 3))
-    assert numbers_equal(third, Number(Fraction(33333, 100000), decimal=True))
-    assert not numbers_equal(third, Number(Fraction(3333, 10000), decimal=True))
+    assert numbers_equal(third, Number(Fraction(3333, 10000), decimal=True))
+    assert not numbers_equal(third, Number(Fraction(333, 1000), decimal=True))
     assert not numbers_equal(Number(Fraction(5)), Number(Fraction(500001, 100000), decimal=True))
     assert finite_decimal(Fraction(7, 80))
     assert not finite_decimal(Fraction(1, 6))
@@ -109,6 +109,8 @@ def test_decimal_tolerance_is_one_part_in_100000_and_only_for_values_without_a_f
         (n.text_commands, r"5 \text{ cm}^2", "5 "),
         (n.text_commands, r"\text{Evelyn}", " Evelyn "),
         (n.text_commands, r"\mathbf{2340}", "2340"),
+        (n.choose, r"{10 \choose 3}", r"\binom{10 }{ 3}"),
+        (n.magnitudes, "3.5 million", r"3.5 \times 10^{6}"),
         (n.inner_boxes, r"x = \boxed{5}", "x = {5}"),
         (n.end_punctuation, " = 5.", "5"),
     ],
@@ -234,6 +236,14 @@ CORRECT = [
     (r"\text{Evelyn}", "evelyn"),
     (r"\text{(B)}", "B"),
     ("A", "(A) 5"),
+    ("B", r"\boxed{\textbf{(B)}\ 5}"),
+    ("C. x = 42", "C"),
+    ("20:34", r"08:34 \text{P.M.}"),
+    (r"\{x \mid x > 3\}", r"(3,\infty)"),
+    (r"\{1,3\} \cup \{2,4\}", r"\{1,2,3,4\}"),
+    (r"\begin{cases} a+b=\frac12 \\ a-b=1 \end{cases}", r"\begin{cases} a-b=1\\ a+b=0.5\end{cases}"),
+    ("3.5 million", "3500000"),
+    ("3s^2", "3*s**2"),
     (r"\mbox{four}", "4"),
     (r"\emptyset", "no solution"),
     ("204_5", "204_{5}"),
@@ -265,6 +275,10 @@ WRONG = [
     ("no", "on"),
     (r"\text{odd}", "oddd"),
     ("d", r"\text{E}"),
+    ("A", "(A), (B)"),
+    ("A", "A or B"),
+    ("9:24", "3/8"),
+    ("1,2,2", "1,1,2"),
     ("3", "3xyz"),
     (r"\infty", r"-\infty"),
 ]

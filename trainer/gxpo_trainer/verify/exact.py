@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-DECIMAL_TOLERANCE = Fraction(1, 100_000)
+DECIMAL_TOLERANCE = Fraction(1, 10_000)
 MAX_DIGITS = 1_000
 MAX_EXPONENT = 10_000
 

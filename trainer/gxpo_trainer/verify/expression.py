@@ -174,6 +174,8 @@ class _Parser:
         node = self._primary()
         while self.peek() == "!":
             self.take()
+            if self.peek() == "!":
+                raise Unsupported("double factorial")
             node = Node("call", (node,), "factorial")
         return node
 

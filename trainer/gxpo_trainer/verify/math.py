@@ -16,6 +16,7 @@ from gxpo_trainer.verify.exact import Number, numbers_equal, read_number
 from gxpo_trainer.verify.expression import Unsupported, parse_expression
 from gxpo_trainer.verify.extract import MAX_ANSWER_CHARS, extract_answer
 from gxpo_trainer.verify.normalize import normalize
+from gxpo_trainer.verify.scalar import choice_letters
 from gxpo_trainer.verify.structure import Answer, Scalar, parse_answer
 
 _THOUSANDS = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?")
@@ -93,6 +94,9 @@ def texts_equal(gold: str, answer: str) -> bool | None:
     """Whether two normalised answers agree in one of their readings; None when undecided."""
     if gold == answer:
         return True
+    choice = choice_letters(gold, answer)
+    if choice is not None:
+        return choice
     verdicts = [answers_equal(_gold_structure(a), parse_answer(b)) for a, b in _readings(gold, answer)]
     return True if True in verdicts else (None if None in verdicts else False)
 

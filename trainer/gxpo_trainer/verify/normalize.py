@@ -73,6 +73,8 @@ def emphasis(s: str) -> str:
 
 def double_backslashes(s: str) -> str:
     r"""`\\frac` written with an escaped backslash; in a matrix `\\` ends a row and stays."""
+    if "\\\\begin{" in s:
+        return s.replace("\\\\", "\\")
     return s if "\\begin" in s else re.sub(r"\\\\(?=[A-Za-z{}%$,;!])", r"\\", s)
 
 
@@ -147,6 +149,22 @@ def repeating_decimals(s: str) -> str:
     return re.sub(r"([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s*\{([0-9]{1,50})\}", as_fraction, s) if "\\" in s else s
 
 
+def choose(s: str) -> str:
+    r"""{n \choose k} -> \binom{n}{k}."""
+    return re.sub(r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}", r"\\binom{\1}{\2}", s)
+
+
+def magnitudes(s: str) -> str:
+    r"""3.5 million -> 3.5 \times 10^{6}."""
+    words = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+    return re.sub(
+        r"(?<=[0-9])\s*(?:\\text\{\s*)?(thousand|million|billion|trillion)s?(?![A-Za-z])(?:\s*\})?",
+        lambda match: f" \\times 10^{{{words[match[1].lower()]}}}",
+        s,
+        flags=re.IGNORECASE,
+    )
+
+
 def degrees(s: str) -> str:
     r"""^\circ, ^{\circ}, \circ and the words degrees, degree -> `^\circ` at the end of the number."""
     s = re.sub(r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ|(?<=[0-9}])\s*\\circ", r"^\\circ ", s)
@@ -196,6 +214,10 @@ def _single_letter(match: re.Match[str]) -> str:
 
 
 def _beside_mathematics(match: re.Match[str]) -> str:
+    if (half := re.fullmatch(r"\s*([AaPp])\.?\s?[Mm]\.?\s*", match[1])) is not None:
+        return f" {half[1]}m"
+    if re.fullmatch(r"\s*\([A-J]\)\s*", match[1]):
+        return match[1]
     return " " if re.search(r"[^\W_]", match[1]) else f" {match[1]} "
 
 
@@ -227,6 +249,8 @@ STEPS: tuple[Callable[[str], str], ...] = (
     inner_boxes,
     plain_operators,
     conjunctions,
+    choose,
+    magnitudes,
     degrees,
     percent_sign,
     currency,

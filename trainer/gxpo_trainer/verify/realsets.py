@@ -90,13 +90,13 @@ def _together(items: tuple[Answer, ...]) -> list[Piece] | None:
 
 
 def _sequence_pieces(sequence: Sequence) -> list[Piece] | None:
-    if not sequence.opening:
-        return _together(sequence.items) if all(_is_set_like(item) for item in sequence.items) else None
+    if not sequence.opening and all(_is_set_like(item) for item in sequence.items):
+        return _together(sequence.items)
     ends = [_number(item.text) for item in sequence.items]
     if any(end is None for end in ends):
         return None
     values = [end for end in ends if end is not None]
-    if sequence.opening == "{":
+    if sequence.opening in ("{", ""):
         return [Piece(value, value, True, True) for value in values]
     if len(values) != 2 or values[0] > values[1]:
         return None

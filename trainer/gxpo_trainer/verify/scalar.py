@@ -23,6 +23,7 @@ _BASE = re.compile(
 )
 _CLOCK = re.compile(r"(?P<h>[0-9]{1,2}):(?P<m>[0-9]{2})(?::[0-9]{2})?\s*(?P<half>[ap]\.?m\.?)?", re.IGNORECASE)
 _LETTER = re.compile(r"\(?\s*([A-J])\s*[).:]?")
+_LETTER_WITH_TEXT = re.compile(r"(?:\(\s*(?=[A-J]\s*\)\s*[^\s+\-*/^(]))?([A-J])\s*[).:]\s*\S.*", re.DOTALL)
 _NOTHING = frozenset(
     (
         "nosolution",
@@ -64,11 +65,13 @@ def _squeezed(s: str) -> str:
 
 
 def choice_letters(gold: str, answer: str) -> bool | None:
-    """A gold that is one choice letter: `B`, `(B)`, `B.`, `(B) 12` are that choice."""
-    letter = _LETTER.fullmatch(gold.strip())
+    """A gold that is one choice letter, perhaps with the choice's text: `B`, `(B)`, `B.`, `(B) 12` are that choice."""
+    letter = _LETTER.fullmatch(gold.strip()) or _LETTER_WITH_TEXT.fullmatch(gold.strip())
     if letter is None:
         return None
-    said = re.match(r"\(\s*([A-Ja-j])\s*\)|([A-J])(?:\s*[).:]|$)", answer.strip())
+    if len(gold) == len(answer) == 1:
+        return gold == answer
+    said = re.match(r"(?:\(\s*([A-Ja-j])\s*\)|([A-J])(?:\s*[).:]|$))(?!\s*[,;])", answer.strip())
     if said is None:
         return None
     return (said[1] or said[2]).upper() == letter[1]
@@ -106,12 +109,23 @@ def _based(s: str) -> re.Match[str] | None:
 
 
 def clock_times(gold: str, answer: str) -> bool | None:
-    """12:00, 7:05 p.m.; a missing half of the day is not held against the answer."""
+    """12:00, 7:05 p.m., 19:05; where only one side names the half of the day, the other may be on either clock."""
     a, b = (_CLOCK.fullmatch(s.strip()) for s in (gold, answer))
     if a is None or b is None:
         return None
-    halves = [m["half"].replace(".", "").lower() if m["half"] else "" for m in (a, b)]
-    return int(a["h"]) == int(b["h"]) and a["m"] == b["m"] and (halves[0] == halves[1] or "" in halves)
+    if a["m"] != b["m"]:
+        return False
+    if bool(a["half"]) == bool(b["half"]):
+        return _hour(a) == _hour(b)
+    return _hour(a) == _hour(b) or int(a["h"]) == int(b["h"])
+
+
+def _hour(clock: re.Match[str]) -> int:
+    """Hour of the day, 0 to 24; 12 a.m. is 0 and 12 p.m. is 12."""
+    hour = int(clock["h"])
+    if not clock["half"]:
+        return hour
+    return hour % 12 + (12 if clock["half"][0] in "pP" else 0)
 
 
 def ratios(gold: str, answer: str) -> bool | None:

@@ -62,6 +62,8 @@ Answer = Scalar | Sequence | Relation | Union | Matrix
 
 _OPEN, _CLOSE = "([{", ")]}"
 _MATRIX = re.compile(r"\\begin\{([bpvVBs]?(?:small)?matrix|array)\}(?:\{[^{}]*\})?(.*?)\\end\{\1\}", re.DOTALL)
+_SET_BUILDER = re.compile(r"([A-Za-z])\s*(?:\\in\s*\\mathbb\s*\{R\}\s*)?[|:](?=.*\1)")
+_CASES = re.compile(r"\\begin\{(?:cases|aligned|array)\}(.*)\\end\{(?:cases|aligned|array)\}", re.DOTALL)
 _RELATION = r"\\(?:le|ge|ne|in|approx|equiv|subset)(?![A-Za-z])|[=<>]"
 _UNION = r"\\cup(?![A-Za-z])|(?<=[)\]}])\s*U\s*(?=[(\[\\])"
 
@@ -121,6 +123,8 @@ def parse_answer(s: str, nesting: int = 0) -> Answer:
     s = s.strip()
     if nesting > MAX_NESTING:
         return Scalar(s)
+    if (rows := _cases(s, nesting)) is not None:
+        return rows
     for separator in (";", ","):
         parts, _ = split_top(s, separator)
         parts = [part for part in parts if part]
@@ -156,6 +160,8 @@ def _bracketed(s: str, nesting: int) -> Answer:
     opening, inside, closing = wrapped
     if opening == "{":
         return parse_answer(inside, nesting + 1)
+    if opening == "\\{" and (condition := _SET_BUILDER.match(inside)) is not None:
+        return parse_answer(inside[condition.end() :], nesting + 1)
     items, _ = split_top(inside, "[,;]")
     items = [item for item in items if item]
     brace = opening == "\\{"
@@ -170,6 +176,15 @@ def _parenthesised(s: str, inside: str, nesting: int) -> Answer:
     """(x) around a single answer."""
     inner = parse_answer(inside, nesting + 1)
     return Scalar(s) if isinstance(inner, Scalar) else inner
+
+
+def _cases(s: str, nesting: int) -> Answer | None:
+    r"""\begin{cases} a \\ b \end{cases} without conditions is the list of its rows, all of which hold."""
+    match = _CASES.fullmatch(s)
+    if match is None or "&" in match[1] or "\\begin" in match[1]:
+        return None
+    rows = [row.strip().rstrip(",") for row in match[1].split("\\\\") if row.strip()]
+    return Sequence(s, tuple(parse_answer(row, nesting + 1) for row in rows)) if len(rows) > 1 else None
 
 
 def _unwrap_array(s: str) -> str:

@@ -17,7 +17,7 @@ _WORDS = frozenset(
     )
 )
 _SINGLE = frozenset(["m", "s", "g", "h", "L", "J", "N", "W", "K", "V"])
-_LAST_WORD = re.compile(r"(?P<sep>[\s/*]*)(?P<word>(?<![A-Za-z\\])[A-Za-z]+)(?:\s*\^\s*(?:\{-?[0-9]+\}|-?[0-9]))?\s*$")
+_LAST_WORD = re.compile(r"(?P<sep>[\s/]*)(?P<word>(?<![A-Za-z\\])[A-Za-z]+)(?:\s*\^\s*(?:\{-?[0-9]+\}|-?[0-9]))?\s*$")
 
 
 def drop_units(s: str) -> str:
@@ -27,7 +27,7 @@ def drop_units(s: str) -> str:
         before = rest[: match.start()]
         if not re.search(r"[0-9]", before) or not _is_unit(match["word"], match["sep"], before):
             break
-        rest = before.rstrip(" /*")
+        rest = before.rstrip(" /")
     return rest
 
 
