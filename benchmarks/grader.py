@@ -97,14 +97,14 @@ def measure(mix: list[tuple[Pair, bool]], num_peer: int, workers: int) -> dict[s
     }
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=20_000)
     parser.add_argument("--peer-pairs", type=int, default=2_000)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[1] / "../shared/data")
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     logging.disable(logging.WARNING)
     result = measure(make_mix(arguments.data, arguments.pairs), arguments.peer_pairs, arguments.workers)
     text = json.dumps(result, indent=2)

@@ -136,7 +136,7 @@ def test_grade_writes_one_verdict_a_line_in_order(tmp_path: Path, capsys: pytest
     file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     answers = ["so \\boxed{0.5}", "so \\boxed{2}", ""]
     file.write_text("".join(json.dumps({"gold": "1/2", "prediction": answer}) + "\n" for answer in answers))
-    assert run("grade", file, "--workers", "1", "--out", out) == 0
+    assert run("grade", file, "--workers", "1", "--deadline", "60", "--out", out) == 0
     assert graded(out) == ["correct", "wrong", "unparsed"]
     assert capsys.readouterr().err.strip() == "1 correct, 1 wrong, 1 unparsed, 0 timeout, 0 error"
     assert sorted(tmp_path.iterdir()) == [file, out]

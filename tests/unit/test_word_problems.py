@@ -125,7 +125,9 @@ def test_same_arguments_give_the_same_list_and_a_shorter_one_is_its_prefix() -> 
 
 def test_list_is_the_same_on_every_machine() -> None:
     texts = "\n".join(p.prompt.text + "|" + p.solution for p in generate("heldout", 50, 0))
-    assert hashlib.sha256(texts.encode()).hexdigest() == "PINNED"
+    assert (
+        hashlib.sha256(texts.encode()).hexdigest() == "8f4c7e5373f1a44cba15b0f31da123d001747a9ba26c5653d437098b104e04ec"
+    )
 
 
 def test_other_seeds_give_other_problems() -> None:

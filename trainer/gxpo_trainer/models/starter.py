@@ -25,8 +25,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+from tokenizers.trainers import BpeTrainer
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from gxpo_trainer.data.word_problems import MAX_NUMBER, WordProblem, generate
 
@@ -67,7 +71,7 @@ class Recipe:
     batch: int = 64
     hasty_right_share: float = 0.1
     """Share of the hasty answers that are right."""
-    threads: int = 1
+    threads: int = 2
     """Of torch; another number may round differently and so end in slightly other weights."""
 
 
@@ -76,27 +80,28 @@ def starter_path() -> Path:
     return Path(__file__).resolve().parent / "starter_policy"
 
 
-def build_tokenizer(problems: list[WordProblem]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer trained on the problems: no text is out of vocabulary, every digit is one token."""
-    tokenizer = Tokenizer(models.BPE())
-    # A space before a number goes with the word or comma before it: shorter prompts, one token a digit.
-    pieces = Regex(r" ?\\boxed\{| ?\p{L}+(?: (?=\p{N}))?|\p{N}|, (?=\p{N})| ?[^\s\p{L}\p{N}]|\s")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(pieces, behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
+def build_tokenizer(problems: list[WordProblem]) -> Qwen2Tokenizer:
+    """A byte-level BPE tokenizer trained on the problems: no text is out of vocabulary, every digit is one token.
+
+    It splits text as Qwen2's own tokenizer does, because `AutoTokenizer` puts that class's splitting rule in
+    the place of any other that a Qwen2 folder's tokenizer.json names: silently, and the policy then reads gibberish.
+    """
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = Sequence(
+        [Split(Regex(PRETOKENIZE_REGEX), behavior="isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
     )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
+    trainer = BpeTrainer(
         vocab_size=VOCABULARY,
         special_tokens=[PAD, BOS, END, *ROLES],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator((f"{p.prompt.text}\n{p.solution}\n\\boxed{{" for p in problems), trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+    learned = json.loads(tokenizer.to_str())["model"]
+    return Qwen2Tokenizer(
+        vocab=learned["vocab"],
+        merges=[tuple(merge) for merge in learned["merges"]],
+        unk_token=None,
         pad_token=PAD,
         bos_token=BOS,
         eos_token=END,
@@ -108,7 +113,7 @@ def build_tokenizer(problems: list[WordProblem]) -> PreTrainedTokenizerFast:
     )
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
+def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
     """A Qwen2 model with random weights: 4 layers of width 128, tied embeddings, fp32."""
     torch.manual_seed(seed)
     config = Qwen2Config(
@@ -149,7 +154,7 @@ def warmup_answer(problem: WordProblem, rng: random.Random, careful_share: float
     return f"\\boxed{{{result}}}"
 
 
-def warm_up(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Iterator[float]:
+def warm_up(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, recipe: Recipe) -> Iterator[float]:
     """Supervised training in place, loss on the answers only; yields each batch's loss in nats a token."""
     problems = generate("train", recipe.num_problems, recipe.seed)
     prompts = _prompt_ids(tokenizer, [problem.prompt.text for problem in problems])
@@ -206,6 +211,8 @@ def build(out: Path, recipe: Recipe) -> None:
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     write_manifest(out, recipe)
+    for path in out.iterdir():
+        path.chmod(0o644)  # safetensors writes files that only their owner may read
 
 
 def write_manifest(folder: Path, recipe: Recipe) -> None:
@@ -220,7 +227,7 @@ def file_hashes(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def _prompt_ids(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[list[int]]:
+def _prompt_ids(tokenizer: Qwen2Tokenizer, texts: list[str]) -> list[list[int]]:
     turns = [[{"role": "user", "content": text}] for text in texts]
     prompts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     ids: list[list[int]] = tokenizer(prompts, add_special_tokens=False)["input_ids"]
