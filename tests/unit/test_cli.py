@@ -191,7 +191,7 @@ def test_every_registered_command_has_help_and_something_to_run() -> None:
     parser = argparse.ArgumentParser()
     subparsers = parser.add_subparsers()
     registered = [getattr(commands, name) for name in dir(commands) if name.startswith("register_")]
-    assert len(registered) == 5
+    assert len(registered) == 6
     for register in registered:
         register(subparsers)
     assert all(choice.get_default("run") for choice in subparsers.choices.values())

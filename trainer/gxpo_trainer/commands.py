@@ -67,6 +67,7 @@ def register_config(subparsers: Subparsers) -> None:
 def register_demo(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("demo", help="train the three rules on the embedded task and compare them")
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("runs/demo"), help="default runs/demo")
+    parser.add_argument("--steps", metavar="N", type=_positive, default=30, help="steps of each run; default 30")
     parser.set_defaults(run=_demo)
 
 

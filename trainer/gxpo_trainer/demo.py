@@ -21,7 +21,7 @@ def demo_command(args: argparse.Namespace) -> int:
     from gxpo_trainer.engine.placement import start_ray
 
     out_dir = free_folder(args.out)
-    configs = [load_preset(name, []) for name in PRESETS]
+    configs = [load_preset(name, [f"budget.steps={args.steps}"]) for name in PRESETS]
     for config in configs:  # every check before the first engine starts
         prepare(config, out_dir / config.name, resume=False)
     say = f"three runs of {configs[0].budget.steps} steps on {configs[0].data.source}, results in {out_dir}"
