@@ -177,24 +177,37 @@ def test_real_problems_train_a_qwen_shaped_policy_end_to_end(tmp_path, small_run
 def qwen_shaped_policy(folder: Path, problems: list[dict]) -> Path:
     """Random weights in Qwen2.5's shape (grouped queries, tied head) and a tokenizer trained on the problems."""
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+    from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
+    end = "<|endoftext|>"
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=1500, special_tokens=["<|endoftext|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )  # fmt: skip
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=1500, special_tokens=[end], initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator([p["problem"] + p["solution"] for p in problems], trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+    learned = json.loads(tokenizer.to_str())["model"]
+    merges = [tuple(merge) for merge in learned["merges"]]
+    qwen = Qwen2Tokenizer(vocab=learned["vocab"], merges=merges, unk_token=None, eos_token=end, pad_token=end)
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=len(fast), hidden_size=64, intermediate_size=176, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=True, rope_theta=1e6,
-        eos_token_id=fast.eos_token_id,
-    )  # fmt: skip
+        vocab_size=1536,
+        hidden_size=64,
+        intermediate_size=176,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        rope_theta=1e6,
+        eos_token_id=qwen.eos_token_id,
+    )
     Qwen2ForCausalLM(config).save_pretrained(folder)
-    fast.save_pretrained(folder)
+    qwen.save_pretrained(folder)
     return folder
