@@ -198,8 +198,8 @@ def qwen_shaped_policy(folder: Path, problems: list[dict]) -> Path:
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=1536,
-        hidden_size=64,
-        intermediate_size=176,
+        hidden_size=128,
+        intermediate_size=344,
         num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=2,
