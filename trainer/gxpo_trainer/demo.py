@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+from rich.console import Console
+
 from gxpo_trainer.config_io import load_preset
 from gxpo_trainer.figures import HTML_NAME, PNG_NAME, write_report
 from gxpo_trainer.runs import group_runs
@@ -40,7 +42,8 @@ def demo_command(args: argparse.Namespace) -> int:
     folders = [out_dir / config.name for config in configs]
     groups = group_runs(folders)
     comparison = write_report(out_dir, groups, title="gxpo demo: three update rules on the embedded task")
-    print_tables(groups, comparison)
+    # A pipe has no width of its own, and rich would fold the tables into 80 columns.
+    print_tables(groups, comparison, Console(width=None if sys.stdout.isatty() else 120))
     print(f"\nReport: {out_dir / HTML_NAME}\nCurves: {out_dir / PNG_NAME}")
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,4 +93,5 @@ def _print(records: list[dict], samples: int) -> None:
         ]
         ends = [f"{scores['length_mean']:.0f}", f"{scores['truncated_fraction']:.1%}"]
         table.add_row(record["benchmark"], str(record["num_problems"]), *cells, *ends)
-    Console().print(table)
+    # A pipe has no width of its own, and rich would fold the intervals into 80 columns.
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
