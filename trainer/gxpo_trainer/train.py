@@ -178,6 +178,9 @@ def _run(prepared: Prepared, reporter: RunReporter, progress: TrainingProgress) 
         ended = controller.run(prepared.checkpoint)
         reporter.log_event("finished", f"budget.{ended} is reached", bound=ended)
         return ended
+    except KeyboardInterrupt:
+        reporter.log_event("interrupted", "stopped from outside; --resume continues from the last checkpoint")
+        raise
     except BaseException as error:
         reason = getattr(error, "reason", "training_error")
         reporter.log_event("failed", f"{type(error).__name__}: {error}", reason=reason)
