@@ -1,11 +1,12 @@
 """Each rule and predictor on the starter policy against a straight-line numpy version of its definition.
 
 The reference shares nothing with the product but the model: its own loss (a full log-softmax), its own AdamW, its
-own extrapolation, written down from docs/algorithms in float64 numpy on top of fp32 gradients.
+own extrapolation, written down from docs/algorithms in float64 throughout.
 """
 
 from __future__ import annotations
 
+import functools
 import socket
 
 import numpy as np
@@ -14,27 +15,30 @@ import torch
 
 from gxpo_trainer.algo.batch import ScoredSequence, with_scale
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.data.prompts import render
+from gxpo_trainer.data.word_problems import generate
 from gxpo_trainer.engine.learner import DeepSpeedLearner
-from gxpo_trainer.models.load import load_policy
+from gxpo_trainer.models.load import load_policy, load_tokenizer
 from gxpo_trainer.rules.registry import make_rule
 
 pytestmark = pytest.mark.engine
-LR, BETA1, BETA2, EPS, DECAY, CLIP, K, ALPHA = 1e-5, 0.9, 0.999, 1e-8, 0.01, 1.0, 5, 0.5
+# η = 1e-4: an fp32 weight of size 0.5 is rounded to 3e-8, which at η = 1e-5 is 1e-3 of an AdamW step by itself.
+# ε = 1e-4: with 1e-8 the many coordinates whose gradient is near its rounding noise take a full step each, and that
+# noise alone is 1e-3 of the norm of the update.
+LR, BETA1, BETA2, EPS, DECAY, CLIP, K, ALPHA = 1e-4, 0.9, 0.999, 1e-4, 0.01, 1.0, 5, 0.5
+DELTA = 1e-5  # for the same reason: the ratio of two gradients that are rounding noise is noise on both sides
+GXPO = {"name": "gxpo", "k": K, "alpha": ALPHA, "delta": DELTA, "gate": {"mode": "never"}}
 RULES = {
     "grpo": {"name": "grpo"},
     "sfpo": {"name": "sfpo", "k": K, "alpha": ALPHA, "gate": {"mode": "never"}},
-    "gradient": {"name": "gxpo", "k": K, "alpha": ALPHA, "gate": {"mode": "never"}},
-    "displacement": {"name": "gxpo", "k": K, "alpha": ALPHA, "predictor": "displacement", "gate": {"mode": "never"}},
-    "replay": {"name": "gxpo", "k": K, "alpha": ALPHA, "predictor": "replay", "gate": {"mode": "never"}},
-    "one_probe": {
-        "name": "gxpo", "k": K, "alpha": ALPHA, "predictor": "replay", "probes": 1, "gate": {"mode": "never"},
-    },
-    "rollback": {"name": "gxpo", "k": K, "alpha": ALPHA, "probe_state": "rollback", "gate": {"mode": "never"}},
-    "fast_forward": {
-        "name": "gxpo", "k": K, "alpha": ALPHA, "predictor": "replay", "probe_state": "fast_forward",
-        "gate": {"mode": "never"},
-    },
-}  # fmt: skip
+    "gradient": GXPO,
+    # A displacement in fp32 is rounded to 3e-8, 3e-4 of η: smaller ones are no basis for a ratio.
+    "displacement": {**GXPO, "predictor": "displacement", "delta": 0.1},
+    "replay": {**GXPO, "predictor": "replay"},
+    "one_probe": {**GXPO, "predictor": "replay", "probes": 1},
+    "rollback": {**GXPO, "probe_state": "rollback"},
+    "fast_forward": {**GXPO, "predictor": "replay", "probe_state": "fast_forward"},
+}
 
 
 def config_of(rule):
@@ -42,28 +46,33 @@ def config_of(rule):
         {
             "learner": {
                 "rule": rule,
-                "optimizer": {"learning_rate": LR, "weight_decay": DECAY, "max_grad_norm": CLIP},
+                "optimizer": {"learning_rate": LR, "weight_decay": DECAY, "max_grad_norm": CLIP, "epsilon": EPS},
                 "token_budget": 512,
             }
         }
     )
 
 
+@functools.cache
 def sequences():
+    """Prompts of the embedded task, each with its worked answer and with a hasty wrong one; drawn advantages."""
+    tokenizer = load_tokenizer(config_of(RULES["grpo"]).model)
     rng = np.random.default_rng(3)
     made = []
-    for _ in range(24):
-        prompt = rng.integers(10, 200, size=rng.integers(5, 12)).astype(np.int32)
-        response = rng.integers(10, 200, size=rng.integers(3, 15)).astype(np.int32)
-        made.append((prompt, response, float(rng.normal())))
+    for problem in generate("train", 12, 7):
+        prompt = render(problem.prompt, tokenizer, "{problem}")
+        for answer in (problem.solution, f"\\boxed{{{int(problem.prompt.gold) + 3}}}"):
+            response = tokenizer(answer + tokenizer.eos_token, add_special_tokens=False)["input_ids"]
+            made.append((prompt, np.array(response, dtype=np.int32), float(rng.normal())))
     return made
 
 
 class Reference:
-    """θ, m, v as float64 vectors; gradients by autograd of a full log-softmax in fp32."""
+    """θ, m, v as float64 vectors; gradients by autograd of a full log-softmax, in float64 too: AdamW divides by √v, so
+    that rounding in the reference itself would show."""
 
     def __init__(self):
-        self.model = load_policy(config_of(RULES["grpo"]).model, precision="fp32")
+        self.model = load_policy(config_of(RULES["grpo"]).model, precision="fp32").double()
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.theta = torch.cat([p.detach().reshape(-1) for p in self.parameters]).double().numpy()
         self.m = np.zeros_like(self.theta)
@@ -72,7 +81,7 @@ class Reference:
         self.old = None
 
     def gradient(self, theta):
-        flat = torch.from_numpy(theta).float()
+        flat = torch.from_numpy(theta)
         offset = 0
         for p in self.parameters:
             p.data.copy_(flat[offset : offset + p.numel()].view_as(p))
@@ -80,10 +89,10 @@ class Reference:
             offset += p.numel()
         data = sequences()
         tokens = sum(len(r) for _, r, _ in data)
-        total, found = torch.zeros(()), []
+        total, found = torch.zeros((), dtype=torch.float64), []
         for i, (prompt, response, advantage) in enumerate(data):
             ids = torch.from_numpy(np.concatenate([prompt, response])).long()[None]
-            logprobs = torch.log_softmax(self.model(ids).logits[0].float(), -1)
+            logprobs = torch.log_softmax(self.model(ids).logits[0], -1)
             picked = logprobs[len(prompt) - 1 : -1].gather(1, ids[0, len(prompt) :, None])[:, 0]
             old = picked.detach() if self.old is None else self.old[i]
             found.append(picked.detach())
@@ -130,7 +139,7 @@ class Reference:
         g1 = self.gradient(theta1)
         theta2 = self.optim(theta1, g1)
         if name in ("replay", "fast_forward"):
-            r = np.where(np.abs(g0) > 1e-8, np.clip(g1 / g0, 0, 1), 1.0)
+            r = np.where(np.abs(g0) > DELTA, np.clip(g1 / g0, 0, 1), 1.0)
             theta, m, v = theta2, self.m, self.v
             for n in range(2, K):
                 theta, m, v = self.adamw(theta, m, v, self.t + n - 1, g1 * r ** (n - 1))
@@ -138,11 +147,11 @@ class Reference:
                 self.m, self.v, self.t = m, v, self.t + K - 2
             theta_k = theta
         else:
-            first, second, active = g0, g1, np.abs(g0) > 1e-8
+            first, second, active = g0, g1, np.abs(g0) > DELTA
             if name == "displacement":
                 kept = 1 - LR * DECAY
                 first, second = theta1 - theta0 * kept, theta2 - theta1 * kept
-                active = np.abs(first) > LR * 1e-8
+                active = np.abs(first) > LR * 0.1
             r = np.clip(np.divide(second, first, out=np.ones_like(first), where=active), -2, 3)
             scale = np.clip(np.polyval(np.ones(K), r) / (1 + r), 1, K / 2 + 1)
             theta_k = theta0 + (theta2 - theta0) * np.where(active, scale, 1.0)
@@ -163,7 +172,7 @@ def test_update_agrees_with_a_straight_line_reference(name):
     rule = make_rule(learner.config.learner.rule)
     reference = Reference()
     batch = with_scale(
-        [ScoredSequence(p, r, a, np.zeros(len(r), dtype=np.float32)) for p, r, a in sequences()], token_limit=16
+        [ScoredSequence(p, r, a, np.zeros(len(r), dtype=np.float32)) for p, r, a in sequences()], token_limit=48
     )
     for _ in range(2):  # the second step starts from warm moments
         start = reference.theta.copy()
