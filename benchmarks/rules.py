@@ -83,7 +83,20 @@ def main() -> None:
             ratio("snapshot + extrapolation / GXPO update", added, update["gxpo"], at_most=0.03),
             median("sync, share of a GRPO step", sync, "", at_most=0.02),
             median("time in no named part, share of a GRPO step", unnamed, "", at_most=0.03),
-            median("verification not hidden by sampling, s", [r["time/verify_s"] for r in rows["grpo"]], "s"),
+            median(
+                "verification not hidden by sampling, share of a GRPO step",
+                [r["time/verify_s"] / r["time/step_s"] for r in rows["grpo"]],
+                "",
+                at_most=0.05,
+            ),
+            *(
+                median(
+                    f"peak memory of the {who} (GXPO)",
+                    [r[f"system/{who}_peak_bytes"] / 2**20 for r in rows["gxpo"]],
+                    "MiB",
+                )
+                for who in ("learner", "sampler")
+            ),
             median("first step of gxpo train", [first_step_seconds(root) for _ in range(2)], "s", at_most=45),
         ]
     save("rules", figures, {**WORK, "threads": threads, "parameters": size})

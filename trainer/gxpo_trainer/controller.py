@@ -151,8 +151,11 @@ class Controller:
     def _sync(self) -> Metrics:
         begin = time.perf_counter()
         manifest, changed = self.learners.all("publish", self.counters.step)
-        self.collector.sync(manifest)
-        metrics: Metrics = {"time/sync_s": time.perf_counter() - begin}
+        report = self.collector.sync(manifest)
+        metrics: Metrics = {
+            "time/sync_s": time.perf_counter() - begin,
+            "system/sampler_peak_bytes": float(report.peak_bytes),
+        }
         if changed is not None:
             metrics["update/weights_changed_fraction"] = changed
         return metrics
@@ -176,6 +179,7 @@ class Controller:
         if counters.repeated_passes:
             metrics["update/repeated_passes_total"] = counters.repeated_passes
         metrics.update(system_metrics())
+        metrics["system/learner_peak_bytes"] = float(result.peak_bytes)
         self.reporter.log_metrics(number, metrics)
         self.reporter.log_samples(number, rollouts.groups)
         if result.fallback:

@@ -19,6 +19,7 @@ import ray
 
 from gxpo_trainer.algo.batch import StepBatch, shard
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.engine.memory import peak_resident_bytes
 from gxpo_trainer.engine.placement import Placement
 from gxpo_trainer.types import Metrics, StepReport
 
@@ -43,6 +44,8 @@ class StepResult:
     fallback: str | None
     update_s: float
     diagnostics_s: float
+    peak_bytes: int
+    """Largest resident set of this rank's process so far."""
 
 
 class LearnerRank:
@@ -108,6 +111,7 @@ class LearnerRank:
             fallback=next((r.fallback for r in reports if r.fallback), None),
             update_s=(loaded - begin) + (done - measured),
             diagnostics_s=measured - loaded,
+            peak_bytes=peak_resident_bytes(),
         )
 
     def _diagnose(self) -> tuple[Metrics, int]:
@@ -198,12 +202,6 @@ class LearnerRank:
         meta = json.loads(base.with_suffix(".json").read_text(encoding="utf-8"))
         self.learner.load_state_dict(load_file(base.with_suffix(".safetensors")), meta)
         self.rule.load_state_dict(rule_state)
-
-    def peak_memory_bytes(self) -> int:
-        """Largest resident set of this process so far."""
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def close(self) -> None:
         if self.publisher is not None:

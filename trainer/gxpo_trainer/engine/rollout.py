@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -269,9 +268,8 @@ class SamplerActor:
         self._start_s = time.perf_counter() - started
 
     def status(self) -> dict[str, Any]:
-        """`pid`, `version` (None: nothing proven yet), `start_s`, `peak_bytes` (resident)."""
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return {"pid": os.getpid(), "version": self._sampler.version, "start_s": self._start_s, "peak_bytes": peak}
+        """`pid`, `version` (None: nothing proven yet), `start_s`."""
+        return {"pid": os.getpid(), "version": self._sampler.version, "start_s": self._start_s}
 
     def generate(
         self, requests: Sequence[SampleRequest], sampling: SamplingSettings, weights_version: int

@@ -34,6 +34,7 @@ import torch
 from safetensors import safe_open
 
 from gxpo_trainer.engine.checksums import checksum, without_signed_zeros
+from gxpo_trainer.engine.memory import peak_resident_bytes
 from gxpo_trainer.engine.vllm_weights import VllmWeights, open_nccl_trainer, weight_source
 from gxpo_trainer.errors import TrainingError, WeightSyncMismatch
 
@@ -78,6 +79,7 @@ class SyncReport:
     load_s: float
     verify_s: float
     total_s: float
+    peak_bytes: int
 
 
 class SharedMemoryPublisher:
@@ -253,6 +255,7 @@ class WeightReceiver:
             load_s=loaded - started,
             verify_s=finished - loaded,
             total_s=finished - started,
+            peak_bytes=peak_resident_bytes(),
         )
 
     def _map_buffer(self, manifest: WeightManifest) -> dict[str, torch.Tensor] | None:
