@@ -1,0 +1,1 @@
+"""The browser view: a client of the REST service and nothing else."""

@@ -1,0 +1,81 @@
+"""The database: one engine a process, one transaction a request. SQLite in WAL mode, or PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, MetaData, create_engine, event, make_url
+from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
+
+# Names for every constraint, so that migrations can drop them on both engines.
+NAMING = {
+    "ix": "ix_%(column_0_label)s",
+    "uq": "uq_%(table_name)s_%(column_0_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class Base(DeclarativeBase):
+    """Base of all tables."""
+
+    metadata = MetaData(naming_convention=NAMING)
+
+
+def make_engine(url: str) -> Engine:
+    """An engine with what each database needs to be durable and concurrent.
+
+    SQLite: WAL with synchronous=NORMAL, foreign keys on, and write transactions that take their lock at BEGIN:
+    one that reads first and writes later could otherwise fail half-way with `database is locked`.
+    """
+    if make_url(url).get_backend_name() != "sqlite":
+        return create_engine(url, pool_size=10, max_overflow=20, pool_pre_ping=True)
+    path = make_url(url).database
+    if path and path != ":memory:":
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(url, pool_size=10, max_overflow=20, connect_args={"timeout": 30, "check_same_thread": False})
+
+    @event.listens_for(engine, "connect")
+    def _on_connect(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # the driver must not begin transactions of its own
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "cache_size=-65536"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _on_begin(connection: Any) -> None:
+        reading = connection.get_execution_options().get("gxpo_read_only", False)
+        connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+class Database:
+    """Sessions on one engine. `reading()` takes no write lock on SQLite."""
+
+    def __init__(self, url: str) -> None:
+        self.engine = make_engine(url)
+        self._write = sessionmaker(self.engine, expire_on_commit=False)
+        self._read = sessionmaker(self.engine.execution_options(gxpo_read_only=True), expire_on_commit=False)
+
+    @contextmanager
+    def writing(self) -> Iterator[Session]:
+        """A session in one transaction: committed at the end, rolled back by any exception."""
+        with self._write.begin() as session:
+            yield session
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """A session that reads one consistent state."""
+        with self._read.begin() as session:
+            yield session
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.engine.dialect.name == "sqlite"
+
+    def close(self) -> None:
+        self.engine.dispose()

@@ -1,0 +1,85 @@
+"""What endpoints ask for: settings, a session in the request's transaction, and who is asking.
+
+A session is committed when the endpoint returns, before the answer is sent, and rolled back when it raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy.orm import Session
+
+from gxpo_services.auth import Principal, Role
+from gxpo_services.db import Database
+from gxpo_services.errors import Forbidden, Unauthorized
+from gxpo_services.settings import ServiceSettings
+from gxpo_services.tokens import repository as tokens
+
+_bearer = HTTPBearer(auto_error=False, description="A token made by `gxpo token create`.")
+Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+
+
+def get_settings(request: Request) -> ServiceSettings:
+    settings: ServiceSettings = request.app.state.settings
+    return settings
+
+
+def get_database(request: Request) -> Database:
+    database: Database = request.app.state.database
+    return database
+
+
+Settings = Annotated[ServiceSettings, Depends(get_settings)]
+DatabaseDep = Annotated[Database, Depends(get_database)]
+
+
+def _writing(database: DatabaseDep) -> Iterator[Session]:
+    with database.writing() as session:
+        yield session
+
+
+def _reading(database: DatabaseDep) -> Iterator[Session]:
+    with database.reading() as session:
+        yield session
+
+
+# scope="function": the transaction ends before the answer leaves, so a client that was told "done" finds it done.
+WriteSession = Annotated[Session, Depends(_writing, scope="function")]
+ReadSession = Annotated[Session, Depends(_reading, scope="function")]
+
+
+def bearer(credentials: Credentials) -> str:
+    """The token of a request. Raises Unauthorized when there is none."""
+    if credentials is None:
+        raise Unauthorized("a bearer token is needed: Authorization: Bearer <token>; `gxpo token create` makes one")
+    return credentials.credentials
+
+
+BearerToken = Annotated[str, Depends(bearer)]
+
+
+def _principal(token: BearerToken, database: DatabaseDep) -> Principal:
+    with database.reading() as session:
+        found = tokens.find_by_secret(session, token)
+    if found is None:
+        raise Unauthorized("the token is unknown, revoked or expired; sign in with another")
+    return found
+
+
+Viewer = Annotated[Principal, Depends(_principal)]
+
+
+def _at_least(role: Role) -> object:
+    def check(principal: Viewer) -> Principal:
+        if principal.role < role:
+            raise Forbidden(f"this needs the role {role.word}; your token {principal.name!r} is {principal.role.word}")
+        return principal
+
+    return Depends(check)
+
+
+Submitter = Annotated[Principal, _at_least(Role.SUBMITTER)]
+Admin = Annotated[Principal, _at_least(Role.ADMIN)]

@@ -1,0 +1,142 @@
+"""Errors of the API as RFC 9457 problem details: one shape, one place where they become answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.exc import OperationalError
+from starlette.exceptions import HTTPException
+
+MEDIA_TYPE = "application/problem+json"
+
+
+class FieldError(BaseModel):
+    """One bad part of a request."""
+
+    field: str = Field(description="Dotted path of the setting or parameter.", examples=["config.learner.rule.k"])
+    message: str = Field(description="What is wrong and how to mend it.", examples=["must be at least 2"])
+
+
+class ProblemDetails(BaseModel):
+    """RFC 9457 problem details."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str = Field("about:blank", description="URI of the kind of problem.")
+    title: str = Field(description="The kind of problem in words.", examples=["Not found"])
+    status: int = Field(description="The HTTP status.", examples=[404])
+    detail: str = Field("", description="This occurrence in words.", examples=["there is no run r0123"])
+    errors: list[FieldError] = Field([], description="Every bad field.")
+
+
+class Problem(Exception):
+    """Base of all answers that are not a success; `extra` become members of the problem."""
+
+    status = 500
+    title = "Internal error"
+
+    def __init__(self, detail: str, *, errors: list[FieldError] | None = None, **extra: Any) -> None:
+        super().__init__(detail)
+        self.detail, self.errors, self.extra = detail, errors or [], extra
+
+
+class Unauthorized(Problem):
+    """No token, or one that is unknown, revoked or expired."""
+
+    status, title = 401, "Sign in"
+
+
+class Forbidden(Problem):
+    """The token's role does not allow it."""
+
+    status, title = 403, "Not allowed"
+
+
+class NotFound(Problem):
+    status, title = 404, "Not found"
+
+
+class Conflict(Problem):
+    """What was asked does not fit the present state."""
+
+    status, title = 409, "Conflict"
+
+
+class Gone(Problem):
+    status, title = 410, "Gone"
+
+
+class TooLarge(Problem):
+    status, title = 413, "Too large"
+
+
+class Invalid(Problem):
+    """A request that is well-formed and cannot be used; `errors` names every bad setting."""
+
+    status, title = 422, "Cannot be used"
+
+
+class Unavailable(Problem):
+    """A part that the service needs is away; asking again later may help."""
+
+    status, title = 503, "Not available now"
+
+
+def problem_response(
+    status: int, title: str, detail: str, errors: list[FieldError] | None = None, **extra: Any
+) -> JSONResponse:
+    body = {
+        "type": "about:blank",
+        "title": title,
+        "status": status,
+        "detail": detail,
+        "errors": [error.model_dump() for error in errors or []],
+        **extra,
+    }
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else ({"Retry-After": "2"} if status == 503 else None)
+    return JSONResponse(body, status, headers=headers, media_type=MEDIA_TYPE)
+
+
+def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The error answers of a path for the OpenAPI description."""
+    titles = {kind.status: kind.title for kind in Problem.__subclasses__()} | {400: "Bad request", 405: "Not a method"}
+    return {
+        status: {
+            "description": titles.get(status, "Error"),
+            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}},
+        }
+        for status in statuses
+    }
+
+
+def install(app: FastAPI) -> None:
+    """Turn every error into problem details."""
+
+    @app.exception_handler(Problem)
+    def _problem(_: Request, error: Problem) -> JSONResponse:
+        return problem_response(error.status, error.title, error.detail, error.errors, **error.extra)
+
+    @app.exception_handler(RequestValidationError)
+    def _validation(_: Request, error: RequestValidationError) -> JSONResponse:
+        found = [FieldError(field=_path(item["loc"]), message=item["msg"]) for item in error.errors()]
+        named = "; ".join(f"{item.field}: {item.message}" for item in found[:5])
+        return problem_response(422, Invalid.title, named, found)
+
+    @app.exception_handler(HTTPException)
+    def _http(_: Request, error: HTTPException) -> JSONResponse:
+        return problem_response(error.status_code, str(error.detail), str(error.detail))
+
+    @app.exception_handler(OperationalError)
+    def _database(_: Request, error: OperationalError) -> JSONResponse:
+        # The statement and its values stay out of the answer; the log has them.
+        return problem_response(503, Unavailable.title, f"the database cannot be used now: {type(error.orig).__name__}")
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """`body.config.learner` → `config.learner`; query and path parameters by their name."""
+    parts = [str(part) for part in location]
+    return ".".join(parts[1:] if len(parts) > 1 and parts[0] in ("body", "query", "path", "header") else parts)

@@ -1,0 +1,100 @@
+"""Every change of a run's state goes through `move`: checked, fenced, timed and recorded in one transaction."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.orm import Session
+
+from gxpo_services.runs import events, repository
+from gxpo_services.runs.models import Run
+from gxpo_services.runs.states import TERMINAL, RunState, check_transition
+from gxpo_trainer.errors import REASONS
+
+
+class StateChanged(Exception):
+    """The run is no longer in the state (or under the lease) that the caller saw; look again."""
+
+
+class Outcome(BaseModel):
+    """How a launch ended, as the trainer says (outcome.json)."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    attempt: int = Field(ge=1, description="The launch that it speaks of.")
+    outcome: Literal["succeeded", "failed", "paused", "cancelled"]
+    ended_by: str | None = Field(None, max_length=20, description="The bound of the budget that was reached.")
+    reason: str | None = Field(None, max_length=40, description="Why it failed.")
+    message: str = Field("", max_length=20_000)
+
+
+def move(
+    session: Session,
+    run: Run,
+    new: RunState,
+    *,
+    actor: str,
+    message: str,
+    lease_token: int | None = None,
+    **values: Any,
+) -> None:
+    """Change a run's state, with other columns, and record the event.
+
+    Raises IllegalTransition when `new` may not follow, StateChanged when somebody else was faster.
+    """
+    old = RunState(run.state)
+    check_transition(old, new)
+    now = time.time()
+    values |= {"state": new, "updated_at": now}
+    if new is RunState.QUEUED:
+        values["queued_at"] = now
+    if new is RunState.RUNNING and run.started_at is None:
+        values["started_at"] = now
+    if new in (RunState.PAUSING, RunState.CANCELLING):
+        values["wish_at"] = now
+    if new in TERMINAL or new in (RunState.PAUSED, RunState.QUEUED):
+        values |= {"lease_owner": None, "lease_expires_at": None, "run_token_sha256": None}
+    if new in TERMINAL:
+        values["ended_at"] = now
+    if not repository.set_where(session, run, values, state=old, lease_token=lease_token):
+        raise StateChanged(f"run {run.id} is {run.state} now, it was {old}")
+    events.record(
+        session, run.number, actor, "state", message, old=old.value, new=new.value, reason=values.get("reason")
+    )
+
+
+def apply_outcome(session: Session, run: Run, outcome: Outcome, *, actor: str, lease_token: int | None = None) -> bool:
+    """Move a run to where its trainer says it ended; False when that says nothing about its present state.
+
+    An outcome of an earlier launch is old news. The end of a run beats a wish that came too late for it; a pause
+    ends as paused even when cancel was wanted meanwhile, so that the wish is carried out: it becomes cancelled.
+    """
+    state = RunState(run.state)
+    if outcome.attempt != run.launch or state in TERMINAL or state in (RunState.QUEUED, RunState.PAUSED):
+        return False
+    if state in (RunState.STARTING, RunState.RECOVERING) and outcome.outcome != "failed":
+        # It ran, though its first word and its last came together.
+        move(session, run, RunState.RUNNING, actor=actor, message="the trainer reported", lease_token=lease_token)
+        state = RunState.RUNNING
+    new, values, message = _end(state, outcome)
+    if new is None:
+        return False
+    move(session, run, new, actor=actor, message=message, lease_token=lease_token, **values)
+    return True
+
+
+def _end(state: RunState, outcome: Outcome) -> tuple[RunState | None, dict[str, Any], str]:
+    if outcome.outcome == "succeeded":
+        reason = "steps_done" if outcome.ended_by == "steps" else "budget_reached"
+        values = {"reason": reason, "ended_by": outcome.ended_by, "detail": ""}
+        return RunState.SUCCEEDED, values, f"budget.{outcome.ended_by} is reached"
+    if outcome.outcome == "failed":
+        reason = outcome.reason if outcome.reason in REASONS else "training_error"
+        return RunState.FAILED, {"reason": reason, "detail": outcome.message}, f"{reason}: {outcome.message}"
+    if state is RunState.CANCELLING:
+        return RunState.CANCELLED, {"reason": None}, "the trainer stopped at the end of a step"
+    if state is RunState.PAUSING and outcome.outcome == "paused":
+        return RunState.PAUSED, {}, "a checkpoint is written and the trainer has ended"
+    return None, {}, ""

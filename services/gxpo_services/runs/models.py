@@ -1,0 +1,145 @@
+"""Tables of runs, what they belong to, and what happened to them. Times are seconds since 1970."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, Integer, String, Text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import Mapped, mapped_column, relationship
+
+from gxpo_services.db import Base
+from gxpo_services.runs.states import RunState
+
+Json = JSON().with_variant(JSONB(), "postgresql")
+Number = BigInteger().with_variant(Integer(), "sqlite")
+"""Row numbers; SQLite counts up by itself only in a column that is called INTEGER."""
+
+
+class Group(Base):
+    """Runs that belong together, such as a sweep."""
+
+    __tablename__ = "groups"
+
+    number: Mapped[int] = mapped_column(Number, primary_key=True)
+    id: Mapped[str] = mapped_column(String(32), unique=True)
+    name: Mapped[str] = mapped_column(String(200))
+    kind: Mapped[str] = mapped_column(String(20), default="sweep")
+    spec: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
+    """The request that made it: base config, grid, seeds."""
+    created_at: Mapped[float]
+    created_by: Mapped[str] = mapped_column(String(100))
+
+
+class Run(Base):
+    """One run: what was asked, where it is, who executes it, and how far it has come."""
+
+    __tablename__ = "runs"
+
+    number: Mapped[int] = mapped_column(Number, primary_key=True)
+    id: Mapped[str] = mapped_column(String(32), unique=True)
+    name: Mapped[str] = mapped_column(String(200), index=True)
+    notes: Mapped[str] = mapped_column(Text, default="")
+    priority: Mapped[int] = mapped_column(default=0)
+    archived: Mapped[bool] = mapped_column(default=False)
+    group_number: Mapped[int | None] = mapped_column(ForeignKey("groups.number"), index=True)
+    group_values: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    """The settings that this run of a sweep has, by dotted path."""
+    parent_id: Mapped[str | None] = mapped_column(String(32))
+    """The run that this one is a clone or a retry of."""
+    parent_kind: Mapped[str | None] = mapped_column(String(10))
+
+    config: Mapped[dict[str, Any]] = mapped_column(Json)
+    config_sha256: Mapped[str] = mapped_column(String(64), index=True)
+    rule: Mapped[str] = mapped_column(String(20), index=True)
+    model: Mapped[str] = mapped_column(String(400), index=True)
+    seed: Mapped[int] = mapped_column(BigInteger)
+    cpus: Mapped[float]
+    gpus: Mapped[float]
+    created_by: Mapped[str] = mapped_column(String(100))
+    """Name of the token."""
+    created_by_id: Mapped[str] = mapped_column(String(32), index=True)
+
+    state: Mapped[RunState] = mapped_column(String(20), index=True)
+    reason: Mapped[str | None] = mapped_column(String(40))
+    """Why it failed (errors.REASONS), or steps_done, budget_reached."""
+    detail: Mapped[str] = mapped_column(Text, default="")
+    ended_by: Mapped[str | None] = mapped_column(String(20))
+    created_at: Mapped[float] = mapped_column(index=True)
+    updated_at: Mapped[float]
+    queued_at: Mapped[float]
+    started_at: Mapped[float | None]
+    ended_at: Mapped[float | None]
+
+    lease_owner: Mapped[str | None] = mapped_column(String(64))
+    lease_token: Mapped[int] = mapped_column(Number, default=0)
+    """Counts up with each claim; a write under an older one changes nothing."""
+    lease_expires_at: Mapped[float | None]
+    launch: Mapped[int] = mapped_column(default=0)
+    """Jobs launched so far; the trainer calls it its attempt at the service."""
+    job_id: Mapped[str | None] = mapped_column(String(64))
+    run_token_sha256: Mapped[str | None] = mapped_column(String(64))
+    launched_at: Mapped[float | None]
+    heartbeat_at: Mapped[float | None]
+    wish_at: Mapped[float | None]
+    """When pause or cancel was asked, for the grace period."""
+    recoveries: Mapped[int] = mapped_column(default=0)
+
+    last_batch: Mapped[int] = mapped_column(default=0)
+    """Newest batch of this launch that was applied."""
+    offsets: Mapped[dict[str, int]] = mapped_column(Json, default=dict)
+    """Lines of each file that were received."""
+    identity: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    attempt: Mapped[int] = mapped_column(default=0)
+    step: Mapped[int] = mapped_column(default=0)
+    backward_passes: Mapped[float] = mapped_column(default=0.0)
+    tokens: Mapped[float] = mapped_column(default=0.0)
+    training_s: Mapped[float] = mapped_column(default=0.0)
+    score: Mapped[float | None]
+    """Newest eval/average/pass@1."""
+    score_best: Mapped[float | None]
+    score_step: Mapped[int | None]
+
+    tags: Mapped[list[RunTag]] = relationship(cascade="all, delete-orphan", lazy="selectin")
+    group: Mapped[Group | None] = relationship(lazy="joined")
+
+    __table_args__ = (
+        Index("ix_runs_created", "created_at", "number"),
+        Index("ix_runs_queue", "state", "priority", "queued_at"),
+    )
+
+
+class RunTag(Base):
+    """A word on a run."""
+
+    __tablename__ = "run_tags"
+
+    run_number: Mapped[int] = mapped_column(ForeignKey("runs.number", ondelete="CASCADE"), primary_key=True)
+    tag: Mapped[str] = mapped_column(String(60), primary_key=True, index=True)
+
+
+class IdempotencyKey(Base):
+    """What a key was used for: the same key and body get the same answer, another body is refused."""
+
+    __tablename__ = "idempotency_keys"
+
+    token_id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    key: Mapped[str] = mapped_column(String(200), primary_key=True)
+    body_sha256: Mapped[str] = mapped_column(String(64))
+    resource_id: Mapped[str] = mapped_column(String(32))
+    created_at: Mapped[float]
+
+
+class Event(Base):
+    """Something that happened to a run, or to the service when `run_number` is empty, with its actor."""
+
+    __tablename__ = "events"
+
+    number: Mapped[int] = mapped_column(Number, primary_key=True)
+    run_number: Mapped[int | None] = mapped_column(ForeignKey("runs.number", ondelete="CASCADE"), index=True)
+    time: Mapped[float]
+    actor: Mapped[str] = mapped_column(String(120))
+    """`token:<name>`, `scheduler:<owner>`, `trainer`."""
+    kind: Mapped[str] = mapped_column(String(60))
+    message: Mapped[str] = mapped_column(Text)
+    fields: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)

@@ -1,0 +1,90 @@
+"""The life of a run as a pure state machine: states, what may follow what, and who may want what."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+
+class RunState(StrEnum):
+    """Where a run is. `pausing` and `cancelling` are wishes: they survive a crash of anything."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    PAUSING = "pausing"
+    PAUSED = "paused"
+    CANCELLING = "cancelling"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+Action = Literal["cancel", "pause", "resume"]
+_S = RunState
+
+TRANSITIONS: dict[RunState, frozenset[RunState]] = {
+    _S.QUEUED: frozenset({_S.STARTING, _S.CANCELLED}),
+    _S.STARTING: frozenset({_S.RUNNING, _S.FAILED, _S.CANCELLING, _S.RECOVERING}),
+    _S.RUNNING: frozenset({_S.SUCCEEDED, _S.FAILED, _S.PAUSING, _S.CANCELLING, _S.RECOVERING}),
+    _S.RECOVERING: frozenset({_S.RUNNING, _S.FAILED, _S.CANCELLING}),
+    _S.PAUSING: frozenset({_S.PAUSED, _S.SUCCEEDED, _S.FAILED, _S.CANCELLING}),
+    _S.PAUSED: frozenset({_S.QUEUED, _S.CANCELLED}),
+    _S.CANCELLING: frozenset({_S.CANCELLED, _S.SUCCEEDED, _S.FAILED}),
+    _S.SUCCEEDED: frozenset(),
+    _S.FAILED: frozenset(),
+    _S.CANCELLED: frozenset(),
+}
+TERMINAL = frozenset(state for state, following in TRANSITIONS.items() if not following)
+EXECUTING = frozenset({_S.STARTING, _S.RUNNING, _S.RECOVERING, _S.PAUSING, _S.CANCELLING})
+"""States in which a job exists, or may: they hold a lease and count against quotas."""
+
+_WISHES: dict[Action, dict[RunState, RunState]] = {
+    "cancel": {
+        _S.QUEUED: _S.CANCELLED,
+        _S.PAUSED: _S.CANCELLED,
+        _S.STARTING: _S.CANCELLING,
+        _S.RUNNING: _S.CANCELLING,
+        _S.RECOVERING: _S.CANCELLING,
+        _S.PAUSING: _S.CANCELLING,
+    },
+    "pause": {_S.RUNNING: _S.PAUSING},
+    "resume": {_S.PAUSED: _S.QUEUED},
+}
+_REPEATED: dict[Action, frozenset[RunState]] = {
+    "cancel": frozenset({_S.CANCELLING, _S.CANCELLED}),
+    "pause": frozenset({_S.PAUSING, _S.PAUSED}),
+    "resume": frozenset({_S.QUEUED, _S.STARTING, _S.RUNNING}),
+}
+
+
+class IllegalTransition(ValueError):
+    """What was asked cannot follow the run's state."""
+
+
+def check_transition(old: RunState, new: RunState) -> None:
+    """Raises IllegalTransition when `new` may not follow `old`; a state does not follow itself."""
+    if new not in TRANSITIONS[old]:
+        allowed = ", ".join(sorted(TRANSITIONS[old])) or "nothing: it is final"
+        raise IllegalTransition(f"a run that is {old} cannot become {new}; after {old} comes {allowed}")
+
+
+def wanted_state(state: RunState, action: Action) -> RunState | None:
+    """The state that a person's action leads to; None when it is there (or on its way) already.
+
+    Raises IllegalTransition when the action makes no sense in this state, e.g. pausing a finished run.
+    """
+    if state in _WISHES[action]:
+        return _WISHES[action][state]
+    if state in _REPEATED[action]:
+        return None
+    possible = ", ".join(sorted(_WISHES[action]))
+    raise IllegalTransition(f"a run that is {state} cannot be asked to {action}; that is for runs that are {possible}")
+
+
+def wish_of(state: RunState) -> Literal["pause", "cancel"] | None:
+    """What a trainer is told to do in this state."""
+    if state is _S.PAUSING:
+        return "pause"
+    return "cancel" if state in (_S.CANCELLING, _S.CANCELLED) else None

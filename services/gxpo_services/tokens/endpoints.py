@@ -1,0 +1,37 @@
+"""`/tokens`: for admins only."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from gxpo_services.deps import Admin, ReadSession, Viewer, WriteSession
+from gxpo_services.errors import responses
+from gxpo_services.tokens import service
+from gxpo_services.tokens.schemas import NewTokenView, RoleWord, TokenRequest, TokenView
+
+router = APIRouter(prefix="/tokens", tags=["tokens"], responses=responses(401, 403, 422, 503))
+
+
+@router.get("/me", summary="The token that asks")
+def me(principal: Viewer) -> dict[str, str]:
+    """Name, id and role of the token that was sent."""
+    role: RoleWord = principal.role.word  # type: ignore[assignment]
+    return {"id": principal.token_id, "name": principal.name, "role": role}
+
+
+@router.get("", summary="List tokens")
+def list_tokens(_: Admin, session: ReadSession) -> list[TokenView]:
+    """All tokens without their secrets, revoked ones too."""
+    return service.list_tokens(session)
+
+
+@router.post("", status_code=201, summary="Make a token")
+def create_token(request: TokenRequest, principal: Admin, session: WriteSession) -> NewTokenView:
+    """The answer shows the secret, this once."""
+    return service.create(session, request, actor=principal.actor)
+
+
+@router.delete("/{token_id}", summary="Revoke a token", responses=responses(404, 409))
+def revoke_token(token_id: str, principal: Admin, session: WriteSession) -> TokenView:
+    """The token stops working at once; its record stays."""
+    return service.revoke(session, token_id, actor=principal.actor)

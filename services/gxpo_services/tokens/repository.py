@@ -1,0 +1,42 @@
+"""SQL of access tokens."""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from gxpo_services.auth import Principal, Role, hash_token
+from gxpo_services.tokens.models import AccessToken
+
+
+def find_by_secret(session: Session, token: str) -> Principal | None:
+    """The holder of a secret that is neither revoked nor expired."""
+    row = session.scalar(select(AccessToken).where(AccessToken.sha256 == hash_token(token)))
+    if row is None or row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= time.time()):
+        return None
+    return Principal(row.id, row.name, Role.of(row.role))
+
+
+def add(session: Session, row: AccessToken) -> None:
+    session.add(row)
+    session.flush()
+
+
+def get(session: Session, token_id: str) -> AccessToken | None:
+    return session.get(AccessToken, token_id)
+
+
+def all_tokens(session: Session) -> list[AccessToken]:
+    return list(session.scalars(select(AccessToken).order_by(AccessToken.id)))
+
+
+def count_admins(session: Session) -> int:
+    """Admin tokens that work now."""
+    query = select(func.count()).where(
+        AccessToken.role == Role.ADMIN.word,
+        AccessToken.revoked_at.is_(None),
+        (AccessToken.expires_at.is_(None)) | (AccessToken.expires_at > time.time()),
+    )
+    return session.scalar(query) or 0

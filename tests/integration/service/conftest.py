@@ -1,0 +1,96 @@
+"""The service as an application of its own, on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from support.postgres import PostgresServer, find_programs
+
+from gxpo_services.db import Database
+from gxpo_services.migrate import upgrade
+from gxpo_services.settings import ServiceSettings
+from gxpo_services.tokens import service as tokens
+from gxpo_services.tokens.schemas import RoleWord, TokenRequest
+
+TEMPLATE = "gxpo_template"
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    programs = find_programs()
+    if programs is None:
+        pytest.skip("PostgreSQL's server programs (initdb, postgres) are not installed")
+    server = PostgresServer(programs)
+    upgrade(server.create(TEMPLATE))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("template") / "gxpo.sqlite"
+    upgrade(f"sqlite:///{file}")
+    return file
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A migrated, empty database of this test's own."""
+    if request.param == "sqlite":
+        file = tmp_path / "gxpo.sqlite"
+        file.write_bytes(request.getfixturevalue("sqlite_template").read_bytes())
+        yield f"sqlite:///{file}"
+        return
+    server: PostgresServer = request.getfixturevalue("postgres")
+    name = f"t{uuid.uuid4().hex}"
+    yield server.create(name, TEMPLATE)
+    server.drop(name)
+
+
+@pytest.fixture
+def settings(database_url: str, tmp_path: Path) -> ServiceSettings:
+    return ServiceSettings(home=tmp_path / "home", database_url=database_url)
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    found = Database(database_url)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def token_for(database: Database) -> Callable[[RoleWord], str]:
+    """Makes a token of a role; its secret."""
+
+    def make(role: RoleWord) -> str:
+        with database.writing() as session:
+            return tokens.create(session, TokenRequest(name=role, role=role), actor="tests").token
+
+    return make
+
+
+@pytest.fixture
+def app(settings: ServiceSettings) -> FastAPI:
+    from gxpo_services.app import create_app
+
+    return create_app(settings)
+
+
+@pytest.fixture
+def anonymous(app: FastAPI) -> Iterator[TestClient]:
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture
+def client(app: FastAPI, token_for: Callable[[RoleWord], str]) -> Iterator[TestClient]:
+    """A client with an admin's token."""
+    headers = {"Authorization": f"Bearer {token_for('admin')}"}
+    with TestClient(app, headers=headers, raise_server_exceptions=False) as client:
+        yield client
