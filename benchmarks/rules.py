@@ -50,12 +50,13 @@ def first_step_seconds(root: Path) -> float:
     command = [sys.executable, "-m", "gxpo_trainer.cli", "train", str(run), "--out", str(root / "first")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    found = float("nan")
+    found, said = float("nan"), []
     for line in process.stderr:
+        said.append(line)
         if "step 1/1" in line:
             found = time.perf_counter() - begin
     if process.wait():
-        raise RuntimeError("gxpo train failed; run it by hand to see why")
+        raise RuntimeError("gxpo train failed:\n" + "".join(said[-10:]))
     return found
 
 

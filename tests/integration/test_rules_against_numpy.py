@@ -27,13 +27,15 @@ pytestmark = pytest.mark.engine
 # noise alone is 1e-3 of the norm of the update.
 LR, BETA1, BETA2, EPS, DECAY, CLIP, K, ALPHA = 1e-4, 0.9, 0.999, 1e-4, 0.01, 1.0, 5, 0.5
 DELTA = 1e-5  # for the same reason: the ratio of two gradients that are rounding noise is noise on both sides
+# A displacement is a difference of fp32 weights, rounded to 3e-8 as above. Under a large ε the small gradients' steps
+# are smaller than that, and their ratio one of roundings; so here ε is small enough for every step to be near η.
+DISPLACEMENT_EPS, DISPLACEMENT_DELTA = 1e-6, 1e-8
 GXPO = {"name": "gxpo", "k": K, "alpha": ALPHA, "delta": DELTA, "gate": {"mode": "never"}}
 RULES = {
     "grpo": {"name": "grpo"},
     "sfpo": {"name": "sfpo", "k": K, "alpha": ALPHA, "gate": {"mode": "never"}},
     "gradient": GXPO,
-    # Without `displacement`: its ratio is one of fp32 roundings here (1.0e-3 to 1.3e-3); float64 holds it to 1e-9 in
-    # tests/unit/rules.
+    "displacement": {**GXPO, "predictor": "displacement", "delta": DISPLACEMENT_DELTA},
     "replay": {**GXPO, "predictor": "replay"},
     "one_probe": {**GXPO, "predictor": "replay", "probes": 1},
     "rollback": {**GXPO, "probe_state": "rollback"},
@@ -41,12 +43,21 @@ RULES = {
 }
 
 
+def epsilon_of(name):
+    return DISPLACEMENT_EPS if name == "displacement" else EPS
+
+
 def config_of(rule):
     return RunConfig.model_validate(
         {
             "learner": {
                 "rule": rule,
-                "optimizer": {"learning_rate": LR, "weight_decay": DECAY, "max_grad_norm": CLIP, "epsilon": EPS},
+                "optimizer": {
+                    "learning_rate": LR,
+                    "weight_decay": DECAY,
+                    "max_grad_norm": CLIP,
+                    "epsilon": epsilon_of(rule.get("predictor")),
+                },
                 "token_budget": 512,
             }
         }
@@ -71,7 +82,8 @@ class Reference:
     """θ, m, v as float64 vectors; gradients by autograd of a full log-softmax, in float64 too: AdamW divides by √v, so
     that rounding in the reference itself would show."""
 
-    def __init__(self):
+    def __init__(self, name):
+        self.epsilon = epsilon_of(name)
         self.model = load_policy(config_of(RULES["grpo"]).model, precision="fp32").double()
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.theta = torch.cat([p.detach().reshape(-1) for p in self.parameters]).double().numpy()
@@ -105,10 +117,9 @@ class Reference:
         norm = np.linalg.norm(g)
         return g * min(1.0, CLIP / norm)
 
-    @staticmethod
-    def adamw(theta, m, v, t, g):
+    def adamw(self, theta, m, v, t, g):
         m, v = BETA1 * m + (1 - BETA1) * g, BETA2 * v + (1 - BETA2) * g * g
-        change = LR * (m / (1 - BETA1**t)) / (np.sqrt(v / (1 - BETA2**t)) + EPS)
+        change = LR * (m / (1 - BETA1**t)) / (np.sqrt(v / (1 - BETA2**t)) + self.epsilon)
         return theta * (1 - LR * DECAY) - change, m, v
 
     def optim(self, theta, g):
@@ -147,8 +158,12 @@ class Reference:
                 self.m, self.v, self.t = m, v, self.t + K - 2
             theta_k = theta
         else:
-            active = np.abs(g0) > DELTA
-            r = np.clip(np.divide(g1, g0, out=np.ones_like(g0), where=active), -2, 3)
+            first, second, active = g0, g1, np.abs(g0) > DELTA
+            if name == "displacement":
+                kept = 1 - LR * DECAY
+                first, second = theta1 - theta0 * kept, theta2 - theta1 * kept
+                active = np.abs(first) > LR * DISPLACEMENT_DELTA
+            r = np.clip(np.divide(second, first, out=np.ones_like(first), where=active), -2, 3)
             scale = np.clip(np.polyval(np.ones(K), r) / (1 + r), 1, K / 2 + 1)
             theta_k = theta0 + (theta2 - theta0) * np.where(active, scale, 1.0)
         if name == "rollback":
@@ -166,7 +181,7 @@ def test_update_agrees_with_a_straight_line_reference(name):
         port = probe.getsockname()[1]
     learner = DeepSpeedLearner(config_of(RULES[name]), master_port=port)
     rule = make_rule(learner.config.learner.rule)
-    reference = Reference()
+    reference = Reference(name)
     batch = with_scale(
         [ScoredSequence(p, r, a, np.zeros(len(r), dtype=np.float32)) for p, r, a in sequences()], token_limit=48
     )
