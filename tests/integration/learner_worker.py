@@ -24,7 +24,11 @@ TOKEN_LIMIT = 16
 VOCABULARY = 97
 
 
-def make_batch() -> StepBatch:
+STILL = (0, 2, 5)
+"""Sequences whose advantage `make_batch(still=True)` sets to 0."""
+
+
+def make_batch(*, still: bool = False) -> StepBatch:
     """Seven sequences of uneven length, one out of the loss; the sampler's log-probabilities are a little off."""
     rng = np.random.default_rng(5)
     sequences = []
@@ -32,7 +36,9 @@ def make_batch() -> StepBatch:
         prompt = rng.integers(1, VOCABULARY, size=int(rng.integers(2, 7))).astype(np.int32)
         response = rng.integers(1, VOCABULARY, size=int(rng.integers(1, 11))).astype(np.int32)
         sampler = rng.normal(-4.5, 0.05, size=len(response)).astype(np.float32)
-        sequences.append(ScoredSequence(prompt, response, float(rng.normal()), sampler, in_loss=index != 3))
+        advantage = float(rng.normal())
+        advantage = 0.0 if still and index in STILL else advantage
+        sequences.append(ScoredSequence(prompt, response, advantage, sampler, in_loss=index != 3))
     return with_scale(sequences, TOKEN_LIMIT)
 
 
@@ -246,6 +252,31 @@ def mini_batches(run: Rank, **settings: Any) -> dict[str, Any]:
     return out
 
 
+def still(run: Rank, **settings: Any) -> dict[str, Any]:
+    """Two steps on a batch in which some advantages are 0: what a pass backpropagates, and what it finds."""
+    learner = run.learner(loss={"kl_beta": 0.0}, **settings)
+    learner.load_batch(shard(make_batch(still=True), run.world_size)[run.rank])
+    loaded = learner._batches[0]
+    moved = {float(a) for micro in loaded.real for a in micro.advantages}
+    out: dict[str, Any] = {"weights": [weights(learner)], "losses": [], "norms": [], "statistics": []}
+    for _ in range(2):
+        result = learner.backward()
+        learner.optimizer_step()
+        out["weights"].append(weights(learner))
+        out["losses"].append(result.loss)
+        out["norms"].append(result.grad_norm)
+        out["statistics"].append(dict(result.statistics))
+    tokens = sum(micro.num_targets for micro in loaded.still)
+    # An idle micro-batch, where a rank has nothing that moves, has the advantage 0 too.
+    out["only_moving"] = on_all_ranks(learner, len(moved) == 1 or 0.0 not in moved)
+    out["still_tokens"] = int(learner.all_reduce(torch.tensor([float(tokens)], dtype=torch.float64))[0])
+    if learner._shards.replicated:
+        out["still_tokens"] *= run.world_size
+    out["gap"] = learner.logprob_gap()
+    learner.close()
+    return out
+
+
 def not_finite(run: Rank, **settings: Any) -> dict[str, Any]:
     """A NaN on one rank is a NaN norm on all; the optimizer refuses it; the next pass is clean."""
     from gxpo_trainer.errors import Diverged
@@ -275,7 +306,17 @@ def not_finite(run: Rank, **settings: Any) -> dict[str, Any]:
 
 
 CASES: dict[str, Callable[..., dict[str, Any]]] = {
-    f.__name__: f for f in (two_steps, written_parameters, rollback, checkpoint, rule_step, mini_batches, not_finite)
+    function.__name__: function
+    for function in (
+        two_steps,
+        written_parameters,
+        rollback,
+        checkpoint,
+        rule_step,
+        mini_batches,
+        not_finite,
+        still,
+    )
 }
 
 

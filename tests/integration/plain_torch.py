@@ -18,7 +18,8 @@ GXPO = {"name": "gxpo", "k": 4, "alpha": 0.5, "delta": 1e-6}
 class PlainTorch:
     """GRPO on whole tensors: one sequence a forward pass, autograd, clipping and AdamW written out."""
 
-    def __init__(self, folder: str, lora: bool = False) -> None:
+    def __init__(self, folder: str, lora: bool = False, *, still: bool = False, kl_beta: float = 0.05) -> None:
+        self.kl_beta = kl_beta
         self.config = make_config(folder, **({"lora": LORA} if lora else {}))
         torch.manual_seed(self.config.seed)
         self.model = load_policy(self.config.model, precision="fp32", lora=self.config.learner.lora)
@@ -26,7 +27,7 @@ class PlainTorch:
         self.m = {n: torch.zeros_like(p) for n, p in self.names.items()}
         self.v = {n: torch.zeros_like(p) for n, p in self.names.items()}
         self.step = 0
-        self.sequences = [s for s in make_batch().sequences if s.in_loss]
+        self.sequences = [s for s in make_batch(still=still).sequences if s.in_loss]
         self.old: list[Tensor] | None = None
         self.reference = [x.detach() for x in self.logprobs()]
 
@@ -51,7 +52,7 @@ class PlainTorch:
         for x, old, ref, s in zip(logprobs, self.old, self.reference, self.sequences, strict=True):
             ratio = (x - old).exp()
             surrogate = torch.minimum(ratio * s.advantage, ratio.clamp(0.8, 1.2) * s.advantage)
-            total = total + (-surrogate + 0.05 * ((ref - x).exp() - (ref - x) - 1)).sum()
+            total = total + (-surrogate + self.kl_beta * ((ref - x).exp() - (ref - x) - 1)).sum()
             count += len(x)
         return total / count
 

@@ -116,10 +116,10 @@ class DeepSpeedLearner:
     def fix_old_logprobs(self) -> None:
         """Take log π_old of the present batch now, by a forward-only pass, instead of from its first pass."""
         loaded = self._loaded()
-        passes = [self._forward(micro, with_entropy=False) for micro in [*loaded.real, *loaded.idle]]
-        loaded.old = [outputs.logprobs for outputs in passes[: len(loaded.real)]]
+        passes = self._forward_all(loaded)
+        loaded.old = [outputs.logprobs for outputs in passes]
         without_kl = self.config.learner.loss.model_copy(update={"kl_beta": 0.0})
-        parts = [policy_loss(*pair, None, None, without_kl)[1] for pair in zip(passes, loaded.real, strict=False)]
+        parts = [policy_loss(*pair, None, None, without_kl)[1] for pair in zip(passes, loaded.counted, strict=True)]
         loaded.first_pass = statistics_over_ranks(parts, self.device)
 
     def logprob_gap(self) -> tuple[float, float]:
@@ -138,23 +138,18 @@ class DeepSpeedLearner:
         if self.config.learner.loss.kl_beta > 0 and loaded.reference is None:
             loaded.reference = self._reference_logprobs(loaded)
         self._shards.begin()
-        parts: list[Statistics] = []
-        logprobs: list[Tensor] = []
-        for index, micro in enumerate(loaded.real):
-            outputs = self._forward(micro, with_entropy=True)
-            old = None if loaded.old is None else loaded.old[index]
-            reference = None if loaded.reference is None else loaded.reference[index]
-            loss, part = policy_loss(outputs, micro, old, reference, self.config.learner.loss)
-            self._accumulate(loss, last=index + 1 == loaded.num_passes)
-            parts.append(part)
-            logprobs.append(outputs.logprobs.detach())
-        for index, micro in enumerate(loaded.idle, start=len(loaded.real)):
+        still = [self._pass(loaded, len(loaded.real) + i, gradient=False) for i in range(len(loaded.still))]
+        for micro in loaded.idle_still:
+            with torch.no_grad():
+                self._forward(micro, with_entropy=True)
+        passes = [self._pass(loaded, index, gradient=True) for index in range(len(loaded.real))] + still
+        for index, micro in enumerate(loaded.idle, start=len(loaded.real) + 1):
             nothing = self._forward(micro, with_entropy=True).logprobs.sum() * 0.0
-            self._accumulate(nothing, last=index + 1 == loaded.num_passes)
+            self._accumulate(nothing, last=index == loaded.num_passes)
         self._shards.collect()
-        statistics = statistics_over_ranks(parts, self.device)
+        statistics = statistics_over_ranks([part for part, _ in passes], self.device)
         if loaded.old is None:
-            loaded.old = logprobs
+            loaded.old = [logprobs for _, logprobs in passes]
         if loaded.first_pass is None:
             loaded.first_pass = statistics
         metrics = finish_statistics(statistics)
@@ -270,6 +265,25 @@ class DeepSpeedLearner:
         outputs: TokenOutputs = self._engine(micro, self.config.rollout.temperature, with_entropy)
         return outputs
 
+    def _forward_all(self, loaded: LoadedBatch) -> list[TokenOutputs]:
+        """Forward-only passes over the counted micro-batches, and over the idle ones for the other ranks' sake."""
+        outputs = [self._forward(micro, with_entropy=False) for micro in loaded.counted]
+        for micro in [*loaded.idle, *loaded.idle_still]:
+            self._forward(micro, with_entropy=False)
+        return outputs
+
+    def _pass(self, loaded: LoadedBatch, index: int, *, gradient: bool) -> tuple[Statistics, Tensor]:
+        """One counted micro-batch forward, and back with `gradient`; its statistics and log π_θ."""
+        micro = loaded.counted[index]
+        old = None if loaded.old is None else loaded.old[index]
+        reference = None if loaded.reference is None else loaded.reference[index]
+        with torch.set_grad_enabled(gradient):
+            outputs = self._forward(micro, with_entropy=True)
+            loss, part = policy_loss(outputs, micro, old, reference, self.config.learner.loss)
+        if gradient:
+            self._accumulate(loss, last=index + 1 == loaded.num_passes)
+        return part, outputs.logprobs.detach()
+
     def _accumulate(self, loss: Tensor, *, last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(last)
         # DeepSpeed averages over ranks; the weights in the loss ask for the sum.
@@ -279,10 +293,9 @@ class DeepSpeedLearner:
     def _reference_logprobs(self, loaded: LoadedBatch) -> list[Tensor]:
         temperature = self.config.rollout.temperature
         if self._reference is not None:
-            return [self._reference(micro, temperature, False).logprobs for micro in loaded.real]
+            return [self._reference(micro, temperature, False).logprobs for micro in loaded.counted]
         with self._model.disable_adapter():
-            passes = [self._forward(micro, with_entropy=False).logprobs for micro in [*loaded.real, *loaded.idle]]
-        return passes[: len(loaded.real)]
+            return [outputs.logprobs for outputs in self._forward_all(loaded)]
 
     @torch.no_grad()
     def _clip(self) -> float:

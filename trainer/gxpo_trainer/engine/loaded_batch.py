@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,38 +21,64 @@ Statistics = dict[str, Tensor]
 class LoadedBatch:
     """Micro-batches on the device, in the order in which every pass runs them.
 
-    real: those of the batch. idle: passes that count for nothing, so that all ranks make as many: ZeRO stages 2 and 3
-    communicate in each. old, reference: log π_old and log π_ref, one float32[T] a real micro-batch; None until known.
-    first_pass: statistics of the first pass over the batch, of all ranks together.
+    real: those that have a gradient. still: those whose gradient is zero whatever the parameters, so that a pass runs
+    them forward only, for the statistics. idle: passes that count for nothing, so that all ranks make as many: ZeRO
+    stages 2 and 3 communicate in each. old, reference: log π_old and log π_ref, one float32[T] a micro-batch of
+    `counted`; None until known. first_pass: statistics of the first pass over the batch, of all ranks together.
     """
 
     real: list[MicroBatch]
     idle: list[MicroBatch]
+    still: list[MicroBatch]
+    idle_still: list[MicroBatch]
     old: list[Tensor] | None = None
     reference: list[Tensor] | None = None
     first_pass: Statistics | None = None
 
     @property
     def num_passes(self) -> int:
-        """Forward passes a rank makes over the batch."""
+        """Forward and backward passes a rank makes over the batch."""
         return len(self.real) + len(self.idle)
+
+    @property
+    def counted(self) -> list[MicroBatch]:
+        """Micro-batches whose tokens are in the loss."""
+        return [*self.real, *self.still]
 
 
 def load_share(
     batch: StepBatch, settings: LearnerConfig, *, layout: Layout, pad_id: int, device: torch.device
 ) -> LoadedBatch:
-    """Pack this rank's share. Collective: the ranks agree on the number of passes."""
-    micros = pack(
-        batch,
-        token_budget=settings.token_budget,
-        layout=layout,
-        aggregation=settings.loss.aggregation,
-        pad_id=pad_id,
-    )
-    count = torch.tensor([len(micros)], dtype=torch.int64, device=device)
-    torch.distributed.all_reduce(count, op=torch.distributed.ReduceOp.MAX)
-    idle = [idle_micro_batch(pad_id) for _ in range(int(count.item()) - len(micros))]
-    return LoadedBatch([micro.to(device) for micro in micros], [micro.to(device) for micro in idle])
+    """Pack this rank's share. Collective: the ranks agree on the number of passes.
+
+    Without a KL term a sequence of advantage 0 (a group of equal rewards) moves nothing: min(ρ·0, …) has the gradient
+    0 at every ρ. Its backward pass, two thirds of the work, is left out.
+    """
+    moving = [s.in_loss and (s.advantage != 0.0 or settings.loss.kl_beta > 0) for s in batch.sequences]
+    still = any(s.in_loss and not moves for s, moves in zip(batch.sequences, moving, strict=True))
+
+    def packed(keep: bool) -> list[MicroBatch]:
+        chosen = [
+            s if moves == keep else replace(s, in_loss=False) for s, moves in zip(batch.sequences, moving, strict=True)
+        ]
+        return pack(
+            replace(batch, sequences=tuple(chosen)),
+            token_budget=settings.token_budget,
+            layout=layout,
+            aggregation=settings.loss.aggregation,
+            pad_id=pad_id,
+        )
+
+    parts = [packed(True), packed(False) if still else []]
+    counts = torch.tensor([len(part) for part in parts], dtype=torch.int64, device=device)
+    torch.distributed.all_reduce(counts, op=torch.distributed.ReduceOp.MAX)
+    idle = [
+        [idle_micro_batch(pad_id) for _ in range(int(count) - len(part))]
+        for part, count in zip(parts, counts.tolist(), strict=True)
+    ]
+    real, rest = ([micro.to(device) for micro in part] for part in parts)
+    idle_real, idle_rest = ([micro.to(device) for micro in part] for part in idle)
+    return LoadedBatch(real, idle_real, rest, idle_rest)
 
 
 def sum_over_ranks(values: Tensor, device: torch.device) -> Tensor:
