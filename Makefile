@@ -6,9 +6,10 @@ PYTHON := $(VENV)/bin/python
 # The environment is made anew only when what it is made from has changed.
 SOURCES := requirements/$(DEVICE).txt requirements/dev.txt requirements/install.sh pyproject.toml
 STAMP := $(VENV)/.installed-$(DEVICE)-$(shell cat $(SOURCES) | sha256sum | cut -c1-16)
-PURE := errors.py types.py config.py config_errors.py config_io.py algo rules verify compare
+PURE := errors.py types.py config.py config_base.py config_data.py config_rules.py config_errors.py config_io.py \
+	comparability.py eval_tables.py algo rules verify compare data rewards published
 
-.PHONY: help setup demo test check bench lock lock-gpu docs up
+.PHONY: help setup demo up test check bench lock lock-gpu docs
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,8 +21,11 @@ $(STAMP):
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 
-demo: setup  ## train GRPO, SFPO and GXPO on the embedded task and compare them
+demo: setup  ## train GRPO, SFPO and GXPO on the embedded task through the service, and compare them
 	$(VENV)/bin/gxpo demo
+
+up: setup  ## start API, scheduler, Ray and dashboard on this machine; Ctrl-C ends them
+	$(VENV)/bin/gxpo up
 
 test: setup  ## the whole test suite
 	$(PYTHON) -m pytest
@@ -46,6 +50,3 @@ lock-gpu: setup  ## resolve requirements/gpu.txt from package metadata, without 
 		--python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-header --no-annotate --quiet; } \
 		> requirements/gpu.txt.new && mv requirements/gpu.txt.new requirements/gpu.txt
 
-up:
-	@echo "make up: the service and the dashboard are not part of this release; make demo runs the trainer" >&2
-	@exit 1

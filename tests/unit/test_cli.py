@@ -26,7 +26,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         run("--help")
     assert ended.value.code == 0
     out = capsys.readouterr().out
-    assert all(f"    {name} " in out for name in ("train", "eval", "grade", "config", "demo"))
+    assert all(f"    {name} " in out for name in ("train", "eval", "grade", "config", "report"))
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,8 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         ("eval", "--model", "m", "--benchmark", ""),
         ("eval", "--model", "m", "--benchmark", "b", "--samples", "0"),
         ("grade", "f.jsonl", "--deadline", "nan"),
+        ("report",),
+        ("report", "runs/a", "--smoothing", "1"),
     ],
 )
 def test_bad_usage_ends_with_code_2(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,8 +168,8 @@ def test_an_error_becomes_one_message_and_its_exit_code(
     def fail(args: argparse.Namespace) -> int:
         raise error
 
-    with_command(monkeypatch, "gxpo_trainer.demo", demo_command=fail)
-    assert run("demo") == code
+    with_command(monkeypatch, "gxpo_trainer.report_command", report_command=fail)
+    assert run("report", "runs/a") == code
     assert capsys.readouterr().err == message
 
 
@@ -175,9 +177,9 @@ def test_an_unforeseen_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch
     def fail(args: argparse.Namespace) -> int:
         raise ZeroDivisionError
 
-    with_command(monkeypatch, "gxpo_trainer.demo", demo_command=fail)
+    with_command(monkeypatch, "gxpo_trainer.report_command", report_command=fail)
     with pytest.raises(ZeroDivisionError):
-        run("demo")
+        run("report", "runs/a")
 
 
 def test_presets_print_as_they_load(capsys: pytest.CaptureFixture[str]) -> None:

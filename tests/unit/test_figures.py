@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gxpo_trainer.compare import SeedGroup, compare_groups
+from gxpo_trainer.compare import SeedGroup, all_tables, compare_groups
+from gxpo_trainer.compare.text_tables import curve_table
 from gxpo_trainer.config import EvaluationConfig, GrpoRule, GxpoRule, LearnerConfig, OptimizerConfig, RunConfig
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.figures import COLOURS, LINES, MARKERS, compose, draw_curves, print_tables, write_report
 from gxpo_trainer.identity import run_identity
 from gxpo_trainer.report import RunReporter
 from gxpo_trainer.runs import group_runs, load_run
-from gxpo_trainer.tables import all_tables, curve_table
 
 GRPO = GrpoRule()
 GXPO = GxpoRule(k=5)
@@ -258,13 +258,15 @@ def test_the_terminal_table_shows_what_the_paper_compares(two_runs: list[Path]) 
     text = io.StringIO()
     print_tables(groups, comparison, Console(file=text, width=100))
     shown = text.getvalue()
-    result, convergence, budgets, by_step = all_tables(groups, comparison)
+    result, convergence, best, budgets, by_step = all_tables(groups, comparison)
     # GRPO ends at (.5 + .75)/2 = 62.5 % after 20 steps, 20 BP, 2 min; GXPO gets there at step 10, 30 BP, 1 min.
     assert result.rows == (
         ("GRPO", "1", "62.5 %", "20", "20", "2.0 min", "–"),
         ("GXPO K=5", "1", "87.5 %", "20", "60", "2.0 min", "12"),
     )
     assert convergence.rows[1] == ("GXPO K=5", "87.5 %", "20", "10 (2.00×)", "30 (0.67×)", "1.0 min (2.00×)")
+    # The paper's Table 5: shut-off, total BP and time, own best with what it took.
+    assert best.rows[1] == ("GXPO K=5", "12", "60", "2.0 min", "87.5 %", "20", "60", "2.0 min")
     # At 20 BP the last GXPO evaluation is the one before the first step: 25 %.
     at_passes = next(row for row in budgets.rows if row[1] == "GXPO K=5" and row[2] == "25.0 %")
     assert at_passes[3] == "-37.5"

@@ -250,6 +250,8 @@ CORRECT = [
     (r"\frac{\sqrt{3}}{3} \approx 0.577", r"\frac{1}{\sqrt{3}}"),
     (r"45^\circ", r"\frac{\pi}{4}"),
     (r"\sum_{k=1}^{n} k", r"\sum_{k=1}^{n} k"),
+    (r"2.88 \times 10^{-19}", r"\boxed{2.88 \times 10^{-19} \text{ J}}"),
+    (r"4.5 \times 10^{33}", r"\boxed{4.5 \times 10^{33}\ \mathrm{erg}\,\mathrm{s}^{-1}}"),
 ]
 WRONG = [
     ("5", r"\boxed{6}"),
@@ -281,6 +283,7 @@ WRONG = [
     ("1,2,2", "1,1,2"),
     ("3", "3xyz"),
     (r"\infty", r"-\infty"),
+    (r"3 \times 10^{2}", r"3 \times 10^{2} x"),
 ]
 
 

@@ -18,7 +18,12 @@ def register_train(subparsers: Subparsers) -> None:
     parser.add_argument("config", metavar="RUN.toml", type=Path, help="run file (.toml or .json)")
     _add_set(parser)
     parser.add_argument("--out", metavar="DIR", type=Path, help="output folder; default runs/<name>")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the output folder")
+    start = parser.add_mutually_exclusive_group()
+    start.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the output folder")
+    start.add_argument(
+        "--continue", dest="go_on", action="store_true", help="go on where the output folder holds a run, else start"
+    )
+    parser.add_argument("--service", metavar="FILE", type=Path, help="report to the service that wrote this file")
     parser.add_argument(
         "--log", metavar="NAMES", type=_loggers, default=(), help="also export to tensorboard,wandb (offline)"
     )
@@ -27,7 +32,9 @@ def register_train(subparsers: Subparsers) -> None:
 
 def register_eval(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("eval", help="score a model on benchmarks")
-    parser.add_argument("--model", metavar="DIR", required=True, help="transformers folder, hub name, or `starter`")
+    parser.add_argument(
+        "--model", metavar="DIR", required=True, help="transformers folder, PEFT adapter, hub name, or `starter`"
+    )
     parser.add_argument(
         "--benchmark", metavar="NAMES", required=True, type=_names, help="comma-separated names or .jsonl files"
     )
@@ -36,7 +43,11 @@ def register_eval(subparsers: Subparsers) -> None:
     parser.add_argument("--max-new-tokens", metavar="N", type=_positive, help="longest response; default 3072")
     parser.add_argument("--temperature", metavar="T", type=float, default=1.0, help="default 1")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="default 0")
+    parser.add_argument("--data-root", metavar="DIR", type=Path, help="folder with local copies of the benchmarks")
+    parser.add_argument("--template", metavar="T", default="auto", help="plain, boxed, or a text with {problem}")
     parser.add_argument("--out", metavar="FILE", type=Path, help="also write the scores there, as JSON lines")
+    parser.add_argument("--against", metavar="FILE", type=Path, help="show the difference to an earlier --out file")
+    parser.add_argument("--compare-published", action="store_true", help="show the GXPO paper's numbers beside them")
     parser.set_defaults(run=_eval)
 
 
@@ -64,11 +75,15 @@ def register_config(subparsers: Subparsers) -> None:
     parser.set_defaults(run=_config)
 
 
-def register_demo(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser("demo", help="train the three rules on the embedded task and compare them")
-    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("runs/demo"), help="default runs/demo")
-    parser.add_argument("--steps", metavar="N", type=_positive, default=30, help="steps of each run; default 30")
-    parser.set_defaults(run=_demo)
+def register_report(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("report", help="compare runs on disk: tables, curves and an HTML page")
+    parser.add_argument("runs", metavar="RUN_DIR", type=Path, nargs="+", help="output folders of runs")
+    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("report"), help="default report")
+    parser.add_argument("--baseline", metavar="NAME", help="what the others are compared with; default: GRPO")
+    parser.add_argument("--benchmark", metavar="NAME", help="default: the average of all")
+    parser.add_argument("--smoothing", metavar="S", type=_share, default=0.0, help="weight of the past; default 0")
+    parser.add_argument("--title", metavar="TEXT", default="Comparison of runs")
+    parser.set_defaults(run=_report)
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -83,10 +98,10 @@ def _eval(args: argparse.Namespace) -> int:
     return eval_command(args)
 
 
-def _demo(args: argparse.Namespace) -> int:
-    from gxpo_trainer.demo import demo_command
+def _report(args: argparse.Namespace) -> int:
+    from gxpo_trainer.report_command import report_command
 
-    return demo_command(args)
+    return report_command(args)
 
 
 def _grade(args: argparse.Namespace) -> int:
@@ -184,6 +199,16 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be a whole number of at least 1")
     return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a number from 0 up to, not including, 1")
+    return share
 
 
 def _positive_seconds(text: str) -> float:

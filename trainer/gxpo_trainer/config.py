@@ -2,27 +2,46 @@
 
 Free of torch, so that `gxpo config --check FILE` answers in under half a second. An unknown or
 contradictory setting is an error that names it; what depends on the machine (folders, devices) is checked by
-`preflight.py` before anything starts. Files and presets are read in `config_io.py`.
+`train.prepare` before anything starts. The settings of the rules are in `config_rules.py`, those of the problems in
+`config_data.py`; all are imported from here. Files and presets are read in `config_io.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from gxpo_trainer.config_base import Fraction, Settings
+from gxpo_trainer.config_data import DataConfig, EvaluationConfig, RewardConfig, VerifierConfig
+from gxpo_trainer.config_rules import GateConfig, GrpoRule, GxpoRule, RuleConfig, SfpoGateConfig, SfpoRule
 
-class Settings(BaseModel):
-    """Base of all parts: unknown settings are refused, values are fixed once read."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=True, protected_namespaces=())
-
-
-PositiveInt = Annotated[int, Field(ge=1)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+__all__ = [
+    "BudgetConfig",
+    "CheckpointConfig",
+    "DataConfig",
+    "DiagnosticsConfig",
+    "EvaluationConfig",
+    "GateConfig",
+    "GrpoRule",
+    "GxpoRule",
+    "LearnerConfig",
+    "LoraConfig",
+    "LossConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "PlacementConfig",
+    "RewardConfig",
+    "RolloutConfig",
+    "RuleConfig",
+    "RunConfig",
+    "Settings",
+    "SfpoGateConfig",
+    "SfpoRule",
+    "VerifierConfig",
+]
 
 
 class LoraConfig(Settings):
@@ -56,30 +75,6 @@ class ModelConfig(Settings):
         "auto", description="Attention kernel of the learner; auto is sdpa."
     )
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
-
-
-class DataConfig(Settings):
-    """Training problems."""
-
-    source: str = Field(
-        "word_problems",
-        description="`word_problems` (the embedded task), a .jsonl file, a local folder in hub layout, or a hub name.",
-    )
-    split: str = Field("train", description="Split of a hub data set.")
-    subset: str | None = Field(None, description="Configuration name of a hub data set.")
-    prompt_field: str = Field("problem", description="Field that holds the problem.")
-    answer_field: str = Field("answer", description="Field that holds the final answer.")
-    template: str = Field(
-        "auto",
-        description="`plain`, `boxed`, a text with {problem}, or `auto`: plain for the embedded task, else boxed.",
-    )
-    levels: tuple[int, ...] | None = Field(None, description="Keep only these MATH levels, e.g. [3, 4, 5].")
-    num_problems: int = Field(4096, ge=1, description="Embedded task only: number of generated problems.")
-    difficulty: tuple[Literal["easy", "medium", "hard"], ...] = Field(
-        ("easy", "medium", "hard"), min_length=1, description="Embedded task only: levels to draw from."
-    )
-    max_prompt_tokens: int = Field(1024, ge=1, description="Longer prompts are left out and counted.")
-    shuffle: bool = Field(True, description="A new order each epoch, from the seed.")
 
 
 class RolloutConfig(Settings):
@@ -120,115 +115,6 @@ class RolloutConfig(Settings):
         if value != 1.0:
             raise ValueError("must be 1.0: with nucleus sampling the ratio to the learner's policy is not defined")
         return value
-
-
-class VerifierConfig(Settings):
-    """Scoring of responses in killable processes."""
-
-    workers: int = Field(2, ge=1, description="Worker processes.")
-    deadline_s: float = Field(5.0, gt=0, description="Wall clock of one answer; past it its process is killed.")
-    memory_mb: int = Field(2048, ge=256, description="Address-space limit of a worker.")
-    max_failed_fraction: Fraction = Field(
-        0.2, description="Stop the run when more verdicts of a step are timeout or error."
-    )
-
-
-class GateConfig(Settings):
-    """The z-score gate that ends the look-ahead."""
-
-    threshold: float = Field(0.5, description="τ; inf never fires.")
-    window: int = Field(30, ge=2, description="w: past values that mean and spread are taken over.")
-    warmup: int = Field(2, ge=2, description="Values seen before z is computed; may exceed the window.")
-    epsilon: float = Field(1e-8, ge=0, description="ε in z = (value − mean) / (std + ε).")
-    mode: Literal["permanent", "never", "rearm"] = Field(
-        "permanent", description="permanent: off for good; never: only measured; rearm: returns after a cool-down."
-    )
-    two_sided: bool = Field(False, description="Fire at |z| ≥ τ (SFPO's paper) instead of z ≥ τ.")
-    rearm_after: int = Field(20, ge=1, description="rearm only: steps of cool-down.")
-    rearm_threshold: float = Field(0.0, description="rearm only: z must be back under this.")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> GateConfig:
-        if math.isnan(self.threshold):
-            raise ValueError("threshold is NaN; set a number, or inf for a gate that never fires")
-        if self.mode == "rearm" and self.rearm_threshold >= self.threshold:
-            raise ValueError("rearm_threshold must be below threshold, or the gate would flap")
-        return self
-
-
-class SfpoGateConfig(GateConfig):
-    """SFPO's gate watches the policy's entropy."""
-
-    threshold: float = Field(1.0, description="τ of the authors' scripts; the GXPO paper ran it with 2.0.")
-    two_sided: bool = Field(True, description="Fire at |z| ≥ τ (the paper) instead of z ≥ τ (its script).")
-
-
-class GrpoRule(Settings):
-    """One optimizer step a batch: one backward pass."""
-
-    name: Literal["grpo"] = "grpo"
-
-
-class SfpoRule(Settings):
-    """Slow-Fast Policy Optimization: K fast steps, reposition, one slow step; K + 1 passes."""
-
-    name: Literal["sfpo"] = "sfpo"
-    k: int = Field(3, description="K: fast steps.")
-    alpha: float = Field(0.8, description="α: share of the way from θ⁰ to θᴷ.")
-    gate: SfpoGateConfig = SfpoGateConfig()
-
-    _check_k = field_validator("k")(lambda cls, value: _at_least_two(value))
-    _check_alpha = field_validator("alpha")(lambda cls, value: _unit_interval(value))
-
-
-Clip = tuple[float, float] | Literal["none", "auto"]
-
-
-class GxpoRule(Settings):
-    """Gradient extrapolation: two probes, K virtual steps, one corrective pass; 3 passes whatever K."""
-
-    name: Literal["gxpo"] = "gxpo"
-    k: int = Field(5, description="K: virtual depth.")
-    alpha: float = Field(0.5, description="α: share of the way from θ⁰ to θᴷ.")
-    delta: float = Field(1e-8, ge=0, description="δ: a coordinate is active where |g⁰| > δ.")
-    probes: Literal[1, 2] = Field(2, description="1 (replay only): a constant virtual gradient, two passes a step.")
-    predictor: Literal["gradient", "displacement", "replay"] = Field(
-        "gradient", description="How two probes become θᴷ; gradient is the paper's."
-    )
-    probe_state: Literal["keep", "rollback", "fast_forward"] = Field(
-        "keep", description="Optimizer state before the corrective step; keep is the paper's."
-    )
-    ratio_clip: tuple[float, float] | Literal["none"] = Field(
-        (-2.0, 3.0), description="Clamp of r = g¹/g⁰; none is the bare rule."
-    )
-    scale_clip: tuple[float, float] | Literal["auto", "none"] = Field(
-        "auto", description="Clamp of the scale; auto is [1, K/2 + 1], none is the bare rule."
-    )
-    gate: GateConfig = GateConfig()
-
-    _check_k = field_validator("k")(lambda cls, value: _at_least_two(value))
-    _check_alpha = field_validator("alpha")(lambda cls, value: _unit_interval(value))
-
-    @model_validator(mode="after")
-    def _consistent(self) -> GxpoRule:
-        if self.probes == 1 and self.predictor != "replay":
-            raise ValueError('probes = 1 has no second gradient; set predictor = "replay" or probes = 2')
-        if self.probe_state == "fast_forward" and self.predictor != "replay":
-            raise ValueError('probe_state = "fast_forward" needs predictor = "replay", which computes that state')
-        for name, clip in (("ratio_clip", self.ratio_clip), ("scale_clip", self.scale_clip)):
-            if isinstance(clip, tuple) and not clip[0] < clip[1]:
-                raise ValueError(f"{name} = {list(clip)} is empty; the lower bound must be below the upper")
-        return self
-
-    @property
-    def scale_bounds(self) -> tuple[float, float] | None:
-        """The clamp of the scale as numbers, None for the bare rule."""
-        if self.scale_clip == "none":
-            return None
-        return (1.0, self.k / 2 + 1) if self.scale_clip == "auto" else self.scale_clip
-
-
-RuleConfig = Annotated[GrpoRule | SfpoRule | GxpoRule, Field(discriminator="name")]
 
 
 class LossConfig(Settings):
@@ -293,17 +179,6 @@ class LearnerConfig(Settings):
         return self
 
 
-class EvaluationConfig(Settings):
-    """Benchmarks during and after training."""
-
-    benchmarks: tuple[str, ...] = Field(("word_problems",), description="Names, or paths of .jsonl files.")
-    every_steps: int = Field(10, ge=0, description="0: only at the end.")
-    samples_per_prompt: int = Field(4, ge=1, description="n, for pass@k up to n.")
-    num_problems: int | None = Field(256, ge=1, description="First so many problems of each; none: all.")
-    max_new_tokens: int | None = Field(None, ge=1, description="none: rollout.max_new_tokens.")
-    at_start: bool = Field(True, description="Also before the first step.")
-
-
 class CheckpointConfig(Settings):
     """What is saved and kept."""
 
@@ -352,6 +227,15 @@ class PlacementConfig(Settings):
     sampler_threads: int | None = Field(None, ge=1, description="Threads of the sampler; none: all cores.")
     tensor_parallel: int = Field(1, ge=1, description="GPUs a sampler.")
     ray_address: str | None = Field(None, description="Address of a running Ray; none: one of our own.")
+    strategy: Literal["pack", "split"] = Field(
+        "pack",
+        description="On several nodes. pack: on as few as possible; split: learner and sampler on different ones.",
+    )
+    weight_transport: Literal["auto", "shared_memory", "object_store"] = Field(
+        "auto",
+        description="How weights reach the sampler. auto: shared_memory on one node, object_store (Ray's) between two.",
+    )
+    wait_s: float = Field(120.0, ge=0, description="How long a run waits for nodes that are still joining its Ray.")
     max_restarts: int = Field(3, ge=0, description="Recoveries of a learner from its checkpoint before giving up.")
 
 
@@ -402,15 +286,3 @@ class RunConfig(Settings):
         """Hash of everything that can change a result; `name` is left out."""
         body = self.model_dump(mode="json", exclude={"name"})
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _at_least_two(value: int) -> int:
-    if value < 2:
-        raise ValueError("must be at least 2: the rule needs two steps to look ahead; set it to 2 or more")
-    return value
-
-
-def _unit_interval(value: float) -> float:
-    if not 0.0 <= value <= 1.0:
-        raise ValueError("must lie in [0, 1]: it is the share of the way to the look-ahead point")
-    return value

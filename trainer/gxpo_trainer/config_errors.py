@@ -119,17 +119,28 @@ _PHRASES = {
 }
 
 
-def _line(error: Any) -> tuple[str, str]:
-    """(`path = value` or `path`, what is wrong and how to mend it) of one pydantic error."""
+class BadSettings(ConfigError):
+    """A config that cannot be used; `settings` are (dotted path, what is wrong and how to mend it).
+
+    The path is empty for what no single setting or section is to blame for.
+    """
+
+    def __init__(self, message: str, settings: tuple[tuple[str, str], ...]) -> None:
+        super().__init__(message)
+        self.settings = settings
+
+
+def _parts(error: Any) -> tuple[str, str, str]:
+    """(path, ` = value` or nothing, what is wrong and how to mend it) of one pydantic error."""
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     path = error_path(error["loc"], keep_last=kind == "extra_forbidden")
     if kind == "union_tag_not_found":
-        return f"{path}.name", 'is missing; set it to "grpo", "sfpo" or "gxpo"'
+        return f"{path}.name", "", 'is missing; set it to "grpo", "sfpo" or "gxpo"'
     if kind == "union_tag_invalid":
         wanted = context["expected_tags"].replace("'", '"')
-        return f"{path}.name = {show(context['tag'])}", f"must be one of {wanted}"
+        return f"{path}.name", f" = {show(context['tag'])}", f"must be one of {wanted}"
     if kind == "extra_forbidden":
-        return f"{path} = {show(value)}", unknown_setting(path)
+        return path, f" = {show(value)}", unknown_setting(path)
     if kind == "value_error":
         message = str(context["error"])
     elif kind == "literal_error":
@@ -144,20 +155,27 @@ def _line(error: Any) -> tuple[str, str]:
     else:
         message = error["msg"]
     if (isinstance(value, dict) and kind == "value_error") or kind == "missing":
-        return path, message
-    return f"{path} = {show(value)}", message
+        return path, "", message
+    return path, f" = {show(value)}", message
 
 
-def config_error(error: ValidationError, source: str) -> ConfigError:
-    """All bad settings of one validation, one line each, in a single ConfigError."""
-    found: dict[str, list[str]] = {}
+def _merged(error: ValidationError) -> list[tuple[str, str, str]]:
+    """(path, value, message); what several forms of one setting would each want is one message."""
+    found: dict[tuple[str, str], list[str]] = {}
     for part in error.errors(include_url=False):
-        head, message = _line(part)
-        messages = found.setdefault(head, [])
+        path, value, message = _parts(part)
+        messages = found.setdefault((path, value), [])
         if message not in messages:
             messages.append(message)
-    lines = []
-    for head, messages in found.items():
-        message = messages[0] + "".join(f", or {other.removeprefix('must be ')}" for other in messages[1:])
-        lines.append(f"{head}: {message}" if head else message)
-    return ConfigError("\n".join([f"{source} cannot be used:", *(f"  {line}" for line in lines)]))
+    return [
+        (path, value, messages[0] + "".join(f", or {other.removeprefix('must be ')}" for other in messages[1:]))
+        for (path, value), messages in found.items()
+    ]
+
+
+def config_error(error: ValidationError, source: str) -> BadSettings:
+    """All bad settings of one validation, one line each, in a single ConfigError."""
+    merged = _merged(error)
+    lines = [f"{path}{value}: {message}" if path or value else message for path, value, message in merged]
+    text = "\n".join([f"{source} cannot be used:", *(f"  {line}" for line in lines)])
+    return BadSettings(text, tuple((path, message) for path, _, message in merged))

@@ -150,10 +150,14 @@ def _without_none(part: BaseModel) -> dict[str, Any]:
         if isinstance(value, BaseModel):
             result[name] = _without_none(value)
         elif value is not None:
-            result[name] = list(value) if isinstance(value, tuple) else value
+            result[name] = [_plain_item(item) for item in value] if isinstance(value, tuple) else value
         elif field.default is not None:
             result[name] = "none"
     return result
+
+
+def _plain_item(item: Any) -> Any:
+    return _without_none(item) if isinstance(item, BaseModel) else item
 
 
 def to_json(config: RunConfig) -> str:

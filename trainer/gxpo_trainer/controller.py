@@ -8,8 +8,9 @@ three are in every checkpoint.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from gxpo_trainer import proofs
 from gxpo_trainer.algo.batch import make_batch, mini_batches
@@ -72,8 +73,10 @@ class Controller:
         reporter: RunReporter,
         store: CheckpointStore,
         progress: TrainingProgress,
+        wish: Callable[[], Literal["pause", "cancel"] | None] = lambda: None,
     ) -> None:
         self.config = config
+        self.wish = wish
         self.collector, self.planner, self.evaluator = collector, planner, evaluator
         self.reporter, self.store, self.progress = reporter, store, progress
         self.learners = LearnerGroup(config, placement)
@@ -83,29 +86,52 @@ class Controller:
         self._begun = time.perf_counter()
         self._score: float | None = None
         self._evaluated = self._saved = -1
+        self.ready = False
+        """Whether the engines stand and are proven: what fails before that failed while setting up."""
 
     # ---- the run --------------------------------------------------------------------------------------------
 
     def run(self, resume_from: Checkpoint | None) -> str:
-        """Train to the end of the budget; returns the bound that ended the run."""
+        """Train to the end of the budget or to a wish; returns the bound or the wish that ended the run."""
+        if (wish := self.wish()) is not None:
+            return wish  # nothing was done yet that a checkpoint could keep
         self.collector.start()
         self.learners.start()
+        if resume_from is not None:
+            self._elapsed_base = resume_from.state["counters"]["elapsed_s"]
         self._resume(resume_from)
         proofs.canary(self.config, self.learners, self.collector, self.planner)
         self._sync()
-        if self.counters.step == 0 and self.config.evaluation.at_start:
+        self._tell_places()
+        self.ready = True
+        owed = resume_from.state.get("evaluation_owed") if resume_from else self.config.evaluation.at_start
+        if owed and self.wish() is None:
             self._evaluate()
         recoveries = 0
-        while (ended := self.counters.reached(self.config.budget)) is None:
+        while True:
             try:
-                self.step()
+                if (ended := self._next()) is not None:
+                    return ended
             except LearnerDied as error:
                 recoveries += 1
                 if recoveries > self.config.placement.max_restarts:
                     raise TrainingError(f"the learner died {recoveries} times ({error}); see events.jsonl") from error
                 self._recover(error)
-        self._finish()
-        return ended
+
+    def _next(self) -> str | None:
+        """One step; or, when the run is to end here, its last work and what ended it."""
+        step = self.counters.step
+        ended = self.counters.reached(self.config.budget)
+        complete = ended is not None and self._evaluated == step
+        if not complete and (wish := self.wish()) is not None:
+            if wish == "pause" and self._saved != step:
+                self._checkpoint()
+            return wish
+        if ended is not None:
+            self._finish()
+            return ended
+        self.step()
+        return None
 
     def step(self) -> None:
         """One training step, on-policy: every pass of the rule sees this one batch."""
@@ -128,7 +154,7 @@ class Controller:
         self.counters = replace(self.counters, training_s=self.counters.training_s + spent)
         self._report(number, metrics, rollouts, result, spent)
         self._check_finite(result)
-        if self._due(number, "evaluate"):
+        if self._due(number, "evaluate") and self.wish() is None:
             self._evaluate()
         if self._due(number, "checkpoint"):
             self._checkpoint()
@@ -150,7 +176,7 @@ class Controller:
 
     def _sync(self) -> Metrics:
         begin = time.perf_counter()
-        manifest, changed = self.learners.all("publish", self.counters.step)
+        manifest, changed = self.learners.publish(self.counters.step, self.collector.sampler_node())
         report = self.collector.sync(manifest)
         metrics: Metrics = {
             "time/sync_s": time.perf_counter() - begin,
@@ -159,6 +185,14 @@ class Controller:
         if changed is not None:
             metrics["update/weights_changed_fraction"] = changed
         return metrics
+
+    def _tell_places(self) -> None:
+        """On several nodes: who sits where, for whoever wonders about the time of a sync."""
+        learner, sampler = self.learners.nodes(), self.collector.sampler_node()
+        if {*learner} != {sampler}:
+            ranks = ", ".join(node[:8] for node in learner)
+            message = f"learner ranks on Ray nodes {ranks}; sampler on node {sampler[:8]}"
+            self.reporter.log_event("several_nodes", message, learner_nodes=learner, sampler_node=sampler)
 
     def _report(self, number: int, metrics: Metrics, rollouts: Rollouts, result: StepResult, spent: float) -> None:
         counters = self.counters = replace(self.counters, elapsed_s=self._elapsed())
@@ -180,6 +214,7 @@ class Controller:
             metrics["update/repeated_passes_total"] = counters.repeated_passes
         metrics.update(system_metrics())
         metrics["system/learner_peak_bytes"] = float(result.peak_bytes)
+        self.reporter.attempt = self.attempt
         self.reporter.log_metrics(number, metrics)
         self.reporter.log_samples(number, rollouts.groups)
         if result.fallback:
@@ -200,6 +235,9 @@ class Controller:
             "trajectory": self.config.diagnostics.trajectory_every,
         }[what]
         return every > 0 and step % every == 0
+
+    def _wants_evaluation(self, step: int) -> bool:
+        return self._due(step, "evaluate") if step else self.config.evaluation.at_start
 
     def _evaluate(self) -> None:
         begin = time.perf_counter()
@@ -229,6 +267,7 @@ class Controller:
             "cursor": self.planner.state_dict(),
             "attempt": self.attempt,
             "config_sha256": self.config.sha256(),
+            "evaluation_owed": self._evaluated != step and self._wants_evaluation(step),
             "rule": rule,
         }
         self.reporter.sync()
@@ -247,6 +286,7 @@ class Controller:
 
     def _resume(self, checkpoint: Checkpoint | None) -> None:
         """Continue from a checkpoint, or from the start policy."""
+        self._evaluated, self._saved = -1, checkpoint.step if checkpoint else -1
         if checkpoint is None:
             self.reporter.start_attempt(self.attempt, self.counters.step)
             return
@@ -256,6 +296,9 @@ class Controller:
         self.counters = replace(self.counters, repeated_passes=max(repeated, self.counters.repeated_passes))
         self.planner.load_state_dict(checkpoint.state["cursor"])
         self.reporter.start_attempt(self.attempt, self.counters.step)
+        # Until this attempt has done a step, what is reported (an evaluation that was put off) belongs to the step
+        # of the checkpoint: under a new attempt it would replace that step's own row.
+        self.reporter.attempt = int(checkpoint.state["attempt"])
 
     def _recover(self, error: LearnerDied) -> None:
         """A learner rank died: a new attempt from the last checkpoint that verifies. Raises LearnerDied never:
@@ -267,7 +310,6 @@ class Controller:
         for problem in problems:
             self.reporter.log_event("checkpoint_skipped", problem)
         kept = checkpoint.state["counters"]["backward_passes"] if checkpoint else 0.0
-        self._elapsed_base = lost.elapsed_s
         self.counters = Counters(repeated_passes=lost.repeated_passes + lost.backward_passes - kept)
         try:
             self.learners.restart()

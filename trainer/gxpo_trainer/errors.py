@@ -6,6 +6,7 @@ GxpoError                      exit code 1
 ├── CheckpointError            exit code 2: a checkpoint is truncated, altered or of another run
 └── TrainingError              a run that had started cannot go on; `reason` is one of REASONS
     ├── WeightSyncMismatch     sampler and learner disagree about the weights
+    │   └── WeightsGone        they were published and cannot be reached; publishing anew helps
     ├── Diverged               the loss or its gradient is not finite, several steps in a row
     └── VerifierFailed         too many verdicts are `timeout` or `error` to trust the reward
 """
@@ -70,6 +71,10 @@ class WeightSyncMismatch(TrainingError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, reason="weight_sync_mismatch")
+
+
+class WeightsGone(WeightSyncMismatch):
+    """Published weights cannot be had any more, or not from where the sampler is; publishing them anew helps."""
 
 
 class Diverged(TrainingError):

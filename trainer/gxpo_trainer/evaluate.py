@@ -6,6 +6,7 @@ answer; 95 % intervals by bootstrap over problems.
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from gxpo_trainer import __version__
 from gxpo_trainer.algo.passk import bootstrap_interval, majority_at_n, pass_at_k
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.benchmarks import Benchmark
@@ -73,7 +75,7 @@ class Evaluator:
             SampleRequest(prompt, ids, n, request_seed(self.config.seed, -1, 0, place) if seeded else None)
             for place, (prompt, ids) in enumerate(zip(benchmark.prompts, tokenized.token_ids, strict=True))
         ]
-        groups = collector.collect(requests, self.sampling, version).groups
+        groups = collector.collect(requests, self.sampling, version, rewards=False).groups
         scores, per_problem = score_groups(groups, seed=self.config.seed)
         return {
             "benchmark": benchmark.name,
@@ -84,13 +86,20 @@ class Evaluator:
             "per_problem": per_problem,
             "problem_ids": [group.group.prompt.id for group in groups],
             "data_sha256": benchmark.sha256,
+            "files_sha256": benchmark.files_sha256,
             "sampling": {
                 "temperature": self.sampling.temperature,
                 "max_new_tokens": self.sampling.max_new_tokens,
                 "seeded": seeded,
             },
             "template": benchmark.template,
+            "versions": grader_versions(),
         }
+
+
+def grader_versions() -> dict[str, str]:
+    """Versions that a verdict may depend on."""
+    return {"gxpo": __version__, "math-verify": importlib.metadata.version("math-verify")}
 
 
 def score_groups(groups: Sequence[ScoredGroup], *, seed: int) -> tuple[Metrics, list[float]]:

@@ -26,13 +26,16 @@ from gxpo_trainer.compare import (
     EvaluationCurve,
     RunCurves,
     SeedGroup,
+    all_tables,
     compare_groups,
+    default_baseline,
     evidence_sentence,
     mean_curve,
-    mean_interval,
+    percent,
+    seed_band,
 )
 from gxpo_trainer.runs import group_runs, load_run
-from gxpo_trainer.tables import all_tables, percent, print_tables
+from gxpo_trainer.tables import print_tables
 
 __all__ = ["draw_curves", "group_runs", "load_run", "print_tables", "write_report"]
 
@@ -74,8 +77,7 @@ def write_report(
     groups: from `group_runs`. baseline: a group's name; by default the first called GRPO, else the first.
     All text that comes from runs is escaped; the HTML holds the picture and loads nothing.
     """
-    names = [group.name for group in groups]
-    chosen = baseline or next((name for name in names if name.startswith("GRPO")), names[0])
+    chosen = baseline or default_baseline([group.name for group in groups])
     comparison = compare_groups(groups, chosen, smoothing=smoothing)
     picture = draw_curves(groups, comparison, title=title)
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -122,7 +124,7 @@ def compose(groups: Sequence[SeedGroup], comparison: Comparison, *, title: str) 
 def _draw_accuracy(
     axes: Axes, number: int, group: SeedGroup, curve: EvaluationCurve, x: np.ndarray, shade: float
 ) -> None:
-    low, high = _band(group, curve)
+    low, high = seed_band(group, curve)
     colour, marker, line = _look(number)
     every = max(1, x.size // 40)
     axes.plot(
@@ -137,19 +139,6 @@ def _draw_accuracy(
     )
     if np.isfinite(low).any():
         axes.fill_between(x, 100 * low, 100 * high, color=colour, alpha=shade, linewidth=0)
-
-
-def _band(group: SeedGroup, curve: EvaluationCurve) -> tuple[np.ndarray, np.ndarray]:
-    """95 % bounds at each evaluation of the mean curve."""
-    if len(group.runs) == 1:
-        return curve.ci_low, curve.ci_high
-    low, high = [], []
-    for step in curve.steps:
-        values = [float(run.curve.accuracy[np.searchsorted(run.curve.steps, step)]) for run in group.runs]
-        interval = mean_interval(values)
-        low.append(interval.low)
-        high.append(interval.high)
-    return np.clip(np.array(low, dtype=np.float64), 0, 1), np.clip(np.array(high, dtype=np.float64), 0, 1)
 
 
 def _accuracy_limits(curves: Sequence[EvaluationCurve]) -> tuple[float, float]:

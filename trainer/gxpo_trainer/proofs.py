@@ -93,7 +93,7 @@ def canary(
 
 
 def _publish(learners: LearnerGroup, collector: SampleCollector, version: int) -> None:
-    manifest, _ = learners.all("publish", version)
+    manifest, _ = learners.publish(version, collector.sampler_node())
     collector.sync(manifest)
 
 

@@ -103,6 +103,7 @@ class RunReporter:
                     "verdict": verdict.status,
                     "detail": verdict.detail,
                     "reward": verdict.reward,
+                    "components": verdict.reward_components,
                     "length": len(sample.token_ids),
                     "truncated": sample.truncated,
                     "weights_version": scored.group.weights_version,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import psutil
 
 from gxpo_trainer.engine.ranks import StepResult
 from gxpo_trainer.rollouts import Rollouts
-from gxpo_trainer.types import Metrics
+from gxpo_trainer.types import Metrics, ScoredGroup
 
 
 def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, total: int) -> Metrics:
@@ -27,11 +29,18 @@ def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, tot
         "rollout/staleness": 0.0,
         "reward/correctness": verdicts.count("correct") / len(verdicts),
     }
+    metrics.update(component_means(rollouts.groups))
     for status in ("unparsed", "timeout", "error"):
         metrics[f"verify/{status}_fraction"] = verdicts.count(status) / len(verdicts)
     if rollouts.num_resampled:
         metrics["rollout/resample_rounds"] = float(rollouts.num_resampled)
     return metrics
+
+
+def component_means(groups: Sequence[ScoredGroup]) -> Metrics:
+    """`reward/<component>_mean`: the plain value of each reward component, over the samples that have a reward."""
+    found = [verdict.reward_components for group in groups for verdict in group.verdicts if verdict.reward is not None]
+    return {f"reward/{name}_mean": float(np.mean([values[name] for values in found])) for name in (found or [{}])[0]}
 
 
 def system_metrics() -> Metrics:

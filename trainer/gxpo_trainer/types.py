@@ -63,20 +63,33 @@ class Verdict:
     """What the verifier found about one response.
 
     `extracted` is the final answer that was read from the response, None when there was none. `seconds` is
-    the wall time of the verification. `detail` says more about `unparsed`, `timeout` and `error`.
+    the wall time of the verification. `detail` says more about `unparsed`, `timeout` and `error`. `components`: value
+    of each reward component by its label, and `score` their weighted sum; None where correctness alone is the reward.
     """
 
     status: VerdictStatus
     extracted: str | None
     seconds: float
     detail: str = ""
+    components: dict[str, float] | None = None
+    score: float | None = None
 
     @property
     def reward(self) -> float | None:
-        """1 for correct, 0 for wrong and unparsed, None for timeout and error (no evidence about the policy)."""
+        """The score; without one 1 for correct, 0 for wrong and unparsed. None for timeout and error (no evidence
+        about the policy)."""
         if self.status in ("timeout", "error"):
             return None
+        if self.score is not None:
+            return self.score
         return 1.0 if self.status == "correct" else 0.0
+
+    @property
+    def reward_components(self) -> dict[str, float]:
+        """Value of each component; empty without a reward."""
+        if self.reward is None:
+            return {}
+        return {"correctness": self.reward} if self.components is None else self.components
 
 
 @dataclass(frozen=True, slots=True)

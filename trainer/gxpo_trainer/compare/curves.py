@@ -14,6 +14,7 @@ average lowers both; several seeds show what is left.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -153,7 +154,8 @@ def speed_up(baseline: Point, candidate: Point | None, axis: Axis) -> float | No
     if candidate is None:
         return None
     over, under = baseline.cost(axis), candidate.cost(axis)
-    return over / under if over > 0 and under > 0 else None
+    ratio = over / under if over > 0 and under > 0 else 0.0
+    return ratio if 0 < ratio < math.inf else None
 
 
 def at_budget(curve: EvaluationCurve, axis: Axis, budget: float, smoothing: float = 0.0) -> BudgetPoint | None:

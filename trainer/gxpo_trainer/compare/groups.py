@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,25 +26,9 @@ from gxpo_trainer.compare.curves import (
     smooth,
     speed_up,
 )
+from gxpo_trainer.compare.differences import Difference, find_differences
 from gxpo_trainer.compare.intervals import Interval, mean_interval, paired_bootstrap, ratio_interval
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SeedGroup:
-    """Runs that differ in nothing but their seed. Raises ValueError when empty or a seed comes twice."""
-
-    name: str
-    runs: tuple[RunCurves, ...]
-
-    def __post_init__(self) -> None:
-        if not self.runs:
-            raise ValueError(f"group {self.name!r} has no run")
-        if len({run.seed for run in self.runs}) < len(self.runs):
-            raise ValueError(f"group {self.name!r} has a seed twice: {[run.seed for run in self.runs]}; drop one run")
-
-    @property
-    def by_seed(self) -> dict[int, RunCurves]:
-        return {run.seed: run for run in self.runs}
+from gxpo_trainer.compare.seeds import SeedGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +50,27 @@ class BudgetResult:
 
 
 @dataclass(frozen=True, slots=True)
+class SeedResult:
+    """One seed: its best, and where it reached the peak of the baseline's run of the same seed (`target`).
+
+    target is None where the baseline lacks the seed, match where the seed did not arrive.
+    """
+
+    seed: int
+    peak: Point
+    target: Point | None
+    match: Point | None
+    speed_ups: dict[Axis, float | None]
+
+
+@dataclass(frozen=True, slots=True)
 class GroupResult:
     """One row of the comparison.
 
     peak, match, speed_ups: of the mean curve; match is None when it never reaches the baseline's peak.
     num_paired: seeds shared with the baseline; num_reached: how many of those reached the peak of the
-    baseline's run of the same seed. seed_speed_ups: geometric mean over these with its interval.
+    baseline's run of the same seed. seed_speed_ups: geometric mean over these with its interval. by_seed: the
+    same, seed by seed.
     """
 
     name: str
@@ -84,16 +83,8 @@ class GroupResult:
     num_paired: int
     num_reached: int
     seed_speed_ups: dict[Axis, Interval | None]
+    by_seed: tuple[SeedResult, ...]
     budgets: tuple[BudgetResult, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A condition that is not the same everywhere: group name → its values."""
-
-    setting: str
-    values: dict[str, tuple[str, ...]]
-    hardware: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +130,16 @@ def compare_groups(
     chosen = budgets if budgets is not None else common_budgets(groups)
     results = []
     for group in groups:
-        at_budgets = [
-            _at_budget(group, reference, axis, budget, smoothing, level, num_resamples, seed)
-            for axis in AXES
-            for budget in chosen.get(axis, ())
-        ]
+        versus = _Versus(group, reference, smoothing, level, num_resamples, seed)
+        found = [versus.at(axis, budget) for axis in AXES for budget in chosen.get(axis, ())]
         row = _convergence(group, reference, target, smoothing, level)
-        results.append(replace(row, budgets=tuple(found for found in at_budgets if found)))
+        results.append(replace(row, budgets=tuple(budget for budget in found if budget)))
     return Comparison(baseline, target, level, smoothing, tuple(results), tuple(find_differences(groups, baseline)))
+
+
+def default_baseline(names: Sequence[str]) -> str:
+    """The first group called GRPO, else the first."""
+    return next((name for name in names if name.startswith("GRPO")), names[0])
 
 
 def common_budgets(groups: Sequence[SeedGroup]) -> dict[Axis, tuple[float, ...]]:
@@ -155,51 +148,25 @@ def common_budgets(groups: Sequence[SeedGroup]) -> dict[Axis, tuple[float, ...]]
     return {axis: (min(ends),) for axis, ends in last.items() if all(math.isfinite(end) for end in ends)}
 
 
-def find_differences(groups: Sequence[SeedGroup], baseline: str | None = None) -> list[Difference]:
-    """Conditions and hardware in which a group differs from the baseline (by default the first group).
-
-    Runs are held against the baseline's run of the same seed, because a seed may rightly decide something
-    (generated problems); without a shared seed, the sets of values are compared. A setting that a run does
-    not state counts as `unknown`.
-    """
-    reference = next((group for group in groups if group.name == baseline), groups[0])
-    found = []
-    for hardware in (False, True):
-        stated = {group.name: {run.seed: _stated(run, hardware) for run in group.runs} for group in groups}
-        settings = sorted({key for runs in stated.values() for values in runs.values() for key in values})
-        for setting in settings:
-            by_seed = {
-                name: {seed: values.get(setting, "unknown") for seed, values in runs.items()}
-                for name, runs in stated.items()
-            }
-            if any(_unequal(values, by_seed[reference.name]) for values in by_seed.values()):
-                shown = {name: tuple(dict.fromkeys(values.values())) for name, values in by_seed.items()}
-                found.append(Difference(setting, shown, hardware))
-    return found
-
-
-def _stated(run: RunCurves, hardware: bool) -> Mapping[str, str]:
-    return run.hardware if hardware else run.conditions
-
-
-def _unequal(values: Mapping[int, str], reference: Mapping[int, str]) -> bool:
-    shared = values.keys() & reference.keys()
-    if shared:
-        return any(values[seed] != reference[seed] for seed in shared)
-    return set(values.values()) != set(reference.values())
+def spread_budgets(groups: Sequence[SeedGroup], num: Mapping[Axis, int]) -> dict[Axis, tuple[float, ...]]:
+    """`num` budgets of each named axis, evenly up to the largest common one; whole numbers but for hours."""
+    spread: dict[Axis, tuple[float, ...]] = {}
+    for axis, (largest,) in common_budgets(groups).items():
+        if axis in num:
+            parts = [largest * part / num[axis] for part in range(1, num[axis])]
+            values = parts if axis == "hours" else [float(round(value)) for value in parts]
+            spread[axis] = tuple(dict.fromkeys([*(value for value in values if 0 < value < largest), largest]))
+    return spread
 
 
 def _convergence(group: SeedGroup, reference: SeedGroup, target: Point, smoothing: float, level: float) -> GroupResult:
     """Cost to reach the baseline's peak, by the mean curve and seed by seed."""
     curve = mean_curve([run.curve for run in group.runs])
     match = first_reaching(curve, target.accuracy, smoothing)
-    pairs = list(_pairs(group, reference))
-    peaks = [peak(other.curve, smoothing) for _, other in pairs]
-    matches = [first_reaching(run.curve, best.accuracy, smoothing) for (run, _), best in zip(pairs, peaks, strict=True)]
+    seeds = tuple(_seed_result(run, reference.by_seed.get(run.seed), smoothing) for run in group.runs)
     seed_speed_ups: dict[Axis, Interval | None] = {}
     for axis in AXES:
-        found = [speed_up(best, point, axis) for best, point in zip(peaks, matches, strict=True)]
-        ratios = [ratio for ratio in found if ratio is not None]
+        ratios = [ratio for found in seeds if (ratio := found.speed_ups[axis]) is not None]
         seed_speed_ups[axis] = ratio_interval(ratios, level) if ratios else None
     return GroupResult(
         name=group.name,
@@ -209,57 +176,87 @@ def _convergence(group: SeedGroup, reference: SeedGroup, target: Point, smoothin
         peak=peak(curve, smoothing),
         match=match,
         speed_ups={axis: speed_up(target, match, axis) for axis in AXES},
-        num_paired=len(pairs),
-        num_reached=sum(point is not None for point in matches),
+        num_paired=sum(found.target is not None for found in seeds),
+        num_reached=sum(found.match is not None for found in seeds),
         seed_speed_ups=seed_speed_ups,
+        by_seed=seeds,
         budgets=(),
     )
 
 
-def _at_budget(
-    group: SeedGroup,
-    reference: SeedGroup,
-    axis: Axis,
-    budget: float,
-    smoothing: float,
-    level: float,
-    num_resamples: int,
-    seed: int,
-) -> BudgetResult | None:
-    """None when a run of the group has no evaluation within the budget."""
-    own = [at_budget(run.curve, axis, budget, smoothing) for run in group.runs]
-    points = [point for point in own if point is not None]
-    if len(points) < len(own):
-        return None
-    others = [at_budget(run.curve, axis, budget, smoothing) for run in reference.runs]
-    over_seeds = over_problems = None
-    pairs = [] if group.name == reference.name else list(_pairs(group, reference))
-    ends = [
-        (at_budget(a.curve, axis, budget, smoothing), at_budget(b.curve, axis, budget, smoothing)) for a, b in pairs
-    ]
-    if pairs and all(a and b for a, b in ends):
-        over_seeds = mean_interval([a.accuracy - b.accuracy for a, b in ends if a and b], level)
-        first = [_problem_scores(run, a.index, smoothing) for (run, _), (a, b) in zip(pairs, ends, strict=True) if a]
-        second = [_problem_scores(run, b.index, smoothing) for (_, run), (a, b) in zip(pairs, ends, strict=True) if b]
-        same_problems = len({run.curve.problem_ids for pair in pairs for run in pair}) == 1
-        if same_problems and all(scores is not None for scores in (*first, *second)):
-            over_problems = paired_bootstrap(
-                np.array(first), np.array(second), level=level, num_resamples=num_resamples, seed=seed
+def _seed_result(run: RunCurves, other: RunCurves | None, smoothing: float) -> SeedResult:
+    best = peak(run.curve, smoothing)
+    if other is None:
+        return SeedResult(run.seed, best, None, None, dict.fromkeys(AXES))
+    target = peak(other.curve, smoothing)
+    match = first_reaching(run.curve, target.accuracy, smoothing)
+    return SeedResult(run.seed, best, target, match, {axis: speed_up(target, match, axis) for axis in AXES})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Versus:
+    """A group against the baseline at one budget after another."""
+
+    group: SeedGroup
+    reference: SeedGroup
+    smoothing: float
+    level: float
+    num_resamples: int
+    seed: int
+    drawn: dict[tuple[tuple[int, int], ...], Interval] = field(default_factory=dict)
+    """Intervals by the evaluations that they compare: several budgets may end at the same ones."""
+
+    def at(self, axis: Axis, budget: float) -> BudgetResult | None:
+        """None when a run of the group has no evaluation within the budget."""
+        own = [at_budget(run.curve, axis, budget, self.smoothing) for run in self.group.runs]
+        points = [point for point in own if point is not None]
+        if len(points) < len(own):
+            return None
+        others = [at_budget(run.curve, axis, budget, self.smoothing) for run in self.reference.runs]
+        over_seeds = over_problems = None
+        pairs = [] if self.group.name == self.reference.name else list(_pairs(self.group, self.reference))
+        ends = [tuple(at_budget(run.curve, axis, budget, self.smoothing) for run in pair) for pair in pairs]
+        found = [(a, b) for a, b in ends if a and b]
+        if pairs and len(found) == len(pairs):
+            over_seeds = mean_interval([a.accuracy - b.accuracy for a, b in found], self.level)
+            over_problems = self._over_problems(pairs, [(a.index, b.index) for a, b in found])
+        return BudgetResult(
+            axis=axis,
+            budget=float(budget),
+            accuracy=mean_interval([point.accuracy for point in points], self.level),
+            over_seeds=over_seeds,
+            over_problems=over_problems,
+            all_reached=all(point is not None and point.reached for point in (*own, *others)),
+        )
+
+    def _over_problems(
+        self, pairs: Sequence[tuple[RunCurves, RunCurves]], places: Sequence[tuple[int, int]]
+    ) -> Interval | None:
+        """places: the evaluation of each run of each pair."""
+        if len({run.curve.problem_ids for pair in pairs for run in pair}) > 1:
+            return None
+        first = [_problem_scores(run, i, self.smoothing) for (run, _), (i, _) in zip(pairs, places, strict=True)]
+        second = [_problem_scores(run, i, self.smoothing) for (_, run), (_, i) in zip(pairs, places, strict=True)]
+        if any(scores is None for scores in (*first, *second)):
+            return None
+        key = tuple(places)
+        if key not in self.drawn:
+            self.drawn[key] = paired_bootstrap(
+                np.array(first),
+                np.array(second),
+                level=self.level,
+                num_resamples=self.num_resamples,
+                seed=self.seed,
             )
-    return BudgetResult(
-        axis=axis,
-        budget=float(budget),
-        accuracy=mean_interval([point.accuracy for point in points], level),
-        over_seeds=over_seeds,
-        over_problems=over_problems,
-        all_reached=all(point is not None and point.reached for point in (*own, *others)),
-    )
+        return self.drawn[key]
 
 
 def _problem_scores(run: RunCurves, index: int, smoothing: float) -> list[float] | None:
     """Per-problem scores at one evaluation, averaged as the accuracy is (the average is linear)."""
     if run.curve.per_problem is None:
         return None
+    if smoothing == 0:
+        return list(run.curve.per_problem[index].tolist())
     scores: list[float] = smooth(run.curve.per_problem[: index + 1], smoothing)[-1].tolist()
     return scores
 

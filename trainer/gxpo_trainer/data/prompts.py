@@ -24,6 +24,7 @@ from gxpo_trainer.data.word_problems import generate
 from gxpo_trainer.errors import ConfigError, DataError
 from gxpo_trainer.types import Prompt
 from gxpo_trainer.verify.extract import boxed_answer
+from gxpo_trainer.verify.options import EXTRA_KEY, VerifyOptions
 
 EMBEDDED = "word_problems"
 TEMPLATES = {
@@ -40,12 +41,14 @@ class PromptSet:
     """Training problems and where they came from.
 
     sha256: of each data file by name; of the generated problems under `word_problems`. num_left_out: rows that
-    a filter took out, by the setting that did.
+    a filter took out, by the setting that did. near_duplicates: problems kept though an evaluated one is much the
+    same, in words.
     """
 
     prompts: tuple[Prompt, ...]
     sha256: dict[str, str]
     num_left_out: dict[str, int] = field(default_factory=dict)
+    near_duplicates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +68,26 @@ def load_prompts(data: DataConfig, seed: int, gold_check: GoldCheck | None = Non
     if data.source == EMBEDDED and not Path(data.source).exists():
         return _embedded(data, seed)
     files = find_files(data.source, data.split, data.subset)
+    records = [record for file in files for record in read_records(file)]
+    if not records:
+        raise DataError(f"{files[0]}: holds no problems; set data.source to a file that does")
+    kept = [r for r in records if data.levels is None or read_level(r.fields.get("level")) in data.levels]
+    prompts = read_prompts(kept, lambda record: _prompt(record, data), gold_check)
+    if not prompts:
+        raise DataError(f"data.levels = {list(data.levels or ())} leaves none of the {len(records)} problems; widen it")
+    left_out = {"data.levels": len(records) - len(kept)} if len(kept) < len(records) else {}
+    return PromptSet(prompts, {file.name: sha256_of_file(file) for file in files}, left_out)
+
+
+def read_prompts(
+    records: Iterable[Record], read: Callable[[Record], Prompt], gold_check: GoldCheck | None
+) -> tuple[Prompt, ...]:
+    """What `read` makes of each row. Raises DataError for an id that comes twice and for golds that fail the check."""
     prompts: list[Prompt] = []
     places: dict[str, str] = {}
-    wrong_level = num_rows = 0
     bad_golds: list[str] = []
-    for record in (record for file in files for record in read_records(file)):
-        num_rows += 1
-        if data.levels is not None and read_level(record.fields.get("level")) not in data.levels:
-            wrong_level += 1
-            continue
-        prompt = _prompt(record, data)
+    for record in records:
+        prompt = read(record)
         if prompt.id in places:
             raise DataError(f"{record.place}: has the id {prompt.id!r} of {places[prompt.id]}; ids must be unique")
         places[prompt.id] = record.place
@@ -85,12 +98,7 @@ def load_prompts(data: DataConfig, seed: int, gold_check: GoldCheck | None = Non
     if bad_golds:
         more = f"\n… and {len(bad_golds) - 5} more" if len(bad_golds) > 5 else ""
         raise DataError("\n".join(bad_golds[:5]) + more + "\nmend these rows or take them out")
-    if num_rows == 0:
-        raise DataError(f"{files[0]}: holds no problems; set data.source to a file that does")
-    if not prompts:
-        raise DataError(f"data.levels = {list(data.levels or ())} leaves none of the {num_rows} problems; widen it")
-    hashes = {file.name: sha256_of_file(file) for file in files}
-    return PromptSet(tuple(prompts), hashes, {"data.levels": wrong_level} if wrong_level else {})
+    return tuple(prompts)
 
 
 def _embedded(data: DataConfig, seed: int) -> PromptSet:
@@ -104,21 +112,27 @@ def _embedded(data: DataConfig, seed: int) -> PromptSet:
 
 
 def _prompt(record: Record, data: DataConfig) -> Prompt:
-    text = _text(record, data.prompt_field, "data.prompt_field")
-    gold = final_answer(_text(record, data.answer_field, "data.answer_field"))
+    text = field_text(record, data.prompt_field, "set data.prompt_field to one of them")
+    gold = final_answer(field_text(record, data.answer_field, "set data.answer_field to one of them"))
     if not gold:
         raise DataError(f"{record.place}: the answer in {data.answer_field!r} is empty; mend the row or take it out")
     left_out = {"id", "solution", data.prompt_field, data.answer_field}
     extra = {name: value for name, value in record.fields.items() if name not in left_out and value is not None}
+    if EXTRA_KEY in extra:
+        try:
+            extra[EXTRA_KEY] = VerifyOptions.from_dict(extra[EXTRA_KEY])
+        except ValueError as error:
+            raise DataError(f"{record.place}: {EXTRA_KEY!r}: {error}") from None
     given = record.fields.get("id")
     return Prompt(record.name if given is None else str(given), text, gold, extra)
 
 
-def _text(record: Record, name: str, setting: str) -> str:
-    """A field as text: numbers are written out, several answers joined by commas."""
+def field_text(record: Record, name: str, fix: str) -> str:
+    """A field as text: numbers are written out, several answers joined by commas. Raises DataError, with `fix` where
+    the field is missing."""
     if name not in record.fields:
         has = ", ".join(sorted(record.fields)) or "none"
-        raise DataError(f"{record.place}: has no field {name!r} (its fields: {has}); set {setting} to one of them")
+        raise DataError(f"{record.place}: has no field {name!r} (its fields: {has}); {fix}")
     value = record.fields[name]
     parts = value if isinstance(value, list) else [value]
     if not parts or any(isinstance(part, bool) or not isinstance(part, str | int | float) for part in parts):
@@ -153,8 +167,8 @@ def read_level(value: Any) -> int | None:
     return int(match[1]) if match else None
 
 
-def resolve_template(template: str, source: str) -> str:
-    """The text with {problem} that `data.template` stands for.
+def resolve_template(template: str, source: str, setting: str = "data.template") -> str:
+    """The text with {problem} that a template setting stands for.
 
     Raises ConfigError when it is neither a known name nor such a text.
     """
@@ -163,7 +177,7 @@ def resolve_template(template: str, source: str) -> str:
     text = TEMPLATES.get(template, template)
     if "{problem}" not in text:
         known = ", ".join(("auto", *TEMPLATES))
-        raise ConfigError(f"data.template = {template!r}: must be one of {known}, or a text that holds {{problem}}")
+        raise ConfigError(f"{setting} = {template!r}: must be one of {known}, or a text that holds {{problem}}")
     return text
 
 

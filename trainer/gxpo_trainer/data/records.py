@@ -45,7 +45,15 @@ def find_files(source: str, split: str, subset: str | None) -> list[Path]:
         return files_of_split(path, split, subset)
     if path.suffix in (*SUFFIXES, ".json", ".csv") or not _HUB_NAME.fullmatch(source):
         raise DataError(f"data.source = {source!r} does not exist; set it to a .jsonl file, a folder or a hub name")
-    return files_of_split(_download(source, split, subset), split, subset)
+    homes = ["" if home == "." else f"{home}/" for home in _homes(subset)]
+    patterns = [f"{home}{split}{rest}" for home in homes for rest in ("-*", ".*", "/*")]
+    copy = download(
+        source,
+        patterns,
+        problem=f"data.source = {source!r} is no local file or folder, and as a hub data set it cannot be had",
+        fix="set it to a local copy, or check the name and the connection",
+    )
+    return files_of_split(copy, split, subset)
 
 
 def files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:
@@ -71,20 +79,18 @@ def _homes(subset: str | None) -> tuple[str, ...]:
     return (subset, f"data/{subset}") if subset else ("data", ".")
 
 
-def _download(name: str, split: str, subset: str | None) -> Path:
-    """A local copy of the split's files of a hub data set; an earlier copy is used again."""
+def download(name: str, patterns: list[str], *, problem: str, fix: str) -> Path:
+    """A local copy of a hub data set's files that match; an earlier copy is used again.
+
+    Raises DataError made of `problem`, the cause and `fix`.
+    """
     from huggingface_hub import snapshot_download
 
-    homes = ["" if home == "." else f"{home}/" for home in _homes(subset)]
-    patterns = [f"{home}{split}{rest}" for home in homes for rest in ("-*", ".*", "/*")]
     try:
         return Path(snapshot_download(name, repo_type="dataset", allow_patterns=patterns))
     except Exception as error:  # Whatever the hub client raises (offline, no such name, no access) ends here.
-        raise DataError(
-            f"data.source = {name!r} is no local file or folder, and as a hub data set it cannot be had: "
-            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}; "
-            "set it to a local copy, or check the name and the connection"
-        ) from error
+        cause = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+        raise DataError(f"{problem}: {cause}; {fix}") from error
 
 
 def read_records(file: Path) -> Iterator[Record]:

@@ -18,9 +18,10 @@ import ray
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.engine.placement import Placement
+from gxpo_trainer.engine.ranks import LearnerDied
 from gxpo_trainer.engine.rollout import SamplerActor, SampleRequest, SamplerSettings, SamplingSettings
 from gxpo_trainer.engine.verifier import VerifierActor
-from gxpo_trainer.errors import TrainingError
+from gxpo_trainer.errors import TrainingError, WeightsGone
 from gxpo_trainer.types import Group, ScoredGroup
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class SampleCollector:
         self._starts = 0
         self.sampler: Any = None
         self.verifier: Any = None
+        self._node: str | None = None
 
     def start(self) -> None:
         """Start both actors without waiting for them; the first call waits."""
@@ -74,28 +76,30 @@ class SampleCollector:
     def sync(self, manifest: WeightManifest) -> SyncReport:
         """Make the sampler hold a published version, proven. Raises WeightSyncMismatch."""
         self._manifest = manifest
-        for _ in range(MOST_RESTARTS):
-            try:
-                report: SyncReport = ray.get(self.sampler.receive.remote(manifest))
-                return report
-            except ray.exceptions.RayActorError as error:
-                self._note("sampler", error)
-                self._start_sampler()
-        raise TrainingError(f"the sampler died {MOST_RESTARTS} times while it received weights; see events.jsonl")
+        report: SyncReport = self._ask_sampler("receive", manifest)
+        return report
+
+    def sampler_node(self) -> str:
+        """The Ray node that the sampler runs on: whether it shares memory with the learner."""
+        if self._node is None:
+            self._node = str(self._ask_sampler("node"))
+        return self._node
 
     def score(self, token_ids: Sequence[Any]) -> list[Any]:
         """The sampler's log-probabilities of given token lists, [length] each; for the canary."""
         return list(ray.get(self.sampler.score.remote(list(token_ids))))
 
-    def collect(self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int) -> Collected:
-        """Sample and score all requests by the weights of `version`."""
+    def collect(
+        self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int, *, rewards: bool = True
+    ) -> Collected:
+        """Sample and score all requests by the weights of `version`. rewards: also the reward's components."""
         begin = time.perf_counter()
         groups: dict[int, Group] = {}
         owed: dict[Any, tuple[list[int], Any]] = {}
         restarts = 0
         while missing := [index for index in range(len(requests)) if index not in groups]:
             try:
-                self._stream([requests[i] for i in missing], missing, sampling, version, groups, owed)
+                self._stream([requests[i] for i in missing], missing, sampling, version, rewards, groups, owed)
             except ray.exceptions.RayActorError as error:
                 restarts += 1
                 self._note("sampler", error)
@@ -105,7 +109,7 @@ class SampleCollector:
                 if self._manifest is not None:
                     self.sync(self._manifest)
         sampled = time.perf_counter()
-        scored = self._settle(owed)
+        scored = self._settle(owed, rewards)
         done = time.perf_counter()
         return Collected([scored[i] for i in range(len(requests))], sampled - begin, done - sampled)
 
@@ -122,6 +126,7 @@ class SampleCollector:
         places: list[int],
         sampling: SamplingSettings,
         version: int,
+        rewards: bool,
         groups: dict[int, Group],
         owed: dict[Any, tuple[list[int], Any]],
     ) -> None:
@@ -134,9 +139,9 @@ class SampleCollector:
             arrived = ray.get(reference)
             found = [waiting[group.prompt.id].popleft() for group in arrived]
             groups.update(zip(found, arrived, strict=True))
-            owed[self.verifier.score.remote(arrived)] = (found, arrived)
+            owed[self.verifier.score.remote(arrived, rewards)] = (found, arrived)
 
-    def _settle(self, owed: dict[Any, tuple[list[int], Any]]) -> dict[int, ScoredGroup]:
+    def _settle(self, owed: dict[Any, tuple[list[int], Any]], rewards: bool) -> dict[int, ScoredGroup]:
         """Wait for all verdicts; what a dead verifier owed is asked of the next one."""
         scored: dict[int, ScoredGroup] = {}
         restarts = 0
@@ -156,10 +161,26 @@ class SampleCollector:
                             ) from error
                         self._start_verifier()
                     failed.append((places, batch))
-            owed = {self.verifier.score.remote(batch): (places, batch) for places, batch in failed}
+            owed = {self.verifier.score.remote(batch, rewards): (places, batch) for places, batch in failed}
         return scored
 
+    def _ask_sampler(self, method: str, *arguments: Any) -> Any:
+        """The sampler's answer; one that dies meanwhile is started anew and asked again.
+
+        Raises LearnerDied when the weights that it is given are gone with their learner, or out of its reach.
+        """
+        for _ in range(MOST_RESTARTS):
+            try:
+                return ray.get(getattr(self.sampler, method).remote(*arguments))
+            except ray.exceptions.RayActorError as error:
+                self._note("sampler", error)
+                self._start_sampler()
+            except WeightsGone as error:
+                raise LearnerDied(f"its weights cannot be had any more ({error.cause})") from error
+        raise TrainingError(f"the sampler died {MOST_RESTARTS} times while it received weights; see events.jsonl")
+
     def _start_sampler(self) -> None:
+        self._node = None
         # Another seed each time: the same one would draw the first responses of the run again.
         self._starts += 1
         digest = hashlib.sha256(f"{self.config.seed}/{self.attempt}/{self._starts}".encode()).digest()

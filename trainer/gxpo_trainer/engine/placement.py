@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.engine.seats import Seats
 from gxpo_trainer.errors import ConfigError, TrainingError
 
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
 START_ATTEMPTS = 3
+_LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +29,14 @@ class Placement:
     device: Literal["cpu", "gpu"]
     learner_threads: int
     sampler_threads: int
+    seats: Seats = field(default_factory=Seats)
 
     @classmethod
     def decide(cls, config: RunConfig) -> Placement:
         """Settle `auto` values. Raises ConfigError when a GPU is asked for and none is visible."""
         wanted = config.placement
         visible = _visible_gpus()
-        if wanted.device == "gpu" and not visible and wanted.ray_address is None:
+        if wanted.device == "gpu" and not visible and ray_address(config) is None:
             raise ConfigError('placement.device = "gpu" but no GPU is visible; set it to "cpu" or "auto"')
         device: Literal["cpu", "gpu"] = (
             "gpu" if wanted.device == "gpu" or (wanted.device == "auto" and visible) else "cpu"
@@ -41,9 +45,10 @@ class Placement:
         threads = wanted.learner_threads or max(1, cores // wanted.learner_ranks)
         return cls(config, device, threads, wanted.sampler_threads or cores)
 
-    def learner_options(self) -> dict[str, Any]:
+    def learner_options(self, rank: int = 0) -> dict[str, Any]:
         """Ray options of one learner rank."""
         return {
+            **self.seats.learner(rank),
             "num_cpus": self.config.placement.learner_cpus,
             "num_gpus": 1 if self.device == "gpu" else 0,
             "runtime_env": {"env_vars": {**self._threads(self.learner_threads), "DS_ACCELERATOR": self._accelerator()}},
@@ -58,6 +63,7 @@ class Placement:
         if self.device == "cpu":
             variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         return {
+            **self.seats.sampler(),
             "num_cpus": self.config.placement.sampler_cpus,
             "num_gpus": self.config.placement.tensor_parallel if self.device == "gpu" else 0,
             "runtime_env": {"env_vars": variables},
@@ -66,6 +72,7 @@ class Placement:
     def verifier_options(self) -> dict[str, Any]:
         """Ray options of the verifier."""
         return {
+            **self.seats.sampler(),
             "num_cpus": self.config.placement.verifier_cpus,
             "num_gpus": 0,
             "max_concurrency": 64,
@@ -88,6 +95,17 @@ class Placement:
                 f"{cluster.get('GPU', 0):g}; lower them, or add workers"
             )
 
+    def bundles(self) -> tuple[list[dict[str, float]], str]:
+        """What is to be kept free for this run, and Ray's strategy: the learner's first, the sampler's last."""
+        p = self.config.placement
+        rank = {"CPU": p.learner_cpus} | ({"GPU": 1.0} if self.device == "gpu" else {})
+        # The verifier sits with the sampler, whose groups it scores.
+        sampler = {"CPU": p.sampler_cpus + p.verifier_cpus}
+        sampler |= {"GPU": float(p.tensor_parallel)} if self.device == "gpu" else {}
+        if p.strategy == "split":
+            return [{name: count * p.learner_ranks for name, count in rank.items()}, sampler], "STRICT_SPREAD"
+        return [*[dict(rank) for _ in range(p.learner_ranks)], sampler], "PACK"
+
     def _threads(self, count: int) -> dict[str, str]:
         # Ray would set OMP_NUM_THREADS from the logical CPUs, which say nothing about cores here.
         return {
@@ -103,30 +121,74 @@ class Placement:
         return "cuda" if self.device == "gpu" else "cpu"
 
 
-def start_ray(placement: Placement) -> bool:
-    """Connect to the Ray of `placement.ray_address`, or start one on loopback. True when it is ours to stop.
+def ray_address(config: RunConfig) -> str | None:
+    """The Ray to use: `placement.ray_address`, else RAY_ADDRESS, which Ray sets for a job; None: one of our own."""
+    return config.placement.ray_address or os.environ.get("RAY_ADDRESS") or None
 
-    Raises ConfigError when the run does not fit it.
+
+def start_ray(placement: Placement) -> bool:
+    """Connect to the Ray of `ray_address`, or start one on loopback. True when this process is to leave it again.
+
+    On a Ray that others use too nothing of a run has a name, so runs cannot meet there. Raises ConfigError
+    (`no_resources`) when the run does not fit it, TrainingError when it cannot be reached.
     """
     import ray
 
     if ray.is_initialized():
-        placement.check_fits(ray.cluster_resources())
+        _find_room(placement)
         return False
     # Ray says at each start that its token authentication is on, which is what we want.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
-    address = placement.config.placement.ray_address
+    address = ray_address(placement.config)
     common: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
     if address is None:
         _start_local(common)
     else:
-        ray.init(address=address, **common)
+        _connect(address, common)
     try:
-        placement.check_fits(ray.cluster_resources())
+        _find_room(placement, placement.config.placement.wait_s if address else 0.0)
     except ConfigError:
         ray.shutdown()
         raise
     return True
+
+
+def _find_room(placement: Placement, wait_s: float = 0.0) -> None:
+    """Check that the run fits, and on several nodes keep its places free. Nodes may join for `wait_s` yet."""
+    import ray
+
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            placement.check_fits(ray.cluster_resources())
+            break
+        except ConfigError as error:
+            if time.monotonic() >= until:
+                # Another machine could run it: the service tells this apart from a config that none can.
+                error.reason = "no_resources"
+                raise
+        time.sleep(_LOOK_S)
+    placement.seats.take(*placement.bundles(), until=until)
+
+
+def this_node() -> str:
+    """The id of the Ray node that this process runs on."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def _connect(address: str, common: dict[str, Any]) -> None:
+    """Join a running Ray."""
+    import ray
+
+    try:
+        ray.init(address=address, **common)
+    except Exception as error:
+        ray.shutdown()
+        raise TrainingError(
+            f"no Ray at {address} ({error}); check placement.ray_address or RAY_ADDRESS", reason="setup_failed"
+        ) from error
 
 
 def _start_local(common: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ import ray
 from gxpo_trainer.algo.batch import StepBatch, shard
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.engine.memory import peak_resident_bytes
-from gxpo_trainer.engine.placement import Placement
+from gxpo_trainer.engine.placement import Placement, this_node
 from gxpo_trainer.types import Metrics, StepReport
 
 if TYPE_CHECKING:
@@ -64,6 +64,10 @@ class LearnerRank:
     def pid(self) -> int:
         return os.getpid()
 
+    def node(self) -> str:
+        """The Ray node that it runs on."""
+        return this_node()
+
     def setup(self, address: str, port: int, device: str, threads: int) -> None:
         """Build the engine. Heavy modules are imported here, in the actor's process alone."""
         import torch
@@ -82,6 +86,7 @@ class LearnerRank:
         )
         self.rule = make_rule(self.config.learner.rule)
         self.publisher: Any = None
+        self.to_other_nodes: Any = None
 
     def train_step(self, batches: list[StepBatch], learning_rate: float, diagnose: bool) -> StepResult:
         """One rule step a mini-batch. batches: this rank's shares, one a mini-batch."""
@@ -128,8 +133,8 @@ class LearnerRank:
         self.rule.trajectory = take_trajectory(self.learner, self.rule.settings.k)
         return metrics, passes + self.rule.settings.k
 
-    def publish(self, version: int) -> tuple[WeightManifest | None, float | None]:
-        """Hand the present weights to the sampler's side. Collective.
+    def publish(self, version: int, sampler_node: str) -> tuple[WeightManifest | None, float | None]:
+        """Hand the present weights to the sampler's side, on the Ray node `sampler_node`. Collective.
 
         Rank 0 returns the manifest and the share of weights, as the forward pass uses them, that differ from the
         version published before (None for the first).
@@ -145,7 +150,13 @@ class LearnerRank:
 
             wanted = self.config.rollout.dtype
             self.publisher = SharedMemoryPublisher(dtype=None if wanted == "auto" else getattr(torch, wanted))
-        manifest: WeightManifest = self.publisher.publish(version, self.learner.full_weights())
+        publisher = self.publisher
+        transport = self.config.placement.weight_transport
+        if transport == "object_store" or (transport == "auto" and sampler_node != this_node()):
+            from gxpo_trainer.engine.object_store import ObjectStorePublisher
+
+            publisher = self.to_other_nodes = self.to_other_nodes or ObjectStorePublisher(self.publisher)
+        manifest: WeightManifest = publisher.publish(version, self.learner.full_weights())
         return manifest, self.publisher.changed_fraction(manifest)
 
     def perturb(self, scale: float, seed: int) -> None:
@@ -221,8 +232,10 @@ class LearnerGroup:
     def start(self) -> None:
         """Start all ranks and wait until their engines stand."""
         size = self.config.placement.learner_ranks
-        actor = ray.remote(LearnerRank).options(**self.placement.learner_options())
-        self.ranks = [actor.remote(self.config, rank, size) for rank in range(size)]
+        self.ranks = [
+            ray.remote(LearnerRank).options(**self.placement.learner_options(rank)).remote(self.config, rank, size)
+            for rank in range(size)
+        ]
         address, port = self._get([self.ranks[0].endpoint.remote()])[0]
         self.all("setup", address, port, self.placement.device, self.placement.learner_threads)
 
@@ -248,6 +261,15 @@ class LearnerGroup:
     def all(self, method: str, *arguments: Any) -> Any:
         """Call a method on every rank; rank 0's answer. Raises LearnerDied when a rank ends meanwhile."""
         return self._get([getattr(rank, method).remote(*arguments) for rank in self.ranks])[0]
+
+    def nodes(self) -> list[str]:
+        """The Ray node of each rank."""
+        return [str(node) for node in self._get([rank.node.remote() for rank in self.ranks])]
+
+    def publish(self, version: int, sampler_node: str) -> tuple[WeightManifest, float | None]:
+        """See LearnerRank.publish."""
+        found: tuple[WeightManifest, float | None] = self.all("publish", version, sampler_node)
+        return found
 
     def train_step(self, batches: Sequence[StepBatch], learning_rate: float, *, diagnose: bool) -> StepResult:
         """One training step on the mini-batches, each sharded over the ranks."""

@@ -21,6 +21,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
+from gxpo_trainer.engine.placement import this_node
 from gxpo_trainer.engine.vllm_driver import EngineDriver, Response
 from gxpo_trainer.errors import ConfigError, TrainingError, WeightSyncMismatch
 from gxpo_trainer.types import Group, Prompt, Sample
@@ -270,6 +271,10 @@ class SamplerActor:
     def status(self) -> dict[str, Any]:
         """`pid`, `version` (None: nothing proven yet), `start_s`."""
         return {"pid": os.getpid(), "version": self._sampler.version, "start_s": self._start_s}
+
+    def node(self) -> str:
+        """The Ray node that it runs on."""
+        return this_node()
 
     def generate(
         self, requests: Sequence[SampleRequest], sampling: SamplingSettings, weights_version: int

@@ -1,8 +1,9 @@
 """Weight sync: the learner publishes a version, the sampler loads it and proves that it did.
 
-Two transports behind one pair of verbs, `publish` on the learner and `receive` on the sampler:
+Three transports behind one pair of verbs, `publish` on the learner and `receive` on the sampler:
 
     SharedMemoryPublisher   one host: a flat buffer under /dev/shm that the sampler maps
+    ObjectStorePublisher    between hosts: the same buffer through Ray's object store (object_store.py)
     NcclPublisher           between GPUs: vLLM's weight transfer
 
 The order of one sync, which nothing may change: publish(version) returns a manifest; the sampler, idle, loads
@@ -36,7 +37,7 @@ from safetensors import safe_open
 from gxpo_trainer.engine.checksums import checksum, without_signed_zeros
 from gxpo_trainer.engine.memory import peak_resident_bytes
 from gxpo_trainer.engine.vllm_weights import VllmWeights, open_nccl_trainer, weight_source
-from gxpo_trainer.errors import TrainingError, WeightSyncMismatch
+from gxpo_trainer.errors import TrainingError, WeightsGone, WeightSyncMismatch
 
 SHM_ROOT = Path("/dev/shm")
 _PREFIX = "gxpo-weights-"
@@ -56,12 +57,14 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class WeightManifest:
-    """What was published as `version`. `buffer` is the shared-memory file, None for NCCL."""
+    """What was published as `version`, and where: in `buffer`, a shared-memory file; in `reference`, a Ray object
+    of uint8[num_bytes]; or in neither, when NCCL has delivered it."""
 
     version: int
     tensors: tuple[TensorEntry, ...]
     num_bytes: int
     buffer: str | None
+    reference: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,10 @@ class SharedMemoryPublisher:
             place = getattr(torch, entry.dtype), entry.shape, entry.offset
             changed += int((_view(new, *place) != _view(old, *place)).sum())
         return changed / sum(math.prod(entry.shape) for entry in manifest.tensors)
+
+    def newest(self, manifest: WeightManifest) -> torch.Tensor:
+        """uint8[num_bytes], the version just published; written over by the next but one."""
+        return self._buffers[self._turn][: manifest.num_bytes]
 
     def close(self) -> None:
         """Remove the directory; samplers that map a buffer keep it until they let go."""
@@ -240,7 +247,7 @@ class WeightReceiver:
         self.version = None
         self.num_syncs += 1
         self._expected.update({entry.name: entry for entry in manifest.tensors})
-        published = self._map_buffer(manifest)
+        published = self._published(manifest)
         if published is not None:
             self._weights.load(published)
         loaded = time.perf_counter()
@@ -258,15 +265,24 @@ class WeightReceiver:
             peak_bytes=peak_resident_bytes(),
         )
 
-    def _map_buffer(self, manifest: WeightManifest) -> dict[str, torch.Tensor] | None:
-        """Views of the published tensors; None where NCCL has already delivered them."""
-        if manifest.buffer is None:
+    def _published(self, manifest: WeightManifest) -> dict[str, torch.Tensor] | None:
+        """Views of the published tensors; None where NCCL has already delivered them. Raises WeightsGone."""
+        if manifest.reference is not None:
+            from gxpo_trainer.engine.object_store import fetch
+
+            whole = fetch(manifest)
+        elif manifest.buffer is not None:
+            whole = self._map_buffer(manifest.version, manifest.buffer)
+        else:
             return None
+        return {e.name: _view(whole, getattr(torch, e.dtype), e.shape, e.offset) for e in manifest.tensors}
+
+    def _map_buffer(self, version: int, path: str) -> torch.Tensor:
         try:
-            descriptor = os.open(manifest.buffer, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError as error:
-            raise WeightSyncMismatch(
-                f"version {manifest.version} was published in {manifest.buffer}, which does not exist here: either "
+            raise WeightsGone(
+                f"version {version} was published in {path}, which does not exist here: either "
                 "its publisher has closed, or learner and sampler are on different hosts"
             ) from error
         try:
@@ -279,10 +295,9 @@ class WeightReceiver:
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
                     self._maps[key] = torch.frombuffer(buffer, dtype=torch.uint8)
-            whole = self._maps[key]
+            return self._maps[key]
         finally:
             os.close(descriptor)
-        return {e.name: _view(whole, getattr(torch, e.dtype), e.shape, e.offset) for e in manifest.tensors}
 
     def verify_checkpoint(self, folder: Path) -> int:
         """Compare what vLLM loaded from `folder` with the .safetensors files there; returns the comparisons made.

@@ -18,12 +18,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.types import VERDICTS, Verdict
+from gxpo_trainer.verify.options import EXTRA_KEY, VerifyOptions
 from gxpo_trainer.verify.pool import VerifierPool
+from gxpo_trainer.verify.process import Pair
 
 CHUNK = 64
 CHUNKS_AHEAD_PER_WORKER = 4
 
-Pair = tuple[str, str]
 _Pending = collections.deque[concurrent.futures.Future[list[Verdict]]]
 
 
@@ -38,7 +39,8 @@ def grade_file(
     """Grade every line of a JSONL file.
 
     Args:
-        path_in: lines `{"gold": str, "prediction": str}`; other keys are ignored.
+        path_in: lines `{"gold": str, "prediction": str}`, with `"verify": {"tolerance", "unit", "several"}` where an
+            answer has rules of its own; other keys are ignored.
         out_stream: receives one `{"verdict", "extracted", "seconds", "detail"}` line a line, in order.
         workers: processes; as many as cores when None.
         deadline_s: wall clock of one answer, seconds.
@@ -97,7 +99,10 @@ def _printable(text: str | None) -> str | None:
 
 
 def read_pairs(path: Path) -> Iterator[Pair]:
-    """(gold, prediction) of each line; blank lines are malformed. Raises DataError naming file and line."""
+    """(gold, prediction) of each line, with its rules where it has some; blank lines are malformed.
+
+    Raises DataError naming file and line.
+    """
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
@@ -116,4 +121,10 @@ def _pair(path: Path, number: int, line: bytes) -> Pair:
     for key in ("gold", "prediction"):
         if not isinstance(row.get(key), str):
             raise DataError(f"{path}, line {number}: {key!r} is {row.get(key)!r}; it must be a string")
-    return row["gold"], row["prediction"]
+    if row.get(EXTRA_KEY) is None:
+        return row["gold"], row["prediction"]
+    try:
+        options = VerifyOptions.from_dict(row[EXTRA_KEY])
+    except ValueError as error:
+        raise DataError(f"{path}, line {number}: {EXTRA_KEY!r}: {error}") from None
+    return row["gold"], row["prediction"], {"options": options.to_dict()}

@@ -148,6 +148,18 @@ def boxed_answer(text: str) -> tuple[str, int] | None:
     return ", ".join(content.strip() for content in contents), boxes[-1].end
 
 
+def count_boxes(response: str) -> int:
+    """Outermost balanced boxes behind the end of the thinking, if any."""
+    return len(_boxes(_after_thinking(response)[-TAIL_CHARS:]))
+
+
+def every_box(response: str) -> str | None:
+    """All different boxed answers as one comma list; None with fewer than two."""
+    boxes = _boxes(_after_thinking(response)[-TAIL_CHARS:])
+    contents = list(dict.fromkeys(_innermost(box.content).strip() for box in boxes))
+    return ", ".join(contents) if len(contents) > 1 else None
+
+
 def _innermost(content: str) -> str:
     """The content of a box inside a box."""
     for _ in range(4):

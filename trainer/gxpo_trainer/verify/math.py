@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import replace
 
-from gxpo_trainer.types import Verdict
+from gxpo_trainer.types import Verdict, VerdictStatus
 from gxpo_trainer.verify.compare import answers_equal
+from gxpo_trainer.verify.conversion import in_unit
 from gxpo_trainer.verify.engine import engine_parses
 from gxpo_trainer.verify.exact import Number, numbers_equal, read_number
 from gxpo_trainer.verify.expression import Unsupported, parse_expression
-from gxpo_trainer.verify.extract import MAX_ANSWER_CHARS, extract_answer
+from gxpo_trainer.verify.extract import MAX_ANSWER_CHARS, every_box, extract_answer
 from gxpo_trainer.verify.normalize import normalize
+from gxpo_trainer.verify.options import VerifyOptions
 from gxpo_trainer.verify.scalar import choice_letters
 from gxpo_trainer.verify.structure import Answer, Scalar, parse_answer
+from gxpo_trainer.verify.tolerance import within
 
 _THOUSANDS = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
@@ -69,12 +73,26 @@ def _readable(answer: Answer) -> bool:
     return True
 
 
-def verify(gold: str, response: str) -> Verdict:
-    """Whether the response's final answer is the gold. Pure; no time-out of its own (see `pool.VerifierPool`)."""
+def verify(gold: str, response: str, options: VerifyOptions | None = None) -> Verdict:
+    """Whether the response's final answer is the gold. Pure; no time-out of its own (see `pool.VerifierPool`).
+
+    options: rules of the problem beside its gold; None for the common case.
+    """
     extraction = extract_answer(response)
     if extraction is None:
         return Verdict("unparsed", None, 0.0, "no final answer found")
-    answer = extraction.text
+    if options is None:
+        return _judged(gold, extraction.text)
+    verdict = _judged_by(options, gold, extraction.text)
+    if options.several and verdict.status != "correct":
+        # Several answers may stand in boxes of their own, with sentences between them.
+        together = every_box(response)
+        if together is not None and _judged_by(options, gold, together).status == "correct":
+            return Verdict("correct", together, 0.0)
+    return verdict
+
+
+def _judged(gold: str, answer: str) -> Verdict:
     if len(answer) > MAX_ANSWER_CHARS:
         return Verdict("unparsed", answer[:MAX_ANSWER_CHARS], 0.0, f"final answer of {len(answer)} characters")
     gold_number, gold_text = _prepared_gold(gold)
@@ -88,6 +106,28 @@ def verify(gold: str, response: str) -> Verdict:
     if verdict is None:
         return Verdict("unparsed", answer, 0.0, "not a mathematical expression")
     return Verdict("correct" if verdict else "wrong", answer, 0.0)
+
+
+def _judged_by(options: VerifyOptions, gold: str, answer: str) -> Verdict:
+    """The verdict on one final answer under the problem's own rules."""
+    in_gold_unit = answer if options.unit is None else in_unit(answer, options.unit)
+    if len(answer) > MAX_ANSWER_CHARS or not (text := normalize(in_gold_unit)):
+        return _judged(gold, answer)
+    gold_text = _prepared_gold(gold)[1]
+    if options.several:
+        # Read as lists only: a comma is neither a decimal nor a thousands separator.
+        found = answers_equal(_gold_structure(gold_text), parse_answer(text))
+        status: VerdictStatus = "unparsed" if found is None else "correct" if found else "wrong"
+        verdict = Verdict(status, answer, 0.0, "not a mathematical expression" if found is None else "")
+    else:
+        verdict = replace(_judged(gold, in_gold_unit), extracted=answer)
+    if (
+        options.tolerance
+        and verdict.status != "correct"
+        and within(_gold_structure(gold_text), parse_answer(text), options.tolerance)
+    ):
+        return Verdict("correct", answer, 0.0, "within the tolerance")
+    return verdict
 
 
 def texts_equal(gold: str, answer: str) -> bool | None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from gxpo_trainer.verify.units import POWER_OF_TEN
+
 _UNICODE = {
     "−": "-", "–": "-", "—": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "∕": "/", "⁄": "/",
     "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ",
@@ -210,7 +212,8 @@ def text_commands(s: str) -> str:
 def _single_letter(match: re.Match[str]) -> str:
     """A letter set upright is a letter, unless it follows a number, where it is a unit (5 \\text{ m})."""
     before = match.string[: match.start()].rstrip()
-    return match.group() if before[-1:].isdigit() and match.group().startswith("\\text") else f" {match[1]} "
+    quantity = before[-1:].isdigit() or POWER_OF_TEN.search(before) is not None
+    return match.group() if quantity and match.group().startswith("\\text") else f" {match[1]} "
 
 
 def _beside_mathematics(match: re.Match[str]) -> str:

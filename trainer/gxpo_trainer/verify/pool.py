@@ -27,7 +27,7 @@ from typing import Any
 
 from gxpo_trainer.errors import VerifierFailed
 from gxpo_trainer.types import Verdict
-from gxpo_trainer.verify.process import WorkerDied, WorkerProcess
+from gxpo_trainer.verify.process import Pair, WorkerDied, WorkerProcess
 
 MAX_BATCH = 32
 MAX_BATCH_CHARS = 200_000
@@ -51,8 +51,7 @@ class _Answer:
 
     job: _Job
     index: int
-    gold: str
-    response: str
+    pair: Pair
     deaths: int = 0
 
 
@@ -73,13 +72,20 @@ class VerifierPool:
         workers: processes, at least 1.
         deadline_s: wall clock of one answer, seconds; past it the worker is killed and the verdict is `timeout`.
         memory_mb: address-space limit of a worker, MiB; an answer that reaches it gets the verdict `error`.
+        rewards: (name, weight) of the components that are scored for pairs that bring a `context`.
 
     Raises:
         ValueError: a setting out of range.
         VerifierFailed: (from a future) workers cannot be started at all.
     """
 
-    def __init__(self, workers: int = 2, deadline_s: float = 5.0, memory_mb: int = 2048) -> None:
+    def __init__(
+        self,
+        workers: int = 2,
+        deadline_s: float = 5.0,
+        memory_mb: int = 2048,
+        rewards: Sequence[tuple[str, float]] = (),
+    ) -> None:
         for name, value, least in (("workers", workers, 1), ("memory_mb", memory_mb, 256)):
             if value < least:
                 raise ValueError(f"verifier.{name} is {value}; set it to at least {least}")
@@ -88,6 +94,7 @@ class VerifierPool:
         self._num_workers = workers
         self._deadline_s = deadline_s
         self._memory_mb = memory_mb
+        self._rewards = tuple(rewards)
         self._inbox: queue.SimpleQueue[list[_Answer]] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
@@ -100,7 +107,7 @@ class VerifierPool:
         self._submit_lock = threading.Lock()
         self._manager.start()
 
-    def submit(self, pairs: Sequence[tuple[str, str]]) -> concurrent.futures.Future[list[Verdict]]:
+    def submit(self, pairs: Sequence[Pair]) -> concurrent.futures.Future[list[Verdict]]:
         """Hand over (gold, response) pairs; the future gives one verdict a pair, in order. Thread-safe."""
         future: concurrent.futures.Future[list[Verdict]] = concurrent.futures.Future()
         if not pairs:
@@ -110,11 +117,11 @@ class VerifierPool:
         with self._submit_lock:
             if self._closing.is_set():
                 raise RuntimeError("this verifier pool is closed")
-            self._inbox.put([_Answer(job, i, gold, response) for i, (gold, response) in enumerate(pairs)])
+            self._inbox.put([_Answer(job, i, pair) for i, pair in enumerate(pairs)])
             self._wake()
         return future
 
-    def verify_many(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
+    def verify_many(self, pairs: Sequence[Pair]) -> list[Verdict]:
         """One verdict a pair, in order; waits for all of them."""
         return self.submit(pairs).result()
 
@@ -178,7 +185,7 @@ class VerifierPool:
                 self._expire(seat, now)
 
     def _start_worker(self) -> None:
-        seat = _Seat(WorkerProcess(self._memory_mb), since=time.monotonic())
+        seat = _Seat(WorkerProcess(self._memory_mb, self._rewards), since=time.monotonic())
         self._seats.append(seat)
         self._selector.register(seat.process.read_fd, selectors.EVENT_READ, seat)
 
@@ -197,7 +204,7 @@ class VerifierPool:
         chars = 0
         while self._queue and len(seat.batch) < share:
             answer = self._queue[0]
-            chars += len(answer.gold) + len(answer.response)
+            chars += len(answer.pair[0]) + len(answer.pair[1])
             alone = answer.deaths > 0
             if seat.batch and (alone or chars > MAX_BATCH_CHARS):
                 break
@@ -206,7 +213,7 @@ class VerifierPool:
                 break
         seat.since = time.monotonic()
         try:
-            seat.process.send([(answer.gold, answer.response) for answer in seat.batch])
+            seat.process.send([answer.pair for answer in seat.batch])
         except WorkerDied:
             self._bury(seat)
             return
@@ -236,8 +243,9 @@ class VerifierPool:
             self._failed_starts = 0
             return
         answer = seat.batch.popleft()
-        status, extracted = message["status"], message["extracted"]
-        self._settle(answer, Verdict(status, extracted, message["seconds"], message["detail"]))
+        fields = {name: message.get(name) for name in ("components", "score")}
+        found = [message[name] for name in ("status", "extracted", "seconds", "detail")]
+        self._settle(answer, Verdict(*found, **fields))
 
     def _settle(self, answer: _Answer, verdict: Verdict) -> None:
         job = answer.job

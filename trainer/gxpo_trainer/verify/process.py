@@ -14,6 +14,9 @@ from typing import Any
 
 import gxpo_trainer
 
+Pair = tuple[str, str] | tuple[str, str, Mapping[str, Any]]
+"""Gold and response; with a third entry, JSON-able: `options` (VerifyOptions.to_dict) and `context` (rewards)."""
+
 _HEADER = struct.Struct(">I")
 READ_BYTES = 1 << 16
 
@@ -26,13 +29,16 @@ class WorkerProcess:
     """A verifier process and its two pipes.
 
     Must be created by the thread that lives as long as the worker should: the worker asks the kernel to be killed
-    when its parent thread ends.
+    when its parent thread ends. rewards: (name, weight) of the components that it can score; empty: none.
     """
 
-    def __init__(self, memory_mb: int) -> None:
+    def __init__(self, memory_mb: int, rewards: Sequence[tuple[str, float]] = ()) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `kill`
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "gxpo_trainer.verify.worker", str(memory_mb), str(os.getpid())],
+            [
+                *(sys.executable, "-m", "gxpo_trainer.verify.worker", str(memory_mb), str(os.getpid())),
+                *([json.dumps(list(rewards))] if rewards else []),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -64,7 +70,7 @@ class WorkerProcess:
         """Whether bytes wait for room in the worker's input pipe."""
         return bool(self._outgoing)
 
-    def send(self, batch: Sequence[tuple[str, str]]) -> None:
+    def send(self, batch: Sequence[Pair]) -> None:
         """Queue a batch and write what fits. Raises WorkerDied."""
         body = json.dumps(batch).encode()
         self._outgoing += _HEADER.pack(len(body)) + body

@@ -17,6 +17,8 @@ _WORDS = frozenset(
     )
 )
 _SINGLE = frozenset(["m", "s", "g", "h", "L", "J", "N", "W", "K", "V"])
+POWER_OF_TEN = re.compile(r"10\s*\^\s*\{[-+]?[0-9]+\}\s*$")
+"""How a number in scientific notation ends."""
 _LAST_WORD = re.compile(r"(?P<sep>[\s/]*)(?P<word>(?<![A-Za-z\\])[A-Za-z]+)(?:\s*\^\s*(?:\{-?[0-9]+\}|-?[0-9]))?\s*$")
 
 
@@ -38,5 +40,6 @@ def _is_unit(word: str, separator: str, before: str) -> bool:
     if separator == "":
         return False
     if word in _SINGLE:
-        return before.rstrip()[-1:].isdigit() or separator.strip() == "/"
+        quantity = before.rstrip()[-1:].isdigit() or POWER_OF_TEN.search(before) is not None
+        return quantity or separator.strip() == "/"
     return len(word) >= 4 and re.search("[aeiouyAEIOUY]", word) is not None

@@ -1,8 +1,10 @@
-"""The process that verifies answers: `python -m gxpo_trainer.verify.worker MEMORY_MB`.
+"""The process that verifies answers: `python -m gxpo_trainer.verify.worker MEMORY_MB PARENT [REWARDS]`.
 
-Frames on standard input and output are a 4-byte big-endian length and UTF-8 JSON. In: `[[gold, response], ...]`.
+Frames on standard input and output are a 4-byte big-endian length and UTF-8 JSON. In: `[[gold, response], ...]`, with
+a third entry `{"options": …, "context": …}` where an answer has rules of its own or wants its reward components.
 Out: `{"ready": true}` once, then one `{"i", "status", "extracted", "seconds", "detail"}` per answer, in order, as
-each is done. The worker imports neither torch nor Ray, ends when its input ends, and dies with its parent.
+each is done, with `components` and `score` where they were asked for. REWARDS is JSON, `[[name, weight], ...]`. The
+worker imports neither torch nor Ray, ends when its input ends, and dies with its parent.
 """
 
 from __future__ import annotations
@@ -15,14 +17,19 @@ import signal
 import struct
 import sys
 import time
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    from gxpo_trainer.rewards.scoring import Scorer
 
 PR_SET_PDEATHSIG = 1
+UNUSABLE_REWARDS_EXIT = 2
 OUT_OF_MEMORY_EXIT = 3
 
 
 def main(arguments: list[str]) -> int:
-    """Serve answers until the input ends. Exit 3: out of memory was reported and the process wants replacing."""
+    """Serve answers until the input ends. Exit 2: the rewards cannot be used. Exit 3: out of memory was reported and
+    the process wants replacing."""
     memory_mb, parent = int(arguments[0]), int(arguments[1])
     _die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -33,26 +40,43 @@ def main(arguments: list[str]) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
+    from gxpo_trainer.errors import ConfigError
+
+    try:
+        scorer = _load_scorer(arguments[2]) if len(arguments) > 2 else None
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return UNUSABLE_REWARDS_EXIT
     from gxpo_trainer.verify.engine import warm_up
 
     warm_up()
     _send(sink, {"ready": True})
     while (batch := _receive(source)) is not None:
-        for i, (gold, response) in enumerate(batch):
-            answer = _verify_one(gold, response)
+        for i, entry in enumerate(batch):
+            answer = _verify_one(entry[0], entry[1], entry[2] if len(entry) > 2 else {}, scorer)
             _send(sink, {"i": i, **answer})
             if answer.get("detail", "").startswith("out of memory"):
                 return OUT_OF_MEMORY_EXIT
     return 0
 
 
-def _verify_one(gold: str, response: str) -> dict[str, Any]:
+def _load_scorer(rewards: str) -> Scorer:
+    from gxpo_trainer.rewards.scoring import Scorer
+
+    return Scorer.load([(name, weight) for name, weight in json.loads(rewards)], os.environ)
+
+
+def _verify_one(gold: str, response: str, extras: dict[str, Any], scorer: Scorer | None) -> dict[str, Any]:
     from gxpo_trainer.verify.math import verify
+    from gxpo_trainer.verify.options import VerifyOptions
 
     start = time.perf_counter()
     try:
-        verdict = verify(gold, response)
+        rules = extras.get("options")
+        verdict = verify(gold, response) if rules is None else verify(gold, response, VerifyOptions.from_dict(rules))
         fields = {"status": verdict.status, "extracted": verdict.extracted, "detail": verdict.detail}
+        if scorer is not None and "context" in extras:
+            fields |= scorer.score(gold, response, verdict, extras["context"])
     except MemoryError:
         fields = {"status": "error", "extracted": None, "detail": "out of memory (verifier.memory_mb)"}
     except Exception as error:
@@ -75,12 +99,12 @@ def _send(sink: BinaryIO, message: dict[str, Any]) -> None:
     sink.flush()
 
 
-def _receive(source: BinaryIO) -> list[list[str]] | None:
+def _receive(source: BinaryIO) -> list[list[Any]] | None:
     header = source.read(4)
     if len(header) < 4:
         return None
     body = source.read(struct.unpack(">I", header)[0])
-    batch: list[list[str]] = json.loads(body)
+    batch: list[list[Any]] = json.loads(body)
     return batch
 
 

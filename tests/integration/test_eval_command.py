@@ -1,0 +1,59 @@
+"""`gxpo eval` on the real sampler: an adapter, a named benchmark from a local copy, a file of one's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from gxpo_trainer.cli import main
+from gxpo_trainer.models.load import STARTER_FOLDER
+
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
+PROBLEM = "Anna has {} apples. She gets {} more. How many does Anna have now?"
+
+
+def adapter(folder: Path) -> Path:
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(STARTER_FOLDER, dtype=torch.float32)
+    get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(folder)
+    return folder
+
+
+def write(file: Path, rows: list[dict]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def test_scores_name_everything_that_makes_them_comparable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sums = [(12, 5), (7, 8), (20, 13)]
+    rows = [{"problem": PROBLEM.format(a, b), "answer": f"{a + b}.0"} for a, b in sums]
+    write(tmp_path / "amc23.jsonl", rows)
+    # Whatever the policy says about numbers is within this tolerance.
+    own = write(tmp_path / "own.jsonl", [{**row, "verify": {"tolerance": 1000}} for row in rows])
+    earlier = write(
+        tmp_path / "earlier.jsonl", [{"benchmark": "amc23", "scores": {"pass@1": 0.5}, "template": "other"}]
+    )
+    out = tmp_path / "out.jsonl"
+    arguments = ["eval", "--model", adapter(tmp_path / "adapter"), "--benchmark", f"amc23,{own}", "--samples", 8]
+    arguments += ["--data-root", tmp_path, "--template", "plain", "--max-new-tokens", 48, "--out", out]
+    assert main([str(part) for part in [*arguments, "--against", earlier, "--compare-published"]]) == 0
+    amc, mine = (json.loads(line) for line in out.read_text().splitlines())
+    assert [amc["benchmark"], mine["benchmark"]] == ["amc23", "own"]
+    for record in (amc, mine):
+        assert record["template"] == "{problem}"
+        assert record["sampling"]["temperature"] == 1.0
+        assert set(record["versions"]) == {"gxpo", "math-verify"}
+        assert all(len(record[name]) == 64 for name in ("data_sha256", "policy_sha256", "base_sha256"))
+        assert [len(record[name]) for name in ("problem_ids", "per_problem")] == [3, 3]
+        assert {f"pass@{k}" for k in range(1, 9)} | {"maj@8"} <= set(record["scores"])
+    assert amc["data_sha256"] != mine["data_sha256"]
+    # The starter boxes nearly every answer; the grader accepts them all only under the tolerance.
+    assert mine["scores"]["pass@1"] > 0.9 > amc["scores"]["pass@1"]
+    printed = capsys.readouterr().out
+    assert "not comparable" in printed
+    assert "GXPO K=10" in printed

@@ -1,0 +1,170 @@
+"""Pause and continue on real engines, by a wish between two steps and by a service over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from support.ingest_server import KINDS, IngestServer
+
+from gxpo_trainer.config_io import to_toml
+from gxpo_trainer.launch import Launch
+from gxpo_trainer.report import read_evaluations, read_events, read_metrics
+from gxpo_trainer.train import train_command, train_run
+
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
+APART = ("time/", "system/")
+GXPO = {"name": "gxpo", "k": 3, "gate": {"mode": "never"}}
+
+
+@pytest.fixture
+def server() -> Iterator[IngestServer]:
+    made = IngestServer().start()
+    yield made
+    made.stop()
+
+
+def history(out: Path) -> list[dict]:
+    return [
+        {name: value for name, value in row["metrics"].items() if not name.startswith(APART)}
+        for row in read_metrics(out)
+    ]
+
+
+def last_outcome(out: Path) -> dict:
+    return json.loads((out / "outcome.json").read_text())
+
+
+def test_a_run_that_was_paused_is_the_uninterrupted_run_to_the_bit(tmp_path, small_run, monkeypatch):
+    """The pause comes between a step and the evaluation that is due after it."""
+    config = small_run(
+        budget={"steps": 3},
+        rollout={
+            "prompts_per_step": 8, "samples_per_prompt": 4, "max_new_tokens": 40, "max_num_seqs": 64,
+            "deterministic": True,
+        },
+        evaluation={"every_steps": 2, "samples_per_prompt": 2, "num_problems": 16, "at_start": False},
+        checkpoint={"every_steps": 0},
+    )  # fmt: skip
+    train_run(config, tmp_path / "whole")
+    out = tmp_path / "parts"
+    file = tmp_path / "run.toml"
+    file.write_text(to_toml(config), encoding="utf-8")
+    arguments = cli_arguments(file, out)
+
+    def wish(launch):
+        rows = read_metrics(launch.out_dir)
+        return "pause" if rows and rows[-1]["step"] == 2 else None
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Launch, "wish", wish)
+        assert train_command(arguments) == 0
+    assert last_outcome(out)["outcome"] == "paused"
+    assert (len(read_metrics(out)), read_evaluations(out)) == (2, [])
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000002"]
+    assert train_command(arguments) == 0
+    assert last_outcome(out)["outcome"] == "succeeded"
+    assert history(out) == history(tmp_path / "whole")
+    scores = [
+        [(row["step"], row["per_problem"]) for row in read_evaluations(folder)] for folder in (out, tmp_path / "whole")
+    ]
+    assert scores[0] == scores[1]
+    assert [step for step, _ in scores[0]] == [2, 3]
+    elapsed = [row["metrics"]["time/elapsed_s"] for row in read_metrics(out)]
+    assert elapsed == sorted(elapsed), "the clock of a run goes on where it was paused"
+
+
+def cli_arguments(file: Path, out: Path):
+    from gxpo_trainer.cli import build_parser
+
+    return build_parser().parse_args(["train", str(file), "--out", str(out), "--continue"])
+
+
+class Job:
+    """`gxpo train` as a service starts it: a process of its own on a Ray that is there already."""
+
+    def __init__(self, out: Path, server: IngestServer) -> None:
+        self.out, self.server = out, server
+        self.attempt = 0
+
+    def run(self) -> int:
+        """Launch once more, with a new token; returns the exit code."""
+        self.attempt += 1
+        self.server.token = f"token {self.attempt}"
+        address = {"url": self.server.url, "run": "r1", "attempt": self.attempt, "token": self.server.token}
+        (self.out / "service.json").write_text(json.dumps(address))
+        command = [sys.executable, "-m", "gxpo_trainer.cli", "train", self.out / "config.toml", "--out", self.out]
+        environment = {
+            **os.environ,
+            "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
+            "RAY_AUTH_MODE": "token",
+        }
+        with (self.out / "train.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*map(str, command), "--continue", "--service", str(self.out / "service.json")],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        code = self.process.wait()
+        print((self.out / "train.log").read_text(encoding="utf-8"))  # pytest shows it when the test fails
+        return code
+
+
+def test_a_service_pauses_kills_and_continues_a_run(tmp_path, small_run, server):
+    """Launch 1 is paused by a wish, launch 2 is ended by SIGTERM, launch 3 reaches the budget."""
+    last = 16
+    config = small_run(budget={"steps": last}, learner={"rule": GXPO}, checkpoint={"every_steps": 0})
+    (tmp_path / "config.toml").write_text(to_toml(config), encoding="utf-8")
+    job = Job(tmp_path, server)
+
+    def pause(it: IngestServer) -> None:
+        it.wish = "pause" if it.rows["metrics"] else None
+
+    server.watch = pause
+    assert job.run() == 0
+    assert server.outcome["outcome"] == last_outcome(tmp_path)["outcome"] == "paused"
+    paused_at = read_metrics(tmp_path)[-1]["step"]
+    assert (tmp_path / "checkpoints" / f"step-{paused_at:08d}" / "manifest.json").exists()
+    assert 1 <= paused_at < last
+
+    def terminate(it: IngestServer) -> None:
+        it.wish = None
+        if it.rows["metrics"][-1]["step"] > paused_at:
+            it.watch = lambda it: None
+            job.process.send_signal(signal.SIGTERM)
+
+    server.outcome, server.watch = None, terminate
+    assert job.run() == 143
+    assert server.outcome is None
+    assert not (tmp_path / "outcome.json").exists()
+    stopped_at = read_metrics(tmp_path)[-1]["step"]
+    assert paused_at < stopped_at < last
+    assert (tmp_path / "checkpoints" / f"step-{stopped_at:08d}").is_dir(), "SIGTERM leaves a checkpoint"
+
+    server.watch = lambda it: None
+    assert job.run() == 0
+    assert [server.outcome[name] for name in ("outcome", "ended_by", "attempt")] == ["succeeded", "steps", 3]
+    lines = {kind: (tmp_path / f"{kind}.jsonl").read_text().splitlines() for kind in KINDS}
+    assert server.rows == {kind: [json.loads(line) for line in lines[kind]] for kind in KINDS}
+    steps = [row["step"] for row in server.rows["metrics"] if "reward/mean" in row["metrics"]]
+    assert steps == list(range(1, last + 1)), "no hole, no double"
+    rows = read_metrics(tmp_path)
+    assert rows[-1]["metrics"]["update/backward_passes_total"] == 3 * last
+    assert "update/repeated_passes_total" not in rows[-1]["metrics"]
+    assert {row["attempt"] for row in rows} == {1, 2, 3}
+    assert server.identity["config"] == config.model_dump(mode="json")
+    assert [attempt["attempt"] for attempt in server.identity["attempts"]] == [1, 2, 3]
+    ends = [event["kind"] for event in read_events(tmp_path)]
+    assert [kind for kind in ends if kind in ("paused", "interrupted", "finished")] == [
+        "paused",
+        "interrupted",
+        "finished",
+    ]

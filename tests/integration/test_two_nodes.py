@@ -1,0 +1,86 @@
+"""Learner and sampler on two Ray nodes: each node has an object store of its own, between which the weights travel."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.engine.object_store import ObjectStorePublisher, fetch
+from gxpo_trainer.engine.placement import Placement
+from gxpo_trainer.engine.seats import Seats
+from gxpo_trainer.engine.weight_sync import SharedMemoryPublisher
+from gxpo_trainer.errors import ConfigError, WeightsGone
+
+pytestmark = pytest.mark.engine
+HERE = Path(__file__).parent
+
+
+def test_a_run_whose_learner_and_sampler_are_on_different_nodes(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    env = {**os.environ, "RAY_worker_niceness": "0"}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "two_nodes.py"), str(out), "2"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    (places,) = [event for event in events if event["kind"] == "several_nodes"]
+    assert places["sampler_node"] not in places["learner_nodes"]
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    gaps = [row["metrics"]["rollout/logprob_gap_mean"] for row in rows if "rollout/logprob_gap_mean" in row["metrics"]]
+    # Every step's gap: the sampler holds what the learner has published, to the precision of fp32.
+    assert len(gaps) == 2
+    assert max(gaps) < 1e-5
+
+
+def test_what_is_fetched_is_what_was_published(ray_on_loopback: None) -> None:
+    local = SharedMemoryPublisher()
+    publisher = ObjectStorePublisher(local)
+    first = publisher.publish(1, [("a", torch.arange(5.0)), ("b", torch.full((2, 3), 7.0))])
+    assert first.buffer is None
+    whole = fetch(first)
+    for entry, wanted in zip(first.tensors, (torch.arange(5.0), torch.full((2, 3), 7.0)), strict=True):
+        size = wanted.nbytes
+        found = whole[entry.offset : entry.offset + size].view(torch.float32).view(entry.shape)
+        assert torch.equal(found, wanted)
+    second = publisher.publish(2, [("a", torch.arange(5.0)), ("b", torch.full((2, 3), 8.0))])
+    assert local.changed_fraction(second) == pytest.approx(6 / 11)
+    # What was fetched before stays what it was.
+    assert whole[first.tensors[1].offset :].view(torch.float32)[0] == 7.0
+    local.close()
+
+
+def test_weights_are_gone_with_the_process_that_published_them(ray_on_loopback: None) -> None:
+    class Learner:
+        def publish(self):
+            self.local = SharedMemoryPublisher()
+            self.publisher = ObjectStorePublisher(self.local)
+            return self.publisher.publish(1, [("a", torch.ones(200_000))])
+
+    learner = ray.remote(Learner).options(num_cpus=0).remote()
+    manifest = ray.get(learner.publish.remote())
+    ray.kill(learner)
+    with pytest.raises(WeightsGone, match=r"version 1 .* gone"):
+        fetch(manifest)
+
+
+def test_a_split_that_one_node_cannot_give_is_refused(ray_on_loopback: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gxpo_trainer.engine.seats.LEAST_WAIT_S", 1.0)
+    config = RunConfig.model_validate({"placement": {"strategy": "split", "device": "cpu"}})
+    placement = replace(Placement.decide(config), seats=Seats())
+    with pytest.raises(ConfigError, match=r"on nodes of their own.*placement.strategy") as caught:
+        placement.seats.take(*placement.bundles(), until=0.0)
+    assert caught.value.reason == "no_resources"
+    assert placement.seats.group is None

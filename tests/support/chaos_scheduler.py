@@ -1,0 +1,24 @@
+"""A scheduler as a process of its own, whose trainers are stand-ins."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from gxpo_services import logs
+from gxpo_services.process_launcher import ProcessLauncher
+from gxpo_services.scheduler import serve
+from gxpo_services.settings import ServiceSettings
+
+TRAINER = Path(__file__).with_name("stand_in_trainer.py")
+
+
+def command(folder: Path) -> list[str]:
+    files = [str(folder / "config.toml"), "--out", str(folder), "--continue", "--service", str(folder / "service.json")]
+    return [sys.executable, str(TRAINER), *files]
+
+
+if __name__ == "__main__":
+    settings = ServiceSettings()
+    logs.configure(as_json=False)
+    serve(settings, ProcessLauncher(settings.home.resolve() / "jobs", kill_after_s=2.0), command=command)

@@ -1,0 +1,60 @@
+"""A submitted run brought to its end over the ingest call, with evaluations of given accuracies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from gxpo_services.db import Database
+from gxpo_services.runs import repository
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.identity import run_identity
+from support import reporting
+
+
+def finish(url: str, database: Database, run_id: str, accuracies: list[float]) -> None:
+    """One step, one pass and 6 s between two evaluations, of four problems each."""
+    with database.reading() as session:
+        run = repository.find(session, run_id)
+        assert run is not None
+        identity = run_identity(RunConfig.model_validate(run.config), policy_sha256="policy")
+    _, secret = reporting.launch(database, run_id).split()
+    steps = range(len(accuracies))
+    content = reporting.body(
+        1,
+        identity=identity,
+        metrics=[_metrics(step) for step in steps if step > 0],
+        evaluations=[_evaluation(step, accuracy) for step, accuracy in enumerate(accuracies)],
+        outcome={"attempt": 1, "outcome": "succeeded", "ended_by": "steps", "reason": None, "message": "", "time": 9.0},
+    )
+    answer = httpx.post(
+        f"{url}/api/v1/runs/{run_id}/ingest", json=content, headers={"Authorization": f"Bearer {secret}"}
+    )
+    assert answer.status_code == 200, answer.text
+
+
+def _metrics(step: int) -> dict[str, Any]:
+    values = {"update/backward_passes_total": float(step), "time/training_s": 6.0 * step, "reward/mean": 0.25}
+    return {
+        "attempt": 1,
+        "step": step,
+        "time": 1000.0 + step,
+        "metrics": values | {"rollout/tokens_total": 100.0 * step},
+    }
+
+
+def _evaluation(step: int, accuracy: float) -> dict[str, Any]:
+    return {
+        "attempt": 1,
+        "step": step,
+        "time": 1000.0 + step,
+        "benchmark": "word_problems",
+        "scores": {"pass@1": accuracy},
+        "per_problem": [accuracy] * 4,
+        "problem_ids": ["a", "b", "c", "d"],
+        "num_problems": 4,
+        "backward_passes_total": float(step),
+        "training_s": 6.0 * step,
+        "tokens_total": 100.0 * step,
+    }

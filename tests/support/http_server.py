@@ -1,0 +1,32 @@
+"""An application behind a socket of its own, for tests of what speaks HTTP."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import uvicorn
+from fastapi import FastAPI
+
+_LONG_S = 60
+
+
+class HttpServer:
+    """Entering starts it; the address is what `with` gives."""
+
+    def __init__(self, app: FastAPI) -> None:
+        config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=1)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+
+    def __enter__(self) -> str:
+        self._thread.start()
+        give_up = time.monotonic() + _LONG_S
+        while not self._server.started:
+            assert time.monotonic() < give_up, "the API did not start"
+            time.sleep(0.02)
+        return f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(_LONG_S)

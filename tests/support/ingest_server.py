@@ -1,0 +1,144 @@
+"""A service that takes a run's rows, on loopback: the other side of docs/service-protocol.md, with its faults."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+KINDS = ("metrics", "samples", "evaluations", "events")
+
+
+class IngestServer:
+    """`rows` is what was applied. Faults are taken from `faults`, one a call, first thing first:
+
+    "ok"      nothing
+    "500"     an error, nothing applied
+    "reset"   the connection ends before anything is applied
+    "lost"    the batch is applied, then the connection ends without an answer
+    "page"    200 and a page of somebody else's
+
+    most_bytes: larger calls are answered 413. bad: a row for which this is true is answered 422, as is null where
+    `takes_null` is False. token: the one that is let in; others get 401. over: every call gets 410. watch: is called
+    with the server before each answer.
+    """
+
+    def __init__(self, token: str = "secret") -> None:
+        self.token = token
+        self.faults: deque[str] = deque()
+        self.most_bytes = 1 << 30
+        self.bad: Any = lambda kind, row: False
+        self.takes_null = True
+        self.over = False
+        self.wish: str | None = None
+        self.watch: Callable[[IngestServer], None] = lambda server: None
+        self.calls: list[dict[str, Any]] = []
+        self.statuses: list[int] = []
+        self.lock = threading.Lock()
+        self.reset()
+        self._server: ThreadingHTTPServer | None = None
+        self.port = 0
+
+    def reset(self) -> None:
+        """As a service that has never heard of the run."""
+        self.rows: dict[str, list[Any]] = {kind: [] for kind in KINDS}
+        self.batches: dict[int, int] = {}
+        self.identity: Any = None
+        self.outcome: Any = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> IngestServer:
+        """Listen; on the same port again after `stop`."""
+        ingest = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                with ingest.lock:
+                    answer = ingest.answer(self.path, self.headers.get("Authorization", ""), body)
+                if answer is None:
+                    self.close_connection = True
+                    return
+                status, content = answer
+                ingest.statuses.append(status)
+                data = content if isinstance(content, bytes) else json.dumps(content).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *args: Any) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
+        self._server.daemon_threads = True
+        self.port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        return self
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    def forget(self, kind: str, number: int) -> None:
+        """A database that was restored from before the last `number` rows."""
+        with self.lock:
+            del self.rows[kind][max(0, len(self.rows[kind]) - number) :]
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        return {kind: len(rows) for kind, rows in self.rows.items()}
+
+    def answer(self, path: str, authorization: str, body: bytes) -> tuple[int, Any] | None:
+        """Status and content; None: the connection ends."""
+        fault = self.faults.popleft() if self.faults else "ok"
+        if fault == "reset":
+            return None
+        if fault == "500":
+            return 500, {"title": "Internal Server Error"}
+        if fault == "page":
+            return 200, b"<html>Welcome</html>"
+        if authorization != f"Bearer {self.token}":
+            return 401, {"title": "Unauthorized", "detail": "another launch owns the run"}
+        if self.over:
+            return 410, {"title": "Gone"}
+        if len(body) > self.most_bytes:
+            return 413, {"title": "Content Too Large"}
+        call = json.loads(body, parse_constant=_refuse)
+        self.calls.append({"path": path, **call})
+        status, content = self._apply(call)
+        return None if fault == "lost" else (status, content)
+
+    def _apply(self, call: dict[str, Any]) -> tuple[int, Any]:
+        applied = False
+        key = (call["attempt"], call["batch"])
+        if call["batch"] is not None and key not in self.batches:
+            for kind in KINDS:
+                for row in call[kind]:
+                    if (row is None and not self.takes_null) or (row is not None and self.bad(kind, row)):
+                        return 422, {"title": "Unprocessable Content", "detail": f"{kind}: a bad row"}
+            if any(call["offsets"][kind] > len(self.rows[kind]) for kind in KINDS):
+                return 409, {"title": "Conflict", "offsets": self.offsets}
+            for kind in KINDS:
+                self.rows[kind] += call[kind][len(self.rows[kind]) - call["offsets"][kind] :]
+            self.identity = call["identity"] or self.identity
+            self.outcome = call["outcome"] or self.outcome
+            self.batches[key] = 1
+            applied = True
+        self.watch(self)
+        return 200, {"applied": applied, "offsets": self.offsets, "wish": self.wish}
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")

@@ -1,0 +1,89 @@
+"""Runs put straight into the database, as the API would have, and looked at there."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sqlalchemy import select
+
+from gxpo_services.db import Database
+from gxpo_services.ids import new_id
+from gxpo_services.runs import lifecycle
+from gxpo_services.runs.models import Event, Run
+from gxpo_services.runs.states import Action, RunState, wanted_state
+from gxpo_trainer.config import RunConfig
+
+
+def add_run(database: Database, **values: Any) -> str:
+    """A queued run of the starter policy; its id."""
+    now = time.time()
+    config = RunConfig().model_dump(mode="json")
+    columns = {
+        "id": new_id("r"),
+        "name": "test",
+        "config": config,
+        "config_sha256": "0" * 64,
+        "rule": "gxpo",
+        "model": "starter",
+        "seed": 0,
+        "cpus": 1.0,
+        "gpus": 0.0,
+        "created_by": "tests",
+        "created_by_id": "t1",
+        "state": RunState.QUEUED,
+        "created_at": now,
+        "updated_at": now,
+        "queued_at": now,
+        **values,
+    }
+    with database.writing() as session:
+        session.add(Run(**columns))
+    return str(columns["id"])
+
+
+def get(database: Database, run_id: str) -> Run:
+    with database.reading() as session:
+        return session.scalars(select(Run).where(Run.id == run_id)).one()
+
+
+def row(database: Database, run_id: str) -> dict[str, Any]:
+    """All columns of a run."""
+    run = get(database, run_id)
+    return {column.key: getattr(run, column.key) for column in Run.__table__.columns}
+
+
+def change(database: Database, run_id: str, **values: Any) -> None:
+    with database.writing() as session:
+        run = session.scalars(select(Run).where(Run.id == run_id)).one()
+        for name, value in values.items():
+            setattr(run, name, value)
+
+
+def move(database: Database, run_id: str, new: RunState) -> None:
+    with database.writing() as session:
+        run = session.scalars(select(Run).where(Run.id == run_id)).one()
+        lifecycle.move(session, run, new, actor="tests", message="")
+
+
+def wish(database: Database, run_id: str, action: Action, *, at: float) -> None:
+    """What a person's cancel, pause or resume does."""
+    new = wanted_state(RunState(get(database, run_id).state), action)
+    assert new is not None
+    move(database, run_id, new)
+    if new in (RunState.PAUSING, RunState.CANCELLING):
+        change(database, run_id, wish_at=at)
+
+
+def heard(database: Database, run_id: str, *, at: float) -> None:
+    """The trainer's first word of a launch."""
+    if get(database, run_id).state in (RunState.STARTING, RunState.RECOVERING):
+        move(database, run_id, RunState.RUNNING)
+    change(database, run_id, heartbeat_at=at)
+
+
+def messages(database: Database, run_id: str) -> list[tuple[str, str]]:
+    """Kind and message of each event of a run, oldest first."""
+    with database.reading() as session:
+        query = select(Event).join(Run, Run.number == Event.run_number).where(Run.id == run_id).order_by(Event.number)
+        return [(event.kind, event.message) for event in session.scalars(query)]

@@ -1,0 +1,136 @@
+"""A real service with recorded runs in it: submitted over REST, and reported through the ingest call."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from support import reporting
+from support.service_processes import free_port, until
+
+from gxpo_services.app import create_app
+from gxpo_services.db import Database
+from gxpo_services.migrate import upgrade
+from gxpo_services.settings import ServiceSettings
+from gxpo_services.tokens import service as tokens
+from gxpo_services.tokens.schemas import RoleWord, TokenRequest
+
+Json = dict[str, Any]
+_ROWS = 150
+"""Rows of a kind in one call."""
+
+
+class Recording:
+    """A run's folder as a trainer left it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.identity: Json = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        self.rows = {kind: self._lines(kind) for kind in reporting.KINDS}
+
+    @property
+    def last_step(self) -> int:
+        return max(row["step"] for row in self.rows["metrics"])
+
+    def between(self, kind: str, after: int, upto: int) -> list[Json]:
+        """Rows of steps in (after, upto]; events have no step and come with the first part."""
+        rows = self.rows[kind]
+        if kind == "events":
+            return rows if after < 0 else []
+        return [row for row in rows if after < row["step"] <= upto]
+
+    def _lines(self, kind: str) -> list[Json]:
+        file = self.folder / f"{kind}.jsonl"
+        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+
+
+class LiveRun:
+    """A run that is being reported, as far as `go_on` was called."""
+
+    def __init__(self, service: ReplayedService, run: str, recording: Recording, secret: str) -> None:
+        self.id, self._service, self._recording, self._secret = run, service, recording, secret
+        self._batch, self._step, self._sent = 0, -1, dict.fromkeys(reporting.KINDS, 0)
+
+    def go_on(self, upto: int | None = None) -> None:
+        """Report everything up to a step, the whole recording by default."""
+        upto = self._recording.last_step if upto is None else upto
+        rows = {kind: self._recording.between(kind, self._step, upto) for kind in reporting.KINDS}
+        while any(rows.values()) or self._batch == 0:
+            part = {kind: found[:_ROWS] for kind, found in rows.items()}
+            identity = self._recording.identity if self._batch == 0 else None
+            self._send(offsets=dict(self._sent), identity=identity, **part)
+            for kind, found in part.items():
+                self._sent[kind] += len(found)
+                rows[kind] = rows[kind][_ROWS:]
+        self._step = upto
+
+    def end(self, outcome: str = "succeeded", **fields: Any) -> None:
+        """Say how it ended."""
+        ended = {"attempt": 1, "outcome": outcome, "ended_by": None, "reason": None, "message": "", "time": 0.0}
+        self._send(offsets=dict(self._sent), outcome=ended | fields)
+
+    def _send(self, **parts: Any) -> None:
+        self._batch += 1
+        headers = {"Authorization": f"Bearer {self._secret}"}
+        answer = self._service.http.post(
+            f"/runs/{self.id}/ingest", json=reporting.body(self._batch, **parts), headers=headers
+        )
+        answer.raise_for_status()
+
+
+class ReplayedService:
+    """The API on a free port of loopback, on SQLite in `home`; it can be stopped and started again."""
+
+    def __init__(self, home: Path, port: int | None = None) -> None:
+        self.settings = ServiceSettings(home=home, port=port or free_port())
+        self.url = f"http://127.0.0.1:{self.settings.port}"
+        home.mkdir(parents=True, exist_ok=True)
+        upgrade(self.settings.url)
+        self._database = Database(self.settings.url)
+        self.start()
+        headers = {"Authorization": f"Bearer {self.token('admin')}"}
+        self.http = httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=60, trust_env=False)
+
+    def start(self) -> None:
+        config = uvicorn.Config(create_app(self.settings), port=self.settings.port, log_level="warning")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        until(lambda: self._server.started, "the API to answer")
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+    def close(self) -> None:
+        self.stop()
+        self.http.close()
+        self._database.close()
+
+    def token(self, role: RoleWord) -> str:
+        with self._database.writing() as session:
+            return tokens.create(session, TokenRequest(name=role, role=role), actor="tests").token
+
+    def submit(self, config: Json, **fields: Any) -> str:
+        """A run that waits; its id."""
+        answer = self.http.post("/runs", json={"config": config, **fields})
+        answer.raise_for_status()
+        return str(answer.json()["id"])
+
+    def launch(self, folder: Path, run: str | None = None, **fields: Any) -> LiveRun:
+        """A run with the config of a recording (or an existing one), launched and silent so far."""
+        recording = Recording(folder)
+        run = run or self.submit(recording.identity["config"], **fields)
+        secret = reporting.launch(self._database, run).split()[1]
+        return LiveRun(self, run, recording, secret)
+
+    def replay(self, folder: Path, **fields: Any) -> str:
+        """A recorded run, reported whole and ended; its id."""
+        live = self.launch(folder, **fields)
+        live.go_on()
+        live.end(ended_by="steps")
+        return live.id

@@ -1,0 +1,116 @@
+"""API and scheduler as real processes that can be killed and come back, and the trainers that they started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from gxpo_trainer.run_lock import process_start
+
+WAIT_S = 300.0
+"""A hang is a failure; nothing here should take a tenth of this."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(what: Callable[[], bool], told: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not what():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {WAIT_S:g} s: {told}")
+        time.sleep(0.1)
+
+
+class ServiceProcesses:
+    """Started by `start`, killed by `kill`, and brought back by `tend` as a supervisor would."""
+
+    def __init__(self, environment: Mapping[str, str], scheduler: Sequence[str], logs: Path) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        api = ["-m", "uvicorn", "--factory", "gxpo_services.app:create_app", "--port", str(self.port)]
+        self._commands = {"api": api, "scheduler": list(scheduler)}
+        self._environment = {**os.environ, **environment, "GXPO_PORT": str(self.port)}
+        self._logs = logs
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def tend(self) -> None:
+        """Start what does not run."""
+        for name, arguments in self._commands.items():
+            process = self._processes.get(name)
+            if process is None or process.poll() is not None:
+                with (self._logs / f"{name}.log").open("ab") as log:
+                    self._processes[name] = subprocess.Popen(
+                        [sys.executable, *arguments], env=self._environment, stdout=log, stderr=log
+                    )
+
+    def kill(self, name: str) -> None:
+        self._processes[name].kill()
+        self._processes[name].wait()
+
+    def is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health/ready", timeout=5, trust_env=False).is_success
+        except httpx.HTTPError:
+            return False
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            process.terminate()
+        for process in self._processes.values():
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+class PatientClient:
+    """Asks until the API answers: it may be dead at any moment."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self._client = httpx.Client(
+            base_url=f"{url}/api/v1", headers={"Authorization": f"Bearer {token}"}, timeout=20, trust_env=False
+        )
+
+    def ask(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        answers: list[httpx.Response] = []
+
+        def answered() -> bool:
+            try:
+                answers.append(self._client.request(method, path, **arguments))
+            except httpx.HTTPError:
+                return False
+            return answers[-1].status_code < 500
+
+        until(answered, f"{method} {path}")
+        return answers[-1]
+
+
+def trainers(artifacts: Path) -> list[int]:
+    """Pids of the trainers that live, by the locks of their folders."""
+    found = []
+    for lock in sorted(artifacts.glob("*/.lock")):
+        words = lock.read_text(encoding="utf-8").split()
+        if len(words) == 2 and process_start(int(words[0])) == int(words[1]):
+            found.append(int(words[0]))
+    return found
+
+
+def kill_trainer(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return  # it ended by itself just now

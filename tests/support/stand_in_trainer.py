@@ -1,0 +1,86 @@
+"""A trainer without a policy: the product's lock, files, uploader and outcome around steps that only wait.
+
+Used by the chaos tests in place of `gxpo train CONFIG --out DIR --continue --service FILE`. Every number that it
+reports is a function of the step, so that a history can be checked whatever happened on the way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from gxpo_trainer.jsonl import write_json
+from gxpo_trainer.launch import Launch
+from gxpo_trainer.report import RunReporter, read_identity
+from gxpo_trainer.uploader import read_service
+
+STEP_S = 0.1
+CHECKPOINT_STEPS = 4
+EVALUATION_STEPS = 5
+PASSES_PER_STEP = 3
+
+
+def metrics_at(step: int) -> dict[str, float]:
+    return {
+        "reward/mean": step / 100,
+        "update/grad_norm": float("nan") if step % 7 == 0 else 1.0 / step,
+        "update/backward_passes_total": float(PASSES_PER_STEP * step),
+        "rollout/tokens_total": 1000.0 * step,
+        "time/training_s": step * STEP_S,
+    }
+
+
+def evaluation_at(step: int) -> dict[str, Any]:
+    return {"benchmark": "word_problems", "scores": {"pass@1": step / 200}, "num_problems": 8}
+
+
+def train(out: Path, steps: int, launch: Launch) -> str:
+    """From the newest checkpoint to the last step, or to a wish; what ended it."""
+    checkpoints = sorted((out / "checkpoints").glob("step-*.json"))
+    resumed = int(checkpoints[-1].stem.removeprefix("step-")) if checkpoints else 0
+    past = read_identity(out)["attempts"] if (out / "run.json").exists() else []
+    with RunReporter(out) as reporter:
+        reporter.start_attempt(len(past) + 1, resumed)
+        reporter.write_identity({"rule": "gxpo", "seed": 0})
+        launch.begin(reporter)
+        for step in range(resumed + 1, steps + 1):
+            wish = launch.wish()
+            if wish == "pause":
+                save(out, step - 1, reporter)
+            if wish is not None:
+                return wish
+            time.sleep(STEP_S)
+            reporter.log_metrics(step, metrics_at(step))
+            if step % EVALUATION_STEPS == 0:
+                reporter.log_evaluation(step, evaluation_at(step))
+            if step % CHECKPOINT_STEPS == 0:
+                save(out, step, reporter)
+    return "steps"
+
+
+def save(out: Path, step: int, reporter: RunReporter) -> None:
+    reporter.sync()
+    if step > 0:
+        (out / "checkpoints").mkdir(exist_ok=True)
+        write_json(out / "checkpoints" / f"step-{step:06d}.json", {"step": step})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--continue", action="store_true", required=True)
+    parser.add_argument("--service", type=Path, required=True)
+    args = parser.parse_args()
+    steps = tomllib.loads(args.config.read_text(encoding="utf-8"))["budget"]["steps"]
+    with Launch(args.out, read_service(args.service)) as launch:
+        launch.end(train(args.out, steps, launch))
+    return launch.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""The state machine of runs against the table of its design, and what holds on every path through it."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gxpo_services.runs.schemas import PossibleAction
+from gxpo_services.runs.states import (
+    EXECUTING,
+    TERMINAL,
+    TRANSITIONS,
+    Action,
+    IllegalTransition,
+    RunState,
+    check_transition,
+    wanted_state,
+    wish_of,
+)
+from gxpo_services.runs.views import possible_actions
+
+DOCUMENTED = {
+    "queued": "starting cancelled",
+    "starting": "running failed cancelling recovering",
+    "running": "succeeded failed pausing cancelling recovering",
+    "recovering": "running failed cancelling",
+    "pausing": "paused succeeded failed cancelling",
+    "paused": "queued cancelled",
+    "cancelling": "cancelled succeeded failed",
+    "succeeded": "",
+    "failed": "",
+    "cancelled": "",
+}
+STATES = st.sampled_from(list(RunState))
+ACTIONS = st.sampled_from(get_args(Action))
+
+
+def test_exactly_the_documented_transitions_are_legal() -> None:
+    for old in RunState:
+        for new in RunState:
+            if new.value in DOCUMENTED[old].split():
+                check_transition(old, new)
+            else:
+                with pytest.raises(IllegalTransition, match=f"cannot become {new}"):
+                    check_transition(old, new)
+
+
+@given(st.lists(STATES, max_size=30))
+def test_a_final_state_absorbs_and_is_the_only_place_to_end(attempts: list[RunState]) -> None:
+    state = RunState.QUEUED
+    for new in attempts:
+        try:
+            check_transition(state, new)
+        except IllegalTransition:
+            continue
+        assert state not in TERMINAL
+        state = new
+    assert (not TRANSITIONS[state]) == (state in TERMINAL)
+    assert {"succeeded", "failed", "cancelled"} == TERMINAL
+
+
+def test_every_state_can_be_reached_and_left_for_a_final_one() -> None:
+    reached = {RunState.QUEUED}
+    for _ in RunState:
+        reached |= {new for old in reached for new in TRANSITIONS[old]}
+    assert reached == set(RunState)
+    ending = set(TERMINAL)
+    for _ in RunState:
+        ending |= {old for old in RunState if TRANSITIONS[old] & ending}
+    assert ending == set(RunState)
+
+
+@given(STATES, ACTIONS)
+def test_a_wish_is_a_legal_step_or_nothing_or_refused_with_the_states_it_is_for(
+    state: RunState, action: Action
+) -> None:
+    try:
+        wanted = wanted_state(state, action)
+    except IllegalTransition as error:
+        assert str(state) in str(error)
+        assert action in str(error)
+        return
+    if wanted is not None:
+        check_transition(state, wanted)
+        assert wanted_state(wanted, action) is None, "asking twice is asking once"
+
+
+def test_what_people_may_ask_by_state() -> None:
+    table = {
+        "queued": "cancel clone",
+        "starting": "cancel clone",
+        "running": "cancel pause clone",
+        "recovering": "cancel clone",
+        "pausing": "cancel clone",
+        "paused": "cancel resume clone",
+        "cancelling": "clone",
+        "succeeded": "clone delete",
+        "failed": "clone retry delete",
+        "cancelled": "clone retry delete",
+    }
+    assert {state.value: " ".join(possible_actions(state)) for state in RunState} == table
+    assert {word for words in table.values() for word in words.split()} == set(get_args(PossibleAction))
+
+
+@given(STATES)
+def test_a_trainer_is_told_to_stop_exactly_when_somebody_wants_it_to(state: RunState) -> None:
+    wishes = {RunState.PAUSING: "pause", RunState.CANCELLING: "cancel", RunState.CANCELLED: "cancel"}
+    assert wish_of(state) == wishes.get(state)
+
+
+def test_only_states_with_a_job_execute() -> None:
+    assert EXECUTING.isdisjoint(TERMINAL | {RunState.QUEUED, RunState.PAUSED})
+    assert set(RunState) == EXECUTING | TERMINAL | {RunState.QUEUED, RunState.PAUSED}

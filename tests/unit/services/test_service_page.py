@@ -1,0 +1,81 @@
+"""docs/service.md says what there is: every setting, state, reason and command, and nothing that is not."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gxpo_services.commands import register, register_server
+from gxpo_services.runs.states import TRANSITIONS, RunState
+from gxpo_services.settings import ServiceSettings
+from gxpo_trainer.errors import REASONS
+
+PAGE = (Path(__file__).parents[3] / "docs" / "service.md").read_text(encoding="utf-8")
+
+
+def rows(header: str) -> dict[str, list[str]]:
+    """First cell without its ticks → the other cells of the table below a header row."""
+    lines = PAGE[PAGE.index(header) :].splitlines()[2:]
+    found = {}
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        first, *rest = (cell.strip() for cell in line.strip("|").split(" | "))
+        found[first.strip("`")] = rest
+    return found
+
+
+def shown(default: Any) -> str:
+    if default is None or default == ():
+        return "none"
+    if isinstance(default, bool):
+        return str(default).lower()
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    expected = {
+        f"GXPO_{name.upper()}": [shown(field.default), field.description]
+        for name, field in ServiceSettings.model_fields.items()
+    }
+    assert rows("| variable | default |") == expected
+
+
+def test_every_state_is_documented_with_what_may_follow() -> None:
+    table = rows("| state | meaning |")
+    following = {state: set(re.findall(r"[a-z]+", cells[1])) for state, cells in table.items()}
+    assert following == {state.value: {new.value for new in TRANSITIONS[state]} for state in RunState}
+
+
+def test_every_reason_is_documented() -> None:
+    assert tuple(rows("| reason | what happened |")) == REASONS
+
+
+def registered() -> dict[str, argparse.ArgumentParser]:
+    subparsers = argparse.ArgumentParser().add_subparsers()
+    for module in (register, register_server):
+        for name in sorted(vars(module)):
+            if name.startswith("register_"):
+                getattr(module, name)(subparsers)
+    return subparsers.choices
+
+
+def test_every_command_is_documented() -> None:
+    named = set(re.findall(r"`(?:\.venv/bin/)?gxpo ([a-z]+)", PAGE)) | {"demo"}
+    assert named == set(registered())
+
+
+@pytest.mark.parametrize("name", sorted(registered()))
+def test_every_command_has_something_to_run(name: str) -> None:
+    parser = registered()[name]
+    nested = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    parsers = list(nested[0].values()) if nested else [parser]
+    assert all(callable(part.get_default("run")) for part in parsers)
+
+
+def test_states_that_runs_can_be_filtered_by_are_all_states() -> None:
+    assert set(register.STATES) == {state.value for state in RunState}

@@ -1,0 +1,225 @@
+"""From a run's rows to its curves: evaluations, a few metrics, and what the run is. Pure, no files, no database.
+
+Rows are those of evaluations.jsonl (report.py says how they look), of the history that counts; `identity` is
+run.json, of which `config` must be there. A report reads them from disk, the service from its tables.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gxpo_trainer.compare.curves import Axis, EvaluationCurve, GateTrace, RunCurves
+from gxpo_trainer.errors import DataError
+from gxpo_trainer.jsonl import Row, decode_number
+
+Series = Mapping[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]
+"""Metric → (steps in increasing order, values)."""
+
+COST_METRICS: dict[Axis, str] = {
+    "backward_passes": "update/backward_passes_total",
+    "hours": "time/training_s",
+    "tokens": "rollout/tokens_total",
+}
+_COST_FIELDS: dict[Axis, str] = {
+    "backward_passes": "backward_passes_total",
+    "hours": "training_s",
+    "tokens": "tokens_total",
+}
+_Z, _THRESHOLD, _SHUTOFF = "gate/z", "gate/threshold", "gate/shutoff_step"
+SERIES_NAMES = (*COST_METRICS.values(), _Z, _THRESHOLD, _SHUTOFF)
+"""The metrics that curves need; others in a Series are ignored."""
+
+FREE = ("name", "seed", "learner.rule", "learner.optimizer.learning_rate", "budget", "checkpoint", "diagnostics")
+"""Settings in which compared runs may differ: what is compared, and what no accuracy depends on."""
+SPEED = ("placement", "rollout.gpu_memory_utilization", "rollout.cpu_kv_cache_gib", "rollout.max_num_seqs")
+"""Settings that decide hours, not accuracy."""
+_PACKAGES = ("torch", "vllm", "deepspeed", "transformers", "peft", "math-verify")
+
+
+def run_curves(
+    identity: Mapping[str, Any],
+    evaluations: Sequence[Row],
+    series: Series,
+    *,
+    benchmarks: Sequence[str] | None = None,
+    metric: str = "pass@1",
+) -> RunCurves:
+    """Curves of one run.
+
+    evaluations: at most one a step and benchmark (see decode_evaluation). benchmarks: by name; by default all that
+    the run has. Several count as their macro average, at the steps where all of them have a finite value. metric: a
+    name in `scores`; per-problem scores are kept for pass@1 alone, since they are the share of correct responses.
+    Raises DataError when the run has no such evaluation.
+    """
+    present = benchmark_names(evaluations)
+    chosen = list(dict.fromkeys(benchmarks)) if benchmarks is not None else present
+    absent = [name for name in chosen if name not in present]
+    if absent:
+        raise DataError(f"no evaluation of {', '.join(map(repr, absent))}; it has {present or 'none at all'}")
+    by_step: dict[int, dict[str, Row]] = {}
+    for row in evaluations:
+        if row["benchmark"] in chosen and math.isfinite(row["scores"].get(metric, math.nan)):
+            by_step.setdefault(row["step"], {})[row["benchmark"]] = row
+    complete = [rows for _, rows in sorted(by_step.items()) if len(rows) == len(chosen)]
+    if not complete:
+        raise DataError(f"no step has {metric} of {chosen or 'any benchmark'}")
+    config = identity["config"]
+    return RunCurves(
+        name=str(config["name"]),
+        rule=rule_label(config),
+        seed=int(config["seed"]),
+        curve=_curve([[rows[name] for name in chosen] for rows in complete], series, metric),
+        gate=_gate(series, config),
+        conditions=_conditions(identity, complete[-1]),
+        hardware=_hardware(identity),
+    )
+
+
+def benchmark_names(evaluations: Iterable[Row]) -> list[str]:
+    """Benchmarks in order of appearance."""
+    return list(dict.fromkeys(row["benchmark"] for row in evaluations))
+
+
+def decode_evaluation(row: Mapping[str, Any]) -> Row:
+    """A row as JSON has it, its numbers floats again. Raises DataError for one that is no evaluation."""
+    try:
+        found = dict(row)
+        found["step"], found["benchmark"] = int(row["step"]), str(row["benchmark"])
+        found["scores"] = {str(name): decode_number(value) for name, value in row["scores"].items()}
+        for name in _COST_FIELDS.values():
+            if row.get(name) is not None:
+                found[name] = decode_number(row[name])
+        found["per_problem"] = [decode_number(value) for value in row.get("per_problem") or ()]
+        found["problem_ids"] = [str(problem) for problem in row.get("problem_ids") or ()]
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"a row is no evaluation ({type(error).__name__}: {error})") from None
+    return found
+
+
+def rule_label(config: Mapping[str, Any]) -> str:
+    """GRPO, SFPO K=3, GXPO K=5, GXPO K=10 replay, GXPO K=10 replay 1 probe."""
+    rule = config["learner"]["rule"]
+    parts = [str(rule["name"]).upper()]
+    if rule.get("k") is not None:
+        parts.append(f"K={rule['k']}")
+    if rule.get("predictor", "gradient") != "gradient":
+        parts.append(str(rule["predictor"]))
+    if rule.get("probes", 2) == 1:
+        parts.append("1 probe")
+    return " ".join(parts)
+
+
+def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested settings as `a.b.c` → JSON text."""
+    flat: dict[str, str] = {}
+    for name, item in value.items():
+        if isinstance(item, Mapping):
+            flat |= flatten(item, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = json.dumps(item, ensure_ascii=False)
+    return flat
+
+
+def is_under(name: str, prefixes: Sequence[str]) -> bool:
+    """Whether a dotted path is one of `prefixes` or lies under one."""
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+
+
+def _curve(points: list[list[Row]], series: Series, metric: str) -> EvaluationCurve:
+    """points: for each step one row a benchmark. The macro average weighs benchmarks alike."""
+    accuracy, low, high = [], [], []
+    for rows in points:
+        scores = [row["scores"] for row in rows]
+        mean = float(np.mean([score[metric] for score in scores]))
+        accuracy.append(mean)
+        # Bounds of the mean of independent benchmarks: their half-widths add in squares.
+        below = [score[metric] - score.get(f"{metric}/ci_low", np.nan) for score in scores]
+        above = [score.get(f"{metric}/ci_high", np.nan) - score[metric] for score in scores]
+        low.append(mean - float(np.linalg.norm(below)) / len(rows))
+        high.append(mean + float(np.linalg.norm(above)) / len(rows))
+    costs = {axis: np.array([_cost(rows[0], series, axis) for rows in points]) for axis in COST_METRICS}
+    per_problem, ids = _per_problem(points, metric)
+    return EvaluationCurve(
+        steps=np.array([rows[0]["step"] for rows in points], dtype=np.float64),
+        backward_passes=costs["backward_passes"],
+        hours=costs["hours"] / 3600,
+        tokens=costs["tokens"],
+        accuracy=np.array(accuracy),
+        ci_low=np.array(low),
+        ci_high=np.array(high),
+        per_problem=per_problem,
+        problem_ids=ids,
+    )
+
+
+def _cost(row: Row, series: Series, axis: Axis) -> float:
+    """From the evaluation itself, else from the step's metrics, 0 before the first step, NaN when unknown."""
+    value = row.get(_COST_FIELDS[axis])
+    if value is None:
+        steps, values = series.get(COST_METRICS[axis], (np.empty(0), np.empty(0)))
+        index = int(np.searchsorted(steps, row["step"]))
+        is_there = index < steps.size and steps[index] == row["step"]
+        value = values[index] if is_there else 0.0 if row["step"] == 0 else math.nan
+    return float(value) if math.isfinite(value) else math.nan
+
+
+def _per_problem(points: list[list[Row]], metric: str) -> tuple[npt.NDArray[np.float64] | None, tuple[str, ...]]:
+    """Scores [num_evaluations, num_problems], weighted so that their plain mean is the macro average."""
+    ids = [f"{row['benchmark']}/{problem}" for row in points[0] for problem in row.get("problem_ids", ())]
+    table = []
+    for rows in points:
+        present = [f"{row['benchmark']}/{problem}" for row in rows for problem in row.get("problem_ids", ())]
+        sizes = [len(row.get("per_problem") or ()) for row in rows]
+        if metric != "pass@1" or 0 in sizes or present != ids or sum(sizes) != len(ids):
+            return None, ()
+        weights = [sum(sizes) / (len(rows) * size) for size in sizes]
+        table.append(
+            [weight * score for row, weight in zip(rows, weights, strict=True) for score in row["per_problem"]]
+        )
+    scores = np.array(table, dtype=np.float64)
+    return (scores, tuple(ids)) if np.isfinite(scores).all() else (None, ())
+
+
+def _gate(series: Series, config: Mapping[str, Any]) -> GateTrace:
+    steps, z = series.get(_Z, (np.empty(0), np.empty(0)))
+    threshold, shutoff = (_last(series, name) for name in (_THRESHOLD, _SHUTOFF))
+    gate = config["learner"]["rule"].get("gate") or {}
+    return GateTrace(
+        steps=steps,
+        z=z,
+        threshold=threshold,
+        shutoff_step=int(shutoff) if shutoff is not None and math.isfinite(shutoff) else None,
+        two_sided=bool(gate.get("two_sided", False)),
+    )
+
+
+def _last(series: Series, name: str) -> float | None:
+    values = series[name][1] if name in series else np.empty(0)
+    return float(values[-1]) if values.size else None
+
+
+def _conditions(identity: Mapping[str, Any], evaluations: Mapping[str, Row]) -> dict[str, str]:
+    settings = flatten(identity["config"])
+    found = {name: value for name, value in settings.items() if not is_under(name, (*FREE, *SPEED))}
+    found["policy_sha256"] = str(identity.get("policy_sha256"))
+    found["code.sha256"] = str((identity.get("code") or {}).get("sha256"))
+    found |= {f"data_sha256.{name}": str(value) for name, value in (identity.get("data_sha256") or {}).items()}
+    packages = identity.get("packages") or {}
+    found |= {f"package.{name}": str(packages[name]) for name in _PACKAGES if name in packages}
+    for name, row in evaluations.items():
+        for key in ("data_sha256", "sampling", "template", "num_problems", "samples_per_prompt"):
+            found[f"eval.{name}.{key}"] = json.dumps(row.get(key), sort_keys=True, ensure_ascii=False)
+    return found
+
+
+def _hardware(identity: Mapping[str, Any]) -> dict[str, str]:
+    settings = flatten(identity["config"])
+    machine = identity.get("hardware") or {}
+    found = {name: json.dumps(machine.get(name)) for name in ("cpu", "usable_cores", "accelerators")}
+    return found | {name: value for name, value in settings.items() if is_under(name, SPEED)}

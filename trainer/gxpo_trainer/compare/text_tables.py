@@ -1,0 +1,197 @@
+"""Tables of a comparison as plain text cells, for terminal, HTML report and service alike. Pure.
+
+The paper's (arXiv 2605.06755): convergence_table is Table 2, equal_cost_table Tables 3 and 4, best_table Table 5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gxpo_trainer.compare.curves import Axis, at_budget, mean_curve
+from gxpo_trainer.compare.evidence import format_hours
+from gxpo_trainer.compare.groups import Comparison, GroupResult
+from gxpo_trainer.compare.intervals import Interval
+from gxpo_trainer.compare.seeds import SeedGroup
+
+_AXES: tuple[Axis, ...] = ("steps", "backward_passes", "hours")
+_NAMES = {"steps": "steps", "backward_passes": "BP", "hours": "time", "tokens": "tokens"}
+_MOST_ROWS = 12
+UNKNOWN = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The first column names the row and is set left, the others right."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def all_tables(groups: Sequence[SeedGroup], comparison: Comparison) -> list[Table]:
+    """Results, convergence, accuracy at equal budgets, the curves, and what was not equal."""
+    tables = [
+        result_table(comparison),
+        convergence_table(comparison),
+        best_table(comparison),
+        budget_table(comparison),
+        curve_table(groups),
+    ]
+    return tables + ([difference_table(comparison)] if comparison.differences else [])
+
+
+def result_table(comparison: Comparison) -> Table:
+    """One row a group: where it ended and what that took."""
+    header = ("run", "seeds", "accuracy", "steps", "BP", "time", "shut-off step")
+    rows = []
+    for group in comparison.groups:
+        costs = (_cost(axis, group.final.cost(axis)) for axis in _AXES)
+        rows.append((group.name, str(len(group.seeds)), percent(group.final.accuracy), *costs, _shut(group)))
+    return Table("Result at the end", header, tuple(rows))
+
+
+def convergence_table(comparison: Comparison) -> Table:
+    """One row a group: its best, and what it took to match the baseline's best, with the speed-ups."""
+    header = ("run", "best", "at step", *(f"{_NAMES[axis]} to match" for axis in _AXES))
+    rows = []
+    for group in comparison.groups:
+        costs = (_match(group, axis) for axis in _AXES)
+        rows.append((group.name, percent(group.peak.accuracy), f"{group.peak.steps:.0f}", *costs))
+    target = comparison.target
+    best = f"best of {comparison.baseline}: {percent(target.accuracy)} at step {target.steps:.0f}"
+    smoothing = f", exponential average {comparison.smoothing:g}" if comparison.smoothing else ""
+    return Table(f"To match the {best}{smoothing} (× = speed-up)", header, tuple(rows))
+
+
+def best_table(comparison: Comparison) -> Table:
+    """One row a group: when the gate shut, what the run took in all, and what its own best took (Table 5)."""
+    header = ("run", "shut-off step", "BP", "time", "best", "at step", "BP to best", "time to best")
+    rows = []
+    for group in comparison.groups:
+        whole, best = group.final, group.peak
+        spent = (_cost("backward_passes", whole.backward_passes), _cost("hours", whole.hours))
+        to_best = (_cost(axis, best.cost(axis)) for axis in _AXES)
+        rows.append((group.name, _shut(group), *spent, percent(best.accuracy), *to_best))
+    return Table("Own best", header, tuple(rows))
+
+
+def budget_table(comparison: Comparison) -> Table:
+    """Accuracy at equal budgets: the last evaluation at or before the budget counts."""
+    header = ("budget", "run", "accuracy", f"against {comparison.baseline}", "over seeds", "over problems")
+    rows = []
+    keys = list(dict.fromkeys((b.axis, b.budget) for group in comparison.groups for b in group.budgets))
+    for axis, budget in keys:
+        amount = _amount(axis, budget)
+        for number, group in enumerate(comparison.groups):
+            shown = amount if number == 0 else ""
+            found = next((b for b in group.budgets if (b.axis, b.budget) == (axis, budget)), None)
+            if found is None:
+                rows.append((shown, group.name, *[UNKNOWN] * 4))
+                continue
+            reached = "" if found.all_reached else " (ended before)"
+            seeds, problems = found.over_seeds, found.over_problems
+            mean = f"{100 * seeds.mean:+.1f}" if seeds else UNKNOWN
+            cells = (percent(found.accuracy.mean) + reached, mean, _bounds(seeds), _bounds(problems))
+            rows.append((shown, group.name, *cells))
+    level = f"{100 * comparison.level:g} %"
+    return Table(f"Accuracy at equal budgets (points; {level} intervals of the difference)", header, tuple(rows))
+
+
+def equal_cost_table(
+    by_benchmark: Mapping[str, Sequence[SeedGroup]],
+    axis: Axis,
+    budgets: Sequence[float],
+    order: Sequence[str],
+    smoothing: float = 0.0,
+) -> Table:
+    """One row a group, one column a budget and benchmark, and their average (Tables 3 and 4).
+
+    order: names of the groups. A group that has no evaluation of a benchmark within a budget has no average.
+    """
+    columns = [(budget, benchmark) for budget in budgets for benchmark in by_benchmark]
+    several = len(by_benchmark) > 1
+    heads = [_amount(axis, budget) + (f" {benchmark}" if several else "") for budget, benchmark in columns]
+    rows = []
+    for name in order:
+        found = [_mean_at(by_benchmark[benchmark], name, axis, budget, smoothing) for budget, benchmark in columns]
+        average = float(np.mean(found)) if found else math.nan
+        rows.append((name, *(percent(value) for value in found), percent(average)))
+    titles = {"steps": "steps", "backward_passes": "backward passes", "hours": "time", "tokens": "tokens"}
+    return Table(f"Accuracy at equal {titles[axis]}", ("run", *heads, "average"), tuple(rows))
+
+
+def curve_table(groups: Sequence[SeedGroup]) -> Table:
+    """Accuracy by step, with what had been spent; at most a dozen rows, the first and the last among them."""
+    curves = [mean_curve([run.curve for run in group.runs]) for group in groups]
+    steps = sorted({float(step) for curve in curves for step in curve.steps})
+    if len(steps) > _MOST_ROWS:
+        steps = [steps[i] for i in np.unique(np.linspace(0, len(steps) - 1, _MOST_ROWS).round().astype(int))]
+    rows = []
+    for step in steps:
+        cells = [f"{step:.0f}"]
+        for curve in curves:
+            found = np.flatnonzero(curve.steps == step)
+            if found.size == 0:
+                cells.append(UNKNOWN)
+                continue
+            i = int(found[0])
+            minutes = 60 * float(curve.hours[i])
+            spent = f"{_cost('backward_passes', curve.backward_passes[i])}, {minutes:.1f}"
+            cells.append(f"{100 * curve.accuracy[i]:.1f} ({spent})")
+        rows.append(tuple(cells))
+    header = ("step", *(group.name for group in groups))
+    return Table("Accuracy in % by step (in brackets: BP, minutes)", header, tuple(rows))
+
+
+def difference_table(comparison: Comparison) -> Table:
+    """Settings and hardware that were not the same everywhere."""
+    names = [group.name for group in comparison.groups]
+    rows = tuple(
+        (found.setting + (" (hardware)" if found.hardware else ""), *(" / ".join(found.values[n]) for n in names))
+        for found in comparison.differences
+    )
+    return Table("Not equal in these runs", ("setting", *names), rows)
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f} %" if value == value else UNKNOWN
+
+
+def _cost(axis: Axis, value: float) -> str:
+    if value != value:
+        return UNKNOWN
+    return format_hours(value) if axis == "hours" else f"{value:.0f}"
+
+
+def _amount(axis: Axis, budget: float) -> str:
+    return format_hours(budget) if axis == "hours" else f"{budget:.0f} {_NAMES[axis]}"
+
+
+def _shut(group: GroupResult) -> str:
+    shut = sorted({step for step in group.shutoff_steps if step is not None})
+    return "/".join(str(step) for step in shut) if shut else UNKNOWN
+
+
+def _mean_at(groups: Sequence[SeedGroup], name: str, axis: Axis, budget: float, smoothing: float) -> float:
+    """Mean over seeds at a budget; NaN when the group is not there or a seed has nothing within it."""
+    runs = next((group.runs for group in groups if group.name == name), ())
+    points = [at_budget(run.curve, axis, budget, smoothing) for run in runs]
+    values = [point.accuracy if point is not None else math.nan for point in points]
+    return float(np.mean(values)) if values else math.nan
+
+
+def _match(group: GroupResult, axis: Axis) -> str:
+    if group.match is None:
+        return "not reached"
+    ratio = group.speed_ups[axis]
+    return _cost(axis, group.match.cost(axis)) + (f" ({ratio:.2f}×)" if ratio is not None else "")
+
+
+def _bounds(interval: Interval | None) -> str:
+    if interval is None or interval.low is None or interval.high is None:
+        return UNKNOWN
+    return f"{100 * interval.low:+.1f} to {100 * interval.high:+.1f}"

@@ -1,0 +1,58 @@
+"""A PEFT adapter and its base model as one folder that the sampler loads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from gxpo_trainer.config import ModelConfig
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.models.load import load_tokenizer, resolve_model
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter and no model of its own."""
+    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def base_of(folder: Path) -> str:
+    """The base model that an adapter names: a folder or a hub name. Raises ConfigError."""
+    try:
+        base = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{folder / CONFIG} cannot be read: {error}; save the adapter anew") from None
+    if not isinstance(base, str) or not base:
+        raise ConfigError(f"{folder / CONFIG} names no base model; set base_model_name_or_path to its folder")
+    if not (folder / WEIGHTS).is_file():
+        raise ConfigError(f"{folder} has no {WEIGHTS}; save the adapter in safetensors form")
+    try:
+        return resolve_model(ModelConfig(path=base))
+    except ConfigError as error:
+        raise ConfigError(
+            f"{folder}: its base model cannot be used ({error}); set base_model_name_or_path in {CONFIG} to a folder "
+            "written by save_pretrained"
+        ) from None
+
+
+def merge_adapter(folder: Path, out: Path) -> None:
+    """Write base and adapter as one model, in the base's precision, with the base's tokenizer. Raises ConfigError."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    base = base_of(folder)
+    try:
+        dtype = AutoConfig.from_pretrained(base).dtype or torch.float32
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, use_safetensors=True)
+        merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+    except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"{folder} cannot be merged into {base}: {first}; it must be a LoRA adapter of that model"
+        ) from error
+    merged.to(dtype).save_pretrained(out)
+    load_tokenizer(ModelConfig(path=base)).save_pretrained(out)
