@@ -39,7 +39,8 @@ def decode(data: Iterable[bytes]) -> Records:
     order = np.argsort(steps, kind="stable")
     records = records[order]
     last = np.append(np.diff(records["step"]) > 0, True)
-    return records[last]
+    found: Records = records[last]
+    return found
 
 
 def one_history(by_attempt: Mapping[int, Records], first_steps: Mapping[int, int]) -> Records:

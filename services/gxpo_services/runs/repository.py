@@ -1,24 +1,78 @@
-"""SQL of runs: finding them, and changing their state by compare-and-set."""
+"""SQL of runs: finding them, making and removing them, and changing their state by compare-and-set."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import func, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session, defer
 
-from gxpo_services.runs.models import Run
-from gxpo_services.runs.states import RunState
+from gxpo_services.runs.models import IdempotencyKey, Run
+from gxpo_services.runs.states import TERMINAL, RunState
 
 
-def find(session: Session, run_id: str) -> Run | None:
-    """A run by its public id."""
-    return session.scalar(select(Run).where(Run.id == run_id))
+def find(session: Session, run_id: str, *, lock: bool = False) -> Run | None:
+    """A run by its public id. lock: others that want to change it wait for this transaction."""
+    query = select(Run).where(Run.id == run_id)
+    if lock:
+        query = query.with_for_update(of=Run).execution_options(populate_existing=True)
+    return session.scalar(query)
+
+
+def add(session: Session, runs: Sequence[Run]) -> None:
+    """New runs, which have their numbers afterwards."""
+    session.add_all(runs)
+    session.flush()
+
+
+def remove_ended(session: Session, run: Run) -> bool:
+    """Delete a run with all that hangs on it, if it has ended; whether it had."""
+    query = delete(Run).where(Run.number == run.number, Run.state.in_(sorted(TERMINAL)))
+    done: bool = session.execute(query.execution_options(synchronize_session=False)).rowcount == 1  # type: ignore[attr-defined]
+    if done:
+        session.expunge(run)
+    else:
+        session.refresh(run)
+    return done
+
+
+def equal_runs(session: Session, config_sha256: str, limit: int) -> list[Run]:
+    """Runs of an equal config, newest first."""
+    query = select(Run).where(Run.config_sha256 == config_sha256).order_by(Run.number.desc()).limit(limit)
+    return list(session.scalars(query.options(defer(Run.identity))))
+
+
+def queue_positions(session: Session, runs: Iterable[Run]) -> dict[int, int]:
+    """run number → its place in the queue from 1, of those that are queued."""
+    wanted = [run.number for run in runs if run.state == RunState.QUEUED]
+    if not wanted:
+        return {}
+    order = (Run.priority.desc(), Run.queued_at, Run.number)
+    place = func.row_number().over(order_by=order).label("place")
+    queue = select(Run.number, place).where(Run.state == RunState.QUEUED).subquery()
+    rows = session.execute(select(queue.c.number, queue.c.place).where(queue.c.number.in_(wanted)))
+    return dict(list(rows))
 
 
 def count_by_state(session: Session) -> dict[RunState, int]:
     rows = session.execute(select(Run.state, func.count()).group_by(Run.state))
     return {RunState(state): count for state, count in rows}
+
+
+def claim_key(session: Session, key: IdempotencyKey) -> IdempotencyKey:
+    """The owner of an idempotency key: `key` itself when it is the first, else the one that was.
+
+    Of two transactions with one key the later waits here until the earlier has ended, and then sees what it made.
+    """
+    insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
+    columns = IdempotencyKey.__table__.columns
+    values = {column.key: getattr(key, column.key) for column in columns}
+    made = session.execute(insert(IdempotencyKey).values(**values).on_conflict_do_nothing())
+    if made.rowcount == 1:  # type: ignore[attr-defined]
+        return key
+    return session.get_one(IdempotencyKey, (key.token_id, key.key))
 
 
 def set_where(
@@ -31,6 +85,6 @@ def set_where(
     query = update(Run).where(Run.number == run.number, Run.state == state)
     if lease_token is not None:
         query = query.where(Run.lease_token == lease_token)
-    done = session.execute(query.values(**values).execution_options(synchronize_session=False)).rowcount == 1  # type: ignore[attr-defined]
+    done: bool = session.execute(query.values(**values).execution_options(synchronize_session=False)).rowcount == 1  # type: ignore[attr-defined]
     session.refresh(run)
     return done

@@ -15,7 +15,7 @@ class Sample(Base):
     """One response of a training step, with its verdict."""
 
     __tablename__ = "samples"
-    __table_args__ = (Index("ix_samples_step", "run_number", "step"),)
+    __table_args__ = (Index("ix_samples_step", "run_number", "step", "attempt"),)
 
     number: Mapped[int] = mapped_column(Number, primary_key=True)
     run_number: Mapped[int] = mapped_column(ForeignKey("runs.number", ondelete="CASCADE"))

@@ -237,7 +237,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("number", name=op.f("pk_samples")),
     )
     with op.batch_alter_table("samples", schema=None) as batch_op:
-        batch_op.create_index("ix_samples_step", ["run_number", "step"], unique=False)
+        batch_op.create_index("ix_samples_step", ["run_number", "step", "attempt"], unique=False)
 
 
 def downgrade() -> None:

@@ -1,0 +1,178 @@
+"""Metrics, evaluations and runs as files, written while they are sent (file_formats.py says how values look).
+
+Each piece is read in a transaction of its own: a client that reads slowly holds no connection of the database.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gxpo_services.comparisons import repository
+from gxpo_services.comparisons.file_formats import MEDIA_TYPES, Columns, Format, Rows, json_lines, write_rows
+from gxpo_services.db import Database
+from gxpo_services.metrics import repository as metrics
+from gxpo_services.runs.models import Run
+from gxpo_services.samples import repository as samples
+from gxpo_services.zip_stream import zip_stream
+from gxpo_trainer.compare import decode_evaluation
+from gxpo_trainer.errors import DataError
+
+Part = Literal["metrics", "evaluations", "runs"]
+_METRICS_AT_ONCE = 20
+
+METRIC_COLUMNS: Columns = {
+    "run": "text",
+    "name": "text",
+    "attempt": "whole",
+    "step": "whole",
+    "metric": "text",
+    "value": "number",
+}
+EVALUATION_COLUMNS: Columns = {
+    "run": "text",
+    "name": "text",
+    "attempt": "whole",
+    "step": "whole",
+    "benchmark": "text",
+    "metric": "text",
+    "value": "number",
+    "num_problems": "whole",
+    "samples_per_prompt": "whole",
+    "backward_passes_total": "number",
+    "training_s": "number",
+    "tokens_total": "number",
+}
+_RUN_FIELDS: Columns = {
+    "name": "text",
+    "state": "text",
+    "reason": "text",
+    "rule": "text",
+    "model": "text",
+    "seed": "whole",
+    "step": "whole",
+    "backward_passes": "number",
+    "tokens": "number",
+    "training_s": "number",
+    "score": "number",
+    "score_best": "number",
+    "score_step": "whole",
+    "created_at": "number",
+    "started_at": "number",
+    "ended_at": "number",
+    "created_by": "text",
+    "config_sha256": "text",
+    "notes": "text",
+}
+RUN_COLUMNS: Columns = {
+    "run": "text",
+    **_RUN_FIELDS,
+    "group": "text",
+    "group_values": "text",
+    "tags": "text",
+    "config": "text",
+}
+"""group_values, tags and config are JSON text."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportFile:
+    """What to send. name: for the client's disk."""
+
+    name: str
+    media_type: str
+    pieces: Iterator[bytes]
+
+
+def export(database: Database, runs: Sequence[Run], form: Format, parts: Sequence[Part]) -> ExportFile:
+    """One table as a file, several as a zip of files."""
+    chosen = list(dict.fromkeys(parts))
+    if len(chosen) == 1:
+        return ExportFile(f"gxpo-{chosen[0]}.{form}", MEDIA_TYPES[form], _WRITERS[chosen[0]](database, runs, form))
+    files = ((f"{part}.{form}", _WRITERS[part](database, runs, form)) for part in chosen)
+    return ExportFile("gxpo-export.zip", "application/zip", zip_stream(files, compress=form != "parquet"))
+
+
+def _metrics(database: Database, runs: Sequence[Run], form: Format) -> Iterator[bytes]:
+    """Long form: one row a value, of the history that counts."""
+
+    def rows() -> Rows:
+        for run in runs:
+            with database.reading() as session:
+                names = metrics.names_of(session, run.number)
+            for begin in range(0, len(names), _METRICS_AT_ONCE):
+                with database.reading() as session:
+                    points = repository.points_of(session, run.number, names[begin : begin + _METRICS_AT_ONCE])
+                yield [(run.id, run.name, *point) for point in points]
+
+    return write_rows(form, METRIC_COLUMNS, rows())
+
+
+def _evaluations(database: Database, runs: Sequence[Run], form: Format) -> Iterator[bytes]:
+    """jsonl: the trainer's records whole, scores of every problem included; else one row a score."""
+
+    def records() -> Iterator[list[dict[str, Any]]]:
+        for run in runs:
+            with database.reading() as session:
+                found = samples.evaluations(session, run.number)
+            yield [{"run": run.id, "name": run.name, **record} for record in found]
+
+    if form == "jsonl":
+        return json_lines(records())
+    return write_rows(
+        form, EVALUATION_COLUMNS, ([row for record in piece for row in _scores(record)] for piece in records())
+    )
+
+
+def _scores(record: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """A row a score; a record that is no evaluation has none."""
+    try:
+        found = decode_evaluation(record)
+    except DataError:
+        return
+    for metric, value in found["scores"].items():
+        row = found | {"metric": metric, "value": value}
+        yield tuple(_typed(row.get(name), kind) for name, kind in EVALUATION_COLUMNS.items())
+
+
+def _typed(value: Any, kind: str) -> Any:
+    """The value if a column of this kind can hold it, else None: the trainer's line is not ours to trust."""
+    if isinstance(value, bool):
+        return None
+    if kind == "text":
+        return value if isinstance(value, str) else None
+    if kind == "whole":
+        return value if isinstance(value, int) and abs(value) < 2**63 else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _runs(_: Database, runs: Sequence[Run], form: Format) -> Iterator[bytes]:
+    """One row a run. In jsonl nested members are objects, else JSON text."""
+    found = [_run(run) for run in runs]
+    if form == "jsonl":
+        return json_lines([found])
+    nested = ("group_values", "tags", "config")
+    texts = [run | {name: json.dumps(run[name], ensure_ascii=False) for name in nested} for run in found]
+    return write_rows(form, RUN_COLUMNS, [[tuple(run[name] for name in RUN_COLUMNS) for run in texts]])
+
+
+def _run(run: Run) -> dict[str, Any]:
+    own = {name: getattr(run, name) for name in _RUN_FIELDS}
+    return {
+        "run": run.id,
+        **own,
+        "state": str(run.state),
+        "group": run.group.id if run.group else None,
+        "group_values": run.group_values,
+        "tags": sorted(tag.tag for tag in run.tags),
+        "config": run.config,
+    }
+
+
+_WRITERS: dict[Part, Callable[[Database, Sequence[Run], Format], Iterator[bytes]]] = {
+    "metrics": _metrics,
+    "evaluations": _evaluations,
+    "runs": _runs,
+}

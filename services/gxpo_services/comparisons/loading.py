@@ -1,0 +1,131 @@
+"""From ids in a request to runs, and from runs to curves; what cannot take part is listed with the reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from gxpo_services.comparisons import repository
+from gxpo_services.comparisons.schemas import MOST_RUNS, LeftOutView
+from gxpo_services.errors import FieldError, Invalid, NotFound
+from gxpo_services.runs.models import Run
+from gxpo_services.samples import repository as samples
+from gxpo_trainer.compare import SERIES_NAMES, RunCurves, Series, benchmark_names, decode_evaluation, run_curves
+from gxpo_trainer.errors import DataError
+from gxpo_trainer.jsonl import Row
+
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_PARTS_OF_IDENTITY = ("code", "packages", "data_sha256", "hardware")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A run with what it reported."""
+
+    run: Run
+    evaluations: list[Row]
+    series: Series
+
+    def curves(self, benchmarks: Sequence[str], metric: str) -> RunCurves:
+        """Raises DataError when it has no such evaluation."""
+        return run_curves(
+            identity_of(self.run), self.evaluations, self.series, benchmarks=list(benchmarks), metric=metric
+        )
+
+
+@dataclass(slots=True)
+class Loaded:
+    """Runs with their curves, in the order of the request, and those without any."""
+
+    benchmarks: list[str]
+    runs: list[tuple[Source, RunCurves]]
+    left_out: list[LeftOutView] = field(default_factory=list)
+
+
+def split_ids(values: Sequence[str], name: str) -> list[str]:
+    """Ids of repeated and comma-separated parameters, each once. Raises Invalid for a word that can be none."""
+    ids = [word for value in values for word in (part.strip() for part in value.split(",")) if word]
+    bad = [word for word in ids if not _ID.fullmatch(word)]
+    if bad:
+        raise invalid(name, f"{bad[0][:100]!r} is no id; ids are letters, digits, - and _")
+    if len(ids) > MOST_RUNS:
+        raise invalid(name, f"holds {len(ids)} ids; name at most {MOST_RUNS}")
+    return list(dict.fromkeys(ids))
+
+
+def wanted_runs(session: Session, runs: Sequence[str], groups: Sequence[str]) -> list[Run]:
+    """The runs that are named, and those of the groups that are named, each once.
+
+    Raises NotFound for an unknown id, Invalid when none is named or there are too many.
+    """
+    if not runs and not groups:
+        raise invalid("runs", "names no run, and groups names none either; name some")
+    found, known = repository.runs_by_id(session, runs), repository.groups_by_id(session, groups)
+    for kind, ids, there in (("run", runs, found), ("group", groups, known)):
+        missing = [one for one in ids if one not in there]
+        if missing:
+            raise NotFound(f"there is no {kind} {', '.join(missing[:10])}")
+    chosen = {one: found[one] for one in runs}
+    for one in groups:
+        chosen |= {run.id: run for run in repository.runs_of(session, known[one], MOST_RUNS + 1)}
+    if len(chosen) > MOST_RUNS:
+        raise invalid("groups", f"have more than {MOST_RUNS} runs; name those that matter in runs")
+    return list(chosen.values())
+
+
+def load(session: Session, runs: Sequence[Run], benchmark: str | None, metric: str) -> Loaded:
+    """Curves of runs. Without a benchmark it is the average of those that all runs have.
+
+    Raises Invalid when the runs have evaluations and none in common.
+    """
+    left_out: dict[str, str] = {}
+    evaluations: dict[str, list[Row]] = {}
+    for run in runs:
+        try:
+            rows = [decode_evaluation(row) for row in samples.evaluations(session, run.number)]
+        except DataError as error:
+            left_out[run.id] = str(error)
+            continue
+        if rows:
+            evaluations[run.id] = rows
+        else:
+            left_out[run.id] = "it has no evaluation (yet)"
+    benchmarks = [benchmark] if benchmark is not None else _common(list(evaluations.values()))
+    if evaluations and not benchmarks:
+        raise invalid("benchmark", "the runs have no benchmark in common; name one, and runs without it are left out")
+    series = repository.series_of(session, [run.number for run in runs if run.id in evaluations], SERIES_NAMES)
+    loaded: list[tuple[Source, RunCurves]] = []
+    for run in runs:
+        if run.id not in evaluations:
+            continue
+        source = Source(run, evaluations[run.id], series[run.number])
+        try:
+            loaded.append((source, source.curves(benchmarks, metric)))
+        except DataError as error:
+            left_out[run.id] = str(error)
+    return Loaded(benchmarks, loaded, [left_out_view(run, left_out[run.id]) for run in runs if run.id in left_out])
+
+
+def left_out_view(run: Run, reason: str) -> LeftOutView:
+    return LeftOutView(run=run.id, name=run.name, reason=reason)
+
+
+def invalid(name: str, message: str) -> Invalid:
+    return Invalid(f"{name}: {message}", errors=[FieldError(field=name, message=message)])
+
+
+def identity_of(run: Run) -> dict[str, Any]:
+    """run.json as the trainer sent it, with the config that the service keeps."""
+    stated: Mapping[str, Any] = run.identity or {}
+    parts = {name: stated.get(name) for name in _PARTS_OF_IDENTITY}
+    kept = {name: value for name, value in parts.items() if isinstance(value, Mapping)}
+    return {"config": run.config, "policy_sha256": stated.get("policy_sha256"), **kept}
+
+
+def _common(evaluations: Sequence[Sequence[Row]]) -> list[str]:
+    names = [benchmark_names(rows) for rows in evaluations]
+    return [name for name in names[0] if all(name in other for other in names)] if names else []

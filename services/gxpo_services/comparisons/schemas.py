@@ -1,0 +1,250 @@
+"""Requests and answers about comparisons. Accuracies are shares in [0, 1], hours are training time."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gxpo_services.fields import JsonNumber, Text
+from gxpo_services.runs.states import RunState
+from gxpo_trainer.compare import Axis
+
+AxisWord = Literal["step", "backward_passes", "hours", "tokens", "time"]
+Shown = Literal["final", "best", "steps_to_best", "backward_passes_to_best", "hours_to_best", "shutoff_step"]
+MOST_RUNS = 200
+"""Runs of one comparison."""
+_METRIC = Field(
+    "pass@1", pattern=r"^(pass|maj)@[0-9]{1,6}$", description="A share in the evaluations: pass@k or maj@n."
+)
+_BENCHMARK = Field(
+    None, max_length=200, description="One benchmark by name; none: the macro average of those that all runs have."
+)
+
+
+class RunsQuery(BaseModel):
+    """Runs by their ids: repeated parameters, comma-separated words, or both."""
+
+    runs: list[Annotated[Text, Field(max_length=20_000)]] = Field(
+        [], max_length=MOST_RUNS, description="Ids of runs.", examples=[["r01jd5cv3q80000000000"]]
+    )
+    groups: list[Annotated[Text, Field(max_length=20_000)]] = Field(
+        [], max_length=MOST_RUNS, description="Ids of groups: all their runs.", examples=[["g01jd5cv3q80000000000"]]
+    )
+
+
+class CompareQuery(RunsQuery):
+    """What to compare, and how."""
+
+    baseline: Text | None = Field(
+        None,
+        max_length=1000,
+        description="Name of a configuration in the answer, or id or name of one of its runs; none: the first GRPO.",
+        examples=["GRPO"],
+    )
+    metric: str = _METRIC
+    benchmark: Text | None = _BENCHMARK
+    x: AxisWord = Field("step", description="The cost that plain numbers in `budgets` mean; time and hours are one.")
+    budgets: list[Annotated[Text, Field(max_length=1000)]] = Field(
+        [],
+        max_length=50,
+        description="Budgets to compare at: numbers in units of `x` (hours for time) or `axis:number`; none: chosen.",
+        examples=[["backward_passes:108", "backward_passes:300", "hours:4"]],
+    )
+    smoothing: float = Field(
+        0.0, ge=0, lt=1, allow_inf_nan=False, description="Weight of the exponential average of accuracies; 0: none."
+    )
+
+
+class HeatMapQuery(BaseModel):
+    """Two settings of a sweep, and what the cells show."""
+
+    x: Text | None = Field(None, max_length=200, description="Dotted path; none: the first setting that varies.")
+    y: Text | None = Field(None, max_length=200, description="Dotted path; none: the next one.")
+    metric: str = _METRIC
+    benchmark: Text | None = _BENCHMARK
+    show: Shown = Field("final", description="The last accuracy, the best, what the best took, or when the gate shut.")
+
+
+class ExportQuery(RunsQuery):
+    """What to write, and how."""
+
+    format: Literal["csv", "parquet", "jsonl"] = Field("csv", description="Of the files.")
+    parts: list[Literal["metrics", "evaluations", "runs"]] = Field(
+        ["metrics", "evaluations", "runs"],
+        min_length=1,
+        max_length=3,
+        description="Tables to write: one alone is a file, several are a zip of files.",
+    )
+
+
+class _View(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+
+class PointView(_View):
+    """One evaluation: its accuracy and what had been spent by then; NaN where unknown."""
+
+    accuracy: JsonNumber = Field(examples=[0.341])
+    steps: JsonNumber = Field(examples=[240])
+    backward_passes: JsonNumber = Field(examples=[240])
+    hours: JsonNumber = Field(examples=[14.14])
+    tokens: JsonNumber = Field(examples=[1.2e8])
+
+
+class IntervalView(_View):
+    """An estimate with its confidence bounds; null where `num` observations cannot give any."""
+
+    mean: JsonNumber
+    low: JsonNumber | None
+    high: JsonNumber | None
+    num: int
+
+
+class CurveView(_View):
+    """Evaluations in order of steps; all lists have equal lengths."""
+
+    steps: list[JsonNumber]
+    backward_passes: list[JsonNumber]
+    hours: list[JsonNumber]
+    tokens: list[JsonNumber]
+    accuracy: list[JsonNumber]
+    smoothed: list[JsonNumber] = Field(description="The exponential average that was asked for.")
+    low: list[JsonNumber] = Field(description="Lower bound: over seeds, over problems where there is one seed.")
+    high: list[JsonNumber]
+
+
+class GateView(_View):
+    """The gate's z-score, never smoothed."""
+
+    steps: list[JsonNumber]
+    z: list[JsonNumber]
+    threshold: JsonNumber | None = Field(description="τ; null without a gate.")
+    shutoff_step: int | None = Field(description="The step at which the look-ahead ended.")
+    two_sided: bool
+    downsampled: bool = Field(description="Whether points were left out; peaks and dips never are.")
+
+
+class ComparedRun(_View):
+    """One seed of a configuration, against the baseline's run of the same seed."""
+
+    id: str
+    name: str
+    state: RunState
+    seed: int
+    group: str | None = Field(description="Id of its group.")
+    group_values: dict[str, Any] | None
+    curve: CurveView
+    gate: GateView
+    peak: PointView
+    target: PointView | None = Field(description="Peak of the baseline's run of this seed; null: it has none.")
+    match: PointView | None = Field(description="First evaluation at or above the target; null: not reached.")
+    speed_ups: dict[Axis, JsonNumber | None] = Field(description="Cost of the target / cost of the match.")
+
+
+class BudgetView(_View):
+    """A configuration at one budget: the last evaluation at or before it counts, never the best so far."""
+
+    axis: Axis
+    budget: JsonNumber
+    accuracy: IntervalView = Field(description="Mean over seeds.")
+    over_seeds: IntervalView | None = Field(description="Difference to the baseline, paired by seed.")
+    over_problems: IntervalView | None = Field(description="The same difference, bootstrap over problems.")
+    all_reached: bool = Field(description="False when a run ended before the budget.")
+
+
+class ComparedGroup(_View):
+    """One configuration: runs that differ in name and seed alone."""
+
+    name: str = Field(description="Its rule, and what tells it from the others.", examples=["GXPO K=5"])
+    rule: str
+    is_baseline: bool
+    seeds: list[int]
+    runs: list[ComparedRun]
+    mean: CurveView = Field(description="Over seeds, at the steps that all of them evaluated.")
+    final: PointView
+    peak: PointView
+    match: PointView | None = Field(description="Where the mean reaches the baseline's peak; null: it does not.")
+    speed_ups: dict[Axis, JsonNumber | None]
+    num_paired: int = Field(description="Seeds shared with the baseline.")
+    num_reached: int = Field(description="Of these, how many reached the peak of the baseline's run.")
+    seed_speed_ups: dict[Axis, IntervalView | None] = Field(description="Geometric mean over seeds.")
+    budgets: list[BudgetView]
+    shutoff_steps: list[int | None]
+
+
+class DifferenceView(_View):
+    """A condition or piece of hardware that was not equal: values by configuration."""
+
+    setting: str
+    values: dict[str, list[str]]
+    hardware: bool = Field(description="It spoils the comparison of hours only.")
+
+
+class SettingView(_View):
+    """A setting that is not the same in all configurations; values are JSON text, null: not there."""
+
+    setting: str = Field(examples=["learner.rule.k"])
+    values: dict[str, str | None]
+
+
+class LeftOutView(_View):
+    """A run that could not take part."""
+
+    run: str = Field(description="Its id.")
+    name: str
+    reason: str
+
+
+class TableView(_View):
+    """Text cells, ready to be shown."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+
+
+class ComparisonView(_View):
+    """Which configuration is better at the same cost, and how sure that is."""
+
+    metric: str
+    benchmarks: list[str] = Field(description="What accuracies are the macro average of.")
+    x: Axis
+    baseline: str = Field(description="Name of a configuration.")
+    smoothing: float
+    level: float = Field(description="Of all intervals.", examples=[0.95])
+    target: PointView = Field(description="The baseline's peak.")
+    groups: list[ComparedGroup]
+    differences: list[DifferenceView] = Field(description="What spoils the comparison.")
+    settings: list[SettingView] = Field(description="All settings that differ, compared ones too.")
+    evidence: str = Field(description="What the numbers support and what they do not, one statement a line.")
+    supported: dict[str, list[Axis]] = Field(description="Configuration → costs on which its advantage is supported.")
+    missing: list[str] = Field(description="What a conclusion would need.")
+    left_out: list[LeftOutView]
+    tables: list[TableView] = Field(description="The paper's Tables 2 to 5 for these runs, and what stands behind.")
+
+
+class HeatCellView(_View):
+    """One pair of values. mean: over its runs, null when none has a value yet."""
+
+    x: int = Field(description="Place in x_values.")
+    y: int = Field(description="Place in y_values.")
+    value: IntervalView | None
+    runs: list[str] = Field(description="Ids.")
+
+
+class HeatMapView(_View):
+    """A sweep over two settings."""
+
+    group: str
+    x: str = Field(examples=["learner.rule.alpha"])
+    y: str = Field(examples=["learner.rule.k"])
+    show: Shown
+    metric: str
+    benchmarks: list[str]
+    x_values: list[Any]
+    y_values: list[Any]
+    cells: list[HeatCellView]
+    settings: list[str] = Field(description="Settings that vary: what x and y may be.")
+    mixed: list[str] = Field(description="Settings that vary within a cell, over which its mean is taken, too.")
+    left_out: list[LeftOutView] = Field(description="Runs that are no part of the grid, such as controls.")

@@ -1,0 +1,209 @@
+"""Comparing runs: the trainer's pure functions (gxpo_trainer.compare) on what runs reported to the service."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy.orm import Session
+
+from gxpo_services.comparisons import loading
+from gxpo_services.comparisons.loading import Loaded, Source, invalid, left_out_view
+from gxpo_services.comparisons.schemas import (
+    CompareQuery,
+    ComparisonView,
+    DifferenceView,
+    LeftOutView,
+    SettingView,
+    TableView,
+)
+from gxpo_services.comparisons.views import compared_group
+from gxpo_services.errors import Invalid
+from gxpo_services.runs.models import Run
+from gxpo_trainer.compare import (
+    Axis,
+    Comparison,
+    RunCurves,
+    SeedGroup,
+    Table,
+    all_tables,
+    compare_groups,
+    config_key,
+    default_baseline,
+    differing_settings,
+    equal_cost_table,
+    flatten,
+    group_by_config,
+    mean_curve,
+    spread_budgets,
+    weigh,
+)
+
+_NUM_RESAMPLES = 2_000
+"""Of a bootstrap interval: its bounds vary by 1 % of its width or so, and an answer stays quick."""
+_NUM_BUDGETS: dict[Axis, int] = {"steps": 1, "backward_passes": 3, "hours": 3, "tokens": 1}
+_MOST_BUDGETS = 20
+_AXIS_OF: dict[str, Axis] = {
+    "step": "steps",
+    "steps": "steps",
+    "backward_passes": "backward_passes",
+    "hours": "hours",
+    "time": "hours",
+    "tokens": "tokens",
+}
+
+
+def compare(session: Session, query: CompareQuery) -> ComparisonView:
+    """Compare runs. Raises NotFound for unknown ids; Invalid for bad words, or when no run has anything to compare."""
+    axis = _AXIS_OF[query.x]
+    budgets = _budgets(query.budgets, axis)
+    ids = (loading.split_ids(query.runs, "runs"), loading.split_ids(query.groups, "groups"))
+    loaded = loading.load(session, loading.wanted_runs(session, *ids), query.benchmark, query.metric)
+    groups = _grouped(loaded)
+    if not groups:
+        raise _nothing(loaded.left_out)
+    rows = {curves: source.run for source, curves in loaded.runs}
+    chosen = budgets or spread_budgets(groups, _NUM_BUDGETS)
+    comparison = compare_groups(
+        groups,
+        _baseline(query.baseline, groups, rows),
+        smoothing=query.smoothing,
+        budgets=chosen,
+        num_resamples=_NUM_RESAMPLES,
+    )
+    found = weigh(comparison)
+    return ComparisonView(
+        metric=query.metric,
+        benchmarks=loaded.benchmarks,
+        x=axis,
+        baseline=comparison.baseline,
+        smoothing=comparison.smoothing,
+        level=comparison.level,
+        target=comparison.target,
+        groups=[compared_group(group, comparison.group(group.name), comparison, rows) for group in groups],
+        differences=[DifferenceView.model_validate(difference) for difference in comparison.differences],
+        settings=_settings(groups, rows),
+        evidence=found.sentence,
+        supported={name: list(axes) for name, axes in found.supported.items()},
+        missing=list(found.missing),
+        left_out=loaded.left_out,
+        tables=[_table_view(table) for table in _tables(loaded, groups, comparison, chosen, query.metric)],
+    )
+
+
+def _budgets(words: Sequence[str], axis: Axis) -> dict[Axis, tuple[float, ...]]:
+    """`108` and `hours:4` as axis → values in ascending order. Raises Invalid for a word that is neither."""
+    found: dict[Axis, set[float]] = {}
+    for word in (part.strip() for value in words for part in value.split(",") if part.strip()):
+        name, colon, number = word.rpartition(":")
+        if colon and name not in _AXIS_OF:
+            raise invalid("budgets", f"{word[:100]!r}: no such axis; write step, backward_passes, hours or tokens")
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not 0 <= value < math.inf:
+            raise invalid("budgets", f"{word[:100]!r} is no budget; write 108 or hours:4")
+        found.setdefault(_AXIS_OF[name] if colon else axis, set()).add(value)
+    if sum(map(len, found.values())) > _MOST_BUDGETS:
+        raise invalid("budgets", f"holds more than {_MOST_BUDGETS}; name fewer")
+    return {name: tuple(sorted(values)) for name, values in found.items()}
+
+
+def _grouped(loaded: Loaded) -> list[SeedGroup]:
+    """Configurations with their seeds. Of two runs of one seed, and of seeds that share no step, one is left out."""
+    furthest: dict[tuple[str, int], tuple[Source, RunCurves]] = {}
+    for source, curves in loaded.runs:
+        key = (config_key(source.run.config), curves.seed)
+        rival = furthest.get(key)
+        if rival is None or _reach(source, curves) > _reach(*rival):
+            furthest[key] = (source, curves)
+    kept = []
+    for source, curves in loaded.runs:
+        winner = furthest[config_key(source.run.config), curves.seed][0].run
+        if winner is source.run:
+            kept.append((source, curves))
+        else:
+            reason = f"run {winner.id} has the same config and seed, and came further or is newer"
+            loaded.left_out.append(left_out_view(source.run, reason))
+    loaded.runs = kept
+    groups = group_by_config([(curves, source.run.config) for source, curves in kept])
+    return [group for group in groups if _has_mean(group, loaded)]
+
+
+def _reach(source: Source, curves: RunCurves) -> tuple[float, int]:
+    return float(curves.curve.steps[-1]), source.run.number
+
+
+def _has_mean(group: SeedGroup, loaded: Loaded) -> bool:
+    try:
+        mean_curve([run.curve for run in group.runs])
+    except ValueError as error:
+        gone = [(source, curves) for source, curves in loaded.runs if curves in group.runs]
+        loaded.left_out += [left_out_view(source.run, str(error)) for source, _ in gone]
+        loaded.runs = [pair for pair in loaded.runs if pair not in gone]
+        return False
+    return True
+
+
+def _nothing(left_out: Sequence[LeftOutView]) -> Invalid:
+    reasons = "; ".join(f"{run.run}: {run.reason}" for run in left_out[:5]) or "the group has no run"
+    return Invalid(f"nothing can be compared: {reasons}", left_out=[run.model_dump() for run in left_out])
+
+
+def _baseline(word: str | None, groups: Sequence[SeedGroup], rows: Mapping[RunCurves, Run]) -> str:
+    """A configuration by its name, or by id or name of one of its runs."""
+    names = [group.name for group in groups]
+    if word is None:
+        return default_baseline(names)
+    if word in names:
+        return word
+    for attribute in ("id", "name"):
+        for group in groups:
+            if any(getattr(rows[run], attribute) == word for run in group.runs):
+                return group.name
+    raise invalid("baseline", f"{word!r} is none of {', '.join(map(repr, names))}, nor one of their runs; name one")
+
+
+def _settings(groups: Sequence[SeedGroup], rows: Mapping[RunCurves, Run]) -> list[SettingView]:
+    configs = {}
+    for group in groups:
+        flat = flatten(rows[group.runs[0]].config)
+        configs[group.name] = {name: value for name, value in flat.items() if name not in ("name", "seed")}
+    return [SettingView(setting=setting, values=values) for setting, values in differing_settings(configs).items()]
+
+
+def _tables(
+    loaded: Loaded,
+    groups: Sequence[SeedGroup],
+    comparison: Comparison,
+    budgets: Mapping[Axis, Sequence[float]],
+    metric: str,
+) -> list[Table]:
+    """Result, the paper's Tables 2 to 5, intervals at each budget, the curves, what was not equal."""
+    result, convergence, *others = all_tables(groups, comparison)
+    names = [group.name for group in groups]
+    by_benchmark = _by_benchmark(loaded, groups, metric)
+    equal = [
+        equal_cost_table(by_benchmark, axis, budgets[axis], names, comparison.smoothing)
+        for axis in ("backward_passes", "hours")
+        if budgets.get(axis)
+    ]
+    return [result, convergence, *equal, *others]
+
+
+def _by_benchmark(loaded: Loaded, groups: Sequence[SeedGroup], metric: str) -> dict[str, Sequence[SeedGroup]]:
+    """The same configurations on each benchmark alone."""
+    if len(loaded.benchmarks) == 1:
+        return {loaded.benchmarks[0]: groups}
+    sources = {curves: source for source, curves in loaded.runs}
+    return {
+        name: [
+            SeedGroup(group.name, tuple(sources[run].curves([name], metric) for run in group.runs)) for group in groups
+        ]
+        for name in loaded.benchmarks
+    }
+
+
+def _table_view(table: Table) -> TableView:
+    return TableView(title=table.title, header=list(table.header), rows=[list(row) for row in table.rows])

@@ -1,0 +1,88 @@
+"""From numbers of a comparison to what the API shows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gxpo_services.comparisons.schemas import ComparedGroup, ComparedRun, CurveView, GateView
+from gxpo_services.metrics.downsample import thin
+from gxpo_services.runs.models import Run
+from gxpo_trainer.compare import (
+    AXES,
+    Comparison,
+    EvaluationCurve,
+    GateTrace,
+    GroupResult,
+    RunCurves,
+    SeedGroup,
+    SeedResult,
+    mean_curve,
+    seed_band,
+    smooth,
+)
+
+_GATE_POINTS = 500
+
+
+def compared_group(
+    group: SeedGroup, result: GroupResult, comparison: Comparison, rows: Mapping[RunCurves, Run]
+) -> ComparedGroup:
+    curve = mean_curve([run.curve for run in group.runs])
+    band = seed_band(group, curve, comparison.level)
+    own = {name: getattr(result, name) for name in ComparedGroup.model_fields if hasattr(result, name)}
+    return ComparedGroup.model_validate(
+        own
+        | {
+            "rule": group.runs[0].rule,
+            "is_baseline": group.name == comparison.baseline,
+            "mean": curve_view(curve, comparison.smoothing, band),
+            "runs": [
+                _compared_run(run, seed, rows[run], comparison.smoothing)
+                for run, seed in zip(group.runs, result.by_seed, strict=True)
+            ],
+        }
+    )
+
+
+def curve_view(curve: EvaluationCurve, smoothing: float, band: Sequence[Any]) -> CurveView:
+    """band: lower and upper bounds."""
+    costs = {axis: curve.cost(axis).tolist() for axis in AXES}
+    return CurveView(
+        **costs,
+        accuracy=curve.accuracy.tolist(),
+        smoothed=smooth(curve.accuracy, smoothing).tolist(),
+        low=band[0].tolist(),
+        high=band[1].tolist(),
+    )
+
+
+def gate_view(gate: GateTrace) -> GateView:
+    kept = thin(gate.z, _GATE_POINTS)
+    return GateView(
+        steps=gate.steps[kept].tolist(),
+        z=gate.z[kept].tolist(),
+        threshold=gate.threshold,
+        shutoff_step=gate.shutoff_step,
+        two_sided=gate.two_sided,
+        downsampled=len(kept) < len(gate.z),
+    )
+
+
+def _compared_run(curves: RunCurves, result: SeedResult, run: Run, smoothing: float) -> ComparedRun:
+    return ComparedRun.model_validate(
+        {
+            "id": run.id,
+            "name": run.name,
+            "state": run.state,
+            "seed": curves.seed,
+            "group": run.group.id if run.group else None,
+            "group_values": run.group_values,
+            "curve": curve_view(curves.curve, smoothing, (curves.curve.ci_low, curves.curve.ci_high)),
+            "gate": gate_view(curves.gate),
+            "peak": result.peak,
+            "target": result.target,
+            "match": result.match,
+            "speed_ups": result.speed_ups,
+        }
+    )

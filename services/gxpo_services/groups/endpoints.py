@@ -1,0 +1,111 @@
+"""`/groups` and `/sweeps`: many runs as one thing."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel
+
+from gxpo_services import catalogue
+from gxpo_services.answers import answer
+from gxpo_services.deps import ReadSession, Settings, Submitter, Viewer, WriteSession
+from gxpo_services.errors import responses
+from gxpo_services.fields import GroupId, Text
+from gxpo_services.groups import service
+from gxpo_services.groups.presets import preset_views
+from gxpo_services.groups.schemas import (
+    GroupDetail,
+    GroupPage,
+    GroupRequest,
+    GroupView,
+    SweepAnswer,
+    SweepPlan,
+    SweepPresetView,
+    SweepRequest,
+)
+from gxpo_services.idempotency import IdempotencyHeader
+
+router = APIRouter(tags=["groups"], responses=responses(401, 403, 422, 503))
+router.include_router(catalogue.router)
+
+_LOCATION = {"Location": {"description": "Where the group is.", "schema": {"type": "string"}}}
+_MADE: dict[int | str, dict[str, Any]] = {
+    201: {"description": "It is made.", "headers": _LOCATION},
+    **responses(400, 409, 410, 413),
+}
+_BEFORE = "This key has made it before."
+
+
+@router.post(
+    "/sweeps",
+    status_code=201,
+    summary="Submit a sweep",
+    response_model=SweepAnswer,
+    responses=_MADE | {200: {"model": SweepAnswer, "description": _BEFORE, "headers": _LOCATION}},
+)
+def submit_sweep(
+    body: SweepRequest,
+    principal: Submitter,
+    settings: Settings,
+    session: WriteSession,
+    request: Request,
+    key: IdempotencyHeader = None,
+) -> Response:
+    """Queue every combination of the grid with every seed, as one group; all of them or none."""
+    made, is_new = service.sweep(session, settings, principal, body, key)
+    return _made(made, made.group.id, is_new, request)
+
+
+@router.post("/sweeps/validate", summary="Check a sweep without submitting it", responses=responses(400, 413))
+def validate_sweep(body: SweepRequest, _: Submitter, settings: Settings) -> SweepPlan:
+    """Every bad setting, or the runs that it would make and their cost in runs and backward passes."""
+    return service.validate(settings, body)
+
+
+@router.get("/sweeps/presets", summary="Ready-made sweeps")
+def list_sweep_presets(_: Viewer) -> list[SweepPresetView]:
+    """The paper's ablations, and the rules beside each other with their control."""
+    return preset_views()
+
+
+@router.get("/groups", summary="List groups", response_model=GroupPage)
+def list_groups(
+    _: Viewer,
+    session: ReadSession,
+    limit: Annotated[int, Query(ge=1, le=200, description="Most groups in the answer.")] = 50,
+    cursor: Annotated[Text | None, Query(max_length=2000, description="`next_cursor` of the part before.")] = None,
+) -> Response:
+    """Newest first, with the states of their runs."""
+    return answer(service.list_groups(session, cursor, limit))
+
+
+@router.post(
+    "/groups",
+    status_code=201,
+    summary="Make an empty group",
+    response_model=GroupView,
+    responses=_MADE | {200: {"model": GroupView, "description": _BEFORE, "headers": _LOCATION}},
+)
+def create_group(
+    body: GroupRequest,
+    principal: Submitter,
+    session: WriteSession,
+    request: Request,
+    key: IdempotencyHeader = None,
+) -> Response:
+    """For runs that are submitted one by one with its id."""
+    group, is_new = service.make_group(session, principal, body, key)
+    return _made(group, group.id, is_new, request)
+
+
+@router.get(
+    "/groups/{group_id}", summary="A group with its runs", response_model=GroupDetail, responses=responses(404)
+)
+def get_group(group_id: GroupId, _: Viewer, session: ReadSession) -> Response:
+    """What was asked for, and the runs that it made."""
+    return answer(service.get_group(session, group_id))
+
+
+def _made(body: BaseModel, group_id: str, is_new: bool, request: Request) -> Response:
+    return answer(body, 201 if is_new else 200, location=request.url_for("get_group", group_id=group_id).path)

@@ -1,0 +1,47 @@
+"""SQL of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session, defer
+
+from gxpo_services.runs.models import Group, Run
+from gxpo_services.runs.states import RunState
+
+
+def find(session: Session, group_id: str) -> Group | None:
+    """A group by its public id."""
+    return session.scalar(select(Group).where(Group.id == group_id))
+
+
+def add(session: Session, group: Group) -> None:
+    session.add(group)
+    session.flush()
+
+
+def newest(session: Session, before: int | None, limit: int) -> list[Group]:
+    """Groups from the newest on; before: only those older than this number."""
+    query = select(Group).order_by(Group.number.desc()).limit(limit)
+    return list(session.scalars(query if before is None else query.where(Group.number < before)))
+
+
+def runs_of(session: Session, group: Group, limit: int) -> list[Run]:
+    """Its runs in the order in which they were made."""
+    query = select(Run).where(Run.group_number == group.number).order_by(Run.number).limit(limit)
+    return list(session.scalars(query.options(defer(Run.identity))))
+
+
+def count_by_state(session: Session, groups: Sequence[Group]) -> dict[int, dict[RunState, int]]:
+    """group number → state → runs."""
+    found: dict[int, dict[RunState, int]] = {group.number: {} for group in groups}
+    query = (
+        select(Run.group_number, Run.state, func.count())
+        .where(Run.group_number.in_(list(found)))
+        .group_by(Run.group_number, Run.state)
+    )
+    for number, state, count in session.execute(query):
+        if number is not None:
+            found[number][RunState(state)] = count
+    return found

@@ -1,0 +1,177 @@
+"""Making sweeps and groups, and seeing them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from sqlalchemy.orm import Session
+
+from gxpo_services import idempotency
+from gxpo_services.auth import Principal
+from gxpo_services.errors import Gone, Invalid, NotFound
+from gxpo_services.groups import repository
+from gxpo_services.groups.grid import Planned, plan
+from gxpo_services.groups.schemas import (
+    GroupDetail,
+    GroupPage,
+    GroupRequest,
+    GroupView,
+    PlannedRun,
+    SweepAnswer,
+    SweepCost,
+    SweepPlan,
+    SweepRequest,
+)
+from gxpo_services.ids import new_id
+from gxpo_services.runs import cursors, events
+from gxpo_services.runs import repository as runs_repository
+from gxpo_services.runs import service as runs
+from gxpo_services.runs.configs import restored
+from gxpo_services.runs.cost import expected_cost
+from gxpo_services.runs.models import Group
+from gxpo_services.settings import ServiceSettings
+from gxpo_trainer.compare.rows import rule_label
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.jsonl import plain
+
+_SHOWN_RUNS = 1000
+_ORDER = "-groups"
+
+
+def make_group(
+    session: Session, principal: Principal, request: GroupRequest, key: str | None
+) -> tuple[GroupView, bool]:
+    """An empty group, and whether it is new."""
+    group_id = new_id("g")
+    owner = idempotency.claim(session, principal, key, "group", request, group_id)
+    if owner != group_id:
+        return _views(session, [_repeated(session, owner)])[0], False
+    group = _new_group(group_id, "group", request, principal)
+    repository.add(session, group)
+    events.record(session, None, principal.actor, "group_created", f"group {group.name!r}", group=group.id)
+    return _views(session, [group])[0], True
+
+
+def sweep(
+    session: Session, server: ServiceSettings, principal: Principal, request: SweepRequest, key: str | None
+) -> tuple[SweepAnswer, bool]:
+    """A group with all its runs queued, and whether it is new. Raises Invalid, Conflict and Gone as a submission."""
+    planned = plan(request, server)  # before the transaction's first word: it may take a second
+    group_id = new_id("g")
+    owner = idempotency.claim(session, principal, key, "sweep", request, group_id)
+    if owner != group_id:
+        return _answer(session, _repeated(session, owner)), False
+    group = _new_group(group_id, "sweep", request, principal)
+    repository.add(session, group)
+    made = []
+    for item in planned:
+        run = runs.new_run(
+            item.config,
+            principal,
+            notes=request.notes,
+            priority=request.priority,
+            group=group,
+            group_values=plain(item.values),
+        )
+        runs.set_tags(run, request.tags)
+        made.append(run)
+    runs_repository.add(session, made)
+    for run in made:
+        message = f"submitted by sweep {group.name!r}"
+        events.record(session, run.number, principal.actor, "submitted", message, group=group.id)
+    session.flush()
+    return _answer(session, group), True
+
+
+def validate(server: ServiceSettings, request: SweepRequest) -> SweepPlan:
+    """What `sweep` would make, and its cost, without making it."""
+    try:
+        planned = plan(request, server)
+    except Invalid as error:
+        return SweepPlan(valid=False, errors=error.errors, cost=None, runs=[])
+    return SweepPlan(
+        valid=True, errors=[], cost=_cost([item.config for item in planned]), runs=[_planned(item) for item in planned]
+    )
+
+
+def list_groups(session: Session, cursor: str | None, limit: int) -> GroupPage:
+    """Newest first. Raises Invalid for a cursor of another list."""
+    before = None if cursor is None else cursors.decode(cursor, _ORDER, "float").number
+    found = repository.newest(session, before, limit + 1)
+    shown = found[:limit]
+    more = cursors.encode(_ORDER, cursors.Position(None, shown[-1].number)) if len(found) > limit else None
+    return GroupPage(items=_views(session, shown), next_cursor=more)
+
+
+def get_group(session: Session, group_id: str) -> GroupDetail:
+    """Raises NotFound."""
+    group = repository.find(session, group_id)
+    if group is None:
+        raise NotFound(f"there is no group {group_id}")
+    shown = runs.shown(session, repository.runs_of(session, group, _SHOWN_RUNS))
+    return GroupDetail(**_views(session, [group])[0].model_dump(), spec=group.spec, runs=shown)
+
+
+def _new_group(group_id: str, kind: str, request: GroupRequest | SweepRequest, principal: Principal) -> Group:
+    return Group(
+        id=group_id,
+        name=request.name,
+        kind=kind,
+        spec=plain(request.model_dump()),
+        created_at=time.time(),
+        created_by=principal.name,
+    )
+
+
+def _repeated(session: Session, group_id: str) -> Group:
+    group = repository.find(session, group_id)
+    if group is None:
+        raise Gone(f"group {group_id}, which this Idempotency-Key made, is gone; use a new key for another group")
+    return group
+
+
+def _answer(session: Session, group: Group) -> SweepAnswer:
+    found = repository.runs_of(session, group, _SHOWN_RUNS)
+    cost = _cost([restored(run.config) for run in found])
+    return SweepAnswer(group=_views(session, [group])[0], runs=runs.shown(session, found), cost=cost)
+
+
+def _views(session: Session, groups: Sequence[Group]) -> list[GroupView]:
+    counts = repository.count_by_state(session, groups)
+    return [
+        GroupView(
+            id=group.id,
+            name=group.name,
+            kind=group.kind,
+            created_at=group.created_at,
+            created_by=group.created_by,
+            num_runs=sum(counts[group.number].values()),
+            by_state=counts[group.number],
+        )
+        for group in groups
+    ]
+
+
+def _cost(configs: Sequence[RunConfig]) -> SweepCost:
+    costs = [expected_cost(config) for config in configs]
+    steps = [cost.steps for cost in costs if cost.steps is not None]
+    passes = [cost.backward_passes for cost in costs if cost.backward_passes is not None]
+    return SweepCost(
+        runs=len(costs),
+        steps=sum(steps) if len(steps) == len(costs) else None,
+        backward_passes=sum(passes) if len(passes) == len(costs) else None,
+        per_step_words="; ".join(dict.fromkeys(cost.words for cost in costs)),
+    )
+
+
+def _planned(item: Planned) -> PlannedRun:
+    return PlannedRun(
+        name=item.config.name,
+        rule=item.config.learner.rule.name,
+        rule_label=rule_label(item.config.model_dump()),
+        seed=item.config.seed,
+        group_values=plain(item.values),
+        backward_passes=expected_cost(item.config).backward_passes,
+        config_sha256=item.config.sha256(),
+    )

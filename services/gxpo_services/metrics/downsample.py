@@ -1,0 +1,31 @@
+"""Fewer points of a long curve, such that no peak and no dip is lost. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+
+def thin(values: npt.NDArray[np.float64], max_points: int) -> npt.NDArray[np.intp]:
+    """Which of `values` to keep, ascending: at most `max_points` (≥ 4) of them, all when there are no more.
+
+    The first and the last point stay. Those between them are cut into buckets of equal length, and each bucket
+    gives its lowest and its highest point. NaN is neither: a bucket of NaN alone gives one, so that a gap shows.
+    """
+    if max_points < 4:
+        raise ValueError(f"max_points = {max_points}: at least 4 are needed")
+    length = len(values)
+    if length <= max_points:
+        return np.arange(length)
+    inner = values[1:-1]
+    width = -(-len(inner) // ((max_points - 2) // 2))
+    buckets = -(-len(inner) // width)
+    padded = np.full(buckets * width, np.nan)
+    padded[: len(inner)] = inner
+    grid = padded.reshape(buckets, width)
+    gaps = np.isnan(grid)
+    begin = np.arange(buckets) * width
+    lowest = begin + np.where(gaps, np.inf, grid).argmin(axis=1)
+    highest = begin + np.where(gaps, -np.inf, grid).argmax(axis=1)
+    kept = np.unique(np.concatenate([lowest, highest])) + 1
+    return np.concatenate([[0], kept, [length - 1]])

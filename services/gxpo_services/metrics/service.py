@@ -1,0 +1,170 @@
+"""What trainers report, and curves for those who look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy.orm import Session
+
+from gxpo_services.auth import same_hash
+from gxpo_services.errors import Conflict, FieldError, Gone, Invalid, NotFound, TooLarge, Unauthorized
+from gxpo_services.metrics import ingest, repository
+from gxpo_services.metrics.batches import BadRow, Batch, TooManyRows, parse
+from gxpo_services.metrics.blocks import Records
+from gxpo_services.metrics.downsample import thin
+from gxpo_services.metrics.schemas import Axis
+from gxpo_services.runs.states import TERMINAL
+
+ACTOR = "trainer"
+MOST_CURVES = 2_000
+"""Curves in one answer: runs × metrics."""
+_AXES: dict[Axis, str] = {
+    "backward_passes": ingest.BACKWARD_PASSES,
+    "time": ingest.TRAINING_S,
+    "tokens": ingest.TOKENS,
+}
+Json = dict[str, Any]
+
+
+# ---- what trainers report --------------------------------------------------------------------------------------
+
+
+def check_token(session: Session, run_id: str, token: str) -> None:
+    """Whether a token is that of the run's present launch. Raises Gone, Unauthorized."""
+    found = repository.run_secret(session, run_id)
+    if found is None:
+        raise Gone(f"there is no run {run_id} (any more)")
+    _check_owner(run_id, *found, token)
+
+
+def read_batch(body: bytes) -> Batch:
+    """The batch in a body. Raises Invalid naming the row, TooLarge."""
+    try:
+        return parse(body)
+    except BadRow as error:
+        raise Invalid(str(error), errors=[FieldError(field=error.place, message=error.message)]) from None
+    except TooManyRows as error:
+        raise TooLarge(str(error)) from None
+
+
+def receive(session: Session, run_id: str, token: str, batch: Batch) -> ingest.IngestAnswer:
+    """Apply one call of a trainer. Raises Gone, Unauthorized; Conflict when lines are missing before it."""
+    run = repository.lock_run(session, run_id)
+    if run is None:
+        raise Gone(f"there is no run {run_id} (any more)")
+    # Looked at again under the lock: another launch may own the run by now.
+    _check_owner(run_id, run.state, run.run_token_sha256, token)
+    if batch.launch != run.launch:
+        raise Unauthorized(f"launch {run.launch} owns the run now; launch {batch.launch} may not report any more")
+    ingest.hear(session, run, ACTOR)
+    try:
+        answer = ingest.apply_batch(session, run, batch, ACTOR)
+    except ingest.LinesMissing as error:
+        raise Conflict("lines are missing before this batch; go on from `offsets`", offsets=error.offsets) from None
+    if batch.number is None:
+        return ingest.IngestAnswer(False, answer.offsets, answer.wish)
+    return answer
+
+
+def _check_owner(run_id: str, state: str, stored: str | None, token: str) -> None:
+    if same_hash(token, stored):
+        return
+    if stored is None:
+        over = "it is over" if state in TERMINAL else "no launch of it may report"
+        raise Gone(f"run {run_id} is {state}: {over}")
+    raise Unauthorized("this is not the token of the run's present launch; another launch owns the run")
+
+
+# ---- curves ----------------------------------------------------------------------------------------------------
+
+
+def names(session: Session, run_id: str) -> list[str]:
+    """Metrics that a run has. Raises NotFound."""
+    return repository.names_of(session, _heads(session, [run_id])[run_id][0])
+
+
+def curves(
+    session: Session, run_ids: Sequence[str], metrics: Sequence[str], x: Axis, *, after: int | None, max_points: int
+) -> dict[str, Json]:
+    """MetricsView of each run, as JSON has it. Raises NotFound, Invalid for too many curves."""
+    run_ids, metrics = list(dict.fromkeys(run_ids)), list(dict.fromkeys(metrics))
+    if len(run_ids) * len(metrics) > MOST_CURVES:
+        raise Invalid(f"{len(run_ids)} runs × {len(metrics)} metrics are more than {MOST_CURVES} curves; ask for fewer")
+    heads = _heads(session, run_ids)
+    firsts = repository.first_steps(session, [head[0] for head in heads.values()])
+    numbers = repository.find_numbers(session, metrics)
+    values = repository.histories(session, list(numbers.values()), firsts, after=after)
+    costs: dict[int, Records] = {}
+    if x != "step":
+        # The whole axis: the newest cost at or before a point may lie before `after`.
+        axis = repository.find_numbers(session, [_AXES[x]])
+        found = repository.histories(session, list(axis.values()), firsts)
+        costs = {run: records for (run, _), records in found.items()}
+    answer: dict[str, Json] = {}
+    for run_id in run_ids:
+        number, last_step, attempt = heads[run_id]
+        series = {}
+        for name in metrics:
+            records = values.get((number, numbers.get(name, -1)))
+            series[name] = _series(records, x, costs.get(number), max_points)
+        answer[run_id] = {
+            "x": x,
+            "run": run_id,
+            "last_step": last_step,
+            "attempt": attempt,
+            # Every attempt but the first one takes the place of something.
+            "revision": len(firsts[number]),
+            "series": series,
+        }
+    return answer
+
+
+def _heads(session: Session, run_ids: Sequence[str]) -> dict[str, tuple[int, int, int]]:
+    found = repository.heads(session, run_ids)
+    for run_id in run_ids:
+        if run_id not in found:
+            raise NotFound(f"there is no run {run_id}")
+    return found
+
+
+def _series(records: Records | None, x: Axis, costs: Records | None, max_points: int) -> Json:
+    if records is None or len(records) == 0:
+        return {"x": [], "y": [], "steps": [], "downsampled": False}
+    steps, values = records["step"], records["value"]
+    if x != "step":
+        places = costs_at(steps, costs)
+        known = np.isfinite(places)
+        places, steps, values = places[known], steps[known], values[known]
+    kept = thin(values, max_points)
+    steps, chosen = steps[kept], values[kept]
+    along = steps.tolist() if x == "step" else places[kept].tolist()
+    return {"x": along, "y": _numbers(chosen), "steps": steps.tolist(), "downsampled": len(kept) < len(values)}
+
+
+def costs_at(steps: npt.NDArray[np.int32], costs: Records | None) -> npt.NDArray[np.float64]:
+    """What was spent by each step: the newest total at or before it; nothing by step 0; NaN where it is not known."""
+    found = np.where(steps == 0, 0.0, np.nan)
+    if costs is None or len(costs) == 0:
+        return found
+    index = np.searchsorted(costs["step"], steps, side="right") - 1
+    return np.where(index >= 0, costs["value"][np.maximum(index, 0)], found)
+
+
+def _numbers(values: npt.NDArray[np.float64]) -> list[Any]:
+    """As JSON has them; NaN and the infinities as words."""
+    found: list[Any] = values.tolist()
+    for index in np.flatnonzero(~np.isfinite(values)).tolist():
+        value = found[index]
+        found[index] = "NaN" if value != value else ("Infinity" if value > 0 else "-Infinity")
+    return found
+
+
+def split_names(given: Sequence[str]) -> list[str]:
+    """Names from repeated parameters, each of which may hold several between commas. Raises Invalid."""
+    found = [name for part in given for name in part.split(",") if name]
+    if not found:
+        raise Invalid("names: name at least one metric", errors=[FieldError(field="names", message="is empty")])
+    return found

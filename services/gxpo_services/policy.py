@@ -1,0 +1,132 @@
+"""What a config may name on this server: folders, the hub, code, a Ray.
+
+Paths are judged by where they lead: after `~`, `..` and every symbolic link. Nothing is decoded on the way, so
+`%2e%2e` is a name of six characters here as it is for the file system. The check works on plain nested values, so that
+what this server refuses can be told together with what is wrong in itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from gxpo_services.settings import ServiceSettings
+from gxpo_trainer.config_data import OWN_REWARDS
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+"""Narrower than what the trainer tries on the hub: no part of a name may be `.` or `..`, which are folders."""
+_PATH_STARTS = ("/", "~", "./", "../")
+_DATA_FILES = (".jsonl", ".parquet", ".json", ".csv")
+_EMBEDDED_MODEL, _EMBEDDED_TASK = "starter", "word_problems"
+Refusals = list[tuple[str, str]]
+
+
+def refusals(values: Mapping[str, Any], settings: ServiceSettings) -> Refusals:
+    """(dotted path, why and what to do) of every setting that this server does not allow. values: nested settings,
+    complete or not; what has a wrong type is left to the config's own checks."""
+    return [
+        *_model(values, settings),
+        *_data(values, settings),
+        *_evaluation(values, settings),
+        *_rewards(values, settings),
+        *_placement(values),
+    ]
+
+
+def _model(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
+    path = _get(values, "model.path")
+    if isinstance(path, str) and path != _EMBEDDED_MODEL:
+        fault = _place_fault(path, settings.model_roots, hub=settings.allow_hub)
+        if fault is not None:
+            yield "model.path", fault
+    if _get(values, "model.trust_remote_code") not in (None, False) and not settings.allow_remote_code:
+        yield (
+            "model.trust_remote_code",
+            "is off on this server: no code of a model is run; set it to false",
+        )
+
+
+def _data(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
+    source = _get(values, "data.source")
+    if isinstance(source, str) and source != _EMBEDDED_TASK:
+        fault = _place_fault(source, settings.data_roots, hub=settings.allow_hub)
+        if fault is not None:
+            yield "data.source", fault
+    for name in ("split", "subset"):
+        # Both become parts of file names below data.source.
+        part = _get(values, f"data.{name}")
+        if isinstance(part, str) and not _is_inner_name(part):
+            yield f"data.{name}", "must be a name inside the data set, without .. and not absolute"
+
+
+def _evaluation(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
+    root = _get(values, "evaluation.data_root")
+    root = None if root == "none" else root
+    if isinstance(root, str):
+        fault = _place_fault(root, settings.data_roots, hub=None)
+        if fault is not None:
+            yield "evaluation.data_root", fault
+    names = _get(values, "evaluation.benchmarks")
+    for number, name in enumerate(names if isinstance(names, list | tuple) else ()):
+        if not isinstance(name, str) or name == _EMBEDDED_TASK:
+            continue
+        fault = None
+        if name.endswith(".jsonl"):
+            fault = _place_fault(name, settings.data_roots, hub=None)
+        elif root is None and not settings.allow_hub:
+            fault = "would be read from the hub, which is off on this server; set evaluation.data_root"
+        if fault is not None:
+            yield f"evaluation.benchmarks[{number}]", fault
+
+
+def _rewards(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
+    rewards = _get(values, "verifier.rewards")
+    for number, reward in enumerate(rewards if isinstance(rewards, list | tuple) else ()):
+        name = reward.get("name") if isinstance(reward, Mapping) else None
+        if isinstance(name, str) and name not in OWN_REWARDS and name not in settings.allowed_rewards:
+            allowed = ", ".join((*OWN_REWARDS, *settings.allowed_rewards))
+            yield f"verifier.rewards[{number}].name", f"is not allowed on this server; choose one of {allowed}"
+
+
+def _placement(values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    if _get(values, "placement.ray_address") not in (None, "none"):
+        yield "placement.ray_address", "is decided by the service; take it out"
+
+
+def _place_fault(name: str, roots: tuple[Path, ...], *, hub: bool | None) -> str | None:
+    """Why a folder, file or hub name is refused. hub: whether hub names are allowed; None where they mean nothing."""
+    inside = f" inside {' or '.join(map(str, roots))}" if roots else ""
+    try:
+        path = Path(name).expanduser()
+        is_path = name.startswith(_PATH_STARTS) or name.endswith(_DATA_FILES) or path.exists()
+        if hub is not None and not is_path:
+            if not hub:
+                return f"is no local path, and hub names are off on this server; name a local copy{inside}"
+            if not roots or _HUB_NAME.fullmatch(name):
+                return None
+        if not roots:
+            return None
+        if not path.is_absolute():
+            return f"must be an absolute path{inside}" + (", or a hub name" if hub else "")
+        real = Path(os.path.realpath(path))
+    except (OSError, RuntimeError, ValueError) as error:  # too long, no such home, not a file name at all
+        return f"is no path that can be used ({error})"
+    if any(real.is_relative_to(root) for root in roots):
+        return None
+    return f"is not allowed on this server; it must lie{inside}"
+
+
+def _is_inner_name(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and not name.startswith("~") and "\\" not in name
+
+
+def _get(values: Mapping[str, Any], path: str) -> Any:
+    """A nested value, None when a part of its path is not there."""
+    found: Any = values
+    for key in path.split("."):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found

@@ -1,0 +1,70 @@
+"""What a run will cost, from its config alone. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gxpo_trainer.config import GrpoRule, GxpoRule, RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedCost:
+    """An upper bound in full-batch gradients; a gate that fires makes a run cheaper.
+
+    steps: the most training steps; None when only hours or tokens bound them. backward_passes: the same for passes,
+    repeats and diagnostics left out. per_step: passes of one step with the look-ahead on. words: how it comes about.
+    """
+
+    steps: int | None
+    backward_passes: int | None
+    per_step: int
+    words: str
+
+
+def expected_cost(config: RunConfig) -> ExpectedCost:
+    """GRPO 1 pass a step, SFPO K + 1, GXPO probes + 1, as long as the gate keeps the look-ahead on.
+
+    `learner.mini_batches` changes nothing: passes are counted in full batches.
+    """
+    rule, budget = config.learner.rule, config.budget
+    per_step, words = _per_step(config)
+    steps, passes = budget.steps, budget.backward_passes
+    by_steps = None if steps is None else steps * per_step
+    bounds = [bound for bound in (by_steps, passes) if bound is not None]
+    if passes is not None and (by_steps is None or passes < by_steps):
+        words += f"; budget.backward_passes = {passes} ends the run"
+        if per_step > 1:
+            words += f" (a step that has begun is finished: up to {per_step - 1} more)"
+        if isinstance(rule, GrpoRule):
+            steps = passes
+    if not bounds:
+        names = " or ".join(f"budget.{name}" for name in ("hours", "tokens") if getattr(budget, name) is not None)
+        words += f"; {names} ends the run, so its steps cannot be foretold"
+    return ExpectedCost(steps, min(bounds, default=None), per_step, words)
+
+
+def _per_step(config: RunConfig) -> tuple[int, str]:
+    rule = config.learner.rule
+    if isinstance(rule, GrpoRule):
+        return 1, "GRPO: 1 backward pass a step"
+    if isinstance(rule, GxpoRule):
+        # One probe is for replay alone; the config refuses it elsewhere.
+        per_step = rule.probes + 1
+        words = f"GXPO: {per_step} backward passes a step (probes + 1)"
+    else:
+        per_step = rule.k + 1
+        words = f"SFPO: {per_step} backward passes a step (K + 1)"
+    if rule.gate.mode == "never" or not math.isfinite(rule.gate.threshold):
+        return per_step, words
+    if rule.gate.mode == "rearm":
+        return per_step, words + ", 1 while the gate has it off: an upper bound"
+    return per_step, words + ", 1 after the gate has fired: an upper bound"
+
+
+def resources(config: RunConfig) -> tuple[float, float]:
+    """Logical CPUs and GPUs that a run holds. `placement.device = "auto"` counts no GPU: only the cluster knows."""
+    placement = config.placement
+    cpus = placement.learner_ranks * placement.learner_cpus + placement.sampler_cpus + placement.verifier_cpus
+    gpus = placement.learner_ranks + placement.tensor_parallel if placement.device == "gpu" else 0
+    return cpus, float(gpus)

@@ -1,0 +1,142 @@
+"""`/runs`: submit runs, see them, and steer them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, BackgroundTasks, Query, Request, Response
+
+from gxpo_services.answers import answer
+from gxpo_services.deps import ReadSession, Settings, Submitter, Viewer, WriteSession
+from gxpo_services.errors import responses
+from gxpo_services.fields import RunId
+from gxpo_services.idempotency import IdempotencyHeader
+from gxpo_services.runs import artifacts, service
+from gxpo_services.runs.schemas import CloneRequest, ListQuery, RunDetail, RunPage, RunPatch, RunRequest, RunValidation
+
+router = APIRouter(prefix="/runs", tags=["runs"], responses=responses(401, 403, 422, 503))
+
+_LOCATION = {"Location": {"description": "Where the run is.", "schema": {"type": "string"}}}
+_MADE: dict[int | str, dict[str, Any]] = {
+    200: {"model": RunDetail, "description": "This key has made this run before.", "headers": _LOCATION},
+    201: {"description": "The run is queued.", "headers": _LOCATION},
+    **responses(400, 409, 410, 413),
+}
+
+
+@router.post("", status_code=201, summary="Submit a run", response_model=RunDetail, responses=_MADE)
+def submit_run(
+    body: RunRequest,
+    principal: Submitter,
+    settings: Settings,
+    session: WriteSession,
+    request: Request,
+    key: IdempotencyHeader = None,
+) -> Response:
+    """Queue a run. With an `Idempotency-Key` a repeated request finds the run that the first one made (200)."""
+    return _made(service.submit(session, settings, principal, body, key), request)
+
+
+@router.post(
+    "/validate",
+    summary="Check a run without submitting it",
+    response_model=RunValidation,
+    responses=responses(400, 413),
+)
+def validate_run(body: RunRequest, _: Submitter, settings: Settings, session: ReadSession) -> Response:
+    """Every bad setting, the cost in backward passes, the completed config, and earlier runs that are equal."""
+    return answer(service.validate(session, settings, body))
+
+
+@router.get("", summary="List runs", response_model=RunPage)
+def list_runs(query: Annotated[ListQuery, Query()], _: Viewer, session: ReadSession) -> Response:
+    """Filtered, sorted by a column or a metric, part by part: runs that are made meanwhile shift nothing."""
+    return answer(service.list_runs(session, query))
+
+
+@router.get("/{run_id}", summary="A run", response_model=RunDetail, responses=responses(404))
+def get_run(run_id: RunId, _: Viewer, session: ReadSession) -> Response:
+    """State, progress, config and cost of one run."""
+    return answer(service.shown_in_full(session, service.find(session, run_id)))
+
+
+@router.patch(
+    "/{run_id}",
+    summary="Change a run's name, tags, notes, priority",
+    response_model=RunDetail,
+    responses=responses(400, 404, 413),
+)
+def patch_run(run_id: RunId, body: RunPatch, principal: Submitter, session: WriteSession) -> Response:
+    """What is left out stays. The config of a run cannot change; clone it with overrides instead."""
+    return answer(service.patch(session, run_id, body, actor=principal.actor))
+
+
+@router.delete("/{run_id}", status_code=204, summary="Delete a run that has ended", responses=responses(404, 409))
+def delete_run(
+    run_id: RunId, principal: Submitter, settings: Settings, session: WriteSession, background: BackgroundTasks
+) -> None:
+    """Removes its record, metrics, samples, log and checkpoints. For the token that submitted it, and for admins."""
+    service.delete(session, settings.artifacts, principal, run_id)
+    background.add_task(artifacts.empty_trash, settings.artifacts)
+
+
+@router.post("/{run_id}/cancel", summary="Cancel a run", response_model=RunDetail, responses=responses(404, 409))
+def cancel_run(run_id: RunId, principal: Submitter, session: WriteSession) -> Response:
+    """A run that waits is cancelled at once; one that trains stops at the end of its step."""
+    return answer(service.act(session, run_id, "cancel", actor=principal.actor))
+
+
+@router.post("/{run_id}/pause", summary="Pause a run", response_model=RunDetail, responses=responses(404, 409))
+def pause_run(run_id: RunId, principal: Submitter, session: WriteSession) -> Response:
+    """It writes a checkpoint at the end of its step, ends, and frees its resources."""
+    return answer(service.act(session, run_id, "pause", actor=principal.actor))
+
+
+@router.post("/{run_id}/resume", summary="Resume a paused run", response_model=RunDetail, responses=responses(404, 409))
+def resume_run(run_id: RunId, principal: Submitter, session: WriteSession) -> Response:
+    """It queues again and goes on from its checkpoint."""
+    return answer(service.act(session, run_id, "resume", actor=principal.actor))
+
+
+@router.post(
+    "/{run_id}/clone",
+    status_code=201,
+    summary="Submit a copy of a run",
+    response_model=RunDetail,
+    responses=_MADE | responses(404),
+)
+def clone_run(
+    run_id: RunId,
+    principal: Submitter,
+    settings: Settings,
+    session: WriteSession,
+    request: Request,
+    body: CloneRequest | None = None,
+    key: IdempotencyHeader = None,
+) -> Response:
+    """The same config with overrides, as a new run that names its original."""
+    return _made(service.clone(session, settings, principal, run_id, body or CloneRequest(), key), request)
+
+
+@router.post(
+    "/{run_id}/retry",
+    status_code=201,
+    summary="Try a failed or cancelled run again",
+    response_model=RunDetail,
+    responses=_MADE | responses(404),
+)
+def retry_run(
+    run_id: RunId,
+    principal: Submitter,
+    settings: Settings,
+    session: WriteSession,
+    request: Request,
+    key: IdempotencyHeader = None,
+) -> Response:
+    """A new run of the same config, from the start; it names the old one and joins its group."""
+    return _made(service.retry(session, settings, principal, run_id, key), request)
+
+
+def _made(made: tuple[RunDetail, bool], request: Request) -> Response:
+    run, is_new = made
+    return answer(run, 201 if is_new else 200, location=request.url_for("get_run", run_id=run.id).path)

@@ -1,0 +1,353 @@
+"""What can be done with runs: submit, see, change, steer, copy, try again, delete."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from gxpo_services import idempotency
+from gxpo_services.auth import Principal, Role
+from gxpo_services.errors import Conflict, FieldError, Forbidden, Gone, Invalid, NotFound, Unavailable
+from gxpo_services.groups import repository as groups
+from gxpo_services.ids import new_id
+from gxpo_services.runs import artifacts, cursors, events, list_repository, repository, views
+from gxpo_services.runs.configs import checked, invalid, overridden, settings_of, stored
+from gxpo_services.runs.cost import expected_cost, resources
+from gxpo_services.runs.lifecycle import StateChanged, move
+from gxpo_services.runs.metric_values import last_values
+from gxpo_services.runs.models import Group, Run, RunTag
+from gxpo_services.runs.schemas import (
+    CloneRequest,
+    ExpectedCostView,
+    ListQuery,
+    RunDetail,
+    RunPage,
+    RunPatch,
+    RunRequest,
+    RunValidation,
+    RunView,
+)
+from gxpo_services.runs.states import TERMINAL, Action, IllegalTransition, RunState, wanted_state
+from gxpo_services.settings import ServiceSettings
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config_io import to_toml
+
+_SHOWN_EQUALS = 10
+_ATTEMPTS = 10
+"""Looks at a run that others change at the same time; each loss means that somebody else made progress."""
+
+
+def submit(
+    session: Session, server: ServiceSettings, principal: Principal, request: RunRequest, key: str | None
+) -> tuple[RunDetail, bool]:
+    """The run and whether it is new. Raises Invalid, Conflict (the key), Gone (the key's run was deleted)."""
+    run_id = new_id("r")
+    owner = idempotency.claim(session, principal, key, "submit", request, run_id)
+    if owner != run_id:
+        return _repeated(session, owner), False
+    config, group = _prepared(session, server, request)
+    run = new_run(config, principal, run_id=run_id, notes=request.notes, priority=request.priority, group=group)
+    return _made(session, run, request.tags, principal, "submitted"), True
+
+
+def validate(session: Session, server: ServiceSettings, request: RunRequest) -> RunValidation:
+    """What `submit` would say and make, without making it."""
+    try:
+        config, _ = _prepared(session, server, request)
+    except Invalid as error:
+        return RunValidation(valid=False, errors=error.errors, cost=None, config=None, toml=None, equal_runs=[])
+    cost = expected_cost(config)
+    equals = repository.equal_runs(session, config.sha256(), _SHOWN_EQUALS)
+    return RunValidation(
+        valid=True,
+        errors=[],
+        cost=ExpectedCostView(steps=cost.steps, backward_passes=cost.backward_passes, per_step_words=cost.words),
+        config=stored(config),
+        toml=to_toml(config),
+        equal_runs=shown(session, equals),
+    )
+
+
+def _prepared(session: Session, server: ServiceSettings, request: RunRequest) -> tuple[RunConfig, Group | None]:
+    """Config and group of a request; every bad member is named at once. Raises Invalid."""
+    errors: list[FieldError] = []
+    config = group = None
+    try:
+        config = checked(settings_of(request), server)
+    except Invalid as error:
+        errors += error.errors
+    try:
+        group = _group(session, request.group)
+    except Invalid as error:
+        errors += error.errors
+    if config is None or errors:
+        raise invalid(errors)
+    return (config if request.name is None else config.model_copy(update={"name": request.name})), group
+
+
+def _group(session: Session, group_id: str | None) -> Group | None:
+    if group_id is None:
+        return None
+    group = groups.find(session, group_id)
+    if group is None:
+        message = f"there is no group {group_id}; leave it out or make one first"
+        raise Invalid(f"group: {message}", errors=[FieldError(field="group", message=message)])
+    return group
+
+
+def new_run(
+    config: RunConfig,
+    principal: Principal,
+    *,
+    run_id: str | None = None,
+    notes: str = "",
+    priority: int = 0,
+    group: Group | None = None,
+    group_values: dict[str, Any] | None = None,
+    parent: tuple[Run, str] | None = None,
+) -> Run:
+    """A queued run, not yet in the database. parent: the original and what this one is of it."""
+    now = time.time()
+    cpus, gpus = resources(config)
+    return Run(
+        id=run_id or new_id("r", now),
+        name=config.name,
+        notes=notes,
+        priority=priority,
+        group=group,
+        group_values=group_values,
+        parent_id=parent[0].id if parent else None,
+        parent_kind=parent[1] if parent else None,
+        config=stored(config),
+        config_sha256=config.sha256(),
+        rule=config.learner.rule.name,
+        model=config.model.path,
+        seed=config.seed,
+        cpus=cpus,
+        gpus=gpus,
+        created_by=principal.name,
+        created_by_id=principal.token_id,
+        state=RunState.QUEUED,
+        created_at=now,
+        updated_at=now,
+        queued_at=now,
+    )
+
+
+def set_tags(run: Run, tags: Iterable[str]) -> None:
+    """Each word once."""
+    wanted = set(tags)
+    run.tags[:] = [tag for tag in run.tags if tag.tag in wanted]
+    present = {tag.tag for tag in run.tags}
+    run.tags += [RunTag(tag=tag) for tag in sorted(wanted - present)]
+
+
+def _made(session: Session, run: Run, tags: Iterable[str], principal: Principal, kind: str) -> RunDetail:
+    set_tags(run, tags)
+    repository.add(session, [run])
+    of = f" from {run.parent_id}" if run.parent_id else ""
+    events.record(session, run.number, principal.actor, kind, f"{kind}{of}", parent=run.parent_id)
+    session.flush()
+    return shown_in_full(session, run)
+
+
+def _repeated(session: Session, run_id: str) -> RunDetail:
+    run = repository.find(session, run_id)
+    if run is None:
+        raise Gone(f"run {run_id}, which this Idempotency-Key made, was deleted; use a new key for another run")
+    return shown_in_full(session, run)
+
+
+def find(session: Session, run_id: str, *, lock: bool = False) -> Run:
+    """Raises NotFound."""
+    run = repository.find(session, run_id, lock=lock)
+    if run is None:
+        raise NotFound(f"there is no run {run_id}")
+    return run
+
+
+def shown(session: Session, runs: Sequence[Run], metrics: Iterable[str] = ()) -> list[RunView]:
+    """Runs as a list shows them. metrics: those whose last values come along."""
+    places = repository.queue_positions(session, runs)
+    wanted = set(metrics)
+    values = last_values(session, [run.number for run in runs], wanted | {views.REWARD})
+    found = []
+    for run in runs:
+        own = values.get(run.number, {})
+        found.append(
+            views.view(
+                run,
+                queue_position=places.get(run.number),
+                reward=own.get(views.REWARD),
+                metrics={name: own.get(name) for name in wanted},
+            )
+        )
+    return found
+
+
+def shown_in_full(session: Session, run: Run) -> RunDetail:
+    place = repository.queue_positions(session, [run]).get(run.number)
+    reward = last_values(session, [run.number], [views.REWARD]).get(run.number, {}).get(views.REWARD)
+    return views.detail(run, queue_position=place, reward=reward)
+
+
+def list_runs(session: Session, query: ListQuery) -> RunPage:
+    """One part of the list. Raises Invalid for an unknown order or a cursor of another one."""
+    order = _order(query)
+    filters = list_repository.Filters(
+        states=query.state,
+        rule=query.rule,
+        model=query.model,
+        tags=query.tag,
+        group=query.group,
+        text=query.text,
+        created_after=query.created_after,
+        created_before=query.created_before,
+        archived={"false": False, "true": True, "any": None}[query.archived],
+    )
+    after = cursors.decode(query.cursor, order.word, order.kind) if query.cursor is not None else None
+    found = list_repository.page(session, filters, order, after, query.limit + 1)
+    runs = [run for run, _ in found[: query.limit]]
+    items = shown(session, runs, query.with_metric)
+    if order.metric is not None:
+        for item, (_, value) in zip(items, found, strict=False):
+            assert not isinstance(value, str)
+            item.metrics[order.metric] = views.json_number(value)
+    next_cursor = None
+    if len(found) > query.limit:
+        run, value = found[query.limit - 1]
+        next_cursor = cursors.encode(order.word, cursors.Position(value, run.number))
+    total = list_repository.count(session, filters) if after is None else None
+    return RunPage(items=items, next_cursor=next_cursor, total=total)
+
+
+def _order(query: ListQuery) -> list_repository.Order:
+    descending = query.order == "desc"
+    if query.sort.startswith("metric:") and len(query.sort) > len("metric:"):
+        word = {"best": "highest"}.get(query.metric_at, query.metric_at)
+        at: Any = int(word) if word.isdigit() else word
+        return list_repository.Order(None, query.sort.removeprefix("metric:"), at, descending)
+    if query.sort not in list_repository.COLUMNS:
+        message = f"must be metric:<name> or one of {', '.join(list_repository.COLUMNS)}"
+        raise Invalid(f"sort: {message}", errors=[FieldError(field="sort", message=message)])
+    return list_repository.Order(query.sort, None, "last", descending)
+
+
+def patch(session: Session, run_id: str, request: RunPatch, *, actor: str) -> RunDetail:
+    """Change what is for people, and the priority. Raises NotFound."""
+    run = find(session, run_id, lock=True)
+    changes = {name: value for name, value in request.model_dump().items() if value is not None}
+    for name, value in changes.items():
+        if name == "tags":
+            set_tags(run, value)
+        else:
+            setattr(run, name, value)
+    if changes:
+        run.updated_at = time.time()
+        events.record(session, run.number, actor, "edited", f"changed {', '.join(changes)}", **changes)
+    session.flush()
+    return shown_in_full(session, run)
+
+
+_MESSAGES: dict[Action, str] = {
+    "cancel": "cancel was asked",
+    "pause": "pause was asked",
+    "resume": "resumed: queued again, to go on from its checkpoint",
+}
+
+
+def act(session: Session, run_id: str, action: Action, *, actor: str) -> RunDetail:
+    """Cancel, pause or resume; again when it is so already, with no effect. Raises NotFound, Conflict."""
+    run = find(session, run_id)
+    for _ in range(_ATTEMPTS):
+        try:
+            wanted = wanted_state(RunState(run.state), action)
+        except IllegalTransition as error:
+            raise Conflict(f"run {run_id}: {error}", state=run.state) from None
+        if wanted is None:
+            return shown_in_full(session, run)
+        try:
+            move(session, run, wanted, actor=actor, message=_MESSAGES[action])
+        except StateChanged:
+            continue  # the loser of a race decides again by what the winner made of the run
+        return shown_in_full(session, run)
+    raise Conflict(f"run {run_id} keeps changing its state; ask again", state=run.state)
+
+
+def clone(
+    session: Session,
+    server: ServiceSettings,
+    principal: Principal,
+    run_id: str,
+    request: CloneRequest,
+    key: str | None,
+) -> tuple[RunDetail, bool]:
+    """A new run of the same config with overrides, and whether it is new."""
+    new = new_id("r")
+    owner = idempotency.claim(session, principal, key, f"clone {run_id}", request, new)
+    if owner != new:
+        return _repeated(session, owner), False
+    original = find(session, run_id)
+    config = checked(overridden(original.config, request.overrides, "overrides"), server)
+    name = request.name or (config.name if config.name != original.config["name"] else original.name)
+    run = new_run(
+        config.model_copy(update={"name": name}),
+        principal,
+        run_id=new,
+        notes=original.notes if request.notes is None else request.notes,
+        priority=original.priority if request.priority is None else request.priority,
+        group=_group(session, request.group),
+        parent=(original, "clone"),
+    )
+    tags = [tag.tag for tag in original.tags] if request.tags is None else request.tags
+    return _made(session, run, tags, principal, "cloned"), True
+
+
+def retry(
+    session: Session, server: ServiceSettings, principal: Principal, run_id: str, key: str | None
+) -> tuple[RunDetail, bool]:
+    """A new run of a failed or cancelled one, from the start and in its group. Raises Conflict for other states."""
+    new = new_id("r")
+    owner = idempotency.claim(session, principal, key, f"retry {run_id}", CloneRequest(), new)
+    if owner != new:
+        return _repeated(session, owner), False
+    original = find(session, run_id)
+    if original.state not in views.RETRIED:
+        fix = "clone it" if original.state in TERMINAL else "cancel it first, or clone it"
+        raise Conflict(f"run {run_id} is {original.state}; retry is for failed and cancelled runs: {fix}")
+    config = checked(original.config, server).model_copy(update={"name": original.name})
+    run = new_run(
+        config,
+        principal,
+        run_id=new,
+        notes=original.notes,
+        priority=original.priority,
+        group=original.group,
+        group_values=original.group_values,
+        parent=(original, "retry"),
+    )
+    return _made(session, run, [tag.tag for tag in original.tags], principal, "retried"), True
+
+
+def delete(session: Session, root: Path, principal: Principal, run_id: str) -> None:
+    """Remove a run that has ended, its rows and, once the transaction is through, its folder.
+
+    Raises NotFound; Forbidden for somebody else's run unless an admin asks; Conflict for a run that has not ended.
+    """
+    run = find(session, run_id, lock=True)
+    if run.created_by_id != principal.token_id and principal.role < Role.ADMIN:
+        raise Forbidden(f"run {run_id} was submitted by {run.created_by!r}; only that token or an admin may delete it")
+    if run.state not in TERMINAL:
+        raise Conflict(f"run {run_id} is {run.state}; cancel it and wait for its end before you delete it")
+    try:
+        artifacts.set_aside(session, root, run.id)
+    except OSError as error:
+        raise Unavailable(f"the folder of run {run_id} cannot be removed: {error.strerror}") from error
+    message = f"run {run.name!r} was deleted"
+    if not repository.remove_ended(session, run):
+        raise Conflict(f"run {run_id} is {run.state} now; look again")
+    events.record(session, None, principal.actor, "run_deleted", message, run=run_id)

@@ -1,0 +1,90 @@
+"""SQL of samples, evaluations and events. Reading gives the history that counts (trainer's report.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, exists, insert, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from gxpo_services.metrics.models import Attempt
+from gxpo_services.runs.models import Event, Run
+from gxpo_services.runs.states import RunState
+from gxpo_services.samples.models import EvaluationRow, Sample
+
+
+def find_run(session: Session, run_id: str) -> tuple[int, RunState] | None:
+    """Number and state of a run."""
+    row = session.execute(select(Run.number, Run.state).where(Run.id == run_id)).one_or_none()
+    return None if row is None else (row.number, RunState(row.state))
+
+
+def add_samples(session: Session, run_number: int, rows: Sequence[dict[str, Any]]) -> None:
+    if rows:
+        session.execute(insert(Sample.__table__), [{"run_number": run_number, **row} for row in rows])  # type: ignore[arg-type]
+
+
+def add_evaluations(session: Session, run_number: int, rows: Sequence[dict[str, Any]]) -> None:
+    if rows:
+        session.execute(insert(EvaluationRow.__table__), [{"run_number": run_number, **row} for row in rows])  # type: ignore[arg-type]
+
+
+def add_events(session: Session, run_number: int, rows: Sequence[dict[str, Any]], *, actor: str) -> None:
+    """Events with a time of their own. Insert them under the run's lock, so that their numbers are in order."""
+    if rows:
+        session.execute(insert(Event.__table__), [{"run_number": run_number, "actor": actor, **row} for row in rows])  # type: ignore[arg-type]
+
+
+def samples(
+    session: Session, run_number: int, *, step: int | None, verdict: str | None, after: int, limit: int
+) -> list[Sample]:
+    """Responses in the order in which they were written, behind the one numbered `after`."""
+    query = select(Sample).where(Sample.run_number == run_number, Sample.number > after, _counts(Sample))
+    if step is not None:
+        query = query.where(Sample.step == step)
+    if verdict is not None:
+        query = query.where(Sample.verdict == verdict)
+    return list(session.scalars(query.order_by(Sample.number).limit(limit)))
+
+
+def sample_steps(session: Session, run_number: int) -> list[int]:
+    """Steps that have samples."""
+    # Few pairs of step and attempt come out of the index; which of them count is asked for those alone.
+    pairs = select(Sample.run_number, Sample.step, Sample.attempt).where(Sample.run_number == run_number).distinct()
+    found = pairs.subquery()
+    query = select(found.c.step).where(_not_replaced(found.c.run_number, found.c.attempt, found.c.step)).distinct()
+    return sorted(session.scalars(query))
+
+
+def evaluations(
+    session: Session, run_number: int, *, benchmark: str | None = None, after: int | None = None
+) -> list[dict[str, Any]]:
+    """Records in order of steps and benchmarks, one of each: the latest attempt's, written last."""
+    query = select(EvaluationRow).where(EvaluationRow.run_number == run_number, _counts(EvaluationRow))
+    if benchmark is not None:
+        query = query.where(EvaluationRow.benchmark == benchmark)
+    if after is not None:
+        query = query.where(EvaluationRow.step > after)
+    chosen: dict[tuple[int, str], dict[str, Any]] = {}
+    for row in session.scalars(query.order_by(EvaluationRow.attempt, EvaluationRow.number)):
+        chosen[row.step, row.benchmark] = row.record
+    return [chosen[key] for key in sorted(chosen)]
+
+
+def events(session: Session, run_number: int, *, after: int, limit: int) -> list[Event]:
+    query = select(Event).where(Event.run_number == run_number, Event.number > after)
+    return list(session.scalars(query.order_by(Event.number).limit(limit)))
+
+
+def _counts(table: type[Sample] | type[EvaluationRow]) -> ColumnElement[bool]:
+    return _not_replaced(table.run_number, table.attempt, table.step)
+
+
+def _not_replaced(
+    run: InstrumentedAttribute[int] | ColumnElement[int],
+    attempt: InstrumentedAttribute[int] | ColumnElement[int],
+    step: InstrumentedAttribute[int] | ColumnElement[int],
+) -> ColumnElement[bool]:
+    """No later attempt reported on this step or an earlier one."""
+    return ~exists().where(Attempt.run_number == run, Attempt.attempt > attempt, Attempt.first_step <= step)

@@ -1,0 +1,91 @@
+"""Answers about responses, evaluations, events, logs and checkpoints. Times are seconds since 1970."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from gxpo_services.fields import JsonNumber
+
+
+class SampleView(BaseModel):
+    """One response of a training step, with its verdict. Its texts are a model's: show them as text only."""
+
+    number: int = Field(description="Counts up in the order in which samples were written.")
+    attempt: int
+    step: int
+    time: float
+    group: int = Field(description="Prompt of the step, from 0.")
+    sample: int = Field(description="Response to that prompt, from 0.")
+    prompt_id: str
+    prompt: str
+    response: str
+    extracted: str | None = Field(description="The answer found in the response, null when there was none.")
+    gold: str
+    verdict: str = Field(examples=["correct"])
+    reward: JsonNumber | None
+    length: int = Field(description="Tokens of the response.")
+    truncated: bool
+    extra: dict[str, Any] = Field(description="What else the trainer wrote, e.g. detail, weights_version, components.")
+
+
+class SamplePage(BaseModel):
+    """Samples in the order in which they were written."""
+
+    items: list[SampleView]
+    next_cursor: str | None = Field(description="For the next page; null at the end.")
+    steps: list[int] = Field(description="All steps of the run that have samples.")
+
+
+class EvaluationsView(BaseModel):
+    """Evaluations in order of steps and benchmarks, one of each."""
+
+    items: list[dict[str, Any]] = Field(
+        description="Lines of evaluations.jsonl: attempt, step, time, benchmark, scores, per_problem and more; "
+        'numbers that JSON lacks are the words "NaN", "Infinity", "-Infinity".'
+    )
+
+
+class EventView(BaseModel):
+    """Something that happened to a run, and who did it."""
+
+    number: int
+    time: float
+    actor: str = Field(examples=["token:ada", "scheduler:host-1", "trainer"])
+    kind: str = Field(examples=["state"])
+    message: str
+    fields: dict[str, Any]
+
+
+class EventPage(BaseModel):
+    """Events in order."""
+
+    items: list[EventView]
+    next_after: int = Field(description="Pass it as `after` for what comes next.")
+
+
+class LogView(BaseModel):
+    """A part of the log. Offsets and sizes are bytes."""
+
+    text: str = Field(description="What the job printed; bytes that are no UTF-8 are shown as U+FFFD.")
+    offset: int = Field(description="Where the text begins.")
+    next_offset: int = Field(description="Where to read on.")
+    size: int = Field(description="Size of the log now.")
+
+
+class CheckpointView(BaseModel):
+    """A whole checkpoint."""
+
+    step: int
+    score: JsonNumber | None = Field(description="eval/average/pass@1 at that step, null without an evaluation.")
+    size_bytes: int
+    created_at: float
+    best: bool = Field(description="Whether it has the best score; the earliest of equals.")
+    newest: bool
+
+
+class CheckpointsView(BaseModel):
+    """Checkpoints on disk in order of steps."""
+
+    items: list[CheckpointView]

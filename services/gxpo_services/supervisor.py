@@ -1,0 +1,277 @@
+"""Processes kept alive: started, waited for, started again when they die, and ended without leaving any behind.
+
+Order: `start` spawns children and waits until each is ready; then `tend` is called every now and then and starts
+again what has died, with growing pauses; `stop` ends everything, last started first. Every child has a session of
+its own, so that Ctrl-C reaches this process alone, and is told by the kernel when this process dies. What a child
+leaves behind comes to this process where `adopt_orphans` was called, and is ended with the rest. All by pid and
+start time, never by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+
+from gxpo_trainer.errors import DataError, GxpoError
+from gxpo_trainer.jsonl import write_json
+from gxpo_trainer.run_lock import process_start
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_POLL_S = 0.2
+_LARGEST_LOG = 16 * 1024 * 1024
+_REAP_EVERY_S = 10.0
+
+
+class StartError(GxpoError):
+    """A process did not come up; the message has the end of its log."""
+
+
+class Stopped(GxpoError):
+    """The end was asked for while something was still starting."""
+
+    exit_code = 130
+
+
+@dataclass(frozen=True)
+class Child:
+    """A process to keep. ready: whether it can be used; start_s: how long that may take; tries: of the first start."""
+
+    name: str
+    command: Sequence[str]
+    ready: Callable[[], bool]
+    env: Mapping[str, str] = field(default_factory=dict)
+    start_s: float = 300.0
+    stop_s: float = 15.0
+    tries: int = 1
+
+
+@dataclass
+class _Kept:
+    child: Child
+    process: subprocess.Popen[bytes]
+    begun: float
+    deaths: int = 0
+    again_at: float | None = None
+    """When a dead one is started again; None while it lives."""
+
+
+class Supervisor:
+    """Keeps children. state_file: where their pids are written, with `about`; log_dir: one file a child.
+
+    say: takes a line for people. until: set when everything is to end. first_pause_s, longest_pause_s: between a
+    death and the next start, doubling; steady_s: a child that lived so long starts anew at the first pause.
+    """
+
+    def __init__(
+        self,
+        state_file: Path,
+        log_dir: Path,
+        say: Callable[[str], None],
+        until: threading.Event,
+        *,
+        about: Mapping[str, object] | None = None,
+        first_pause_s: float = 1.0,
+        longest_pause_s: float = 30.0,
+        steady_s: float = 60.0,
+    ) -> None:
+        self._state_file, self._log_dir, self._say, self._until = state_file, log_dir, say, until
+        self._about = dict(about or {})
+        self._pauses = (first_pause_s, longest_pause_s, steady_s)
+        self._kept: list[_Kept] = []
+        self._adopts = False
+        self._reaped_at = time.monotonic()
+        log_dir.mkdir(parents=True, exist_ok=True)
+
+    def adopt_orphans(self) -> None:
+        """Make descendants whose parent dies children of this process, so that `stop` ends every one of them.
+
+        For a process that starts nothing but what its supervisor keeps.
+        """
+        if _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+        self._adopts = True
+
+    def start(self, *children: Child) -> None:
+        """Spawn all of them, then wait until each is ready. Raises StartError, or Stopped when the end came first."""
+        begun = time.monotonic()
+        fresh = [_Kept(child, self._spawn(child), begun) for child in children]
+        self._kept += fresh
+        self._record()
+        for kept in fresh:
+            self._wait(kept)
+            self._say(f"{kept.child.name}: ready after {time.monotonic() - begun:.0f} s")
+
+    def tend(self) -> None:
+        """One round: notice the dead, and start again those whose pause is over."""
+        now = time.monotonic()
+        for kept in self._kept:
+            code = kept.process.poll()
+            if code is not None and kept.again_at is None:
+                self._bury(kept, code, now)
+            if kept.again_at is not None and now >= kept.again_at:
+                kept.process, kept.begun, kept.again_at = self._spawn(kept.child), now, None
+                self._record()
+        if self._adopts and now - self._reaped_at > _REAP_EVERY_S:
+            self._reaped_at = now
+            self._reap()
+
+    def stop(self) -> None:
+        """End every child and whatever it left behind: SIGTERM first, SIGKILL after the child's time."""
+        family = self._family()
+        for kept in reversed(self._kept):
+            _end(kept.process, kept.child.stop_s)
+        rest = [process for process in {*family, *self._family()} if _lives(process)]
+        for process in rest:
+            _signal(process, signal.SIGKILL)
+        psutil.wait_procs(rest, timeout=10)
+        if self._adopts:
+            self._reap()
+        self._kept = []
+        self._state_file.unlink(missing_ok=True)
+
+    def _family(self) -> list[psutil.Process]:
+        """Everything that descends from the children, with what they have orphaned where orphans are adopted."""
+        if self._adopts:
+            return list(psutil.Process().children(recursive=True))
+        found: list[psutil.Process] = []
+        for kept in self._kept:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += psutil.Process(kept.process.pid).children(recursive=True)
+        return found
+
+    def _spawn(self, child: Child) -> subprocess.Popen[bytes]:
+        file = self._log_dir / f"{child.name}.log"
+        if file.exists() and file.stat().st_size > _LARGEST_LOG:
+            file.replace(file.with_name(f"{file.name}.1"))
+        with file.open("ab") as log:
+            return subprocess.Popen(
+                child.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **child.env},
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+
+    def _wait(self, kept: _Kept) -> None:
+        give_up = time.monotonic() + kept.child.start_s
+        tries = 1
+        while not kept.child.ready():
+            if self._until.wait(_POLL_S):
+                raise Stopped("stopped while starting")
+            code = kept.process.poll()
+            if code is not None and tries < kept.child.tries:
+                tries += 1
+                self._say(f"{kept.child.name}: ended with code {code} while starting; trying again")
+                kept.process = self._spawn(kept.child)
+                self._record()
+            elif code is not None:
+                raise StartError(f"{kept.child.name} ended with code {code} while starting{self._log_tail(kept)}")
+            if time.monotonic() > give_up:
+                raise StartError(
+                    f"{kept.child.name} is not ready after {kept.child.start_s:.0f} s{self._log_tail(kept)}"
+                )
+
+    def _bury(self, kept: _Kept, code: int, now: float) -> None:
+        first, longest, steady = self._pauses
+        kept.deaths = 1 if now - kept.begun > steady else kept.deaths + 1
+        pause = min(longest, first * 2 ** (kept.deaths - 1))
+        kept.again_at = now + pause
+        how = f"code {code}" if code >= 0 else f"signal {-code}"
+        self._say(f"{kept.child.name}: ended with {how}; starting it again in {pause:g} s")
+
+    def _log_tail(self, kept: _Kept) -> str:
+        file = self._log_dir / f"{kept.child.name}.log"
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
+        return "".join([f"; the end of {file}:", *(f"\n  {line}" for line in lines)]) if lines else f"; see {file}"
+
+    def _record(self) -> None:
+        processes = [
+            {"name": kept.child.name, "pid": kept.process.pid, "start": process_start(kept.process.pid)}
+            for kept in self._kept
+        ]
+        own = os.getpid()
+        write_json(self._state_file, {**self._about, "pid": own, "start": process_start(own), "processes": processes})
+
+    def _reap(self) -> None:
+        """Take the ends of adopted orphans, which nobody else waits for."""
+        own = {kept.process.pid for kept in self._kept}
+        for process in psutil.Process().children():
+            try:
+                if process.pid not in own and process.status() == psutil.STATUS_ZOMBIE:
+                    os.waitpid(process.pid, os.WNOHANG)
+            except (psutil.NoSuchProcess, ChildProcessError):
+                continue
+
+
+def end_recorded(state_file: Path, say: Callable[[str], None]) -> None:
+    """End what a supervisor that was killed has left running: the processes of its file that are still the same."""
+    try:
+        state = json.loads(state_file.read_text(encoding="utf-8"))
+        processes = [(str(p["name"]), int(p["pid"]), int(p["start"])) for p in state["processes"]]
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{state_file} cannot be read ({error}); end what is left of that start, then delete it"
+        ) from None
+    for name, pid, start in processes:
+        if start == 0 or process_start(pid) != start:
+            continue
+        say(f"ending {name} (process {pid}), left behind by a start that was killed")
+        try:
+            found = psutil.Process(pid)
+            family = [*found.children(recursive=True), found]
+        except psutil.NoSuchProcess:
+            continue
+        for process in reversed(family):
+            _signal(process, signal.SIGTERM)
+        _, alive = psutil.wait_procs(family, timeout=10)
+        for process in alive:
+            _signal(process, signal.SIGKILL)
+        psutil.wait_procs(alive, timeout=10)
+    state_file.unlink(missing_ok=True)
+
+
+def _end_with_parent() -> None:
+    """Runs in the child before its program: the kernel sends it SIGTERM when its parent dies."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def _end(process: subprocess.Popen[bytes], stop_s: float) -> None:
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(stop_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> None:
+    """psutil looks at the start time first: a pid that another process has meanwhile is left alone."""
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return

@@ -1,0 +1,180 @@
+"""API, scheduler and trainers are killed at random moments; every run still ends, once, with a whole history.
+
+API and scheduler are the product's own, as processes; trainers are stand-ins that do everything but train.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+from support import stand_in_trainer as trainer
+from support.service_processes import PatientClient, ServiceProcesses, kill_trainer, trainers, until
+
+from gxpo_services.db import Database
+from gxpo_services.metrics.blocks import decode, one_history
+from gxpo_services.metrics.models import Attempt, MetricBlock, MetricName
+from gxpo_services.runs.models import Event, Run
+from gxpo_services.runs.states import TERMINAL
+from gxpo_services.samples.models import EvaluationRow
+from gxpo_trainer.report import read_lines
+
+STEPS = 16
+SCHEDULER = [str(Path(trainer.__file__).with_name("chaos_scheduler.py"))]
+QUICK = {
+    "GXPO_MAX_CONCURRENT_RUNS": "5",
+    "GXPO_QUOTA_CPUS": "1000",
+    "GXPO_QUOTA_GPUS": "0",
+    "GXPO_TICK_S": "0.2",
+    "GXPO_LEASE_S": "3",
+    "GXPO_HEARTBEAT_S": "60",
+    "GXPO_START_S": "120",
+    "GXPO_CANCEL_GRACE_S": "10",
+    "GXPO_PAUSE_GRACE_S": "20",
+    "GXPO_MAX_RECOVERIES": "1000",
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    (folder / "logs").mkdir(parents=True)
+    return folder
+
+
+def test_whatever_is_killed_every_run_ends_once_with_a_whole_history(
+    database_url: str, database: Database, home: Path, token_for: Callable[[str], str]
+) -> None:
+    num_runs, num_kills = (20, 24) if database.is_sqlite else (8, 10)
+    environment = {**QUICK, "GXPO_HOME": str(home), "GXPO_DATABASE_URL": database_url}
+    service = ServiceProcesses(environment, SCHEDULER, home / "logs")
+    client = PatientClient(service.url, token_for("submitter"))
+    try:
+        service.tend()
+        until(service.is_ready, "the API to be ready")
+        ids = [submit(client, number) for number in range(num_runs)]
+        assert len(set(ids)) == num_runs
+        steered = disturb(service, client, home / "artifacts", num_kills, random.Random(20261121))
+        finish(service, client, ids)
+        until(lambda: not trainers(home / "artifacts"), "the last trainer to end")
+    finally:
+        service.close()
+        for pid in trainers(home / "artifacts"):
+            kill_trainer(pid)
+    for run_id in ids:
+        check(database, home / "artifacts" / run_id, run_id, may_be_cancelled=run_id in steered)
+
+
+def submit(client: PatientClient, number: int) -> str:
+    """The request is repeated until it is answered; its key makes that one run."""
+    body = {"config": {"budget": {"steps": STEPS}, "seed": number}, "name": f"chaos {number}"}
+    answer = client.ask("POST", "/runs", json=body, headers={"Idempotency-Key": f"chaos-{number}"})
+    assert answer.status_code in (200, 201), answer.text
+    return str(answer.json()["id"])
+
+
+def disturb(
+    service: ServiceProcesses, client: PatientClient, artifacts: Path, num_kills: int, chance: random.Random
+) -> set[str]:
+    """Kill something again and again, and steer a few runs meanwhile; the ids of those that were to be cancelled."""
+    cancelled: set[str] = set()
+    num_others = num_kills // 6
+    plan = [*["trainer"] * (num_kills - 2 * num_others), *["api", "scheduler"] * num_others]
+    chance.shuffle(plan)
+    for number, victim in enumerate(plan):
+        time.sleep(chance.uniform(0.1, 1.2))
+        if victim == "trainer":
+            until(lambda: bool(trainers(artifacts)) or not any_waits(client), "a trainer to kill")
+            alive = trainers(artifacts)
+            if alive:
+                kill_trainer(chance.choice(alive))
+        else:
+            service.kill(victim)
+        time.sleep(chance.uniform(0.0, 0.5))
+        service.tend()
+        if number % 4 == 1:
+            running = client.ask("GET", "/runs", params={"state": "running"}).json()["items"]
+            for run in sorted(running, key=lambda run: run["progress"]["steps"])[:1]:
+                action = "pause" if number % 8 == 1 else "cancel"
+                answer = client.ask("POST", f"/runs/{run['id']}/{action}")
+                assert answer.status_code in (200, 202, 409), answer.text
+                if action == "cancel" and answer.is_success:
+                    cancelled.add(run["id"])
+    return cancelled
+
+
+def any_waits(client: PatientClient) -> bool:
+    """Whether a run executes, or will."""
+    items = client.ask("GET", "/runs", params={"limit": 200}).json()["items"]
+    return any(run["state"] not in TERMINAL | {"paused"} for run in items)
+
+
+def finish(service: ServiceProcesses, client: PatientClient, ids: list[str]) -> None:
+    """Nothing is killed any more; what was paused goes on."""
+
+    def ended() -> bool:
+        service.tend()
+        items = client.ask("GET", "/runs", params={"limit": 200}).json()["items"]
+        for run in items:
+            if run["state"] == "paused":
+                client.ask("POST", f"/runs/{run['id']}/resume")
+        return all(run["state"] in TERMINAL for run in items)
+
+    until(ended, f"all of {len(ids)} runs to end")
+
+
+def check(database: Database, folder: Path, run_id: str, *, may_be_cancelled: bool) -> None:
+    with database.reading() as session:
+        run = session.scalars(select(Run).where(Run.id == run_id)).one()
+        events = list(session.scalars(select(Event).where(Event.run_number == run.number).order_by(Event.number)))
+        num_evaluations = session.scalar(
+            select(func.count()).select_from(EvaluationRow).where(EvaluationRow.run_number == run.number)
+        )
+        stored = stored_metrics(session, run)
+    wanted = {"succeeded", "cancelled"} if may_be_cancelled else {"succeeded"}
+    assert run.state in wanted, (run.state, run.reason, run.detail)
+    assert (run.lease_owner, run.run_token_sha256) == (None, None)
+    ends = [event.fields["new"] for event in events if event.kind == "state" and event.fields["new"] in TERMINAL]
+    assert ends == [run.state], "it ended once"
+    if not (folder / "metrics.jsonl").exists():
+        assert run.state == "cancelled"
+        return
+    # One trainer at a time: attempts follow each other, and the steps of each come one by one.
+    rows = list(read_lines(folder / "metrics.jsonl"))
+    for before, after in itertools.pairwise(rows):
+        same = after["attempt"] == before["attempt"]
+        assert (same and after["step"] == before["step"] + 1) or after["attempt"] > before["attempt"]
+    # Every line arrived once.
+    files = {kind: list(read_lines(folder / f"{kind}.jsonl")) for kind in ("metrics", "evaluations", "events")}
+    assert {kind: run.offsets[kind] for kind in files} == {kind: len(lines) for kind, lines in files.items()}
+    assert num_evaluations == len(files["evaluations"])
+    told = Counter(event.message for event in events if event.actor == "trainer" and event.kind != "state")
+    assert told == Counter(event["message"] for event in files["events"])
+    # And the history that counts is whole.
+    steps = STEPS if run.state == "succeeded" else max((row["step"] for row in rows), default=0)
+    assert (run.step, run.backward_passes) == (steps, trainer.PASSES_PER_STEP * steps)
+    for name in trainer.metrics_at(1):
+        expected = [(step, repr(trainer.metrics_at(step)[name])) for step in range(1, steps + 1)]
+        assert [(step, repr(value)) for step, value in stored.get(name, [])] == expected, name
+
+
+def stored_metrics(session: Any, run: Run) -> dict[str, list[tuple[int, float]]]:
+    """The history that counts of each metric, read from its blocks."""
+    attempts = session.execute(select(Attempt.attempt, Attempt.first_step).where(Attempt.run_number == run.number))
+    firsts = {row.attempt: row.first_step for row in attempts}
+    query = select(MetricName.name, MetricBlock).join(MetricName, MetricName.number == MetricBlock.name_number)
+    gathered: dict[str, dict[int, list[bytes]]] = {}
+    for name, block in session.execute(query.where(MetricBlock.run_number == run.number).order_by(MetricBlock.block)):
+        gathered.setdefault(name, {}).setdefault(block.attempt, []).append(block.data)
+    found = {}
+    for name, blocks in gathered.items():
+        history = one_history({attempt: decode(data) for attempt, data in blocks.items()}, firsts)
+        found[name] = [(int(record["step"]), float(record["value"])) for record in history]
+    return found

@@ -1,0 +1,60 @@
+"""docs/service.md as a new user follows it: its curl lines, run by bash against a real API."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from support.finished_runs import finish
+from support.http_server import HttpServer
+
+from gxpo_services.db import Database
+
+PAGE = Path(__file__).parents[3] / "docs" / "service.md"
+
+
+@pytest.fixture
+def url(app: FastAPI) -> Iterator[str]:
+    with HttpServer(app) as found:
+        yield found
+
+
+def test_the_curl_lines_of_the_page_work(
+    url: str, database: Database, token_for: Callable[[str], str], tmp_path: Path
+) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    where, submit, look, end = re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert "TOKEN=" in where
+    env = {**os.environ, "GXPO_URL": url, "TOKEN": token_for("submitter"), "no_proxy": "127.0.0.1"}
+
+    def bash(script: str, **more: str) -> str:
+        ended = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+            env=env | more,
+        )
+        assert ended.returncode == 0, f"{script}\n{ended.stdout}\n{ended.stderr}"
+        return ended.stdout
+
+    printed = bash(submit + '\necho "run:$RUN"')
+    run_id = printed.rpartition("run:")[2].strip()
+    assert bash(submit + '\necho "run:$RUN"').rpartition("run:")[2].strip() == run_id, "its key makes one run"
+    finish(url, database, run_id, [0.0, 0.25, 0.5])
+    seen = bash(look, RUN=run_id)
+    assert '"state":"succeeded"' in seen
+    assert '"reward/mean":{"x":[1.0,2.0],"y":[0.25,0.25]' in seen
+    assert '"evidence"' in bash(end, RUN=run_id)
+    with zipfile.ZipFile(tmp_path / "export.zip") as export:
+        assert len(export.namelist()) == 3
+    assert '"items":[]' in bash('curl -fsS "$GXPO_URL/api/v1/runs" -H "Authorization: Bearer $TOKEN"')
