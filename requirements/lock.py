@@ -1,4 +1,4 @@
-"""Write cpu.txt and dev.txt from the environment that this script runs in.
+"""Write cpu.txt, dev.txt, service.txt and dashboard.txt from the environment that this script runs in.
 
 Install the direct dependencies of the two .in files with pip's resolver into an empty environment, try the
 product there, then run `make lock`. The script walks the installed metadata from the direct dependencies and
@@ -7,6 +7,8 @@ pins all that it reaches, so that `pip install --no-deps -r` needs no resolver. 
 - torchvision, torchaudio, torchcodec: only CUDA builds exist beside torch's CPU build, and with those
   `import vllm` and `import transformers` fail; nothing that the product uses needs them.
 - triton: GPU kernels, 1 GB on disk; on a CPU nothing imports more than the question whether it is there.
+
+service.txt and dashboard.txt are parts of cpu.txt, for images that need no torch.
 """
 
 from __future__ import annotations
@@ -69,6 +71,11 @@ def main() -> int:
     dev = closure(read_direct(HERE / "dev.in"))
     write(HERE / "cpu.txt", cpu)
     write(HERE / "dev.txt", {name: version for name, version in dev.items() if name not in cpu})
+    for part in ("service", "dashboard"):
+        pins = closure(read_direct(HERE / f"{part}.in"))
+        if strange := pins.keys() - cpu.keys():
+            raise SystemExit(f"{part}.in needs {', '.join(sorted(strange))}, which cpu.in does not reach; add it there")
+        write(HERE / f"{part}.txt", pins)
     return 0
 
 

@@ -1,0 +1,245 @@
+"""What a chart is, and the parts that charts are built of. Pure: records in, Vega-Lite specification out.
+
+A chart's specification holds no data and no figure: everything that changes while a run goes on lies in the
+named datasets. The browser can then swap data into the drawn chart, which is what keeps zoom and hover through
+a refresh; a specification that changed would be drawn from scratch.
+
+Colour is never the only cue: series also differ in dash and, where points are few, in shape, and every chart
+comes with a sentence (`summary`) and a table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from gxpo_dashboard.formats import figure
+from gxpo_dashboard.series import Points, Series
+
+Spec = dict[str, Any]
+
+DASHES: tuple[tuple[int, ...], ...] = (
+    (1, 0), (7, 3), (2, 2), (9, 3, 2, 3), (4, 4), (12, 4), (1, 3), (6, 2, 1, 2, 1, 2),
+)  # fmt: skip
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left")
+MUTED = "#7b8794"
+"""Grey that stands out from a white and from a nearly black page (3:1 or better)."""
+ALARM = "#d1495b"
+ZOOM = "zoom"
+NUMBER = ",.4~g"
+"""Four significant digits, without an exponent where none is needed."""
+FEW_POINTS = 60
+
+AXES = {
+    "step": "training step",
+    "backward_passes": "backward passes",
+    "time": "training time (hours)",
+    "tokens": "sampled tokens",
+}
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart ready to be shown.
+
+    key: of the chart on its page. spec: Vega-Lite without data. datasets: by the names that the spec uses;
+    "points" is the one shown as a table. alt: what it shows, in fixed words. summary: its present content in
+    words, for those who do not see it. note: how to read it.
+    """
+
+    key: str
+    title: str
+    spec: Spec
+    datasets: Mapping[str, pd.DataFrame]
+    alt: str
+    summary: str
+    note: str = ""
+    zoomable: bool = True
+    height: int = 300
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        return self.datasets["points"].empty
+
+    def table(self) -> pd.DataFrame:
+        """The points as people read them: one row a step and one column a series where that is possible."""
+        frame = self.datasets["points"]
+        if {"series", "x", "y"} <= set(frame.columns) and not frame.duplicated(["series", "x"]).any():
+            wide = frame.pivot(index="x", columns="series", values="y")
+            wide = wide[list(dict.fromkeys(frame["series"]))].reset_index()
+            return wide.rename(columns={"x": self.labels.get("x", "x")}).rename_axis(columns=None)
+        return frame.rename(columns=dict(self.labels))
+
+
+def long_frame(series: Series, names: Mapping[str, str], x: str = "step") -> pd.DataFrame:
+    """Metrics as rows (series, x, y, step); hours for `time`. Columns exist even without rows."""
+    rows: list[tuple[str, float, float, int]] = []
+    for name, label in names.items():
+        found = series.get(name)
+        if found:
+            rows += [
+                (label, axis_value(at, x), value, step)
+                for step, at, value in zip(found.steps, found.x, found.y, strict=True)
+            ]
+    frame = pd.DataFrame(rows, columns=["series", "x", "y", "step"])
+    return frame.astype({"series": "str", "x": "float64", "y": "float64", "step": "int64"})
+
+
+def axis_value(value: float, x: str) -> float:
+    """The API gives time in seconds; people read hours."""
+    return value / 3600 if x == "time" else value
+
+
+def value_at(points: Points | None, step: int, x: str = "step") -> float:
+    """Where a step lies on the axis: that of the last point at or before it, NaN when there is none."""
+    if x == "step":
+        return float(step)
+    before = [at for at, seen in zip(points.x, points.steps, strict=True) if seen <= step] if points else []
+    return axis_value(before[-1], x) if before else math.nan
+
+
+def x_encoding(x: str, title: str | None = None) -> Spec:
+    axis: Spec = {"grid": False, "labelFlush": False, "tickCount": 8, "labelOverlap": "greedy"}
+    if x in ("tokens", "backward_passes"):
+        axis["format"] = "~s"
+    if x == "step":
+        axis["format"] = ",d"
+        axis["tickMinStep"] = 1
+    return {"field": "x", "type": "quantitative", "title": title or AXES[x], "axis": axis, "scale": {"nice": False}}
+
+
+def y_encoding(title: str, form: str = NUMBER, zero: bool = False, log: bool = False) -> Spec:
+    scale: Spec = {"type": "log", "nice": True} if log else {"zero": zero, "nice": True}
+    return {
+        "field": "y",
+        "type": "quantitative",
+        "title": title,
+        "axis": {"format": form, "tickCount": 5, "titlePadding": 8},
+        "scale": scale,
+    }
+
+
+def legend(names: Sequence[str]) -> Spec | None:
+    """Above the plot, in as many columns as the longest name leaves room for; none for a single series."""
+    if len(names) < 2:
+        return None
+    longest = max(len(name) for name in names)
+    columns = 4 if longest <= 14 else 3 if longest <= 22 else 2 if longest <= 36 else 1
+    return {
+        "orient": "top",
+        "direction": "horizontal",
+        "columns": columns,
+        "title": None,
+        "labelLimit": 420,
+        "symbolType": "stroke",
+        "symbolOpacity": 1,
+        "symbolStrokeWidth": 2,
+        "symbolSize": 110,
+        "rowPadding": 2,
+        "columnPadding": 14,
+    }
+
+
+def color(names: Sequence[str]) -> Spec:
+    """Lines, their points and their bands share one scale and so one legend."""
+    scale = {"domain": list(names)}
+    return {"field": "series", "type": "nominal", "scale": scale, "legend": legend(names), "sort": None}
+
+
+def dash(names: Sequence[str]) -> Spec:
+    return {
+        "field": "series",
+        "type": "nominal",
+        "scale": {"domain": list(names), "range": [list(DASHES[i % len(DASHES)]) for i in range(len(names))]},
+        "legend": legend(names),
+        "sort": None,
+    }
+
+
+def shape(names: Sequence[str]) -> Spec:
+    return {
+        "field": "series",
+        "type": "nominal",
+        "scale": {"domain": list(names), "range": [SHAPES[i % len(SHAPES)] for i in range(len(names))]},
+        "legend": None,
+        "sort": None,
+    }
+
+
+def zoom_params() -> list[Spec]:
+    """Wheel and drag along x; a double click shows everything again."""
+    return [{"name": ZOOM, "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}]
+
+
+def hover_params() -> list[Spec]:
+    return [{"name": "hover", "select": {"type": "point", "on": "pointerover", "nearest": True, "clear": "pointerout"}}]
+
+
+def tooltip(x: str, form: str, more: Iterable[Spec] = ()) -> list[Spec]:
+    fields: list[Spec] = [{"field": "series", "title": "series"}, {"field": "step", "title": "step", "format": ",d"}]
+    if x != "step":
+        fields.append({"field": "x", "title": AXES[x], "format": ",.4~g"})
+    return [*fields, {"field": "y", "title": "value", "format": form}, *more]
+
+
+def line_layers(
+    names: Sequence[str], x: str, y: Spec, *, marks: bool = False, form: str = NUMBER, more: Iterable[Spec] = ()
+) -> list[Spec]:
+    """Lines, and points that show their value under the pointer (`marks`: always drawn, with a shape a series)."""
+    line: Spec = {
+        "data": {"name": "points"},
+        "mark": {"type": "line", "strokeWidth": 2, "interpolate": "linear"},
+        "params": zoom_params(),
+        "encoding": {"x": x_encoding(x), "y": y, "color": color(names), "strokeDash": dash(names)},
+    }
+    opacity: Spec = {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 1 if marks else 0}
+    dots: Spec = {
+        "data": {"name": "points"},
+        "mark": {"type": "point", "filled": True, "size": 55},
+        "params": hover_params(),
+        "encoding": {
+            "x": x_encoding(x),
+            "y": y,
+            "color": color(names),
+            "opacity": opacity,
+            "tooltip": tooltip(x, form, more),
+        },
+    }
+    if marks:
+        dots["encoding"]["shape"] = shape(names)
+    return [line, dots]
+
+
+def metric_chart(
+    key: str,
+    title: str,
+    series: Series,
+    names: Mapping[str, str],
+    *,
+    x: str = "step",
+    y_title: str,
+    form: str = NUMBER,
+    zero: bool = False,
+    log: bool = False,
+    say: Callable[[float], str] = figure,
+    note: str = "",
+) -> Chart:
+    """A chart of some metrics over the run; `names`: metric → label. Metrics without a point are left out.
+
+    log: a logarithmic axis, on which values that are not positive have no place. say: a value in the sentence.
+    """
+    present = {name: label for name, label in names.items() if series.get(name)}
+    frame = long_frame(series, present, x)
+    if log:
+        frame.loc[frame["y"] <= 0, "y"] = math.nan
+    spec: Spec = {"layer": line_layers(list(present.values()), x, y_encoding(y_title, form, zero, log))}
+    words = [f"{label} {say(series[name].last)}" for name, label in present.items()]
+    newest = int(frame["step"].max()) if not frame.empty else 0
+    summary = f"At step {newest}: {', '.join(words)}." if words else "Nothing was reported yet."
+    alt = f"{title}: {', '.join(names.values())} over {AXES[x]}"
+    return Chart(key, title, spec, {"points": frame}, alt, summary, note, labels={"x": AXES[x]})

@@ -1,0 +1,186 @@
+"""How good the policy is: scores with their intervals over training, against published numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from gxpo_dashboard.charts.base import (
+    AXES,
+    MUTED,
+    Chart,
+    Spec,
+    color,
+    line_layers,
+    x_encoding,
+    y_encoding,
+)
+from gxpo_dashboard.formats import percent
+from gxpo_dashboard.series import number
+
+COLUMNS = ("benchmark", "series", "x", "y", "low", "high", "step")
+TITLES = {
+    "math500": "MATH-500",
+    "amc23": "AMC23",
+    "gsm8k": "GSM8K",
+    "minerva": "Minerva Math",
+    "olympiadbench": "OlympiadBench",
+    "aime24": "AIME24",
+    "word_problems": "Word problems (embedded)",
+}
+
+
+def title_of(benchmark: str) -> str:
+    return TITLES.get(benchmark, benchmark)
+
+
+def scores_frame(evaluations: Iterable[Mapping[str, Any]], metric: str, label: str) -> pd.DataFrame:
+    """Evaluation records of one run as rows; `low` and `high` are the 95 % interval over problems, NaN if unknown."""
+    rows = []
+    for record in evaluations:
+        scores = record["scores"]
+        if metric in scores:
+            value, step = number(scores[metric]), int(record["step"])
+            low, high = number(scores.get(f"{metric}/ci_low")), number(scores.get(f"{metric}/ci_high"))
+            rows.append((str(record["benchmark"]), label, float(step), value, low, high, step))
+    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    kinds = dict.fromkeys(("x", "y", "low", "high"), "float64")
+    return frame.astype({**kinds, "benchmark": "str", "series": "str", "step": "int64"})
+
+
+def metrics_of(evaluations: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The scores that there are, pass@1 first: `pass@k` and `maj@n` by rising number."""
+    found = {name for record in evaluations for name in record["scores"] if "@" in name and "/" not in name}
+    return sorted(found, key=lambda name: (name.partition("@")[0] != "pass", int(name.partition("@")[2] or 0)))
+
+
+def published_scores(answer: Mapping[str, Any]) -> pd.DataFrame:
+    """Published sampled pass@1 as rows (model, method, benchmark, y in [0, 1]); empty when there is none."""
+    rows = []
+    for table in answer.get("tables", []):
+        if table.get("name") != "sampled_pass@1":
+            continue
+        for row in table["rows"]:
+            method = row["method"].upper() + (f" K={row['k']}" if row.get("k") else "")
+            rows += [
+                (row["model"], method, name, value / 100) for name, value in row["scores"].items() if value is not None
+            ]
+    return pd.DataFrame(rows, columns=["model", "method", "benchmark", "y"]).astype({"y": "float64"})
+
+
+def benchmark_chart(
+    benchmark: str, frame: pd.DataFrame, metric: str, names: Sequence[str], published: pd.DataFrame | None = None
+) -> Chart:
+    """One benchmark over training: a line and an interval a run; published values as labelled rules."""
+    mine = frame[frame["benchmark"] == benchmark]
+    present = [name for name in names if name in set(mine["series"])]
+    rules = _rules(benchmark, published)
+    spec: Spec = {"layer": [*interval_layers(present), *score_lines(present, metric), *_rule_layers()]}
+    return Chart(
+        f"benchmark-{benchmark}",
+        f"{title_of(benchmark)}: {metric}",
+        spec,
+        {"points": mine.drop(columns=["benchmark"]), "rules": rules},
+        f"{metric} on {title_of(benchmark)} over {AXES['step']} with 95 % intervals",
+        _words(mine, metric, rules),
+        "Shaded: 95 % interval over problems (bootstrap)." + (" Dashed: published." if len(rules) else ""),
+        labels={"x": AXES["step"], "y": metric, "low": "95 % low", "high": "95 % high"},
+    )
+
+
+def accuracy_chart(evaluations: Sequence[Mapping[str, Any]], metric: str = "pass@1") -> Chart:
+    """One run: every benchmark as a line with its interval."""
+    frames = [
+        scores_frame([record for record in evaluations if record["benchmark"] == name], metric, title_of(name))
+        for name in dict.fromkeys(record["benchmark"] for record in evaluations)
+    ]
+    frame = pd.concat(frames, ignore_index=True) if frames else scores_frame([], metric, "")
+    names = list(dict.fromkeys(frame["series"]))
+    spec: Spec = {"layer": [*interval_layers(names), *score_lines(names, metric)]}
+    return Chart(
+        "accuracy",
+        f"Benchmark accuracy ({metric})",
+        spec,
+        {"points": frame.drop(columns=["benchmark"])},
+        f"{metric} over {AXES['step']} with 95 % intervals",
+        _words(frame, metric, _rules("", None)),
+        "Shaded: 95 % interval over problems (bootstrap).",
+        labels={"x": AXES["step"], "y": metric, "low": "95 % low", "high": "95 % high"},
+    )
+
+
+def interval_layers(names: Sequence[str], x: str = "step") -> list[Spec]:
+    """Bands from `low` to `high`; points without an interval leave a gap."""
+    band: Spec = {
+        "data": {"name": "points"},
+        "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}],
+        "mark": {"type": "area", "opacity": 0.16},
+        "encoding": {
+            "x": x_encoding(x),
+            "y": {"field": "low", "type": "quantitative", "title": None},
+            "y2": {"field": "high"},
+            "color": color(names),
+        },
+    }
+    return [band]
+
+
+def score_lines(names: Sequence[str], metric: str, x: str = "step") -> list[Spec]:
+    y = y_encoding(metric, ".0%")
+    bounds = [
+        {"field": "low", "title": "95 % low", "format": ".1%"},
+        {"field": "high", "title": "95 % high", "format": ".1%"},
+    ]
+    return line_layers(names, x, y, marks=True, form=".1%", more=bounds)
+
+
+def score_table(frame: pd.DataFrame, published: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Newest and best score a run and benchmark, and the published values of one model beside them."""
+    rows = []
+    for (benchmark, label), found in frame.groupby(["benchmark", "series"], sort=False):
+        newest, best = found.loc[found["step"].idxmax()], found.loc[found["y"].idxmax()]
+        row = {
+            "benchmark": title_of(str(benchmark)),
+            "run": label,
+            "newest": newest["y"],
+            "95 % low": newest["low"],
+            "95 % high": newest["high"],
+            "at step": newest["step"],
+            "best": best["y"],
+            "best at step": best["step"],
+        }
+        for entry in _rules(str(benchmark), published).itertuples():
+            row[f"published {entry.method}"] = entry.y
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _rules(benchmark: str, published: pd.DataFrame | None) -> pd.DataFrame:
+    if published is None or published.empty:
+        return pd.DataFrame({"method": pd.Series(dtype="str"), "y": pd.Series(dtype="float64")}).assign(label="")
+    found = published[published["benchmark"] == benchmark][["method", "y"]].reset_index(drop=True)
+    return found.assign(label=[f"{row.method} {percent(row.y)}" for row in found.itertuples()])
+
+
+def _rule_layers() -> list[Spec]:
+    y: Spec = {"field": "y", "type": "quantitative"}
+    rule: Spec = {
+        "data": {"name": "rules"},
+        "mark": {"type": "rule", "strokeDash": [5, 4], "color": MUTED},
+        "encoding": {"y": y, "tooltip": [{"field": "label", "title": "published"}]},
+    }
+    return [rule]
+
+
+def _words(frame: pd.DataFrame, metric: str, rules: pd.DataFrame) -> str:
+    if frame.empty:
+        return "No evaluation yet."
+    parts = []
+    for label, found in frame.groupby("series", sort=False):
+        row = found.loc[found["step"].idxmax()]
+        interval = f"{percent(row['low'])} to {percent(row['high'])}"
+        parts.append(f"{label}: {metric} {percent(row['y'])} ({interval}) at step {row['step']}")
+    words = "; ".join(parts) + "."
+    return words + (f" Published: {', '.join(rules['label'])}." if len(rules) else "")

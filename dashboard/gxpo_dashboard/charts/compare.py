@@ -1,0 +1,282 @@
+"""Configurations against each other: means with bands, gates, sweeps as heat maps. What the service worked out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from gxpo_dashboard.charts.base import (
+    ALARM,
+    AXES,
+    Chart,
+    Spec,
+    axis_value,
+    color,
+    line_layers,
+    x_encoding,
+    y_encoding,
+)
+from gxpo_dashboard.charts.benchmarks import interval_layers, score_lines
+from gxpo_dashboard.formats import figure, known, percent
+from gxpo_dashboard.series import Points, number
+
+Answer = Mapping[str, Any]
+COST_OF = {"step": "steps", "backward_passes": "backward_passes", "time": "hours", "tokens": "tokens"}
+"""Axis of a chart → the list of an answer's curve that holds it (hours, not seconds)."""
+NEVER_SMOOTHED = ("gate/",)
+
+
+def curves_frame(answer: Answer, x: str) -> pd.DataFrame:
+    """Rows (series, x, y, low, high, step): the mean of each configuration, smoothed as it was asked for."""
+    rows: list[tuple[Any, ...]] = []
+    for group in answer["groups"]:
+        rows += _curve_rows(group["name"], group["mean"], x)
+    return _frame(rows)
+
+
+def seeds_frame(answer: Answer, x: str) -> pd.DataFrame:
+    """The same of each run, with `seed`."""
+    frames = [
+        _frame(_curve_rows(group["name"], run["curve"], x)).assign(seed=str(run["seed"]))
+        for group in answer["groups"]
+        for run in group["runs"]
+    ]
+    return pd.concat(frames, ignore_index=True) if frames else _frame([]).assign(seed="")
+
+
+def accuracy_chart(answer: Answer, x: str, seeds: bool = False) -> Chart:
+    """Mean accuracy of each configuration with its band; with `seeds` each run as a thin line, too."""
+    names = [group["name"] for group in answer["groups"]]
+    frame = curves_frame(answer, x)
+    metric = answer["metric"]
+    datasets = {"points": frame}
+    layers = [*interval_layers(names, x), *score_lines(names, metric, x)]
+    if seeds:
+        datasets["seeds"] = seeds_frame(answer, x)
+        layers.insert(1, _seed_layer(names, x))
+    what = ", ".join(answer["benchmarks"])
+    smoothing = f" Exponential average, weight {answer['smoothing']:g}." if answer["smoothing"] else ""
+    return Chart(
+        "compare-accuracy",
+        f"{metric} on {what}",
+        {"layer": layers},
+        datasets,
+        f"Mean {metric} of each configuration over {AXES[x]} with {percent(answer['level'], 0)} bands",
+        _accuracy_words(answer),
+        f"Band: {percent(answer['level'], 0)} over seeds; over problems where there is one seed.{smoothing}",
+        height=380,
+        labels={"x": AXES[x], "y": metric},
+    )
+
+
+def gate_chart(answer: Answer) -> Chart:
+    """z-scores of every run with a gate, and each threshold; never smoothed."""
+    rows, limits = [], {}
+    for group in answer["groups"]:
+        for run in group["runs"]:
+            gate, label = run["gate"], _run_label(group, run)
+            rows += [
+                (label, float(step), number(z), int(step)) for step, z in zip(gate["steps"], gate["z"], strict=True)
+            ]
+            tau = number(gate["threshold"])
+            if gate["steps"] and known(tau):
+                limits[tau] = f"τ = {figure(tau)}"
+                if gate["two_sided"]:
+                    limits[-tau] = f"−τ = {figure(-tau)}"
+    frame = pd.DataFrame(rows, columns=["series", "x", "y", "step"])
+    frame = frame.astype({"series": "str", "x": "float64", "y": "float64", "step": "int64"})
+    names = list(dict.fromkeys(frame["series"]))
+    rules = pd.DataFrame(list(limits.items()), columns=["y", "label"]).astype({"y": "float64", "label": "str"})
+    y = {**y_encoding("z-score (window spreads)"), "scale": {"zero": True, "nice": False, "padding": 18}}
+    rule: Spec = {
+        "data": {"name": "rules"},
+        "mark": {"type": "rule", "strokeDash": [6, 4], "color": ALARM},
+        "encoding": {"y": {"field": "y", "type": "quantitative"}},
+    }
+    label_of: Spec = {
+        "data": {"name": "rules"},
+        "mark": {"type": "text", "align": "right", "baseline": "bottom", "dx": -4, "dy": -3, "color": ALARM},
+        "encoding": {
+            "y": {"field": "y", "type": "quantitative"},
+            "x": {"value": "width"},
+            "text": {"field": "label"},
+        },
+    }
+    return Chart(
+        "compare-gate",
+        "Gates: z-score against τ",
+        {"layer": [*line_layers(names, "step", y), rule, label_of]},
+        {"points": frame, "rules": rules},
+        f"z-scores of all runs with a gate over {AXES['step']}",
+        _gate_words(answer),
+        "Never smoothed.",
+        labels={"x": AXES["step"]},
+    )
+
+
+def metric_chart(name: str, series: Mapping[str, Points], x: str, smoothing: float) -> Chart:
+    """One training metric of several runs (label → points); gates are never smoothed."""
+    weight = 0.0 if name.startswith(NEVER_SMOOTHED) else smoothing
+    rows = []
+    for label, points in series.items():
+        for step, at, value in zip(points.steps, points.x, smooth(points.y, weight), strict=True):
+            rows.append((label, axis_value(at, x), value, step))
+    frame = pd.DataFrame(rows, columns=["series", "x", "y", "step"])
+    frame = frame.astype({"series": "str", "x": "float64", "y": "float64", "step": "int64"})
+    names = [label for label, points in series.items() if points]
+    words = ", ".join(f"{label} {figure(series[label].last)}" for label in names)
+    return Chart(
+        "compare-metric",
+        name,
+        {"layer": line_layers(names, x, y_encoding(name))},
+        {"points": frame},
+        f"{name} of all runs over {AXES[x]}",
+        f"Newest values: {words}." if words else "No run reported it.",
+        f"Exponential average, weight {weight:g}." if weight else "Not smoothed.",
+        height=340,
+        labels={"x": AXES[x]},
+    )
+
+
+def smooth(values: Sequence[float], weight: float) -> list[float]:
+    """m₀ = a₀, mᵢ = weight·mᵢ₋₁ + (1 − weight)·aᵢ; what is not finite stays as it is and is passed over."""
+    averaged: list[float] = []
+    last: float | None = None
+    for value in values:
+        if known(value):
+            last = value if last is None else weight * last + (1 - weight) * value
+            averaged.append(last)
+        else:
+            averaged.append(value)
+    return averaged
+
+
+def heat_map_chart(answer: Answer) -> Chart:
+    """A sweep over two settings: a cell a pair of values, its mean written in it."""
+    as_share = answer["show"] in ("final", "best")
+    say = percent if as_share else figure
+    x_names, y_names = [_word(v) for v in answer["x_values"]], [_word(v) for v in answer["y_values"]]
+    rows = []
+    for cell in answer["cells"]:
+        value = cell["value"]
+        mean = number(value["mean"]) if value else float("nan")
+        bounds = (
+            f"{say(number(value['low']))} to {say(number(value['high']))}" if value and value["low"] is not None else ""
+        )
+        text = say(mean) if known(mean) else "–"
+        rows.append((x_names[cell["x"]], y_names[cell["y"]], mean, text, bounds, len(cell["runs"])))
+    frame = pd.DataFrame(rows, columns=["x", "y", "value", "text", "interval", "runs"])
+    x: Spec = {"field": "x", "type": "ordinal", "sort": x_names, "title": answer["x"], "axis": {"labelAngle": 0}}
+    y: Spec = {"field": "y", "type": "ordinal", "sort": y_names, "title": answer["y"]}
+    tips = [{"field": name} for name in ("x", "y", "text", "interval", "runs")]
+    fill = {"field": "value", "type": "quantitative", "legend": None, "scale": {"zero": False}}
+    cells: Spec = {
+        "data": {"name": "points"},
+        "mark": {"type": "rect", "stroke": "#7b8794", "strokeWidth": 0.5, "opacity": 0.55},
+        "encoding": {"x": x, "y": y, "color": fill, "tooltip": tips},
+    }
+    texts: Spec = {
+        "data": {"name": "points"},
+        "mark": {"type": "text", "fontSize": 15, "fontWeight": 600},
+        "encoding": {"x": x, "y": y, "text": {"field": "text"}},
+    }
+    best = max((row for row in rows if known(row[2])), key=lambda row: row[2], default=None)
+    mixed = f" Each cell is a mean over {', '.join(answer['mixed'])}, too." if answer["mixed"] else ""
+    return Chart(
+        f"heat-{answer['group']}",
+        f"{answer['y']} × {answer['x']}",
+        {"layer": [cells, texts]},
+        {"points": frame},
+        f"Heat map of {answer['metric']} over {answer['x']} and {answer['y']}",
+        f"Highest: {best[3]} at {answer['x']} = {best[0]}, {answer['y']} = {best[1]}.{mixed}" if best else "No value.",
+        zoomable=False,
+        height=110 + 60 * len(y_names),
+        labels={"x": answer["x"], "y": answer["y"], "value": "mean"},
+    )
+
+
+def settings_table(answer: Answer) -> pd.DataFrame:
+    """Settings that differ: one row a setting, one column a configuration."""
+    names = [group["name"] for group in answer["groups"]]
+    rows = [
+        (entry["setting"], *(_setting(entry["values"].get(name)) for name in names)) for entry in answer["settings"]
+    ]
+    return pd.DataFrame(rows, columns=["setting", *names])
+
+
+def conditions_table(answer: Answer) -> pd.DataFrame:
+    """Conditions and hardware that were not equal."""
+    names = [group["name"] for group in answer["groups"]]
+    rows = [
+        (entry["setting"], *(", ".join(entry["values"].get(name, ["–"])) for name in names))
+        for entry in answer["differences"]
+    ]
+    return pd.DataFrame(rows, columns=["condition", *names])
+
+
+def text_table(table: Mapping[str, Any]) -> pd.DataFrame:
+    """A table of the answer; header cells that repeat are told apart."""
+    seen: dict[str, int] = {}
+    header = []
+    for cell in table["header"]:
+        seen[cell] = seen.get(cell, 0) + 1
+        header.append(cell if seen[cell] == 1 else f"{cell} ({seen[cell]})")
+    return pd.DataFrame(table["rows"], columns=header, dtype="str")
+
+
+def _curve_rows(name: str, curve: Mapping[str, Any], x: str) -> list[tuple[Any, ...]]:
+    columns = (curve[COST_OF[x]], curve["smoothed"], curve["low"], curve["high"], curve["steps"])
+    return [
+        (name, number(at), number(y), number(low), number(high), int(number(step)))
+        for at, y, low, high, step in zip(*columns, strict=True)
+    ]
+
+
+def _frame(rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
+    frame = pd.DataFrame(rows, columns=["series", "x", "y", "low", "high", "step"])
+    numbers = dict.fromkeys(("x", "y", "low", "high"), "float64")
+    return frame.astype({**numbers, "series": "str", "step": "int64"})
+
+
+def _seed_layer(names: Sequence[str], x: str) -> Spec:
+    return {
+        "data": {"name": "seeds"},
+        "mark": {"type": "line", "strokeWidth": 1, "opacity": 0.55},
+        "encoding": {
+            "x": x_encoding(x),
+            "y": {"field": "y", "type": "quantitative"},
+            "color": color(names),
+            "detail": {"field": "seed"},
+        },
+    }
+
+
+def _run_label(group: Mapping[str, Any], run: Mapping[str, Any]) -> str:
+    return group["name"] if len(group["runs"]) == 1 else f"{group['name']}, seed {run['seed']}"
+
+
+def _accuracy_words(answer: Answer) -> str:
+    parts = [f"{group['name']} {percent(number(group['final']['accuracy']))}" for group in answer["groups"]]
+    return f"Last evaluations: {', '.join(parts)}."
+
+
+def _gate_words(answer: Answer) -> str:
+    parts = [
+        f"{_run_label(group, run)} "
+        + (f"at step {run['gate']['shutoff_step']}" if run["gate"]["shutoff_step"] is not None else "not yet")
+        for group in answer["groups"]
+        for run in group["runs"]
+        if run["gate"]["threshold"] is not None
+    ]
+    return f"Shut off: {', '.join(parts)}." if parts else "No run has a gate."
+
+
+def _setting(value: Any) -> str:
+    return "–" if value is None else str(value)
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

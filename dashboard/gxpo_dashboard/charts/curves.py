@@ -1,0 +1,112 @@
+"""The health of a run: reward, accuracy, and everything that is a line over steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gxpo_dashboard.charts.base import Chart, metric_chart
+from gxpo_dashboard.formats import percent, size
+from gxpo_dashboard.series import Series
+
+REWARD = {"reward/mean": "mean reward", "reward/zero_variance_fraction": "groups without a signal"}
+RETENTION = {"gxpo/retention_mean": "retention r = g¹/g⁰", "gxpo/retention_std": "its spread"}
+SCALE = {"gxpo/scale_mean": "scale S_K(r)/S₂(r)", "gxpo/displacement_ratio": "displacement ratio"}
+COSINE = {"grad/cos_g0_slow": "cos(g⁰, g_slow)"}
+FRACTIONS = {"gxpo/inactive_fraction": "inactive coordinates", "gxpo/ratio_clipped_fraction": "clamped ratios"}
+NORMS = {"grad/norm_g0": "‖g⁰‖", "grad/norm_g1": "‖g¹‖", "grad/norm_slow": "‖g_slow‖"}
+UPDATE = {"update/norm": "update norm"}
+KL = {"policy/kl": "KL to the reference"}
+ENTROPY = {"policy/entropy": "entropy"}
+CLIP = {
+    "policy/clip_fraction": "clipped tokens",
+    "policy/clip_low_fraction": "at the low side",
+    "policy/clip_high_fraction": "at the high side",
+}
+GAP = {"rollout/logprob_gap_mean": "mean gap", "rollout/logprob_gap_max": "largest gap"}
+LENGTH = {"rollout/length_mean": "mean length"}
+FAILURES = {
+    "rollout/truncated_fraction": "truncated",
+    "verify/unparsed_fraction": "unparsed",
+    "verify/timeout_fraction": "timed out",
+    "verify/error_fraction": "grader errors",
+}
+CPU = {"system/cpu_percent": "CPU"}
+MEMORY = {
+    "system/memory_bytes": "machine",
+    "system/learner_peak_bytes": "learner's peak",
+    "system/sampler_peak_bytes": "sampler's peak",
+}
+TRAJECTORY = {
+    "gxpo/theta_k_relative_error": "θᴷ, relative",
+    "gxpo/displacement_cosine_error": "1 − cosine of displacements",
+}
+NAMES: tuple[str, ...] = (
+    *REWARD, *RETENTION, *SCALE, *COSINE, *FRACTIONS, *NORMS, *UPDATE, *KL, *ENTROPY, *CLIP, *GAP, *LENGTH,
+    *FAILURES, *CPU, *MEMORY, *TRAJECTORY,
+)  # fmt: skip
+
+
+def reward_chart(series: Series, x: str) -> Chart:
+    note = "A group whose rewards are all equal gives no gradient."
+    return metric_chart("reward", "Reward", series, REWARD, x=x, y_title="fraction", form=".0%", say=percent, note=note)
+
+
+def rule_charts(series: Series, x: str) -> list[Chart]:
+    """What the look-ahead does; metrics that the run's rule does not report are left out."""
+    charts = [
+        metric_chart(
+            "retention", "Gradient retention", series, RETENTION, x=x, y_title="r",
+            note="Over active coordinates, clamped as used. 1: the gradient did not change over the first step.",
+        ),
+        metric_chart(
+            "scale", "Scale and displacement", series, SCALE, x=x, y_title="factor",
+            note="How much farther than the two probes the extrapolation reaches.",
+        ),
+        metric_chart("cosine", "Agreement of first and corrective gradient", series, COSINE, x=x, y_title="cosine"),
+        metric_chart("norms", "Gradient norms before clipping", series, NORMS, x=x, y_title="norm"),
+        metric_chart("fractions", "Coordinates left alone or clamped", series, FRACTIONS, x=x, y_title="fraction",
+                     form=".1~%", say=percent),
+        metric_chart("update-norm", "Length of the update", series, UPDATE, x=x, y_title="‖Δθ‖", form=".1~e"),
+        metric_chart("trajectory", "Error against a real K-step trajectory", series, TRAJECTORY, x=x,
+                     y_title="error", zero=True),
+    ]  # fmt: skip
+    return [chart for chart in charts if not chart.empty]
+
+
+def policy_charts(series: Series, x: str) -> list[Chart]:
+    charts = [
+        metric_chart("entropy", "Entropy of the policy", series, ENTROPY, x=x, y_title="nats a token"),
+        metric_chart("kl", "KL to the reference", series, KL, x=x, y_title="nats a token", zero=True),
+        metric_chart("clip", "Clipped tokens", series, CLIP, x=x, y_title="fraction", form=".2~%",
+                     zero=True, say=percent),
+        metric_chart("length", "Length of responses", series, LENGTH, x=x, y_title="tokens"),
+        metric_chart("failures", "Responses that could not be graded as they are", series, FAILURES, x=x,
+                     y_title="fraction", form=".1~%", zero=True, say=percent),
+    ]  # fmt: skip
+    return [chart for chart in charts if not chart.empty]
+
+
+def system_charts(series: Series, x: str) -> list[Chart]:
+    gap_note = "Between learner and sampler on the step's own responses: the proof that both hold the same weights."
+    charts = [
+        metric_chart("gap", "Log-probability gap", series, GAP, x=x, y_title="|Δ log π|", form=".0e", log=True,
+                     note=gap_note),
+        metric_chart("memory", "Memory", series, MEMORY, x=x, y_title="bytes", form=".2~s", zero=True, say=size),
+        metric_chart("cpu", "CPU", series, CPU, x=x, y_title="percent", zero=True),
+    ]  # fmt: skip
+    return [chart for chart in charts if not chart.empty]
+
+
+def rule_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The rule's settings of a run's config."""
+    rule: Mapping[str, Any] = (config.get("learner") or {}).get("rule") or {}
+    return rule
+
+
+def sparkline(values: Sequence[float], most: int = 30) -> list[float]:
+    """At most `most` values that keep the shape, for a table's cell."""
+    if len(values) <= most:
+        return list(values)
+    stride = (len(values) - 1) / (most - 1)
+    return [values[round(i * stride)] for i in range(most)]

@@ -1,0 +1,216 @@
+"""The gate that ends the look-ahead: its z-score against τ, and the watched value against its window.
+
+The z-score is never smoothed: one step over τ is what fires the gate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from gxpo_dashboard.charts.base import (
+    ALARM,
+    AXES,
+    MUTED,
+    Chart,
+    Spec,
+    line_layers,
+    long_frame,
+    value_at,
+    x_encoding,
+    y_encoding,
+)
+from gxpo_dashboard.formats import figure, known
+from gxpo_dashboard.series import Points, Series
+
+NAMES = (
+    "gate/active",
+    "gate/z",
+    "gate/threshold",
+    "gate/value",
+    "gate/mean",
+    "gate/std",
+    "gate/shutoff_step",
+)
+LOOK_AHEAD, FALLBACK = "look-ahead on", "plain GRPO steps"
+
+
+def shutoff_step(series: Series) -> int | None:
+    """The step that fired the gate; None while it is open."""
+    found = series.get("gate/shutoff_step")
+    return int(found.last) if found and known(found.last) else None
+
+
+def phases(series: Series, x: str = "step") -> pd.DataFrame:
+    """Stretches (x, x2, phase) in which the look-ahead was on or off; a re-armed gate gives several.
+
+    `gate/active` is the state after a step, so a change shows from that step on.
+    """
+    active = series.get("gate/active")
+    rows: list[tuple[float, float, str]] = []
+    if active and len(active):
+        start, state = active.steps[0], bool(active.y[0])
+        for step, value in zip(active.steps[1:], active.y[1:], strict=True):
+            if bool(value) != state:
+                rows.append((value_at(active, start, x), value_at(active, step, x), _phase(state)))
+                start, state = step, bool(value)
+        rows.append((value_at(active, start, x), value_at(active, active.steps[-1], x), _phase(state)))
+    return pd.DataFrame(rows, columns=["x", "x2", "phase"]).astype({"x": "float64", "x2": "float64", "phase": "str"})
+
+
+def z_chart(series: Series, x: str = "step", two_sided: bool = False) -> Chart:
+    """z against τ, the shut-off marked, the phases shaded; in units of the window's spread around its mean."""
+    frame = long_frame(series, {"gate/z": "z-score"}, x)
+    tau = series["gate/threshold"].last if series.get("gate/threshold") else math.nan
+    limits = [tau, -tau] if two_sided else [tau]
+    rules = pd.DataFrame(
+        [(limit, f"{'−' if limit < 0 else ''}τ = {figure(abs(limit))}") for limit in limits if known(limit)],
+        columns=["y", "label"],
+    ).astype({"y": "float64", "label": "str"})
+    spec: Spec = {
+        "layer": [
+            *_phase_layers(x),
+            *line_layers(["z-score"], x, _z_encoding()),
+            *_rule_layers(),
+            *_shutoff_layers(x),
+        ]
+    }
+    datasets = {"points": frame, "rules": rules, "phases": phases(series, x), "shutoff": _shutoff_frame(series, x)}
+    return Chart(
+        "gate-z",
+        "Gate: z-score against τ",
+        spec,
+        datasets,
+        f"z-score of the gate against its threshold over {AXES[x]}, phases shaded, shut-off marked",
+        _z_words(series, tau, two_sided),
+        "Never smoothed. 0 is the window's mean and 1 its spread; at τ the look-ahead ends."
+        + (" Two-sided: −τ ends it too." if two_sided else ""),
+        labels={"x": AXES[x], "y": "z-score"},
+    )
+
+
+def value_chart(series: Series, x: str = "step", rule: str = "gxpo") -> Chart:
+    """The watched value, and the window's mean ± spread as a band."""
+    watched = "policy entropy" if rule == "sfpo" else "corrective norm ‖g_slow‖"
+    names = {"gate/value": watched, "gate/mean": "window mean"}
+    present = {name: label for name, label in names.items() if series.get(name)}
+    frame = long_frame(series, present, x)
+    band_y: Spec = {"field": "low", "type": "quantitative", "title": watched}
+    band: Spec = {
+        "data": {"name": "band"},
+        "mark": {"type": "area", "opacity": 0.22, "color": MUTED},
+        "encoding": {"x": x_encoding(x), "y": band_y, "y2": {"field": "high"}},
+    }
+    layers = line_layers(list(present.values()), x, y_encoding(watched))
+    spec: Spec = {"layer": [*_phase_layers(x), band, *layers, *_shutoff_layers(x)]}
+    datasets = {
+        "points": frame,
+        "band": _band(series, x),
+        "phases": phases(series, x),
+        "shutoff": _shutoff_frame(series, x),
+    }
+    last = {name: series[name].last for name in ("gate/value", "gate/mean", "gate/std") if series.get(name)}
+    words = (
+        f"Newest value {figure(last.get('gate/value'))}; the window has mean {figure(last.get('gate/mean'))} "
+        f"and spread {figure(last.get('gate/std'))}."
+        if last
+        else "Nothing was reported yet."
+    )
+    return Chart(
+        "gate-value",
+        "Gate: watched value against its window",
+        spec,
+        datasets,
+        f"{watched} with the gate window's mean and spread over {AXES[x]}",
+        words,
+        "The band is the window's mean ± one spread.",
+        labels={"x": AXES[x]},
+    )
+
+
+def _phase(active: bool) -> str:
+    return LOOK_AHEAD if active else FALLBACK
+
+
+def _band(series: Series, x: str) -> pd.DataFrame:
+    mean, std = series.get("gate/mean"), series.get("gate/std")
+    spread = dict(zip(std.steps, std.y, strict=True)) if std else {}
+    rows = []
+    if mean:
+        for step, value in zip(mean.steps, mean.y, strict=True):
+            if known(value) and known(spread.get(step)):
+                rows.append((value_at(mean, step, x), value - spread[step], value + spread[step]))
+    return pd.DataFrame(rows, columns=["x", "low", "high"]).astype("float64")
+
+
+def _shutoff_frame(series: Series, x: str) -> pd.DataFrame:
+    step = shutoff_step(series)
+    points: Points | None = series.get("gate/value") or series.get("gate/active")
+    rows = [] if step is None else [(value_at(points, step, x), f"shut off at step {step}")]
+    return pd.DataFrame(rows, columns=["x", "label"]).astype({"x": "float64", "label": "str"})
+
+
+def _phase_layers(x: str) -> list[Spec]:
+    colors: Mapping[str, Any] = {
+        "field": "phase",
+        "type": "nominal",
+        "scale": {"domain": [LOOK_AHEAD, FALLBACK], "range": ["#3c7dba", "#9aa5b1"]},
+        "legend": {"orient": "top", "title": None, "symbolType": "square", "symbolOpacity": 0.35, "columns": 2},
+    }
+    rect: Spec = {
+        "data": {"name": "phases"},
+        "mark": {"type": "rect", "opacity": 0.13},
+        "encoding": {"x": x_encoding(x), "x2": {"field": "x2"}, "fill": colors},
+    }
+    return [rect]
+
+
+def _z_encoding() -> Spec:
+    """Room above τ for its label."""
+    encoding = y_encoding("z-score (window spreads)")
+    return {**encoding, "scale": {"zero": True, "nice": False, "padding": 18}}
+
+
+def _rule_layers() -> list[Spec]:
+    y: Spec = {"field": "y", "type": "quantitative"}
+    rule: Spec = {
+        "data": {"name": "rules"},
+        "mark": {"type": "rule", "strokeDash": [6, 4], "strokeWidth": 2, "color": ALARM},
+        "encoding": {"y": y},
+    }
+    label: Spec = {
+        "data": {"name": "rules"},
+        "mark": {"type": "text", "align": "right", "baseline": "bottom", "dy": -3, "dx": -4, "color": ALARM},
+        "encoding": {"y": y, "x": {"value": "width"}, "text": {"field": "label"}},
+    }
+    return [rule, label]
+
+
+def _shutoff_layers(x: str) -> list[Spec]:
+    rule: Spec = {
+        "data": {"name": "shutoff"},
+        "mark": {"type": "rule", "strokeWidth": 2, "strokeDash": [2, 3], "color": MUTED},
+        "encoding": {"x": x_encoding(x)},
+    }
+    label: Spec = {
+        "data": {"name": "shutoff"},
+        "mark": {"type": "text", "align": "right", "baseline": "top", "dx": -5, "dy": 4, "color": MUTED},
+        "encoding": {"x": x_encoding(x), "y": {"value": 0}, "text": {"field": "label"}},
+    }
+    return [rule, label]
+
+
+def _z_words(series: Series, tau: float, two_sided: bool) -> str:
+    z, step = series.get("gate/z"), shutoff_step(series)
+    sign = "±" if two_sided else ""
+    threshold = f"τ is {sign}{figure(tau)}" if known(tau) else "τ is not finite: the gate never fires"
+    seen = [value for value in z.y if known(value)] if z else []
+    if step is not None:
+        fired = f"The gate fired at step {step}"
+        return f"{fired}; {threshold}." + (f" The largest z-score was {figure(max(seen))}." if seen else "")
+    if not seen:
+        return f"No z-score yet: the gate's warm-up is not over. {threshold}."
+    return f"Newest z-score {figure(seen[-1])}, largest {figure(max(seen))}; {threshold}. The gate is open."

@@ -1,0 +1,150 @@
+"""Where a step's time goes."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from gxpo_dashboard.charts.base import AXES, MUTED, NUMBER, Chart, Spec, x_encoding, zoom_params
+from gxpo_dashboard.formats import duration, known
+from gxpo_dashboard.series import Series
+
+PARTS = {
+    "time/rollout_s": "sampling",
+    "time/verify_s": "verifying",
+    "time/update_s": "update",
+    "time/sync_s": "weight sync",
+}
+REST = "the rest"
+BESIDE = {"time/evaluate_s": "evaluation", "time/checkpoint_s": "checkpoints"}
+"""Not part of a step's time, and so of no comparison by time."""
+NAMES = (*PARTS, *BESIDE, "time/step_s")
+
+
+def step_parts(series: Series) -> pd.DataFrame:
+    """Rows (x, series, y): seconds of each part of each step; the rest is `time/step_s` minus the parts."""
+    whole = series.get("time/step_s")
+    if not whole:
+        return _frame([])
+    parts = {
+        label: dict(zip(found.steps, found.y, strict=True))
+        for name, label in PARTS.items()
+        if (found := series.get(name))
+    }
+    rows: list[tuple[float, str, float]] = []
+    for step, total in zip(whole.steps, whole.y, strict=True):
+        if not known(total):
+            continue
+        seconds = {label: at[step] for label, at in parts.items() if known(at.get(step))}
+        rows += [(float(step), label, value) for label, value in seconds.items()]
+        rows.append((float(step), REST, max(0.0, total - sum(seconds.values()))))
+    return _frame(rows)
+
+
+def step_time_chart(series: Series) -> Chart:
+    """Stacked seconds of a step."""
+    frame = step_parts(series)
+    names = [label for label in (*PARTS.values(), REST) if label in set(frame["series"])]
+    order = {label: position for position, label in enumerate(names)}
+    frame = frame.assign(order=frame["series"].map(order).astype("float64"))
+    spec: Spec = {
+        "layer": [
+            {
+                "data": {"name": "points"},
+                "mark": {"type": "area", "interpolate": "step", "opacity": 0.85, "line": False, "tooltip": True},
+                "params": zoom_params(),
+                "encoding": {
+                    "x": x_encoding("step"),
+                    "y": {
+                        "field": "y",
+                        "type": "quantitative",
+                        "stack": "zero",
+                        "title": "seconds",
+                        "axis": {"format": NUMBER, "tickCount": 5},
+                    },
+                    "order": {"field": "order", "type": "quantitative"},
+                    "fill": {
+                        "field": "series",
+                        "type": "nominal",
+                        "scale": {"domain": names},
+                        "legend": {"orient": "top", "title": None, "symbolType": "square", "columns": 5},
+                        "sort": None,
+                    },
+                },
+            }
+        ]
+    }
+    return Chart(
+        "step-time",
+        "Where a step's time goes",
+        spec,
+        {"points": frame[["x", "series", "y", "order"]]},
+        f"Seconds of sampling, verifying, update, weight sync and the rest, stacked over {AXES['step']}",
+        _words(frame),
+        "Stacked in the legend's order, from below. Evaluation and checkpoints are not part of a step.",
+        labels={"x": AXES["step"]},
+    )
+
+
+def totals(series: Series) -> pd.DataFrame:
+    """Rows (series, y, share): mean seconds of a step's parts; evaluation and checkpoints spread over all steps."""
+    parts = step_parts(series)
+    steps = parts["x"].nunique()
+    if not steps:
+        return pd.DataFrame({"series": pd.Series(dtype="str"), "y": pd.Series(dtype="float64")}).assign(label="")
+    means = parts.groupby("series", sort=False)["y"].sum() / steps
+    rows = [(str(name), float(value)) for name, value in means.items()]
+    for name, label in BESIDE.items():
+        if found := series.get(name):
+            rows.append((label, sum(value for value in found.y if known(value)) / steps))
+    frame = pd.DataFrame(rows, columns=["series", "y"])
+    return frame.assign(label=[duration(value) for value in frame["y"]])
+
+
+def totals_chart(series: Series) -> Chart:
+    """Mean seconds a step of everything, evaluation and checkpoints included, as labelled bars."""
+    frame = totals(series)
+    names = [*PARTS.values(), REST, *BESIDE.values()]
+    y: Spec = {"field": "series", "type": "nominal", "sort": names, "title": None, "axis": {"labelLimit": 160}}
+    x: Spec = {
+        "field": "y",
+        "type": "quantitative",
+        "title": "mean seconds a step",
+        "axis": {"tickCount": 5, "format": NUMBER},
+        "scale": {"padding": 40, "nice": False, "zero": True},
+    }
+    spec: Spec = {
+        "layer": [
+            {"data": {"name": "points"}, "mark": {"type": "bar"}, "encoding": {"x": x, "y": y}},
+            {
+                "data": {"name": "points"},
+                "mark": {"type": "text", "align": "left", "dx": 4, "color": MUTED},
+                "encoding": {"x": x, "y": y, "text": {"field": "label"}},
+            },
+        ]
+    }
+    words = ", ".join(f"{row.series} {row.label}" for row in frame.itertuples())
+    return Chart(
+        "time-totals",
+        "Mean time a step",
+        spec,
+        {"points": frame},
+        "Mean seconds a step of each part, evaluation and checkpoints included",
+        f"{words[:1].upper()}{words[1:]}." if words else "No step is done yet.",
+        "Evaluation and checkpoints, spread over all steps, stay out of every comparison by time.",
+        zoomable=False,
+        labels={"series": "part", "y": "seconds a step", "label": "in words"},
+    )
+
+
+def _frame(rows: list[tuple[float, str, float]]) -> pd.DataFrame:
+    frame = pd.DataFrame(rows, columns=["x", "series", "y"])
+    return frame.astype({"x": "float64", "series": "str", "y": "float64"})
+
+
+def _words(frame: pd.DataFrame) -> str:
+    if frame.empty:
+        return "No step is done yet."
+    sums = frame.groupby("series", sort=False)["y"].sum()
+    whole = float(sums.sum())
+    shares = ", ".join(f"{name} {100 * value / whole:.0f} %" for name, value in sums.items()) if whole else ""
+    return f"Of all steps' time so far: {shares}."

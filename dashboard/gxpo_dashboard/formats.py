@@ -1,0 +1,78 @@
+"""Numbers and times as people read them. Pure."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+NONE = "–"
+ACCURACY_FORMAT = ".1%"
+
+
+def known(value: Any) -> bool:
+    """Whether there is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """0.4132 → `41.3 %`."""
+    return f"{100 * value:.{digits}f} %" if value is not None and known(value) else NONE
+
+
+def points(difference: float | None) -> str:
+    """A difference of two accuracies in percentage points: 0.012 → `+1.2`."""
+    return f"{100 * difference:+.1f}" if difference is not None and known(difference) else NONE
+
+
+def count(value: float | None) -> str:
+    """12345.0 → `12,345`; halves of mini-batches keep two digits."""
+    if value is None or not known(value):
+        return NONE
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
+
+
+def figure(value: float | None) -> str:
+    """Any measured value with four significant digits."""
+    if value is None:
+        return NONE
+    if not known(value):
+        return str(value)
+    return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+
+
+def duration(seconds: float | None) -> str:
+    """0.004 → `4 ms`; 4.2 → `4.2 s`; 75 → `1 min 15 s`; 11520 → `3 h 12 min`; 200000 → `2 d 7 h`."""
+    if seconds is None or not known(seconds) or seconds < 0:
+        return NONE
+    if 0 < seconds < 0.0995:
+        return f"{1000 * seconds:.2g} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60} s"
+    if total < 86400:
+        return f"{total // 3600} h {total % 3600 // 60} min"
+    return f"{total // 86400} d {total % 86400 // 3600} h"
+
+
+def size(num_bytes: float | None) -> str:
+    """1536 → `1.5 KiB`."""
+    if num_bytes is None or not known(num_bytes):
+        return NONE
+    value, unit = float(num_bytes), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def moment(seconds: float | None) -> str:
+    """Seconds since 1970 → `2026-05-04 13:37:00 UTC`."""
+    if seconds is None or not known(seconds):
+        return NONE
+    return datetime.fromtimestamp(seconds, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,230 @@
+"""The submit form, built from the config's JSON schema: what can be asked, and what was typed as settings. Pure."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Json = dict[str, Any]
+Kind = Literal["integer", "number", "boolean", "choice", "choices", "text", "list", "json"]
+
+MAIN = (
+    "name", "seed", "model.path", "data.source", "learner.rule.name", "learner.rule.k", "learner.rule.alpha",
+    "learner.rule.gate.threshold", "learner.optimizer.learning_rate", "budget.steps", "budget.backward_passes",
+    "rollout.prompts_per_step", "rollout.samples_per_prompt", "rollout.max_new_tokens",
+)  # fmt: skip
+"""Asked first; everything else lies in its section."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting of the config. optional: may be left empty, which means none."""
+
+    path: str
+    kind: Kind
+    help: str
+    value: Any
+    options: tuple[Any, ...] = ()
+    optional: bool = False
+    minimum: float | None = None
+    maximum: float | None = None
+
+    @property
+    def section(self) -> str:
+        return self.path.partition(".")[0] if "." in self.path else "general"
+
+    @property
+    def label(self) -> str:
+        """`learner.rule.k` → `rule.k`, as short as its section allows."""
+        return self.path.partition(".")[2] or self.path
+
+
+class BadValue(ValueError):
+    """What was typed is no value of the setting's kind."""
+
+
+def settings_of(schema: Mapping[str, Any], config: Mapping[str, Any]) -> list[Setting]:
+    """Every setting of the schema with its present value, in the schema's order.
+
+    Where a part has variants told apart by a name (the update rule), the settings are those of the chosen one.
+    """
+    return list(_walk(schema, schema, config, ""))
+
+
+def parse(setting: Setting, typed: Any) -> Any:
+    """What a widget gave as the setting's value; raises BadValue with what was expected."""
+    if setting.kind in ("boolean", "choice", "choices"):
+        return list(typed) if setting.kind == "choices" else typed
+    text = "" if typed is None else str(typed).strip()
+    if not text:
+        if setting.optional:
+            return None
+        if setting.kind == "list":
+            return []
+        raise BadValue(f"{setting.path} must have a value")
+    try:
+        return _parsers(setting.kind)(text)
+    except ValueError as error:
+        raise BadValue(f"{setting.path} = {text!r} is not {_EXPECTED[setting.kind]}") from error
+
+
+def written(setting: Setting) -> str:
+    """A setting's value as text for a text box."""
+    value = setting.value
+    if value is None:
+        return ""
+    if setting.kind == "list":
+        return ", ".join(str(item) for item in value)
+    if setting.kind == "json":
+        return value if isinstance(value, str) else json.dumps(value)
+    return str(value)
+
+
+def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Json:
+    """A copy of a config with settings, by dotted path, changed. Another rule starts from its own defaults."""
+    result: Json = copy.deepcopy(dict(config))
+    name = changes.get("learner.rule.name")
+    if name is not None and name != get(config, "learner.rule.name"):
+        result.setdefault("learner", {})["rule"] = {"name": name}
+    for path, value in changes.items():
+        *parents, leaf = path.split(".")
+        place = result
+        for part in parents:
+            if not isinstance(place.get(part), dict):
+                place[part] = {}
+            place = place[part]
+        place[leaf] = value
+    return result
+
+
+def get(config: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path, None where there is none."""
+    place: Any = config
+    for part in path.split("."):
+        if not isinstance(place, Mapping) or part not in place:
+            return None
+        place = place[part]
+    return place
+
+
+def values(text: str) -> list[Any]:
+    """`3, 5, 10` → [3, 5, 10]; what is no number stays text; inf is a number. For a sweep's grid."""
+    return [_value(part.strip()) for part in text.replace(";", ",").split(",") if part.strip()]
+
+
+def curl(url: str, body: Mapping[str, Any]) -> str:
+    """The request as a command; the token comes from the environment, never from the page."""
+    quoted = json.dumps(body, indent=2).replace("'", "'\\''")
+    return (
+        f"curl -X POST {url.rstrip('/')}/api/v1/runs \\\n"
+        '  -H "Authorization: Bearer $GXPO_TOKEN" \\\n'
+        "  -H 'Content-Type: application/json' \\\n"
+        f"  -d '{quoted}'"
+    )
+
+
+def _walk(root: Mapping[str, Any], node: Mapping[str, Any], config: Any, prefix: str) -> Iterator[Setting]:
+    for name, entry in node.get("properties", {}).items():
+        path = f"{prefix}{name}"
+        found, optional = _resolve(root, entry, get(config, name) if isinstance(config, Mapping) else None)
+        value = config.get(name, entry.get("default")) if isinstance(config, Mapping) else entry.get("default")
+        if "properties" in found:
+            if not optional:
+                yield from _walk(root, found, value if value is not None else {}, f"{path}.")
+            else:
+                yield Setting(path, "json", _help(entry, found), value, optional=True)
+        elif "const" in found and name == "name" and (names := _variants(root, node)):
+            yield Setting(path, "choice", "Which one.", value, names)
+        else:
+            yield _leaf(path, entry, found, value, optional)
+
+
+def _leaf(path: str, entry: Mapping[str, Any], found: Mapping[str, Any], value: Any, optional: bool) -> Setting:
+    options = tuple(found.get("enum") or ([found["const"]] if "const" in found else []))
+    items = found.get("items") or {}
+    kind: Kind
+    if options:
+        kind = "choice"
+    elif found.get("type") == "array" and items.get("enum"):
+        kind, options = "choices", tuple(items["enum"])
+    elif found.get("type") == "array" and items.get("type") in ("string", "integer", "number"):
+        kind = "list"
+    else:
+        kinds: dict[Any, Kind] = {"integer": "integer", "number": "number", "boolean": "boolean", "string": "text"}
+        kind = kinds.get(found.get("type"), "json")
+    low, high = found.get("minimum", found.get("exclusiveMinimum")), found.get("maximum")
+    if kind == "choice" and optional:
+        options = (None, *options)
+    return Setting(path, kind, _help(entry, found), value, options, optional, low, high)
+
+
+def _resolve(root: Mapping[str, Any], entry: Mapping[str, Any], value: Any) -> tuple[Mapping[str, Any], bool]:
+    """The schema that holds for an entry, and whether it may be null."""
+    if "$ref" in entry:
+        return _resolve(root, _definition(root, entry["$ref"]), value)
+    if "oneOf" in entry and "discriminator" in entry:
+        discriminator = entry["discriminator"]
+        chosen = (value or {}).get(discriminator["propertyName"]) if isinstance(value, Mapping) else None
+        mapping = discriminator["mapping"]
+        reference = mapping.get(chosen) or mapping.get((entry.get("default") or {}).get("name")) or next(iter(mapping))
+        return _definition(root, reference), False
+    if "anyOf" in entry:
+        kinds = [kind for kind in entry["anyOf"] if kind.get("type") != "null"]
+        nullable = len(kinds) < len(entry["anyOf"])
+        if len(kinds) == 1:
+            return _resolve(root, kinds[0], value)[0], nullable
+        return {}, nullable
+    return entry, False
+
+
+def _definition(root: Mapping[str, Any], reference: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = root["$defs"][reference.rpartition("/")[2]]
+    return found
+
+
+def _variants(root: Mapping[str, Any], node: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the variants that a part is one of; empty when it is none."""
+    for definition in root["$defs"].values():
+        for entry in definition.get("properties", {}).values():
+            mapping = entry.get("discriminator", {}).get("mapping", {})
+            if any(_definition(root, reference) is node for reference in mapping.values()):
+                return tuple(mapping)
+    return ()
+
+
+def _help(entry: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    return str(entry.get("description") or found.get("description") or "")
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def _parsers(kind: Kind) -> Any:
+    return {"integer": int, "number": float, "text": str, "list": values, "json": _json}[kind]
+
+
+def _json(text: str) -> Any:
+    """JSON where it looks like it, otherwise the word itself (`auto`, `none`)."""
+    return json.loads(text) if text[:1] in '[{"-0123456789' else text
+
+
+_EXPECTED: Mapping[str, str] = {
+    "integer": "a whole number",
+    "number": "a number",
+    "text": "text",
+    "list": "a list with commas",
+    "json": "a value such as [0.5, 2.0]",
+}
+SECTIONS: Sequence[str] = (
+    "general", "model", "data", "rollout", "verifier", "learner", "evaluation", "checkpoint", "budget", "diagnostics",
+    "placement",
+)  # fmt: skip

@@ -1,0 +1,122 @@
+"""Every view's choices live in the address, so that a link or a refresh opens the same view.
+
+Each widget has one query parameter, with the raw values (run ids, never labels). Whoever changed last wins: when
+the address differs from what this session wrote into it (a link, the back button), the address is adopted;
+otherwise the widget's value is written into it. Values at their default stay out of the address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+import streamlit as st
+
+T = TypeVar("T")
+
+
+def adopt(
+    address: Sequence[str], written: Sequence[str] | None, current: Sequence[str] | None, default: Sequence[str]
+) -> list[str]:
+    """The values a widget starts with. Pure.
+
+    address: now in the URL. written: what this session put there last, None before it put anything. current: the
+    widget's, None when it is not there yet.
+    """
+    changed_outside = written is None or list(address) != list(written)
+    if changed_outside:
+        return list(address) or list(default)
+    return list(current) if current is not None else list(address) or list(default)
+
+
+def in_address(values: Sequence[str], default: Sequence[str]) -> list[str]:
+    """What of a widget's values goes into the address. Pure."""
+    return [] if list(values) == list(default) else list(values)
+
+
+def link(page: str, **params: str | Sequence[str] | None) -> str:
+    """A path with its query, for people to copy."""
+    found = {name: value for name, value in params.items() if value}
+    return f"/{page}" + (f"?{urlencode(found, doseq=True)}" if found else "")
+
+
+def _start(name: str, default: Sequence[str], decode: Callable[[list[str]], Any]) -> str:
+    """Seed a widget's session value from the address; its key."""
+    key = f"in_{name}"
+    memory = st.session_state.setdefault("address", {})
+    current = st.session_state.get(key)
+    values = adopt(
+        st.query_params.get_all(name), memory.get(name), None if current is None else _words(current), default
+    )
+    if current is None or _words(current) != values:
+        st.session_state[key] = decode(values)
+    return key
+
+
+def _publish(name: str, value: Any, default: Sequence[str]) -> None:
+    found = in_address(_words(value), default)
+    if st.query_params.get_all(name) != found:
+        if found:
+            st.query_params[name] = found
+        else:
+            st.query_params.pop(name, None)
+    st.session_state["address"][name] = found
+
+
+def _words(value: Any) -> list[str]:
+    if value is None or value == "":
+        return []
+    if isinstance(value, bool):
+        return ["1" if value else "0"]
+    return [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
+
+
+def text(label: str, name: str, **widget: Any) -> str:
+    key = _start(name, [], lambda values: values[0] if values else "")
+    value: str = st.text_input(label, key=key, **widget) or ""
+    _publish(name, value, [])
+    return value
+
+
+def toggle(label: str, name: str, default: bool = False, **widget: Any) -> bool:
+    words = ["1" if default else "0"]
+    key = _start(name, words, lambda values: values[:1] == ["1"])
+    value = st.toggle(label, key=key, **widget)
+    _publish(name, value, words)
+    return value
+
+
+def select(label: str, name: str, options: Sequence[str], default: str | None = None, **widget: Any) -> str | None:
+    """One of the options; what the address names and is no option falls back to the default."""
+    return _one(st.selectbox, label, name, options, default, widget)
+
+
+def segments(label: str, name: str, options: Sequence[str], default: str, **widget: Any) -> str:
+    """The same as buttons side by side; there is always one chosen."""
+    widget.setdefault("label_visibility", "collapsed")
+    return _one(st.segmented_control, label, name, options, default, widget) or default
+
+
+def multi(label: str, name: str, options: Sequence[str], default: Sequence[str] = (), **widget: Any) -> list[str]:
+    key = _start(name, list(default), lambda values: [value for value in values if value in options])
+    value = [str(item) for item in st.multiselect(label, options, key=key, **widget)]
+    _publish(name, value, list(default))
+    return value
+
+
+def _one(
+    show: Callable[..., Any],
+    label: str,
+    name: str,
+    options: Sequence[str],
+    default: str | None,
+    widget: dict[str, Any],
+) -> str | None:
+    words = [default] if default is not None else []
+    key = _start(name, words, lambda values: values[0] if values and values[0] in options else default)
+    if st.session_state.get(key) not in options:
+        st.session_state[key] = default
+    value: str | None = show(label, options, key=key, **widget)
+    _publish(name, value, words)
+    return value

@@ -1,0 +1,160 @@
+"""What can be done to runs from the pages. The service decides; a refusal is shown in its own words."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import streamlit as st
+
+from gxpo_dashboard import session
+from gxpo_dashboard.client import Refused, ServiceAway
+from gxpo_dashboard.texts import ACTIONS, NO_RIGHT, plain
+
+Json = dict[str, Any]
+
+
+def go(page: str, **query: Any) -> None:
+    """Lead to another view."""
+    st.switch_page(st.session_state["pages"][page], query_params={k: v for k, v in query.items() if v})
+
+
+def act(runs: Sequence[str], action: str, body: Json | None = None) -> list[Json]:
+    """Do one thing to some runs; says how it went. The runs afterwards, refused ones left out."""
+    done, refused = [], []
+    for run in runs:
+        try:
+            done.append(session.client().act(run, action, body))
+        except (Refused, ServiceAway) as error:
+            refused.append(str(error))
+    label = ACTIONS[action][0]
+    if done:
+        st.toast(f"{label}: {len(done)} run{'s' if len(done) > 1 else ''}", icon=ACTIONS[action][1])
+    for message in refused:
+        st.toast(plain(message), icon=":material/error:", duration="long")
+    return done
+
+
+def buttons(run: Json, key: str) -> None:
+    """What may be asked of a run in its present state, as buttons in a row."""
+    allowed = session.may_change()
+    with st.container(horizontal=True, gap="small"):
+        for action in ("pause", "resume", "cancel", "retry"):
+            if action in run["possible_actions"]:
+                label, icon = ACTIONS[action]
+                if st.button(
+                    label, icon=icon, key=f"{key}-{action}", disabled=not allowed, help=None if allowed else NO_RIGHT
+                ):
+                    if action == "cancel":
+                        ask("cancel", run)
+                    else:
+                        made = act([run["id"]], action)
+                        if action == "retry" and made:
+                            go("run", run=made[0]["id"])
+        if st.button("Clone…", icon=ACTIONS["clone"][1], key=f"{key}-clone", disabled=not allowed):
+            ask("clone", run)
+        if st.button("Edit…", icon=":material/edit:", key=f"{key}-edit", disabled=not allowed):
+            ask("edit", run)
+        if "delete" in run["possible_actions"] and st.button(
+            "Delete…", icon=":material/delete:", key=f"{key}-delete", disabled=not allowed
+        ):
+            ask("delete", run)
+
+
+def ask(dialog: str, run: Json) -> None:
+    """Open a dialog: `cancel`, `clone`, `edit`, `delete`.
+
+    It is opened by the page and not by the part that refreshes itself, whose next refresh would close it.
+    """
+    st.session_state["dialog"] = (dialog, run)
+    st.rerun()
+
+
+def dialogs() -> None:
+    """Called by a page outside of what refreshes itself."""
+    asked = st.session_state.pop("dialog", None)
+    if asked is not None:
+        shown = {"cancel": _confirm_cancel, "clone": _clone, "edit": _edit, "delete": _confirm_delete}
+        shown[asked[0]](asked[1])
+
+
+@st.dialog("Cancel the run?")
+def _confirm_cancel(run: Json) -> None:
+    st.write("It stops at its next step and cannot be resumed. What it reported so far stays.")
+    st.text(run["name"])
+    if st.button("Cancel the run", type="primary", key="confirm-cancel"):
+        act([run["id"]], "cancel")
+        st.rerun()
+
+
+@st.dialog("Delete the run?")
+def _confirm_delete(run: Json) -> None:
+    st.write("Its metrics, samples, logs and checkpoints are removed for good.")
+    st.text(run["name"])
+    if st.button("Delete for good", type="primary", key="confirm-delete"):
+        try:
+            session.client().delete(run["id"])
+        except (Refused, ServiceAway) as error:
+            st.error(plain(str(error)))
+            return
+        go("runs")
+
+
+@st.dialog("Clone", width="medium")
+def _clone(run: Json) -> None:
+    """A new run with the same settings, some of them changed."""
+    name = st.text_input("Name", value=f"{run['name']} clone", max_chars=200)
+    typed = st.text_area(
+        "Changes, one a line",
+        placeholder="learner.rule.k=10\nseed=1",
+        help="Settings by their dotted path, as in `gxpo train --set`.",
+    )
+    if st.button("Submit", type="primary", key="clone-submit"):
+        body = {"name": name, "overrides": [line.strip() for line in typed.splitlines() if line.strip()]}
+        try:
+            made = session.client().act(run["id"], "clone", body)
+        except Refused as error:
+            st.error(plain(str(error)))
+            for field, message in error.errors:
+                st.text(f"{field}: {message}")
+            return
+        except ServiceAway as error:
+            st.error(plain(str(error)))
+            return
+        go("run", run=made["id"])
+
+
+@st.dialog("Edit", width="medium")
+def _edit(run: Json) -> None:
+    """Name, tags, notes, archive."""
+    name = st.text_input("Name", value=run["name"], max_chars=200)
+    tags = st.text_input("Tags", value=", ".join(run["tags"]), help="Words with commas between them.")
+    notes = st.text_area("Notes", value=run["notes"])
+    archived = st.checkbox("Archived", value=run["archived"], help="Archived runs are left out of the list.")
+    if st.button("Save", type="primary", key="edit-save"):
+        words = [tag.strip() for tag in tags.split(",") if tag.strip()]
+        try:
+            session.client().change(run["id"], name=name, tags=words, notes=notes, archived=archived)
+        except (Refused, ServiceAway) as error:
+            st.error(plain(str(error)))
+            return
+        st.rerun()
+
+
+def tag_runs(runs: Sequence[Json], word: str) -> None:
+    """Put a word on some runs."""
+    for run in runs:
+        if word not in run["tags"]:
+            session.client().change(run["id"], tags=[*run["tags"], word])
+
+
+def archive(runs: Sequence[Json], archived: bool) -> None:
+    for run in runs:
+        session.client().change(run["id"], archived=archived)
+
+
+def submission_key() -> str:
+    """A key that makes pressing twice submit once; a new one after each success."""
+    key: str = st.session_state.setdefault("submission_key", uuid.uuid4().hex)
+    return key

@@ -1,0 +1,74 @@
+"""Benchmarks: how good is the policy?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from gxpo_dashboard import permalinks, session
+from gxpo_dashboard.charts import benchmarks as charts
+from gxpo_dashboard.shown import download, empty, grid, live
+from gxpo_dashboard.texts import TERMINAL, plain, unique_labels
+from gxpo_dashboard.views import picker
+
+Json = dict[str, Any]
+MOST_RUNS = 8
+
+
+def show() -> None:
+    st.title("Benchmarks")
+    with session.guarded():
+        runs = picker.runs("Runs", "runs", most=MOST_RUNS)
+        if not runs:
+            empty(
+                "No run chosen",
+                "Choose runs above. Runs are evaluated at the start, every `evaluation.every_steps` steps, at the end.",
+            )
+            return
+        _controls_and_body(runs)
+
+
+def _controls_and_body(runs: dict[str, Json]) -> None:
+    evaluations = {run: session.client().evaluations(run) for run in runs}
+    metrics = charts.metrics_of(record for found in evaluations.values() for record in found)
+    if not metrics:
+        empty("No evaluation yet", "The first one comes before step 1, unless `evaluation.at_start` is off.")
+        return
+    published = charts.published_scores(session.client().published())
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        metric = permalinks.select("Score", "score", metrics, metrics[0], width=200) or metrics[0]
+        models = list(dict.fromkeys(published["model"]))
+        model = permalinks.select(
+            "Published numbers of", "published", ["", *models], "", format_func=lambda m: m or "none", width=260
+        )
+    going = any(view["state"] not in TERMINAL for view in runs.values())
+    live(
+        lambda: _body(list(runs), unique_labels(runs), metric, published[published["model"] == model]),
+        session.SLOW_S if going else None,
+    )
+
+
+def _body(runs: list[str], labels: dict[str, str], metric: str, published: pd.DataFrame) -> None:
+    with session.guarded():
+        frames = [charts.scores_frame(session.client().evaluations(run), metric, labels[run]) for run in runs]
+        frame = pd.concat(frames, ignore_index=True)
+        if metric != "pass@1" and not published.empty:
+            st.caption("The published numbers are sampled pass@1; they are left out beside another score.")
+            published = published.iloc[0:0]
+        found = list(dict.fromkeys(frame["benchmark"]))
+        names = list(labels.values())
+        grid([charts.benchmark_chart(name, frame, metric, names, published) for name in found], "-".join(runs)[:80])
+        table = charts.score_table(frame, published)
+        st.markdown(f"#### {plain(metric)} so far")
+        percent = st.column_config.NumberColumn(format="percent")
+        columns = [name for name in table.columns if table[name].dtype == "float64"]
+        config = dict.fromkeys(columns, percent)
+        st.dataframe(table, hide_index=True, column_config=config, key="scores", alt="Scores of all runs")
+        download("CSV", "benchmarks.csv", lambda: table.to_csv(index=False).encode(), "scores-csv")
+        if not published.empty:
+            st.caption(
+                "Published: arXiv 2605.06755, Table 1, sampled pass@1 with 16 responses at temperature 1. Grader, "
+                "templates and versions of the problem sets are the paper's own."
+            )

@@ -1,0 +1,211 @@
+"""Compare: which is better at the same cost?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+from gxpo_dashboard import permalinks, session
+from gxpo_dashboard.charts import compare as charts
+from gxpo_dashboard.charts.base import AXES
+from gxpo_dashboard.shown import chart, download, empty, live
+from gxpo_dashboard.texts import TERMINAL, plain, unique_labels
+from gxpo_dashboard.views import picker
+
+Json = dict[str, Any]
+
+SMOOTHING = ("0", "0.3", "0.6", "0.9")
+SHOWN = {
+    "final": "last accuracy",
+    "best": "best accuracy",
+    "steps_to_best": "steps to the best",
+    "backward_passes_to_best": "passes to the best",
+    "hours_to_best": "hours to the best",
+    "shutoff_step": "shut-off step",
+}
+METRICS = (
+    "reward/mean", "policy/entropy", "policy/kl", "grad/norm_slow", "grad/norm_g0", "gate/z", "gate/value",
+    "gxpo/retention_mean", "gxpo/displacement_ratio", "rollout/length_mean", "time/step_s", "update/norm",
+)  # fmt: skip
+_MOST = 60
+_MOST_LINES = 20
+
+
+def show() -> None:
+    st.title("Compare")
+    with session.guarded():
+        runs = picker.runs("Runs", "runs", most=_MOST)
+        groups = _groups()
+        if not runs and not groups:
+            empty(
+                "Nothing chosen",
+                "Choose runs or groups above, or mark rows in **Runs** and press *Compare*. Runs that differ in name "
+                "and seed alone count as one configuration.",
+            )
+            return
+        members = {run["id"]: run for group in groups for run in session.client().group(group)["runs"]}
+        everything = {**runs, **members}
+        query, x, seeds = _controls(everything, list(runs), groups)
+        going = any(run["state"] not in TERMINAL for run in everything.values())
+        every = session.SLOW_S if going else None
+        live(lambda: _comparison(query, x, seeds), every)
+        for group in groups:
+            _heat_map(group, query)
+        _metric(everything, x)
+        _export(list(everything))
+
+
+def _groups() -> list[str]:
+    found = {group["id"]: group for group in session.client().groups()}
+    words = {group: f"{view['name']} ({view['num_runs']} runs)" for group, view in found.items()}
+    if not found and not st.query_params.get_all("groups"):
+        return []
+    return permalinks.multi("Groups", "groups", list(found), format_func=words.__getitem__, placeholder="sweeps")
+
+
+def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -> tuple[Json, str, bool]:
+    """The query for the service, the chart's axis, and whether each seed is drawn."""
+    scores, benchmarks = _measured(list(everything)[:_MOST_LINES])
+    labels = unique_labels(everything)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        x = permalinks.select("Over", "over", list(AXES), "step", format_func=AXES.__getitem__) or "step"
+        baseline = permalinks.select(
+            "Baseline", "baseline", ["", *everything], "", format_func=lambda run: labels.get(run, "the first GRPO")
+        )
+        metric = permalinks.select("Score", "score", scores, scores[0])
+        benchmark = permalinks.select("Benchmark", "benchmark", ["", *benchmarks], "", format_func=_benchmark_word)
+        smoothing = permalinks.select("Smoothing", "smooth", SMOOTHING, "0", format_func=_smoothing_word)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        seeds = permalinks.toggle("Each seed as a thin line", "seeds")
+    query = {
+        "runs": runs,
+        "groups": groups,
+        "baseline": baseline,
+        "metric": metric,
+        "benchmark": benchmark,
+        "x": x,
+        "smoothing": float(smoothing or 0),
+    }
+    return query, x, seeds
+
+
+def _measured(runs: list[str]) -> tuple[list[str], list[str]]:
+    """Scores and benchmarks that the runs have, pass@1 first."""
+    store: dict[str, list[str]] = st.session_state.setdefault("measured", {})
+    names: dict[str, None] = {}
+    for run in runs:
+        if not any(name.startswith("eval/") for name in store.get(run, [])):
+            store[run] = session.client().metric_names(run)
+        names.update(dict.fromkeys(store[run]))
+    parts = [name.split("/") for name in names if name.startswith("eval/")]
+    scores = sorted({p[2] for p in parts if len(p) == 3 and "@" in p[2]}, key=lambda s: (s[:4] != "pass", len(s), s))
+    benchmarks = sorted({p[1] for p in parts if p[1] != "average"})
+    return scores or ["pass@1"], benchmarks
+
+
+def _benchmark_word(name: str) -> str:
+    return name or "average of all"
+
+
+def _smoothing_word(weight: str) -> str:
+    return "none" if weight == "0" else f"average, weight {weight}"
+
+
+def _comparison(query: Json, x: str, seeds: bool) -> None:
+    with session.guarded():
+        answer = session.client().compare(**query)
+        _evidence(answer)
+        chart(charts.accuracy_chart(answer, x, seeds), "compare")
+        for number, table in enumerate(answer["tables"]):
+            _table(table, f"table-{number}")
+        if any(run["gate"]["steps"] for group in answer["groups"] for run in group["runs"]):
+            chart(charts.gate_chart(answer), "compare")
+        _differences(answer)
+
+
+def _evidence(answer: Json) -> None:
+    """What the numbers support and what they do not, in the service's own words."""
+    with st.container(border=True):
+        st.markdown("##### What the evidence supports")
+        st.markdown("\n".join(f"- {plain(line)}" for line in answer["evidence"].splitlines()))
+    for left in answer["left_out"]:
+        st.caption(f"Left out: {plain(left['name'])}: {plain(left['reason'])}")
+
+
+def _table(table: Json, key: str) -> None:
+    frame = charts.text_table(table)
+    with st.container(border=True):
+        st.markdown(f"##### {plain(table['title'])}")
+        if frame.empty:
+            st.caption("No row yet.")
+            return
+        st.dataframe(frame, hide_index=True, key=key, alt=table["title"])
+
+
+def _differences(answer: Json) -> None:
+    conditions = charts.conditions_table(answer)
+    if not conditions.empty:
+        with st.container(border=True):
+            st.markdown("##### Conditions that were not equal")
+            st.caption("They spoil the comparison, or, as hardware does, that of hours.")
+            st.dataframe(conditions, hide_index=True, key="conditions", alt="Conditions that differ")
+    settings = charts.settings_table(answer)
+    if not settings.empty:
+        with st.container(border=True):
+            st.markdown("##### Settings that differ")
+            st.dataframe(settings, hide_index=True, key="settings", alt="Settings that differ")
+
+
+def _heat_map(group: str, query: Json) -> None:
+    """For a sweep over two settings or more."""
+    asked = {"metric": query["metric"], "benchmark": query["benchmark"]}
+    with session.guarded():
+        answer = session.client().heat_map(group, **asked)
+        if answer is None:
+            return
+        with st.container(border=True):
+            st.markdown("##### Sweep over two settings")
+            settings = answer["settings"]
+            with st.container(horizontal=True, vertical_alignment="bottom"):
+                x = permalinks.select("Across", f"hx-{group}", settings, answer["x"])
+                y = permalinks.select("Down", f"hy-{group}", settings, answer["y"])
+                shown = permalinks.select("Show", f"hs-{group}", list(SHOWN), "final", format_func=SHOWN.__getitem__)
+            if x == y:
+                st.caption("Choose two different settings.")
+                return
+            answer = session.client().heat_map(group, x=x, y=y, show=shown, **asked)
+            if answer is not None:
+                chart(charts.heat_map_chart(answer), "heat")
+                for left in answer["left_out"]:
+                    st.caption(f"No part of the grid: {plain(left['name'])}: {plain(left['reason'])}")
+
+
+def _metric(everything: dict[str, Json], x: str) -> None:
+    """Any training metric of the runs, beside the evaluations."""
+    st.markdown("#### Training metrics")
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        name = permalinks.select("Metric", "metric", METRICS, METRICS[0]) or METRICS[0]
+        smoothing = permalinks.select("Its smoothing", "msmooth", SMOOTHING, "0", format_func=_smoothing_word)
+    shown = dict(list(everything.items())[:_MOST_LINES])
+    if len(shown) < len(everything):
+        st.caption(f"The first {_MOST_LINES} of {len(everything)} runs.")
+    labels = unique_labels(shown)
+    going = any(run["state"] not in TERMINAL for run in shown.values())
+
+    def body() -> None:
+        with session.guarded():
+            found = session.live_series_of(shown, x, (name,))
+            series = {labels[run]: points for run, live_run in found.items() if (points := live_run.points.get(name))}
+            chart(charts.metric_chart(name, series, x, float(smoothing or 0)), "compare")
+
+    live(body, session.LIVE_S if going else None)
+
+
+def _export(runs: list[str]) -> None:
+    st.markdown("#### Take the data away")
+    service = session.client()
+    with st.container(horizontal=True):
+        for form in ("csv", "parquet", "jsonl"):
+            label = f"Metrics and evaluations ({form.upper()})"
+            download(label, f"gxpo-{form}.zip", lambda f=form: service.export(runs, f)[1], f"export-{form}")

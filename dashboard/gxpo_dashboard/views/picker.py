@@ -1,0 +1,36 @@
+"""Choosing runs by name, while the address keeps their ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+from gxpo_dashboard import permalinks, session
+from gxpo_dashboard.client import Refused
+from gxpo_dashboard.texts import unique_labels
+
+Json = dict[str, Any]
+_RECENT = 200
+
+
+def runs(label: str, name: str, *, most: int, default: tuple[str, ...] = ()) -> dict[str, Json]:
+    """The chosen runs by id, in the order of choice. Offered: recent ones, those found by a search, those chosen."""
+    text = st.session_state.get(f"search-{name}", "")
+    offered = {run["id"]: run for run in session.client().runs(limit=_RECENT, text=text, archived="any")["items"]}
+    for run in (*st.query_params.get_all(name), *st.session_state.get(f"in_{name}", [])):
+        if run not in offered:
+            try:
+                offered[run] = session.client().run(run)
+            except Refused:
+                st.caption("A run that the address names is not there any more.")
+    names = unique_labels(offered)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        chosen = permalinks.multi(
+            label, name, list(offered), default, format_func=names.__getitem__, max_selections=most,
+            placeholder="by name",
+        )  # fmt: skip
+        st.text_input(
+            "Find older ones", key=f"search-{name}", placeholder="name, tag, id", width=220, icon=":material/search:"
+        )
+    return {run: offered[run] for run in chosen if run in offered}

@@ -1,0 +1,193 @@
+"""What a run wrote down: samples, events, its log, its config, its checkpoints."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from gxpo_dashboard import permalinks, session
+from gxpo_dashboard.formats import count, moment, percent, size
+from gxpo_dashboard.series import number
+from gxpo_dashboard.shown import download, empty, foreign
+from gxpo_dashboard.texts import VERDICTS, plain
+
+Json = dict[str, Any]
+
+_PAGE = 50
+_LOG_WINDOW = 65_536
+_EVENT_PARTS = 5
+"""Of 1000 events each; later ones of a very long history are left to the API."""
+_DIRECT_DOWNLOAD = 200 * 1024 * 1024
+"""Bytes that are passed through the page; larger checkpoints are fetched by a command."""
+
+
+def samples(run: str, x: str) -> None:
+    """Prompt, answer, extracted answer, gold and verdict of each stored response."""
+    first = session.client().samples(run, limit=1)
+    steps = [str(step) for step in first["steps"]]
+    if not steps:
+        empty("No sample yet", "Samples are stored with each step.")
+        return
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        offered = ["", *reversed(steps)]
+        step = permalinks.select("Step", "step", offered, "", format_func=lambda s: s or "all", width=160)
+        verdict = permalinks.select(
+            "Verdict", "verdict", ["", *VERDICTS], "", format_func=lambda v: VERDICTS.get(v, "any"), width=220
+        )
+    cursors = _cursors((run, step, verdict))
+    query = {"step": step, "verdict": verdict, "limit": _PAGE, "cursor": cursors[-1] if cursors else None}
+    answer = session.client().samples(run, **query)
+    items = answer["items"]
+    if not items:
+        empty("No sample fits", "Choose another step or verdict.")
+        return
+    listed, read = st.columns([2, 3])
+    with listed:
+        row = _sample_list(items, run)
+        _sample_pager(cursors, answer["next_cursor"], len(items))
+    with read, st.container(border=True):
+        _sample(items[row])
+
+
+def _sample_list(items: list[Json], run: str) -> int:
+    rows = [
+        (VERDICTS.get(item["verdict"], item["verdict"]), item["step"], number(item["reward"]), item["prompt"])
+        for item in items
+    ]
+    event = st.dataframe(
+        pd.DataFrame(rows, columns=["Verdict", "Step", "Reward", "Prompt"]),
+        key=f"samples-{run}",
+        hide_index=True,
+        height=560,
+        on_select="rerun",
+        selection_mode="single-row",
+        column_config={
+            "Verdict": st.column_config.TextColumn(width="small"),
+            "Step": st.column_config.NumberColumn(width="small"),
+            "Reward": st.column_config.NumberColumn(format="%.2f", width="small"),
+            "Prompt": st.column_config.TextColumn(width="large"),
+        },
+        alt="Samples: choose one to read it",
+    )
+    chosen = event.selection.rows
+    return chosen[0] if chosen and chosen[0] < len(items) else 0
+
+
+def _sample(item: Json) -> None:
+    words = f"{VERDICTS.get(item['verdict'], item['verdict'])}, reward {number(item['reward']):.2f}"
+    st.markdown(f"#### {plain(words)}")
+    cut = ", cut off at the limit" if item["truncated"] else ""
+    extra = item["extra"]
+    version = f", policy version {extra['weights_version']}" if "weights_version" in extra else ""
+    st.caption(
+        f"Step {item['step']}, attempt {item['attempt']}, response {item['sample']} of group {item['group']}, "
+        f"{count(item['length'])} tokens{cut}{version}."
+    )
+    foreign("Prompt", item["prompt"])
+    foreign("Response", item["response"])
+    extracted, gold = st.columns(2)
+    with extracted:
+        foreign("Extracted answer", item["extracted"] if item["extracted"] is not None else "(none found)")
+    with gold:
+        foreign("Gold answer", item["gold"])
+    if extra.get("detail"):
+        foreign("Grader", extra["detail"])
+
+
+def _cursors(query: Any) -> list[str]:
+    if st.session_state.get("samples_query") != query:
+        st.session_state["samples_query"], st.session_state["samples_cursors"] = query, []
+    cursors: list[str] = st.session_state["samples_cursors"]
+    return cursors
+
+
+def _sample_pager(cursors: list[str], following: str | None, num: int) -> None:
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        if st.button("Back", icon=":material/chevron_left:", disabled=not cursors, key="samples-back"):
+            cursors.pop()
+            st.rerun(scope="fragment")
+        if st.button("Next", icon=":material/chevron_right:", disabled=following is None, key="samples-next"):
+            cursors.append(str(following))
+            st.rerun(scope="fragment")
+        first = len(cursors) * _PAGE
+        st.caption(f"Samples {first + 1} to {first + num}")
+
+
+def events(run: str, x: str) -> None:
+    """Everything that happened to the run, newest first."""
+    found: list[Json] = []
+    after = 0
+    for _ in range(_EVENT_PARTS):
+        answer = session.client().events(run, after)
+        found += answer["items"]
+        if not answer["items"]:
+            break
+        after = answer["next_after"]
+    if not found:
+        empty("No event yet", "Changes of state, checkpoints and failures will be listed here.")
+        return
+    rows = [(moment(item["time"]), item["actor"], item["kind"], item["message"]) for item in reversed(found)]
+    frame = pd.DataFrame(rows, columns=["Time", "Actor", "Kind", "Message"])
+    config = {"Message": st.column_config.TextColumn(width="large")}
+    st.dataframe(frame, hide_index=True, column_config=config, key=f"events-{run}", alt="Events, newest first")
+
+
+def log(run: str, x: str) -> None:
+    """The end of the log, following it while the run goes on."""
+    answer = session.client().logs(run, offset=-_LOG_WINDOW, limit=_LOG_WINDOW)
+    if not answer["size"]:
+        empty("The log is empty", "It begins when the run's job starts.")
+        return
+    first = answer["offset"]
+    st.caption(f"The last {size(answer['next_offset'] - first)} of {size(answer['size'])}, following while it grows.")
+    lines = answer["text"].splitlines()[1 if first else 0 :]
+    # Newest first, so that what follows is in sight without scrolling, and reading on is not disturbed.
+    newest_first = st.toggle("Newest line first", value=True, key="log-order")
+    st.code("\n".join(reversed(lines) if newest_first else lines), language=None, height=560)
+
+
+def config(run: str, x: str) -> None:
+    """All settings, and what the run recorded about its surroundings."""
+    found = session.client().run(run)
+    st.caption(f"Hash {plain(found['config_sha256'])}: equal for runs that differ in name alone.")
+    text = json.dumps(found["config"], indent=2)
+    left, right = st.columns(2)
+    with left:
+        st.markdown("**Settings**")
+        st.code(text, language="json", height=620)
+        download("Config (JSON)", f"{run}-config.json", text.encode, "config-json")
+    with right:
+        st.markdown("**Surroundings: versions, hardware, hashes**")
+        identity = {name: value for name, value in (found.get("identity") or {}).items() if name != "config"}
+        if identity:
+            st.code(json.dumps(identity, indent=2), language="json", height=620)
+        else:
+            st.caption("Recorded when the run starts.")
+
+
+def checkpoints(run: str, x: str) -> None:
+    """What was saved, and the policy to take away."""
+    found = session.client().checkpoints(run)
+    if not found:
+        empty("No checkpoint yet", "They are written every `checkpoint.every_steps` steps.")
+        return
+    for item in found:
+        step, marks = item["step"], [word for word in ("best", "newest") if item.get(word)]
+        with st.container(border=True, horizontal=True, vertical_alignment="center"):
+            st.markdown(f"**Step {step}**" + (f" ({', '.join(marks)})" if marks else ""))
+            st.caption(
+                f"Accuracy {percent(number(item['score']))}, {size(item['size_bytes'])}, "
+                f"{plain(moment(item['created_at']))}"
+            )
+            if (item["size_bytes"] or 0) <= _DIRECT_DOWNLOAD:
+                service = session.client()
+                download(
+                    "Policy", f"{run}-step-{step}.zip", lambda s=service, n=step: s.checkpoint_zip(run, n),
+                    f"checkpoint-{step}",
+                )  # fmt: skip
+            else:
+                url = f"{session.service_url()}/api/v1/runs/{run}/checkpoints/{step}/download"
+                st.code(f'curl -H "Authorization: Bearer $GXPO_TOKEN" -o step-{step}.zip {url}', language=None)

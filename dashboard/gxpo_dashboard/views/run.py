@@ -1,0 +1,205 @@
+"""Run: is this run healthy?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import streamlit as st
+
+from gxpo_dashboard import permalinks, session
+from gxpo_dashboard.charts import budget, curves, gate, timing
+from gxpo_dashboard.charts.base import AXES, Chart
+from gxpo_dashboard.charts.benchmarks import accuracy_chart, metrics_of
+from gxpo_dashboard.formats import count, duration, moment, percent
+from gxpo_dashboard.series import Series, number
+from gxpo_dashboard.shown import chart, empty, grid, live
+from gxpo_dashboard.tables import passes_used, time_left
+from gxpo_dashboard.texts import TERMINAL, plain, state_word, why
+from gxpo_dashboard.views import actions, records
+
+Json = dict[str, Any]
+
+OVERVIEW = (*curves.REWARD, *gate.NAMES, *budget.NAMES)
+SYSTEM = (*curves.GAP, *curves.MEMORY, *curves.CPU, *timing.NAMES)
+POLICY = (*curves.ENTROPY, *curves.KL, *curves.CLIP, *curves.LENGTH, *curves.FAILURES)
+RULE = (
+    *curves.RETENTION, *curves.SCALE, *curves.COSINE, *curves.NORMS, *curves.FRACTIONS, *curves.UPDATE,
+    *curves.TRAJECTORY,
+)  # fmt: skip
+
+
+def show() -> None:
+    actions.dialogs()
+    run = _chosen()
+    if run is None:
+        return
+    ended = run["state"] in TERMINAL
+    live(lambda: _header(run["id"], ended), None if ended else session.LIVE_S)
+    parts, over = st.columns([4, 1], vertical_alignment="bottom")
+    with parts:
+        part = permalinks.segments("Part", "part", list(PARTS), "Overview")
+    x = "step"
+    if part in CHARTED:
+        with over:
+            x = permalinks.select("Charts over", "x", list(AXES), "step", format_func=AXES.__getitem__) or "step"
+    every = None if ended else PARTS[part][1]
+    live(lambda: _part(run["id"], part, x), every)
+
+
+def _chosen() -> Json | None:
+    """The run that the address names; a list to choose from otherwise."""
+    run = st.query_params.get("run", "")
+    with session.guarded():
+        if run:
+            return session.client().run(run)
+        st.title("Run")
+        recent = session.client().runs(limit=20)["items"]
+        if not recent:
+            empty("No run yet", "Open **Submit** to start one.")
+            return None
+        st.write("Choose a run:")
+        for item in recent:
+            words = f"{state_word(item['state'])} · {item.get('rule_label') or item['rule']}"
+            if st.button(f"{plain(item['name'])} · {plain(words)}", key=item["id"], width=520):
+                st.query_params["run"] = item["id"]
+                st.rerun()
+    return None
+
+
+def _header(run_id: str, was_ended: bool) -> None:
+    with session.guarded():
+        run = session.client().run(run_id)
+        if run["state"] in TERMINAL and not was_ended:
+            st.rerun()
+        progress = run["progress"]
+        st.title(plain(run["name"]))
+        facts = [
+            f"**{plain(state_word(run['state']))}**",
+            plain(run.get("rule_label") or run["rule"]),
+            plain(run["model"]),
+            f"seed {run['seed']}",
+            f"by {plain(run['created_by'])}, {plain(moment(run['created_at']))}",
+            *[f":gray-badge[{plain(tag)}]" for tag in run["tags"]],
+        ]
+        st.markdown(" · ".join(facts))
+        if run["state"] not in ("succeeded",) and (explained := why(run)):
+            st.error(f"**{plain(run['reason'])}** {plain(explained)}", icon=":material/error:")
+        if run["recoveries"]:
+            st.caption(f"Recovered {run['recoveries']} times; see the events.")
+        fraction = min(1.0, max(0.0, number(progress["fraction"] or 0.0)))
+        st.progress(fraction, text=f"{percent(fraction, 0)} of the budget · {_bounds(progress)}")
+        with st.container(horizontal=True):
+            st.metric("Step", f"{count(progress['steps'])}", border=True)
+            st.metric("Backward passes", passes_used(progress), border=True)
+            st.metric(f"Accuracy{_best(run)}", percent(number(run["score"])), border=True)
+            st.metric("Reward", percent(number(run["reward"])), border=True)
+            st.metric("Training time", duration(progress["training_s"]), border=True)
+            st.metric("Time left", time_left(run) if run["state"] not in TERMINAL else "ended", border=True)
+        actions.buttons(run, "run")
+
+
+def _bounds(progress: Json) -> str:
+    bounds = [
+        f"{count(number(progress[used]))} of {count(number(progress[bound]))} {word}"
+        for used, bound, word in (
+            ("steps", "step_budget", "steps"),
+            ("backward_passes", "backward_passes_budget", "passes"),
+            ("tokens", "tokens_budget", "tokens"),
+        )
+        if progress.get(bound)
+    ]
+    if progress.get("hours_budget"):
+        bounds.append(f"{duration(progress['training_s'])} of {number(progress['hours_budget']):g} h")
+    return ", ".join(bounds)
+
+
+def _best(run: Json) -> str:
+    best = number(run["score_best"])
+    return f" (best {percent(best)})" if best == best else ""
+
+
+def _part(run_id: str, part: str, x: str) -> None:
+    with session.guarded():
+        PARTS[part][0](run_id, x)
+
+
+def _overview(run_id: str, x: str) -> None:
+    run = session.client().run(run_id)
+    series = session.live_series(run_id, x, OVERVIEW).points
+    rule = curves.rule_of(run["config"])
+    evaluations = session.client().evaluations(run_id)
+    if not series and not evaluations:
+        empty("Nothing was reported yet", "The first step takes the longest: engines start and compile.")
+        return
+    charts = [curves.reward_chart(series, x), accuracy_chart(evaluations)]
+    if rule.get("name") != "grpo":
+        charts.append(gate.z_chart(series, x, _two_sided(rule)))
+    grid([*charts, _budget(run_id, series, x, run)], run_id)
+
+
+def _gate(run_id: str, x: str) -> None:
+    run = session.client().run(run_id)
+    rule = curves.rule_of(run["config"])
+    series = session.live_series(run_id, x, OVERVIEW).points
+    if rule.get("name") == "grpo":
+        empty("GRPO has no gate", "One backward pass a step from the first step to the last.")
+    else:
+        chart(gate.z_chart(series, x, _two_sided(rule)), run_id)
+        chart(gate.value_chart(series, x, str(rule.get("name"))), run_id)
+    chart(_budget(run_id, series, x, run), run_id)
+
+
+def _budget(run_id: str, series: Series, x: str, run: Json) -> Chart:
+    """Passes are shown over steps whatever the other charts' axis: over passes they would be a straight line."""
+    over_steps = series if x == "step" else session.live_series(run_id, "step", (*budget.NAMES, "gate/active")).points
+    bound = run["progress"].get("backward_passes_budget")
+    return budget.budget_chart(over_steps, curves.rule_of(run["config"]), number(bound) if bound else None)
+
+
+def _two_sided(rule: Any) -> bool:
+    return bool((rule.get("gate") or {}).get("two_sided"))
+
+
+def _rule(run_id: str, x: str) -> None:
+    _grid_or_empty(curves.rule_charts(session.live_series(run_id, x, RULE).points, x), run_id)
+
+
+def _policy(run_id: str, x: str) -> None:
+    _grid_or_empty(curves.policy_charts(session.live_series(run_id, x, POLICY).points, x), run_id)
+
+
+def _system(run_id: str, x: str) -> None:
+    time_series = session.live_series(run_id, "step", SYSTEM).points
+    series = time_series if x == "step" else session.live_series(run_id, x, SYSTEM).points
+    grid([timing.step_time_chart(time_series), timing.totals_chart(time_series)], run_id)
+    _grid_or_empty(curves.system_charts(series, x), run_id)
+
+
+def _evaluations(run_id: str, x: str) -> None:
+    evaluations = session.client().evaluations(run_id)
+    grid([accuracy_chart(evaluations, metric) for metric in metrics_of(evaluations)] or [accuracy_chart([])], run_id)
+
+
+def _grid_or_empty(charts: list[Chart], run_id: str) -> None:
+    if charts:
+        grid(charts, run_id)
+    else:
+        empty("Nothing was reported yet", "Either the run has no step so far, or its rule does not measure this.")
+
+
+CHARTED = ("Overview", "Gate and budget", "Look-ahead", "Policy", "System")
+PARTS: dict[str, tuple[Callable[[str, str], None], float | None]] = {
+    "Overview": (_overview, session.LIVE_S),
+    "Gate and budget": (_gate, session.LIVE_S),
+    "Look-ahead": (_rule, session.LIVE_S),
+    "Policy": (_policy, session.LIVE_S),
+    "System": (_system, session.LIVE_S),
+    "Evaluations": (_evaluations, session.SLOW_S),
+    "Samples": (records.samples, None),
+    "Events": (records.events, session.SLOW_S),
+    "Log": (records.log, session.LIVE_S),
+    "Config": (records.config, None),
+    "Checkpoints": (records.checkpoints, session.SLOW_S),
+}
+"""Name of each part, what shows it, and how often it is drawn anew while the run goes on."""

@@ -1,0 +1,254 @@
+"""Runs: what is going on?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import streamlit as st
+
+from gxpo_dashboard import permalinks, session
+from gxpo_dashboard.charts.curves import sparkline
+from gxpo_dashboard.formats import count
+from gxpo_dashboard.series import number
+from gxpo_dashboard.shown import empty, live
+from gxpo_dashboard.tables import COLUMNS, SHOWN, runs_table
+from gxpo_dashboard.texts import ACTIONS, NO_RIGHT, STATES, plain
+from gxpo_dashboard.views import actions
+
+Json = dict[str, Any]
+
+SORTS = {
+    "created_at": "newest",
+    "updated_at": "last changed",
+    "name": "name",
+    "state": "state",
+    "score": "accuracy",
+    "score_best": "best accuracy",
+    "backward_passes": "backward passes",
+    "step": "steps",
+    "metric:reward/mean": "reward",
+    "metric:policy/entropy": "entropy",
+    "metric:rollout/logprob_gap_mean": "log-prob gap",
+}
+PAGE_SIZES = ("25", "50", "100", "200")
+_TREND_RUNS = 100
+"""Runs a call for the little reward lines."""
+
+
+def show() -> None:
+    st.title("Runs")
+    actions.dialogs()
+    query, columns, baseline = _filters()
+    live(lambda: _list(query, columns, baseline), session.LIVE_S + 1)
+
+
+def _filters() -> tuple[Json, list[str], str]:
+    """Filters, order and columns, all in the address."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        text = permalinks.text("Search", "text", placeholder="name, notes, tag, model, id", icon=":material/search:")
+        states = permalinks.multi("State", "state", list(STATES), format_func=STATES.__getitem__, placeholder="any")
+        rule = permalinks.select("Rule", "rule", ["", "grpo", "sfpo", "gxpo"], "", format_func=_rule_word)
+        sort = permalinks.select("Sort by", "sort", list(SORTS), "created_at", format_func=SORTS.__getitem__)
+        order = permalinks.select("Order", "order", ["desc", "asc"], "desc", format_func=_ORDER.__getitem__)
+    with st.expander("More filters and columns", icon=":material/tune:"):
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            model = permalinks.text("Model", "model", placeholder="model.path, whole")
+            tags = permalinks.text("Tags", "tag", placeholder="all of these, with commas")
+            group = permalinks.text("Group", "group", placeholder="id of a group")
+            baseline = permalinks.text("Baseline run", "base", placeholder="id; or pin one below")
+            size = permalinks.select("Runs a page", "size", PAGE_SIZES, "50") or "50"
+        columns = permalinks.multi("Columns", "cols", list(COLUMNS), SHOWN, format_func=COLUMNS.__getitem__)
+        archived = permalinks.toggle("Archived runs too", "archived")
+    query = {
+        "text": text,
+        "state": states,
+        "rule": rule,
+        "sort": sort,
+        "order": order,
+        "model": model,
+        "tag": [tag.strip() for tag in tags.split(",") if tag.strip()],
+        "group": group,
+        "limit": int(size),
+        "archived": "any" if archived else "false",
+    }
+    return query, columns or list(SHOWN), baseline
+
+
+_ORDER = {"desc": "descending", "asc": "ascending"}
+
+
+def _rule_word(rule: str) -> str:
+    return rule.upper() or "any"
+
+
+def _list(query: Json, columns: Sequence[str], baseline_id: str) -> None:
+    with session.guarded():
+        cursors = _cursors(query)
+        answer = session.client().runs(**query, cursor=cursors[-1] if cursors else None)
+        if answer["total"] is not None:
+            st.session_state["runs_total"] = answer["total"]
+        st.session_state["runs_page"] = answer["items"]
+        if not answer["items"]:
+            _nothing(query, bool(cursors))
+        else:
+            baseline = _baseline(baseline_id, answer["items"])
+            chosen = _table(answer["items"], columns, baseline)
+            _bar(chosen, baseline)
+        _pager(query, cursors, answer)
+
+
+def _table(runs: list[Json], columns: Sequence[str], baseline: Json | None) -> list[Json]:
+    """The table; the chosen runs."""
+    trends = _trends(runs) if "trend" in columns else {}
+    frame = runs_table(runs, baseline=baseline, trends=trends)
+    frame.insert(0, "open", "Open")
+    ids = [run["id"] for run in runs]
+    remembered = st.session_state.get("chosen_runs", [])
+    event = st.dataframe(
+        frame,
+        # Rows are chosen by position: when the order changes, the choice is carried over by id.
+        key=f"runs-{hash(tuple(ids)) & 0xFFFFFFFF:x}",
+        column_order=["open", *columns],
+        column_config=_column_config(),
+        hide_index=True,
+        row_height=36,
+        height=min(38 + 36 * len(runs), 640),
+        on_select="rerun",
+        selection_mode="multi-row",
+        placeholder="–",
+        selection_default={"selection": {"rows": [ids.index(run) for run in remembered if run in ids]}},
+        alt="Runs with state, progress, accuracy and cost",
+    )
+    chosen = [runs[row] for row in event.selection.rows if row < len(runs)]
+    st.session_state["chosen_runs"] = [run["id"] for run in chosen]
+    return chosen
+
+
+def _column_config() -> dict[str, Any]:
+    column = st.column_config
+    accuracy = {"format": "%.1f %%", "width": "small"}
+    labels: dict[str, Any] = {name: column.Column(label) for name, label in COLUMNS.items()}
+    return {
+        **labels,
+        "open": column.ButtonColumn("", on_click=_opened, key="open_run", width="small", pinned=True),
+        "name": column.TextColumn("Name", width="medium"),
+        "progress": column.ProgressColumn("Progress", min_value=0, max_value=100, format="%.0f %%", width="small"),
+        "score": column.NumberColumn("Accuracy", help="Newest macro average of pass@1.", **accuracy),
+        "best": column.NumberColumn("Best", **accuracy),
+        "reward": column.NumberColumn("Reward", **accuracy),
+        "difference": column.NumberColumn(
+            "Δ baseline", help="Percentage points against the pinned run.", format="%+.1f", width="small"
+        ),
+        "trend": column.LineChartColumn("Trend", help="Reward so far.", y_min=0, y_max=100, width="small"),
+        "passes": column.TextColumn("Passes", help="Backward passes spent, of the budget.", width="small"),
+        "left": column.TextColumn("Time left", help="By its pace so far.", width="small"),
+        "tags": column.ListColumn("Tags", width="small"),
+    }
+
+
+def _opened() -> None:
+    click = st.session_state.get("open_run")
+    runs = st.session_state.get("runs_page", [])
+    if click is not None and click.row < len(runs):
+        actions.go("run", run=runs[click.row]["id"])
+
+
+def _bar(chosen: list[Json], baseline: Json | None) -> None:
+    """What can be done with the chosen runs, in place."""
+    names = ", ".join(plain(run["name"]) for run in chosen[:4]) + (" …" if len(chosen) > 4 else "")
+    allowed, ids = session.may_change(), [run["id"] for run in chosen]
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        st.markdown(f"**{len(chosen)} chosen** {names}" if chosen else "Choose rows to act on them.", width="content")
+        if not chosen:
+            if baseline is not None:
+                st.caption(f"Baseline: {plain(baseline['name'])}")
+            return
+        if st.button("Compare", icon=":material/compare_arrows:", type="primary", disabled=len(ids) < 2):
+            actions.go("compare", runs=ids)
+        if len(chosen) == 1 and st.button("Pin as baseline", icon=":material/push_pin:"):
+            st.query_params["base"] = ids[0]
+            st.rerun()
+        for action in ("pause", "resume", "cancel", "retry"):
+            able = [run["id"] for run in chosen if action in run["possible_actions"]]
+            label, icon = ACTIONS[action]
+            if able and st.button(label, icon=icon, disabled=not allowed, help=None if allowed else NO_RIGHT):
+                actions.act(able, action)
+                st.rerun(scope="fragment")
+        if len(chosen) == 1 and st.button("Clone…", icon=ACTIONS["clone"][1], disabled=not allowed):
+            actions.ask("clone", chosen[0])
+        if len(chosen) == 1 and st.button("Edit…", icon=":material/edit:", disabled=not allowed):
+            actions.ask("edit", chosen[0])
+        away = all(run["archived"] for run in chosen)
+        if st.button("Unarchive" if away else "Archive", icon=":material/archive:", disabled=not allowed):
+            actions.archive(chosen, not away)
+            st.rerun(scope="fragment")
+        with st.popover("Tag…", icon=":material/label:", disabled=not allowed):
+            word = st.text_input("Word", key="tag-word", max_chars=60)
+            if st.button("Put on the chosen runs", disabled=not word.strip()):
+                actions.tag_runs(chosen, word.strip())
+                st.rerun(scope="fragment")
+
+
+def _baseline(run: str, listed: list[Json]) -> Json | None:
+    """The pinned run; None when there is none, or it is gone."""
+    if not run:
+        return None
+    found = next((item for item in listed if item["id"] == run), None)
+    return found or session.client().run(run)
+
+
+def _trends(runs: Sequence[Json]) -> dict[str, list[float]]:
+    """Rewards so far of each run, in percent; asked for again only when a run has changed."""
+    store: dict[str, tuple[Any, list[float]]] = st.session_state.setdefault("trends", {})
+    stale = [run for run in runs if store.get(run["id"], (None,))[0] != (run["attempt"], run["progress"]["steps"])]
+    for start in range(0, len(stale), _TREND_RUNS):
+        part = stale[start : start + _TREND_RUNS]
+        found = session.client().metrics_of([run["id"] for run in part], ["reward/mean"], "step", None, 40)
+        for run in part:
+            entry = found.get(run["id"], {}).get("series", {}).get("reward/mean") or {"y": []}
+            values = [100 * value for value in map(number, entry["y"]) if value == value]
+            store[run["id"]] = ((run["attempt"], run["progress"]["steps"]), sparkline(values))
+    while len(store) > 1000:
+        store.pop(next(iter(store)))
+    return {run["id"]: store[run["id"]][1] for run in runs if run["id"] in store}
+
+
+def _cursors(query: Json) -> list[str]:
+    """Cursors of the pages up to the present one; other filters start at the first page."""
+    if st.session_state.get("runs_query") != query:
+        st.session_state["runs_query"], st.session_state["runs_cursors"] = query, []
+    cursors: list[str] = st.session_state["runs_cursors"]
+    return cursors
+
+
+def _pager(query: Json, cursors: list[str], answer: Json) -> None:
+    total, first = st.session_state.get("runs_total"), len(cursors) * query["limit"]
+    if not cursors and not answer["next_cursor"]:
+        return
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        if st.button("Back", icon=":material/chevron_left:", disabled=not cursors):
+            cursors.pop()
+            st.rerun(scope="fragment")
+        if st.button("Next", icon=":material/chevron_right:", disabled=not answer["next_cursor"]):
+            cursors.append(answer["next_cursor"])
+            st.rerun(scope="fragment")
+        of = f" of {count(total)}" if total is not None else ""
+        st.caption(f"Runs {count(first + 1)} to {count(first + len(answer['items']))}{of}")
+
+
+def _nothing(query: Json, later_page: bool) -> None:
+    filtered = any(query[name] for name in ("text", "state", "rule", "model", "tag", "group"))
+    if later_page:
+        empty("No more runs", "Go back a page.")
+    elif filtered:
+        empty("No run fits", "Take a filter away, or look among the archived runs.")
+    else:
+        empty(
+            "No run yet",
+            "Submit one: open **Submit**, choose the preset *demo* and press *Submit*. It trains the embedded policy "
+            "on this machine in about two minutes. From a terminal: `gxpo submit --preset demo`, or `make demo` for "
+            "GRPO, SFPO and GXPO side by side.",
+        )
+        if st.button("Submit a run", type="primary", icon=":material/add_circle:"):
+            actions.go("submit")

@@ -1,0 +1,237 @@
+"""Submit: start a run, or a sweep, without writing a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from gxpo_dashboard import forms, permalinks, session
+from gxpo_dashboard.client import Refused
+from gxpo_dashboard.formats import count
+from gxpo_dashboard.texts import NO_RIGHT, plain, state_word
+from gxpo_dashboard.views import actions
+
+Json = dict[str, Any]
+
+SWEEP_PATHS = {
+    "learner.rule.k": "K",
+    "learner.rule.alpha": "α",
+    "learner.rule.gate.threshold": "τ",
+    "learner.optimizer.learning_rate": "learning rate",
+}
+SWEEPS = {
+    "": ("Own values", "Every combination of the values, with every seed. An empty box leaves the setting as above."),
+    "rules": ("Rules", "GRPO, SFPO and GXPO on the settings above, with every seed."),
+    "k": ("K ablation", "The paper's values of the virtual depth K."),
+    "alpha": ("α ablation", "The paper's values of the reposition strength α, for each of its K."),
+    "tau": ("τ ablation", "The paper's values of the gate's threshold τ."),
+}
+
+
+@st.cache_data(ttl=300, max_entries=4, show_spinner=False)
+def _catalogue(url: str, _service: Any) -> tuple[Json, list[Json]]:
+    """Schema and presets; the same for every visitor of a service."""
+    return _service.schema(), _service.presets()
+
+
+def show() -> None:
+    st.title("Submit")
+    with session.guarded():
+        schema, presets = _catalogue(session.service_url(), session.client())
+        by_name = {preset["name"]: preset for preset in presets}
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            preset = permalinks.select("Start from", "preset", list(by_name), _first(by_name), width=340)
+            sweep = permalinks.toggle("Sweep: several runs at once", "sweep")
+        found = by_name[preset or _first(by_name)]
+        st.caption(plain(found["summary"]))
+        form, outcome = st.columns([3, 2], gap="large")
+        with form:
+            config, problems = _form(schema, found)
+            grid = _sweep_form(config) if sweep else None
+        with outcome:
+            if session.may_change():
+                _outcome(config, problems, grid)
+            else:
+                st.info(NO_RIGHT, icon=":material/lock:")
+
+
+def _first(presets: dict[str, Json]) -> str:
+    return "demo" if "demo" in presets else next(iter(presets))
+
+
+def _form(schema: Json, preset: Json) -> tuple[Json, list[str]]:
+    """The config as the widgets have it, and what cannot be read of them."""
+    base = preset["config"]
+    chosen_rule = st.session_state.get(_key(preset["name"], "learner.rule.name"))
+    shaped = forms.changed(base, {"learner.rule.name": chosen_rule}) if chosen_rule else base
+    settings = {setting.path: setting for setting in forms.settings_of(schema, shaped)}
+    # Kept apart from the widgets, because those of a closed section are not drawn.
+    changes: Json = st.session_state.setdefault(f"changes-{preset['name']}", {})
+    problems: list[str] = []
+
+    def ask(path: str) -> None:
+        setting = settings[path]
+        try:
+            value = forms.parse(setting, _widget(setting, changes, preset["name"]))
+        except forms.BadValue as error:
+            problems.append(str(error))
+            return
+        changes.pop(path, None)
+        if value != setting.value:
+            changes[path] = value
+
+    main = [path for path in forms.MAIN if path in settings]
+    with st.container(border=True):
+        _pairs(main, ask)
+    for section in forms.SECTIONS:
+        rest = [path for path, setting in settings.items() if setting.section == section and path not in main]
+        if rest:
+            drawer = st.expander(f"{section} ({len(rest)} settings)", key=f"section-{section}", on_change="rerun")
+            if drawer.open:
+                with drawer:
+                    _pairs(rest, ask)
+    return forms.changed(shaped, {path: value for path, value in changes.items() if path in settings}), problems
+
+
+def _pairs(paths: list[str], ask: Callable[[str], None]) -> None:
+    for start in range(0, len(paths), 2):
+        for place, path in zip(st.columns(2), paths[start : start + 2], strict=False):
+            with place:
+                ask(path)
+
+
+def _key(preset: str, path: str) -> str:
+    return f"set-{preset}-{path}"
+
+
+def _widget(setting: forms.Setting, changes: Json, preset: str) -> Any:
+    key, label, words = _key(preset, setting.path), plain(setting.path), setting.help or None
+    setting = replace(setting, value=changes.get(setting.path, setting.value))
+    if setting.kind == "boolean":
+        return st.checkbox(label, value=bool(setting.value), key=key, help=words)
+    if setting.kind == "choice":
+        options = list(setting.options)
+        index = options.index(setting.value) if setting.value in options else 0
+        return st.selectbox(label, options, index=index, key=key, help=words, format_func=_word)
+    if setting.kind == "choices":
+        return st.multiselect(label, setting.options, default=list(setting.value or []), key=key, help=words)
+    placeholder = "none" if setting.optional else None
+    return st.text_input(label, value=forms.written(setting), key=key, help=words, placeholder=placeholder)
+
+
+def _word(option: Any) -> str:
+    return "none" if option is None else str(option)
+
+
+def _sweep_form(config: Json) -> Json:
+    """Grid, seeds and the learning-rate control of a sweep."""
+    with st.container(border=True):
+        st.markdown("#### Sweep")
+        preset = permalinks.segments("Sweep", "grid", list(SWEEPS), "", format_func=lambda name: SWEEPS[name][0])
+        st.caption(SWEEPS[preset][1])
+        grid: Json = {}
+        paths = [path for path in SWEEP_PATHS if not preset and forms.get(config, path) is not None]
+        for place, path in zip(st.columns(max(1, len(paths))), paths, strict=False):
+            with place:
+                typed = st.text_input(SWEEP_PATHS[path], key=f"sweep-{path}", help=path, placeholder="with commas")
+                found = forms.values(typed)
+                if found:
+                    grid[path] = found
+        seeds = forms.values(st.text_input("Seeds", value="0, 1, 2", key="sweep-seeds"))
+        control = st.checkbox(
+            "With the control: GRPO at learning rate × (αK + 1)",
+            value=True,
+            key="sweep-control",
+            help="A look-ahead in a flat region is a longer step; this is that longer step without the look-ahead.",
+        )
+    return {"grid": grid, "seeds": seeds, "control": control, "preset": preset or None}
+
+
+def _outcome(config: Json, problems: list[str], sweep: Json | None) -> None:
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        tags = st.text_input("Tags", key="submit-tags", placeholder="words, with commas")
+        priority = st.number_input("Priority", value=0, step=1, min_value=-1000, max_value=1000, key="submit-priority")
+    words = [tag.strip() for tag in tags.split(",") if tag.strip()]
+    if problems:
+        for problem in problems:
+            st.error(plain(problem), icon=":material/error:")
+        return
+    if sweep is None:
+        _one_run(config, {"config": config, "tags": words, "priority": int(priority)})
+    else:
+        body = {"name": str(config.get("name", "sweep")), "base": {"config": config}, "tags": words}
+        _sweep({**body, **sweep, "priority": int(priority)})
+
+
+def _one_run(config: Json, body: Json) -> None:
+    checked = session.client().validate(body)
+    if not checked["valid"]:
+        _complaints([(error["field"], error["message"]) for error in checked["errors"]])
+    else:
+        cost = checked["cost"]
+        st.success(f"Valid. {_cost_words(cost)}", icon=":material/check_circle:")
+        if checked["equal_runs"]:
+            st.info("Runs with these very settings exist already:", icon=":material/content_copy:")
+            for run in checked["equal_runs"][:5]:
+                if st.button(f"{plain(run['name'])} · {plain(state_word(run['state']))}", key=f"equal-{run['id']}"):
+                    actions.go("run", run=run["id"])
+    if _press("Submit", checked["valid"]):
+        made = session.client().submit(body, actions.submission_key())
+        st.session_state.pop("submission_key", None)
+        actions.go("run", run=made["id"])
+    with st.expander("The same as TOML", expanded=checked["valid"]):
+        st.code(checked.get("toml") or "# not valid yet", language="toml", height=420)
+    with st.expander("The same as curl"):
+        st.code(forms.curl(session.service_url(), body), language="bash", height=300)
+
+
+def _sweep(body: Json) -> None:
+    try:
+        plan = session.client().validate_sweep(body)
+    except Refused as error:
+        _complaints(error.errors or [("sweep", str(error))])
+        return
+    if not plan["valid"]:
+        _complaints([(error["field"], error["message"]) for error in plan["errors"]])
+        return
+    cost = plan["cost"]
+    with st.container(horizontal=True):
+        st.metric("Runs", count(cost["runs"]), border=True)
+        st.metric("Steps", count(cost["steps"]), border=True)
+        st.metric("Backward passes at most", count(cost["backward_passes"]), border=True)
+    st.caption(plain(cost["per_step_words"]))
+    if _press(f"Submit {cost['runs']} runs", True):
+        made = session.client().sweep(body, actions.submission_key())
+        st.session_state.pop("submission_key", None)
+        actions.go("runs", group=made["group"]["id"])
+    rows = [(run["name"], run["rule_label"], run["seed"], run["backward_passes"]) for run in plan["runs"]]
+    frame = pd.DataFrame(rows, columns=["Run", "Rule", "Seed", "Passes"])
+    small = st.column_config.NumberColumn(width="small")
+    config = {"Run": st.column_config.TextColumn(width="medium"), "Seed": small, "Passes": small}
+    st.dataframe(frame, hide_index=True, column_config=config, key="planned", alt="The sweep's runs")
+
+
+def _press(label: str, ready: bool) -> bool:
+    allowed = session.may_change()
+    return st.button(
+        label, type="primary", disabled=not (ready and allowed), help=None if allowed else NO_RIGHT, key="submit",
+        icon=":material/rocket_launch:",
+    )  # fmt: skip
+
+
+def _complaints(errors: list[tuple[str, str]]) -> None:
+    st.error(f"{len(errors)} setting{'s' if len(errors) != 1 else ''} to mend:", icon=":material/error:")
+    for field, message in errors[:30]:
+        st.text(f"{field}: {message}")
+
+
+def _cost_words(cost: Json | None) -> str:
+    if not cost:
+        return ""
+    passes = cost.get("backward_passes")
+    most = f"At most {count(passes)} backward passes. " if passes else ""
+    return most + plain(str(cost.get("per_step_words") or ""))

@@ -1,0 +1,24 @@
+#!/bin/sh
+# A node of the Ray cluster in the foreground; it ends when Ray does, and the container's restart starts it anew.
+#
+# usage: ray.sh head | worker
+#
+# RAY_CPUS                logical CPUs of a worker; none: all that it sees. The head has none: it runs drivers alone
+# RAY_OBJECT_STORE_BYTES  shared memory for what travels between processes and nodes; /dev/shm must be larger
+# RAY_HEAD                host:port of the head, for a worker
+set -eu
+store=${RAY_OBJECT_STORE_BYTES:-536870912}
+case ${1:-} in
+head)
+    exec ray start --head --block --disable-usage-stats --port 6379 --num-cpus 0 --num-gpus 0 \
+        --dashboard-host 0.0.0.0 --dashboard-port 8265 --object-store-memory "$store" --temp-dir /tmp/ray
+    ;;
+worker)
+    exec ray start --block --disable-usage-stats --address "${RAY_HEAD:-ray-head:6379}" \
+        --num-cpus "${RAY_CPUS:-$(nproc)}" --object-store-memory "$store"
+    ;;
+*)
+    echo "usage: ray.sh head | worker" >&2
+    exit 2
+    ;;
+esac
