@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed-$(DEVICE)-$(shell cat $(SOURCES) | sha256sum | cut -
 PURE := errors.py types.py config.py config_base.py config_data.py config_rules.py config_errors.py config_io.py \
 	comparability.py eval_tables.py algo rules verify compare data rewards published
 
-.PHONY: help setup demo up test check bench lock lock-gpu docs
+.PHONY: help setup demo up test check bench lock lock-gpu docs compose-test
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -50,3 +50,5 @@ lock-gpu: setup  ## resolve requirements/gpu.txt from package metadata, without 
 		--python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-header --no-annotate --quiet; } \
 		> requirements/gpu.txt.new && mv requirements/gpu.txt.new requirements/gpu.txt
 
+compose-test:  ## the cluster in Docker: built, used, broken, restarted, upgraded (30 minutes)
+	python3 deploy/test/compose_test.py --report docs/compose-test.txt

@@ -33,10 +33,18 @@ class Figure:
         return f"  {self.name}: {self.value:.4g} {self.unit} [{self.low:.4g}, {self.high:.4g}]{goal}{mark}"
 
 
-def median(name: str, values: list[float], unit: str, *, at_most: float | None = None) -> Figure:
+def median(
+    name: str, values: list[float], unit: str, *, at_most: float | None = None, at_least: float | None = None
+) -> Figure:
     """The median of values with its bootstrap interval."""
     draws = np.median(_resample(values, 0), axis=1)
-    return _figure(name, float(np.median(values)), draws, unit, at_most, None)
+    return _figure(name, float(np.median(values)), draws, unit, at_most, at_least)
+
+
+def percentile(name: str, values: list[float], percent: float, unit: str, *, at_most: float | None = None) -> Figure:
+    """A percentile of values with its bootstrap interval."""
+    draws = np.percentile(_resample(values, 3), percent, axis=1)
+    return _figure(name, float(np.percentile(values, percent)), draws, unit, at_most, None)
 
 
 def ratio(

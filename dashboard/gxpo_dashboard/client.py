@@ -1,4 +1,4 @@
-"""The REST service as the dashboard sees it: typed calls, three kinds of failure, nothing cached.
+"""The REST service as the dashboard sees it: typed calls, three kinds of failure.
 
 ServiceError
 ├── ServiceAway     it does not answer, or answers that it cannot now; asking again may help
@@ -9,7 +9,7 @@ ServiceError
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -46,27 +46,47 @@ class Refused(ServiceError):
         return self.detail or self.title
 
 
+@dataclass
+class Memory:
+    """What one session read last, by question, the newest `most` of them. away: whether the service failed since."""
+
+    answers: dict[Any, Any] = field(default_factory=dict)
+    away: bool = False
+    most: int = 100
+
+    def keep(self, key: Any, answer: Any) -> None:
+        self.answers.pop(key, None)
+        self.answers[key] = answer
+        while len(self.answers) > self.most:
+            self.answers.pop(next(iter(self.answers)))
+
+
 def connect(url: str) -> httpx.Client:
     """A pool of connections to the service at `url`, to be shared by all visitors; it carries no token."""
     return httpx.Client(
         base_url=url.rstrip("/") + PREFIX,
-        timeout=httpx.Timeout(20.0, connect=2.0),
+        timeout=httpx.Timeout(30.0, connect=2.0),
         # A proxy of the environment is for the outside world, never for this machine's own service.
         trust_env=not is_loopback(urlsplit(url).hostname),
     )
 
 
 class Client:
-    """One visitor's view of the service; cheap to make."""
+    """One visitor's view of the service; cheap to make.
 
-    def __init__(self, http: httpx.Client, token: str | None) -> None:
-        self._http, self._token = http, token
+    With a memory, what was read before is read from there while the service is away, so that a page keeps showing
+    what it last knew. Changes and downloads are never answered from memory, nor is `me`.
+    """
+
+    def __init__(self, http: httpx.Client, token: str | None, memory: Memory | None = None) -> None:
+        self._http, self._token, self._memory = http, token, memory
 
     # Who asks
 
     def me(self) -> Json:
-        """{"id", "name", "role"} of the token."""
-        return self._get("/tokens/me")
+        """{"id", "name", "role"} of the token; always asked anew, so it also tells whether the service is there."""
+        found: Json = self._request("GET", "/tokens/me").json()
+        return found
 
     # Runs
 
@@ -181,7 +201,21 @@ class Client:
     # The wire
 
     def _get(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
-        return self._request("GET", path, params=_clean(query)).json()
+        params = _clean(query)
+        key = (path, tuple(params))
+        if self._memory is None:
+            return self._request("GET", path, params=params).json()
+        if self._memory.away and key in self._memory.answers:
+            return self._memory.answers[key]
+        try:
+            answer = self._request("GET", path, params=params).json()
+        except ServiceAway:
+            self._memory.away = True
+            if key in self._memory.answers:
+                return self._memory.answers[key]
+            raise
+        self._memory.keep(key, answer)
+        return answer
 
     def _send(self, method: str, path: str, body: Json | None = None, headers: Mapping[str, str] | None = None) -> Any:
         answer = self._request(method, path, json=body, headers=headers)

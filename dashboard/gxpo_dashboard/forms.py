@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -111,7 +112,7 @@ def get(config: Mapping[str, Any], path: str) -> Any:
 
 
 def values(text: str) -> list[Any]:
-    """`3, 5, 10` → [3, 5, 10]; what is no number stays text; inf is a number. For a sweep's grid."""
+    """`3, 5, 10` → [3, 5, 10]; what is no number stays text. For a sweep's grid."""
     return [_value(part.strip()) for part in text.replace(";", ",").split(",") if part.strip()]
 
 
@@ -200,7 +201,7 @@ def _help(entry: Mapping[str, Any], found: Mapping[str, Any]) -> str:
 
 
 def _value(text: str) -> Any:
-    for kind in (int, float):
+    for kind in (int, _float):
         try:
             return kind(text)
         except ValueError:
@@ -208,8 +209,16 @@ def _value(text: str) -> Any:
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
+def _float(text: str) -> float | str:
+    """JSON has no infinity: the API takes it as a word."""
+    value = float(text)
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
 def _parsers(kind: Kind) -> Any:
-    return {"integer": int, "number": float, "text": str, "list": values, "json": _json}[kind]
+    return {"integer": int, "number": _float, "text": str, "list": values, "json": _json}[kind]
 
 
 def _json(text: str) -> Any:

@@ -79,10 +79,10 @@ def text(label: str, name: str, **widget: Any) -> str:
     return value
 
 
-def toggle(label: str, name: str, default: bool = False, **widget: Any) -> bool:
+def check(label: str, name: str, default: bool = False, **widget: Any) -> bool:
     words = ["1" if default else "0"]
     key = _start(name, words, lambda values: values[:1] == ["1"])
-    value = st.toggle(label, key=key, **widget)
+    value = st.checkbox(label, key=key, **widget)
     _publish(name, value, words)
     return value
 
@@ -92,10 +92,10 @@ def select(label: str, name: str, options: Sequence[str], default: str | None = 
     return _one(st.selectbox, label, name, options, default, widget)
 
 
-def segments(label: str, name: str, options: Sequence[str], default: str, **widget: Any) -> str:
-    """The same as buttons side by side; there is always one chosen."""
-    widget.setdefault("label_visibility", "collapsed")
-    return _one(st.segmented_control, label, name, options, default, widget) or default
+def choice(label: str, name: str, options: Sequence[str], default: str, **widget: Any) -> str:
+    """The same side by side; there is always one chosen."""
+    widget = {"label_visibility": "collapsed", "horizontal": True} | widget
+    return _one(st.radio, label, name, options, default, widget) or default
 
 
 def multi(label: str, name: str, options: Sequence[str], default: Sequence[str] = (), **widget: Any) -> list[str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
 import streamlit as st
 
 from gxpo_dashboard.access import Visit, may_use_local_token, read_local_token
-from gxpo_dashboard.client import Client, NotSignedIn, Refused, ServiceAway, connect
+from gxpo_dashboard.client import Client, Memory, NotSignedIn, Refused, ServiceAway, connect
 from gxpo_dashboard.series import LiveSeries, refresh_many
 from gxpo_dashboard.texts import TERMINAL, plain
 
@@ -36,7 +36,8 @@ def _connection(url: str) -> httpx.Client:
 
 def client() -> Client:
     """The visitor's own client."""
-    return Client(_connection(service_url()), _token())
+    memory = st.session_state.setdefault("memory", Memory())
+    return Client(_connection(service_url()), _token(), memory)
 
 
 def _token() -> str | None:
@@ -76,7 +77,7 @@ def may_change() -> bool:
 
 
 def sign_out() -> None:
-    for key in ("token", "me", "series"):
+    for key in ("token", "me", "series", "memory", "trends", "measured"):
         st.session_state.pop(key, None)
     st.session_state["signed_out"] = True
 
@@ -85,12 +86,12 @@ def sign_out() -> None:
 def guarded() -> Iterator[None]:
     """Turn the service's failures into what a visitor should see; what is drawn already stays.
 
-    Away: the banner of the page says it and the next refresh tries again. Not signed in any more: the sign-in.
+    Away, and nothing is remembered: a word; the page's banner says the rest and the next refresh tries again.
+    Not signed in any more: the sign-in.
     """
     try:
         yield
     except ServiceAway:
-        st.session_state.setdefault("away_since", time.time())
         st.caption("The service does not answer just now; this part follows when it is back.")
     except NotSignedIn:
         sign_out()
@@ -105,7 +106,11 @@ def live_series(run: str, x: str, names: tuple[str, ...]) -> LiveSeries:
     """This session's series of a run, brought up to date."""
     found = _stored(run, x, names)
     service = client()
-    found.refresh(lambda after: service.metrics(run, names, x, after, found.max_points))
+    try:
+        found.refresh(lambda after: service.metrics(run, names, x, after, found.max_points))
+    except ServiceAway:
+        if found.revision is None:
+            raise
     return found
 
 
@@ -120,7 +125,8 @@ def live_series_of(runs: Mapping[str, Json], x: str, names: tuple[str, ...]) -> 
         or runs[run]["state"] not in TERMINAL
         or runs[run]["progress"]["steps"] > found.last_step
     }
-    refresh_many(due, lambda asked, after: service.metrics_of(asked, names, x, after, LiveSeries().max_points))
+    with suppress(ServiceAway):
+        refresh_many(due, lambda asked, after: service.metrics_of(asked, names, x, after, LiveSeries().max_points))
     return series
 
 
@@ -152,7 +158,10 @@ def _watch() -> None:
     except Refused as error:
         st.warning(plain(str(error)))
     else:
-        if st.session_state.pop("away_since", None) is not None:
+        st.session_state.pop("away_since", None)
+        memory: Memory | None = st.session_state.get("memory")
+        if memory is not None and memory.away:
+            memory.away = False
             st.rerun()
 
 

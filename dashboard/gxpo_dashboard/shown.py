@@ -55,6 +55,17 @@ def data(make: Callable[[], pd.DataFrame], key: str, title: str) -> None:
             download("CSV", f"{key}.csv", lambda: frame.to_csv(index=False).encode(), f"{key}-csv")
 
 
+def text_table(frame: pd.DataFrame, title: str) -> None:
+    """A small table of text in a card, its cells shown as they are."""
+    with st.container(border=True):
+        st.markdown(f"##### {plain(title)}")
+        if frame.empty:
+            st.caption("No row yet.")
+            return
+        shown = frame.map(plain).rename(columns=plain)
+        st.table(shown, border="horizontal", hide_index=True, alt=title)
+
+
 def download(label: str, name: str, make: Callable[[], bytes], key: str) -> None:
     st.download_button(
         label, make, file_name=name, mime="application/octet-stream", key=key, on_click="ignore",

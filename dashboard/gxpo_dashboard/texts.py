@@ -11,8 +11,8 @@ STATES: dict[str, str] = {
     "starting": "◑ starting",
     "running": "▶ running",
     "recovering": "↻ recovering",
-    "pausing": "⏸ pausing",
-    "paused": "⏸ paused",
+    "pausing": "‖ pausing",
+    "paused": "‖ paused",
     "cancelling": "■ cancelling",
     "succeeded": "✔ succeeded",
     "failed": "✘ failed",
@@ -40,7 +40,7 @@ VERDICTS = {
     "correct": "✔ correct",
     "wrong": "✘ wrong",
     "unparsed": "? no answer found",
-    "timeout": "⏱ grader timed out",
+    "timeout": "◷ grader timed out",
     "error": "! grader failed",
 }
 ACTIONS = {

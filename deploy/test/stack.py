@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 PUBLIC_BASE = "python:3.11-slim-bookworm"
 LOCAL_BASE = "gxpo-base:bookworm"
 ANSWER_S = 20.0
+FIRST_PORT = 18651
 
 
 class Failed(Exception):
@@ -183,7 +184,8 @@ def pip_settings() -> tuple[dict[str, str], list[http.server.ThreadingHTTPServer
             # An index refers to files beside it: its parent is served.
             root, rest = (path.parent, f"{path.name}/") if name != "find-links" else (path, "")
             handler = partial(QuietHandler, directory=str(root))
-            server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+            # The same port each time, as the builder keeps its layers by the arguments.
+            server = http.server.ThreadingHTTPServer(("127.0.0.1", FIRST_PORT + len(servers)), handler)
             threading.Thread(target=server.serve_forever, daemon=True).start()
             servers.append(server)
             found.append(f"http://127.0.0.1:{server.server_port}/{rest}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -29,6 +30,9 @@ def demo_command(wanted: Path, steps: int, *, dashboard: bool) -> int:
     Exit code 0 when all three succeeded and were compared; else errors travel to the command line. Whatever
     happens, everything that was started has ended.
     """
+    # A service of its own: the settings of another one, such as its database, are not for it.
+    for name in [name for name in os.environ if name.startswith("GXPO_")]:
+        del os.environ[name]
     home = free_folder(wanted)
     until = stop_on_signals()
     begun = time.monotonic()

@@ -24,6 +24,7 @@ from gxpo_trainer.errors import ConfigError, GxpoError
 
 LOCK_FILE = "up.lock"
 _ROUND_S = 0.5
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class AlreadyUp(GxpoError):
@@ -165,7 +166,7 @@ class Stack:
 
     def _end(self) -> None:
         """Signals are left aside meanwhile: a second Ctrl-C must not leave processes behind."""
-        earlier = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+        earlier = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS}
         try:
             if self._supervisor is not None:
                 self._say("ending what was started …")
@@ -208,7 +209,7 @@ def stop_on_signals() -> threading.Event:
     def stop(number: int, frame: FrameType | None) -> None:
         until.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _SIGNALS:
         signal.signal(number, stop)
     return until
 

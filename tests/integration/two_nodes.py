@@ -1,17 +1,23 @@
-"""A Ray of two nodes on this machine, and a run whose learner and sampler sit on different ones.
+"""A Ray of two nodes and a head without CPUs on this machine, and what is done there.
 
-usage: two_nodes.py OUT STEPS
+usage: two_nodes.py train OUT    a run whose learner and sampler sit on different nodes
+       two_nodes.py gone         fetches what a dead learner of another node has published; prints the error
 """
 
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import ray
+import torch
 from ray.cluster_utils import Cluster
 
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.engine.object_store import ObjectStorePublisher, fetch
+from gxpo_trainer.engine.weight_sync import SharedMemoryPublisher
+from gxpo_trainer.errors import WeightsGone
 from gxpo_trainer.train import train_run
 
 CONFIG = {
@@ -21,19 +27,43 @@ CONFIG = {
     "rollout": {"prompts_per_step": 4, "samples_per_prompt": 4, "max_new_tokens": 40, "max_num_seqs": 32},
     "evaluation": {"every_steps": 0, "samples_per_prompt": 1, "num_problems": 4, "at_start": False},
     "learner": {"rule": {"name": "gxpo"}},
+    "budget": {"steps": 2},
     "placement": {"strategy": "split", "learner_threads": 1, "sampler_threads": 1},
 }
 
 
+class Learner:
+    """What a learner's process does for a publication, and no more."""
+
+    def publish(self):
+        self.local = SharedMemoryPublisher()
+        self.publisher = ObjectStorePublisher(self.local)
+        return self.publisher.publish(1, [("a", torch.ones(200_000))])
+
+
+def gone() -> None:
+    # It needs a CPU, which the node of this process has not.
+    learner = ray.remote(Learner).options(num_cpus=1).remote()
+    manifest = ray.get(learner.publish.remote())
+    ray.kill(learner)
+    with suppress(ray.exceptions.RayActorError):
+        ray.get(learner.publish.remote())
+    try:
+        fetch(manifest)
+    except WeightsGone as error:
+        print(error)
+
+
 def main() -> int:
-    out, steps = Path(sys.argv[1]), int(sys.argv[2])
     cluster = Cluster()
-    # The head has no CPU, as in the compose file: only the driver runs there.
     for cpus in (0, 1, 1):
         cluster.add_node(num_cpus=cpus, object_store_memory=100 * 1024 * 1024)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     try:
-        train_run(RunConfig.model_validate({**CONFIG, "budget": {"steps": steps}}), out)
+        if sys.argv[1] == "gone":
+            gone()
+        else:
+            train_run(RunConfig.model_validate(CONFIG), Path(sys.argv[2]))
     finally:
         ray.shutdown()
         cluster.shutdown()

@@ -8,7 +8,6 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 from httpx import Response
-from support import queued_runs
 
 from gxpo_services.auth import hash_token, new_token
 from gxpo_services.db import Database
@@ -16,6 +15,7 @@ from gxpo_services.metrics.ingest import IngestAnswer
 from gxpo_services.metrics.service import read_batch, receive
 from gxpo_services.runs.states import RunState
 from gxpo_trainer.jsonl import plain
+from support import queued_runs
 
 KINDS = ("metrics", "samples", "evaluations", "events")
 NOTHING = dict.fromkeys(KINDS, 0)

@@ -9,7 +9,7 @@ import streamlit as st
 from gxpo_dashboard import permalinks, session
 from gxpo_dashboard.charts import compare as charts
 from gxpo_dashboard.charts.base import AXES
-from gxpo_dashboard.shown import chart, download, empty, live
+from gxpo_dashboard.shown import chart, download, empty, live, text_table
 from gxpo_dashboard.texts import TERMINAL, plain, unique_labels
 from gxpo_dashboard.views import picker
 
@@ -77,7 +77,7 @@ def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -
         benchmark = permalinks.select("Benchmark", "benchmark", ["", *benchmarks], "", format_func=_benchmark_word)
         smoothing = permalinks.select("Smoothing", "smooth", SMOOTHING, "0", format_func=_smoothing_word)
     with st.container(horizontal=True, vertical_alignment="center"):
-        seeds = permalinks.toggle("Each seed as a thin line", "seeds")
+        seeds = permalinks.check("Each seed as a thin line", "seeds")
     query = {
         "runs": runs,
         "groups": groups,
@@ -117,8 +117,8 @@ def _comparison(query: Json, x: str, seeds: bool) -> None:
         answer = session.client().compare(**query)
         _evidence(answer)
         chart(charts.accuracy_chart(answer, x, seeds), "compare")
-        for number, table in enumerate(answer["tables"]):
-            _table(table, f"table-{number}")
+        for table in answer["tables"]:
+            text_table(charts.text_table(table), table["title"])
         if any(run["gate"]["steps"] for group in answer["groups"] for run in group["runs"]):
             chart(charts.gate_chart(answer), "compare")
         _differences(answer)
@@ -133,28 +133,14 @@ def _evidence(answer: Json) -> None:
         st.caption(f"Left out: {plain(left['name'])}: {plain(left['reason'])}")
 
 
-def _table(table: Json, key: str) -> None:
-    frame = charts.text_table(table)
-    with st.container(border=True):
-        st.markdown(f"##### {plain(table['title'])}")
-        if frame.empty:
-            st.caption("No row yet.")
-            return
-        st.dataframe(frame, hide_index=True, key=key, alt=table["title"])
-
-
 def _differences(answer: Json) -> None:
     conditions = charts.conditions_table(answer)
     if not conditions.empty:
-        with st.container(border=True):
-            st.markdown("##### Conditions that were not equal")
-            st.caption("They spoil the comparison, or, as hardware does, that of hours.")
-            st.dataframe(conditions, hide_index=True, key="conditions", alt="Conditions that differ")
+        text_table(conditions, "Conditions that were not equal")
+        st.caption("They spoil the comparison, or, as hardware does, that of hours.")
     settings = charts.settings_table(answer)
     if not settings.empty:
-        with st.container(border=True):
-            st.markdown("##### Settings that differ")
-            st.dataframe(settings, hide_index=True, key="settings", alt="Settings that differ")
+        text_table(settings, "Settings that differ")
 
 
 def _heat_map(group: str, query: Json) -> None:

@@ -145,7 +145,7 @@ def log(run: str, x: str) -> None:
     st.caption(f"The last {size(answer['next_offset'] - first)} of {size(answer['size'])}, following while it grows.")
     lines = answer["text"].splitlines()[1 if first else 0 :]
     # Newest first, so that what follows is in sight without scrolling, and reading on is not disturbed.
-    newest_first = st.toggle("Newest line first", value=True, key="log-order")
+    newest_first = st.checkbox("Newest line first", value=True, key="log-order")
     st.code("\n".join(reversed(lines) if newest_first else lines), language=None, height=560)
 
 

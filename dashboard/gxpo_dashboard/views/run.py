@@ -36,9 +36,9 @@ def show() -> None:
         return
     ended = run["state"] in TERMINAL
     live(lambda: _header(run["id"], ended), None if ended else session.LIVE_S)
-    parts, over = st.columns([4, 1], vertical_alignment="bottom")
+    parts, over = st.columns([5, 1], vertical_alignment="bottom")
     with parts:
-        part = permalinks.segments("Part", "part", list(PARTS), "Overview")
+        part = permalinks.choice("Part", "part", list(PARTS), "Overview")
     x = "step"
     if part in CHARTED:
         with over:

@@ -59,7 +59,7 @@ def _filters() -> tuple[Json, list[str], str]:
             baseline = permalinks.text("Baseline run", "base", placeholder="id; or pin one below")
             size = permalinks.select("Runs a page", "size", PAGE_SIZES, "50") or "50"
         columns = permalinks.multi("Columns", "cols", list(COLUMNS), SHOWN, format_func=COLUMNS.__getitem__)
-        archived = permalinks.toggle("Archived runs too", "archived")
+        archived = permalinks.check("Archived runs too", "archived")
     query = {
         "text": text,
         "state": states,

@@ -45,7 +45,7 @@ def show() -> None:
         by_name = {preset["name"]: preset for preset in presets}
         with st.container(horizontal=True, vertical_alignment="bottom"):
             preset = permalinks.select("Start from", "preset", list(by_name), _first(by_name), width=340)
-            sweep = permalinks.toggle("Sweep: several runs at once", "sweep")
+            sweep = permalinks.check("Sweep: several runs at once", "sweep")
         found = by_name[preset or _first(by_name)]
         st.caption(plain(found["summary"]))
         form, outcome = st.columns([3, 2], gap="large")
@@ -131,7 +131,7 @@ def _sweep_form(config: Json) -> Json:
     """Grid, seeds and the learning-rate control of a sweep."""
     with st.container(border=True):
         st.markdown("#### Sweep")
-        preset = permalinks.segments("Sweep", "grid", list(SWEEPS), "", format_func=lambda name: SWEEPS[name][0])
+        preset = permalinks.choice("Sweep", "grid", list(SWEEPS), "", format_func=lambda name: SWEEPS[name][0])
         st.caption(SWEEPS[preset][1])
         grid: Json = {}
         paths = [path for path in SWEEP_PATHS if not preset and forms.get(config, path) is not None]

@@ -30,10 +30,15 @@ class Source:
     evaluations: list[Row]
     series: Series
 
-    def curves(self, benchmarks: Sequence[str], metric: str) -> RunCurves:
+    def curves(self, benchmarks: Sequence[str], metric: str, *, with_problems: bool = True) -> RunCurves:
         """Raises DataError when it has no such evaluation."""
         return run_curves(
-            identity_of(self.run), self.evaluations, self.series, benchmarks=list(benchmarks), metric=metric
+            identity_of(self.run),
+            self.evaluations,
+            self.series,
+            benchmarks=list(benchmarks),
+            metric=metric,
+            with_problems=with_problems,
         )
 
 

@@ -197,12 +197,13 @@ def _by_benchmark(loaded: Loaded, groups: Sequence[SeedGroup], metric: str) -> d
     if len(loaded.benchmarks) == 1:
         return {loaded.benchmarks[0]: groups}
     sources = {curves: source for source, curves in loaded.runs}
-    return {
-        name: [
-            SeedGroup(group.name, tuple(sources[run].curves([name], metric) for run in group.runs)) for group in groups
-        ]
-        for name in loaded.benchmarks
-    }
+
+    def alone(group: SeedGroup, name: str) -> SeedGroup:
+        return SeedGroup(
+            group.name, tuple(sources[run].curves([name], metric, with_problems=False) for run in group.runs)
+        )
+
+    return {name: [alone(group, name) for group in groups] for name in loaded.benchmarks}
 
 
 def _table_view(table: Table) -> TableView:

@@ -31,13 +31,9 @@ def decode(data: Iterable[bytes]) -> Records:
     """Records of several blocks of one attempt in order of steps; a step that came twice has its last value."""
     joined = b"".join(data)
     records = np.frombuffer(joined, dtype=RECORD)
-    if len(records) < 2:
+    if _ascends(records):
         return records
-    steps = records["step"]
-    if (np.diff(steps) > 0).all():
-        return records
-    order = np.argsort(steps, kind="stable")
-    records = records[order]
+    records = records[np.argsort(records["step"], kind="stable")]
     last = np.append(np.diff(records["step"]) > 0, True)
     found: Records = records[last]
     return found
@@ -46,12 +42,19 @@ def decode(data: Iterable[bytes]) -> Records:
 def one_history(by_attempt: Mapping[int, Records], first_steps: Mapping[int, int]) -> Records:
     """The history that counts: from the first step that an attempt reported on, it replaces all earlier ones.
 
-    by_attempt: records of one metric. first_steps: of every attempt of the run, those without this metric too.
+    by_attempt: records of one metric in order of steps. first_steps: of every attempt of the run, those without this
+    metric too. So what is left of an attempt lies before all that is left of later ones.
     """
     parts = []
     for attempt in sorted(by_attempt):
         later = [first for other, first in first_steps.items() if other > attempt]
         records = by_attempt[attempt]
         parts.append(records[records["step"] < min(later)] if later else records)
-    joined = np.concatenate(parts) if parts else np.empty(0, dtype=RECORD)
-    return joined[np.argsort(joined["step"], kind="stable")]
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=RECORD)
+
+
+def _ascends(records: Records) -> bool:
+    steps = records["step"]
+    return bool((steps[1:] > steps[:-1]).all())

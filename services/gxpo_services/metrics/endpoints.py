@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import StringConstraints
+from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 
 from gxpo_services.deps import BearerToken, DatabaseDep, ReadSession, Viewer, WriteSession
@@ -114,6 +114,6 @@ def many_metrics(
 
 
 def _json(content: Any) -> Response:
-    """Written directly: a check of tens of thousands of numbers against the schema would cost more than reading
-    them."""
-    return Response(json.dumps(content, separators=(",", ":"), allow_nan=False), media_type="application/json")
+    """Written directly, NaN and the infinities as words: a check of tens of thousands of numbers against the schema
+    would cost more than reading them."""
+    return Response(to_json(content, inf_nan_mode="strings"), media_type="application/json")

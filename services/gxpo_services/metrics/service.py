@@ -89,7 +89,7 @@ def names(session: Session, run_id: str) -> list[str]:
 def curves(
     session: Session, run_ids: Sequence[str], metrics: Sequence[str], x: Axis, *, after: int | None, max_points: int
 ) -> dict[str, Json]:
-    """MetricsView of each run, as JSON has it. Raises NotFound, Invalid for too many curves."""
+    """MetricsView of each run; NaN and the infinities are floats yet. Raises NotFound, Invalid for too many curves."""
     run_ids, metrics = list(dict.fromkeys(run_ids)), list(dict.fromkeys(metrics))
     if len(run_ids) * len(metrics) > MOST_CURVES:
         raise Invalid(f"{len(run_ids)} runs × {len(metrics)} metrics are more than {MOST_CURVES} curves; ask for fewer")
@@ -141,7 +141,7 @@ def _series(records: Records | None, x: Axis, costs: Records | None, max_points:
     kept = thin(values, max_points)
     steps, chosen = steps[kept], values[kept]
     along = steps.tolist() if x == "step" else places[kept].tolist()
-    return {"x": along, "y": _numbers(chosen), "steps": steps.tolist(), "downsampled": len(kept) < len(values)}
+    return {"x": along, "y": chosen.tolist(), "steps": steps.tolist(), "downsampled": len(kept) < len(values)}
 
 
 def costs_at(steps: npt.NDArray[np.int32], costs: Records | None) -> npt.NDArray[np.float64]:
@@ -151,15 +151,6 @@ def costs_at(steps: npt.NDArray[np.int32], costs: Records | None) -> npt.NDArray
         return found
     index = np.searchsorted(costs["step"], steps, side="right") - 1
     return np.where(index >= 0, costs["value"][np.maximum(index, 0)], found)
-
-
-def _numbers(values: npt.NDArray[np.float64]) -> list[Any]:
-    """As JSON has them; NaN and the infinities as words."""
-    found: list[Any] = values.tolist()
-    for index in np.flatnonzero(~np.isfinite(values)).tolist():
-        value = found[index]
-        found[index] = "NaN" if value != value else ("Infinity" if value > 0 else "-Infinity")
-    return found
 
 
 def split_names(given: Sequence[str]) -> list[str]:

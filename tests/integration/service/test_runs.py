@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -413,9 +412,7 @@ def test_a_key_whose_run_was_deleted_says_so(client: TestClient) -> None:
     assert client.post(f"{API}/runs", json=BODY, headers=headers).status_code == 410
 
 
-def test_fifty_submissions_at_once_with_one_key_make_one_run(
-    app: FastAPI, client: TestClient, database: Database
-) -> None:
+def test_fifty_submissions_at_once_with_one_key_make_one_run(client: TestClient, database: Database) -> None:
     start = threading.Barrier(50)
 
     def one(_: int) -> tuple[int, str]:

@@ -65,11 +65,11 @@ def test_a_file_larger_than_allowed_is_refused(run: RunFiles) -> None:
 
 
 def test_descriptors_are_given_back(run: RunFiles) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(20):
         with pytest.raises(FileNotFoundError):
             run.open("a", "none")
         with run.open("a", "b", "file"):
             pass
         run.files()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -134,13 +134,14 @@ def paired_bootstrap(
     if num < 2:
         return Interval(mean, None, None, num)
     generator = np.random.default_rng(seed)
-    # Along one dimension alone, items of one value are one item: the same distribution with far fewer draws.
+    # Along one dimension alone, items of one value are one item: the same distribution with far fewer draws. Rounding
+    # joins values that differ by the order in which they were summed.
     alone = {"problems": difference.mean(axis=0), "seeds": difference.mean(axis=1)}.get(over)
+    values, counts = np.unique(np.empty(0) if alone is None else alone.round(12), return_counts=True)
     means = np.empty(num_resamples)
     for start in range(0, num_resamples, _CHUNK):
         size = min(_CHUNK, num_resamples - start)
         if alone is not None:
-            values, counts = np.unique(alone, return_counts=True)
             means[start : start + size] = generator.multinomial(num, counts / num, size=size) @ values / num
         else:
             by_seed, by_problem = _counts(generator, num_seeds, size), _counts(generator, num_problems, size)

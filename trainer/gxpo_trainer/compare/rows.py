@@ -49,13 +49,14 @@ def run_curves(
     *,
     benchmarks: Sequence[str] | None = None,
     metric: str = "pass@1",
+    with_problems: bool = True,
 ) -> RunCurves:
     """Curves of one run.
 
     evaluations: at most one a step and benchmark (see decode_evaluation). benchmarks: by name; by default all that
     the run has. Several count as their macro average, at the steps where all of them have a finite value. metric: a
-    name in `scores`; per-problem scores are kept for pass@1 alone, since they are the share of correct responses.
-    Raises DataError when the run has no such evaluation.
+    name in `scores`; per-problem scores are kept for pass@1 alone, since they are the share of correct responses,
+    and only with_problems. Raises DataError when the run has no such evaluation.
     """
     present = benchmark_names(evaluations)
     chosen = list(dict.fromkeys(benchmarks)) if benchmarks is not None else present
@@ -74,7 +75,7 @@ def run_curves(
         name=str(config["name"]),
         rule=rule_label(config),
         seed=int(config["seed"]),
-        curve=_curve([[rows[name] for name in chosen] for rows in complete], series, metric),
+        curve=_curve([[rows[name] for name in chosen] for rows in complete], series, metric, with_problems),
         gate=_gate(series, config),
         conditions=_conditions(identity, complete[-1]),
         hardware=_hardware(identity),
@@ -95,8 +96,11 @@ def decode_evaluation(row: Mapping[str, Any]) -> Row:
         for name in _COST_FIELDS.values():
             if row.get(name) is not None:
                 found[name] = decode_number(row[name])
-        found["per_problem"] = [decode_number(value) for value in row.get("per_problem") or ()]
-        found["problem_ids"] = [str(problem) for problem in row.get("problem_ids") or ()]
+        # There are thousands of these in each row: numpy reads the words for NaN and the infinities, too.
+        found["per_problem"] = np.array(row.get("per_problem") or (), dtype=np.float64)
+        found["problem_ids"] = list(row.get("problem_ids") or ())
+        if found["per_problem"].ndim != 1:
+            raise ValueError("per_problem is no list of numbers")
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"a row is no evaluation ({type(error).__name__}: {error})") from None
     return found
@@ -131,7 +135,7 @@ def is_under(name: str, prefixes: Sequence[str]) -> bool:
     return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
 
 
-def _curve(points: list[list[Row]], series: Series, metric: str) -> EvaluationCurve:
+def _curve(points: list[list[Row]], series: Series, metric: str, with_problems: bool) -> EvaluationCurve:
     """points: for each step one row a benchmark. The macro average weighs benchmarks alike."""
     accuracy, low, high = [], [], []
     for rows in points:
@@ -144,7 +148,7 @@ def _curve(points: list[list[Row]], series: Series, metric: str) -> EvaluationCu
         low.append(mean - float(np.linalg.norm(below)) / len(rows))
         high.append(mean + float(np.linalg.norm(above)) / len(rows))
     costs = {axis: np.array([_cost(rows[0], series, axis) for rows in points]) for axis in COST_METRICS}
-    per_problem, ids = _per_problem(points, metric)
+    per_problem, ids = _per_problem(points) if with_problems and metric == "pass@1" else (None, ())
     return EvaluationCurve(
         steps=np.array([rows[0]["step"] for rows in points], dtype=np.float64),
         backward_passes=costs["backward_passes"],
@@ -169,21 +173,24 @@ def _cost(row: Row, series: Series, axis: Axis) -> float:
     return float(value) if math.isfinite(value) else math.nan
 
 
-def _per_problem(points: list[list[Row]], metric: str) -> tuple[npt.NDArray[np.float64] | None, tuple[str, ...]]:
-    """Scores [num_evaluations, num_problems], weighted so that their plain mean is the macro average."""
-    ids = [f"{row['benchmark']}/{problem}" for row in points[0] for problem in row.get("problem_ids", ())]
+def _per_problem(points: list[list[Row]]) -> tuple[npt.NDArray[np.float64] | None, tuple[str, ...]]:
+    """Scores [num_evaluations, num_problems], weighted so that their plain mean is the macro average.
+
+    None when an evaluation lacks them, or is of other problems than the first.
+    """
+    names = [row.get("problem_ids", ()) for row in points[0]]
     table = []
     for rows in points:
-        present = [f"{row['benchmark']}/{problem}" for row in rows for problem in row.get("problem_ids", ())]
-        sizes = [len(row.get("per_problem") or ()) for row in rows]
-        if metric != "pass@1" or 0 in sizes or present != ids or sum(sizes) != len(ids):
+        scores = [np.asarray(row.get("per_problem", ()), dtype=np.float64) for row in rows]
+        same = all(row.get("problem_ids", ()) == own for row, own in zip(rows, names, strict=True))
+        if not same or any(one.size != len(own) or not own for one, own in zip(scores, names, strict=True)):
             return None, ()
-        weights = [sum(sizes) / (len(rows) * size) for size in sizes]
-        table.append(
-            [weight * score for row, weight in zip(rows, weights, strict=True) for score in row["per_problem"]]
-        )
-    scores = np.array(table, dtype=np.float64)
-    return (scores, tuple(ids)) if np.isfinite(scores).all() else (None, ())
+        total = sum(one.size for one in scores)
+        table.append(np.concatenate([one * (total / (len(rows) * one.size)) for one in scores]))
+    found = np.stack(table)
+    if not np.isfinite(found).all():
+        return None, ()
+    return found, tuple(f"{row['benchmark']}/{name}" for row, own in zip(points[0], names, strict=True) for name in own)
 
 
 def _gate(series: Series, config: Mapping[str, Any]) -> GateTrace:

@@ -21,6 +21,7 @@ from gxpo_trainer.algo.batch import StepBatch, shard
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.engine.memory import peak_resident_bytes
 from gxpo_trainer.engine.placement import Placement, this_node
+from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.types import Metrics, StepReport
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class LearnerRank:
         """Hand the present weights to the sampler's side, on the Ray node `sampler_node`. Collective.
 
         Rank 0 returns the manifest and the share of weights, as the forward pass uses them, that differ from the
-        version published before (None for the first).
+        version published before (None for the first). Raises ConfigError for a transport that cannot reach there.
         """
         if self.rank:
             for _ in self.learner.full_weights():
@@ -151,8 +152,13 @@ class LearnerRank:
             wanted = self.config.rollout.dtype
             self.publisher = SharedMemoryPublisher(dtype=None if wanted == "auto" else getattr(torch, wanted))
         publisher = self.publisher
-        transport = self.config.placement.weight_transport
-        if transport == "object_store" or (transport == "auto" and sampler_node != this_node()):
+        transport, apart = self.config.placement.weight_transport, sampler_node != this_node()
+        if transport == "shared_memory" and apart:
+            raise ConfigError(
+                'placement.weight_transport = "shared_memory" but learner and sampler are on different nodes; set it '
+                'to "auto"'
+            )
+        if transport == "object_store" or apart:
             from gxpo_trainer.engine.object_store import ObjectStorePublisher
 
             publisher = self.to_other_nodes = self.to_other_nodes or ObjectStorePublisher(self.publisher)

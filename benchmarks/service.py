@@ -1,0 +1,348 @@
+"""The job service under load: reports of trainers, curves, lists and submissions, on SQLite and on PostgreSQL.
+
+A real API process (`gxpo serve`) and four clients in this one, on the same machine. Both databases keep what they
+were told through a loss of power (SQLite: WAL, synchronous=NORMAL; PostgreSQL: fsync and synchronous commit on).
+
+- reports: each client is the trainer of one run and sends batches of 20 steps × 60 metrics, one after the other;
+  points per second, all clients together, by rounds
+- curves: one metric of 20 runs × 5,000 steps, thinned to 1,000 points each, over steps and over backward passes
+- lists: 10,000 runs, 50 at a time: newest first, later pages, by state, rule, tag and text, sorted by a metric
+- submissions: 50 at the same time with one idempotency key
+
+Curves and lists are asked for by four clients at once; the time of each answer counts.
+
+    python -m benchmarks.service [--rounds 20] [--questions 400] [--runs 10000] [--databases sqlite postgresql]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from sqlalchemy import insert
+
+from benchmarks.measure import Figure, median, percentile, save
+from gxpo_services.auth import hash_token
+from gxpo_services.db import Database
+from gxpo_services.ids import new_id
+from gxpo_services.metrics import ingest, repository
+from gxpo_services.metrics.batches import Batch, MetricRow
+from gxpo_services.migrate import upgrade
+from gxpo_services.ports import free_port
+from gxpo_services.runs.models import Run, RunTag
+from gxpo_services.runs.states import RunState
+from gxpo_services.tokens import service as tokens
+from gxpo_services.tokens.schemas import TokenRequest
+from gxpo_trainer.config import RunConfig
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from support.postgres import PostgresServer, find_programs
+
+CLIENTS = 4
+STEPS, METRICS = 20, 60
+BATCHES = 5
+"""Batches of a client in one round."""
+CURVES, CURVE_STEPS = 20, 5_000
+KEYS_AT_ONCE = 50
+NAMES = [f"group{n % 7}/metric_{n}" for n in range(METRICS - 3)]
+TOTALS = [ingest.BACKWARD_PASSES, ingest.TOKENS, ingest.TRAINING_S]
+
+
+class Api:
+    """A service on one database: its process, direct access to the database, and an admin's token."""
+
+    def __init__(self, url: str, home: Path) -> None:
+        upgrade(url)
+        self.database = Database(url)
+        with self.database.writing() as session:
+            made = tokens.create(session, TokenRequest(name="bench", role="admin"), actor="bench")
+        self.headers = {"Authorization": f"Bearer {made.token}"}
+        port = free_port(8000)
+        self.url = f"http://127.0.0.1:{port}"
+        environment = os.environ | {"GXPO_HOME": str(home), "GXPO_DATABASE_URL": url, "GXPO_PORT": str(port)}
+        self._log = (home / "api.log").open("wb")
+        command = [sys.executable, "-m", "gxpo_trainer.cli", "serve"]
+        self._process = subprocess.Popen(command, env=environment, stdout=self._log, stderr=self._log)
+        with self.client() as client:
+            while True:
+                try:
+                    client.get("/health/ready").raise_for_status()
+                    return
+                except httpx.HTTPError:
+                    if self._process.poll() is not None:
+                        raise RuntimeError((home / "api.log").read_text()) from None
+                    time.sleep(0.1)
+
+    def client(self, headers: dict[str, str] | None = None) -> httpx.Client:
+        return httpx.Client(base_url=self.url, headers=headers or self.headers, timeout=60, trust_env=False)
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait(30)
+        self._log.close()
+        self.database.close()
+
+
+# ---- reports ---------------------------------------------------------------------------------------------------
+
+
+def reports(api: Api, rounds: int) -> list[float]:
+    """Points per second of each round."""
+    senders = [_Sender(api) for _ in range(CLIENTS)]
+    rates = []
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        list(pool.map(_Sender.send_round, senders))  # names are made, caches are warm
+        for _ in range(rounds):
+            begin = time.perf_counter()
+            list(pool.map(_Sender.send_round, senders))
+            rates.append(CLIENTS * BATCHES * STEPS * METRICS / (time.perf_counter() - begin))
+    for sender in senders:
+        sender.check(api)
+    return rates
+
+
+class _Sender:
+    """A trainer's reports of one run."""
+
+    def __init__(self, api: Api) -> None:
+        secret = f"run_{random.getrandbits(128):x}"
+        self.run = add_runs(api.database, 1, state=RunState.RUNNING, launch=1, run_token_sha256=hash_token(secret))[0]
+        self.client = api.client({"Authorization": f"Bearer {secret}"})
+        self.random = random.Random(self.run)
+        self.step = self.batch = 0
+
+    def send_round(self) -> None:
+        for _ in range(BATCHES):
+            self.batch += 1
+            rows = [self._row(self.step + n) for n in range(STEPS)]
+            offsets = {"metrics": self.step, "samples": 0, "evaluations": 0, "events": 0}
+            content = {"attempt": 1, "batch": self.batch, "offsets": offsets, "metrics": rows}
+            answer = self.client.post(f"/api/v1/runs/{self.run}/ingest", content=json.dumps(content))
+            answer.raise_for_status()
+            self.step += STEPS
+
+    def check(self, api: Api) -> None:
+        """Everything that was sent is there."""
+        with api.client() as client:
+            query = {"names": NAMES[0], "max_points": 20_000}
+            found = client.get(f"/api/v1/runs/{self.run}/metrics", params=query).json()
+        assert found["series"][NAMES[0]]["steps"] == list(range(self.step)), f"run {self.run} lost points"
+
+    def _row(self, step: int) -> dict[str, Any]:
+        values = {name: self.random.random() for name in NAMES} | {name: float(step) for name in TOTALS}
+        return {"attempt": 1, "step": step, "time": time.time(), "metrics": values}
+
+
+# ---- questions -------------------------------------------------------------------------------------------------
+
+
+def ask(api: Api, paths: Sequence[tuple[str, dict[str, Any]]], questions: int) -> list[float]:
+    """Milliseconds of each answer; four clients ask, each the next question when it has its answer."""
+    times: list[float] = []
+    waiting = [paths[n % len(paths)] for n in range(questions)]
+    random.Random(0).shuffle(waiting)
+    lock = threading.Lock()
+
+    def asking() -> None:
+        with api.client() as client:
+            while True:
+                with lock:
+                    if not waiting:
+                        return
+                    path, query = waiting.pop()
+                begin = time.perf_counter()
+                answer = client.get(path, params=query)
+                seconds = time.perf_counter() - begin
+                answer.raise_for_status()
+                with lock:
+                    times.append(1e3 * seconds)
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        for done in [pool.submit(asking) for _ in range(CLIENTS)]:
+            done.result()
+    return times
+
+
+def curve_questions(api: Api) -> list[tuple[str, dict[str, Any]]]:
+    ids = add_runs(api.database, CURVES, state=RunState.SUCCEEDED)
+    for run_id in ids:
+        rows = [
+            MetricRow(1, step, {"reward/mean": random.random(), ingest.BACKWARD_PASSES: 3.0 * step})
+            for step in range(CURVE_STEPS)
+        ]
+        add_metrics(api.database, run_id, rows)
+    query = {"runs": ids, "names": "reward/mean", "max_points": 1000}
+    return [("/api/v1/metrics", query), ("/api/v1/metrics", query | {"x": "backward_passes"})]
+
+
+def list_questions(api: Api, count: int) -> list[tuple[str, dict[str, Any]]]:
+    ids = add_runs(api.database, count, state=None)
+    for run_id in ids[:: max(1, count // 2000)]:
+        add_metrics(api.database, run_id, [MetricRow(1, 1, {"reward/mean": random.random()})])
+    queries: list[dict[str, Any]] = [
+        {},
+        {"state": "running"},
+        {"state": ["queued", "failed"], "rule": "sfpo"},
+        {"tag": "t3"},
+        {"text": "run 77"},
+        {"sort": "score_best", "rule": "gxpo"},
+        {"sort": "name", "order": "asc"},
+        {"sort": "metric:reward/mean"},
+    ]
+    paths = [("/api/v1/runs", {"limit": 50, **query}) for query in queries]
+    with api.client() as client:
+        for path, query in list(paths):
+            cursor = client.get(path, params=query).raise_for_status().json()["next_cursor"]
+            if cursor is not None:
+                paths.append((path, query | {"cursor": cursor}))
+    return paths
+
+
+def submissions(api: Api) -> list[float]:
+    """How many runs were made by 50 submissions at once with one key; each round has a key of its own."""
+    found = []
+    for number in range(3):
+        start = threading.Barrier(KEYS_AT_ONCE)
+        headers = api.headers | {"Idempotency-Key": f"bench-{number}-{time.time_ns()}"}
+
+        def submit(_: int, start: threading.Barrier = start, headers: dict[str, str] = headers) -> str:
+            with api.client(headers) as client:
+                start.wait()
+                answer = client.post("/api/v1/runs", json={"preset": "demo"})
+                answer.raise_for_status()
+                return str(answer.json()["id"])
+
+        with ThreadPoolExecutor(KEYS_AT_ONCE) as pool:
+            found.append(float(len(set(pool.map(submit, range(KEYS_AT_ONCE))))))
+    return found
+
+
+# ---- what is in the database before ----------------------------------------------------------------------------
+
+
+def add_runs(database: Database, count: int, *, state: RunState | None, **values: Any) -> list[str]:
+    """Runs as they would be after some months; `state` None: of all kinds."""
+    config = RunConfig().model_dump(mode="json")
+    chance = random.Random(count)
+    rows = []
+    for number in range(count):
+        created = time.time() - chance.random() * 1e7
+        score = chance.random() if chance.random() < 0.8 else None
+        rows.append(
+            {
+                "id": new_id("r", created),
+                "name": f"run {number}",
+                "config": config,
+                "config_sha256": f"{number:064x}",
+                "rule": chance.choice(["grpo", "sfpo", "gxpo"]),
+                "model": "starter",
+                "seed": number,
+                "cpus": 2.0,
+                "gpus": 0.0,
+                "created_by": "bench",
+                "created_by_id": "t0",
+                "state": state or chance.choice(list(RunState)),
+                "created_at": created,
+                "updated_at": created,
+                "queued_at": created,
+                "score": score,
+                "score_best": score,
+                **values,
+            }
+        )
+    with database.writing() as session:
+        session.execute(insert(Run), rows)
+    with database.writing() as session:
+        heads = repository.heads(session, [row["id"] for row in rows][:500])
+        tags = [{"run_number": head[0], "tag": f"t{n % 10}"} for n, head in enumerate(heads.values())]
+        session.execute(insert(RunTag), tags)
+    return [row["id"] for row in rows]
+
+
+def add_metrics(database: Database, run_id: str, rows: Sequence[MetricRow]) -> None:
+    with database.writing() as session:
+        run = repository.lock_run(session, run_id)
+        assert run is not None
+        ingest.apply_batch(session, run, Batch(run.launch, None, {"metrics": 0}, metrics=rows), "bench")
+
+
+# ---- all together ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def serving(kind: str) -> Iterator[Api]:
+    """A service on a fresh database of this kind."""
+    with tempfile.TemporaryDirectory(prefix="gxpo-bench-") as name:
+        home = Path(name)
+        if kind == "sqlite":
+            api = Api(f"sqlite:///{home / 'gxpo.sqlite'}", home)
+            try:
+                yield api
+            finally:
+                api.close()
+            return
+        programs = find_programs()
+        if programs is None:
+            raise SystemExit("PostgreSQL's server programs (initdb, postgres) are not installed")
+        server = PostgresServer(programs, fsync=True)
+        try:
+            api = Api(server.create("gxpo"), home)
+            try:
+                yield api
+            finally:
+                api.close()
+        finally:
+            server.close()
+
+
+def figures(kind: str, rounds: int, questions: int, runs: int) -> list[Figure]:
+    measured: list[Callable[[Api], Figure]] = [
+        lambda api: median(f"{kind}: reports", reports(api, rounds), "points/s", at_least=20_000),
+        lambda api: percentile(
+            f"{kind}: curves of {CURVES} runs, p95", ask(api, curve_questions(api), questions), 95, "ms", at_most=200
+        ),
+        lambda api: percentile(
+            f"{kind}: list of {runs} runs, p95", ask(api, list_questions(api, runs), questions), 95, "ms", at_most=50
+        ),
+        lambda api: median(f"{kind}: runs of {KEYS_AT_ONCE} submissions, one key", submissions(api), "runs", at_most=1),
+    ]
+    found = []
+    with serving(kind) as api:
+        for measure in measured:
+            found.append(measure(api))
+            print(found[-1].line(), flush=True)
+    return found
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--questions", type=int, default=400)
+    parser.add_argument("--runs", type=int, default=10_000)
+    parser.add_argument("--databases", nargs="+", default=["sqlite", "postgresql"], choices=["sqlite", "postgresql"])
+    parser.add_argument("--no-save", action="store_true", help="print only")
+    arguments = parser.parse_args([] if argv is None else argv)
+    found = [
+        figure
+        for kind in arguments.databases
+        for figure in figures(kind, arguments.rounds, arguments.questions, arguments.runs)
+    ]
+    if not arguments.no_save:
+        save("service", found, {"clients": CLIENTS, "batch": f"{STEPS} steps × {METRICS} metrics", **vars(arguments)})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
