@@ -36,7 +36,7 @@ def ready(database: DatabaseDep) -> dict[str, str]:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **responses(401, 503)},
 )
 def prometheus(request: Request, _: Viewer, session: ReadSession) -> Response:
-    """Requests, their times, and runs by state, in Prometheus' text format. Needs a token like all that tells of runs."""
+    """Requests, their times, and runs by state, in Prometheus' text format; needs a token."""
     registry = CollectorRegistry()
     gauge = Gauge("gxpo_runs", "Runs by state.", ("state",), registry=registry)
     counts = runs.count_by_state(session)

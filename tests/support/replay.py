@@ -9,8 +9,6 @@ from typing import Any
 
 import httpx
 import uvicorn
-from support import reporting
-from support.service_processes import free_port, until
 
 from gxpo_services.app import create_app
 from gxpo_services.db import Database
@@ -18,6 +16,8 @@ from gxpo_services.migrate import upgrade
 from gxpo_services.settings import ServiceSettings
 from gxpo_services.tokens import service as tokens
 from gxpo_services.tokens.schemas import RoleWord, TokenRequest
+from support import reporting
+from support.service_processes import free_port, until
 
 Json = dict[str, Any]
 _ROWS = 150

@@ -116,7 +116,7 @@ def interval_layers(names: Sequence[str], x: str = "step") -> list[Spec]:
     band: Spec = {
         "data": {"name": "points"},
         "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}],
-        "mark": {"type": "area", "opacity": 0.16},
+        "mark": {"type": "area", "aria": False, "opacity": 0.16},
         "encoding": {
             "x": x_encoding(x),
             "y": {"field": "low", "type": "quantitative", "title": None},
@@ -168,7 +168,7 @@ def _rule_layers() -> list[Spec]:
     y: Spec = {"field": "y", "type": "quantitative"}
     rule: Spec = {
         "data": {"name": "rules"},
-        "mark": {"type": "rule", "strokeDash": [5, 4], "color": MUTED},
+        "mark": {"type": "rule", "aria": False, "strokeDash": [5, 4], "color": MUTED},
         "encoding": {"y": y, "tooltip": [{"field": "label", "title": "published"}]},
     }
     return [rule]

@@ -154,10 +154,22 @@ def _lines(styles: Spec) -> list[Spec]:
 def _limit() -> list[Spec]:
     y: Spec = {"field": "y", "type": "quantitative"}
     return [
-        {"data": {"name": "limit"}, "mark": {"type": "rule", "strokeWidth": 2, "color": MUTED}, "encoding": {"y": y}},
         {
             "data": {"name": "limit"},
-            "mark": {"type": "text", "align": "left", "baseline": "bottom", "dx": 4, "dy": -2, "color": MUTED},
+            "mark": {"type": "rule", "aria": False, "strokeWidth": 2, "color": MUTED},
+            "encoding": {"y": y},
+        },
+        {
+            "data": {"name": "limit"},
+            "mark": {
+                "type": "text",
+                "aria": False,
+                "align": "left",
+                "baseline": "bottom",
+                "dx": 4,
+                "dy": -2,
+                "color": MUTED,
+            },
             "encoding": {"y": y, "x": {"value": 0}, "text": {"field": "label"}},
         },
     ]

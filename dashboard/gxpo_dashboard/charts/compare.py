@@ -93,12 +93,20 @@ def gate_chart(answer: Answer) -> Chart:
     y = {**y_encoding("z-score (window spreads)"), "scale": {"zero": True, "nice": False, "padding": 18}}
     rule: Spec = {
         "data": {"name": "rules"},
-        "mark": {"type": "rule", "strokeDash": [6, 4], "color": ALARM},
+        "mark": {"type": "rule", "aria": False, "strokeDash": [6, 4], "color": ALARM},
         "encoding": {"y": {"field": "y", "type": "quantitative"}},
     }
     label_of: Spec = {
         "data": {"name": "rules"},
-        "mark": {"type": "text", "align": "right", "baseline": "bottom", "dx": -4, "dy": -3, "color": ALARM},
+        "mark": {
+            "type": "text",
+            "aria": False,
+            "align": "right",
+            "baseline": "bottom",
+            "dx": -4,
+            "dy": -3,
+            "color": ALARM,
+        },
         "encoding": {
             "y": {"field": "y", "type": "quantitative"},
             "x": {"value": "width"},
@@ -244,7 +252,7 @@ def _frame(rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
 def _seed_layer(names: Sequence[str], x: str) -> Spec:
     return {
         "data": {"name": "seeds"},
-        "mark": {"type": "line", "strokeWidth": 1, "opacity": 0.55},
+        "mark": {"type": "line", "aria": False, "strokeWidth": 1, "opacity": 0.55},
         "encoding": {
             "x": x_encoding(x),
             "y": {"field": "y", "type": "quantitative"},

@@ -101,7 +101,7 @@ def value_chart(series: Series, x: str = "step", rule: str = "gxpo") -> Chart:
     band_y: Spec = {"field": "low", "type": "quantitative", "title": watched}
     band: Spec = {
         "data": {"name": "band"},
-        "mark": {"type": "area", "opacity": 0.22, "color": MUTED},
+        "mark": {"type": "area", "aria": False, "opacity": 0.22, "color": MUTED},
         "encoding": {"x": x_encoding(x), "y": band_y, "y2": {"field": "high"}},
     }
     layers = line_layers(list(present.values()), x, y_encoding(watched))
@@ -162,7 +162,7 @@ def _phase_layers(x: str) -> list[Spec]:
     }
     rect: Spec = {
         "data": {"name": "phases"},
-        "mark": {"type": "rect", "opacity": 0.13},
+        "mark": {"type": "rect", "aria": False, "opacity": 0.13},
         "encoding": {"x": x_encoding(x), "x2": {"field": "x2"}, "fill": colors},
     }
     return [rect]
@@ -178,12 +178,20 @@ def _rule_layers() -> list[Spec]:
     y: Spec = {"field": "y", "type": "quantitative"}
     rule: Spec = {
         "data": {"name": "rules"},
-        "mark": {"type": "rule", "strokeDash": [6, 4], "strokeWidth": 2, "color": ALARM},
+        "mark": {"type": "rule", "aria": False, "strokeDash": [6, 4], "strokeWidth": 2, "color": ALARM},
         "encoding": {"y": y},
     }
     label: Spec = {
         "data": {"name": "rules"},
-        "mark": {"type": "text", "align": "right", "baseline": "bottom", "dy": -3, "dx": -4, "color": ALARM},
+        "mark": {
+            "type": "text",
+            "aria": False,
+            "align": "right",
+            "baseline": "bottom",
+            "dy": -3,
+            "dx": -4,
+            "color": ALARM,
+        },
         "encoding": {"y": y, "x": {"value": "width"}, "text": {"field": "label"}},
     }
     return [rule, label]
@@ -192,12 +200,12 @@ def _rule_layers() -> list[Spec]:
 def _shutoff_layers(x: str) -> list[Spec]:
     rule: Spec = {
         "data": {"name": "shutoff"},
-        "mark": {"type": "rule", "strokeWidth": 2, "strokeDash": [2, 3], "color": MUTED},
+        "mark": {"type": "rule", "aria": False, "strokeWidth": 2, "strokeDash": [2, 3], "color": MUTED},
         "encoding": {"x": x_encoding(x)},
     }
     label: Spec = {
         "data": {"name": "shutoff"},
-        "mark": {"type": "text", "align": "right", "baseline": "top", "dx": -5, "dy": 4, "color": MUTED},
+        "mark": {"type": "text", "aria": False, "align": "right", "baseline": "top", "dx": -5, "dy": 4, "color": MUTED},
         "encoding": {"x": x_encoding(x), "y": {"value": 0}, "text": {"field": "label"}},
     }
     return [rule, label]

@@ -99,9 +99,7 @@ def create_group(
     return _made(group, group.id, is_new, request)
 
 
-@router.get(
-    "/groups/{group_id}", summary="A group with its runs", response_model=GroupDetail, responses=responses(404)
-)
+@router.get("/groups/{group_id}", summary="A group with its runs", response_model=GroupDetail, responses=responses(404))
 def get_group(group_id: GroupId, _: Viewer, session: ReadSession) -> Response:
     """What was asked for, and the runs that it made."""
     return answer(service.get_group(session, group_id))

@@ -31,7 +31,7 @@ from gxpo_services.runs.configs import restored
 from gxpo_services.runs.cost import expected_cost
 from gxpo_services.runs.models import Group
 from gxpo_services.settings import ServiceSettings
-from gxpo_trainer.compare.rows import rule_label
+from gxpo_trainer.compare import rule_label
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.jsonl import plain
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Select, and_, asc, desc, false, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, and_, asc, desc, false, func, or_, select, tuple_
 from sqlalchemy.orm import Session, defer
 
 from gxpo_services.metrics.models import MetricLast, MetricName
@@ -91,7 +91,7 @@ def page(session: Session, filters: Filters, order: Order, after: Position | Non
     conditions = _conditions(filters)
     if order.metric is not None and isinstance(order.at, int):
         return _page_at_step(session, conditions, order, after, limit)
-    query: Select[Any] = select(Run).where(*conditions).options(defer(Run.identity))
+    query = select(Run.number)
     if order.metric is None:
         assert order.column is not None
         column, _, nullable = COLUMNS[order.column]
@@ -102,11 +102,18 @@ def page(session: Session, filters: Filters, order: Order, after: Position | Non
         here = and_(MetricLast.run_number == Run.number, MetricLast.name_number == (-1 if number is None else number))
         query = query.outerjoin(MetricLast, here)
     if after is not None:
-        query = query.where(_behind(column, nullable, after, order.descending))
+        conditions.append(_behind(column, nullable, after, order.descending))
     direction = desc if order.descending else asc
     parts = [*([column.is_(None)] if nullable else []), direction(column), direction(Run.number)]
-    rows = session.execute(query.add_columns(column).order_by(*parts).limit(limit))
-    return [(run, value) for run, value in rows]
+    rows = session.execute(query.add_columns(column).where(*conditions).order_by(*parts).limit(limit))
+    return _loaded(session, [(number, value) for number, value in rows])
+
+
+def _loaded(session: Session, chosen: Sequence[tuple[int, Value]]) -> Found:
+    """The chosen runs in their order. They are looked up by number: whole rows are too wide to be sorted."""
+    query = select(Run).where(Run.number.in_([number for number, _ in chosen])).options(defer(Run.identity))
+    runs = {run.number: run for run in session.scalars(query)}
+    return [(runs[number], value) for number, value in chosen]
 
 
 def count(session: Session, filters: Filters) -> int:
@@ -170,7 +177,4 @@ def _page_at_step(
         assert not isinstance(after.value, str)
         first = place(after.value, after.number)
         places = [item for item in places if item[0] > first]
-    chosen = [number for _, number in places[:limit]]
-    runs = session.scalars(select(Run).where(Run.number.in_(chosen)).options(defer(Run.identity)))
-    by_number = {run.number: run for run in runs}
-    return [(by_number[number], values.get(number)) for number in chosen]
+    return _loaded(session, [(number, values.get(number)) for _, number in places[:limit]])

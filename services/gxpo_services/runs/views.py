@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, get_args
 
@@ -11,7 +12,7 @@ from gxpo_services.runs.cost import expected_cost
 from gxpo_services.runs.models import Run
 from gxpo_services.runs.schemas import PossibleAction, Progress, RunCost, RunDetail, RunView
 from gxpo_services.runs.states import TERMINAL, Action, IllegalTransition, RunState, wanted_state
-from gxpo_trainer.compare.rows import rule_label
+from gxpo_trainer.compare import rule_label
 from gxpo_trainer.jsonl import decode_number, plain
 
 REWARD = "reward/mean"
@@ -63,7 +64,8 @@ def _members(run: Run, queue_position: int | None, reward: float | None) -> dict
     }
 
 
-def possible_actions(state: RunState) -> list[PossibleAction]:
+@functools.cache
+def possible_actions(state: RunState) -> tuple[PossibleAction, ...]:
     """What a person can do now that changes something."""
     actions: list[PossibleAction] = []
     for action in get_args(Action):
@@ -77,7 +79,7 @@ def possible_actions(state: RunState) -> list[PossibleAction]:
         actions.append("retry")
     if state in TERMINAL:
         actions.append("delete")
-    return actions
+    return tuple(actions)
 
 
 def progress(run: Run, queue_position: int | None) -> Progress:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -29,11 +30,25 @@ def ray_head() -> Iterator[RayHead]:
         head.close()
 
 
+class PatientRay(RayLauncher):
+    """Asks again as the scheduler does: on a busy machine a head may take longer than one question waits."""
+
+    def _ask(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            try:
+                return super()._ask(method, path, **arguments)
+            except LauncherUnavailable:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(1.0)
+
+
 @pytest.fixture
 def ray_launcher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> RayLauncher:
     head: RayHead = request.getfixturevalue("ray_head")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", head.environment["RAY_AUTH_TOKEN_PATH"])
-    return RayLauncher(head.address)
+    return PatientRay(head.address)
 
 
 @pytest.fixture(params=["process", pytest.param("ray", marks=pytest.mark.engine)])

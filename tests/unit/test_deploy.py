@@ -1,0 +1,133 @@
+"""The cluster's files as far as they can be judged without Docker; deploy/test/compose_test.py runs them."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "deploy/bin" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+
+
+def test_every_service_is_guarded_and_only_two_publish_a_port_on_loopback(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert "privileged" not in service, name
+    ports = {name: service["ports"] for name, service in services.items() if "ports" in service}
+    assert set(ports) == {"api", "dashboard"}
+    assert all(port.startswith("${BIND_ADDRESS:-127.0.0.1}:") for found in ports.values() for port in found)
+
+
+def test_secrets_are_files_that_only_those_mount_who_need_them(services: dict[str, Any]) -> None:
+    mounts = {
+        secret: {name for name, s in services.items() if any(v.startswith(f"{secret}:") for v in s.get("volumes", ()))}
+        for secret in ("secret-database", "secret-ray", "secret-admin")
+    }
+    assert mounts["secret-database"] == {"init-secrets", "postgres", "migrate", "api", "scheduler"}
+    assert mounts["secret-ray"] == {"init-secrets", "scheduler", "ray-head", "ray-worker", "ray-worker-gpu"}
+    assert mounts["secret-admin"] == {"migrate"}
+    for name, service in services.items():
+        for variable, value in service.get("environment", {}).items():
+            if re.search(r"PASSWORD|TOKEN|SECRET", variable):
+                assert str(value).startswith("/secrets/"), f"{name}: {variable}"
+
+
+def test_every_image_ends_as_a_user_that_is_not_root() -> None:
+    users: dict[str, str | None] = {}
+    stage = ""
+    for line in (ROOT / "deploy/Dockerfile").read_text().splitlines():
+        if found := re.match(r"FROM (\S+) AS (\S+)", line):
+            stage = found[2]
+            users[stage] = users.get(found[1])
+        elif line.startswith("USER "):
+            users[stage] = line.split()[1]
+    targets = {
+        s["build"]["target"] for s in yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"].values()
+    }
+    assert {target: users[target] for target in targets} == dict.fromkeys(targets, "10001:10001")
+
+
+def test_the_manifests_for_kubernetes_are_complete_documents() -> None:
+    documents = list(yaml.safe_load_all((ROOT / "deploy/kuberay/gxpo.yaml").read_text()))
+    assert all({"apiVersion", "kind", "metadata"} <= set(document) for document in documents)
+    (ray,) = [document for document in documents if document["kind"] == "RayCluster"]
+    assert ray["spec"]["authOptions"]["mode"] == "token"
+
+
+def test_secrets_are_made_once_for_their_owner_alone(tmp_path: Path) -> None:
+    make = script("init_secrets").main
+    for name in ("database", "ray"):
+        (tmp_path / name).mkdir()
+    assert make(tmp_path) == 0
+    files = [tmp_path / "database/password", tmp_path / "ray/token"]
+    first = [file.read_text() for file in files]
+    assert first[0] != first[1]
+    for text, file in zip(first, files, strict=True):
+        assert re.fullmatch(r"[0-9a-f]{64}", text)
+        assert file.stat().st_mode & 0o777 == 0o400
+    # What a killed start has left is no secret.
+    (tmp_path / "ray/token").unlink()
+    (tmp_path / "ray/token.part").write_text("half")
+    assert make(tmp_path) == 0
+    assert (tmp_path / "database/password").read_text() == first[0]
+    assert re.fullmatch(r"[0-9a-f]{64}", (tmp_path / "ray/token").read_text())
+
+
+class Answer(BaseHTTPRequestHandler):
+    """200 at /fine, 200 at /ray with the token, else 503."""
+
+    def do_GET(self) -> None:
+        fine = self.path == "/fine" or (self.path == "/ray" and self.headers["Authorization"] == "Bearer a-token")
+        self.send_response(200 if fine else 503)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        return
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    http = HTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{http.server_port}"
+    http.shutdown()
+
+
+def test_healthy_means_that_every_address_answers(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    healthy = script("healthy").main
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        closed = f"127.0.0.1:{free.getsockname()[1]}"
+        assert healthy([f"http://{server}/fine", f"tcp://{server}"]) == 0
+        assert healthy([f"http://{server}/fine", f"http://{server}/sick"]) == 1
+        assert healthy([f"tcp://{closed}"]) == 1
+        assert healthy([f"http://{closed}/fine"]) == 1
+    assert healthy([f"http://{server}/ray"]) == 1
+    (tmp_path / "token").write_text("a-token\n")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    assert healthy(["--ray", f"http://{server}/ray"]) == 0
