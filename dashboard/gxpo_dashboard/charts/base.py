@@ -64,7 +64,7 @@ class Chart:
 
     @property
     def empty(self) -> bool:
-        return self.datasets["points"].empty
+        return bool(self.datasets["points"].empty)
 
     def table(self) -> pd.DataFrame:
         """The points as people read them: one row a step and one column a series where that is possible."""
