@@ -6,19 +6,28 @@ from pathlib import Path
 
 import streamlit as st
 
-from gxpo_dashboard import session
+from gxpo_dashboard import navigation, session
 from gxpo_dashboard.texts import plain
-from gxpo_dashboard.views import pages
+from gxpo_dashboard.views import VIEWS
+
+
+def _nothing() -> None:
+    """Streamlit's pages are only entries here; see navigation.py."""
+
 
 ICON = str(Path(__file__).with_name("icon.png"))
-st.set_page_config(page_title="gxpo", page_icon=ICON, layout="wide", initial_sidebar_state="collapsed")
-known = session.enter()
+entries = [st.Page(_nothing, title=title, url_path=name) for name, (title, _, _) in VIEWS.items()]
+entry = st.navigation([st.Page(_nothing, title="gxpo", default=True), *entries], position="hidden")
+view = navigation.wanted(st.query_params, entry.url_path, list(VIEWS))
+title, _, show = VIEWS[view]
+st.set_page_config(page_title=f"{title} · gxpo", page_icon=ICON, layout="wide")
 # A visitor without a token sees the sign-in and nothing else, not even what there would be.
-page = st.navigation(list(pages().values()), position="top" if known else "hidden")
-if known:
-    with st.sidebar:
-        me = st.session_state["me"]
-        st.markdown(f"Signed in as **{plain(me['name'])}** ({plain(me['role'])})")
-        st.text(f"Service: {session.service_url()}")
-        st.button("Sign out", on_click=session.sign_out, icon=":material/logout:")
-    page.run()
+if session.enter():
+    me = st.session_state["me"]
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        navigation.bar({name: (title, icon) for name, (title, icon, _) in VIEWS.items()}, view)
+        with st.popover(plain(me["name"]), icon=":material/account_circle:", type="tertiary"):
+            st.markdown(f"Signed in as **{plain(me['name'])}**, {plain(me['role'])}")
+            st.text(f"Service: {session.service_url()}")
+            st.button("Sign out", on_click=session.sign_out, icon=":material/logout:")
+    show()

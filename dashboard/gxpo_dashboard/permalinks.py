@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
-from urllib.parse import urlencode
 
 import streamlit as st
 
@@ -33,12 +32,6 @@ def adopt(
 def in_address(values: Sequence[str], default: Sequence[str]) -> list[str]:
     """What of a widget's values goes into the address. Pure."""
     return [] if list(values) == list(default) else list(values)
-
-
-def link(page: str, **params: str | Sequence[str] | None) -> str:
-    """A path with its query, for people to copy."""
-    found = {name: value for name, value in params.items() if value}
-    return f"/{page}" + (f"?{urlencode(found, doseq=True)}" if found else "")
 
 
 def _start(name: str, default: Sequence[str], decode: Callable[[list[str]], Any]) -> str:

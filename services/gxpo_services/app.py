@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import anyio
 from fastapi import APIRouter, FastAPI
 
 from gxpo_services import errors, health, logs
 from gxpo_services.comparisons.endpoints import router as comparisons
 from gxpo_services.db import Database
+from gxpo_services.deps import MAX_SESSIONS
 from gxpo_services.groups.endpoints import router as groups
 from gxpo_services.metrics.endpoints import router as metrics
 from gxpo_services.middleware import install as install_middleware
 from gxpo_services.migrate import upgrade
 from gxpo_services.openapi import describe
+from gxpo_services.runs import artifacts
 from gxpo_services.runs.endpoints import router as runs
 from gxpo_services.samples.endpoints import router as samples
 from gxpo_services.settings import ServiceSettings
@@ -37,6 +40,8 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         if database.is_sqlite:
             upgrade(settings.url)
         settings.artifacts.mkdir(parents=True, exist_ok=True)
+        artifacts.empty_trash(settings.artifacts)  # what a crash left of a deletion
+        app.state.session_gate = anyio.Semaphore(MAX_SESSIONS)
         yield
         database.close()
 

@@ -5,9 +5,10 @@ A session is committed when the endpoint returns, before the answer is sent, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated
 
+import anyio
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy.orm import Session
@@ -36,12 +37,31 @@ Settings = Annotated[ServiceSettings, Depends(get_settings)]
 DatabaseDep = Annotated[Database, Depends(get_database)]
 
 
-def _writing(database: DatabaseDep) -> Iterator[Session]:
+MAX_SESSIONS = 24
+"""Requests that hold or wait for a session at the same time; the others wait without a thread of the pool of 40.
+
+If all threads waited for a lock, its holder would find none to finish in, and so would they.
+"""
+
+
+async def _gate(request: Request) -> AsyncIterator[None]:
+    gate: anyio.Semaphore | None = getattr(request.app.state, "session_gate", None)
+    if gate is None:  # an application of one router, without this one's start-up
+        yield
+        return
+    async with gate:
+        yield
+
+
+Gate = Annotated[None, Depends(_gate, scope="function")]
+
+
+def _writing(database: DatabaseDep, _: Gate) -> Iterator[Session]:
     with database.writing() as session:
         yield session
 
 
-def _reading(database: DatabaseDep) -> Iterator[Session]:
+def _reading(database: DatabaseDep, _: Gate) -> Iterator[Session]:
     with database.reading() as session:
         yield session
 

@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 
 MEDIA_TYPE = "application/problem+json"
@@ -129,6 +130,10 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     def _http(_: Request, error: HTTPException) -> JSONResponse:
         return problem_response(error.status_code, str(error.detail), str(error.detail))
+
+    @app.exception_handler(PoolTimeout)
+    def _busy(_: Request, __: PoolTimeout) -> JSONResponse:
+        return problem_response(503, Unavailable.title, "every database connection is in use; ask again")
 
     @app.exception_handler(OperationalError)
     def _database(_: Request, error: OperationalError) -> JSONResponse:

@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 from urllib.parse import quote
@@ -31,16 +31,20 @@ class JobRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One launch of a run. id: unique for ever. log: file that the command's output is added to."""
+    """One launch of a run. id: unique for ever. log: file that the command's output is added to, in the run's folder,
+    which the command also works in. env: variables that it gets, none of them secret."""
 
     id: str
     command: tuple[str, ...]
     log: Path
+    env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def entrypoint(self) -> str:
         """The command as one line for a shell; `exec` leaves no shell between the job and the trainer."""
-        return f"exec {shlex.join(self.command)} >> {shlex.quote(str(self.log))} 2>&1"
+        # In the run's folder no relative name of a config meets a file of somebody else's.
+        folder, log = shlex.quote(str(self.log.parent)), shlex.quote(str(self.log))
+        return f"cd {folder} && exec {shlex.join(self.command)} >> {log} 2>&1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,7 @@ class RayLauncher:
             "entrypoint": job.entrypoint,
             "submission_id": job.id,
             "entrypoint_num_cpus": 0,
-            "runtime_env": {"env_vars": {"PYTHONUNBUFFERED": "1"}},
+            "runtime_env": {"env_vars": {"PYTHONUNBUFFERED": "1", **job.env}},
         }
         answer = self._ask("POST", "/api/jobs/", json=body)
         if answer.status_code != 200 and self.status(job.id).state == "unknown":

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from gxpo_services.errors import MEDIA_TYPE, ProblemDetails
+from gxpo_services.errors import MEDIA_TYPE, ProblemDetails, responses
 
 TAGS = [
     {"name": "runs", "description": "Submit runs, see them, and steer them."},
@@ -36,6 +36,10 @@ def describe(app: FastAPI) -> None:
                 components.pop(unused, None)
             for path in schema["paths"].values():
                 for operation in path.values():
+                    if "requestBody" in operation:
+                        # A body can be no JSON at all, or too large, whatever it is for.
+                        more = {str(status): text for status, text in responses(400, 413).items()}
+                        operation["responses"] = more | operation["responses"]
                     _one_error_shape(operation)
             app.openapi_schema = schema
         return app.openapi_schema

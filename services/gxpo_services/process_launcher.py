@@ -54,7 +54,7 @@ class ProcessLauncher:
                     stderr=subprocess.DEVNULL,
                     start_new_session=True,
                     pass_fds=(lock.fd,),
-                    env={name: value for name, value in os.environ.items() if not name.startswith(_HIDDEN)},
+                    env={n: value for n, value in os.environ.items() if not n.startswith(_HIDDEN)} | dict(job.env),
                 )
             except OSError as error:
                 raise JobRefused(f"no process can be started on this machine: {error}") from error

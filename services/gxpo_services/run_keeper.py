@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
-from gxpo_services import logs, run_folder
+from gxpo_services import logs, policy, run_folder
 from gxpo_services.db import Database
 from gxpo_services.launcher import Job, JobRefused, JobStatus, Launcher
 from gxpo_services.metrics.drain import drain
@@ -120,6 +120,11 @@ class RunKeeper:
 
     def _submit(self, run: Run, job_id: str, hold: Hold) -> None:
         folder = self._folder(run)
+        refused = policy.refusals(run.config, self._settings)
+        if refused:  # a link may have changed since the run was submitted, or the server's settings
+            named = "; ".join(f"{path}: {why}" for path, why in refused)
+            self._fail(run, hold, "invalid_config", f"the server does not allow it now: {named}")
+            return
         before = launches.job_id(run.id, run.launch - 1)
         if self._launcher.status(before).is_alive:  # paused and resumed while it is still ending, say
             self._launcher.stop(before)
@@ -143,7 +148,8 @@ class RunKeeper:
             detail = f"the run's folder cannot be written: {error}; free space or mend GXPO_ARTIFACT_ROOT, then retry"
             self._fail(run, hold, "disk_full" if full else "setup_failed", detail)
             return
-        self._launcher.submit(Job(job_id, tuple(self._command(folder)), folder / run_folder.LOG))
+        env = {"GXPO_REWARD_ALLOWLIST": ",".join(self._settings.allowed_rewards)}
+        self._launcher.submit(Job(job_id, tuple(self._command(folder)), folder / run_folder.LOG, env))
         self._log.info("job submitted", run=run.id, job=job_id)
 
     def _stop(self, run: Run, job_id: str, hold: Hold, why: str) -> None:

@@ -1,24 +1,16 @@
-"""The five views, each a page of its own."""
+"""The five views."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import streamlit as st
+from collections.abc import Callable
 
 from gxpo_dashboard.views import benchmarks, compare, run, runs, submit
 
-
-def pages() -> dict[str, Any]:
-    """The pages by name, in the order of the navigation; kept in the session so that views can lead to each other."""
-    found = {
-        "runs": st.Page(runs.show, title="Runs", icon=":material/list:", url_path="runs", default=True),
-        "run": st.Page(run.show, title="Run", icon=":material/monitoring:", url_path="run"),
-        "compare": st.Page(compare.show, title="Compare", icon=":material/compare_arrows:", url_path="compare"),
-        "benchmarks": st.Page(
-            benchmarks.show, title="Benchmarks", icon=":material/leaderboard:", url_path="benchmarks"
-        ),
-        "submit": st.Page(submit.show, title="Submit", icon=":material/add_circle:", url_path="submit"),
-    }
-    st.session_state["pages"] = found
-    return found
+VIEWS: dict[str, tuple[str, str, Callable[[], None]]] = {
+    "runs": ("Runs", ":material/list:", runs.show),
+    "run": ("Run", ":material/monitoring:", run.show),
+    "compare": ("Compare", ":material/compare_arrows:", compare.show),
+    "benchmarks": ("Benchmarks", ":material/leaderboard:", benchmarks.show),
+    "submit": ("Submit", ":material/add_circle:", submit.show),
+}
+"""Name in the address → title, icon, and what shows it."""

@@ -10,14 +10,10 @@ import streamlit as st
 
 from gxpo_dashboard import session
 from gxpo_dashboard.client import Refused, ServiceAway
+from gxpo_dashboard.navigation import go
 from gxpo_dashboard.texts import ACTIONS, NO_RIGHT, plain
 
 Json = dict[str, Any]
-
-
-def go(page: str, **query: Any) -> None:
-    """Lead to another view."""
-    st.switch_page(st.session_state["pages"][page], query_params={k: v for k, v in query.items() if v})
 
 
 def act(runs: Sequence[str], action: str, body: Json | None = None) -> list[Json]:

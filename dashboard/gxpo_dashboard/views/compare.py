@@ -40,7 +40,7 @@ def show() -> None:
         if not runs and not groups:
             empty(
                 "Nothing chosen",
-                "Choose runs or groups above, or mark rows in **Runs** and press *Compare*. Runs that differ in name "
+                "Choose runs or groups above, or mark rows in **Runs** and press *Compare chosen*. Runs that differ in name "
                 "and seed alone count as one configuration.",
             )
             return

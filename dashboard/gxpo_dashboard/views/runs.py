@@ -10,6 +10,7 @@ import streamlit as st
 from gxpo_dashboard import permalinks, session
 from gxpo_dashboard.charts.curves import sparkline
 from gxpo_dashboard.formats import count
+from gxpo_dashboard.navigation import go
 from gxpo_dashboard.series import number
 from gxpo_dashboard.shown import empty, live
 from gxpo_dashboard.tables import COLUMNS, SHOWN, runs_table
@@ -151,7 +152,7 @@ def _opened() -> None:
     click = st.session_state.get("open_run")
     runs = st.session_state.get("runs_page", [])
     if click is not None and click.row < len(runs):
-        actions.go("run", run=runs[click.row]["id"])
+        go("run", run=runs[click.row]["id"])
 
 
 def _bar(chosen: list[Json], baseline: Json | None) -> None:
@@ -164,8 +165,8 @@ def _bar(chosen: list[Json], baseline: Json | None) -> None:
             if baseline is not None:
                 st.caption(f"Baseline: {plain(baseline['name'])}")
             return
-        if st.button("Compare", icon=":material/compare_arrows:", type="primary", disabled=len(ids) < 2):
-            actions.go("compare", runs=ids)
+        if st.button("Compare chosen", icon=":material/compare_arrows:", type="primary", disabled=len(ids) < 2):
+            go("compare", runs=ids)
         if len(chosen) == 1 and st.button("Pin as baseline", icon=":material/push_pin:"):
             st.query_params["base"] = ids[0]
             st.rerun()
@@ -246,9 +247,9 @@ def _nothing(query: Json, later_page: bool) -> None:
     else:
         empty(
             "No run yet",
-            "Submit one: open **Submit**, choose the preset *demo* and press *Submit*. It trains the embedded policy "
+            "Submit one: open **Submit**, choose the preset *demo* and press *Submit the run*. It trains the embedded policy "
             "on this machine in about two minutes. From a terminal: `gxpo submit --preset demo`, or `make demo` for "
             "GRPO, SFPO and GXPO side by side.",
         )
         if st.button("Submit a run", type="primary", icon=":material/add_circle:"):
-            actions.go("submit")
+            go("submit")

@@ -12,6 +12,7 @@ import streamlit as st
 from gxpo_dashboard import forms, permalinks, session
 from gxpo_dashboard.client import Refused
 from gxpo_dashboard.formats import count
+from gxpo_dashboard.navigation import go
 from gxpo_dashboard.texts import NO_RIGHT, plain, state_word
 from gxpo_dashboard.views import actions
 
@@ -178,11 +179,11 @@ def _one_run(config: Json, body: Json) -> None:
             st.info("Runs with these very settings exist already:", icon=":material/content_copy:")
             for run in checked["equal_runs"][:5]:
                 if st.button(f"{plain(run['name'])} · {plain(state_word(run['state']))}", key=f"equal-{run['id']}"):
-                    actions.go("run", run=run["id"])
-    if _press("Submit", checked["valid"]):
+                    go("run", run=run["id"])
+    if _press("Submit the run", checked["valid"]):
         made = session.client().submit(body, actions.submission_key())
         st.session_state.pop("submission_key", None)
-        actions.go("run", run=made["id"])
+        go("run", run=made["id"])
     with st.expander("The same as TOML", expanded=checked["valid"]):
         st.code(checked.get("toml") or "# not valid yet", language="toml", height=420)
     with st.expander("The same as curl"):
@@ -207,7 +208,7 @@ def _sweep(body: Json) -> None:
     if _press(f"Submit {cost['runs']} runs", True):
         made = session.client().sweep(body, actions.submission_key())
         st.session_state.pop("submission_key", None)
-        actions.go("runs", group=made["group"]["id"])
+        go("runs", group=made["group"]["id"])
     rows = [(run["name"], run["rule_label"], run["seed"], run["backward_passes"]) for run in plan["runs"]]
     frame = pd.DataFrame(rows, columns=["Run", "Rule", "Seed", "Passes"])
     small = st.column_config.NumberColumn(width="small")

@@ -334,7 +334,7 @@ def test_a_cursor_is_for_its_own_order(client: TestClient, database: Database) -
         assert "another order" in answer.json()["detail"]
 
 
-def test_a_config_of_another_default_still_shows(client: TestClient, database: Database) -> None:
+def test_a_listed_run_can_be_seen_with_its_whole_config(client: TestClient, database: Database) -> None:
     add_runs(database, 1, plain_run)
     (run,) = walk(client)
     assert run["rule_label"] == "GXPO K=5"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from gxpo_dashboard.permalinks import adopt, in_address, link
+import pytest
+
+from gxpo_dashboard.navigation import wanted
+from gxpo_dashboard.permalinks import adopt, in_address
 
 
 def test_a_link_opens_the_view_it_names() -> None:
@@ -36,6 +39,15 @@ def test_defaults_stay_out_of_the_address() -> None:
     assert in_address(["b"], ["a", "b"]) == ["b"]
 
 
-def test_links_are_written_with_repeated_parameters() -> None:
-    assert link("compare", runs=["r1", "r2"], x=None) == "/compare?runs=r1&runs=r2"
-    assert link("runs") == "/runs"
+@pytest.mark.parametrize(
+    ("address", "path", "view"),
+    [
+        ({"view": "compare"}, "/run", "compare"),
+        ({}, "compare", "compare"),
+        ({"view": "nonsense"}, "submit", "submit"),
+        ({"view": "nonsense"}, "nonsense", "runs"),
+        ({}, "", "runs"),
+    ],
+)
+def test_the_parameter_names_the_view_and_the_path_is_an_entry(address: dict[str, str], path: str, view: str) -> None:
+    assert wanted(address, path, ["runs", "run", "compare", "submit"]) == view
