@@ -147,7 +147,7 @@ class Client:
         return dict(self._get("/metrics", query)["runs"])
 
     def metric_names(self, run: str) -> list[str]:
-        return list(self._get(f"/runs/{_part(run)}/metrics/names"))
+        return self._get_list(f"/runs/{_part(run)}/metrics/names")
 
     def events(self, run: str, after: int = 0, limit: int = 1000) -> Json:
         return self._get(f"/runs/{_part(run)}/events", {"after": after, "limit": limit})
@@ -183,24 +183,30 @@ class Client:
                 return None
             raise
 
-    def export(self, runs: Sequence[str], form: str) -> tuple[str, bytes]:
-        """(file name, content) of the runs' metrics and evaluations as csv, parquet or jsonl."""
-        answer = self._request("GET", "/export", params={"runs": list(runs), "format": form}, timeout=600.0)
-        return _file_name(answer, f"export.{form}"), answer.content
+    def export(self, runs: Sequence[str], form: str) -> bytes:
+        """A zip file of the runs' metrics and evaluations as csv, parquet or jsonl."""
+        return self._request("GET", "/export", params={"runs": list(runs), "format": form}, timeout=600.0).content
 
     def schema(self) -> Json:
         return self._get("/schema")
 
     def presets(self) -> list[Json]:
-        answer: Any = self._get("/presets")
-        return list(answer["items"] if isinstance(answer, dict) else answer)
+        return self._get_list("/presets")
 
     def published(self) -> Json:
         return self._get("/published")
 
     # The wire
 
-    def _get(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
+    def _get(self, path: str, query: Mapping[str, Any] | None = None) -> Json:
+        found: Json = self._read(path, query)
+        return found
+
+    def _get_list(self, path: str) -> list[Any]:
+        return list(self._read(path, None))
+
+    def _read(self, path: str, query: Mapping[str, Any] | None) -> Any:
+        """An answer, from memory while the service is away."""
         params = _clean(query)
         key = (path, tuple(params))
         if self._memory is None:
@@ -217,9 +223,10 @@ class Client:
         self._memory.keep(key, answer)
         return answer
 
-    def _send(self, method: str, path: str, body: Json | None = None, headers: Mapping[str, str] | None = None) -> Any:
+    def _send(self, method: str, path: str, body: Json | None = None, headers: Mapping[str, str] | None = None) -> Json:
         answer = self._request(method, path, json=body, headers=headers)
-        return answer.json() if answer.content else None
+        found: Json = answer.json() if answer.content else {}
+        return found
 
     def _request(self, method: str, path: str, **request: Any) -> httpx.Response:
         headers = dict(request.pop("headers", None) or {})
@@ -265,9 +272,3 @@ def _clean(query: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 def _part(text: str) -> str:
     """One part of a path: what a visitor typed cannot climb out of it."""
     return quote(str(text), safe="").replace("..", "%2E%2E")
-
-
-def _file_name(answer: httpx.Response, otherwise: str) -> str:
-    disposition = answer.headers.get("content-disposition", "")
-    name = disposition.partition("filename=")[2].strip().strip('"')
-    return name.replace("/", "_").replace("\\", "_") or otherwise

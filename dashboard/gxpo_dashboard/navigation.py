@@ -8,7 +8,7 @@ page, and the browser then throws away the new one's elements. Paths (`/compare?
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import streamlit as st
 
@@ -35,6 +35,6 @@ def bar(titles: Mapping[str, tuple[str, str]], current: str) -> None:
     left: dict[str, dict[str, list[str]]] = st.session_state.setdefault("left", {})
     left[current] = {name: st.query_params.get_all(name) for name in st.query_params if name != "view"}
     for name, (title, icon) in titles.items():
-        kind = "primary" if name == current else "tertiary"
+        kind: Literal["primary", "tertiary"] = "primary" if name == current else "tertiary"
         if st.button(title, icon=icon, type=kind, key=f"nav-{name}") and name != current:
             go(name, **left.get(name, {}))

@@ -133,7 +133,7 @@ def live_series_of(runs: Mapping[str, Json], x: str, names: tuple[str, ...]) -> 
 def _stored(run: str, x: str, names: tuple[str, ...]) -> LiveSeries:
     store: dict[tuple[Any, ...], LiveSeries] = st.session_state.setdefault("series", {})
     key = (run, x, names)
-    store[key] = store.pop(key, None) or LiveSeries()
+    store[key] = store.pop(key) if key in store else LiveSeries()
     while len(store) > _MAX_SERIES:
         store.pop(next(iter(store)))
     return store[key]
@@ -145,6 +145,9 @@ def _watch() -> None:
     try:
         client().me()
     except ServiceAway:
+        if "away_since" not in st.session_state:
+            # The banner may be scrolled out of sight.
+            st.toast("The service does not answer.", icon=":material/cloud_off:", duration="long")
         since = st.session_state.setdefault("away_since", time.time())
         seconds = max(0, round(time.time() - since))
         st.warning(

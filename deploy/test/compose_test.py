@@ -165,7 +165,7 @@ class Test:
     def crashes(self) -> None:
         """Everything in each container is killed in turn while a run executes; each comes back by itself."""
         for service in STAYING:
-            run_id = self.executing(60)
+            run_id = self.executing(120)
             step = self.step(run_id)
             (first, *_) = self.cluster.containers(service)
             began = time.monotonic()
@@ -190,7 +190,7 @@ class Test:
     def docker_kill(self) -> None:
         """`docker kill` is a person's stop to Docker: it is started again by `up -d`."""
         for service in STAYING:
-            run_id = self.executing(60)
+            run_id = self.executing(120)
             step = self.step(run_id)
             (first, *_) = self.cluster.containers(service)
             run("docker", "kill", first["Id"])
@@ -338,7 +338,8 @@ class Test:
     def check_users(self) -> None:
         for container in self.cluster.containers():
             if container["State"]["Running"]:
-                users = set(run("docker", "top", container["Id"], "-eo", "uid").split()[1:])
+                rows = run("docker", "top", container["Id"], "-eo", "pid,uid").splitlines()[1:]
+                users = {row.split()[1] for row in rows}
                 if users != {"10001"}:
                     raise Failed(f"{service_of(container)} runs as {users}")
             wanted = {

@@ -119,7 +119,8 @@ def y_encoding(title: str, form: str = NUMBER, zero: bool = False, log: bool = F
         "field": "y",
         "type": "quantitative",
         "title": title,
-        "axis": {"format": form, "tickCount": 5, "titlePadding": 8},
+        # A logarithmic axis would get a line for every tenth of a decade.
+        "axis": {"format": form, "tickCount": 5, "titlePadding": 8, **({"grid": False} if log else {})},
         "scale": scale,
     }
 

@@ -100,7 +100,7 @@ def accuracy_chart(evaluations: Sequence[Mapping[str, Any]], metric: str = "pass
     names = list(dict.fromkeys(frame["series"]))
     spec: Spec = {"layer": [*interval_layers(names), *score_lines(names, metric)]}
     return Chart(
-        "accuracy",
+        f"accuracy-{metric}",
         f"Benchmark accuracy ({metric})",
         spec,
         {"points": frame.drop(columns=["benchmark"])},

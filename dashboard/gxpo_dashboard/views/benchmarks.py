@@ -62,10 +62,11 @@ def _body(runs: list[str], labels: dict[str, str], metric: str, published: pd.Da
         grid([charts.benchmark_chart(name, frame, metric, names, published) for name in found], "-".join(runs)[:80])
         table = charts.score_table(frame, published)
         st.markdown(f"#### {plain(metric)} so far")
-        percent = st.column_config.NumberColumn(format="percent")
+        percent = st.column_config.NumberColumn(format="%.1f %%")
         columns = [name for name in table.columns if table[name].dtype == "float64"]
         config = dict.fromkeys(columns, percent)
-        st.dataframe(table, hide_index=True, column_config=config, key="scores", alt="Scores of all runs")
+        shown = table.assign(**{name: 100 * table[name] for name in columns})
+        st.dataframe(shown, hide_index=True, column_config=config, key="scores", alt="Scores of all runs")
         download("CSV", "benchmarks.csv", lambda: table.to_csv(index=False).encode(), "scores-csv")
         if not published.empty:
             st.caption(

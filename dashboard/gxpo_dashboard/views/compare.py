@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import streamlit as st
@@ -40,8 +41,8 @@ def show() -> None:
         if not runs and not groups:
             empty(
                 "Nothing chosen",
-                "Choose runs or groups above, or mark rows in **Runs** and press *Compare chosen*. Runs that differ in name "
-                "and seed alone count as one configuration.",
+                "Choose runs or groups above, or mark rows in **Runs** and press *Compare chosen*. Runs that differ in "
+                "name and seed alone count as one configuration.",
             )
             return
         members = {run["id"]: run for group in groups for run in session.client().group(group)["runs"]}
@@ -194,4 +195,4 @@ def _export(runs: list[str]) -> None:
     with st.container(horizontal=True):
         for form in ("csv", "parquet", "jsonl"):
             label = f"Metrics and evaluations ({form.upper()})"
-            download(label, f"gxpo-{form}.zip", lambda f=form: service.export(runs, f)[1], f"export-{form}")
+            download(label, f"gxpo-{form}.zip", partial(service.export, runs, form), f"export-{form}")

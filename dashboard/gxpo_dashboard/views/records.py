@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -183,11 +184,8 @@ def checkpoints(run: str, x: str) -> None:
                 f"{plain(moment(item['created_at']))}"
             )
             if (item["size_bytes"] or 0) <= _DIRECT_DOWNLOAD:
-                service = session.client()
-                download(
-                    "Policy", f"{run}-step-{step}.zip", lambda s=service, n=step: s.checkpoint_zip(run, n),
-                    f"checkpoint-{step}",
-                )  # fmt: skip
+                fetch = partial(session.client().checkpoint_zip, run, step)
+                download("Policy", f"{run}-step-{step}.zip", fetch, f"checkpoint-{step}")
             else:
                 url = f"{session.service_url()}/api/v1/runs/{run}/checkpoints/{step}/download"
                 st.code(f'curl -H "Authorization: Bearer $GXPO_TOKEN" -o step-{step}.zip {url}', language=None)

@@ -36,13 +36,11 @@ def show() -> None:
         return
     ended = run["state"] in TERMINAL
     live(lambda: _header(run["id"], ended), None if ended else session.LIVE_S)
-    parts, over = st.columns([5, 1], vertical_alignment="bottom")
-    with parts:
-        part = permalinks.choice("Part", "part", list(PARTS), "Overview")
+    part = permalinks.choice("Part", "part", list(PARTS), "Overview")
     x = "step"
     if part in CHARTED:
-        with over:
-            x = permalinks.select("Charts over", "x", list(AXES), "step", format_func=AXES.__getitem__) or "step"
+        words = {axis: f"over {title}" for axis, title in AXES.items()}
+        x = permalinks.select("Charts", "x", list(AXES), "step", format_func=words.__getitem__, width=280) or "step"
     every = None if ended else PARTS[part][1]
     live(lambda: _part(run["id"], part, x), every)
 

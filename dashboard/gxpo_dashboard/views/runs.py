@@ -128,7 +128,7 @@ def _table(runs: list[Json], columns: Sequence[str], baseline: Json | None) -> l
 
 def _column_config() -> dict[str, Any]:
     column = st.column_config
-    accuracy = {"format": "%.1f %%", "width": "small"}
+    accuracy: dict[str, Any] = {"format": "%.1f %%", "width": "small"}
     labels: dict[str, Any] = {name: column.Column(label) for name, label in COLUMNS.items()}
     return {
         **labels,
@@ -247,9 +247,9 @@ def _nothing(query: Json, later_page: bool) -> None:
     else:
         empty(
             "No run yet",
-            "Submit one: open **Submit**, choose the preset *demo* and press *Submit the run*. It trains the embedded policy "
-            "on this machine in about two minutes. From a terminal: `gxpo submit --preset demo`, or `make demo` for "
-            "GRPO, SFPO and GXPO side by side.",
+            "Submit one: open **Submit**, choose the preset *demo* and press *Submit the run*. It trains the embedded "
+            "policy on this machine in about two minutes. From a terminal: `gxpo submit --preset demo`, or `make demo` "
+            "for GRPO, SFPO and GXPO side by side.",
         )
         if st.button("Submit a run", type="primary", icon=":material/add_circle:"):
             go("submit")

@@ -82,3 +82,8 @@ def test_without_an_evaluation_it_says_so() -> None:
 def test_several_benchmarks_of_a_run_are_lines_of_their_own() -> None:
     chart = benchmarks.accuracy_chart([record(0, 0.2), record(0, 0.9, "amc23")])
     assert chart.datasets["points"]["series"].tolist() == ["GSM8K", "AMC23"]
+
+
+def test_charts_of_several_scores_stand_on_one_page() -> None:
+    found = [benchmarks.accuracy_chart([record(0, 0.2)], metric).key for metric in ("pass@1", "pass@2")]
+    assert len(set(found)) == 2
