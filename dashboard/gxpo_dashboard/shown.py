@@ -37,6 +37,7 @@ def chart(found: Chart, scope: str) -> None:
         data(found.table, key, found.title)
 
 
+_LONG_TABLE = 16
 _FRAME = {
     "autosize": {"type": "fit", "contains": "padding"},
     "padding": {"left": 4, "right": 12, "top": 4, "bottom": 4},
@@ -56,14 +57,16 @@ def data(make: Callable[[], pd.DataFrame], key: str, title: str) -> None:
 
 
 def text_table(frame: pd.DataFrame, title: str) -> None:
-    """A small table of text in a card, its cells shown as they are."""
+    """A table of text in a card, its cells shown as they are; a long one stays closed until it is asked for."""
     with st.container(border=True):
         st.markdown(f"##### {plain(title)}")
         if frame.empty:
             st.caption("No row yet.")
             return
-        shown = frame.map(plain).rename(columns=plain)
-        st.table(shown, border="horizontal", hide_index=True, alt=title)
+        place = st.expander(f"{len(frame)} rows") if len(frame) > _LONG_TABLE else st.container()
+        with place:
+            shown = frame.map(plain).rename(columns=plain)
+            st.table(shown, border="horizontal", hide_index=True, alt=title)
 
 
 def download(label: str, name: str, make: Callable[[], bytes], key: str) -> None:

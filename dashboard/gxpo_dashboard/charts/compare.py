@@ -27,6 +27,7 @@ Answer = Mapping[str, Any]
 COST_OF = {"step": "steps", "backward_passes": "backward_passes", "time": "hours", "tokens": "tokens"}
 """Axis of a chart → the list of an answer's curve that holds it (hours, not seconds)."""
 NEVER_SMOOTHED = ("gate/",)
+CELLS, NO_VALUE, CELL_TEXT = ("#eaf2fa", "#8fbbe3"), "#d5dbe1", "#0b131d"
 
 
 def curves_frame(answer: Answer, x: str) -> pd.DataFrame:
@@ -180,15 +181,22 @@ def heat_map_chart(answer: Answer) -> Chart:
     x: Spec = {"field": "x", "type": "ordinal", "sort": x_names, "title": answer["x"], "axis": {"labelAngle": 0}}
     y: Spec = {"field": "y", "type": "ordinal", "sort": y_names, "title": answer["y"]}
     tips = [{"field": name} for name in ("x", "y", "text", "interval", "runs")]
-    fill = {"field": "value", "type": "quantitative", "legend": None, "scale": {"zero": False}}
+    # Light cells in both colour schemes, so that dark figures are readable on each of them.
+    fill = {
+        "condition": {"test": "!isValid(datum.value)", "value": NO_VALUE},
+        "field": "value",
+        "type": "quantitative",
+        "legend": None,
+        "scale": {"zero": False, "range": list(CELLS)},
+    }
     cells: Spec = {
         "data": {"name": "points"},
-        "mark": {"type": "rect", "stroke": "#7b8794", "strokeWidth": 0.5, "opacity": 0.55},
+        "mark": {"type": "rect", "invalid": None, "stroke": "#7b8794", "strokeWidth": 0.5},
         "encoding": {"x": x, "y": y, "color": fill, "tooltip": tips},
     }
     texts: Spec = {
         "data": {"name": "points"},
-        "mark": {"type": "text", "fontSize": 15, "fontWeight": 600},
+        "mark": {"type": "text", "fontSize": 15, "fontWeight": 600, "color": CELL_TEXT},
         "encoding": {"x": x, "y": y, "text": {"field": "text"}},
     }
     best = max((row for row in rows if known(row[2])), key=lambda row: row[2], default=None)

@@ -159,6 +159,7 @@ class SampleCollector:
                                 f"the verifier died {restarts} times in one step; see events.jsonl",
                                 reason="verifier_failed",
                             ) from error
+                        self.placement.seats.pause(restarts)
                         self._start_verifier()
                     failed.append((places, batch))
             owed = {self.verifier.score.remote(batch, rewards): (places, batch) for places, batch in failed}
@@ -169,11 +170,12 @@ class SampleCollector:
 
         Raises LearnerDied when the weights that it is given are gone with their learner, or out of its reach.
         """
-        for _ in range(MOST_RESTARTS):
+        for restarts in range(1, MOST_RESTARTS + 1):
             try:
-                return ray.get(getattr(self.sampler, method).remote(*arguments))
+                return self.placement.seats.answer(getattr(self.sampler, method).remote(*arguments))
             except ray.exceptions.RayActorError as error:
                 self._note("sampler", error)
+                self.placement.seats.pause(restarts)
                 self._start_sampler()
             except WeightsGone as error:
                 raise LearnerDied(f"its weights cannot be had any more ({error.cause})") from error
@@ -181,6 +183,9 @@ class SampleCollector:
 
     def _start_sampler(self) -> None:
         self._node = None
+        if self.sampler is not None:
+            # One that could not be reached may live, and would keep its place.
+            ray.kill(self.sampler, no_restart=True)
         # Another seed each time: the same one would draw the first responses of the run again.
         self._starts += 1
         digest = hashlib.sha256(f"{self.config.seed}/{self.attempt}/{self._starts}".encode()).digest()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.engine.seats import Seats
+from gxpo_trainer.engine.seats import LEAST_WAIT_S, Seats
 from gxpo_trainer.errors import ConfigError, TrainingError
 
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
@@ -168,6 +168,7 @@ def _find_room(placement: Placement, wait_s: float = 0.0) -> None:
                 error.reason = "no_resources"
                 raise
         time.sleep(_LOOK_S)
+    placement.seats.wait_s = max(LEAST_WAIT_S, placement.config.placement.wait_s)
     placement.seats.take(*placement.bundles(), until=until)
 
 

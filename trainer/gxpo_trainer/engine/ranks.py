@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from gxpo_trainer.engine.weight_sync import WeightManifest
 
 
+MOST_STARTS = 5
+"""Starts of a learner that died, within one recovery, on a Ray of several nodes."""
+
+
 class LearnerDied(Exception):
     """A learner process ended in mid-call (killed, out of memory). The controller recovers from a checkpoint."""
 
@@ -242,13 +246,26 @@ class LearnerGroup:
             ray.remote(LearnerRank).options(**self.placement.learner_options(rank)).remote(self.config, rank, size)
             for rank in range(size)
         ]
-        address, port = self._get([self.ranks[0].endpoint.remote()])[0]
+        try:
+            address, port = self.placement.seats.answer(self.ranks[0].endpoint.remote())
+        except ray.exceptions.RayActorError as error:
+            raise LearnerDied(str(error).strip().splitlines()[0]) from error
         self.all("setup", address, port, self.placement.device, self.placement.learner_threads)
 
     def restart(self) -> None:
-        """End every rank that is left (they may hang in a collective) and start anew."""
-        self.kill()
-        self.start()
+        """End every rank that is left (they may hang in a collective) and start anew.
+
+        On several nodes this is tried again: the first place may be on a node that is lost without Ray's notice.
+        """
+        for restarts in range(1, MOST_STARTS + 1):
+            self.kill()
+            self.placement.seats.pause(restarts)
+            try:
+                self.start()
+                return
+            except LearnerDied:
+                if self.placement.seats.group is None or restarts == MOST_STARTS:
+                    raise
 
     def kill(self) -> None:
         for rank in self.ranks:

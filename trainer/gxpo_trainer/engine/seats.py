@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.errors import ConfigError, TrainingError
 
 LEAST_WAIT_S = 30.0
 """Bundles are placed in milliseconds where there is room; what another run is giving back takes seconds."""
+_LOOK_S = 5.0
+_LONGEST_PAUSE_S = 16.0
 
 
 @dataclass(slots=True)
@@ -26,6 +28,7 @@ class Seats:
 
     group: Any = None
     num_learner: int = 0
+    wait_s: float = LEAST_WAIT_S
 
     def take(self, bundles: Sequence[dict[str, float]], strategy: str, *, until: float) -> None:
         """Reserve the bundles. until: on the monotonic clock, how long nodes may still join.
@@ -50,6 +53,26 @@ class Seats:
             error.reason = "no_resources"
             raise error
         self.group, self.num_learner = group, len(bundles) - 1
+
+    def answer(self, call: Any) -> Any:
+        """What an actor answers. Raises what it raises; TrainingError (`no_resources`) when its node stays away."""
+        import ray
+
+        while self.group is not None and not ray.wait([call], timeout=_LOOK_S)[0]:
+            # An actor whose node is lost waits for ever, unless somebody asks after its place.
+            if not self.group.wait(timeout_seconds=self.wait_s):
+                raise TrainingError(
+                    f"a node of this run is lost and no other had room for its processes within {self.wait_s:.0f} s "
+                    "(placement.wait_s); add workers, then retry",
+                    reason="no_resources",
+                )
+        return ray.get(call)
+
+    def pause(self, restarts: int) -> None:
+        """Before an actor is started anew, for the n-th time: Ray takes half a minute to notice that a node is gone,
+        and until then starts what belongs there, where it dies at once."""
+        if self.group is not None:
+            time.sleep(min(2.0**restarts, _LONGEST_PAUSE_S))
 
     def release(self) -> None:
         """Give the places back; whoever still sits there is ended by Ray."""
