@@ -33,11 +33,14 @@ test: setup  ## the whole test suite
 check: setup  ## ruff, mypy (strict) and import-linter
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy $(addprefix trainer/gxpo_trainer/,$(PURE)) services/gxpo_services dashboard/gxpo_dashboard/charts
+	$(VENV)/bin/mypy $(addprefix trainer/gxpo_trainer/,$(PURE)) services/gxpo_services dashboard/gxpo_dashboard
 	$(VENV)/bin/lint-imports --no-cache
 
 bench: setup  ## measure against named peers; prints and saves JSON
 	$(PYTHON) -m benchmarks
+
+screenshots: setup  ## pictures of every view into docs/images; needs chromium and chromium-driver
+	$(PYTHON) tests/browser/screenshots.py
 
 docs: setup  ## write the generated pages again
 	$(PYTHON) -m gxpo_trainer.config_docs docs/configuration.md
