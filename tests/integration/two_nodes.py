@@ -54,10 +54,24 @@ def gone() -> None:
         print(error)
 
 
+def start() -> Cluster:
+    """Ray gives a node 30 s to come up, which a busy machine can miss: try again."""
+    for left in (2, 1, 0):
+        cluster = Cluster()
+        try:
+            for cpus in (0, 1, 1):
+                cluster.add_node(num_cpus=cpus, object_store_memory=100 * 1024 * 1024)
+        except Exception:
+            cluster.shutdown()
+            if not left:
+                raise
+        else:
+            break
+    return cluster
+
+
 def main() -> int:
-    cluster = Cluster()
-    for cpus in (0, 1, 1):
-        cluster.add_node(num_cpus=cpus, object_store_memory=100 * 1024 * 1024)
+    cluster = start()
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     try:
         if sys.argv[1] == "gone":

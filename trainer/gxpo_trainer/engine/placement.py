@@ -195,12 +195,17 @@ def _connect(address: str, common: dict[str, Any]) -> None:
 def _start_local(common: dict[str, Any]) -> None:
     """A Ray of our own on loopback. Ray gives a node 30 s to come up, which a busy machine can miss: try again."""
     import ray
+    from ray._private import ray_constants
 
+    # Ray puts the host's outer address in the place of 127.0.0.1 wherever it could be part of a cluster.
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
     # Ray runs actors at nice 15: beside anything else on the machine the sampler and the learner would starve.
     os.environ.setdefault("RAY_worker_niceness", "0")
     for attempt in range(1, START_ATTEMPTS + 1):
         try:
             ray.init(
+                address="local",  # never another Ray of this machine, which Ray would look for
                 num_cpus=usable_cores(),
                 object_store_memory=OBJECT_STORE_BYTES,
                 include_dashboard=False,
