@@ -165,27 +165,28 @@ class Test:
     def crashes(self) -> None:
         """Everything in each container is killed in turn while a run executes; each comes back by itself."""
         for service in STAYING:
-            run_id = self.executing(120)
-            step = self.step(run_id)
-            (first, *_) = self.cluster.containers(service)
-            began = time.monotonic()
-            restarts = first["RestartCount"]
-            run("docker", "exec", first["Id"], "sh", "-c", "kill -9 -1", check=False)
-            until(
-                f"{service} is back",
-                lambda s=service, i=first["Id"], n=restarts: any(
-                    c["Id"] == i and c["RestartCount"] > n and health(c) == "healthy"
-                    for c in self.cluster.containers(s)
-                ),
-                300,
-            )
-            back = time.monotonic() - began
-            until(f"{run_id} goes on", lambda r=run_id, n=step: self.moved(r, n + 2), 600)
-            gone = time.monotonic() - began
-            self.say(
-                f"killed {service} at step {step}: healthy again after {back:.0f} s, the run past it after {gone:.0f} s"
-            )
+            # Both workers: one has the learner, the other the sampler.
+            for container in self.cluster.containers(service):
+                self.crash(container)
         self.finish_all()
+
+    def crash(self, container: dict[str, Any]) -> None:
+        run_id = self.executing(120)
+        step = self.step(run_id)
+        began = time.monotonic()
+        restarts = container["RestartCount"]
+
+        def is_back() -> bool:
+            found = [c for c in self.cluster.containers(service_of(container)) if c["Id"] == container["Id"]]
+            return any(c["RestartCount"] > restarts and health(c) == "healthy" for c in found)
+
+        run("docker", "exec", container["Id"], "sh", "-c", "kill -9 -1", check=False)
+        until(f"{container['Name']} is back", is_back, 300)
+        back = time.monotonic() - began
+        until(f"{run_id} goes on", lambda: self.moved(run_id, step + 2), 600)
+        gone = time.monotonic() - began
+        name = container["Name"].removeprefix(f"/{PROJECT}").strip("-_")
+        self.say(f"killed {name} at step {step}: healthy after {back:.0f} s, the run past it after {gone:.0f} s")
 
     def docker_kill(self) -> None:
         """`docker kill` is a person's stop to Docker: it is started again by `up -d`."""
