@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed-$(DEVICE)-$(shell cat $(SOURCES) | sha256sum | cut -
 PURE := errors.py types.py config.py config_base.py config_data.py config_rules.py config_errors.py config_io.py \
 	comparability.py eval_tables.py algo rules verify compare data rewards published
 
-.PHONY: help setup demo up test check bench lock lock-gpu docs compose-test
+.PHONY: help setup demo up test check bench lock lock-gpu docs screenshots compose-test
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
