@@ -7,19 +7,12 @@ For each learning rate a GRPO run of 20 steps; at steps 5, 10, 15 and 20, on the
 from __future__ import annotations
 
 import json
-import socket
 from typing import Any
 
-import ray
-
 from benchmarks.measure import RESULTS
-from gxpo_trainer.algo.batch import StepBatch, make_batch
+from benchmarks.small_loop import small_loop
+from gxpo_trainer.algo.batch import StepBatch
 from gxpo_trainer.config import GxpoRule, RunConfig
-from gxpo_trainer.data.prompts import load_prompts, resolve_template, tokenize_prompts
-from gxpo_trainer.engine.collect import SampleCollector
-from gxpo_trainer.engine.placement import Placement, start_ray
-from gxpo_trainer.models.load import STARTER_FOLDER, load_tokenizer
-from gxpo_trainer.rollouts import RolloutPlanner
 from gxpo_trainer.rules.diagnostics import take_trajectory
 from gxpo_trainer.rules.grpo import GRPO
 from gxpo_trainer.rules.gxpo import GXPO
@@ -59,42 +52,20 @@ def errors_here(learner: Any, batch: StepBatch) -> dict[str, dict[int, float]]:
 
 
 def main() -> None:
-    from gxpo_trainer.engine.learner import DeepSpeedLearner
-    from gxpo_trainer.engine.weight_sync import SharedMemoryPublisher
-
     config = RunConfig.model_validate({"model": {"max_length": 192}, "learner": {"rule": {"name": "grpo"}}})
-    placement = Placement.decide(config)
-    start_ray(placement)
-    tokenizer = load_tokenizer(config.model)
-    prompts = tokenize_prompts(
-        load_prompts(config.data, 0).prompts, tokenizer, resolve_template("auto", "word_problems"), 96
-    )
     table: dict[str, dict[str, list[float]]] = {}
-    collector = SampleCollector(config, placement, str(STARTER_FOLDER), lambda *_, **__: None)
-    collector.start()
-    for rate in RATES:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        learner = DeepSpeedLearner(config, master_port=port)
-        learner.set_learning_rate(rate)
-        publisher = SharedMemoryPublisher()
-        planner = RolloutPlanner(config, prompts.prompts, prompts.token_ids)
-        rule = GRPO()
-        for step in range(1, CHECKS[-1] + 1):
-            collector.sync(publisher.publish(step, learner.full_weights()))
-            groups = planner.collect(collector, step, step).groups
-            batch, _ = make_batch(groups, config.learner.loss, config.rollout.max_new_tokens)
-            learner.load_batch(batch)
-            if step in CHECKS:
-                for name, by_depth in errors_here(learner, batch).items():
-                    for k, error in by_depth.items():
-                        table.setdefault(name, {}).setdefault(f"lr {rate:g}, K={k}", []).append(error)
-            rule.step(learner)
-        learner.close()
-        publisher.close()
-    collector.kill()
-    ray.shutdown()
+    with small_loop(config) as loop:
+        for rate in RATES:
+            with loop.learner() as (learner, batches):
+                learner.set_learning_rate(rate)
+                for step in range(1, CHECKS[-1] + 1):
+                    batch = batches.next()
+                    learner.load_batch(batch)
+                    if step in CHECKS:
+                        for name, by_depth in errors_here(learner, batch).items():
+                            for k, error in by_depth.items():
+                                table.setdefault(name, {}).setdefault(f"lr {rate:g}, K={k}", []).append(error)
+                    GRPO().step(learner)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "predictors.json").write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
     print("predictors: relative error of θᴷ, range over steps 5, 10, 15, 20")

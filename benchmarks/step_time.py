@@ -22,11 +22,11 @@ WARM_UP = 2
 """First steps that are not counted, on both sides: first calls, allocator, caches."""
 
 
-def run_ours(policy: Path, work: dict[str, Any], out: Path, rule: dict[str, Any]) -> list[dict[str, float]]:
-    """Metrics of each counted step of a run of the product at the given work."""
-    config = RunConfig.model_validate(
+def equal_work(policy: Path, work: dict[str, Any], name: str, rule: dict[str, Any]) -> RunConfig:
+    """A run of exactly this many prompts, samples and tokens a step, and nothing beside the steps."""
+    return RunConfig.model_validate(
         {
-            "name": out.name,
+            "name": name,
             "model": {"path": str(policy), "max_length": work["new_tokens"] + 96},
             "rollout": {
                 "prompts_per_step": work["prompts"],
@@ -40,7 +40,11 @@ def run_ours(policy: Path, work: dict[str, Any], out: Path, rule: dict[str, Any]
             "budget": {"steps": work["steps"]},
         }
     )
-    train_run(config, out)
+
+
+def run_ours(policy: Path, work: dict[str, Any], out: Path, rule: dict[str, Any]) -> list[dict[str, float]]:
+    """Metrics of each counted step of a run of the product at the given work."""
+    train_run(equal_work(policy, work, out.name, rule), out)
     return [row["metrics"] for row in read_metrics(out) if row["step"] > WARM_UP and "time/step_s" in row["metrics"]]
 
 

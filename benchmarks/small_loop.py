@@ -1,0 +1,87 @@
+"""The loop taken apart, for measures that need one learner and real samples but no run: sampler, prompts, sync."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from gxpo_trainer.algo.batch import StepBatch, make_batch
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.data.prompts import TokenizedPrompts, load_prompts, resolve_template, tokenize_prompts
+from gxpo_trainer.engine.collect import SampleCollector
+from gxpo_trainer.engine.learner import DeepSpeedLearner
+from gxpo_trainer.engine.placement import Placement, start_ray
+from gxpo_trainer.engine.weight_sync import SharedMemoryPublisher
+from gxpo_trainer.models.load import STARTER_FOLDER, load_tokenizer
+from gxpo_trainer.rollouts import RolloutPlanner
+
+PROMPT_TOKENS = 96
+
+
+@dataclass
+class SmallLoop:
+    """One sampler in its actor, and a learner in this process for as long as `learner()` lasts."""
+
+    config: RunConfig
+    collector: SampleCollector
+    prompts: TokenizedPrompts
+    _version: int = field(default=0)
+
+    @contextmanager
+    def learner(self) -> Iterator[tuple[DeepSpeedLearner, Batches]]:
+        """A fresh learner at the start policy, and what samples step batches by its present weights."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        learner = DeepSpeedLearner(self.config, master_port=port)
+        publisher = SharedMemoryPublisher()
+        planner = RolloutPlanner(self.config, self.prompts.prompts, self.prompts.token_ids)
+        try:
+            yield learner, Batches(self, learner, publisher, planner)
+        finally:
+            learner.close()
+            publisher.close()
+
+    def next_version(self) -> int:
+        self._version += 1
+        return self._version
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Step batches sampled by a learner's present weights."""
+
+    loop: SmallLoop
+    learner: DeepSpeedLearner
+    publisher: SharedMemoryPublisher
+    planner: RolloutPlanner
+
+    def next(self) -> StepBatch:
+        version = self.loop.next_version()
+        self.loop.collector.sync(self.publisher.publish(version, self.learner.full_weights()))
+        groups = self.planner.collect(self.loop.collector, version, version).groups
+        config = self.loop.config
+        batch, _ = make_batch(groups, config.learner.loss, config.rollout.max_new_tokens)
+        return batch
+
+
+@contextmanager
+def small_loop(config: RunConfig) -> Iterator[SmallLoop]:
+    """Ray and a sampler of the starter policy on the embedded task; both end with the block."""
+    import ray
+
+    placement = Placement.decide(config)
+    start_ray(placement)
+    template = resolve_template("auto", "word_problems")
+    prompts = tokenize_prompts(
+        load_prompts(config.data, 0).prompts, load_tokenizer(config.model), template, PROMPT_TOKENS
+    )
+    collector = SampleCollector(config, placement, str(STARTER_FOLDER), lambda *_, **__: None)
+    try:
+        collector.start()
+        yield SmallLoop(config, collector, prompts)
+    finally:
+        collector.kill()
+        ray.shutdown()
