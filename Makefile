@@ -1,6 +1,7 @@
 # The two commands: `make demo` and `make test`. Both work on a fresh machine; `make help` lists the rest.
 SHELL := /bin/bash
 DEVICE ?= cpu
+JOBS ?= 2
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 # The environment is made anew only when what it is made from has changed.
@@ -27,8 +28,8 @@ demo: setup  ## train GRPO, SFPO and GXPO on the embedded task through the servi
 up: setup  ## start API, scheduler, Ray and dashboard on this machine; Ctrl-C ends them
 	$(VENV)/bin/gxpo up
 
-test: setup  ## the whole test suite
-	$(PYTHON) -m pytest
+test: setup  ## the whole test suite, in JOBS processes
+	$(PYTHON) -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 check: setup  ## ruff, mypy (strict) and import-linter
 	$(VENV)/bin/ruff check .
