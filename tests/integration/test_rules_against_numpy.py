@@ -102,10 +102,12 @@ class Reference:
         data = sequences()
         tokens = sum(len(r) for _, r, _ in data)
         total, found = torch.zeros((), dtype=torch.float64), []
-        for i, (prompt, response, advantage) in enumerate(data):
-            ids = torch.from_numpy(np.concatenate([prompt, response])).long()[None]
-            logprobs = torch.log_softmax(self.model(ids).logits[0], -1)
-            picked = logprobs[len(prompt) - 1 : -1].gather(1, ids[0, len(prompt) :, None])[:, 0]
+        whole = [torch.from_numpy(np.concatenate([prompt, response])).long() for prompt, response, _ in data]
+        # Padded behind the end, where a causal model's earlier tokens do not look.
+        logits = self.model(torch.nn.utils.rnn.pad_sequence(whole, batch_first=True)).logits
+        for i, (prompt, _, advantage) in enumerate(data):
+            logprobs = torch.log_softmax(logits[i, len(prompt) - 1 : len(whole[i]) - 1], -1)
+            picked = logprobs.gather(1, whole[i][len(prompt) :, None])[:, 0]
             old = picked.detach() if self.old is None else self.old[i]
             found.append(picked.detach())
             ratio = torch.exp(picked - old)
