@@ -29,7 +29,7 @@ up: setup  ## start API, scheduler, Ray and dashboard on this machine; Ctrl-C en
 	$(VENV)/bin/gxpo up
 
 test: setup  ## the whole test suite, in JOBS processes
-	$(PYTHON) -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+	$(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 check: setup  ## ruff, mypy (strict) and import-linter
 	$(VENV)/bin/ruff check .
