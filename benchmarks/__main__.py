@@ -7,7 +7,7 @@ import sys
 
 from benchmarks.measure import RESULTS
 
-ALL = ("step_time", "rules", "learning", "predictors", "grader", "service", "gpu")
+ALL = ("step_time", "rules", "learning", "predictors", "grader", "service", "dashboard", "gpu")
 
 
 def main() -> int:

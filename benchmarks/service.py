@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from sqlalchemy import insert
+from sqlalchemy import insert, text
 
 from benchmarks.measure import Figure, median, percentile, save
 from gxpo_services.auth import hash_token
@@ -42,11 +42,12 @@ from gxpo_services.metrics import ingest, repository
 from gxpo_services.metrics.batches import Batch, MetricRow
 from gxpo_services.migrate import upgrade
 from gxpo_services.ports import free_port
-from gxpo_services.runs.models import Run, RunTag
+from gxpo_services.runs.configs import stored
+from gxpo_services.runs.models import Run, RunDocument, RunTag
 from gxpo_services.runs.states import RunState
 from gxpo_services.tokens import service as tokens
 from gxpo_services.tokens.schemas import TokenRequest
-from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config_io import load_preset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.postgres import PostgresServer, find_programs
@@ -184,6 +185,7 @@ def curve_questions(api: Api) -> list[tuple[str, dict[str, Any]]]:
             for step in range(CURVE_STEPS)
         ]
         add_metrics(api.database, run_id, rows)
+    settle(api.database)
     query = {"runs": ids, "names": "reward/mean", "max_points": 1000}
     return [("/api/v1/metrics", query), ("/api/v1/metrics", query | {"x": "backward_passes"})]
 
@@ -192,6 +194,7 @@ def list_questions(api: Api, count: int) -> list[tuple[str, dict[str, Any]]]:
     ids = add_runs(api.database, count, state=None)
     for run_id in ids[:: max(1, count // 2000)]:
         add_metrics(api.database, run_id, [MetricRow(1, 1, {"reward/mean": random.random()})])
+    settle(api.database)
     queries: list[dict[str, Any]] = [
         {},
         {"state": "running"},
@@ -235,7 +238,7 @@ def submissions(api: Api) -> list[float]:
 
 def add_runs(database: Database, count: int, *, state: RunState | None, **values: Any) -> list[str]:
     """Runs as they would be after some months; `state` None: of all kinds."""
-    config = RunConfig().model_dump(mode="json")
+    config = stored(load_preset("demo"))
     chance = random.Random(count)
     rows = []
     for number in range(count):
@@ -245,11 +248,12 @@ def add_runs(database: Database, count: int, *, state: RunState | None, **values
             {
                 "id": new_id("r", created),
                 "name": f"run {number}",
-                "config": config,
                 "config_sha256": f"{number:064x}",
                 "rule": chance.choice(["grpo", "sfpo", "gxpo"]),
+                "rule_label": "GXPO K=5",
                 "model": "starter",
                 "seed": number,
+                "step_budget": 40,
                 "cpus": 2.0,
                 "gpus": 0.0,
                 "created_by": "bench",
@@ -263,13 +267,22 @@ def add_runs(database: Database, count: int, *, state: RunState | None, **values
                 **values,
             }
         )
+    tags = [(f"t{number % 10}", f"night {number % 7}") for number in range(count)]
+    for row, words in zip(rows, tags, strict=True):
+        row["search_text"] = "\n".join([row["name"], row["id"], row["model"], *words])
     with database.writing() as session:
-        session.execute(insert(Run), rows)
-    with database.writing() as session:
-        heads = repository.heads(session, [row["id"] for row in rows][:500])
-        tags = [{"run_number": head[0], "tag": f"t{n % 10}"} for n, head in enumerate(heads.values())]
-        session.execute(insert(RunTag), tags)
+        numbers = list(session.scalars(insert(Run).returning(Run.number, sort_by_parameter_order=True), rows))
+        session.execute(insert(RunDocument), [{"run_number": number, "config": config} for number in numbers])
+        pairs = [(number, tag) for number, words in zip(numbers, tags, strict=True) for tag in words]
+        session.execute(insert(RunTag), [{"run_number": number, "tag": tag} for number, tag in pairs])
     return [row["id"] for row in rows]
+
+
+def settle(database: Database) -> None:
+    """What PostgreSQL does by itself within a minute: count the rows, without which its plans are guesses."""
+    if not database.is_sqlite:
+        with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.execute(text("VACUUM ANALYZE"))
 
 
 def add_metrics(database: Database, run_id: str, rows: Sequence[MetricRow]) -> None:

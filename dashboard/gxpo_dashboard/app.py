@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import streamlit as st
@@ -13,6 +14,14 @@ from gxpo_dashboard.views import VIEWS
 
 def _nothing() -> None:
     """Streamlit's pages are only entries here; see navigation.py."""
+
+
+@st.cache_resource
+def _set_up() -> None:
+    """After the first page. Streamlit looks for garbage after every run of a part of the page, among all objects of
+    the process, and nothing is sent meanwhile; what the modules made is none and need not be looked at."""
+    gc.collect()
+    gc.freeze()
 
 
 ICON = str(Path(__file__).with_name("icon.png"))
@@ -31,3 +40,4 @@ if session.enter():
             st.text(f"Service: {session.service_url()}")
             st.button("Sign out", on_click=session.sign_out, icon=":material/logout:")
     show()
+    _set_up()

@@ -12,6 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+MAX_POINTS = 600
+"""Of one series, about; twice as many before it is thinned again."""
+
 Fetch = Callable[[int | None], Mapping[str, Any]]
 FetchMany = Callable[[list[str], int | None], Mapping[str, Mapping[str, Any]]]
 
@@ -63,7 +66,7 @@ Series = Mapping[str, Points]
 class LiveSeries:
     """The series of one run on one axis; `refresh` brings them up to date."""
 
-    def __init__(self, max_points: int = 600) -> None:
+    def __init__(self, max_points: int = MAX_POINTS) -> None:
         self.max_points = max_points
         self.revision: int | None = None
         self.attempt = 0

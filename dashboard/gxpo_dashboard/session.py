@@ -13,7 +13,7 @@ import streamlit as st
 
 from gxpo_dashboard.access import Visit, may_use_local_token, read_local_token
 from gxpo_dashboard.client import Client, Memory, NotSignedIn, Refused, ServiceAway, connect
-from gxpo_dashboard.series import LiveSeries, refresh_many
+from gxpo_dashboard.series import MAX_POINTS, LiveSeries, refresh_many
 from gxpo_dashboard.texts import TERMINAL, plain
 
 Json = dict[str, Any]
@@ -23,6 +23,8 @@ RETRY_S = 3.0
 LIVE_S = 2.0
 SLOW_S = 5.0
 _MAX_SERIES = 64
+_MAX_DRAWN = 4000
+"""Points of one chart of several runs, which share them."""
 
 
 def service_url() -> str:
@@ -104,7 +106,7 @@ def guarded() -> Iterator[None]:
 
 def live_series(run: str, x: str, names: tuple[str, ...]) -> LiveSeries:
     """This session's series of a run, brought up to date."""
-    found = _stored(run, x, names)
+    found = _stored(run, x, names, MAX_POINTS)
     service = client()
     try:
         found.refresh(lambda after: service.metrics(run, names, x, after, found.max_points))
@@ -116,7 +118,9 @@ def live_series(run: str, x: str, names: tuple[str, ...]) -> LiveSeries:
 
 def live_series_of(runs: Mapping[str, Json], x: str, names: tuple[str, ...]) -> dict[str, LiveSeries]:
     """The same of several runs (id → view); what has ended and is here already is not asked for again."""
-    series = {run: _stored(run, x, names) for run in runs}
+    # Twice as many may be held until they are thinned again.
+    most = min(MAX_POINTS, max(100, _MAX_DRAWN // (2 * max(1, len(runs)))))
+    series = {run: _stored(run, x, names, most) for run in runs}
     service = client()
     due = {
         run: found
@@ -126,14 +130,14 @@ def live_series_of(runs: Mapping[str, Json], x: str, names: tuple[str, ...]) -> 
         or runs[run]["progress"]["steps"] > found.last_step
     }
     with suppress(ServiceAway):
-        refresh_many(due, lambda asked, after: service.metrics_of(asked, names, x, after, LiveSeries().max_points))
+        refresh_many(due, lambda asked, after: service.metrics_of(asked, names, x, after, most))
     return series
 
 
-def _stored(run: str, x: str, names: tuple[str, ...]) -> LiveSeries:
+def _stored(run: str, x: str, names: tuple[str, ...], max_points: int) -> LiveSeries:
     store: dict[tuple[Any, ...], LiveSeries] = st.session_state.setdefault("series", {})
-    key = (run, x, names)
-    store[key] = store.pop(key) if key in store else LiveSeries()
+    key = (run, x, names, max_points)
+    store[key] = store.pop(key) if key in store else LiveSeries(max_points)
     while len(store) > _MAX_SERIES:
         store.pop(next(iter(store)))
     return store[key]

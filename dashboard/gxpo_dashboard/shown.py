@@ -56,17 +56,25 @@ def data(make: Callable[[], pd.DataFrame], key: str, title: str) -> None:
             download("CSV", f"{key}.csv", lambda: frame.to_csv(index=False).encode(), f"{key}-csv")
 
 
-def text_table(frame: pd.DataFrame, title: str) -> None:
-    """A table of text in a card, its cells shown as they are; a long one stays closed until it is asked for."""
+def text_table(frame: pd.DataFrame, title: str, *, closed: bool = False) -> None:
+    """A table of text in a card, its cells shown as they are; a long one, or one that is `closed`, is made only when
+    it is opened."""
     with st.container(border=True):
         st.markdown(f"##### {plain(title)}")
         if frame.empty:
             st.caption("No row yet.")
-            return
-        place = st.expander(f"{len(frame)} rows") if len(frame) > _LONG_TABLE else st.container()
-        with place:
-            shown = frame.map(plain).rename(columns=plain)
-            st.table(shown, border="horizontal", hide_index=True, alt=title)
+        elif not closed and len(frame) <= _LONG_TABLE:
+            _cells(frame, title)
+        else:
+            drawer = st.expander(f"{len(frame)} rows", key=f"table-{title}", on_change="rerun")
+            if drawer.open:
+                with drawer:
+                    _cells(frame, title)
+
+
+def _cells(frame: pd.DataFrame, title: str) -> None:
+    shown = frame.map(plain).rename(columns=plain)
+    st.table(shown, border="horizontal", hide_index=True, alt=title)
 
 
 def download(label: str, name: str, make: Callable[[], bytes], key: str) -> None:

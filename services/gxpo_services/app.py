@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 
 from gxpo_services import errors, health, logs
 from gxpo_services.comparisons.endpoints import router as comparisons
@@ -59,10 +59,8 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
     logs.configure(as_json=settings.log_json)
     errors.install(app)
     install_middleware(app, settings)
-    api = APIRouter(prefix=PREFIX)
     for router in (runs, groups, metrics, samples, comparisons, tokens):
-        api.include_router(router)
-    app.include_router(api)
+        app.include_router(router, prefix=PREFIX)
     app.include_router(health.router)
     describe(app)
     return app

@@ -17,10 +17,11 @@ from email.message import Message
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypedDict
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import httpx
 
+from gxpo_services.addresses import is_http, is_loopback
 from gxpo_trainer.errors import ConfigError, GxpoError
 
 API = "/api/v1"
@@ -117,7 +118,6 @@ class ServiceClient:
             headers={"Authorization": f"Bearer {token}"} if token else {},
             timeout=httpx.Timeout(60.0, connect=5.0),
             transport=transport,
-            # A proxy from the environment cannot reach this machine's own loopback.
             trust_env=not is_loopback(self.url),
         )
 
@@ -228,8 +228,7 @@ def connect(
     """
     home = home or Path(os.environ.get("GXPO_HOME") or DEFAULT_HOME)
     address = url or os.environ.get("GXPO_URL") or running_url(home) or DEFAULT_URL
-    parts = urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not is_http(address):
         raise ConfigError(f"the service's address {address!r} must look like {DEFAULT_URL}; check --url or GXPO_URL")
     return ServiceClient(address, _token(address, token_file, home), patience_s=patience_s)
 
@@ -260,10 +259,6 @@ def running_url(home: Path) -> str | None:
 
 def run_path(run_id: str) -> str:
     return f"/runs/{quote(run_id, safe='')}"
-
-
-def is_loopback(url: str) -> bool:
-    return urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost")
 
 
 def _offered_name(response: httpx.Response) -> str | None:

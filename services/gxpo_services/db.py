@@ -20,6 +20,10 @@ NAMING = {
 }
 
 
+BINARY_ROWS = "gxpo_binary_rows"
+"""Option of a statement: rows in PostgreSQL's binary form. Bytes are else sent and read as text, twice as long."""
+
+
 class Base(DeclarativeBase):
     """Base of all tables."""
 
@@ -33,7 +37,7 @@ def make_engine(url: str) -> Engine:
     one that reads first and writes later could otherwise fail half-way with `database is locked`.
     """
     if make_url(url).get_backend_name() != "sqlite":
-        return create_engine(url, pool_size=10, max_overflow=20, pool_pre_ping=True)
+        return _postgres_engine(url)
     path = make_url(url).database
     if path and path != ":memory:":
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -49,6 +53,19 @@ def make_engine(url: str) -> Engine:
     def _on_begin(connection: Any) -> None:
         reading = connection.get_execution_options().get("gxpo_read_only", False)
         connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _postgres_engine(url: str) -> Engine:
+    from psycopg.pq import Format
+
+    engine = create_engine(url, pool_size=10, max_overflow=20, pool_pre_ping=True)
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def _on_execute(_connection: Any, cursor: Any, _statement: Any, _values: Any, context: Any, _many: bool) -> None:
+        if context is not None and context.execution_options.get(BINARY_ROWS):
+            cursor.format = Format.BINARY
 
     return engine
 

@@ -24,11 +24,11 @@ _LOOK_S = 2.0
 TITLE = "gxpo demo: three update rules on the embedded task"
 
 
-def demo_command(wanted: Path, steps: int, *, dashboard: bool) -> int:
+def demo_command(wanted: Path, steps: int, *, dashboard: bool, stack_of: type[Stack] = Stack) -> int:
     """A service of its own in a free folder, three runs over REST, tables on stdout, a report in the folder.
 
-    Exit code 0 when all three succeeded and were compared; else errors travel to the command line. Whatever
-    happens, everything that was started has ended.
+    stack_of: what the service is made of. Exit code 0 when all three succeeded and were compared; else errors travel
+    to the command line. Whatever happens, everything that was started has ended.
     """
     # A service of its own: the settings of another one, such as its database, are not for it.
     for name in [name for name in os.environ if name.startswith("GXPO_")]:
@@ -37,7 +37,7 @@ def demo_command(wanted: Path, steps: int, *, dashboard: bool) -> int:
     until = stop_on_signals()
     begun = time.monotonic()
     say(f"demo: three runs of {steps} steps, one after the other; database and results in {home}")
-    with Stack(home, lambda text: say(f"demo: {text}"), until, dashboard=dashboard) as stack:
+    with stack_of(home, lambda text: say(f"demo: {text}"), until, dashboard=dashboard) as stack:
         with connect(stack.url, stack.token_file) as client:
             ids = _submit(client, steps)
             if stack.dashboard_url is not None:

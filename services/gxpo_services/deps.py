@@ -1,6 +1,7 @@
 """What endpoints ask for: settings, a session in the request's transaction, and who is asking.
 
-A session is committed when the endpoint returns, before the answer is sent, and rolled back when it raises.
+A session is committed when the endpoint returns, before the answer is sent, and rolled back when it raises. What does
+not wait for anything is `async`: FastAPI gives everything else a thread of its own, which costs more than the work.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _bearer = HTTPBearer(auto_error=False, description="A token made by `gxpo token 
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
 
-def get_settings(request: Request) -> ServiceSettings:
+async def get_settings(request: Request) -> ServiceSettings:
     settings: ServiceSettings = request.app.state.settings
     return settings
 
 
-def get_database(request: Request) -> Database:
+async def get_database(request: Request) -> Database:
     database: Database = request.app.state.database
     return database
 
@@ -71,7 +72,7 @@ WriteSession = Annotated[Session, Depends(_writing, scope="function")]
 ReadSession = Annotated[Session, Depends(_reading, scope="function")]
 
 
-def bearer(credentials: Credentials) -> str:
+async def bearer(credentials: Credentials) -> str:
     """The token of a request. Raises Unauthorized when there is none."""
     if credentials is None:
         raise Unauthorized("a bearer token is needed: Authorization: Bearer <token>; `gxpo token create` makes one")
@@ -93,7 +94,7 @@ Viewer = Annotated[Principal, Depends(_principal)]
 
 
 def _at_least(role: Role) -> object:
-    def check(principal: Viewer) -> Principal:
+    async def check(principal: Viewer) -> Principal:
         if principal.role < role:
             raise Forbidden(f"this needs the role {role.word}; your token {principal.name!r} is {principal.role.word}")
         return principal

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import Header
 from pydantic import BaseModel
+from sqlalchemy.exc import NoResultFound
 from sqlalchemy.orm import Session
 
 from gxpo_services.auth import Principal
@@ -30,7 +32,8 @@ def claim(session: Session, principal: Principal, key: str | None, deed: str, bo
     """Id of what this request is about to make (`new`), or of what an equal request with this key has made.
 
     deed: what is asked, so that one key cannot mean two things. Keys belong to their token. A request that fails
-    gives its key back with its transaction. Raises Conflict when the key was used for another request.
+    gives its key back with its transaction. A key is forgotten after GXPO_IDEMPOTENCY_S (scheduler.py). Raises Conflict
+    when the key was used for another request.
     """
     if key is None:
         return new
@@ -39,7 +42,11 @@ def claim(session: Session, principal: Principal, key: str | None, deed: str, bo
     mine = IdempotencyKey(
         token_id=principal.token_id, key=key, body_sha256=sha256, resource_id=new, created_at=time.time()
     )
-    owner = repository.claim_key(session, mine)
+    owner = None
+    while owner is None:
+        # The scheduler may delete an old key between the two looks of claim_key: then it is free.
+        with suppress(NoResultFound):
+            owner = repository.claim_key(session, mine)
     if owner.body_sha256 != sha256:
         raise Conflict(f"Idempotency-Key {key!r} was used for another request; use a new key, or repeat that request")
     return owner.resource_id

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import httpx
 
+from gxpo_services.addresses import is_loopback
 from gxpo_trainer.errors import ConfigError
 
 JobState = Literal["pending", "running", "succeeded", "failed", "stopped", "unknown"]
@@ -98,7 +99,11 @@ class RayLauncher:
     def __init__(self, address: str, *, transport: httpx.BaseTransport | None = None) -> None:
         self._address = address.rstrip("/")
         self._client = httpx.Client(
-            base_url=self._address, headers=_authorization(os.environ), timeout=_ANSWER_S, transport=transport
+            base_url=self._address,
+            headers=_authorization(os.environ),
+            timeout=_ANSWER_S,
+            transport=transport,
+            trust_env=not is_loopback(self._address),
         )
 
     def submit(self, job: Job) -> None:

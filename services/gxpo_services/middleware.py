@@ -70,7 +70,9 @@ class RequestMiddleware:
             path = getattr(route, "path", "unknown")
             self.metrics.requests.labels(scope["method"], path, status).inc()
             self.metrics.seconds.labels(scope["method"], path).observe(seconds)
-            _log.info("request", method=scope["method"], path=scope["path"], status=status, ms=round(seconds * 1e3, 1))
+            run = scope.get("path_params", {}).get("run_id")
+            found = {"method": scope["method"], "path": scope["path"], "status": status} | ({"run": run} if run else {})
+            _log.info("request", **found, ms=round(seconds * 1e3, 1))
 
     async def _limited(self, scope: Scope, receive: Receive, send: Send, declared: bytes) -> None:
         """Refuse a body over the limit: by its declared length at once, else while it comes in."""

@@ -20,6 +20,7 @@ from gxpo_services.runs.models import Run
 from gxpo_services.runs.states import RunState
 from gxpo_services.settings import ServiceSettings
 
+_FORGOTTEN = "job_forgotten"
 _DOUBT = 0.25
 """Part of heartbeat_s after which a silent trainer makes us ask whether the API could have heard it."""
 
@@ -43,8 +44,9 @@ class RunKeeper:
     So a crash in between leaves a run whose job is missing, and whoever holds the run next starts it. The secret of
     its launch, which only service.json had, is then replaced.
 
-    A job that the launcher has forgotten (its cluster was restarted) does not count against max_recoveries: the run
-    is not to blame. A silence counts only while the API could be reached and this scheduler was watching.
+    A job that the launcher has forgotten (its cluster was restarted) does not count against max_recoveries: as a rule
+    the run is not to blame. One that brings the cluster down each time is: max_forgotten bounds the jobs that are lost
+    in a row without a new step. A silence counts only while the API could be reached and this scheduler was watching.
     """
 
     def __init__(
@@ -191,11 +193,10 @@ class RunKeeper:
             lifecycle.move(session, run, given_up[state], actor=self._actor, message=why, lease_token=lease_token)
             return None
         counted = job.state != "unknown" or state is not RunState.RUNNING
-        if counted and run.recoveries >= self._settings.max_recoveries:
-            last = f"; the launcher said: {job.message[:1000]}" if job.message else ""
-            detail = f"{why}; it was recovered {run.recoveries} times, which is max_recoveries{last}"
+        too_often = self._recovered_too_often(run, job) if counted else self._forgotten_too_often(session, run)
+        if too_often is not None:
             reason = supervision.failure_reason(state, job)
-            launches.fail(session, run, reason, detail, actor=self._actor, lease_token=lease_token)
+            launches.fail(session, run, reason, f"{why}; {too_often}", actor=self._actor, lease_token=lease_token)
             return None
         return launches.again(
             session,
@@ -205,6 +206,24 @@ class RunKeeper:
             now=self._clock(),
             counted=counted,
             message=why,
+        )
+
+    def _recovered_too_often(self, run: Run, job: JobStatus) -> str | None:
+        if run.recoveries < self._settings.max_recoveries:
+            return None
+        last = f"; the launcher said: {job.message[:1000]}" if job.message else ""
+        return f"it was recovered {run.recoveries} times, which is max_recoveries{last}"
+
+    def _forgotten_too_often(self, session: Session, run: Run) -> str | None:
+        """Also records the loss, by which later ones are counted."""
+        message = f"job {run.job_id} was lost at step {run.step}: the launcher no longer knows it"
+        events.record(session, run.number, self._actor, _FORGOTTEN, message, step=run.step)
+        lost = supervision.lost_in_vain(leases.lost_at(session, run.number, _FORGOTTEN))
+        if lost <= self._settings.max_forgotten:
+            return None
+        return (
+            f"{lost} jobs in a row were lost so without a new step, and max_forgotten is "
+            f"{self._settings.max_forgotten}; look whether the run itself brings Ray down, by the memory it takes, say"
         )
 
     def _fail(self, run: Run, hold: Hold, reason: str, detail: str) -> None:

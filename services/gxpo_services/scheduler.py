@@ -23,6 +23,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
 from gxpo_services import logs
+from gxpo_services.addresses import is_loopback
 from gxpo_services.db import Database
 from gxpo_services.launcher import Launcher, LauncherUnavailable, RayLauncher, trainer_command
 from gxpo_services.migrate import upgrade
@@ -36,6 +37,9 @@ from gxpo_trainer.errors import ConfigError
 
 MISFIT_S = 60.0
 """How long a run that is larger than the whole cluster waits for the cluster to grow."""
+CLEAN_EVERY_S = 600.0
+CLEANED_AT_ONCE = 500
+"""Old idempotency keys that one round deletes; a full batch goes on in the next round."""
 _DATABASE_AWAY = (OperationalError, InterfaceError)
 
 
@@ -43,7 +47,7 @@ class Scheduler:
     """One scheduler; several may work on one database.
 
     A round (`tick`): renew the leases and take over executing runs that nobody holds; claim queued runs; then for
-    each run that is held look at its job and act (run_keeper.py).
+    each run that is held look at its job and act (run_keeper.py); every CLEAN_EVERY_S delete old idempotency keys.
 
     owner: unique for each start of a process. command: what a job executes for a run's folder. api_answers: whether
     trainers can report now. clock: seconds since 1970.
@@ -73,7 +77,7 @@ class Scheduler:
             clock=clock,
         )
         self._held: dict[str, Hold] = {}
-        self._renewed_at = 0.0
+        self._renewed_at = self._clean_at = 0.0
         self._misfits: dict[int, float] = {}
         self._trouble: dict[str, str] = {}
         self._log = logs.get_logger(__name__)
@@ -100,6 +104,7 @@ class Scheduler:
                 if run_id in self._held:
                     self._advance(run_id, self._held[run_id])
             self._keeper.end_jobs()
+        self._clean()
 
     def _advance(self, run_id: str, hold: Hold) -> None:
         try:
@@ -115,6 +120,15 @@ class Scheduler:
             if self._trouble.get(run_id) != repr(error):
                 self._trouble[run_id] = repr(error)
                 self._log.exception("run cannot be advanced", run=run_id)
+
+    def _clean(self) -> None:
+        now = self._clock()
+        if now < self._clean_at:
+            return
+        with self._database.writing() as session:
+            cleaned = leases.forget_keys(session, now - self._settings.idempotency_s, CLEANED_AT_ONCE)
+        if cleaned < CLEANED_AT_ONCE:
+            self._clean_at = now + CLEAN_EVERY_S
 
     # ---- leases and claims ------------------------------------------------------------------------------------
 
@@ -192,8 +206,7 @@ class _ApiProbe:
 
     def __init__(self, settings: ServiceSettings) -> None:
         self._url = f"{settings.api_url}/health/ready"
-        # A proxy of the environment cannot reach the loopback of this machine.
-        self._client = httpx.Client(timeout=2.0, trust_env=not settings.is_loopback)
+        self._client = httpx.Client(timeout=2.0, trust_env=not is_loopback(settings.api_url))
 
     def __call__(self) -> bool:
         try:

@@ -7,6 +7,8 @@ from pathlib import Path
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from gxpo_services.addresses import is_http
+
 
 class ServiceSettings(BaseSettings):
     """Every setting of API and scheduler. Both read the same environment, so they agree."""
@@ -34,6 +36,8 @@ class ServiceSettings(BaseSettings):
     cancel_grace_s: float = Field(60.0, gt=0, description="Time to stop at a step's end before the job is ended.")
     pause_grace_s: float = Field(900.0, gt=0, description="The same for a pause, which writes a checkpoint.")
     max_recoveries: int = Field(3, ge=0, description="Recoveries of a run before it fails.")
+    max_forgotten: int = Field(5, ge=0, description="Jobs in a row that Ray may lose without a new step of their run.")
+    idempotency_s: float = Field(604800.0, gt=0, description="Idempotency keys are kept for so long (7 days).")
 
     model_roots: tuple[Path, ...] = Field((), description="Folders that model.path may lie in; none named: any.")
     data_roots: tuple[Path, ...] = Field((), description="Folders that data files may lie in; none named: any.")
@@ -43,6 +47,13 @@ class ServiceSettings(BaseSettings):
 
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Largest request body.")
     log_json: bool = Field(False, description="Log one JSON object a line; false: text for people.")
+
+    @field_validator("ray_address", "public_url")
+    @classmethod
+    def _http(cls, value: str | None) -> str | None:
+        if value is not None and not is_http(value):
+            raise ValueError(f"{value!r} must look like http://host:port")
+        return value
 
     @field_validator("model_roots", "data_roots")
     @classmethod
@@ -73,7 +84,8 @@ class ServiceSettings(BaseSettings):
     @property
     def api_url(self) -> str:
         """Where trainers and commands on this machine reach the API."""
-        return self.public_url or f"http://{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return self.public_url or f"http://{host}:{self.port}"
 
     @property
     def is_loopback(self) -> bool:

@@ -35,7 +35,8 @@ class Stack:
     """Everything that one machine needs. Entering starts it and waits until it can be used; leaving ends it.
 
     Order: the home's lock, then what a killed start has left is ended, then database and token, then API and Ray
-    together, then the scheduler, which needs both, then the dashboard. say: takes lines for people.
+    together, then the scheduler, which needs both, then the dashboard. say: takes lines for people. What runs are
+    executed on is `ray_head` and `scheduler`; another stack may have its own.
     """
 
     def __init__(
@@ -95,20 +96,26 @@ class Stack:
         if self._supervisor is not None:
             self._supervisor.tend()
 
+    def ray_head(self) -> RayHead | None:
+        """The Ray to start; None where the setting names one that somebody else runs."""
+        return RayHead(self.home) if "ray_address" not in self._settings.model_fields_set else None
+
+    def scheduler(self, env: dict[str, str]) -> Child:
+        return _python("scheduler", "scheduler", env)
+
     def _start(self) -> None:
         end_recorded(self.home / STATE_FILE, self._say)
         self._choose_ports()
         prepare_local(self._settings)
         self._say("database: ready")
-        # A Ray that somebody else runs is named by the setting.
-        ray = RayHead(self.home) if "ray_address" not in self._settings.model_fields_set else None
+        ray = self.ray_head()
         about = {"url": self.url, "dashboard": self.dashboard_url, "ray": ray.address if ray else None}
         supervisor = Supervisor(self.home / STATE_FILE, self.home / "logs", self._say, self._until, about=about)
         supervisor.adopt_orphans()
         self._supervisor = supervisor
         env = self._environment(ray)
         supervisor.start(*([ray.child()] if ray else []), self._api(env))
-        supervisor.start(_python("scheduler", "scheduler", env))
+        supervisor.start(self.scheduler(env))
         if self.dashboard_url is not None:
             supervisor.start(self._dashboard(env))
 

@@ -25,6 +25,7 @@ def add_run(database: Database, **values: Any) -> str:
         "config": config,
         "config_sha256": "0" * 64,
         "rule": "gxpo",
+        "rule_label": "GXPO K=5",
         "model": "starter",
         "seed": 0,
         "cpus": 1.0,

@@ -82,18 +82,13 @@ class LiveRun:
         answer.raise_for_status()
 
 
-class ReplayedService:
-    """The API on a free port of loopback, on SQLite in `home`; it can be stopped and started again."""
+class ServedHome:
+    """The API on a home's database, in a thread of this process; it can be stopped and started again."""
 
     def __init__(self, home: Path, port: int | None = None) -> None:
         self.settings = ServiceSettings(home=home, port=port or free_port())
         self.url = f"http://127.0.0.1:{self.settings.port}"
-        home.mkdir(parents=True, exist_ok=True)
-        upgrade(self.settings.url)
-        self._database = Database(self.settings.url)
         self.start()
-        headers = {"Authorization": f"Bearer {self.token('admin')}"}
-        self.http = httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=60, trust_env=False)
 
     def start(self) -> None:
         config = uvicorn.Config(create_app(self.settings), port=self.settings.port, log_level="warning")
@@ -105,6 +100,19 @@ class ReplayedService:
     def stop(self) -> None:
         self._server.should_exit = True
         self._thread.join()
+
+
+class ReplayedService(ServedHome):
+    """The same on a database of its own, SQLite in `home`, and with a hand in it."""
+
+    def __init__(self, home: Path, port: int | None = None) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        url = ServiceSettings(home=home).url
+        upgrade(url)
+        self._database = Database(url)
+        super().__init__(home, port)
+        headers = {"Authorization": f"Bearer {self.token('admin')}"}
+        self.http = httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=60, trust_env=False)
 
     def close(self) -> None:
         self.stop()

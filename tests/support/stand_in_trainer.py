@@ -1,7 +1,7 @@
 """A trainer without a policy: the product's lock, files, uploader and outcome around steps that only wait.
 
-Used by the chaos tests in place of `gxpo train CONFIG --out DIR --continue --service FILE`. Every number that it
-reports is a function of the step, so that a history can be checked whatever happened on the way.
+Used by the tests of chaos and of the demo in place of `gxpo train CONFIG --out DIR --continue --service FILE`. Every
+number that it reports is a function of the step, so that a history can be checked whatever happened on the way.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ def evaluation_at(step: int) -> dict[str, Any]:
     return {"benchmark": "word_problems", "scores": {"pass@1": step / 200}, "num_problems": 8}
 
 
-def train(out: Path, steps: int, launch: Launch) -> str:
+def train(out: Path, config: dict[str, Any], launch: Launch) -> str:
     """From the newest checkpoint to the last step, or to a wish; what ended it."""
     checkpoints = sorted((out / "checkpoints").glob("step-*.json"))
     resumed = int(checkpoints[-1].stem.removeprefix("step-")) if checkpoints else 0
     past = read_identity(out)["attempts"] if (out / "run.json").exists() else []
     with RunReporter(out) as reporter:
         reporter.start_attempt(len(past) + 1, resumed)
-        reporter.write_identity({"rule": "gxpo", "seed": 0})
+        reporter.write_identity({"config": config})
         launch.begin(reporter)
-        for step in range(resumed + 1, steps + 1):
+        for step in range(resumed + 1, config["budget"]["steps"] + 1):
             wish = launch.wish()
             if wish == "pause":
                 save(out, step - 1, reporter)
@@ -76,9 +76,9 @@ def main() -> int:
     parser.add_argument("--continue", action="store_true", required=True)
     parser.add_argument("--service", type=Path, required=True)
     args = parser.parse_args()
-    steps = tomllib.loads(args.config.read_text(encoding="utf-8"))["budget"]["steps"]
+    config = tomllib.loads(args.config.read_text(encoding="utf-8"))
     with Launch(args.out, read_service(args.service)) as launch:
-        launch.end(train(args.out, steps, launch))
+        launch.end(train(args.out, config, launch))
     return launch.exit_code
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from gxpo_trainer.compare import mean_interval, paired_bootstrap, ratio_interval, t_critical
+from gxpo_trainer.compare import mean_interval, paired_bootstrap, ratio_interval, shared_bootstrap, t_critical
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,33 @@ def test_bootstrap_is_a_function_of_its_seed() -> None:
     first, second = generator.random((2, 3, 40))
     assert paired_bootstrap(first, second, seed=5) == paired_bootstrap(first, second, seed=5)
     assert paired_bootstrap(first, second, seed=5) != paired_bootstrap(first, second, seed=6)
+
+
+def test_shared_resamples_agree_with_plain_resampling_by_index() -> None:
+    generator = np.random.default_rng(6)
+    rows = generator.random((3, 40)) - [[0.5], [0.2], [0.0]]
+    drawn = generator.integers(0, 40, (10_000, 40))
+    for row, found in zip(rows, shared_bootstrap(rows, level=0.9), strict=True):
+        low, high = np.quantile(row[drawn].mean(axis=1), [0.05, 0.95])
+        assert (found.mean, found.num) == (pytest.approx(row.mean()), 40)
+        assert found.low == pytest.approx(low, abs=0.05 * (high - low))
+        assert found.high == pytest.approx(high, abs=0.05 * (high - low))
+
+
+def test_an_interval_does_not_depend_on_what_shares_its_resamples() -> None:
+    rows = np.random.default_rng(7).random((5, 30))
+    alone = [shared_bootstrap(row[None], seed=3, num_resamples=700)[0] for row in rows]
+    for one, other in zip(shared_bootstrap(rows, seed=3, num_resamples=700), alone, strict=True):
+        assert (one.low, one.high) == (pytest.approx(other.low, rel=1e-12), pytest.approx(other.high, rel=1e-12))
+    assert shared_bootstrap(rows[:1], seed=4, num_resamples=700)[0].low != alone[0].low
+
+
+def test_differences_of_one_problem_have_no_bounds_and_missing_ones_are_refused() -> None:
+    (found,) = shared_bootstrap([[0.25]])
+    assert (found.mean, found.low, found.high, found.num) == (0.25, None, None, 1)
+    for bad in ([], [[]], [0.1, 0.2], [[0.1, math.nan]]):
+        with pytest.raises(ValueError, match="differences of shape"):
+            shared_bootstrap(bad)
 
 
 @pytest.mark.parametrize("over", ["problems", "seeds", "both"])

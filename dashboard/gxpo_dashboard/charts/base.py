@@ -103,6 +103,10 @@ def value_at(points: Points | None, step: int, x: str = "step") -> float:
     return axis_value(before[-1], x) if before else math.nan
 
 
+EDGE = 6
+"""Pixels between the first and last point and the plot's edge: zoomable plots cut off what reaches over it."""
+
+
 def x_encoding(x: str, title: str | None = None) -> Spec:
     axis: Spec = {"grid": False, "labelFlush": False, "tickCount": 8, "labelOverlap": "greedy"}
     if x in ("tokens", "backward_passes"):
@@ -110,7 +114,8 @@ def x_encoding(x: str, title: str | None = None) -> Spec:
     if x == "step":
         axis["format"] = ",d"
         axis["tickMinStep"] = 1
-    return {"field": "x", "type": "quantitative", "title": title or AXES[x], "axis": axis, "scale": {"nice": False}}
+    scale = {"nice": False, "zero": False, "padding": EDGE}
+    return {"field": "x", "type": "quantitative", "title": title or AXES[x], "axis": axis, "scale": scale}
 
 
 def y_encoding(title: str, form: str = NUMBER, zero: bool = False, log: bool = False) -> Spec:
@@ -120,44 +125,53 @@ def y_encoding(title: str, form: str = NUMBER, zero: bool = False, log: bool = F
         "type": "quantitative",
         "title": title,
         # A logarithmic axis would get a line for every tenth of a decade.
-        "axis": {"format": form, "tickCount": 5, "titlePadding": 8, **({"grid": False} if log else {})},
+        "axis": {
+            "format": form,
+            "tickCount": 5,
+            "titlePadding": 8,
+            "labelFlush": False,
+            **({"grid": False} if log else {}),
+        },
         "scale": scale,
     }
 
 
-def legend(names: Sequence[str]) -> Spec | None:
-    """Above the plot, in as many columns as the longest name leaves room for; none for a single series."""
+def legend(names: Sequence[str], marks: bool = False) -> Spec | None:
+    """Above the plot, in as many columns as the longest name leaves room for; none for a single series.
+
+    It shows each series' stroke, or with `marks` the shape of its points.
+    """
     if len(names) < 2:
         return None
     longest = max(len(name) for name in names)
     columns = 4 if longest <= 14 else 3 if longest <= 22 else 2 if longest <= 36 else 1
+    symbol: Spec = {"symbolStrokeWidth": 0} if marks else {"symbolType": "stroke", "symbolStrokeWidth": 2}
     return {
         "orient": "top",
         "direction": "horizontal",
         "columns": columns,
         "title": None,
         "labelLimit": 420,
-        "symbolType": "stroke",
+        **symbol,
         "symbolOpacity": 1,
-        "symbolStrokeWidth": 2,
         "symbolSize": 110,
         "rowPadding": 2,
         "columnPadding": 14,
     }
 
 
-def color(names: Sequence[str]) -> Spec:
+def color(names: Sequence[str], marks: bool = False) -> Spec:
     """Lines, their points and their bands share one scale and so one legend."""
     scale = {"domain": list(names)}
-    return {"field": "series", "type": "nominal", "scale": scale, "legend": legend(names), "sort": None}
+    return {"field": "series", "type": "nominal", "scale": scale, "legend": legend(names, marks), "sort": None}
 
 
-def dash(names: Sequence[str]) -> Spec:
+def dash(names: Sequence[str], marks: bool = False) -> Spec:
     return {
         "field": "series",
         "type": "nominal",
         "scale": {"domain": list(names), "range": [list(DASHES[i % len(DASHES)]) for i in range(len(names))]},
-        "legend": legend(names),
+        "legend": None if marks else legend(names),
         "sort": None,
     }
 
@@ -167,7 +181,7 @@ def shape(names: Sequence[str]) -> Spec:
         "field": "series",
         "type": "nominal",
         "scale": {"domain": list(names), "range": [SHAPES[i % len(SHAPES)] for i in range(len(names))]},
-        "legend": None,
+        "legend": legend(names, marks=True),
         "sort": None,
     }
 
@@ -191,12 +205,13 @@ def tooltip(x: str, form: str, more: Iterable[Spec] = ()) -> list[Spec]:
 def line_layers(
     names: Sequence[str], x: str, y: Spec, *, marks: bool = False, form: str = NUMBER, more: Iterable[Spec] = ()
 ) -> list[Spec]:
-    """Lines, and points that show their value under the pointer (`marks`: always drawn, with a shape a series)."""
+    """Lines of the data `points`, and points that show their value under the pointer: those of `near`, or with `marks`
+    all, always drawn and with a shape a series."""
     line: Spec = {
         "data": {"name": "points"},
         "mark": {"type": "line", "strokeWidth": 2, "interpolate": "linear"},
         "params": zoom_params(),
-        "encoding": {"x": x_encoding(x), "y": y, "color": color(names), "strokeDash": dash(names)},
+        "encoding": {"x": x_encoding(x), "y": y, "color": color(names, marks), "strokeDash": dash(names, marks)},
     }
     opacity: Spec = {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 1 if marks else 0}
     dots: Spec = {
@@ -206,14 +221,24 @@ def line_layers(
         "encoding": {
             "x": x_encoding(x),
             "y": y,
-            "color": color(names),
+            "color": color(names, marks),
             "opacity": opacity,
             "tooltip": tooltip(x, form, more),
         },
     }
     if marks:
         dots["encoding"]["shape"] = shape(names)
+    else:
+        # A description of every point costs more than its picture; the chart has one, and a table.
+        line["mark"]["aria"] = dots["mark"]["aria"] = False
+        dots["data"] = {"name": "near"}
     return [line, dots]
+
+
+def near(frame: pd.DataFrame, most: int = 1000) -> pd.DataFrame:
+    """At most `most` rows, evenly: the points that show their value under the pointer. The nearest one is searched
+    anew at each change of data, which would take seconds for ten thousands."""
+    return frame.iloc[:: max(1, math.ceil(len(frame) / most))]
 
 
 def metric_chart(
@@ -243,4 +268,5 @@ def metric_chart(
     newest = int(frame["step"].max()) if not frame.empty else 0
     summary = f"At step {newest}: {', '.join(words)}." if words else "Nothing was reported yet."
     alt = f"{title}: {', '.join(names.values())} over {AXES[x]}"
-    return Chart(key, title, spec, {"points": frame}, alt, summary, note, labels={"x": AXES[x]})
+    datasets = {"points": frame, "near": near(frame)}
+    return Chart(key, title, spec, datasets, alt, summary, note, labels={"x": AXES[x]})

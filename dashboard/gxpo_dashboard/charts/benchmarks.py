@@ -121,7 +121,7 @@ def interval_layers(names: Sequence[str], x: str = "step") -> list[Spec]:
             "x": x_encoding(x),
             "y": {"field": "low", "type": "quantitative", "title": None},
             "y2": {"field": "high"},
-            "color": color(names),
+            "color": color(names, marks=True),
         },
     }
     return [band]

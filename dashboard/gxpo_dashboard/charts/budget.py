@@ -97,7 +97,7 @@ def _costs(rule: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _y() -> Spec:
-    axis = {"format": "~s", "tickCount": 5, "titlePadding": 8}
+    axis = {"format": "~s", "tickCount": 5, "titlePadding": 8, "labelFlush": False}
     return {
         "field": "y",
         "type": "quantitative",

@@ -16,6 +16,7 @@ from gxpo_dashboard.charts.base import (
     axis_value,
     color,
     line_layers,
+    near,
     x_encoding,
     y_encoding,
 )
@@ -107,6 +108,8 @@ def gate_chart(answer: Answer) -> Chart:
             "dx": -4,
             "dy": -3,
             "color": ALARM,
+            "fontSize": 12,
+            "fontWeight": 600,
         },
         "encoding": {
             "y": {"field": "y", "type": "quantitative"},
@@ -118,7 +121,7 @@ def gate_chart(answer: Answer) -> Chart:
         "compare-gate",
         "Gates: z-score against τ",
         {"layer": [*line_layers(names, "step", y), rule, label_of]},
-        {"points": frame, "rules": rules},
+        {"points": frame, "near": near(frame), "rules": rules},
         f"z-scores of all runs with a gate over {AXES['step']}",
         _gate_words(answer),
         "Never smoothed.",
@@ -141,7 +144,7 @@ def metric_chart(name: str, series: Mapping[str, Points], x: str, smoothing: flo
         "compare-metric",
         name,
         {"layer": line_layers(names, x, y_encoding(name))},
-        {"points": frame},
+        {"points": frame, "near": near(frame)},
         f"{name} of all runs over {AXES[x]}",
         f"Newest values: {words}." if words else "No run reported it.",
         f"Exponential average, weight {weight:g}." if weight else "Not smoothed.",
@@ -264,7 +267,7 @@ def _seed_layer(names: Sequence[str], x: str) -> Spec:
         "encoding": {
             "x": x_encoding(x),
             "y": {"field": "y", "type": "quantitative"},
-            "color": color(names),
+            "color": color(names, marks=True),
             "detail": {"field": "seed"},
         },
     }

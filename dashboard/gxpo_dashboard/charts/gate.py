@@ -19,6 +19,7 @@ from gxpo_dashboard.charts.base import (
     Spec,
     line_layers,
     long_frame,
+    near,
     value_at,
     x_encoding,
     y_encoding,
@@ -78,7 +79,13 @@ def z_chart(series: Series, x: str = "step", two_sided: bool = False) -> Chart:
             *_shutoff_layers(x),
         ]
     }
-    datasets = {"points": frame, "rules": rules, "phases": phases(series, x), "shutoff": _shutoff_frame(series, x)}
+    datasets = {
+        "points": frame,
+        "near": near(frame),
+        "rules": rules,
+        "phases": phases(series, x),
+        "shutoff": _shutoff_frame(series, x),
+    }
     return Chart(
         "gate-z",
         "Gate: z-score against τ",
@@ -108,6 +115,7 @@ def value_chart(series: Series, x: str = "step", rule: str = "gxpo") -> Chart:
     spec: Spec = {"layer": [*_phase_layers(x), band, *layers, *_shutoff_layers(x)]}
     datasets = {
         "points": frame,
+        "near": near(frame),
         "band": _band(series, x),
         "phases": phases(series, x),
         "shutoff": _shutoff_frame(series, x),
@@ -191,6 +199,8 @@ def _rule_layers() -> list[Spec]:
             "dy": -3,
             "dx": -4,
             "color": ALARM,
+            "fontSize": 12,
+            "fontWeight": 600,
         },
         "encoding": {"y": y, "x": {"value": "width"}, "text": {"field": "label"}},
     }

@@ -59,7 +59,7 @@ def step_time_chart(series: Series) -> Chart:
                         "type": "quantitative",
                         "stack": "zero",
                         "title": "seconds",
-                        "axis": {"format": NUMBER, "tickCount": 5},
+                        "axis": {"format": NUMBER, "tickCount": 5, "labelFlush": False},
                     },
                     "order": {"field": "order", "type": "quantitative"},
                     "fill": {

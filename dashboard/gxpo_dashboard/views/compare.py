@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,8 @@ METRICS = (
 )  # fmt: skip
 _MOST = 60
 _MOST_LINES = 20
+_OPEN_TABLES = 4
+"""Result, cost to the baseline's best, accuracy at equal passes and at equal time; the others are drawers."""
 
 
 def show() -> None:
@@ -67,7 +70,7 @@ def _groups() -> list[str]:
 
 def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -> tuple[Json, str, bool]:
     """The query for the service, the chart's axis, and whether each seed is drawn."""
-    scores, benchmarks = _measured(list(everything)[:_MOST_LINES])
+    scores, benchmarks = _measured(one_of_each(everything))
     labels = unique_labels(everything)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         x = permalinks.select("Over", "over", list(AXES), "step", format_func=AXES.__getitem__) or "step"
@@ -89,6 +92,16 @@ def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -
         "smoothing": float(smoothing or 0),
     }
     return query, x, seeds
+
+
+def one_of_each(runs: dict[str, Json]) -> list[str]:
+    """Runs that may have been evaluated in different ways: of a sweep one for each of its settings of evaluation."""
+    found: dict[Any, str] = {}
+    for run, view in runs.items():
+        own = {path: value for path, value in (view["group_values"] or {}).items() if path.startswith("evaluation")}
+        kind = (view["group"], json.dumps(own, sort_keys=True)) if view["group"] else run
+        found.setdefault(kind, run)
+    return list(found.values())[:_MOST_LINES]
 
 
 def _measured(runs: list[str]) -> tuple[list[str], list[str]]:
@@ -118,8 +131,8 @@ def _comparison(query: Json, x: str, seeds: bool) -> None:
         answer = session.client().compare(**query)
         _evidence(answer)
         chart(charts.accuracy_chart(answer, x, seeds), "compare")
-        for table in answer["tables"]:
-            text_table(charts.text_table(table), table["title"])
+        for number, table in enumerate(answer["tables"]):
+            text_table(charts.text_table(table), table["title"], closed=number >= _OPEN_TABLES)
         if any(run["gate"]["steps"] for group in answer["groups"] for run in group["runs"]):
             chart(charts.gate_chart(answer), "compare")
         _differences(answer)

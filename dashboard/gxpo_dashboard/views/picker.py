@@ -11,7 +11,7 @@ from gxpo_dashboard.client import Refused
 from gxpo_dashboard.texts import unique_labels
 
 Json = dict[str, Any]
-_RECENT = 200
+_RECENT = 100
 
 
 def runs(label: str, name: str, *, most: int, default: tuple[str, ...] = ()) -> dict[str, Json]:

@@ -13,6 +13,7 @@ from gxpo_dashboard import forms, permalinks, session
 from gxpo_dashboard.client import Refused
 from gxpo_dashboard.formats import count
 from gxpo_dashboard.navigation import go
+from gxpo_dashboard.shown import text_table
 from gxpo_dashboard.texts import NO_RIGHT, plain, state_word
 from gxpo_dashboard.views import actions
 
@@ -110,7 +111,7 @@ def _key(preset: str, path: str) -> str:
 
 
 def _widget(setting: forms.Setting, changes: Json, preset: str) -> Any:
-    key, label, words = _key(preset, setting.path), plain(setting.path), setting.help or None
+    key, label, words = _key(preset, setting.path), setting.path, setting.help or None
     setting = replace(setting, value=changes.get(setting.path, setting.value))
     if setting.kind == "boolean":
         return st.checkbox(label, value=bool(setting.value), key=key, help=words)
@@ -211,9 +212,7 @@ def _sweep(body: Json) -> None:
         go("runs", group=made["group"]["id"])
     rows = [(run["name"], run["rule_label"], run["seed"], run["backward_passes"]) for run in plan["runs"]]
     frame = pd.DataFrame(rows, columns=["Run", "Rule", "Seed", "Passes"])
-    small = st.column_config.NumberColumn(width="small")
-    config = {"Run": st.column_config.TextColumn(width="medium"), "Seed": small, "Passes": small}
-    st.dataframe(frame, hide_index=True, column_config=config, key="planned", alt="The sweep's runs")
+    text_table(frame.astype("str"), "The sweep's runs")
 
 
 def _press(label: str, ready: bool) -> bool:

@@ -8,7 +8,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from gxpo_services.client import Json, RefusedRequest, ServiceClient, is_loopback
+from gxpo_services.addresses import is_loopback
+from gxpo_services.client import Json, RefusedRequest, ServiceClient
 from gxpo_services.commands import tables
 from gxpo_services.commands.common import UsageError, client_of, confirmed, named, one_line, print_json, say
 from gxpo_trainer.config import RunConfig

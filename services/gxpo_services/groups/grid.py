@@ -45,8 +45,9 @@ def plan(request: SweepRequest, server: ServiceSettings) -> list[Planned]:
     has_control = request.control or (request.preset is not None and PRESETS[request.preset].control)
     if has_control:
         variants += _controls(variants)
-    if len(variants) * max(1, len(request.seeds)) > MAX_RUNS:
-        raise invalid([_too_many(len(variants) * len(request.seeds))])
+    size = len(variants) * max(1, len(request.seeds))
+    if size > MAX_RUNS:
+        raise invalid([_too_many(size)])
     planned = [
         _seeded(request.name, config, values, seed)
         for config, values in variants

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy import func, select
-from sqlalchemy.orm import Session, defer
+from sqlalchemy.orm import Session
 
-from gxpo_services.runs.models import Group, Run
+from gxpo_services.runs.models import Group, Run, RunDocument
 from gxpo_services.runs.states import RunState
 
 
@@ -27,10 +28,16 @@ def newest(session: Session, before: int | None, limit: int) -> list[Group]:
     return list(session.scalars(query if before is None else query.where(Group.number < before)))
 
 
-def runs_of(session: Session, group: Group, limit: int) -> list[Run]:
-    """Its runs in the order in which they were made."""
-    query = select(Run).where(Run.group_number == group.number).order_by(Run.number).limit(limit)
-    return list(session.scalars(query.options(defer(Run.identity))))
+def numbers_of(session: Session, group: Group, limit: int) -> list[int]:
+    """Numbers of its runs in the order in which they were made."""
+    query = select(Run.number).where(Run.group_number == group.number).order_by(Run.number).limit(limit)
+    return list(session.scalars(query))
+
+
+def configs_of(session: Session, run_numbers: Sequence[int]) -> list[dict[str, Any]]:
+    """Configs of runs, by their numbers ascending."""
+    query = select(RunDocument.config).where(RunDocument.run_number.in_(run_numbers)).order_by(RunDocument.run_number)
+    return list(session.scalars(query))
 
 
 def count_by_state(session: Session, groups: Sequence[Group]) -> dict[int, dict[RunState, int]]:

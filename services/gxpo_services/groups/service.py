@@ -109,7 +109,7 @@ def get_group(session: Session, group_id: str) -> GroupDetail:
     group = repository.find(session, group_id)
     if group is None:
         raise NotFound(f"there is no group {group_id}")
-    shown = runs.shown(session, repository.runs_of(session, group, _SHOWN_RUNS))
+    shown = runs.shown(session, repository.numbers_of(session, group, _SHOWN_RUNS))
     return GroupDetail(**_views(session, [group])[0].model_dump(), spec=group.spec, runs=shown)
 
 
@@ -132,8 +132,8 @@ def _repeated(session: Session, group_id: str) -> Group:
 
 
 def _answer(session: Session, group: Group) -> SweepAnswer:
-    found = repository.runs_of(session, group, _SHOWN_RUNS)
-    cost = _cost([restored(run.config) for run in found])
+    found = repository.numbers_of(session, group, _SHOWN_RUNS)
+    cost = _cost([restored(config) for config in repository.configs_of(session, found)])
     return SweepAnswer(group=_views(session, [group])[0], runs=runs.shown(session, found), cost=cost)
 
 

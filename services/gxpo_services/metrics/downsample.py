@@ -27,5 +27,7 @@ def thin(values: npt.NDArray[np.float64], max_points: int) -> npt.NDArray[np.int
     begin = np.arange(buckets) * width
     lowest = begin + np.where(gaps, np.inf, grid).argmin(axis=1)
     highest = begin + np.where(gaps, -np.inf, grid).argmax(axis=1)
-    kept = np.unique(np.concatenate([lowest, highest])) + 1
+    pairs = np.stack([np.minimum(lowest, highest), np.maximum(lowest, highest)], axis=1)
+    twice = pairs[:, 0] == pairs[:, 1]
+    kept = pairs.ravel()[~np.stack([np.zeros_like(twice), twice], axis=1).ravel()] + 1
     return np.concatenate([[0], kept, [length - 1]])

@@ -45,7 +45,7 @@ class MetricLast(Base):
     """Last and extreme values of one metric of a run, for sorting and tables. NaN is stored as NULL."""
 
     __tablename__ = "metric_last"
-    __table_args__ = (Index("ix_metric_last_sort", "name_number", "last"),)
+    __table_args__ = (Index("ix_metric_last_sort", "name_number", "last", "run_number"),)
 
     run_number: Mapped[int] = mapped_column(ForeignKey("runs.number", ondelete="CASCADE"), primary_key=True)
     name_number: Mapped[int] = mapped_column(ForeignKey("metric_names.number"), primary_key=True)

@@ -10,8 +10,9 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import LargeBinary, Pool, cast, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.orm import Session, defer, lazyload
+from sqlalchemy.orm import Session, lazyload
 
+from gxpo_services.db import BINARY_ROWS
 from gxpo_services.metrics.blocks import BLOCK_STEPS, RECORD, Records, decode, one_history
 from gxpo_services.metrics.models import Attempt, MetricBlock, MetricLast, MetricName
 from gxpo_services.runs.models import Run
@@ -43,20 +44,19 @@ class Summary:
 
 
 def lock_run(session: Session, run_id: str) -> Run | None:
-    """The run, held against every other writer until the transaction ends; without its large columns."""
+    """The run, held against every other writer until the transaction ends; without what belongs to it."""
     query = (
         select(Run)
         .where(Run.id == run_id)
-        .options(lazyload(Run.tags), lazyload(Run.group), defer(Run.config), defer(Run.identity))
+        .options(lazyload(Run.tags), lazyload(Run.group), lazyload(Run.document))
         .with_for_update(of=Run)
     )
     return session.scalar(query)
 
 
-def run_secret(session: Session, run_id: str) -> tuple[str, str | None] | None:
-    """State and hash of the run token."""
-    row = session.execute(select(Run.state, Run.run_token_sha256).where(Run.id == run_id)).one_or_none()
-    return None if row is None else (row.state, row.run_token_sha256)
+def run_secret(session: Session, run_id: str) -> str | None:
+    """Hash of the token that a run's trainer reports with; None when it has none, or there is no such run."""
+    return session.scalar(select(Run.run_token_sha256).where(Run.id == run_id))
 
 
 def heads(session: Session, run_ids: Sequence[str]) -> dict[str, tuple[int, int, int]]:
@@ -177,15 +177,16 @@ def histories(
 
     after: only steps behind it.
     """
+    table = MetricBlock.__table__.c
     query = (
-        select(MetricBlock.run_number, MetricBlock.name_number, MetricBlock.attempt, MetricBlock.data)
-        .where(MetricBlock.run_number.in_(firsts), MetricBlock.name_number.in_(names))
-        .order_by(MetricBlock.run_number, MetricBlock.name_number, MetricBlock.attempt, MetricBlock.block)
+        select(table.run_number, table.name_number, table.attempt, table.data)
+        .where(table.run_number.in_(firsts), table.name_number.in_(names))
+        .order_by(table.run_number, table.name_number, table.attempt, table.block)
     )
     if after is not None:
-        query = query.where(MetricBlock.block >= (after + 1) // BLOCK_STEPS)
+        query = query.where(table.block >= (after + 1) // BLOCK_STEPS)
     gathered: dict[tuple[int, int], dict[int, list[bytes]]] = {}
-    for run, name, attempt, data in session.execute(query):
+    for run, name, attempt, data in session.execute(query, execution_options={BINARY_ROWS: True}).all():
         gathered.setdefault((run, name), {}).setdefault(attempt, []).append(data)
     found: dict[tuple[int, int], Records] = {}
     for (run, name), attempts in gathered.items():

@@ -16,9 +16,10 @@ from gxpo_services.metrics.batches import BadRow, Batch, TooManyRows, parse
 from gxpo_services.metrics.blocks import Records
 from gxpo_services.metrics.downsample import thin
 from gxpo_services.metrics.schemas import Axis
-from gxpo_services.runs.states import TERMINAL
 
 ACTOR = "trainer"
+_TAKES_NONE = "the run takes no reports: it has ended, waits for its next launch, or was deleted"
+"""One answer for all of these: who has no token of the run learns nothing about it."""
 MOST_CURVES = 2_000
 """Curves in one answer: runs × metrics."""
 _AXES: dict[Axis, str] = {
@@ -34,10 +35,7 @@ Json = dict[str, Any]
 
 def check_token(session: Session, run_id: str, token: str) -> None:
     """Whether a token is that of the run's present launch. Raises Gone, Unauthorized."""
-    found = repository.run_secret(session, run_id)
-    if found is None:
-        raise Gone(f"there is no run {run_id} (any more)")
-    _check_owner(run_id, *found, token)
+    _check_owner(repository.run_secret(session, run_id), token)
 
 
 def read_batch(body: bytes) -> Batch:
@@ -54,9 +52,9 @@ def receive(session: Session, run_id: str, token: str, batch: Batch) -> ingest.I
     """Apply one call of a trainer. Raises Gone, Unauthorized; Conflict when lines are missing before it."""
     run = repository.lock_run(session, run_id)
     if run is None:
-        raise Gone(f"there is no run {run_id} (any more)")
+        raise Gone(_TAKES_NONE)
     # Looked at again under the lock: another launch may own the run by now.
-    _check_owner(run_id, run.state, run.run_token_sha256, token)
+    _check_owner(run.run_token_sha256, token)
     if batch.launch != run.launch:
         raise Unauthorized(f"launch {run.launch} owns the run now; launch {batch.launch} may not report any more")
     ingest.hear(session, run, ACTOR)
@@ -69,12 +67,11 @@ def receive(session: Session, run_id: str, token: str, batch: Batch) -> ingest.I
     return answer
 
 
-def _check_owner(run_id: str, state: str, stored: str | None, token: str) -> None:
+def _check_owner(stored: str | None, token: str) -> None:
     if same_hash(token, stored):
         return
     if stored is None:
-        over = "it is over" if state in TERMINAL else "no launch of it may report"
-        raise Gone(f"run {run_id} is {state}: {over}")
+        raise Gone(_TAKES_NONE)
     raise Unauthorized("this is not the token of the run's present launch; another launch owns the run")
 
 
@@ -96,13 +93,12 @@ def curves(
     heads = _heads(session, run_ids)
     firsts = repository.first_steps(session, [head[0] for head in heads.values()])
     numbers = repository.find_numbers(session, metrics)
-    values = repository.histories(session, list(numbers.values()), firsts, after=after)
-    costs: dict[int, Records] = {}
-    if x != "step":
-        # The whole axis: the newest cost at or before a point may lie before `after`.
-        axis = repository.find_numbers(session, [_AXES[x]])
-        found = repository.histories(session, list(axis.values()), firsts)
-        costs = {run: records for (run, _), records in found.items()}
+    axis = repository.find_numbers(session, [_AXES[x]]) if x != "step" else {}
+    # Of the axis the whole: the newest cost at or before a point may lie before `after`.
+    whole = {*numbers.values(), *axis.values()} if after is None else set(axis.values())
+    read = repository.histories(session, whole, firsts) if whole else {}
+    values = read if after is None else repository.histories(session, list(numbers.values()), firsts, after=after)
+    costs = {run: records for (run, name), records in read.items() if name in axis.values()}
     answer: dict[str, Json] = {}
     for run_id in run_ids:
         number, last_step, attempt = heads[run_id]
@@ -149,6 +145,8 @@ def costs_at(steps: npt.NDArray[np.int32], costs: Records | None) -> npt.NDArray
     found = np.where(steps == 0, 0.0, np.nan)
     if costs is None or len(costs) == 0:
         return found
+    if np.array_equal(costs["step"], steps):
+        return costs["value"].copy()
     index = np.searchsorted(costs["step"], steps, side="right") - 1
     return np.where(index >= 0, costs["value"][np.maximum(index, 0)], found)
 

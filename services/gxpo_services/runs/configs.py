@@ -92,8 +92,16 @@ def _parsed(text: str, field: str) -> Settings:
 def _unstorable(config: RunConfig) -> list[tuple[str, str]]:
     """What a run may have by its config and a row of the database may not."""
     found = []
-    if config.seed > MAX_INTEGER:
-        found.append(("seed", f"must be at most {MAX_INTEGER}"))
+    budget = config.budget
+    numbers = {
+        "seed": config.seed,
+        "budget.steps": budget.steps,
+        "budget.backward_passes": budget.backward_passes,
+        "budget.tokens": budget.tokens,
+    }
+    for name, number in numbers.items():
+        if number is not None and number > MAX_INTEGER:
+            found.append((name, f"must be at most {MAX_INTEGER}"))
     if len(config.model.path) > _LONGEST_MODEL:
         found.append(("model.path", f"must be at most {_LONGEST_MODEL} characters"))
     if not math.isfinite(resources(config)[0]):

@@ -1,4 +1,4 @@
-"""SQL of the scheduler: leases on executing runs, the queue, and launches.
+"""SQL of the scheduler: leases on executing runs, the queue, jobs, and keys that are old.
 
 A lease is owner, token and expiry. The token counts up with each claim and take-over, and every write of a
 scheduler names the token that it holds: a scheduler that was away for too long, and comes back to a run that
@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, or_, select, update
+from sqlalchemy import ColumnElement, delete, func, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from gxpo_services.runs.admission import Candidate
-from gxpo_services.runs.models import Run
+from gxpo_services.runs.models import Event, IdempotencyKey, Run
 from gxpo_services.runs.states import EXECUTING, RunState
 
 _QUEUE_LOCK = 0x67787175  # "gxqu"
@@ -57,6 +57,29 @@ def held(session: Session, run_id: str, owner: str, lease_token: int) -> Run | N
 def job_of_ended(session: Session, run_id: str) -> str | None:
     """The last job of a run that does not execute any more; None when it does, or there is none."""
     return session.scalar(select(Run.job_id).where(Run.id == run_id, Run.state.not_in(sorted(EXECUTING))))
+
+
+def lost_at(session: Session, run_number: int, kind: str) -> list[int]:
+    """Steps at which a run's jobs were lost, by the schedulers' events of this kind, oldest first."""
+    # The trainer names the kinds of its own events, so the actor must be a scheduler.
+    query = select(Event.fields).where(
+        Event.run_number == run_number, Event.kind == kind, Event.actor.startswith("scheduler:")
+    )
+    return [int(fields["step"]) for fields in session.scalars(query.order_by(Event.number))]
+
+
+def forget_keys(session: Session, before: float, most: int) -> int:
+    """Delete at most so many idempotency keys that were used before a time; how many.
+
+    Keys that another scheduler is about to delete are passed over.
+    """
+    columns = (IdempotencyKey.token_id, IdempotencyKey.key)
+    query = select(*columns).where(IdempotencyKey.created_at < before).limit(most).with_for_update(skip_locked=True)
+    old = [tuple(row) for row in session.execute(query)]
+    if old:
+        gone = delete(IdempotencyKey).where(tuple_(*columns).in_(old))
+        session.execute(gone.execution_options(synchronize_session=False))
+    return len(old)
 
 
 def set_held(session: Session, run: Run, held_token: int, /, **values: Any) -> bool:

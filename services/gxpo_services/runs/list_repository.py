@@ -7,17 +7,21 @@ meanwhile move nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, and_, asc, desc, false, func, or_, select, tuple_
-from sqlalchemy.orm import Session, defer
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import ColumnElement, Select, and_, asc, desc, false, func, or_, select, tuple_
+from sqlalchemy.orm import Session
 
-from gxpo_services.metrics.models import MetricLast, MetricName
+from gxpo_services.metrics import repository as metrics
+from gxpo_services.metrics.models import MetricLast
 from gxpo_services.runs.cursors import Kind, Position, Value
 from gxpo_services.runs.metric_values import values_at_step
 from gxpo_services.runs.models import Group, Run, RunTag
+from gxpo_services.runs.repository import folded_case
 from gxpo_services.runs.states import RunState
 
 Columns = dict[str, tuple[Any, Kind, bool]]
@@ -83,47 +87,83 @@ class Order:
         return "float" if self.column is None else COLUMNS[self.column][1]
 
 
-Found = list[tuple[Run, Value]]
+Found = list[tuple[int, Value]]
+"""Numbers of runs, each with the value that it is sorted by."""
 
 
-def page(session: Session, filters: Filters, order: Order, after: Position | None, limit: int) -> Found:
-    """At most `limit` runs behind `after`, each with the value that it is sorted by."""
+def page(
+    session: Session, filters: Filters, order: Order, after: Position | None, limit: int
+) -> tuple[Found, int | None]:
+    """At most `limit` runs behind `after`; and how many there are in all, without `after` only."""
     conditions = _conditions(filters)
-    if order.metric is not None and isinstance(order.at, int):
-        return _page_at_step(session, conditions, order, after, limit)
-    query = select(Run.number)
+    if order.metric is None and after is None:
+        # A search for a part of a text goes through the whole table: once is enough.
+        total = func.count().over() if filters.text else _total(conditions).scalar_subquery()
+        rows = session.execute(_by_column(conditions, order, None).add_columns(total).limit(limit)).all()
+        return _numbered(rows), rows[0][2] if rows else 0
     if order.metric is None:
-        assert order.column is not None
-        column, _, nullable = COLUMNS[order.column]
+        found = _numbered(session.execute(_by_column(conditions, order, after).limit(limit)))
+    elif isinstance(order.at, int):
+        found = _by_value_at_step(session, conditions, order, after, limit)
     else:
-        number = session.scalar(select(MetricName.number).where(MetricName.name == order.metric))
-        column, nullable = getattr(MetricLast, str(order.at)), True
-        # -1 is no metric's number: nobody has a value of a metric that was never reported.
-        here = and_(MetricLast.run_number == Run.number, MetricLast.name_number == (-1 if number is None else number))
-        query = query.outerjoin(MetricLast, here)
+        found = _by_value(session, conditions, order, after, limit)
+    return found, session.scalar(_total(conditions)) if after is None else None
+
+
+def _total(conditions: Sequence[ColumnElement[bool]]) -> Select[Any]:
+    return select(func.count()).select_from(Run).where(*conditions).correlate(None)
+
+
+def _numbered(rows: Iterable[Any]) -> Found:
+    return [(row[0], row[1]) for row in rows]
+
+
+def _by_column(conditions: Sequence[ColumnElement[bool]], order: Order, after: Position | None) -> Select[int, Any]:
+    """Number and sort value. Nothing else: whole rows are too wide to be sorted."""
+    assert order.column is not None
+    column, _, nullable = COLUMNS[order.column]
+    query = select(Run.number, column).where(*conditions)
     if after is not None:
-        conditions.append(_behind(column, nullable, after, order.descending))
-    direction = desc if order.descending else asc
-    parts = [*([column.is_(None)] if nullable else []), direction(column), direction(Run.number)]
-    rows = session.execute(query.add_columns(column).where(*conditions).order_by(*parts).limit(limit))
-    return _loaded(session, [(number, value) for number, value in rows])
+        query = query.where(_behind(column, Run.number, nullable, after, order.descending))
+    return query.order_by(*([column.is_(None)] if nullable else []), *_directed(order, column, Run.number))
 
 
-def _loaded(session: Session, chosen: Sequence[tuple[int, Value]]) -> Found:
-    """The chosen runs in their order. They are looked up by number: whole rows are too wide to be sorted."""
-    query = select(Run).where(Run.number.in_([number for number, _ in chosen])).options(defer(Run.identity))
-    runs = {run.number: run for run in session.scalars(query)}
-    return [(runs[number], value) for number, value in chosen]
+def _by_value(
+    session: Session, conditions: Sequence[ColumnElement[bool]], order: Order, after: Position | None, limit: int
+) -> Found:
+    """First those with a value, in the order of an index, then, if there is room, those without one."""
+    assert order.metric is not None
+    # -1 is no metric's number: nobody has a value of a metric that was never reported.
+    name = metrics.find_numbers(session, [order.metric]).get(order.metric, -1)
+    value = getattr(MetricLast, str(order.at))
+    has_value = (MetricLast.name_number == name, value.is_not(None))
+    found: Found = []
+    if after is None or after.value is not None:
+        query = select(MetricLast.run_number, value).join(Run, Run.number == MetricLast.run_number)
+        query = query.where(*has_value, *conditions).order_by(*_directed(order, value, MetricLast.run_number))
+        if after is not None:
+            query = query.where(_behind(value, MetricLast.run_number, False, after, order.descending))
+        found = _numbered(session.execute(query.limit(limit)))
+    if len(found) < limit:
+        without = ~select(MetricLast.run_number).where(MetricLast.run_number == Run.number, *has_value).exists()
+        rest = select(Run.number).where(*conditions, without).order_by(*_directed(order, Run.number))
+        if after is not None and after.value is None:
+            rest = rest.where(_further(Run.number, after, order.descending))
+        found += [(number, None) for number in session.scalars(rest.limit(limit - len(found)))]
+    return found
 
 
-def count(session: Session, filters: Filters) -> int:
-    return session.scalar(select(func.count()).select_from(Run).where(*_conditions(filters))) or 0
+def _directed(order: Order, *columns: Any) -> list[ColumnElement[Any]]:
+    return [(desc if order.descending else asc)(column) for column in columns]
 
 
 def _conditions(filters: Filters) -> list[ColumnElement[bool]]:
     found: list[ColumnElement[bool]] = []
-    if filters.archived is not None:
-        found.append(Run.archived.is_(filters.archived))
+    if filters.archived is not None and (filters.tags or filters.text):
+        # Not as an equality, for which SQLite would take an index of nearly all runs and look up each by itself.
+        found.append(Run.archived != (not filters.archived))
+    elif filters.archived is not None:
+        found.append(Run.archived == filters.archived)
     if filters.states:
         found.append(Run.state.in_(sorted(set(filters.states))))
     if filters.rule is not None:
@@ -137,44 +177,52 @@ def _conditions(filters: Filters) -> list[ColumnElement[bool]]:
     if filters.created_before is not None:
         found.append(Run.created_at < filters.created_before)
     for tag in set(filters.tags):
-        found.append(_tagged(RunTag.tag == tag))
+        found.append(Run.number.in_(select(RunTag.run_number).where(RunTag.tag == tag)))
     if filters.text:
-        columns = (Run.name, Run.notes, Run.id, Run.model)
-        parts = [column.icontains(filters.text, autoescape=True) for column in columns]
-        found.append(or_(*parts, _tagged(RunTag.tag.icontains(filters.text, autoescape=True))))
+        found.append(Run.search_text.contains(folded_case(filters.text), autoescape=True))
     return found
 
 
-def _tagged(condition: ColumnElement[bool]) -> ColumnElement[bool]:
-    return select(RunTag.tag).where(RunTag.run_number == Run.number, condition).exists()
-
-
-def _behind(column: Any, nullable: bool, after: Position, descending: bool) -> ColumnElement[bool]:
+def _behind(column: Any, number: Any, nullable: bool, after: Position, descending: bool) -> ColumnElement[bool]:
     """Whether a row comes after a position."""
-    further = Run.number < after.number if descending else Run.number > after.number
     if after.value is None:
-        return and_(column.is_(None), further) if nullable else false()
-    row, here = tuple_(column, Run.number), tuple_(after.value, after.number)
+        return and_(column.is_(None), _further(number, after, descending)) if nullable else false()
+    row, here = tuple_(column, number), tuple_(after.value, after.number)
     beyond = row < here if descending else row > here
     return or_(beyond, column.is_(None)) if nullable else beyond
 
 
-def _page_at_step(
-    session: Session, conditions: list[ColumnElement[bool]], order: Order, after: Position | None, limit: int
+def _further(number: Any, after: Position, descending: bool) -> ColumnElement[bool]:
+    further: ColumnElement[bool] = number < after.number if descending else number > after.number
+    return further
+
+
+def _by_value_at_step(
+    session: Session, conditions: Sequence[ColumnElement[bool]], order: Order, after: Position | None, limit: int
 ) -> Found:
-    """Values at a step lie in bytes that no database reads: they are ordered here, and only the page's runs loaded."""
+    """Values at a step lie in bytes that no database reads: they are ordered here."""
     assert order.metric is not None
     assert isinstance(order.at, int)
-    numbers = list(session.scalars(select(Run.number).where(*conditions)))
-    values = values_at_step(session, order.metric, order.at, select(Run.number).where(*conditions))
+    chosen = select(Run.number).where(*conditions)
+    found = values_at_step(session, order.metric, order.at, chosen)
+    numbers = np.array(list(session.scalars(chosen)), dtype=np.int64)
+    values = np.array([found.get(number, np.nan) for number in numbers.tolist()], dtype=np.float64)
     sign = -1 if order.descending else 1
-
-    def place(value: float | None, number: int) -> tuple[bool, float, int]:
-        return (value is None, 0.0 if value is None else sign * value, sign * number)
-
-    places = sorted((place(values.get(number), number), number) for number in numbers)
+    # Those without a value, NaN here, come last either way.
+    ordered = np.lexsort((sign * numbers, sign * values))
     if after is not None:
         assert not isinstance(after.value, str)
-        first = place(after.value, after.number)
-        places = [item for item in places if item[0] > first]
-    return _loaded(session, [(number, values.get(number)) for _, number in places[:limit]])
+        ordered = ordered[_follow(sign * values[ordered], sign * numbers[ordered], after, sign)]
+    return [(int(numbers[i]), found.get(int(numbers[i]))) for i in ordered[:limit]]
+
+
+def _follow(
+    values: npt.NDArray[np.float64], numbers: npt.NDArray[np.int64], after: Position, sign: int
+) -> npt.NDArray[np.bool_]:
+    """Which (value, number) come after a position, all of them with the order's sign."""
+    further = numbers > sign * after.number
+    if after.value is None:
+        return np.isnan(values) & further
+    value = sign * float(after.value)
+    behind: npt.NDArray[np.bool_] = np.isnan(values) | (values > value) | ((values == value) & further)
+    return behind

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Select, func, or_, select
+import numpy as np
+from sqlalchemy import Select, and_, bindparam, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from gxpo_services.metrics.blocks import BLOCK_STEPS, decode, one_history
-from gxpo_services.metrics.models import Attempt, MetricBlock, MetricLast, MetricName
+from gxpo_services.db import BINARY_ROWS
+from gxpo_services.metrics import repository
+from gxpo_services.metrics.blocks import BLOCK_STEPS, RECORD
+from gxpo_services.metrics.models import Attempt, MetricBlock, MetricLast
+
+_last = MetricLast.__table__.c
+_LAST = select(_last.run_number, _last.name_number, _last.last).where(
+    _last.run_number.in_(bindparam("runs", expanding=True)), _last.name_number.in_(bindparam("names", expanding=True))
+)
 
 
 def last_values(session: Session, runs: Iterable[int], names: Iterable[str]) -> dict[int, dict[str, float | None]]:
     """run number → metric → its last value; NaN is None."""
-    query = (
-        select(MetricLast.run_number, MetricName.name, MetricLast.last)
-        .join(MetricName, MetricName.number == MetricLast.name_number)
-        .where(MetricLast.run_number.in_(list(runs)), MetricName.name.in_(list(names)))
-    )
+    by_number = {number: name for name, number in repository.find_numbers(session, list(names)).items()}
     found: dict[int, dict[str, float | None]] = {}
-    for number, name, value in session.execute(query):
-        found.setdefault(number, {})[name] = value
+    for run, name, value in session.execute(_LAST, {"runs": list(runs), "names": list(by_number)}):
+        found.setdefault(run, {})[by_number[name]] = value
     return found
 
 
@@ -32,42 +35,50 @@ def values_at_step(session: Session, metric: str, step: int, runs: Select[Any]) 
     Of each attempt two blocks are enough: in the newest that begins by `step` everything may lie behind it, the one
     before lies wholly in front of it, and there is no empty block.
     """
+    name = repository.find_numbers(session, [metric]).get(metric)
+    if name is None:
+        return {}
+    rows = session.execute(_newest_blocks(name, step, runs), execution_options={BINARY_ROWS: True}).all()
+    # All blocks of all runs in one array: a call of numpy for each would take longer than what it does.
+    records = np.frombuffer(b"".join(row.data for row in rows), dtype=RECORD)
+    lengths = [len(row.data) // RECORD.itemsize for row in rows]
+    ends = np.array([step + 1 if row.end is None else min(row.end, step + 1) for row in rows], dtype=np.int64)
+    numbers = np.repeat(np.array([row.run_number for row in rows], dtype=np.int64), lengths)
+    counts = records["step"] < np.repeat(ends, lengths)
+    numbers, records = numbers[counts], records[counts]
+    # By run, then by step; of a step that came twice the later one stays behind the earlier.
+    order = np.lexsort((records["step"], numbers))
+    numbers, values = numbers[order], records["value"][order]
+    newest = np.append(np.diff(numbers) != 0, True) & ~np.isnan(values) if len(numbers) else np.empty(0, dtype=bool)
+    return dict(zip(numbers[newest].tolist(), values[newest].tolist(), strict=True))
+
+
+def _newest_blocks(name: int, step: int, runs: Select[Any]) -> Select[Any]:
+    """The two newest blocks of each attempt that begin by `step` and before `end`, from where it is replaced."""
     later = aliased(Attempt)
-    replaced_from = (
+    end = (
         select(func.min(later.first_step))
-        .where(later.run_number == MetricBlock.run_number, later.attempt > MetricBlock.attempt)
+        .where(later.run_number == Attempt.run_number, later.attempt > Attempt.attempt)
         .scalar_subquery()
     )
-    begin = MetricBlock.block * BLOCK_STEPS
-    rank = func.row_number().over(
-        partition_by=(MetricBlock.run_number, MetricBlock.attempt), order_by=MetricBlock.block.desc()
+    attempts = (
+        select(Attempt.run_number, Attempt.attempt, end.label("end")).where(Attempt.run_number.in_(runs)).subquery()
     )
-    name_number = select(MetricName.number).where(MetricName.name == metric).scalar_subquery()
-    ranked = (
-        select(MetricBlock.run_number, MetricBlock.attempt, MetricBlock.block, MetricBlock.data, rank.label("rank"))
-        .where(
-            MetricBlock.name_number == name_number,
+
+    def counts(block: type[MetricBlock]) -> Any:
+        begin = block.block * BLOCK_STEPS
+        return and_(
+            block.run_number == attempts.c.run_number,
+            block.name_number == name,
+            block.attempt == attempts.c.attempt,
             begin <= step,
-            or_(replaced_from.is_(None), begin < replaced_from),
-            MetricBlock.run_number.in_(runs),
+            or_(attempts.c.end.is_(None), begin < attempts.c.end),
         )
-        .subquery()
+
+    other = aliased(MetricBlock)
+    second = select(other.block).where(counts(other)).order_by(other.block.desc()).limit(1).offset(1).scalar_subquery()
+    return (
+        select(MetricBlock.run_number, MetricBlock.data, attempts.c.end)
+        .join(attempts, and_(counts(MetricBlock), MetricBlock.block >= func.coalesce(second, 0)))
+        .order_by(MetricBlock.run_number, MetricBlock.attempt, MetricBlock.block)
     )
-    blocks: dict[int, dict[int, list[bytes]]] = {}
-    chosen = select(ranked).where(ranked.c.rank <= 2).order_by(ranked.c.block)
-    for row in session.execute(chosen):
-        blocks.setdefault(row.run_number, {}).setdefault(row.attempt, []).append(row.data)
-    firsts: dict[int, dict[int, int]] = {}
-    for attempt in session.execute(
-        select(Attempt.run_number, Attempt.attempt, Attempt.first_step).where(Attempt.run_number.in_(runs))
-    ):
-        firsts.setdefault(attempt.run_number, {})[attempt.attempt] = attempt.first_step
-    values = {number: _newest(by_attempt, firsts.get(number, {}), step) for number, by_attempt in blocks.items()}
-    return {number: value for number, value in values.items() if value is not None}
-
-
-def _newest(by_attempt: dict[int, list[bytes]], firsts: dict[int, int], step: int) -> float | None:
-    history: Any = one_history({attempt: decode(data) for attempt, data in by_attempt.items()}, firsts)
-    history = history[history["step"] <= step]
-    value = float(history["value"][-1]) if len(history) else math.nan
-    return None if math.isnan(value) else value

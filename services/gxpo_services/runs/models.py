@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import JSON, BigInteger, ForeignKey, Index, Integer, String, Text
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.associationproxy import AssociationProxy, association_proxy
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from gxpo_services.db import Base
@@ -32,13 +33,16 @@ class Group(Base):
 
 
 class Run(Base):
-    """One run: what was asked, where it is, who executes it, and how far it has come."""
+    """One run: where it is, who executes it, how far it has come, and of what was asked what a list shows.
+
+    Lists go through thousands of these rows, so what is large lies in RunDocument.
+    """
 
     __tablename__ = "runs"
 
     number: Mapped[int] = mapped_column(Number, primary_key=True)
     id: Mapped[str] = mapped_column(String(32), unique=True)
-    name: Mapped[str] = mapped_column(String(200), index=True)
+    name: Mapped[str] = mapped_column(String(200))
     notes: Mapped[str] = mapped_column(Text, default="")
     priority: Mapped[int] = mapped_column(default=0)
     archived: Mapped[bool] = mapped_column(default=False)
@@ -49,23 +53,27 @@ class Run(Base):
     """The run that this one is a clone or a retry of."""
     parent_kind: Mapped[str | None] = mapped_column(String(10))
 
-    config: Mapped[dict[str, Any]] = mapped_column(Json)
     config_sha256: Mapped[str] = mapped_column(String(64), index=True)
-    rule: Mapped[str] = mapped_column(String(20), index=True)
+    rule: Mapped[str] = mapped_column(String(20))
+    rule_label: Mapped[str] = mapped_column(String(100))
     model: Mapped[str] = mapped_column(String(400), index=True)
     seed: Mapped[int] = mapped_column(BigInteger)
+    step_budget: Mapped[int | None] = mapped_column(BigInteger)
+    backward_passes_budget: Mapped[int | None] = mapped_column(BigInteger)
+    tokens_budget: Mapped[int | None] = mapped_column(BigInteger)
+    hours_budget: Mapped[float | None]
     cpus: Mapped[float]
     gpus: Mapped[float]
     created_by: Mapped[str] = mapped_column(String(100))
     """Name of the token."""
-    created_by_id: Mapped[str] = mapped_column(String(32), index=True)
+    created_by_id: Mapped[str] = mapped_column(String(32))
 
-    state: Mapped[RunState] = mapped_column(String(20), index=True)
+    state: Mapped[RunState] = mapped_column(String(20))
     reason: Mapped[str | None] = mapped_column(String(40))
     """Why it failed (errors.REASONS), or steps_done, budget_reached."""
     detail: Mapped[str] = mapped_column(Text, default="")
     ended_by: Mapped[str | None] = mapped_column(String(20))
-    created_at: Mapped[float] = mapped_column(index=True)
+    created_at: Mapped[float]
     updated_at: Mapped[float]
     queued_at: Mapped[float]
     started_at: Mapped[float | None]
@@ -89,7 +97,6 @@ class Run(Base):
     """Newest batch of this launch that was applied."""
     offsets: Mapped[dict[str, int]] = mapped_column(Json, default=dict)
     """Lines of each file that were received."""
-    identity: Mapped[dict[str, Any] | None] = mapped_column(Json)
     attempt: Mapped[int] = mapped_column(default=0)
     step: Mapped[int] = mapped_column(default=0)
     backward_passes: Mapped[float] = mapped_column(default=0.0)
@@ -100,13 +107,37 @@ class Run(Base):
     score_best: Mapped[float | None]
     score_step: Mapped[int | None]
 
+    search_text: Mapped[str] = mapped_column(Text, default="")
+    """What a search looks through (repository.search_text); the last column, as it may be long."""
+
     tags: Mapped[list[RunTag]] = relationship(cascade="all, delete-orphan", lazy="selectin")
     group: Mapped[Group | None] = relationship(lazy="joined")
+    document: Mapped[RunDocument] = relationship(cascade="all, delete-orphan", passive_deletes=True, lazy="joined")
+    config: AssociationProxy[dict[str, Any]] = association_proxy(
+        "document", "config", creator=lambda config: RunDocument(config=config)
+    )
+    identity: AssociationProxy[dict[str, Any] | None] = association_proxy("document", "identity")
 
     __table_args__ = (
-        Index("ix_runs_created", "created_at", "number"),
+        # Pages of the list and their totals come out of these alone; none has a column that reports change.
+        Index("ix_runs_created", "archived", "created_at", "number"),
+        Index("ix_runs_state", "archived", "state", "created_at", "number"),
+        Index("ix_runs_name", "archived", "name", "number"),
+        Index("ix_runs_rule", "archived", "rule", "state", "created_at", "number"),
         Index("ix_runs_queue", "state", "priority", "queued_at"),
     )
+
+
+class RunDocument(Base):
+    """What a run was asked in full, and what it said of itself."""
+
+    __tablename__ = "run_documents"
+
+    run_number: Mapped[int] = mapped_column(ForeignKey("runs.number", ondelete="CASCADE"), primary_key=True)
+    config: Mapped[dict[str, Any]] = mapped_column(Json)
+    """Every setting (configs.stored)."""
+    identity: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    """run.json: versions, hardware, hashes of data and policy."""
 
 
 class RunTag(Base):

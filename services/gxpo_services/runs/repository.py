@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.orm import Session, defer
+from sqlalchemy.orm import Session
 
 from gxpo_services.runs.models import IdempotencyKey, Run
 from gxpo_services.runs.states import TERMINAL, RunState
@@ -23,8 +23,20 @@ def find(session: Session, run_id: str, *, lock: bool = False) -> Run | None:
 
 def add(session: Session, runs: Sequence[Run]) -> None:
     """New runs, which have their numbers afterwards."""
+    for run in runs:
+        run.search_text = search_text(run)
     session.add_all(runs)
     session.flush()
+
+
+def search_text(run: Run) -> str:
+    """What a search for a part of a run's name, notes, id, model or tags looks through, in folded_case."""
+    return folded_case("\n".join([run.name, run.notes or "", run.id, run.model, *(tag.tag for tag in run.tags)]))
+
+
+def folded_case(text: str) -> str:
+    """Text in which upper and lower case are alike, by Unicode's rules on either database."""
+    return text.casefold()
 
 
 def remove_ended(session: Session, run: Run) -> bool:
@@ -38,22 +50,10 @@ def remove_ended(session: Session, run: Run) -> bool:
     return done
 
 
-def equal_runs(session: Session, config_sha256: str, limit: int) -> list[Run]:
-    """Runs of an equal config, newest first."""
-    query = select(Run).where(Run.config_sha256 == config_sha256).order_by(Run.number.desc()).limit(limit)
-    return list(session.scalars(query.options(defer(Run.identity))))
-
-
-def queue_positions(session: Session, runs: Iterable[Run]) -> dict[int, int]:
-    """run number → its place in the queue from 1, of those that are queued."""
-    wanted = [run.number for run in runs if run.state == RunState.QUEUED]
-    if not wanted:
-        return {}
-    order = (Run.priority.desc(), Run.queued_at, Run.number)
-    place = func.row_number().over(order_by=order).label("place")
-    queue = select(Run.number, place).where(Run.state == RunState.QUEUED).subquery()
-    rows = session.execute(select(queue.c.number, queue.c.place).where(queue.c.number.in_(wanted)))
-    return dict(list(rows))
+def equal_runs(session: Session, config_sha256: str, limit: int) -> list[int]:
+    """Numbers of the runs of an equal config, newest first."""
+    query = select(Run.number).where(Run.config_sha256 == config_sha256).order_by(Run.number.desc()).limit(limit)
+    return list(session.scalars(query))
 
 
 def count_by_state(session: Session) -> dict[RunState, int]:

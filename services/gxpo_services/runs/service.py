@@ -14,12 +14,12 @@ from gxpo_services.auth import Principal, Role
 from gxpo_services.errors import Conflict, FieldError, Forbidden, Gone, Invalid, NotFound, Unavailable
 from gxpo_services.groups import repository as groups
 from gxpo_services.ids import new_id
-from gxpo_services.runs import artifacts, cursors, events, list_repository, repository, views
+from gxpo_services.runs import artifacts, cursors, events, list_repository, repository, shown_repository, views
 from gxpo_services.runs.configs import checked, invalid, overridden, settings_of, stored
 from gxpo_services.runs.cost import expected_cost, resources
 from gxpo_services.runs.lifecycle import StateChanged, move
 from gxpo_services.runs.metric_values import last_values
-from gxpo_services.runs.models import Group, Run, RunTag
+from gxpo_services.runs.models import Group, Run, RunDocument, RunTag
 from gxpo_services.runs.schemas import (
     CloneRequest,
     ExpectedCostView,
@@ -33,6 +33,7 @@ from gxpo_services.runs.schemas import (
 )
 from gxpo_services.runs.states import TERMINAL, Action, IllegalTransition, RunState, wanted_state
 from gxpo_services.settings import ServiceSettings
+from gxpo_trainer.compare import rule_label
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config_io import to_toml
 
@@ -113,6 +114,7 @@ def new_run(
     """A queued run, not yet in the database. parent: the original and what this one is of it."""
     now = time.time()
     cpus, gpus = resources(config)
+    body, budget = stored(config), config.budget
     return Run(
         id=run_id or new_id("r", now),
         name=config.name,
@@ -122,9 +124,14 @@ def new_run(
         group_values=group_values,
         parent_id=parent[0].id if parent else None,
         parent_kind=parent[1] if parent else None,
-        config=stored(config),
+        document=RunDocument(config=body),
         config_sha256=config.sha256(),
         rule=config.learner.rule.name,
+        rule_label=rule_label(body),
+        step_budget=budget.steps,
+        backward_passes_budget=budget.backward_passes,
+        tokens_budget=budget.tokens,
+        hours_budget=budget.hours,
         model=config.model.path,
         seed=config.seed,
         cpus=cpus,
@@ -170,29 +177,22 @@ def find(session: Session, run_id: str, *, lock: bool = False) -> Run:
     return run
 
 
-def shown(session: Session, runs: Sequence[Run], metrics: Iterable[str] = ()) -> list[RunView]:
+def shown(session: Session, numbers: Sequence[int], metrics: Sequence[str] = ()) -> list[RunView]:
     """Runs as a list shows them. metrics: those whose last values come along."""
-    places = repository.queue_positions(session, runs)
-    wanted = set(metrics)
-    values = last_values(session, [run.number for run in runs], wanted | {views.REWARD})
-    found = []
-    for run in runs:
-        own = values.get(run.number, {})
-        found.append(
-            views.view(
-                run,
-                queue_position=places.get(run.number),
-                reward=own.get(views.REWARD),
-                metrics={name: own.get(name) for name in wanted},
-            )
-        )
-    return found
+    values = last_values(session, numbers, metrics) if metrics else {}
+    rows = _rows(session, numbers)
+    return [views.view(row, {name: values.get(row["number"], {}).get(name) for name in metrics}) for row in rows]
 
 
 def shown_in_full(session: Session, run: Run) -> RunDetail:
-    place = repository.queue_positions(session, [run]).get(run.number)
-    reward = last_values(session, [run.number], [views.REWARD]).get(run.number, {}).get(views.REWARD)
-    return views.detail(run, queue_position=place, reward=reward)
+    return views.detail(_rows(session, [run.number])[0], run.document)
+
+
+def _rows(session: Session, numbers: Sequence[int]) -> list[views.Shown]:
+    rows = shown_repository.shown_rows(session, numbers)
+    queued = [row["number"] for row in rows if row["state"] == RunState.QUEUED]
+    places = shown_repository.queue_positions(session, queued)
+    return [row | {"queue_position": places.get(row["number"])} for row in rows]
 
 
 def list_runs(session: Session, query: ListQuery) -> RunPage:
@@ -210,18 +210,16 @@ def list_runs(session: Session, query: ListQuery) -> RunPage:
         archived={"false": False, "true": True, "any": None}[query.archived],
     )
     after = cursors.decode(query.cursor, order.word, order.kind) if query.cursor is not None else None
-    found = list_repository.page(session, filters, order, after, query.limit + 1)
-    runs = [run for run, _ in found[: query.limit]]
-    items = shown(session, runs, query.with_metric)
+    found, total = list_repository.page(session, filters, order, after, query.limit + 1)
+    items = shown(session, [number for number, _ in found[: query.limit]], query.with_metric)
     if order.metric is not None:
         for item, (_, value) in zip(items, found, strict=False):
             assert not isinstance(value, str)
             item.metrics[order.metric] = views.json_number(value)
     next_cursor = None
     if len(found) > query.limit:
-        run, value = found[query.limit - 1]
-        next_cursor = cursors.encode(order.word, cursors.Position(value, run.number))
-    total = list_repository.count(session, filters) if after is None else None
+        number, value = found[query.limit - 1]
+        next_cursor = cursors.encode(order.word, cursors.Position(value, number))
     return RunPage(items=items, next_cursor=next_cursor, total=total)
 
 
@@ -247,6 +245,7 @@ def patch(session: Session, run_id: str, request: RunPatch, *, actor: str) -> Ru
         else:
             setattr(run, name, value)
     if changes:
+        run.search_text = repository.search_text(run)
         run.updated_at = time.time()
         events.record(session, run.number, actor, "edited", f"changed {', '.join(changes)}", **changes)
     session.flush()

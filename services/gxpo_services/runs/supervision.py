@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,6 +53,18 @@ def _ended(job: JobStatus) -> str:
     if job.state == "unknown":
         return "the launcher no longer knows its job"
     return f"its job has {'ended' if job.state == 'succeeded' else job.state}, without an outcome"
+
+
+def lost_in_vain(steps: Iterable[int]) -> int:
+    """Losses since the run last came further than ever before.
+
+    steps: the step that the run was at when each of its jobs was lost, in order.
+    """
+    furthest = count = 0
+    for step in steps:
+        count = 0 if step > furthest else count + 1
+        furthest = max(furthest, step)
+    return count
 
 
 def failure_reason(state: RunState, job: JobStatus) -> str:

@@ -9,36 +9,32 @@ from typing import Any, get_args
 from gxpo_services.fields import JsonNumber
 from gxpo_services.runs.configs import restored
 from gxpo_services.runs.cost import expected_cost
-from gxpo_services.runs.models import Run
-from gxpo_services.runs.schemas import PossibleAction, Progress, RunCost, RunDetail, RunView
+from gxpo_services.runs.models import RunDocument
+from gxpo_services.runs.schemas import PossibleAction, RunCost, RunDetail, RunView
 from gxpo_services.runs.states import TERMINAL, Action, IllegalTransition, RunState, wanted_state
-from gxpo_trainer.compare import rule_label
-from gxpo_trainer.jsonl import decode_number, plain
+from gxpo_trainer.jsonl import plain
 
-REWARD = "reward/mean"
 RETRIED = frozenset({RunState.FAILED, RunState.CANCELLED})
 """States of which a run can be tried again."""
 
 
-def view(
-    run: Run,
-    *,
-    queue_position: int | None = None,
-    reward: float | None = None,
-    metrics: Mapping[str, float | None] | None = None,
-) -> RunView:
+Shown = dict[str, Any]
+"""A run's columns, tags, group and reward (shown_repository.shown_rows), and `queue_position`."""
+
+
+def view(run: Shown, metrics: Mapping[str, float | None] | None = None) -> RunView:
     """A run in a list. metrics: values that come along."""
-    return RunView.model_validate(_members(run, queue_position, reward) | {"metrics": dict(metrics or {})})
+    return RunView.model_validate(_members(run) | {"metrics": metrics or {}})
 
 
-def detail(run: Run, *, queue_position: int | None = None, reward: float | None = None) -> RunDetail:
-    cost = expected_cost(restored(run.config))
+def detail(run: Shown, document: RunDocument) -> RunDetail:
+    cost = expected_cost(restored(document.config))
     more = {
-        "config": run.config,
-        "identity": run.identity,
+        "config": document.config,
+        "identity": document.identity,
         "cost": RunCost(backward_passes=cost.backward_passes, formula=cost.words),
     }
-    return RunDetail.model_validate(_members(run, queue_position, reward) | more)
+    return RunDetail.model_validate(_members(run) | more)
 
 
 def json_number(value: float | None) -> JsonNumber | None:
@@ -47,21 +43,8 @@ def json_number(value: float | None) -> JsonNumber | None:
     return number
 
 
-_SAME = frozenset(RunView.model_fields) - {
-    *("tags", "group", "rule_label", "progress", "reward", "metrics", "possible_actions"),
-}
-"""Members that are columns of the same name."""
-
-
-def _members(run: Run, queue_position: int | None, reward: float | None) -> dict[str, Any]:
-    return {name: getattr(run, name) for name in _SAME} | {
-        "tags": sorted(tag.tag for tag in run.tags),
-        "group": run.group.id if run.group else None,
-        "rule_label": rule_label(run.config),
-        "progress": progress(run, queue_position),
-        "reward": reward,
-        "possible_actions": possible_actions(RunState(run.state)),
-    }
+def _members(run: Shown) -> dict[str, Any]:
+    return run | {"progress": _progress(run), "possible_actions": possible_actions(RunState(run["state"]))}
 
 
 @functools.cache
@@ -82,33 +65,30 @@ def possible_actions(state: RunState) -> tuple[PossibleAction, ...]:
     return tuple(actions)
 
 
-def progress(run: Run, queue_position: int | None) -> Progress:
+def _progress(run: Shown) -> dict[str, Any]:
     """Shares of the budget's bounds; the largest one is how far the run is."""
-    budget = run.config["budget"]
-    hours = None if budget["hours"] is None else decode_number(budget["hours"])
-    used = {
-        "steps": (float(run.step), budget["steps"]),
-        "backward_passes": (run.backward_passes, budget["backward_passes"]),
-        "tokens": (run.tokens, budget["tokens"]),
-        "hours": (run.training_s / 3600, hours),
+    spent = {"steps": run["step"], "backward_passes": run["backward_passes"], "tokens": run["tokens"]}
+    bounds = {
+        "step_budget": run["step_budget"],
+        "backward_passes_budget": run["backward_passes_budget"],
+        "tokens_budget": run["tokens_budget"],
+        "hours_budget": run["hours_budget"],
     }
-    shares = [done / float(bound) for done, bound in used.values() if bound is not None]
-    fraction = min(1.0, max(0.0, *shares)) if shares else 0.0
-    if run.state == RunState.SUCCEEDED:
+    training_s = run["training_s"]
+    fraction = 0.0
+    for done, bound in zip((*spent.values(), training_s / 3600), bounds.values(), strict=True):
+        if bound is not None:
+            fraction = max(fraction, min(1.0, done / bound))
+    if run["state"] == RunState.SUCCEEDED:
         fraction = 1.0
     left = None
-    if run.state == RunState.RUNNING and 0.0 < fraction < 1.0 and run.training_s > 0:
-        left = run.training_s * (1 - fraction) / fraction
-    return Progress(
-        fraction=fraction,
-        steps=run.step,
-        step_budget=budget["steps"],
-        backward_passes=run.backward_passes,
-        backward_passes_budget=budget["backward_passes"],
-        tokens=run.tokens,
-        tokens_budget=budget["tokens"],
-        training_s=run.training_s,
-        hours_budget=hours,
-        seconds_left=left,
-        queue_position=queue_position,
-    )
+    if run["state"] == RunState.RUNNING and 0.0 < fraction < 1.0 and training_s > 0:
+        left = training_s * (1 - fraction) / fraction
+    return {
+        **spent,
+        **bounds,
+        "training_s": training_s,
+        "fraction": fraction,
+        "seconds_left": left,
+        "queue_position": run["queue_position"],
+    }

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO
 
 from gxpo_services.run_files import RunFiles
+from gxpo_services.zip_stream import zip_stream
 
 CHECKPOINTS, MANIFEST, STATE, POLICY = "checkpoints", "manifest.json", "state.json", "policy"
 MOST_FILES = 400
@@ -82,37 +83,11 @@ def open_policy(run: RunFiles, step: int) -> list[tuple[str, BinaryIO]]:
 
 def zipped(files: list[tuple[str, BinaryIO]]) -> Iterator[bytes]:
     """A zip file of open files, piece by piece; nothing is compressed, for weights do not shrink. Closes the files."""
-    sink = _Sink()
     with ExitStack() as opened:
         for _, file in files:
             opened.enter_context(file)
-        with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:  # type: ignore[call-overload]
-            for name, file in files:
-                # The format's own form for what may turn out larger than 4 GiB.
-                with archive.open(zipfile.ZipInfo(name), "w", force_zip64=True) as entry:
-                    while piece := file.read(_PIECE):
-                        entry.write(piece)
-                        yield sink.take()
-                yield sink.take()
-        yield sink.take()
-
-
-class _Sink:
-    """Where a zip file is written to that goes on to a client: it cannot seek."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-
-    def write(self, data: bytes) -> int:
-        self._pieces.append(bytes(data))
-        return len(data)
-
-    def flush(self) -> None:
-        """Pieces go out by `take`."""
-
-    def take(self) -> bytes:
-        taken, self._pieces = b"".join(self._pieces), []
-        return taken
+        contents = ((name, iter(partial(file.read, _PIECE), b"")) for name, file in files)
+        yield from zip_stream(contents, compress=False)
 
 
 def _look(run: RunFiles, name: str, step: int) -> CheckpointOnDisk:

@@ -13,7 +13,9 @@ from gxpo_services.tokens.models import AccessToken
 
 def find_by_secret(session: Session, token: str) -> Principal | None:
     """The holder of a secret that is neither revoked nor expired."""
-    row = session.scalar(select(AccessToken).where(AccessToken.sha256 == hash_token(token)))
+    table = AccessToken.__table__.c
+    query = select(table.id, table.name, table.role, table.revoked_at, table.expires_at)
+    row = session.execute(query.where(table.sha256 == hash_token(token))).one_or_none()
     if row is None or row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= time.time()):
         return None
     return Principal(row.id, row.name, Role.of(row.role))

@@ -86,18 +86,12 @@ def disturb(
     """Kill something again and again, and steer a few runs meanwhile; the ids of those that were to be cancelled."""
     cancelled: set[str] = set()
     num_others = num_kills // 6
-    plan = [*["trainer"] * (num_kills - 2 * num_others), *["api", "scheduler"] * num_others]
+    plan = [*["trainer"] * (num_kills - 2 * num_others - 1), *["api", "scheduler"] * num_others, "all"]
     chance.shuffle(plan)
     for number, victim in enumerate(plan):
-        time.sleep(chance.uniform(0.1, 1.2))
-        if victim == "trainer":
-            until(lambda: bool(trainers(artifacts)) or not any_waits(client), "a trainer to kill")
-            alive = trainers(artifacts)
-            if alive:
-                kill_trainer(chance.choice(alive))
-        else:
-            service.kill(victim)
-        time.sleep(chance.uniform(0.0, 0.5))
+        time.sleep(chance.uniform(0.05, 0.8))
+        strike(victim, service, client, artifacts, chance)
+        time.sleep(chance.uniform(0.0, 0.3))
         service.tend()
         if number % 4 == 1:
             running = client.ask("GET", "/runs", params={"state": "running"}).json()["items"]
@@ -108,6 +102,20 @@ def disturb(
                 if action == "cancel" and answer.is_success:
                     cancelled.add(run["id"])
     return cancelled
+
+
+def strike(
+    victim: str, service: ServiceProcesses, client: PatientClient, artifacts: Path, chance: random.Random
+) -> None:
+    """Kill a trainer, a part of the service, or "all" at once, as when the machine is switched off."""
+    if victim in ("trainer", "all"):
+        until(lambda: bool(trainers(artifacts)) or not any_waits(client), "a trainer to kill")
+    for name in ("api", "scheduler"):
+        if victim in (name, "all"):
+            service.kill(name)
+    alive = trainers(artifacts) if victim in ("trainer", "all") else []
+    for pid in alive if victim == "all" else [chance.choice(alive)] if alive else []:
+        kill_trainer(pid)
 
 
 def any_waits(client: PatientClient) -> bool:

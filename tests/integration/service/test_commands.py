@@ -7,12 +7,14 @@ import threading
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fastapi import FastAPI
 from support.finished_runs import finish
 from support.http_server import HttpServer
 
+from gxpo_services import client as client_module
 from gxpo_services.auth import hash_token
 from gxpo_services.db import Database
 from gxpo_services.runs import lifecycle, repository
@@ -334,7 +336,8 @@ def test_runs_are_compared_with_tables_and_the_sentence(
     out = capsys.readouterr().out
     assert "50.0 %" in out
     assert "GRPO" in out
-    assert f"left out: unfinished ({plain}): " in out
+    assert f"left out: unfinished ({plain}): it has no evaluation (yet)\n" in out
+    assert "{'" not in out, "no member is shown as the raw answer has it"
     assert gxpo("compare", "plain", "--json") == 0
     assert answer(capsys)["target"]["steps"] == 2
     assert gxpo("compare", "unfinished") == 2
@@ -438,7 +441,9 @@ def test_the_local_token_is_used_on_loopback_and_nowhere_else(
 def test_no_service_and_no_token_are_said_with_the_way_out(
     gxpo: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gxpo_services.client.time.sleep", lambda _: None)
+    clock = [0.0]  # the client's alone; its pauses pass at once
+    pauses = SimpleNamespace(sleep=lambda seconds: clock.__setitem__(0, clock[0] + seconds), monotonic=lambda: clock[0])
+    monkeypatch.setattr(client_module, "time", pauses)
     assert gxpo("runs", "--url", "http://127.0.0.1:9") == 1
     assert "start one with `gxpo up`, or name another with --url" in capsys.readouterr().err
     assert gxpo("runs", "--url", "nonsense") == 2

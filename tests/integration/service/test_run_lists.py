@@ -162,7 +162,8 @@ def test_filters_alone_and_together(client: TestClient, database: Database, many
         ({"rule": "none"}, lambda run: False),
         ({"model": "org/model"}, lambda run: run.model == "org/model"),
         ({"tag": ["demo", "night"]}, lambda run: {"demo", "night"} <= tags[run.id]),
-        ({"text": "ETA"}, lambda run: run.name in ("Beta", "beta")),
+        # An id is looked through too, and three letters of it can be those.
+        ({"text": "ETA"}, lambda run: run.name in ("Beta", "beta") or "eta" in run.id),
         ({"text": "0%"}, lambda run: run.name == "zz 100%"),
         ({"text": "a_b"}, lambda run: run.name == "a_b"),
         ({"text": "X Y"}, lambda run: "x y" in tags[run.id]),
@@ -171,7 +172,11 @@ def test_filters_alone_and_together(client: TestClient, database: Database, many
         ({"group": "g0"}, lambda run: False),
         (
             {"state": "failed", "tag": "demo", "text": "beta", "rule": "gxpo"},
-            lambda run: run.state == "failed" and "demo" in tags[run.id] and "eta" in run.name and run.rule == "gxpo",
+            lambda run: (
+                (run.state, run.rule) == ("failed", "gxpo")
+                and "demo" in tags[run.id]
+                and ("eta" in run.name or "beta" in run.id)
+            ),
         ),
     ]
     for query, wanted in cases:
@@ -180,6 +185,26 @@ def test_filters_alone_and_together(client: TestClient, database: Database, many
         found = walk(client, limit=200, **query)
         assert {run["id"] for run in found} == expected, query
         assert client.get(f"{API}/runs", params={**query, "limit": 1}).json()["total"] == len(expected), query
+
+
+def test_a_search_is_for_parts_of_what_a_run_is_called_now(client: TestClient, database: Database) -> None:
+    ids = add_runs(database, 3, plain_run)
+
+    def found(text: str, **query: Any) -> tuple[list[str], int | None]:
+        body = client.get(f"{API}/runs", params={"text": text, "order": "asc", **query}).json()
+        return [run["id"] for run in body["items"]], body["total"]
+
+    change = {"name": "ÜBER 100%_a", "tags": ["Nacht"], "notes": "erste Zeile\nzweite"}
+    assert client.patch(f"{API}/runs/{ids[0]}", json=change).status_code == 200
+    for text in ("über 100%_A", "nacht", "ZWEITE", "e\nz", ids[0].upper()):
+        assert found(text) == ([ids[0]], 1), text
+    for text in ("100__a", "100%b", "zeilezweite"):
+        assert found(text) == ([], 0), text
+    assert client.patch(f"{API}/runs/{ids[0]}", json={"tags": [], "archived": True}).status_code == 200
+    assert found("nacht", archived="any") == ([], 0)
+    assert found("zweite") == ([], 0)
+    assert found("zweite", archived="true") == ([ids[0]], 1)
+    assert found("starter", limit=1) == ([ids[1]], 2)
 
 
 def test_runs_of_a_group(client: TestClient, database: Database) -> None:

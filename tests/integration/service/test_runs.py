@@ -128,6 +128,7 @@ def test_a_refused_run_names_every_bad_member_and_leaves_nothing(client: TestCli
         (b'{"preset": "demo", "\\ud800": 1}', 422),
         (b'{"config": {"\\ud800": 1}}', 422),
         (b'{"config": {"seed": 99999999999999999999999}}', 422),
+        (b'{"config": {"budget": {"tokens": 1e30}}}', 422),
         (b'{"config": {"seed": ' + b"9" * 5000 + b"}}", 400),
         (b'{"config": ' + b'{"a":' * 3000 + b"1" + b"}" * 3000 + b"}", 400),
         (b"[]", 422),

@@ -21,6 +21,7 @@ from support.service_processes import until
 from gxpo_services import run_folder
 from gxpo_services.auth import same_hash
 from gxpo_services.db import Database
+from gxpo_services.runs import events
 from gxpo_services.runs.states import RunState
 from gxpo_services.scheduler import MISFIT_S, Scheduler
 from gxpo_services.settings import ServiceSettings
@@ -624,6 +625,66 @@ def test_nothing_changes_while_the_launcher_is_away_and_a_lost_job_does_not_coun
     assert (run.state, run.launch, run.recoveries) == (S.RECOVERING, 2, 0)
     assert f"{run_id}-2" in launcher.jobs
     assert runs.get(database, waiting).state == S.STARTING
+
+
+@pytest.mark.parametrize(("max_forgotten", "reached"), [(2, [0, 0, 0]), (2, [4, 3, 4, 2]), (0, [0]), (1, [1, 2, 2, 2])])
+def test_a_run_whose_jobs_are_forgotten_again_and_again_fails(
+    database: Database,
+    launcher: ScriptedLauncher,
+    scheduler_of: Make,
+    clock: Clock,
+    running: Callable[..., str],
+    max_forgotten: int,
+    reached: list[int],
+) -> None:
+    """reached: the step at which Ray's head dies, launch by launch; the last time is once too often."""
+    scheduler = scheduler_of(max_recoveries=0, max_forgotten=max_forgotten)
+    run_id = running(scheduler)
+    for launch, step in enumerate(reached, 1):
+        assert (runs.get(database, run_id).state, runs.get(database, run_id).launch) == (S.RUNNING, launch)
+        runs.change(database, run_id, step=step)
+        launcher.jobs.clear()
+        scheduler.tick()
+        scheduler.tick()
+        if launch < len(reached):
+            runs.heard(database, run_id, at=clock.now)
+    run = runs.get(database, run_id)
+    assert (run.state, run.reason, run.launch, run.recoveries) == (S.FAILED, "lost_heartbeat", len(reached), 0)
+    assert f"{max_forgotten + 1} jobs in a row were lost so without a new step" in run.detail
+    assert f"max_forgotten is {max_forgotten}" in run.detail
+    losses = [message for kind, message in runs.messages(database, run_id) if kind == "job_forgotten"]
+    assert losses == [
+        f"job {run_id}-{launch} was lost at step {step}: the launcher no longer knows it"
+        for launch, step in enumerate(reached, 1)
+    ]
+
+
+def test_new_steps_between_losses_keep_a_run_going(
+    database: Database, launcher: ScriptedLauncher, scheduler_of: Make, clock: Clock, running: Callable[..., str]
+) -> None:
+    scheduler = scheduler_of(max_recoveries=0, max_forgotten=1)
+    run_id = running(scheduler)
+    for step in (0, 1, 1, 2, 2, 3, 3, 4):
+        runs.change(database, run_id, step=step)
+        launcher.jobs.clear()
+        scheduler.tick()
+        scheduler.tick()
+        runs.heard(database, run_id, at=clock.now)
+    run = runs.get(database, run_id)
+    assert (run.state, run.launch, run.recoveries) == (S.RUNNING, 9, 0)
+
+
+def test_what_a_trainer_calls_its_events_counts_for_nothing(
+    database: Database, launcher: ScriptedLauncher, scheduler_of: Make, running: Callable[..., str]
+) -> None:
+    scheduler = scheduler_of(max_forgotten=1)
+    run_id = running(scheduler)
+    with database.writing() as session:
+        for _ in range(3):
+            events.record(session, runs.get(database, run_id).number, "trainer", "job_forgotten", "lost", step="x")
+    launcher.jobs.clear()
+    scheduler.tick()
+    assert runs.get(database, run_id).state == S.RECOVERING
 
 
 def test_a_trainer_that_the_launcher_lost_is_killed_before_the_next_one_starts(

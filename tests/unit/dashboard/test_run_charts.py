@@ -66,6 +66,34 @@ def test_lines_differ_in_more_than_colour() -> None:
     assert len(set(base.shape(names)["scale"]["range"])) == 8
 
 
+def test_a_legend_shows_points_by_their_shape_and_lines_by_their_stroke() -> None:
+    names = ["a", "b"]
+    lines, dots = base.line_layers(names, "step", base.y_encoding("y"), marks=True)
+    assert lines["encoding"]["strokeDash"]["legend"] is None, "a dashed outline would spoil the shapes"
+    assert "symbolType" not in dots["encoding"]["shape"]["legend"]
+    assert dots["encoding"]["shape"]["legend"] == dots["encoding"]["color"]["legend"]
+    plain = base.line_layers(names, "step", base.y_encoding("y"))[0]["encoding"]
+    assert plain["strokeDash"]["legend"] == plain["color"]["legend"]
+    assert plain["color"]["legend"]["symbolType"] == "stroke"
+
+
+def test_of_many_points_only_some_answer_to_the_pointer() -> None:
+    chart = base.metric_chart("k", "t", {"a": points([0.5] * 2500)}, {"a": "A"}, y_title="y")
+    line, dots = chart.spec["layer"]
+    assert (line["data"]["name"], dots["data"]["name"]) == ("points", "near")
+    assert len(chart.datasets["points"]) == 2500
+    # Every third of 2500.
+    assert chart.datasets["near"]["step"].tolist() == list(range(1, 2501, 3))
+    few = base.near(chart.datasets["points"].head(1000))
+    assert len(few) == 1000
+
+
+def test_the_first_and_the_last_point_are_not_cut_in_half() -> None:
+    dots = base.line_layers(["a"], "step", base.y_encoding("y"), marks=True)[1]
+    radius = math.sqrt(dots["mark"]["size"] / math.pi)
+    assert dots["encoding"]["x"]["scale"]["padding"] > radius
+
+
 def test_long_names_take_fewer_columns() -> None:
     def columns(name: str) -> int:
         found = base.legend([name, "b"])

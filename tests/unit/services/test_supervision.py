@@ -6,7 +6,7 @@ import pytest
 
 from gxpo_services.launcher import JobStatus
 from gxpo_services.runs.states import EXECUTING, RunState
-from gxpo_services.runs.supervision import Limits, failure_reason, next_deed
+from gxpo_services.runs.supervision import Limits, failure_reason, lost_in_vain, next_deed
 
 LIMITS = Limits(start_s=900, heartbeat_s=120, cancel_grace_s=60, pause_grace_s=300)
 S = RunState
@@ -57,3 +57,21 @@ def test_the_reason_of_a_failure_names_the_culprit() -> None:
     for message in ("ray.exceptions.OutOfMemoryError: Task was killed", "killed: out of memory"):
         assert failure_reason(S.RUNNING, JobStatus("failed", message)) == "out_of_memory"
     assert failure_reason(S.RUNNING, JobStatus("succeeded", "out of memory")) == "lost_heartbeat"
+
+
+@pytest.mark.parametrize(
+    ("steps", "lost"),
+    [
+        ([], 0),
+        ([0], 1),
+        ([0, 0, 0], 3),
+        ([7], 0),
+        ([7, 7, 7], 2),
+        # A run that repeats steps from its checkpoint has not come further.
+        ([7, 5, 6, 7], 3),
+        ([7, 5, 8], 0),
+        ([3, 3, 4, 4], 1),
+    ],
+)
+def test_only_losses_since_the_last_new_step_count(steps: list[int], lost: int) -> None:
+    assert lost_in_vain(steps) == lost

@@ -38,6 +38,7 @@ from gxpo_trainer.compare.intervals import (
     mean_interval,
     paired_bootstrap,
     ratio_interval,
+    shared_bootstrap,
     t_critical,
 )
 from gxpo_trainer.compare.rows import (
@@ -105,6 +106,7 @@ __all__ = [
     "rule_label",
     "run_curves",
     "seed_band",
+    "shared_bootstrap",
     "smooth",
     "speed_up",
     "spread_budgets",

@@ -8,8 +8,8 @@ are made of; pairing takes out what the seed alone decides). Definitions are tho
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ import numpy as np
 from gxpo_trainer.compare.curves import (
     AXES,
     Axis,
+    BudgetPoint,
+    Floats,
     Point,
     RunCurves,
     at_budget,
@@ -27,7 +29,7 @@ from gxpo_trainer.compare.curves import (
     speed_up,
 )
 from gxpo_trainer.compare.differences import Difference, find_differences
-from gxpo_trainer.compare.intervals import Interval, mean_interval, paired_bootstrap, ratio_interval
+from gxpo_trainer.compare.intervals import Interval, mean_interval, ratio_interval, shared_bootstrap
 from gxpo_trainer.compare.seeds import SeedGroup
 
 
@@ -128,11 +130,13 @@ def compare_groups(
     reference = groups[names.index(baseline)]
     target = peak(mean_curve([run.curve for run in reference.runs]), smoothing)
     chosen = budgets if budgets is not None else common_budgets(groups)
+    versus = [_Versus(group, reference, smoothing, level) for group in groups]
+    wanted = [(axis, budget) for axis in AXES for budget in chosen.get(axis, ())]
+    intervals = _over_problems([one.differences(wanted) for one in versus], level, num_resamples, seed)
     results = []
-    for group in groups:
-        versus = _Versus(group, reference, smoothing, level, num_resamples, seed)
-        found = [versus.at(axis, budget) for axis in AXES for budget in chosen.get(axis, ())]
-        row = _convergence(group, reference, target, smoothing, level)
+    for one, over_problems in zip(versus, intervals, strict=True):
+        found = [one.at(axis, budget, over_problems) for axis, budget in wanted]
+        row = _convergence(one.group, reference, target, smoothing, level)
         results.append(replace(row, budgets=tuple(budget for budget in found if budget)))
     return Comparison(baseline, target, level, smoothing, tuple(results), tuple(find_differences(groups, baseline)))
 
@@ -193,6 +197,10 @@ def _seed_result(run: RunCurves, other: RunCurves | None, smoothing: float) -> S
     return SeedResult(run.seed, best, target, match, {axis: speed_up(target, match, axis) for axis in AXES})
 
 
+Places = tuple[tuple[int, int], ...]
+"""The evaluation of each run of each pair, a run of the group and the baseline's of the same seed."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Versus:
     """A group against the baseline at one budget after another."""
@@ -201,66 +209,84 @@ class _Versus:
     reference: SeedGroup
     smoothing: float
     level: float
-    num_resamples: int
-    seed: int
-    drawn: dict[tuple[tuple[int, int], ...], Interval] = field(default_factory=dict)
-    """Intervals by the evaluations that they compare: several budgets may end at the same ones."""
 
-    def at(self, axis: Axis, budget: float) -> BudgetResult | None:
-        """None when a run of the group has no evaluation within the budget."""
+    def at(self, axis: Axis, budget: float, over_problems: Mapping[Places, Interval]) -> BudgetResult | None:
+        """None when a run of the group has no evaluation within the budget. over_problems: of `differences`."""
         own = [at_budget(run.curve, axis, budget, self.smoothing) for run in self.group.runs]
         points = [point for point in own if point is not None]
         if len(points) < len(own):
             return None
         others = [at_budget(run.curve, axis, budget, self.smoothing) for run in self.reference.runs]
-        over_seeds = over_problems = None
-        pairs = [] if self.group.name == self.reference.name else list(_pairs(self.group, self.reference))
-        ends = [tuple(at_budget(run.curve, axis, budget, self.smoothing) for run in pair) for pair in pairs]
-        found = [(a, b) for a, b in ends if a and b]
-        if pairs and len(found) == len(pairs):
-            over_seeds = mean_interval([a.accuracy - b.accuracy for a, b in found], self.level)
-            over_problems = self._over_problems(pairs, [(a.index, b.index) for a, b in found])
+        found = self._found(axis, budget)
         return BudgetResult(
             axis=axis,
             budget=float(budget),
             accuracy=mean_interval([point.accuracy for point in points], self.level),
-            over_seeds=over_seeds,
-            over_problems=over_problems,
+            over_seeds=mean_interval([a.accuracy - b.accuracy for a, b in found], self.level) if found else None,
+            over_problems=over_problems.get(_places(found)),
             all_reached=all(point is not None and point.reached for point in (*own, *others)),
         )
 
-    def _over_problems(
-        self, pairs: Sequence[tuple[RunCurves, RunCurves]], places: Sequence[tuple[int, int]]
-    ) -> Interval | None:
-        """places: the evaluation of each run of each pair."""
+    def differences(self, budgets: Sequence[tuple[Axis, float]]) -> dict[Places, Floats]:
+        """Mean difference per problem, [num_problems], at the evaluations that each budget comes down to.
+
+        Several budgets may end at the same ones. Where per-problem scores are missing, or of other problems, none.
+        """
+        pairs = self._pairs()
         if len({run.curve.problem_ids for pair in pairs for run in pair}) > 1:
-            return None
-        first = [_problem_scores(run, i, self.smoothing) for (run, _), (i, _) in zip(pairs, places, strict=True)]
-        second = [_problem_scores(run, i, self.smoothing) for (_, run), (_, i) in zip(pairs, places, strict=True)]
-        if any(scores is None for scores in (*first, *second)):
-            return None
-        key = tuple(places)
-        if key not in self.drawn:
-            self.drawn[key] = paired_bootstrap(
-                np.array(first),
-                np.array(second),
-                level=self.level,
-                num_resamples=self.num_resamples,
-                seed=self.seed,
-            )
-        return self.drawn[key]
+            return {}
+        found: dict[Places, Floats] = {}
+        for places in {_places(self._found(axis, budget)) for axis, budget in budgets}:
+            rows = []
+            for (run, other), (own, others) in zip(pairs, places, strict=False):
+                scores, against = (_problem_scores(*one, self.smoothing) for one in ((run, own), (other, others)))
+                if scores is not None and against is not None:
+                    rows.append(scores - against)
+            if rows and len(rows) == len(pairs):
+                found[places] = np.mean(rows, axis=0)
+        return found
+
+    def _found(self, axis: Axis, budget: float) -> list[tuple[BudgetPoint, BudgetPoint]]:
+        """Both runs of each pair at a budget; none unless all have an evaluation within it."""
+        pairs = self._pairs()
+        ends = [tuple(at_budget(run.curve, axis, budget, self.smoothing) for run in pair) for pair in pairs]
+        found = [(a, b) for a, b in ends if a and b]
+        return found if len(found) == len(pairs) else []
+
+    def _pairs(self) -> list[tuple[RunCurves, RunCurves]]:
+        if self.group.name == self.reference.name:
+            return []
+        others = self.reference.by_seed
+        return [(run, others[run.seed]) for run in self.group.runs if run.seed in others]
 
 
-def _problem_scores(run: RunCurves, index: int, smoothing: float) -> list[float] | None:
+def _places(found: Sequence[tuple[BudgetPoint, BudgetPoint]]) -> Places:
+    return tuple((a.index, b.index) for a, b in found)
+
+
+def _over_problems(
+    wanted: Sequence[Mapping[Places, Floats]], level: float, num_resamples: int, seed: int
+) -> list[dict[Places, Interval]]:
+    """An interval over problems for each difference; those of as many problems share their resamples."""
+    by_length: dict[int, list[tuple[int, Places]]] = {}
+    for number, differences in enumerate(wanted):
+        for places, difference in differences.items():
+            by_length.setdefault(difference.size, []).append((number, places))
+    found: list[dict[Places, Interval]] = [{} for _ in wanted]
+    for keys in by_length.values():
+        rows = np.stack([wanted[number][places] for number, places in keys])
+        intervals = shared_bootstrap(rows, level=level, num_resamples=num_resamples, seed=seed)
+        for (number, places), interval in zip(keys, intervals, strict=True):
+            found[number][places] = interval
+    return found
+
+
+def _problem_scores(run: RunCurves, index: int, smoothing: float) -> Floats | None:
     """Per-problem scores at one evaluation, averaged as the accuracy is (the average is linear)."""
     if run.curve.per_problem is None:
         return None
     if smoothing == 0:
-        return list(run.curve.per_problem[index].tolist())
-    scores: list[float] = smooth(run.curve.per_problem[: index + 1], smoothing)[-1].tolist()
+        scores: Floats = run.curve.per_problem[index]
+    else:
+        scores = smooth(run.curve.per_problem[: index + 1], smoothing)[-1]
     return scores
-
-
-def _pairs(group: SeedGroup, reference: SeedGroup) -> Iterable[tuple[RunCurves, RunCurves]]:
-    others = reference.by_seed
-    return ((run, others[run.seed]) for run in group.runs if run.seed in others)

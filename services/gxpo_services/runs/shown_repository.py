@@ -1,0 +1,79 @@
+"""SQL of what a list shows of its runs: most of their columns, tags, group and reward in one query, and the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import JSON, Select, and_, bindparam, func, or_, select, tuple_
+from sqlalchemy.orm import Session
+
+from gxpo_services.metrics import repository as metrics
+from gxpo_services.metrics.models import MetricLast
+from gxpo_services.runs.models import Group, Run, RunTag
+from gxpo_services.runs.states import RunState
+
+REWARD = "reward/mean"
+_NOT_SHOWN = frozenset(
+    {
+        *("created_by_id", "cpus", "gpus", "queued_at", "wish_at", "launched_at", "last_batch", "offsets"),
+        *("lease_owner", "lease_token", "lease_expires_at", "job_id", "run_token_sha256", "search_text"),
+    }
+)
+_runs, _groups, _tags, _last = (table.__table__.c for table in (Run, Group, RunTag, MetricLast))
+
+
+def _query(tags_as_json: Any) -> Select[Any]:
+    """Columns, not objects: a page of Run objects takes several times as long to make."""
+    tags = select(tags_as_json(_tags.tag, type_=JSON)).where(_tags.run_number == _runs.number).scalar_subquery()
+    reward = and_(_last.run_number == _runs.number, _last.name_number == bindparam("reward"))
+    shown = [column for column in _runs if column.key not in _NOT_SHOWN]
+    return (
+        select(*shown, _groups.id.label("group"), tags.label("tags"), _last.last.label("reward"))
+        .outerjoin_from(Run.__table__, Group.__table__, _groups.number == _runs.group_number)
+        .outerjoin(MetricLast.__table__, reward)
+        .where(_runs.number.in_(bindparam("numbers", expanding=True)))
+    )
+
+
+_QUERIES = {"sqlite": _query(func.json_group_array), "postgresql": _query(func.json_agg)}
+
+
+def shown_rows(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]:
+    """Columns of these runs by name, with `group` (its id), `tags` and `reward`, in the order of `numbers`."""
+    session.flush()
+    reward = metrics.find_numbers(session, [REWARD]).get(REWARD, -1)  # -1: nobody has reported one
+    query = _QUERIES[session.get_bind().dialect.name]
+    result = session.execute(query, {"numbers": list(numbers), "reward": reward})
+    names = list(result.keys())
+    rows = {row.number: dict(zip(names, row, strict=True)) for row in result.all()}
+    for row in rows.values():
+        row["tags"] = sorted(row["tags"] or [])
+    return [rows[number] for number in numbers]
+
+
+_ahead = Run.__table__.alias("ahead").c
+_PLACE = (
+    select(func.count())
+    .where(
+        _ahead.state == RunState.QUEUED,
+        or_(
+            _ahead.priority > _runs.priority,
+            and_(
+                _ahead.priority == _runs.priority,
+                tuple_(_ahead.queued_at, _ahead.number) <= tuple_(_runs.queued_at, _runs.number),
+            ),
+        ),
+    )
+    .scalar_subquery()
+)
+_PLACES = select(_runs.number, _PLACE).where(
+    _runs.number.in_(bindparam("numbers", expanding=True)), _runs.state == RunState.QUEUED
+)
+
+
+def queue_positions(session: Session, numbers: Sequence[int]) -> dict[int, int]:
+    """run number → its place in the queue from 1, of those that are queued: how many come up to it."""
+    if not numbers:
+        return {}
+    return dict(list(session.execute(_PLACES, {"numbers": numbers})))

@@ -1,0 +1,94 @@
+"""A real service with recorded runs and live ones, the real dashboard before it, and Chromium before that.
+
+All of it is started once. Two recorded trainings are replayed through the ingest call; live runs come from stand-in
+trainers that the real scheduler starts. Everything listens on loopback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from selenium import webdriver
+from support import chaos_scheduler
+from support.browsing import Page, find_programs, open_browser
+from support.dashboard_process import DashboardProcess
+from support.replay import ReplayedService
+from support.service_processes import ServiceProcesses, kill_trainer, trainers, until
+from support.site import RECORDINGS, Site
+
+from gxpo_services.settings import ServiceSettings
+from gxpo_services.start import prepare_local
+
+ENVIRONMENT = {
+    "GXPO_MAX_CONCURRENT_RUNS": "3",
+    "GXPO_QUOTA_CPUS": "1000",
+    "GXPO_QUOTA_GPUS": "0",
+    "GXPO_TICK_S": "0.2",
+    "GXPO_CANCEL_GRACE_S": "10",
+    "GXPO_PAUSE_GRACE_S": "20",
+}
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    if find_programs() is None:
+        pytest.skip("chromium and chromedriver are not installed (packages chromium and chromium-driver)")
+    home = tmp_path_factory.mktemp("browser") / "home"
+    settings = ServiceSettings(home=home)
+    prepare_local(settings)
+    recorded, groups, viewer_token = _record(home)
+    (home / "logs").mkdir()
+    scheduler = [str(Path(chaos_scheduler.__file__))]
+    service = ServiceProcesses({**ENVIRONMENT, "GXPO_HOME": str(home)}, scheduler, home / "logs")
+    token_file = settings.local_token_file
+    dashboard = DashboardProcess(
+        home / "logs" / "dashboard.log",
+        {"GXPO_URL": service.url, "GXPO_TOKEN_FILE": str(token_file)},
+    )
+    headers = {"Authorization": f"Bearer {token_file.read_text(encoding='utf-8').strip()}"}
+    try:
+        service.tend()
+        until(service.is_ready, "the API to be ready")
+        dashboard.wait()
+        with httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, timeout=60, trust_env=False) as http:
+            yield Site(service, dashboard, http, recorded, groups, viewer_token)
+    finally:
+        dashboard.close()
+        service.close()
+        for pid in trainers(settings.artifacts):
+            kill_trainer(pid)
+
+
+def _record(home: Path) -> tuple[dict[str, str], dict[str, str], str]:
+    """Replay the recordings, each into a group of its own, before any scheduler looks at them."""
+    replayed = ReplayedService(home)
+    try:
+        recorded, groups = {}, {}
+        for name in ("demo-grpo", "demo"):
+            made = replayed.http.post("/groups", json={"name": f"recorded {name}"}).raise_for_status()
+            groups[name] = str(made.json()["id"])
+            recorded[name] = replayed.replay(RECORDINGS / name, name=name, group=groups[name])
+        return recorded, groups, replayed.token("viewer")
+    finally:
+        replayed.close()
+
+
+@pytest.fixture(scope="session")
+def live_run(site: Site) -> str:
+    """A run that goes on for as long as the tests do."""
+    return site.submit_live("goes on")
+
+
+@pytest.fixture(scope="session")
+def browser(site: Site) -> Iterator[webdriver.Chrome]:
+    with open_browser() as found:
+        yield found
+
+
+@pytest.fixture
+def page(site: Site, browser: webdriver.Chrome) -> Page:
+    """The dashboard, signed in with this machine's token; each load is a session of its own."""
+    return Page(browser, site.dashboard.url)

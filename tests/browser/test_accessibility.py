@@ -1,0 +1,76 @@
+"""axe-core on every view: no serious fault that an empty page of Streamlit does not have, too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from axe_core_python.selenium import Axe
+from selenium import webdriver
+from support.browsing import Mode, Page, set_mode
+from support.dashboard_process import DashboardProcess
+from support.site import Site
+
+EMPTY_PAGE = 'import streamlit as st\n\nst.set_page_config(page_title="Empty")\nst.title("Empty")\n'
+SERIOUS = {"serious", "critical"}
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory: pytest.TempPathFactory, browser: webdriver.Chrome) -> Iterator[Counter[str]]:
+    """Serious faults of a page of Streamlit with a title alone."""
+    folder = tmp_path_factory.mktemp("empty")
+    (folder / "page.py").write_text(EMPTY_PAGE, encoding="utf-8")
+    process = DashboardProcess(folder / "log", page=folder / "page.py")
+    try:
+        process.wait()
+        page = Page(browser, process.url)
+        page.open()
+        yield Counter(rule for rule, _ in faults(page))
+    finally:
+        process.close()
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+@pytest.mark.parametrize("view", ["runs", "run", "compare", "benchmarks", "submit"])
+def test_no_view_has_a_serious_fault_of_its_own(
+    site: Site, page: Page, baseline: Counter[str], view: str, mode: Mode
+) -> None:
+    both = list(site.recorded.values())
+    queries: dict[str, dict[str, Any]] = {
+        "run": {"run": site.recorded["demo"]},
+        "compare": {"runs": both},
+        "benchmarks": {"runs": both},
+        "submit": {"sweep": "1"},
+    }
+    set_mode(page.driver, mode)
+    try:
+        page.open(view, **queries.get(view, {}))
+        found = faults(page)
+    finally:
+        set_mode(page.driver, "light")
+    own = Counter(rule for rule, _ in found) - baseline
+    assert not own, [fault for fault in found if fault[0] in own]
+
+
+def test_a_fault_is_found_where_there_is_one(page: Page) -> None:
+    page.driver.get("data:text/html,<html lang=en><title>A page</title><main><h1>A page</h1><button></button></main>")
+    assert [rule for rule, _ in faults(page)] == ["button-name"]
+
+
+def faults(page: Page) -> list[tuple[str, str]]:
+    """Rule and element of each serious violation."""
+    axe = Axe()
+    page.script(axe.axe_script)
+    answer = page.driver.execute_async_script(
+        "const done = arguments[arguments.length - 1];"
+        "axe.run(document, {resultTypes: ['violations']}).then(done, error => done({error: String(error)}));"
+    )
+    assert "error" not in answer, answer
+    return [
+        (violation["id"], f"{node['target']}: {node['html'][:200]}")
+        for violation in answer["violations"]
+        if violation["impact"] in SERIOUS
+        for node in violation["nodes"]
+    ]

@@ -1,0 +1,62 @@
+"""What a refresh leaves alone, and a page that outlives its service."""
+
+from __future__ import annotations
+
+from support.browsing import Page
+from support.service_processes import until
+from support.site import Site
+
+DOMAIN = "view.scale('x').domain()"
+LAST = "Math.max(...view.data('points').map(row => row.x))"
+
+
+def test_a_refresh_keeps_zoom_and_scroll(page: Page, live_run: str) -> None:
+    page.open("run", run=live_run)
+    whole = page.wait(lambda: page.chart("-reward", DOMAIN), "the reward chart")
+    page.zoom("-reward")
+    near = page.wait(lambda: _changed(page, whole), "a narrower axis")
+    page.settle()
+    near = page.chart("-reward", DOMAIN)
+    assert near[1] - near[0] < whole[1] - whole[0]
+    page.scroll_to(200)
+    last = page.chart("-reward", LAST)
+    page.wait(lambda: page.chart("-reward", LAST) > last + 20, "some refreshes")
+    assert page.chart("-reward", DOMAIN) == near
+    assert page.scrolled == 200
+
+
+def _changed(page: Page, whole: list[float]) -> bool:
+    now = page.chart("-reward", DOMAIN)
+    return now is not None and now[1] - now[0] < 0.9 * (whole[1] - whole[0])
+
+
+def test_a_refresh_keeps_the_chosen_rows(site: Site, page: Page, live_run: str) -> None:
+    page.open("runs", text="goes on", cols=["name", "step"])
+    page.tick_row(0)
+    page.shows("1 chosen")
+    shown = page.wait(lambda: _step_in_table(page), "the step in the table")
+    page.wait(lambda: _step_in_table(page) > shown, "a newer step in the table")
+    assert "1 chosen" in page.text
+    assert page.button("Pause") is not None
+
+
+def _step_in_table(page: Page) -> int:
+    words = page.script(
+        "return [...document.querySelectorAll('[data-testid=stDataFrame] table[role=grid] td')].map(c => c.textContent)"
+    )
+    return max((int(word.replace(",", "")) for word in words if word.replace(",", "").isdigit()), default=0)
+
+
+def test_a_page_outlives_its_service(site: Site, page: Page, live_run: str) -> None:
+    page.open("run", run=live_run)
+    page.wait(lambda: page.chart("-reward", LAST), "the reward chart")
+    page.mark()
+    site.service.kill("api")
+    page.shows("has not answered for")
+    assert page.chart("-reward", LAST), "what was drawn stays"
+    site.service.tend()
+    until(site.service.is_ready, "the API to be back")
+    page.wait(lambda: "has not answered for" not in page.text, "the banner to go")
+    last = page.chart("-reward", LAST)
+    page.wait(lambda: page.chart("-reward", LAST) > last + 5, "steps after the API came back")
+    page.assert_marked()

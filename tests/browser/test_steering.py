@@ -1,0 +1,57 @@
+"""A run from its submission to its end, by hand, on the page."""
+
+from __future__ import annotations
+
+from support.browsing import Page
+from support.site import LONG, Site
+
+POINTS = "view.data('points').length"
+
+
+def test_a_run_is_submitted_watched_paused_resumed_and_cancelled_from_the_page(site: Site, page: Page) -> None:
+    page.open("submit", preset="demo")
+    page.fill("name", "by hand")
+    page.fill("budget.steps", str(LONG))
+    page.shows(f"At most {3 * LONG:,} backward passes")
+    page.press("Submit the run")
+    page.wait(lambda: page.query.get("view") == ["run"] and page.query.get("run"), "the new run's own view")
+    run = page.query["run"][0]
+    assert site.http.get(f"/runs/{run}").json()["name"] == "by hand"
+
+    page.mark()
+    seen = page.wait(lambda: page.chart("-reward", POINTS), "the first points of the reward")
+    page.wait(lambda: page.chart("-reward", POINTS) > seen + 10, "more points")
+    page.assert_marked()
+
+    page.press("Pause")
+    page.shows("‖ paused")
+    assert site.state(run) == "paused"
+    paused_at = site.step(run)
+
+    page.press("Resume")
+    page.shows("▶ running")
+    page.wait(lambda: page.chart("-reward", POINTS) > paused_at + 3, "steps after the pause")
+
+    page.press("Cancel")
+    page.shows("cannot be resumed")
+    page.press("Cancel the run")
+    page.shows("■ cancelled")
+    assert site.state(run) == "cancelled"
+    page.assert_marked()
+
+
+def test_what_cannot_be_used_is_named_and_not_submitted(page: Page) -> None:
+    page.open("submit", preset="demo")
+    page.fill("learner.rule.k", "many")
+    page.shows("learner.rule.k = 'many' is not a whole number")
+    page.fill("learner.rule.k", "1")
+    page.shows("setting to mend")
+    assert page.button("Submit the run") is None
+
+
+def test_a_sweep_shows_its_cost_before_it_is_pressed(page: Page) -> None:
+    page.open("submit", preset="demo", sweep="1")
+    page.fill("K", "3, 5")
+    page.fill("Seeds", "0, 1")
+    # Two depths with two seeds, and the control of each depth with two seeds.
+    page.wait(lambda: page.button("Submit 8 runs"), "the button with the number of runs")

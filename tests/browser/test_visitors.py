@@ -1,0 +1,47 @@
+"""Who sees what: a visitor from elsewhere, and one whose token only reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from support.browsing import Page, open_browser
+from support.site import FOREIGN_NAME, Site
+
+
+@pytest.fixture
+def elsewhere(site: Site) -> Iterator[Page]:
+    """The same dashboard under a name that is not loopback's: this machine's token is not lent to who asks for it."""
+    with open_browser(resolve=f"MAP {FOREIGN_NAME} 127.0.0.1") as driver:
+        yield Page(driver, f"http://{FOREIGN_NAME}:{site.dashboard.port}")
+
+
+def test_a_visitor_from_elsewhere_sees_the_sign_in_and_nothing_else(site: Site, elsewhere: Page, live_run: str) -> None:
+    for address in ({}, {"view": "run", "run": live_run}, {"view": "compare", "runs": list(site.recorded.values())}):
+        elsewhere.open(**address)
+        elsewhere.shows("Access token")
+        assert "goes on" not in elsewhere.text
+        assert [heading.text for heading in elsewhere.all("h1")] == ["Sign in"]
+        assert [box.get_attribute("aria-label") for box in elsewhere.all("input, textarea")] == ["Access token"]
+        assert not elsewhere.all("[data-testid=stDataFrame], [data-testid=stVegaLiteChart], [class*=st-key-nav]")
+
+
+def test_a_viewer_sees_runs_and_cannot_cancel_them(site: Site, elsewhere: Page, live_run: str) -> None:
+    elsewhere.open("run", run=live_run)
+    elsewhere.fill("Access token", site.viewer_token)
+    elsewhere.shows("▶ running")
+    elsewhere.shows("goes on")
+    elsewhere.wait(lambda: elsewhere.all(".st-key-run-cancel button"), "the row of buttons")
+    assert elsewhere.button("Cancel") is None, "it is there to be seen, and cannot be pressed"
+    headers = {"Authorization": f"Bearer {site.viewer_token}"}
+    answer = httpx.post(f"{site.service.url}/api/v1/runs/{live_run}/cancel", headers=headers, trust_env=False)
+    assert answer.status_code == 403
+    assert site.state(live_run) == "running"
+
+
+def test_a_token_that_is_not_known_opens_nothing(elsewhere: Page) -> None:
+    elsewhere.open()
+    elsewhere.fill("Access token", "gxpo_nobody")
+    elsewhere.shows("does not accept this token")
+    assert [heading.text for heading in elsewhere.all("h1")] == ["Sign in"]

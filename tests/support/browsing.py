@@ -1,0 +1,245 @@
+"""A page of the dashboard in headless Chromium, as its visitor sees it, and what Vega holds behind its charts."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException, WebDriverException
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+
+T = TypeVar("T")
+Mode = Literal["light", "dark"]
+WAIT_S = 90.0
+POLL_S = 0.15
+_ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-proxy-server")
+BUSY = "[data-testid=stSkeleton], [data-testid=stAppSkeleton], [data-testid=stStatusWidget], [data-stale=true]"
+
+# Streamlit keeps the view of a chart in a hook of the chart's component; Vega has no other way to it.
+_VIEW = """
+const chart = document.querySelector(arguments[0] + ' [data-testid=stVegaLiteChart]');
+if (!chart) return null;
+const name = Object.keys(chart).find(key => key.startsWith('__reactFiber$'));
+let view = null;
+for (let fiber = chart[name], depth = 0; fiber && depth < 40 && !view; fiber = fiber.return, depth++) {
+  for (let hook = fiber.memoizedState; hook && typeof hook === 'object' && !view; hook = hook.next) {
+    const held = hook.memoizedState && hook.memoizedState.current;
+    if (held && typeof held.getState === 'function' && typeof held.scale === 'function') view = held;
+  }
+}
+if (!view) return null;
+"""
+
+
+def find_programs() -> tuple[str, str] | None:
+    """Chromium and its driver, None when one is missing."""
+    program, driver = shutil.which("chromium") or shutil.which("chromium-browser"), shutil.which("chromedriver")
+    return (program, driver) if program and driver else None
+
+
+@contextmanager
+def open_browser(
+    *, width: int = 1280, height: int = 1000, mode: Mode = "light", resolve: str = ""
+) -> Iterator[webdriver.Chrome]:
+    """A headless Chromium with a profile of its own.
+
+    resolve: rules such as `MAP name 127.0.0.1` that stand for a name server. Raises RuntimeError when a program is
+    missing.
+    """
+    programs = find_programs()
+    if programs is None:
+        raise RuntimeError("chromium and chromedriver are missing; install the packages chromium and chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = programs[0]
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        "--hide-scrollbars",
+        "--no-proxy-server",
+    ):
+        options.add_argument(argument)
+    options.add_argument(f"--window-size={width},{height}")
+    if resolve:
+        options.add_argument(f"--host-resolver-rules={resolve}")
+    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(programs[1]))
+    try:
+        set_mode(found, mode)
+        yield found
+    finally:
+        found.quit()
+
+
+def set_mode(driver: webdriver.Chrome, mode: Mode) -> None:
+    """The colour scheme that the visitor's system asks for."""
+    scheme = {"features": [{"name": "prefers-color-scheme", "value": mode}]}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", scheme)
+
+
+class Page:
+    """What a visitor does and sees. Every look waits for what it looks for; nothing sleeps for a fixed time."""
+
+    def __init__(self, driver: webdriver.Chrome, url: str) -> None:
+        self.driver, self.url = driver, url
+
+    def open(self, view: str = "", **query: Any) -> None:
+        """A view with its choices, loaded anew."""
+        words = {"view": view, **query} if view else query
+        self.driver.get(f"{self.url}/?{urlencode(words, doseq=True)}")
+        self.settle()
+
+    def wait(self, what: Callable[[], T], told: str) -> T:
+        """Until `what` gives something true; that. An element that was drawn anew meanwhile is looked for again."""
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            try:
+                if found := what():
+                    return found
+            except StaleElementReferenceException:
+                pass
+            if time.monotonic() > deadline:
+                raise AssertionError(
+                    f"waited {WAIT_S:g} s for {told}; the page shows:\n{' '.join(self.text.split())[:2000]}"
+                )
+            time.sleep(POLL_S)
+
+    def settle(self) -> None:
+        """Until the page has its title and nothing is being drawn."""
+        calm = 0
+
+        def drawn() -> bool:
+            nonlocal calm
+            ready = bool(self.all("h1")) and not self.all(BUSY)
+            calm = calm + 1 if ready else 0
+            return calm >= 4
+
+        self.wait(drawn, "the page to be drawn")
+
+    @property
+    def text(self) -> str:
+        return str(self.driver.execute_script("return document.body.innerText"))
+
+    def shows(self, words: str) -> None:
+        self.wait(lambda: words in self.text, f"{words!r}")
+
+    def all(self, selector: str) -> list[WebElement]:
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def one(self, selector: str) -> WebElement:
+        return self.wait(lambda: next(iter(self.all(selector)), None), selector)  # type: ignore[return-value]
+
+    def button(self, label: str) -> WebElement | None:
+        """A button with these words, None while there is none that can be pressed."""
+        found = self.driver.find_elements(By.XPATH, f"//button[contains(normalize-space(.), {label!r})]")
+        return next((item for item in found if item.is_displayed() and item.is_enabled()), None)
+
+    def press(self, label: str) -> None:
+        def pressed() -> bool:
+            found = self.button(label)
+            if found is None:
+                return False
+            try:
+                found.click()
+            except StaleElementReferenceException:
+                return False
+            except WebDriverException as error:
+                if "intercepted" not in str(error):
+                    raise
+                return False
+            return True
+
+        self.wait(pressed, f"the button {label!r}")
+
+    def script(self, source: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(source, *arguments)
+
+    def chart(self, key: str, expression: str) -> Any:
+        """A JavaScript expression of `view`, the Vega view of the chart with this key; None while it is not drawn."""
+        return self.script(f"{_VIEW} return {expression};", f'[class*="st-key-"][class*="{key}"]')
+
+    @property
+    def query(self) -> Mapping[str, list[str]]:
+        """Of the address."""
+        return parse_qs(urlsplit(self.driver.current_url).query)
+
+    # What a visitor does
+
+    def fill(self, label: str, text: str) -> None:
+        """Type into the box with this label, and confirm."""
+        box = self.one(f'input[aria-label="{label}"]')
+        # Not beneath the page's head, which would take the press.
+        self._to_the_middle(box)
+        self._keys().click(box).key_down(Keys.CONTROL).send_keys("a").key_up(Keys.CONTROL).perform()
+        self._keys().send_keys(text).send_keys(Keys.ENTER).perform()
+
+    def choose(self, label: str, option: str) -> None:
+        """An option of a select box, or one more of a box for several."""
+        self.settle()
+        named = f'input[aria-label*="{label}"][role=combobox]'
+
+        def offered() -> WebElement | None:
+            if self.one(named).get_attribute("aria-expanded") != "true":
+                self._to_the_middle(self.one(named))
+                self._keys().click(self.one(named)).perform()
+            return next((item for item in self.all("[role=option]") if item.text == option), None)
+
+        found = self.wait(offered, f"the option {option!r}")
+        assert found is not None
+        found.click()
+        self._keys().send_keys(Keys.ESCAPE).perform()
+        self.settle()
+
+    def tick_row(self, row: int) -> None:
+        """Mark a row of the table by its box."""
+        canvas = self.one("[data-testid=stDataFrame] canvas[data-testid=data-grid-canvas]")
+        half = {side: canvas.size[side] / 2 for side in ("width", "height")}
+        x, y = round(18 - half["width"]), round(36 * (row + 1.5) - half["height"])
+        self._keys().move_to_element_with_offset(canvas, x, y).click().perform()
+
+    def zoom(self, key: str) -> None:
+        """Turn the wheel over the middle of a chart."""
+        chart = self.one(f'[class*="{key}"] [data-testid=stVegaLiteChart] canvas, [class*="{key}"] .marks')
+        self._to_the_middle(chart)
+        self._keys().scroll_from_origin(ScrollOrigin.from_element(chart), 0, -200).perform()
+
+    def scroll_to(self, top: int) -> None:
+        self.script("document.querySelector('[data-testid=stMain]').scrollTop = arguments[0]", top)
+        self.wait(lambda: self.scrolled == top, f"the page at {top} pixels")
+
+    @property
+    def scrolled(self) -> int:
+        return int(self.script("return document.querySelector('[data-testid=stMain]').scrollTop"))
+
+    def mark(self) -> None:
+        """Leave a mark that any navigation or reload would wipe away."""
+        self.script("window.gxpoMark = 1")
+
+    def assert_marked(self) -> None:
+        assert self.script("return window.gxpoMark") == 1, "the page was loaded anew"
+
+    def download_to(self, folder: Path) -> None:
+        where = {"behavior": "allow", "downloadPath": str(folder)}
+        self.driver.execute_cdp_cmd("Browser.setDownloadBehavior", where)
+
+    def card(self, title: str) -> str:
+        """The words of the card with this title."""
+        found = self.driver.find_elements(
+            By.XPATH, f"//h5[contains(., {title!r})]/ancestor::*[@data-testid='stVerticalBlock'][1]"
+        )
+        return found[0].text if found else ""
+
+    def _to_the_middle(self, element: WebElement) -> None:
+        self.script("arguments[0].scrollIntoView({block: 'center'})", element)
+
+    def _keys(self) -> ActionChains:
+        return ActionChains(self.driver)

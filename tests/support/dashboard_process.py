@@ -1,0 +1,58 @@
+"""The dashboard as a process: the product's page, or another one, served by Streamlit on loopback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+
+import gxpo_dashboard
+from support.service_processes import free_port, until
+
+APP = Path(gxpo_dashboard.__file__).with_name("app.py")
+
+
+class DashboardProcess:
+    """Started at once; `wait` until it answers.
+
+    environment: GXPO_URL and GXPO_TOKEN_FILE, or nothing for a page of another kind.
+    """
+
+    def __init__(self, log: Path, environment: Mapping[str, str] | None = None, *, page: Path | None = None) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        given = {
+            "server.address": "127.0.0.1",
+            "server.port": str(self.port),
+            "server.headless": "true",
+            "server.fileWatcherType": "none",
+            "browser.gatherUsageStats": "false",
+        }
+        words = [f"--{name}={value}" for name, value in given.items()]
+        command = [sys.executable, "-m", "streamlit", "run", str(page or APP), *words]
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("GXPO_")}
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(command, env={**clean, **(environment or {})}, stdout=out, stderr=out)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait(self) -> None:
+        """Until it answers."""
+        until(self._answers, "the dashboard to answer")
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait(30)
+
+    def _answers(self) -> bool:
+        assert self._process.poll() is None, "the dashboard has ended; see its log"
+        try:
+            return httpx.get(f"{self.url}/_stcore/health", timeout=5, trust_env=False).is_success
+        except httpx.HTTPError:
+            return False

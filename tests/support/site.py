@@ -1,0 +1,43 @@
+"""The service, the dashboard and the runs that a browser visits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from support.dashboard_process import DashboardProcess
+from support.service_processes import ServiceProcesses, until
+
+RECORDINGS = Path(__file__).resolve().parents[1] / "browser" / "recordings"
+"""Two trainings of `gxpo demo`: run folders, their samples cut down to those of three steps."""
+FOREIGN_NAME = "gxpo.test"
+"""A name of this machine that is not one of loopback's own: who asks for it may sit anywhere."""
+LONG = 100_000
+"""Steps that no test waits for."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """recorded: name of a recording → its run. groups: the same → the run's group. http: signed in as an admin."""
+
+    service: ServiceProcesses
+    dashboard: DashboardProcess
+    http: httpx.Client
+    recorded: dict[str, str]
+    groups: dict[str, str]
+    viewer_token: str
+
+    def submit_live(self, name: str) -> str:
+        """A run that a stand-in trains for as long as it is let; its id, once it reports."""
+        body = {"preset": "demo", "name": name, "overrides": [f"budget.steps={LONG}"]}
+        run = str(self.http.post("/runs", json=body).raise_for_status().json()["id"])
+        until(lambda: self.step(run) > 5, f"the first steps of {name}")
+        return run
+
+    def step(self, run: str) -> int:
+        return int(self.http.get(f"/runs/{run}").raise_for_status().json()["progress"]["steps"] or 0)
+
+    def state(self, run: str) -> str:
+        return str(self.http.get(f"/runs/{run}").raise_for_status().json()["state"])

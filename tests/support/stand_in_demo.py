@@ -1,0 +1,31 @@
+"""`gxpo demo` in a process of its own, as it is but for Ray and its trainers, which are stand-ins.
+
+usage: stand_in_demo.py FOLDER STEPS
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from gxpo_services.demo import demo_command
+from gxpo_services.ray_head import RayHead
+from gxpo_services.supervisor import Child
+from gxpo_services.up import Stack
+
+SCHEDULER = Path(__file__).with_name("chaos_scheduler.py")
+QUICK = {"GXPO_QUOTA_CPUS": "1000", "GXPO_QUOTA_GPUS": "0", "GXPO_TICK_S": "0.2"}
+
+
+class StandInStack(Stack):
+    """Jobs are processes of this machine."""
+
+    def ray_head(self) -> RayHead | None:
+        return None
+
+    def scheduler(self, env: dict[str, str]) -> Child:
+        return Child("scheduler", [sys.executable, str(SCHEDULER)], lambda: True, env | QUICK)
+
+
+if __name__ == "__main__":
+    sys.exit(demo_command(Path(sys.argv[1]), int(sys.argv[2]), dashboard=False, stack_of=StandInStack))

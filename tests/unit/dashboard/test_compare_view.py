@@ -1,0 +1,26 @@
+"""Which runs the view of comparisons asks for their scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gxpo_dashboard.views.compare import one_of_each
+
+
+def run(group: str | None, **values: Any) -> dict[str, Any]:
+    return {"group": group, "group_values": values or None}
+
+
+def test_of_a_sweep_one_run_is_asked_and_of_single_runs_each() -> None:
+    runs = {"a": run("g1"), "b": run("g1"), "c": run(None), "d": run(None), "e": run("g2"), "f": run("g2")}
+    assert one_of_each(runs) == ["a", "c", "d", "e"]
+
+
+def test_runs_of_a_sweep_that_are_evaluated_in_other_ways_are_asked_too() -> None:
+    samples = "evaluation.samples_per_prompt"
+    runs = {
+        "a": run("g", **{samples: 1, "learner.rule.k": 3}),
+        "b": run("g", **{samples: 1, "learner.rule.k": 5}),
+        "c": run("g", **{samples: 16, "learner.rule.k": 3}),
+    }
+    assert one_of_each(runs) == ["a", "c"]
