@@ -1,0 +1,36 @@
+"""The locked lists hold what their inputs ask for, so that a fresh clone has what this one has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+REQUIREMENTS = Path(__file__).parents[2] / "requirements"
+
+
+def requirements(name: str) -> list[Requirement]:
+    lines = (line.split("#")[0].strip() for line in (REQUIREMENTS / name).read_text().splitlines())
+    return [Requirement(line) for line in lines if line and not line.startswith("-")]
+
+
+@pytest.mark.parametrize(
+    ("asked", "lists"),
+    [
+        ("cpu.in", ["cpu.txt"]),
+        ("gpu.in", ["gpu.txt"]),
+        ("dev.in", ["cpu.txt", "dev.txt"]),
+        ("service.in", ["service.txt"]),
+        ("dashboard.in", ["dashboard.txt"]),
+    ],
+)
+def test_what_an_input_asks_for_is_pinned(asked: str, lists: list[str]) -> None:
+    pins = {canonicalize_name(pin.name): str(pin.specifier) for file in lists for pin in requirements(file)}
+    wanted = requirements(asked)
+    assert wanted, f"{asked} asks for nothing"
+    for requirement in wanted:
+        pin = pins.get(canonicalize_name(requirement.name), "")
+        assert pin.startswith("=="), f"{requirement} of {asked} is not pinned in {lists}"
+        assert requirement.specifier.contains(pin.removeprefix("==")), f"{requirement} of {asked} is pinned as {pin}"
