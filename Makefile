@@ -28,8 +28,9 @@ demo: setup  ## train GRPO, SFPO and GXPO on the embedded task through the servi
 up: setup  ## start API, scheduler, Ray and dashboard on this machine; Ctrl-C ends them
 	$(VENV)/bin/gxpo up
 
+# One thread for each process of tests: several that wait spinning for each other take twice as long. Engines set their own.
 test: setup  ## the whole test suite, in JOBS processes
-	$(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 check: setup  ## ruff, mypy (strict) and import-linter
 	$(VENV)/bin/ruff check .

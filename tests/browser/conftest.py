@@ -1,7 +1,8 @@
 """A real service with recorded runs and live ones, the real dashboard before it, and Chromium before that.
 
-All of it is started once. Two recorded trainings are replayed through the ingest call; live runs come from stand-in
-trainers that the real scheduler starts. Everything listens on loopback.
+All of it is started once, and ended with the last test of this folder: it would take a tenth of two cores from those of
+other folders. Two recorded trainings are replayed through the ingest call; live runs come from stand-in trainers that
+the real scheduler starts. Everything listens on loopback.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ ENVIRONMENT = {
 }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     if find_programs() is None:
         pytest.skip("chromium and chromedriver are not installed (packages chromium and chromium-driver)")
@@ -76,13 +77,13 @@ def _record(home: Path) -> tuple[dict[str, str], dict[str, str], str]:
         replayed.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def live_run(site: Site) -> str:
     """A run that goes on for as long as the tests do."""
     return site.submit_live("goes on")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser(site: Site) -> Iterator[webdriver.Chrome]:
     with open_browser() as found:
         yield found

@@ -19,7 +19,7 @@ def ray_on_loopback():
     ray.shutdown()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def small_run():
     """Settings of a run on the starter policy that takes seconds; a test changes what it is about."""
 

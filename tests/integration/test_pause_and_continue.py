@@ -1,4 +1,4 @@
-"""Pause and continue on real engines, by a wish between two steps and by a service over HTTP."""
+"""Runs that end early and go on, on real engines: by --resume, by a wish between steps, by a service over HTTP."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import ray
 from support.ingest_server import KINDS, IngestServer
 
 from gxpo_trainer.config_io import to_toml
+from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.launch import Launch
 from gxpo_trainer.report import read_evaluations, read_events, read_metrics
 from gxpo_trainer.train import train_command, train_run
@@ -32,8 +33,13 @@ def server() -> Iterator[IngestServer]:
 
 
 def history(out: Path) -> list[dict]:
+    """Metrics by step without what the clock and the machine decide."""
     return [
-        {name: value for name, value in row["metrics"].items() if not name.startswith(APART)}
+        {
+            name: value
+            for name, value in row["metrics"].items()
+            if not name.startswith(APART) and name != "update/repeated_passes_total"
+        }
         for row in read_metrics(out)
     ]
 
@@ -42,21 +48,48 @@ def last_outcome(out: Path) -> dict:
     return json.loads((out / "outcome.json").read_text())
 
 
-def test_a_run_that_was_paused_is_the_uninterrupted_run_to_the_bit(tmp_path, small_run, monkeypatch):
-    """The pause comes between a step and the evaluation that is due after it."""
-    config = small_run(
-        budget={"steps": 3},
+def deterministic(small_run, steps: int):
+    return small_run(
+        budget={"steps": steps},
         rollout={
             "prompts_per_step": 8, "samples_per_prompt": 4, "max_new_tokens": 40, "max_num_seqs": 64,
             "deterministic": True,
         },
         evaluation={"every_steps": 2, "samples_per_prompt": 2, "num_problems": 16, "at_start": False},
-        checkpoint={"every_steps": 0},
     )  # fmt: skip
-    train_run(config, tmp_path / "whole")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, small_run) -> Path:
+    """A run of four steps that nothing interrupted."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    train_run(deterministic(small_run, 4), out)
+    return out
+
+
+def assert_equal_to_the_bit(out: Path, whole: Path) -> None:
+    assert history(out) == history(whole)
+    scores = [[(row["step"], row["per_problem"]) for row in read_evaluations(folder)] for folder in (out, whole)]
+    assert scores[0] == scores[1]
+    assert [step for step, _ in scores[0]] == [2, 4]
+    final = [folder / "checkpoints" / "step-00000004" / "policy" / "model.safetensors" for folder in (out, whole)]
+    assert final[0].read_bytes() == final[1].read_bytes()
+
+
+def test_a_resumed_run_is_the_uninterrupted_run_to_the_bit(tmp_path, small_run, whole):
+    out = tmp_path / "parts"
+    train_run(deterministic(small_run, 2), out)
+    with pytest.raises(ConfigError, match="--resume"):
+        train_run(deterministic(small_run, 4), out)
+    train_run(deterministic(small_run, 4), out, resume=True)
+    assert_equal_to_the_bit(out, whole)
+
+
+def test_a_run_that_was_paused_is_the_uninterrupted_run_to_the_bit(tmp_path, small_run, whole, monkeypatch):
+    """The pause comes between a step and the evaluation that is due after it."""
     out = tmp_path / "parts"
     file = tmp_path / "run.toml"
-    file.write_text(to_toml(config), encoding="utf-8")
+    file.write_text(to_toml(deterministic(small_run, 4)), encoding="utf-8")
     arguments = cli_arguments(file, out)
 
     def wish(launch):
@@ -71,12 +104,7 @@ def test_a_run_that_was_paused_is_the_uninterrupted_run_to_the_bit(tmp_path, sma
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000002"]
     assert train_command(arguments) == 0
     assert last_outcome(out)["outcome"] == "succeeded"
-    assert history(out) == history(tmp_path / "whole")
-    scores = [
-        [(row["step"], row["per_problem"]) for row in read_evaluations(folder)] for folder in (out, tmp_path / "whole")
-    ]
-    assert scores[0] == scores[1]
-    assert [step for step, _ in scores[0]] == [2, 3]
+    assert_equal_to_the_bit(out, whole)
     elapsed = [row["metrics"]["time/elapsed_s"] for row in read_metrics(out)]
     assert elapsed == sorted(elapsed), "the clock of a run goes on where it was paused"
 

@@ -1,8 +1,9 @@
-"""The whole loop on real Ray, vLLM and DeepSpeed: rules, proofs, budgets, resume, real problems."""
+"""The whole loop on real Ray, vLLM and DeepSpeed: rules, proofs, budgets, refusals, real problems."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,42 +11,48 @@ from support.documented import undocumented
 
 from gxpo_trainer.checkpoint import CheckpointStore
 from gxpo_trainer.config import CheckpointConfig
-from gxpo_trainer.errors import CheckpointError, ConfigError
+from gxpo_trainer.errors import CheckpointError
 from gxpo_trainer.report import read_evaluations, read_events, read_metrics, read_samples
 from gxpo_trainer.train import train_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
 DATA = Path(__file__).resolve().parents[2] / ".." / "shared" / "data"
-APART = ("time/", "system/", "eval/")
-"""Clock and machine; and evaluations, which a run also makes where it ends."""
 
 
-def history(out: Path) -> list[dict]:
-    """Metrics by step without what the clock and the machine decide."""
+@pytest.fixture(scope="module")
+def grpo_run(tmp_path_factory, small_run):
+    """Config and folder of a whole run of GRPO; for looking only."""
+    config = small_run(learner={"rule": {"name": "grpo"}, "optimizer": {"learning_rate": 1e-5}})
+    out = tmp_path_factory.mktemp("grpo") / "run"
+    assert train_run(config, out) == "steps"
+    return config, out
+
+
+def test_grpo_trains_and_reports_every_step(grpo_run):
+    _, out = grpo_run
+    assert_reported(out, [1, 1, 1])
+
+
+def test_sfpo_trains_until_its_passes_are_spent(tmp_path, small_run):
+    rule = {"name": "sfpo", "k": 2, "gate": {"mode": "never"}}
+    config = small_run(
+        learner={"rule": rule, "optimizer": {"learning_rate": 1e-5}}, budget={"steps": None, "backward_passes": 7}
+    )
+    assert train_run(config, tmp_path / "run") == "backward_passes"
+    # Three passes a step: the third step is the one that reaches seven.
+    assert_reported(tmp_path / "run", [3, 3, 3])
+    assert read_events(tmp_path / "run")[-1]["kind"] == "finished"
+
+
+def assert_reported(out, passes):
+    """Every step is in the metrics of a run, with its passes; its evaluation and samples are there."""
     rows = read_metrics(out)
-    return [
-        {n: v for n, v in row["metrics"].items() if not n.startswith(APART) and n != "update/repeated_passes_total"}
-        for row in rows
-    ]
-
-
-@pytest.mark.parametrize(
-    ("rule", "passes"),
-    [
-        ({"name": "grpo"}, [1, 1, 1]),
-        ({"name": "sfpo", "k": 2, "gate": {"mode": "never"}}, [3, 3, 3]),
-    ],
-)
-def test_a_rule_trains_and_reports_every_step(tmp_path, small_run, rule, passes):
-    config = small_run(learner={"rule": rule, "optimizer": {"learning_rate": 1e-5}})
-    assert train_run(config, tmp_path / "run") == "steps"
-    rows = read_metrics(tmp_path / "run")
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert [row["metrics"]["update/backward_passes"] for row in rows] == passes
     assert rows[-1]["metrics"]["update/backward_passes_total"] == sum(passes)
     assert all(row["metrics"]["update/weights_changed_fraction"] > 0.5 for row in rows[1:])
-    assert len(read_evaluations(tmp_path / "run")) == 1
-    sample = read_samples(tmp_path / "run")[0]
+    assert len(read_evaluations(out)) == 1
+    sample = read_samples(out)[0]
     assert {"prompt", "response", "extracted", "gold", "verdict"} <= set(sample)
 
 
@@ -73,54 +80,21 @@ def test_twenty_steps_of_gxpo_stay_on_policy_to_a_millionth(tmp_path, small_run)
     assert named <= rows[-1]["time/step_s"]
 
 
-def test_a_budget_of_passes_tokens_or_hours_ends_the_run_cleanly(tmp_path, small_run):
-    config = small_run(budget={"steps": None, "backward_passes": 4})
-    assert train_run(config, tmp_path / "run") == "backward_passes"
-    rows = read_metrics(tmp_path / "run")
-    # Three passes a step: the second step is the one that reaches four.
-    assert rows[-1]["metrics"]["update/backward_passes_total"] == 6
-    assert read_events(tmp_path / "run")[-1]["kind"] == "finished"
-
-
-def test_a_resumed_run_is_the_uninterrupted_run_to_the_bit(tmp_path, small_run):
-    def config(steps):
-        return small_run(
-            budget={"steps": steps},
-            rollout={
-                "prompts_per_step": 8, "samples_per_prompt": 4, "max_new_tokens": 40, "max_num_seqs": 64,
-                "deterministic": True,
-            },
-        )  # fmt: skip
-
-    train_run(config(4), tmp_path / "whole")
-    train_run(config(2), tmp_path / "parts")
-    with pytest.raises(ConfigError, match="--resume"):
-        train_run(config(4), tmp_path / "parts")
-    train_run(config(4), tmp_path / "parts", resume=True)
-    assert history(tmp_path / "parts") == history(tmp_path / "whole")
-    last = [read_evaluations(tmp_path / name)[-1] for name in ("parts", "whole")]
-    assert last[0]["per_problem"] == last[1]["per_problem"]
-    final = [
-        out / "checkpoints" / "step-00000004" / "policy" / "model.safetensors"
-        for out in (tmp_path / "whole", tmp_path / "parts")
-    ]
-    assert final[0].read_bytes() == final[1].read_bytes()
-
-
-def test_another_run_or_a_damaged_checkpoint_is_refused_before_anything_starts(tmp_path, small_run):
-    config = small_run(budget={"steps": 2}, learner={"rule": {"name": "grpo"}})
-    train_run(config, tmp_path / "run")
-    before = sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "run").iterdir())
-    other = small_run(budget={"steps": 4}, learner={"rule": {"name": "gxpo", "k": 7}})
+def test_another_run_or_a_damaged_checkpoint_is_refused_before_anything_starts(tmp_path, small_run, grpo_run):
+    config, whole = grpo_run
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in out.iterdir())
+    other = small_run(budget={"steps": 5}, learner={"rule": {"name": "gxpo", "k": 7}})
     with pytest.raises(CheckpointError, match=r"learner\.rule"):
-        train_run(other, tmp_path / "run", resume=True)
-    store = CheckpointStore(tmp_path / "run" / "checkpoints", CheckpointConfig())
-    file = store.path(2) / "learner" / "rank-0.safetensors"
+        train_run(other, out, resume=True)
+    store = CheckpointStore(out / "checkpoints", CheckpointConfig())
+    file = store.path(3) / "learner" / "rank-0.safetensors"
     file.write_bytes(file.read_bytes()[:-8])
-    longer = small_run(budget={"steps": 4}, learner={"rule": {"name": "grpo"}})
+    longer = config.model_copy(update={"budget": config.budget.model_copy(update={"steps": 5})})
     with pytest.raises(CheckpointError, match="truncated or altered"):
-        train_run(longer, tmp_path / "run", resume=True)
-    assert sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "run").iterdir()) == before
+        train_run(longer, out, resume=True)
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in out.iterdir()) == before
 
 
 def test_two_ranks_of_zero_2_with_lora_and_kl_train_and_export_an_adapter(tmp_path, small_run):

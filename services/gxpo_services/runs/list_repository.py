@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import ColumnElement, Select, and_, asc, desc, false, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Select, asc, desc, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from gxpo_services.metrics import repository as metrics
@@ -96,17 +96,14 @@ def page(
 ) -> tuple[Found, int | None]:
     """At most `limit` runs behind `after`; and how many there are in all, without `after` only."""
     conditions = _conditions(filters)
-    if order.metric is None and after is None:
-        # A search for a part of a text goes through the whole table: once is enough.
-        total = func.count().over() if filters.text else _total(conditions).scalar_subquery()
-        rows = session.execute(_by_column(conditions, order, None).add_columns(total).limit(limit)).all()
-        return _numbered(rows), rows[0][2] if rows else 0
-    if order.metric is None:
-        found = _numbered(session.execute(_by_column(conditions, order, after).limit(limit)))
-    elif isinstance(order.at, int):
+    if isinstance(order.at, int) and order.metric is not None:
         found = _by_value_at_step(session, conditions, order, after, limit)
+    elif order.metric is not None:
+        found = _by_value(session, conditions, _metric_source(session, order), order, after, limit)
+    elif _is_nullable(order):
+        found = _by_value(session, conditions, _column_source(order), order, after, limit)
     else:
-        found = _by_value(session, conditions, order, after, limit)
+        return _by_column(session, conditions, filters, order, after, limit)
     return found, session.scalar(_total(conditions)) if after is None else None
 
 
@@ -118,35 +115,77 @@ def _numbered(rows: Iterable[Any]) -> Found:
     return [(row[0], row[1]) for row in rows]
 
 
-def _by_column(conditions: Sequence[ColumnElement[bool]], order: Order, after: Position | None) -> Select[int, Any]:
-    """Number and sort value. Nothing else: whole rows are too wide to be sorted."""
+def _is_nullable(order: Order) -> bool:
+    return order.column is not None and COLUMNS[order.column][2]
+
+
+def _by_column(
+    session: Session,
+    conditions: Sequence[ColumnElement[bool]],
+    filters: Filters,
+    order: Order,
+    after: Position | None,
+    limit: int,
+) -> tuple[Found, int | None]:
+    """By a column that every run has. Number and value, nothing else: whole rows are too wide to be sorted."""
     assert order.column is not None
-    column, _, nullable = COLUMNS[order.column]
-    query = select(Run.number, column).where(*conditions)
+    if after is not None and after.value is None:
+        return [], None  # no run is there
+    column = COLUMNS[order.column][0]
+    query = select(Run.number, column).where(*conditions).order_by(*_directed(order, column, Run.number)).limit(limit)
     if after is not None:
-        query = query.where(_behind(column, Run.number, nullable, after, order.descending))
-    return query.order_by(*([column.is_(None)] if nullable else []), *_directed(order, column, Run.number))
+        return _numbered(session.execute(query.where(_behind(column, Run.number, after, order.descending)))), None
+    # What no index answers, a part of a text or a tag, looks at many rows: once is enough.
+    counted = bool(filters.text or filters.tags)
+    total = func.count().over() if counted else _total(conditions).scalar_subquery()
+    rows = session.execute(query.add_columns(total)).all()
+    return _numbered(rows), rows[0][2] if rows else 0
 
 
-def _by_value(
-    session: Session, conditions: Sequence[ColumnElement[bool]], order: Order, after: Position | None, limit: int
-) -> Found:
-    """First those with a value, in the order of an index, then, if there is room, those without one."""
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where values are that not every run has. rows: (number, value) of those that have one."""
+
+    rows: Select[int, Any]
+    number: Any
+    value: Any
+    lacks: ColumnElement[bool]
+    """Whether a row of Run has none."""
+
+
+def _column_source(order: Order) -> _Source:
+    assert order.column is not None
+    column = COLUMNS[order.column][0]
+    return _Source(select(Run.number, column).where(column.is_not(None)), Run.number, column, column.is_(None))
+
+
+def _metric_source(session: Session, order: Order) -> _Source:
     assert order.metric is not None
     # -1 is no metric's number: nobody has a value of a metric that was never reported.
     name = metrics.find_numbers(session, [order.metric]).get(order.metric, -1)
-    value = getattr(MetricLast, str(order.at))
+    number, value = MetricLast.run_number, getattr(MetricLast, str(order.at))
     has_value = (MetricLast.name_number == name, value.is_not(None))
+    rows = select(number, value).join(Run, Run.number == number).where(*has_value)
+    return _Source(rows, number, value, ~select(number).where(number == Run.number, *has_value).exists())
+
+
+def _by_value(
+    session: Session,
+    conditions: Sequence[ColumnElement[bool]],
+    source: _Source,
+    order: Order,
+    after: Position | None,
+    limit: int,
+) -> Found:
+    """First those with a value, in the order of an index, then, if there is room, those without one."""
     found: Found = []
     if after is None or after.value is not None:
-        query = select(MetricLast.run_number, value).join(Run, Run.number == MetricLast.run_number)
-        query = query.where(*has_value, *conditions).order_by(*_directed(order, value, MetricLast.run_number))
+        query = source.rows.where(*conditions).order_by(*_directed(order, source.value, source.number))
         if after is not None:
-            query = query.where(_behind(value, MetricLast.run_number, False, after, order.descending))
+            query = query.where(_behind(source.value, source.number, after, order.descending))
         found = _numbered(session.execute(query.limit(limit)))
     if len(found) < limit:
-        without = ~select(MetricLast.run_number).where(MetricLast.run_number == Run.number, *has_value).exists()
-        rest = select(Run.number).where(*conditions, without).order_by(*_directed(order, Run.number))
+        rest = select(Run.number).where(*conditions, source.lacks).order_by(*_directed(order, Run.number))
         if after is not None and after.value is None:
             rest = rest.where(_further(Run.number, after, order.descending))
         found += [(number, None) for number in session.scalars(rest.limit(limit - len(found)))]
@@ -183,13 +222,11 @@ def _conditions(filters: Filters) -> list[ColumnElement[bool]]:
     return found
 
 
-def _behind(column: Any, number: Any, nullable: bool, after: Position, descending: bool) -> ColumnElement[bool]:
-    """Whether a row comes after a position."""
-    if after.value is None:
-        return and_(column.is_(None), _further(number, after, descending)) if nullable else false()
+def _behind(column: Any, number: Any, after: Position, descending: bool) -> ColumnElement[bool]:
+    """Whether a row with a value comes after a position that has one."""
     row, here = tuple_(column, number), tuple_(after.value, after.number)
-    beyond = row < here if descending else row > here
-    return or_(beyond, column.is_(None)) if nullable else beyond
+    behind: ColumnElement[bool] = row < here if descending else row > here
+    return behind
 
 
 def _further(number: Any, after: Position, descending: bool) -> ColumnElement[bool]:

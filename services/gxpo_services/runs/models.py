@@ -119,11 +119,13 @@ class Run(Base):
     identity: AssociationProxy[dict[str, Any] | None] = association_proxy("document", "identity")
 
     __table_args__ = (
-        # Pages of the list and their totals come out of these alone; none has a column that reports change.
+        # Pages of the list and their totals come out of these alone; none has a column that every report changes.
         Index("ix_runs_created", "archived", "created_at", "number"),
         Index("ix_runs_state", "archived", "state", "created_at", "number"),
         Index("ix_runs_name", "archived", "name", "number"),
         Index("ix_runs_rule", "archived", "rule", "state", "created_at", "number"),
+        Index("ix_runs_score", "archived", "score", "number"),
+        Index("ix_runs_score_best", "archived", "score_best", "number"),
         Index("ix_runs_queue", "state", "priority", "queued_at"),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import JSON, Select, and_, bindparam, func, or_, select, tuple_
+from sqlalchemy import JSON, Select, and_, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from gxpo_services.metrics import repository as metrics
@@ -52,24 +52,16 @@ def shown_rows(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]
     return [rows[number] for number in numbers]
 
 
-_ahead = Run.__table__.alias("ahead").c
-_PLACE = (
-    select(func.count())
-    .where(
-        _ahead.state == RunState.QUEUED,
-        or_(
-            _ahead.priority > _runs.priority,
-            and_(
-                _ahead.priority == _runs.priority,
-                tuple_(_ahead.queued_at, _ahead.number) <= tuple_(_runs.queued_at, _runs.number),
-            ),
-        ),
+_QUEUE = (
+    select(
+        _runs.number,
+        func.row_number().over(order_by=(_runs.priority.desc(), _runs.queued_at, _runs.number)).label("place"),
     )
-    .scalar_subquery()
+    .where(_runs.state == RunState.QUEUED)
+    .subquery()
 )
-_PLACES = select(_runs.number, _PLACE).where(
-    _runs.number.in_(bindparam("numbers", expanding=True)), _runs.state == RunState.QUEUED
-)
+"""The queue once through; a count per shown run would go through it again for each."""
+_PLACES = select(_QUEUE.c.number, _QUEUE.c.place).where(_QUEUE.c.number.in_(bindparam("numbers", expanding=True)))
 
 
 def queue_positions(session: Session, numbers: Sequence[int]) -> dict[int, int]:

@@ -1,0 +1,173 @@
+"""Trainers that the launcher lost or that outlived it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import queued_runs as runs
+from support.scheduling import Clock, Make
+from support.scripted_launcher import ScriptedLauncher
+
+from gxpo_services import run_folder
+from gxpo_services.db import Database
+from gxpo_services.runs import events
+from gxpo_services.runs.states import RunState
+from gxpo_services.scheduler import Scheduler
+from gxpo_services.settings import ServiceSettings
+from gxpo_trainer.run_lock import process_start
+
+S = RunState
+
+
+def test_nothing_changes_while_the_launcher_is_away_and_a_lost_job_does_not_count(
+    database: Database,
+    settings: ServiceSettings,
+    launcher: ScriptedLauncher,
+    scheduler_of: Make,
+    clock: Clock,
+    running: Callable[[Scheduler], str],
+) -> None:
+    scheduler = scheduler_of(max_recoveries=0)
+    run_id, waiting = running(scheduler), runs.add_run(database)
+    before = runs.row(database, run_id)
+    launcher.away = True
+    for _ in range(100):
+        clock.passes(settings.lease_s / 2)
+        scheduler.tick()
+    after = runs.row(database, run_id)
+    assert {key for key in before if before[key] != after[key]} == {"lease_expires_at"}
+    assert after["lease_expires_at"] == clock.now + settings.lease_s
+    assert runs.get(database, waiting).state == S.QUEUED
+    launcher.away = False
+    launcher.jobs.clear()  # a new head knows nothing
+    scheduler.tick()
+    scheduler.tick()
+    run = runs.get(database, run_id)
+    assert (run.state, run.launch, run.recoveries) == (S.RECOVERING, 2, 0)
+    assert f"{run_id}-2" in launcher.jobs
+    assert runs.get(database, waiting).state == S.STARTING
+
+
+@pytest.mark.parametrize(("max_forgotten", "reached"), [(2, [0, 0, 0]), (2, [4, 3, 4, 2]), (0, [0]), (1, [1, 2, 2, 2])])
+def test_a_run_whose_jobs_are_forgotten_again_and_again_fails(
+    database: Database,
+    launcher: ScriptedLauncher,
+    scheduler_of: Make,
+    clock: Clock,
+    running: Callable[..., str],
+    max_forgotten: int,
+    reached: list[int],
+) -> None:
+    """reached: the step at which Ray's head dies, launch by launch; the last time is once too often."""
+    scheduler = scheduler_of(max_recoveries=0, max_forgotten=max_forgotten)
+    run_id = running(scheduler)
+    for launch, step in enumerate(reached, 1):
+        assert (runs.get(database, run_id).state, runs.get(database, run_id).launch) == (S.RUNNING, launch)
+        runs.change(database, run_id, step=step)
+        launcher.jobs.clear()
+        scheduler.tick()
+        scheduler.tick()
+        if launch < len(reached):
+            runs.heard(database, run_id, at=clock.now)
+    run = runs.get(database, run_id)
+    assert (run.state, run.reason, run.launch, run.recoveries) == (S.FAILED, "lost_heartbeat", len(reached), 0)
+    assert f"{max_forgotten + 1} jobs in a row were lost so without a new step" in run.detail
+    assert f"max_forgotten is {max_forgotten}" in run.detail
+    losses = [message for kind, message in runs.messages(database, run_id) if kind == "job_forgotten"]
+    assert losses == [
+        f"job {run_id}-{launch} was lost at step {step}: the launcher no longer knows it"
+        for launch, step in enumerate(reached, 1)
+    ]
+
+
+def test_new_steps_between_losses_keep_a_run_going(
+    database: Database, launcher: ScriptedLauncher, scheduler_of: Make, clock: Clock, running: Callable[..., str]
+) -> None:
+    scheduler = scheduler_of(max_recoveries=0, max_forgotten=1)
+    run_id = running(scheduler)
+    for step in (0, 1, 1, 2, 2, 3, 3, 4):
+        runs.change(database, run_id, step=step)
+        launcher.jobs.clear()
+        scheduler.tick()
+        scheduler.tick()
+        runs.heard(database, run_id, at=clock.now)
+    run = runs.get(database, run_id)
+    assert (run.state, run.launch, run.recoveries) == (S.RUNNING, 9, 0)
+
+
+def test_what_a_trainer_calls_its_events_counts_for_nothing(
+    database: Database, launcher: ScriptedLauncher, scheduler_of: Make, running: Callable[..., str]
+) -> None:
+    scheduler = scheduler_of(max_forgotten=1)
+    run_id = running(scheduler)
+    with database.writing() as session:
+        for _ in range(3):
+            events.record(session, runs.get(database, run_id).number, "trainer", "job_forgotten", "lost", step="x")
+    launcher.jobs.clear()
+    scheduler.tick()
+    assert runs.get(database, run_id).state == S.RECOVERING
+
+
+def test_a_trainer_that_the_launcher_lost_is_killed_before_the_next_one_starts(
+    database: Database,
+    settings: ServiceSettings,
+    launcher: ScriptedLauncher,
+    scheduler_of: Make,
+    running: Callable[[Scheduler], str],
+) -> None:
+    scheduler = scheduler_of()
+    run_id = running(scheduler)
+    folder = settings.artifacts / run_id
+    orphan = holder_of(folder)
+    try:
+        launcher.jobs.clear()
+        scheduler.tick()
+        assert orphan.wait(timeout=30) == -9
+        assert len(launcher.submitted) == 1
+        scheduler.tick()
+        scheduler.tick()
+        assert [job.id for job in launcher.submitted] == [f"{run_id}-1", f"{run_id}-2"]
+    finally:
+        orphan.kill()
+        orphan.wait()
+
+
+def test_only_the_trainer_of_the_folder_is_killed(tmp_path: Path) -> None:
+    folder, other = tmp_path / "run", tmp_path / "other"
+    folder.mkdir()
+    other.mkdir()
+    stranger = holder_of(other)
+    try:
+        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        pid, start = stranger.pid, process_start(stranger.pid)
+        for line in (f"{pid} {start}\n", f"{pid} {start + 1}\n", f"{2**22 + 1} 5\n", "", "x y\n"):
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, line.encode(), 0)
+            assert not run_folder.is_left(folder), line
+        os.close(lock)
+        (folder / ".lock").write_text(f"{pid} {start}\n")
+        assert not run_folder.is_left(folder), "nobody holds the lock"
+        assert not run_folder.is_left(tmp_path / "none")
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def holder_of(folder: Path) -> subprocess.Popen[str]:
+    """A process that holds a folder's lock as a trainer does."""
+    code = (
+        "import sys, pathlib, time; from gxpo_trainer.run_lock import RunLock; "
+        "lock = RunLock(pathlib.Path(sys.argv[1])); lock.acquire(); print('held', flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process

@@ -1,0 +1,114 @@
+"""The order of the queue, quotas, and the process of the scheduler."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+from support import queued_runs as runs
+from support.scheduling import Clock, Make
+from support.scripted_launcher import ScriptedLauncher
+from support.service_processes import until
+
+from gxpo_services.db import Database
+from gxpo_services.runs.states import RunState
+from gxpo_services.scheduler import MISFIT_S
+
+S = RunState
+
+
+def test_the_queue_is_fair_and_keeps_to_the_quota(
+    database: Database, launcher: ScriptedLauncher, scheduler_of: Make
+) -> None:
+    many = [runs.add_run(database, created_by_id="many", queued_at=float(n)) for n in range(4)]
+    late = runs.add_run(database, created_by_id="other", queued_at=100.0)
+    urgent = runs.add_run(database, created_by_id="many", queued_at=200.0, priority=1)
+    scheduler = scheduler_of(max_concurrent_runs=2)
+    begun: list[set[str]] = []
+    for _ in range(5):
+        scheduler.tick()
+        begun.append({job.id.removesuffix("-1") for job in launcher.submitted} - set().union(*begun))
+        executing = [run_id for run_id in [urgent, late, *many] if runs.get(database, run_id).state == S.STARTING]
+        assert len(executing) <= 2
+        runs.move(database, executing[0], S.FAILED)
+    # The first two; then, as one ends each time, the submitter's other runs in the order in which they came.
+    assert begun == [{urgent, late}, {many[0]}, {many[1]}, {many[2]}, {many[3]}]
+
+
+def test_a_run_larger_than_the_cluster_fails_once_the_cluster_had_time_to_grow(
+    database: Database, launcher: ScriptedLauncher, scheduler_of: Make, clock: Clock
+) -> None:
+    launcher.capacity = (2.0, 0.0)
+    scheduler = scheduler_of()
+    too_large = runs.add_run(database, cpus=3.0)
+    grows = runs.add_run(database, gpus=1.0)
+    small = runs.add_run(database, cpus=2.0)
+    scheduler.tick()
+    assert runs.get(database, small).state == S.STARTING, "what cannot start holds up nobody"
+    launcher.capacity = (2.0, 1.0)
+    clock.passes(MISFIT_S / 2)
+    scheduler.tick()
+    assert runs.get(database, too_large).state == S.QUEUED
+    clock.passes(MISFIT_S / 2)
+    scheduler.tick()
+    failed = runs.get(database, too_large)
+    assert (failed.state, failed.reason, failed.lease_owner) == (S.FAILED, "no_resources", None)
+    assert "3 CPUs" in failed.detail
+    assert runs.get(database, grows).state == S.QUEUED
+
+
+def test_a_quota_takes_the_place_of_the_clusters_size(
+    database: Database, launcher: ScriptedLauncher, scheduler_of: Make
+) -> None:
+    first, second = (runs.add_run(database, cpus=1.5, queued_at=float(n)) for n in range(2))
+    scheduler = scheduler_of(quota_cpus=2.0, quota_gpus=0.0)
+    scheduler.tick()
+    assert [job.id for job in launcher.submitted] == [f"{first}-1"]
+    assert ("resources", "") not in launcher.calls
+    assert runs.get(database, second).state == S.QUEUED
+
+
+def test_one_run_that_cannot_be_advanced_does_not_stop_the_others(
+    database: Database, launcher: ScriptedLauncher, scheduler_of: Make
+) -> None:
+    ids = sorted(runs.add_run(database) for _ in range(3))
+
+    def broken(verb: str, job_id: str) -> None:
+        if verb == "submit" and job_id.startswith(ids[1]):
+            raise ValueError("odd")
+
+    launcher.before = broken
+    scheduler = scheduler_of()
+    scheduler.tick()
+    scheduler.tick()
+    assert sorted(job.id for job in launcher.submitted) == [f"{ids[0]}-1", f"{ids[2]}-1"]
+    launcher.before = lambda verb, job_id: None
+    scheduler.tick()
+    assert len(launcher.submitted) == 3
+
+
+def test_the_process_ends_cleanly_when_it_is_told_to(database: Database, database_url: str, tmp_path: Path) -> None:
+    run_id = runs.add_run(database, state=S.CANCELLING, launch=1, job_id="gone-1", wish_at=0.0)
+    environment = {**os.environ, "GXPO_HOME": str(tmp_path / "home"), "GXPO_DATABASE_URL": database_url}
+    command = [sys.executable, "-m", "gxpo_services.scheduler", "--launcher", "process"]
+    process = subprocess.Popen(command, env=environment)
+    try:
+        until(lambda: runs.get(database, run_id).state == S.CANCELLED, "the run that nobody held to be taken over")
+        process.terminate()
+        assert process.wait(timeout=60) == 0
+        assert stat.S_IMODE((tmp_path / "home").stat().st_mode) == 0o700
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_bad_setting_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gxpo_services.scheduler"]
+    environment = {**os.environ, "GXPO_HOME": str(tmp_path / "home"), "GXPO_LEASE_S": "-1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "GXPO_LEASE_S" in done.stderr
+    assert "Traceback" not in done.stderr

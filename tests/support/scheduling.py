@@ -1,0 +1,29 @@
+"""A scheduler under a test: its clock, how it is made, and what a trainer leaves on the disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from gxpo_services.scheduler import Scheduler
+from gxpo_services.settings import ServiceSettings
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+
+
+Make = Callable[..., Scheduler]
+
+
+def write_outcome(settings: ServiceSettings, run_id: str, attempt: int, outcome: str, **values: Any) -> None:
+    body = {"attempt": attempt, "outcome": outcome, "ended_by": None, "reason": None, "message": "", "time": 1.0}
+    (settings.artifacts / run_id / "outcome.json").write_text(json.dumps(body | values))
