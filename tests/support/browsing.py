@@ -176,10 +176,16 @@ class Page:
 
     def fill(self, label: str, text: str) -> None:
         """Type into the box with this label, and confirm."""
-        box = self.one(f'input[aria-label="{label}"]')
-        # Not beneath the page's head, which would take the press.
-        self._to_the_middle(box)
-        self._keys().click(box).key_down(Keys.CONTROL).send_keys("a").key_up(Keys.CONTROL).perform()
+        named = f'input[aria-label="{label}"]'
+
+        def has_focus() -> bool:
+            # What is drawn meanwhile may move the box away from beneath the press.
+            self._to_the_middle(self.one(named))
+            self._keys().click(self.one(named)).perform()
+            return self.driver.switch_to.active_element == self.one(named)
+
+        self.wait(has_focus, f"the box {label!r} to take the keys")
+        self._keys().key_down(Keys.CONTROL).send_keys("a").key_up(Keys.CONTROL).perform()
         self._keys().send_keys(text).send_keys(Keys.ENTER).perform()
 
     def choose(self, label: str, option: str) -> None:

@@ -135,9 +135,8 @@ def _by_column(
     query = select(Run.number, column).where(*conditions).order_by(*_directed(order, column, Run.number)).limit(limit)
     if after is not None:
         return _numbered(session.execute(query.where(_behind(column, Run.number, after, order.descending)))), None
-    # What no index answers, a part of a text or a tag, looks at many rows: once is enough.
-    counted = bool(filters.text or filters.tags)
-    total = func.count().over() if counted else _total(conditions).scalar_subquery()
+    # A search for a part of a text goes through the whole table: once is enough.
+    total = func.count().over() if filters.text else _total(conditions).scalar_subquery()
     rows = session.execute(query.add_columns(total)).all()
     return _numbered(rows), rows[0][2] if rows else 0
 

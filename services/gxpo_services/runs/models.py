@@ -126,7 +126,7 @@ class Run(Base):
         Index("ix_runs_rule", "archived", "rule", "state", "created_at", "number"),
         Index("ix_runs_score", "archived", "score", "number"),
         Index("ix_runs_score_best", "archived", "score_best", "number"),
-        Index("ix_runs_queue", "state", "priority", "queued_at"),
+        Index("ix_runs_queue", "state", "priority", "queued_at", "number"),
     )
 
 

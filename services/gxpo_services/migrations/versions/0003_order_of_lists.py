@@ -1,4 +1,4 @@
-"""indexes for the list ordered by accuracy
+"""indexes for the list ordered by accuracy, and the whole order of the queue in one
 
 Revision ID: 0003
 Revises: 0002
@@ -13,14 +13,19 @@ down_revision = "0002"
 branch_labels = None
 depends_on = None
 
+_QUEUE = ["state", "priority", "queued_at"]
 _INDEXES = {f"ix_runs_{column}": ["archived", column, "number"] for column in ("score", "score_best")}
 
 
 def upgrade() -> None:
     for name, columns in _INDEXES.items():
         op.create_index(name, "runs", columns)
+    op.drop_index("ix_runs_queue", "runs")
+    op.create_index("ix_runs_queue", "runs", [*_QUEUE, "number"])
 
 
 def downgrade() -> None:
+    op.drop_index("ix_runs_queue", "runs")
+    op.create_index("ix_runs_queue", "runs", _QUEUE)
     for name in _INDEXES:
         op.drop_index(name, "runs")
