@@ -222,7 +222,7 @@ def test_components_of_every_sample_come_back_with_their_sum(module: str, tmp_pa
 
 
 def test_a_component_that_fails_or_hangs_leaves_no_reward_and_harms_no_other(module: str) -> None:
-    config = VerifierConfig(workers=1, deadline_s=2.0, rewards=(RewardConfig(name=f"{module}:Brevity"),))
+    config = VerifierConfig(workers=1, deadline_s=5.0, rewards=(RewardConfig(name=f"{module}:Brevity"),))
     (verdicts,) = score(config, group("raise", r"\boxed{5}", "hang", "nan", "5"))
     assert [verdict.status for verdict in verdicts] == ["error", "correct", "timeout", "error", "correct"]
     assert [verdict.reward for verdict in verdicts] == [None, 0.8, None, None, 0.8]
