@@ -28,6 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -305,7 +306,7 @@ def listed(page: Page, api: Api, chosen: argparse.Namespace) -> list[Figure]:
         word, total = (("run 77", totals[1]), ("run 5", totals[2]))[number % 2]
         # Its total as the page writes it below the table.
         shown = f"() => /to \\d+ of {total:,}(\\s|$)/.test(document.body.innerText)"
-        searches.append(after_action(page, lambda word=word: page.fill("Search", word), shown))  # type: ignore[misc]
+        searches.append(after_action(page, partial(page.fill, "Search", word), shown))
         pages.append(after_action(page, lambda: page.press("Next"), "() => /Runs 51 to/.test(document.body.innerText)"))
     name = f"{chosen.runs:,} runs"
     return [

@@ -18,6 +18,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import exposure
 from stack import (
     Cluster,
     Failed,
@@ -158,9 +159,9 @@ class Test:
             raise Failed(f"published: {published}; open on loopback: {sorted(now)}")
         docker = {port for port in now - self.before if port in published}
         self.say(f"port scan of the host, 1 to 65535: Docker opened {len(docker)} ports, the API's and the dashboard's")
-        self.check_isolation()
-        self.check_users()
-        self.check_secrets()
+        self.say(exposure.isolation(self.cluster, f"gxpo/migrate:{TAG}"))
+        self.say(exposure.users(self.cluster))
+        self.say(exposure.secrets(self.cluster, TAG))
 
     def crashes(self) -> None:
         """Everything in each container is killed in turn while a run executes; each comes back by itself."""
@@ -306,83 +307,6 @@ class Test:
             found[run_id] = (view["state"], self.series(run_id, "reward/mean"), len(samples), newest, files)
         return found
 
-    def check_isolation(self) -> None:
-        """From a container on another network: no port of any container answers."""
-        targets = []
-        for container in self.cluster.containers():
-            if not container["State"]["Running"]:
-                continue
-            table = run("docker", "exec", container["Id"], "cat", "/proc/net/tcp", "/proc/net/tcp6", check=False)
-            rows = [line.split() for line in table.splitlines() if " 0A " in line]
-            ports = {int(row[1].rsplit(":", 1)[1], 16) for row in rows}
-            for network in container["NetworkSettings"]["Networks"].values():
-                targets += [f"{network['IPAddress']}:{port}" for port in ports if network["IPAddress"]]
-        code = (
-            "import socket, sys\n"
-            "for target in sys.argv[1:]:\n"
-            "    host, port = target.split(':')\n"
-            "    probe = socket.socket(); probe.settimeout(0.3)\n"
-            "    if probe.connect_ex((host, int(port))) == 0: print(target)\n"
-        )
-        run("docker", "network", "create", f"{PROJECT}-outside")
-        try:
-            image = f"gxpo/migrate:{TAG}"
-            reached = run(
-                "docker", "run", "--rm", "--network", f"{PROJECT}-outside", image, "python", "-c", code, *targets
-            )
-        finally:
-            run("docker", "network", "rm", f"{PROJECT}-outside")
-        if reached.strip():
-            raise Failed(f"reached from another network: {reached.split()}")
-        self.say(f"from a container on another network: none of {len(targets)} listening ports answers")
-
-    def check_users(self) -> None:
-        for container in self.cluster.containers():
-            if container["State"]["Running"]:
-                rows = run("docker", "top", container["Id"], "-eo", "pid,uid").splitlines()[1:]
-                users = {row.split()[1] for row in rows}
-                if users != {"10001"}:
-                    raise Failed(f"{service_of(container)} runs as {users}")
-            wanted = {
-                "User": container["Config"]["User"] == "10001:10001",
-                "CapDrop": container["HostConfig"]["CapDrop"] == ["ALL"],
-                "ReadonlyRootfs": container["HostConfig"]["ReadonlyRootfs"],
-                "no-new-privileges": "no-new-privileges:true" in (container["HostConfig"]["SecurityOpt"] or []),
-            }
-            if not all(wanted.values()):
-                raise Failed(f"{service_of(container)}: {wanted}")
-        self.say("every process of every container has uid 10001; root read-only, no capability, no new privileges")
-
-    def check_secrets(self) -> None:
-        values = [
-            self.cluster.once("migrate", "cat", "/secrets/admin/token"),
-            self.cluster.once("migrate", "cat", "/secrets/database/password"),
-            self.cluster.compose("exec", "-T", "ray-head", "cat", "/secrets/ray/token"),
-        ]
-        secrets = [value.strip().encode() for value in values]
-        if len(set(secrets)) != 3 or min(map(len, secrets)) < 32:
-            raise Failed("the secrets are not three long ones")
-        said = json.dumps(self.cluster.containers()).encode()
-        images = sorted({container["Image"] for container in self.cluster.containers()})
-        said += run("docker", "inspect", *images).encode()
-        for image in images:
-            said += run("docker", "history", "--no-trunc", image).encode()
-        said += self.cluster.compose("logs", "--no-color").encode()
-        if any(secret in said for secret in secrets):
-            raise Failed("a secret is in docker inspect, docker history or a log")
-        small = ("init-secrets", "postgres", "migrate", "api", "scheduler", "dashboard")
-        own = [f"gxpo/{name}:{TAG}" for name in small]
-        with tempfile.TemporaryDirectory() as folder:
-            saved = Path(folder) / "images.tar"
-            run("docker", "save", "-o", str(saved), *own)
-            size = saved.stat().st_size
-            if any(found_in(saved, secret) for secret in secrets):
-                raise Failed("a secret is in an image layer")
-        self.say(
-            f"3 secrets: in no inspect, history or log of {len(images)} images, and in none of the {size >> 20} MB of "
-            f"layers of {', '.join(small)}"
-        )
-
     def next_images(self, present: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
             context = Path(folder)
@@ -393,17 +317,6 @@ class Test:
                 run("docker", "build", "--quiet", "-t", f"gxpo/{name}:{TAG}-next", str(context))
         for name in ("init-secrets", "postgres", "dashboard", "ray-head", "ray-worker"):
             run("docker", "tag", f"gxpo/{name}:{TAG}", f"gxpo/{name}:{TAG}-next")
-
-
-def found_in(file: Path, secret: bytes) -> bool:
-    """Whether a file holds these bytes, also across the borders of what is read at once."""
-    with file.open("rb") as stream:
-        tail = b""
-        while part := stream.read(1 << 24):
-            if secret in tail + part:
-                return True
-            tail = part[-len(secret) :]
-    return False
 
 
 PARTS = ("build", "up", "first_run", "exposure", "crashes", "docker_kill", "restart", "upgrade")
