@@ -19,7 +19,7 @@ import ray
 
 from gxpo_trainer.algo.batch import StepBatch, shard
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.engine.memory import peak_resident_bytes
+from gxpo_trainer.engine.memory import lasting, peak_resident_bytes
 from gxpo_trainer.engine.placement import Placement, this_node
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.types import Metrics, StepReport
@@ -75,11 +75,14 @@ class LearnerRank:
 
     def setup(self, address: str, port: int, device: str, threads: int) -> None:
         """Build the engine. Heavy modules are imported here, in the actor's process alone."""
-        import torch
+        with lasting():
+            import torch
 
-        torch.set_num_threads(threads)
-        from gxpo_trainer.engine.learner import DeepSpeedLearner
-        from gxpo_trainer.rules.registry import make_rule
+            torch.set_num_threads(threads)
+            from transformers import AutoModelForCausalLM  # noqa: F401
+
+            from gxpo_trainer.engine.learner import DeepSpeedLearner
+            from gxpo_trainer.rules.registry import make_rule
 
         self.learner = DeepSpeedLearner(
             self.config,

@@ -21,6 +21,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
+from gxpo_trainer.engine.memory import lasting
 from gxpo_trainer.engine.placement import this_node
 from gxpo_trainer.engine.vllm_driver import EngineDriver, Response
 from gxpo_trainer.errors import ConfigError, TrainingError, WeightSyncMismatch
@@ -90,8 +91,7 @@ class Sampler:
                 f"placement.tensor_parallel = {settings.tensor_parallel}: the sampler's weights can be proven only "
                 "when one process holds them all; set it to 1"
             )
-        _set_environment(settings)
-        # vLLM reads the environment while it is imported.
+        import_engine(settings)
         from vllm import LLM
 
         from gxpo_trainer.engine.vllm_weights import VllmWeights
@@ -208,6 +208,12 @@ def _sample(response: Response, text: str) -> Sample:
     return Sample(text, token_ids, response.logprobs, cast(Literal["stop", "length"], response.finish_reason))
 
 
+def import_engine(settings: SamplerSettings) -> None:
+    """Import vLLM, which reads the environment meanwhile. Once a process: later settings are not seen."""
+    _set_environment(settings)
+    import vllm.entrypoints.llm  # noqa: F401
+
+
 def _set_environment(settings: SamplerSettings) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -220,6 +226,9 @@ def _set_environment(settings: SamplerSettings) -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
         # The learner shares the cores: pinning the sampler's threads would only get in its way.
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        if settings.enforce_eager:
+            # vLLM compiles the count behind a token's rank all the same, for each shape of it: seconds at every start.
+            os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
 
 def _engine_arguments(settings: SamplerSettings) -> dict[str, Any]:
@@ -262,6 +271,8 @@ class SamplerActor:
 
     def __init__(self, settings: SamplerSettings) -> None:
         started = time.perf_counter()
+        with lasting():
+            import_engine(settings)
         self._sampler = Sampler(settings)
         # What start-up made stays; collecting it again and again costs several percent of the sampling time.
         gc.collect()
