@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from fastapi import Response
 from pydantic import BaseModel
+from pydantic_core import to_json
 
 
 def answer(body: BaseModel, status: int = 200, *, location: str | None = None) -> Response:
@@ -14,3 +18,8 @@ def answer(body: BaseModel, status: int = 200, *, location: str | None = None) -
     """
     headers = {} if location is None else {"Location": location}
     return Response(body.model_dump_json(), status, headers, "application/json")
+
+
+def plain_answer(body: Mapping[str, Any]) -> Response:
+    """The same of what is in the form of JSON already."""
+    return Response(to_json(body, inf_nan_mode="null"), media_type="application/json")

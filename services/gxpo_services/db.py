@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, MetaData, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, MetaData, create_engine, event, make_url
+from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
 # Names for every constraint, so that migrations can drop them on both engines.
@@ -22,6 +24,10 @@ NAMING = {
 
 BINARY_ROWS = "gxpo_binary_rows"
 """Option of a statement: rows in PostgreSQL's binary form. Bytes are else sent and read as text, twice as long."""
+
+
+_PING_AFTER_S = 1.0
+"""A connection that was idle for longer is asked whether it still works; before each question it would be too often."""
 
 
 class Base(DeclarativeBase):
@@ -60,7 +66,16 @@ def make_engine(url: str) -> Engine:
 def _postgres_engine(url: str) -> Engine:
     from psycopg.pq import Format
 
-    engine = create_engine(url, pool_size=10, max_overflow=20, pool_pre_ping=True)
+    engine = create_engine(url, pool_size=10, max_overflow=20)
+
+    @event.listens_for(engine, "checkin")
+    def _on_checkin(_connection: Any, record: Any) -> None:
+        record.info["used"] = time.monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def _on_checkout(connection: Any, record: Any, _proxy: Any) -> None:
+        if time.monotonic() - record.info.get("used", time.monotonic()) > _PING_AFTER_S:
+            _ping(engine, connection)
 
     @event.listens_for(engine, "before_cursor_execute")
     def _on_execute(_connection: Any, cursor: Any, _statement: Any, _values: Any, context: Any, _many: bool) -> None:
@@ -70,13 +85,30 @@ def _postgres_engine(url: str) -> Engine:
     return engine
 
 
+def _ping(engine: Engine, connection: Any) -> None:
+    """Raises DisconnectionError when the server has gone meanwhile: the pool then takes another connection."""
+    try:
+        alive = engine.dialect.do_ping(connection)
+    except engine.dialect.loaded_dbapi.Error as error:
+        if not engine.dialect.is_disconnect(error, connection, None):
+            raise
+        alive = False
+    if not alive:
+        raise DisconnectionError("the database server has closed this connection")
+
+
 class Database:
     """Sessions on one engine. `reading()` takes no write lock on SQLite."""
 
     def __init__(self, url: str) -> None:
         self.engine = make_engine(url)
         self._write = sessionmaker(self.engine, expire_on_commit=False)
-        self._read = sessionmaker(self.engine.execution_options(gxpo_read_only=True), expire_on_commit=False)
+        self._reading_engine = self.engine.execution_options(gxpo_read_only=True)
+        self._read = sessionmaker(self._reading_engine, expire_on_commit=False)
+        # PostgreSQL takes two round trips to begin and end a transaction; SQLite takes none.
+        self._looking_engine = (
+            self._reading_engine if self.is_sqlite else self.engine.execution_options(isolation_level="AUTOCOMMIT")
+        )
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
@@ -87,8 +119,18 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Session]:
         """A session that reads one consistent state."""
-        with self._read.begin() as session:
+        with self.read_session() as session:
             yield session
+
+    def read_session(self) -> Session:
+        """The same, to be closed: from its first question on it sees one consistent state."""
+        return self._read()
+
+    @contextmanager
+    def looking(self) -> Iterator[Connection]:
+        """A connection for single questions of which each sees the newest state, without a session's cost."""
+        with self._looking_engine.connect() as connection:
+            yield connection
 
     @property
     def is_sqlite(self) -> bool:

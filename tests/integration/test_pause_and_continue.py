@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -77,12 +78,17 @@ def assert_equal_to_the_bit(out: Path, whole: Path) -> None:
 
 
 def test_a_resumed_run_is_the_uninterrupted_run_to_the_bit(tmp_path, small_run, whole):
-    out = tmp_path / "parts"
-    train_run(deterministic(small_run, 2), out)
+    """The run died after its last step, before the checkpoint of that step: steps 3 and 4 are done again."""
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    shutil.rmtree(out / "checkpoints" / "step-00000004")
     with pytest.raises(ConfigError, match="--resume"):
         train_run(deterministic(small_run, 4), out)
     train_run(deterministic(small_run, 4), out, resume=True)
     assert_equal_to_the_bit(out, whole)
+    rows = read_metrics(out)
+    assert [row["attempt"] for row in rows] == [1, 1, 2, 2]
+    assert rows[-1]["metrics"]["update/repeated_passes_total"] == 3 * 2
 
 
 def test_a_run_that_was_paused_is_the_uninterrupted_run_to_the_bit(tmp_path, small_run, whole, monkeypatch):

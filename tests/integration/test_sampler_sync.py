@@ -305,6 +305,8 @@ def test_weights_that_are_not_finite_are_named(pair: Pair) -> None:
     pair.sync()
 
 
+# One head is enough: a death knows nothing of heads.
+@pytest.mark.parametrize("pair", ["tied"], indirect=True)
 def test_a_killed_sampler_is_made_again_and_leaves_nothing(pair: Pair) -> None:
     pair.change(1e-3)
     pair.sync()

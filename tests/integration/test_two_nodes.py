@@ -23,16 +23,19 @@ pytestmark = pytest.mark.engine
 HERE = Path(__file__).parent
 
 
-def on_two_nodes(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(HERE / "two_nodes.py"), *words]
+@pytest.fixture(scope="module")
+def on_two_nodes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a run on two nodes, and what was printed."""
+    out = tmp_path_factory.mktemp("nodes") / "run"
+    command = [sys.executable, str(HERE / "two_nodes.py"), str(out)]
     env = {**os.environ, "RAY_worker_niceness": "0"}
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=500, check=False)
-
-
-def test_a_run_whose_learner_and_sampler_are_on_different_nodes(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    done = on_two_nodes("train", str(out))
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+    return out, done.stdout
+
+
+def test_a_run_whose_learner_and_sampler_are_on_different_nodes(on_two_nodes: tuple[Path, str]) -> None:
+    out, _ = on_two_nodes
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     (places,) = [event for event in events if event["kind"] == "several_nodes"]
     assert places["sampler_node"] not in places["learner_nodes"]
@@ -60,10 +63,9 @@ def test_what_is_fetched_is_what_was_published(ray_on_loopback: None) -> None:
     local.close()
 
 
-def test_weights_are_gone_for_other_nodes_with_the_learner_that_published_them() -> None:
-    done = on_two_nodes("gone")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip().startswith("version 1 was published in Ray's object store and is gone")
+def test_weights_are_gone_for_other_nodes_with_the_learner_that_published_them(on_two_nodes: tuple[Path, str]) -> None:
+    _, printed = on_two_nodes
+    assert "version 1 was published in Ray's object store and is gone" in printed
 
 
 def test_a_split_that_one_node_cannot_give_is_refused(ray_on_loopback: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,9 @@
 """A Ray of two nodes and a head without CPUs on this machine, and what is done there.
 
-usage: two_nodes.py train OUT    a run whose learner and sampler sit on different nodes
-       two_nodes.py gone         fetches what a dead learner of another node has published; prints the error
+usage: two_nodes.py OUT
+
+First a run into OUT whose learner and sampler sit on different nodes; then what a dead learner of another node has
+published is fetched, and the error is printed.
 """
 
 from __future__ import annotations
@@ -74,10 +76,8 @@ def main() -> int:
     cluster = start()
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     try:
-        if sys.argv[1] == "gone":
-            gone()
-        else:
-            train_run(RunConfig.model_validate(CONFIG), Path(sys.argv[2]))
+        train_run(RunConfig.model_validate(CONFIG), Path(sys.argv[1]))
+        gone()
     finally:
         ray.shutdown()
         cluster.shutdown()

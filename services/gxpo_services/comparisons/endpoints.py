@@ -12,11 +12,11 @@ from gxpo_services.comparisons import heat, service
 from gxpo_services.comparisons.file_formats import MEDIA_TYPES
 from gxpo_services.comparisons.loading import split_ids, wanted_runs
 from gxpo_services.comparisons.schemas import CompareQuery, ComparisonView, ExportQuery, HeatMapQuery, HeatMapView
-from gxpo_services.deps import DatabaseDep, ReadSession, Viewer
+from gxpo_services.deps import DatabaseDep, ReadSession, ServiceRoute, Viewer
 from gxpo_services.errors import responses
 from gxpo_services.fields import GroupId
 
-router = APIRouter(tags=["comparisons"], responses=responses(401, 403, 404, 422, 503))
+router = APIRouter(route_class=ServiceRoute, tags=["comparisons"], responses=responses(401, 403, 404, 422, 503))
 
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
 _FILES: dict[int | str, dict[str, Any]] = {

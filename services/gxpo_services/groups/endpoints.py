@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from gxpo_services import catalogue
 from gxpo_services.answers import answer
-from gxpo_services.deps import ReadSession, Settings, Submitter, Viewer, WriteSession
+from gxpo_services.deps import ReadSession, ServiceRoute, Settings, Submitter, Viewer, WriteSession
 from gxpo_services.errors import responses
 from gxpo_services.fields import GroupId, Text
 from gxpo_services.groups import service
@@ -26,7 +26,7 @@ from gxpo_services.groups.schemas import (
 )
 from gxpo_services.idempotency import IdempotencyHeader
 
-router = APIRouter(tags=["groups"], responses=responses(401, 403, 422, 503))
+router = APIRouter(route_class=ServiceRoute, tags=["groups"], responses=responses(401, 403, 422, 503))
 router.include_router(catalogue.router)
 
 _LOCATION = {"Location": {"description": "Where the group is.", "schema": {"type": "string"}}}

@@ -10,13 +10,13 @@ from pydantic import StringConstraints
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 
-from gxpo_services.deps import BearerToken, DatabaseDep, ReadSession, Viewer, WriteSession
+from gxpo_services.deps import BearerToken, DatabaseDep, ReadSession, ServiceRoute, Viewer, WriteSession
 from gxpo_services.errors import responses
 from gxpo_services.fields import Id, RunId, Text
 from gxpo_services.metrics import service
 from gxpo_services.metrics.schemas import Axis, IngestRequest, IngestView, ManyMetricsView, MetricsView
 
-router = APIRouter(tags=["metrics"], responses=responses(401, 422, 503))
+router = APIRouter(route_class=ServiceRoute, tags=["metrics"], responses=responses(401, 422, 503))
 
 Names = Annotated[
     list[Annotated[Text, StringConstraints(max_length=20_000)]],

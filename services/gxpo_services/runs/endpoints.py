@@ -6,15 +6,15 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, BackgroundTasks, Query, Request, Response
 
-from gxpo_services.answers import answer
-from gxpo_services.deps import ReadSession, Settings, Submitter, Viewer, WriteSession
+from gxpo_services.answers import answer, plain_answer
+from gxpo_services.deps import ReadSession, ServiceRoute, Settings, Submitter, Viewer, WriteSession
 from gxpo_services.errors import responses
 from gxpo_services.fields import RunId
 from gxpo_services.idempotency import IdempotencyHeader
 from gxpo_services.runs import artifacts, service
 from gxpo_services.runs.schemas import CloneRequest, ListQuery, RunDetail, RunPage, RunPatch, RunRequest, RunValidation
 
-router = APIRouter(prefix="/runs", tags=["runs"], responses=responses(401, 403, 422, 503))
+router = APIRouter(route_class=ServiceRoute, prefix="/runs", tags=["runs"], responses=responses(401, 403, 422, 503))
 
 _LOCATION = {"Location": {"description": "Where the run is.", "schema": {"type": "string"}}}
 _MADE: dict[int | str, dict[str, Any]] = {
@@ -51,7 +51,7 @@ def validate_run(body: RunRequest, _: Submitter, settings: Settings, session: Re
 @router.get("", summary="List runs", response_model=RunPage)
 def list_runs(query: Annotated[ListQuery, Query()], _: Viewer, session: ReadSession) -> Response:
     """Filtered, sorted by a column or a metric, part by part: runs that are made meanwhile shift nothing."""
-    return answer(service.list_runs(session, query))
+    return plain_answer(service.list_runs(session, query))
 
 
 @router.get("/{run_id}", summary="A run", response_model=RunDetail, responses=responses(404))

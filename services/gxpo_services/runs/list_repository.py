@@ -20,35 +20,38 @@ from gxpo_services.metrics import repository as metrics
 from gxpo_services.metrics.models import MetricLast
 from gxpo_services.runs.cursors import Kind, Position, Value
 from gxpo_services.runs.metric_values import values_at_step
-from gxpo_services.runs.models import Group, Run, RunTag
+from gxpo_services.runs.models import Group, Run, RunSearch, RunTag
 from gxpo_services.runs.repository import folded_case
 from gxpo_services.runs.states import RunState
+
+# Columns of tables, not of objects: their statements are put together and run in half the time.
+_run, _group, _tag, _search, _last = (table.__table__.c for table in (Run, Group, RunTag, RunSearch, MetricLast))
 
 Columns = dict[str, tuple[Any, Kind, bool]]
 COLUMNS: Columns = {
     # name: (column, kind, may be NULL)
-    "created_at": (Run.created_at, "float", False),
-    "updated_at": (Run.updated_at, "float", False),
-    "queued_at": (Run.queued_at, "float", False),
-    "started_at": (Run.started_at, "float", True),
-    "ended_at": (Run.ended_at, "float", True),
-    "heartbeat_at": (Run.heartbeat_at, "float", True),
-    "name": (Run.name, "text", False),
-    "state": (Run.state, "text", False),
-    "reason": (Run.reason, "text", True),
-    "rule": (Run.rule, "text", False),
-    "model": (Run.model, "text", False),
-    "created_by": (Run.created_by, "text", False),
-    "seed": (Run.seed, "int64", False),
-    "priority": (Run.priority, "int32", False),
-    "recoveries": (Run.recoveries, "int32", False),
-    "step": (Run.step, "int32", False),
-    "score_step": (Run.score_step, "int32", True),
-    "backward_passes": (Run.backward_passes, "float", False),
-    "tokens": (Run.tokens, "float", False),
-    "training_s": (Run.training_s, "float", False),
-    "score": (Run.score, "float", True),
-    "score_best": (Run.score_best, "float", True),
+    "created_at": (_run.created_at, "float", False),
+    "updated_at": (_run.updated_at, "float", False),
+    "queued_at": (_run.queued_at, "float", False),
+    "started_at": (_run.started_at, "float", True),
+    "ended_at": (_run.ended_at, "float", True),
+    "heartbeat_at": (_run.heartbeat_at, "float", True),
+    "name": (_run.name, "text", False),
+    "state": (_run.state, "text", False),
+    "reason": (_run.reason, "text", True),
+    "rule": (_run.rule, "text", False),
+    "model": (_run.model, "text", False),
+    "created_by": (_run.created_by, "text", False),
+    "seed": (_run.seed, "int64", False),
+    "priority": (_run.priority, "int32", False),
+    "recoveries": (_run.recoveries, "int32", False),
+    "step": (_run.step, "int32", False),
+    "score_step": (_run.score_step, "int32", True),
+    "backward_passes": (_run.backward_passes, "float", False),
+    "tokens": (_run.tokens, "float", False),
+    "training_s": (_run.training_s, "float", False),
+    "score": (_run.score, "float", True),
+    "score_best": (_run.score_best, "float", True),
 }
 """What a list can be sorted by, beside metrics."""
 
@@ -108,7 +111,7 @@ def page(
 
 
 def _total(conditions: Sequence[ColumnElement[bool]]) -> Select[Any]:
-    return select(func.count()).select_from(Run).where(*conditions).correlate(None)
+    return select(func.count()).select_from(Run.__table__).where(*conditions).correlate(None)
 
 
 def _numbered(rows: Iterable[Any]) -> Found:
@@ -132,9 +135,9 @@ def _by_column(
     if after is not None and after.value is None:
         return [], None  # no run is there
     column = COLUMNS[order.column][0]
-    query = select(Run.number, column).where(*conditions).order_by(*_directed(order, column, Run.number)).limit(limit)
+    query = select(_run.number, column).where(*conditions).order_by(*_directed(order, column, _run.number)).limit(limit)
     if after is not None:
-        return _numbered(session.execute(query.where(_behind(column, Run.number, after, order.descending)))), None
+        return _numbered(session.execute(query.where(_behind(column, _run.number, after, order.descending)))), None
     # A search for a part of a text goes through the whole table: once is enough.
     total = func.count().over() if filters.text else _total(conditions).scalar_subquery()
     rows = session.execute(query.add_columns(total)).all()
@@ -155,17 +158,17 @@ class _Source:
 def _column_source(order: Order) -> _Source:
     assert order.column is not None
     column = COLUMNS[order.column][0]
-    return _Source(select(Run.number, column).where(column.is_not(None)), Run.number, column, column.is_(None))
+    return _Source(select(_run.number, column).where(column.is_not(None)), _run.number, column, column.is_(None))
 
 
 def _metric_source(session: Session, order: Order) -> _Source:
     assert order.metric is not None
     # -1 is no metric's number: nobody has a value of a metric that was never reported.
     name = metrics.find_numbers(session, [order.metric]).get(order.metric, -1)
-    number, value = MetricLast.run_number, getattr(MetricLast, str(order.at))
-    has_value = (MetricLast.name_number == name, value.is_not(None))
-    rows = select(number, value).join(Run, Run.number == number).where(*has_value)
-    return _Source(rows, number, value, ~select(number).where(number == Run.number, *has_value).exists())
+    number, value = _last.run_number, _last[str(order.at)]
+    has_value = (_last.name_number == name, value.is_not(None))
+    rows = select(number, value).join_from(MetricLast.__table__, Run.__table__, _run.number == number).where(*has_value)
+    return _Source(rows, number, value, ~select(number).where(number == _run.number, *has_value).exists())
 
 
 def _by_value(
@@ -184,9 +187,9 @@ def _by_value(
             query = query.where(_behind(source.value, source.number, after, order.descending))
         found = _numbered(session.execute(query.limit(limit)))
     if len(found) < limit:
-        rest = select(Run.number).where(*conditions, source.lacks).order_by(*_directed(order, Run.number))
+        rest = select(_run.number).where(*conditions, source.lacks).order_by(*_directed(order, _run.number))
         if after is not None and after.value is None:
-            rest = rest.where(_further(Run.number, after, order.descending))
+            rest = rest.where(_further(_run.number, after, order.descending))
         found += [(number, None) for number in session.scalars(rest.limit(limit - len(found)))]
     return found
 
@@ -199,26 +202,33 @@ def _conditions(filters: Filters) -> list[ColumnElement[bool]]:
     found: list[ColumnElement[bool]] = []
     if filters.archived is not None and (filters.tags or filters.text):
         # Not as an equality, for which SQLite would take an index of nearly all runs and look up each by itself.
-        found.append(Run.archived != (not filters.archived))
+        found.append(_run.archived != (not filters.archived))
     elif filters.archived is not None:
-        found.append(Run.archived == filters.archived)
+        found.append(_run.archived == filters.archived)
     if filters.states:
-        found.append(Run.state.in_(sorted(set(filters.states))))
+        found.append(_run.state.in_(sorted(set(filters.states))))
     if filters.rule is not None:
-        found.append(Run.rule == filters.rule)
+        found.append(_run.rule == filters.rule)
     if filters.model is not None:
-        found.append(Run.model == filters.model)
+        found.append(_run.model == filters.model)
     if filters.group is not None:
-        found.append(Run.group_number == select(Group.number).where(Group.id == filters.group).scalar_subquery())
+        found.append(_run.group_number == select(_group.number).where(_group.id == filters.group).scalar_subquery())
     if filters.created_after is not None:
-        found.append(Run.created_at > filters.created_after)
+        found.append(_run.created_at > filters.created_after)
     if filters.created_before is not None:
-        found.append(Run.created_at < filters.created_before)
+        found.append(_run.created_at < filters.created_before)
     for tag in set(filters.tags):
-        found.append(Run.number.in_(select(RunTag.run_number).where(RunTag.tag == tag)))
+        found.append(_run.number.in_(select(_tag.run_number).where(_tag.tag == tag)))
     if filters.text:
-        found.append(Run.search_text.contains(folded_case(filters.text), autoescape=True))
+        part = select(_search.run_number).where(_search.text.like(_pattern(filters.text), escape="/"))
+        found.append(_run.number.in_(part))
     return found
+
+
+def _pattern(text: str) -> str:
+    """Of LIKE, for any text with `text` in it. Made here: a database would put it together anew for each row."""
+    plain = folded_case(text).replace("/", "//").replace("%", "/%").replace("_", "/_")
+    return f"%{plain}%"
 
 
 def _behind(column: Any, number: Any, after: Position, descending: bool) -> ColumnElement[bool]:
@@ -239,7 +249,7 @@ def _by_value_at_step(
     """Values at a step lie in bytes that no database reads: they are ordered here."""
     assert order.metric is not None
     assert isinstance(order.at, int)
-    chosen = select(Run.number).where(*conditions)
+    chosen = select(_run.number).where(*conditions)
     found = values_at_step(session, order.metric, order.at, chosen)
     numbers = np.array(list(session.scalars(chosen)), dtype=np.int64)
     values = np.array([found.get(number, np.nan) for number in numbers.tolist()], dtype=np.float64)

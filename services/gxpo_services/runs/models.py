@@ -107,9 +107,6 @@ class Run(Base):
     score_best: Mapped[float | None]
     score_step: Mapped[int | None]
 
-    search_text: Mapped[str] = mapped_column(Text, default="")
-    """What a search looks through (repository.search_text); the last column, as it may be long."""
-
     tags: Mapped[list[RunTag]] = relationship(cascade="all, delete-orphan", lazy="selectin")
     group: Mapped[Group | None] = relationship(lazy="joined")
     document: Mapped[RunDocument] = relationship(cascade="all, delete-orphan", passive_deletes=True, lazy="joined")
@@ -117,6 +114,8 @@ class Run(Base):
         "document", "config", creator=lambda config: RunDocument(config=config)
     )
     identity: AssociationProxy[dict[str, Any] | None] = association_proxy("document", "identity")
+    search: Mapped[RunSearch] = relationship(cascade="all, delete-orphan", passive_deletes=True)
+    search_text: AssociationProxy[str] = association_proxy("search", "text", creator=lambda text: RunSearch(text=text))
 
     __table_args__ = (
         # Pages of the list and their totals come out of these alone; none has a column that every report changes.
@@ -140,6 +139,16 @@ class RunDocument(Base):
     """Every setting (configs.stored)."""
     identity: Mapped[dict[str, Any] | None] = mapped_column(Json)
     """run.json: versions, hardware, hashes of data and policy."""
+
+
+class RunSearch(Base):
+    """What a search for a part of a text looks through, all of it each time: rows as narrow as they can be."""
+
+    __tablename__ = "run_searches"
+
+    run_number: Mapped[int] = mapped_column(ForeignKey("runs.number", ondelete="CASCADE"), primary_key=True)
+    text: Mapped[str] = mapped_column(Text)
+    """repository.search_text"""
 
 
 class RunTag(Base):

@@ -25,7 +25,6 @@ from gxpo_services.runs.schemas import (
     ExpectedCostView,
     ListQuery,
     RunDetail,
-    RunPage,
     RunPatch,
     RunRequest,
     RunValidation,
@@ -177,11 +176,9 @@ def find(session: Session, run_id: str, *, lock: bool = False) -> Run:
     return run
 
 
-def shown(session: Session, numbers: Sequence[int], metrics: Sequence[str] = ()) -> list[RunView]:
-    """Runs as a list shows them. metrics: those whose last values come along."""
-    values = last_values(session, numbers, metrics) if metrics else {}
-    rows = _rows(session, numbers)
-    return [views.view(row, {name: values.get(row["number"], {}).get(name) for name in metrics}) for row in rows]
+def shown(session: Session, numbers: Sequence[int]) -> list[RunView]:
+    """Runs as one of several each."""
+    return [views.view(row) for row in _rows(session, numbers)]
 
 
 def shown_in_full(session: Session, run: Run) -> RunDetail:
@@ -195,8 +192,8 @@ def _rows(session: Session, numbers: Sequence[int]) -> list[views.Shown]:
     return [row | {"queue_position": places.get(row["number"])} for row in rows]
 
 
-def list_runs(session: Session, query: ListQuery) -> RunPage:
-    """One part of the list. Raises Invalid for an unknown order or a cursor of another one."""
+def list_runs(session: Session, query: ListQuery) -> dict[str, Any]:
+    """One part of the list: RunPage as JSON has it. Raises Invalid for an unknown order or a cursor of another one."""
     order = _order(query)
     filters = list_repository.Filters(
         states=query.state,
@@ -211,16 +208,20 @@ def list_runs(session: Session, query: ListQuery) -> RunPage:
     )
     after = cursors.decode(query.cursor, order.word, order.kind) if query.cursor is not None else None
     found, total = list_repository.page(session, filters, order, after, query.limit + 1)
-    items = shown(session, [number for number, _ in found[: query.limit]], query.with_metric)
-    if order.metric is not None:
-        for item, (_, value) in zip(items, found, strict=False):
+    numbers = [number for number, _ in found[: query.limit]]
+    values = last_values(session, numbers, query.with_metric) if query.with_metric else {}
+    items = []
+    for row, (number, value) in zip(_rows(session, numbers), found, strict=False):
+        metrics = {name: values.get(number, {}).get(name) for name in query.with_metric}
+        if order.metric is not None:
             assert not isinstance(value, str)
-            item.metrics[order.metric] = views.json_number(value)
+            metrics[order.metric] = value
+        items.append(views.listed(row, metrics))
     next_cursor = None
     if len(found) > query.limit:
         number, value = found[query.limit - 1]
         next_cursor = cursors.encode(order.word, cursors.Position(value, number))
-    return RunPage(items=items, next_cursor=next_cursor, total=total)
+    return {"items": items, "next_cursor": next_cursor, "total": total}
 
 
 def _order(query: ListQuery) -> list_repository.Order:

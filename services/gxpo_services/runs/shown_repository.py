@@ -17,7 +17,7 @@ REWARD = "reward/mean"
 _NOT_SHOWN = frozenset(
     {
         *("created_by_id", "cpus", "gpus", "queued_at", "wish_at", "launched_at", "last_batch", "offsets"),
-        *("lease_owner", "lease_token", "lease_expires_at", "job_id", "run_token_sha256", "search_text"),
+        *("lease_owner", "lease_token", "lease_expires_at", "job_id", "run_token_sha256"),
     }
 )
 _runs, _groups, _tags, _last = (table.__table__.c for table in (Run, Group, RunTag, MetricLast))

@@ -18,13 +18,31 @@ RETRIED = frozenset({RunState.FAILED, RunState.CANCELLED})
 """States of which a run can be tried again."""
 
 
+_LISTED = tuple(name for name in RunView.model_fields if name != "metrics")
+# Those that may be no number, for which JSON has words only.
+_NUMBERS = ("score", "score_best", "reward")
+_NUMBERS_OF_PROGRESS = ("backward_passes", "tokens", "training_s", "hours_budget")
+
 Shown = dict[str, Any]
 """A run's columns, tags, group and reward (shown_repository.shown_rows), and `queue_position`."""
 
 
-def view(run: Shown, metrics: Mapping[str, float | None] | None = None) -> RunView:
-    """A run in a list. metrics: values that come along."""
-    return RunView.model_validate(_members(run) | {"metrics": metrics or {}})
+def view(run: Shown) -> RunView:
+    """A run as one of several."""
+    return RunView.model_validate(_members(run))
+
+
+def listed(run: Shown, metrics: Mapping[str, float | None]) -> dict[str, Any]:
+    """The same as JSON has it, for lists: checking each member of each run takes as long as finding the runs.
+
+    metrics: values that come along.
+    """
+    members = _members(run)
+    found = {name: members[name] for name in _LISTED}
+    for part, names in ((found, _NUMBERS), (found["progress"], _NUMBERS_OF_PROGRESS)):
+        part.update({name: plain(part[name]) for name in names})
+    found["metrics"] = {name: plain(value) for name, value in metrics.items()}
+    return found
 
 
 def detail(run: Shown, document: RunDocument) -> RunDetail:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query
 from fastapi.responses import StreamingResponse
 from pydantic import StringConstraints
 
-from gxpo_services.deps import DatabaseDep, ReadSession, Settings, Viewer
+from gxpo_services.deps import DatabaseDep, ReadSession, ServiceRoute, Settings, Viewer
 from gxpo_services.errors import responses
 from gxpo_services.fields import MAX_INTEGER, RunId, Text
 from gxpo_services.run_files import RunFiles
@@ -16,7 +16,9 @@ from gxpo_services.samples import log, service
 from gxpo_services.samples.checkpoints import zipped
 from gxpo_services.samples.schemas import CheckpointsView, EvaluationsView, EventPage, LogView, SamplePage
 
-router = APIRouter(prefix="/runs/{run_id}", tags=["samples"], responses=responses(401, 404, 422, 503))
+router = APIRouter(
+    route_class=ServiceRoute, prefix="/runs/{run_id}", tags=["samples"], responses=responses(401, 404, 422, 503)
+)
 
 _MOST = 2**31 - 1
 Step = Annotated[int | None, Query(ge=0, le=_MOST, description="Only this step.")]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from gxpo_services.deps import Admin, ReadSession, Viewer, WriteSession
+from gxpo_services.deps import Admin, ReadSession, ServiceRoute, Viewer, WriteSession
 from gxpo_services.errors import responses
 from gxpo_services.tokens import service
 from gxpo_services.tokens.schemas import NewTokenView, RoleWord, TokenRequest, TokenView
 
-router = APIRouter(prefix="/tokens", tags=["tokens"], responses=responses(401, 403, 422, 503))
+router = APIRouter(route_class=ServiceRoute, prefix="/tokens", tags=["tokens"], responses=responses(401, 403, 422, 503))
 
 
 @router.get("/me", summary="The token that asks")

@@ -20,6 +20,7 @@ from gxpo_services.metrics.models import Attempt, MetricBlock, MetricLast, Metri
 from gxpo_services.runs import repository
 from gxpo_services.runs.list_repository import COLUMNS
 from gxpo_services.runs.models import Run
+from gxpo_services.runs.schemas import RunPage
 from gxpo_services.runs.service import new_run, set_tags
 from gxpo_services.runs.states import RunState
 from gxpo_trainer.config import RunConfig
@@ -131,6 +132,21 @@ def test_a_page_of_one_and_a_page_of_all_are_the_same_list(client: TestClient, m
     whole = walk(client, limit=200, sort="score", archived="true")
     assert len(whole) == NUM_RUNS / 10
     assert walk(client, limit=1, sort="score", archived="true") == whole
+
+
+def test_what_is_listed_has_each_member_of_the_documented_form(client: TestClient, database: Database) -> None:
+    """Lists are written without that form, so it is held against them here, with numbers that JSON has not, too."""
+
+    def odd(run: Run, index: int) -> None:
+        varied(run, index)
+        run.score, run.score_best = (math.nan, math.inf) if index % 2 else (0.5, 0.75)
+        run.tokens, run.hours_budget = (math.inf, 0.1) if index % 3 else (7.0, None)
+
+    add_runs(database, 40, odd)
+    answer = client.get(f"{API}/runs", params={"limit": 200, "archived": "any", "with_metric": METRIC}).json()
+    assert RunPage.model_validate(answer).model_dump(mode="json") == answer
+    assert {run["score_best"] for run in answer["items"]} == {"Infinity", 0.75}
+    assert {run["progress"]["tokens"] for run in answer["items"]} == {"Infinity", 7.0}
 
 
 def test_runs_that_are_made_while_one_pages_move_nothing(
