@@ -113,14 +113,14 @@ def _budgets(words: Sequence[str], axis: Axis) -> dict[Axis, tuple[float, ...]]:
 def _grouped(loaded: Loaded) -> list[SeedGroup]:
     """Configurations with their seeds. Of two runs of one seed, and of seeds that share no step, one is left out."""
     furthest: dict[tuple[str, int], tuple[Source, RunCurves]] = {}
-    for source, curves in loaded.runs:
-        key = (config_key(source.run.config), curves.seed)
+    keys = [(config_key(source.run.config), curves.seed) for source, curves in loaded.runs]
+    for key, (source, curves) in zip(keys, loaded.runs, strict=True):
         rival = furthest.get(key)
         if rival is None or _reach(source, curves) > _reach(*rival):
             furthest[key] = (source, curves)
     kept = []
-    for source, curves in loaded.runs:
-        winner = furthest[config_key(source.run.config), curves.seed][0].run
+    for key, (source, curves) in zip(keys, loaded.runs, strict=True):
+        winner = furthest[key][0].run
         if winner is source.run:
             kept.append((source, curves))
         else:

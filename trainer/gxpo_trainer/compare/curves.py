@@ -129,6 +129,8 @@ def smooth(accuracy: npt.ArrayLike, weight: float) -> Floats:
     if not 0.0 <= weight < 1.0:
         raise ValueError(f"smoothing = {weight} is no weight; set it in [0, 1), 0 for none")
     averaged = np.array(accuracy, dtype=np.float64)
+    if weight == 0.0:
+        return averaged
     for i in range(1, len(averaged)):
         averaged[i] = weight * averaged[i - 1] + (1 - weight) * averaged[i]
     return averaged

@@ -9,6 +9,7 @@ Over problems, of which there are hundreds, the paired bootstrap needs no assump
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ class Interval:
         return self.low is not None and self.high is not None and not self.low <= value <= self.high
 
 
+@functools.lru_cache(maxsize=1024)
 def t_critical(level: float, degrees: int) -> float:
     """Two-sided critical value t with P(|T| < t) = level for Student's t, integer degrees of freedom.
 

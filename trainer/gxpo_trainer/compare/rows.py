@@ -39,6 +39,7 @@ FREE = ("name", "seed", "learner.rule", "learner.optimizer.learning_rate", "budg
 """Settings in which compared runs may differ: what is compared, and what no accuracy depends on."""
 SPEED = ("placement", "rollout.gpu_memory_utilization", "rollout.cpu_kv_cache_gib", "rollout.max_num_seqs")
 """Settings that decide hours, not accuracy."""
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 _PACKAGES = ("torch", "vllm", "deepspeed", "transformers", "peft", "math-verify")
 
 
@@ -71,14 +72,15 @@ def run_curves(
     if not complete:
         raise DataError(f"no step has {metric} of {chosen or 'any benchmark'}")
     config = identity["config"]
+    settings = flatten(config)
     return RunCurves(
         name=str(config["name"]),
         rule=rule_label(config),
         seed=int(config["seed"]),
         curve=_curve([[rows[name] for name in chosen] for rows in complete], series, metric, with_problems),
         gate=_gate(series, config),
-        conditions=_conditions(identity, complete[-1]),
-        hardware=_hardware(identity),
+        conditions=_conditions(identity, settings, complete[-1]),
+        hardware=_hardware(identity, settings),
     )
 
 
@@ -126,13 +128,13 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(item, Mapping):
             flat |= flatten(item, f"{prefix}{name}.")
         else:
-            flat[f"{prefix}{name}"] = json.dumps(item, ensure_ascii=False)
+            flat[f"{prefix}{name}"] = _ENCODER.encode(item)
     return flat
 
 
 def is_under(name: str, prefixes: Sequence[str]) -> bool:
     """Whether a dotted path is one of `prefixes` or lies under one."""
-    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+    return name in prefixes or name.startswith(tuple(f"{prefix}." for prefix in prefixes))
 
 
 def _curve(points: list[list[Row]], series: Series, metric: str, with_problems: bool) -> EvaluationCurve:
@@ -140,13 +142,14 @@ def _curve(points: list[list[Row]], series: Series, metric: str, with_problems: 
     accuracy, low, high = [], [], []
     for rows in points:
         scores = [row["scores"] for row in rows]
-        mean = float(np.mean([score[metric] for score in scores]))
+        # Plain floats: of a handful of benchmarks numpy's arrays take longer than what is done with them.
+        mean = sum(score[metric] for score in scores) / len(scores)
         accuracy.append(mean)
         # Bounds of the mean of independent benchmarks: their half-widths add in squares.
-        below = [score[metric] - score.get(f"{metric}/ci_low", np.nan) for score in scores]
-        above = [score.get(f"{metric}/ci_high", np.nan) - score[metric] for score in scores]
-        low.append(mean - float(np.linalg.norm(below)) / len(rows))
-        high.append(mean + float(np.linalg.norm(above)) / len(rows))
+        below = [score[metric] - score.get(f"{metric}/ci_low", math.nan) for score in scores]
+        above = [score.get(f"{metric}/ci_high", math.nan) - score[metric] for score in scores]
+        low.append(mean - math.hypot(*below) / len(rows))
+        high.append(mean + math.hypot(*above) / len(rows))
     costs = {axis: np.array([_cost(rows[0], series, axis) for rows in points]) for axis in COST_METRICS}
     per_problem, ids = _per_problem(points) if with_problems and metric == "pass@1" else (None, ())
     return EvaluationCurve(
@@ -211,8 +214,9 @@ def _last(series: Series, name: str) -> float | None:
     return float(values[-1]) if values.size else None
 
 
-def _conditions(identity: Mapping[str, Any], evaluations: Mapping[str, Row]) -> dict[str, str]:
-    settings = flatten(identity["config"])
+def _conditions(
+    identity: Mapping[str, Any], settings: Mapping[str, str], evaluations: Mapping[str, Row]
+) -> dict[str, str]:
     found = {name: value for name, value in settings.items() if not is_under(name, (*FREE, *SPEED))}
     found["policy_sha256"] = str(identity.get("policy_sha256"))
     found["code.sha256"] = str((identity.get("code") or {}).get("sha256"))
@@ -225,8 +229,7 @@ def _conditions(identity: Mapping[str, Any], evaluations: Mapping[str, Row]) -> 
     return found
 
 
-def _hardware(identity: Mapping[str, Any]) -> dict[str, str]:
-    settings = flatten(identity["config"])
+def _hardware(identity: Mapping[str, Any], settings: Mapping[str, str]) -> dict[str, str]:
     machine = identity.get("hardware") or {}
     found = {name: json.dumps(machine.get(name)) for name in ("cpu", "usable_cores", "accelerators")}
     return found | {name: value for name, value in settings.items() if is_under(name, SPEED)}
