@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pandas as pd
@@ -15,6 +17,31 @@ from gxpo_dashboard.texts import plain
 def live(function: Callable[[], None], every_s: float | None) -> None:
     """Show a part of the page and draw it anew every so many seconds; None: only when something is pressed."""
     st.fragment(run_every=every_s)(function)()
+
+
+@contextmanager
+def charts_ahead() -> Iterator[None]:
+    """Let the browser fetch what draws charts while the figures of the page are still being worked out. It does so
+    when it meets the first chart of a session: an empty one, which is gone when the page is drawn."""
+    if "charts_ahead" in st.session_state:
+        yield
+        return
+    place = st.empty()
+    place.vega_lite_chart(None, {"mark": "point", "data": {"values": []}}, height=1)
+    yield
+    place.empty()
+    st.session_state["charts_ahead"] = True
+
+
+_DRAWING_S = 0.4
+"""About what a browser needs for a chart of twenty lines."""
+
+
+def draw_first() -> None:
+    """Let the browser draw what it has before more of a session's first page follows. It draws in one thread, and a
+    chart waits there for all that came behind it; the page as a whole is not later for it."""
+    if "charts_ahead" not in st.session_state:
+        time.sleep(_DRAWING_S)
 
 
 def chart(found: Chart, scope: str) -> None:

@@ -9,7 +9,7 @@ import streamlit as st
 
 from gxpo_dashboard import permalinks, session
 from gxpo_dashboard.charts import benchmarks as charts
-from gxpo_dashboard.shown import download, empty, grid, live
+from gxpo_dashboard.shown import charts_ahead, download, empty, grid, live
 from gxpo_dashboard.texts import TERMINAL, plain, unique_labels
 from gxpo_dashboard.views import picker
 
@@ -17,6 +17,7 @@ Json = dict[str, Any]
 MOST_RUNS = 8
 
 
+@charts_ahead()
 def show() -> None:
     st.title("Benchmarks")
     with session.guarded():

@@ -11,7 +11,7 @@ import streamlit as st
 from gxpo_dashboard import permalinks, session
 from gxpo_dashboard.charts import compare as charts
 from gxpo_dashboard.charts.base import AXES
-from gxpo_dashboard.shown import chart, download, empty, live, text_table
+from gxpo_dashboard.shown import chart, charts_ahead, download, draw_first, empty, live, text_table
 from gxpo_dashboard.texts import TERMINAL, plain, unique_labels
 from gxpo_dashboard.views import picker
 
@@ -36,6 +36,7 @@ _OPEN_TABLES = 4
 """Result, cost to the baseline's best, accuracy at equal passes and at equal time; the others are drawers."""
 
 
+@charts_ahead()
 def show() -> None:
     st.title("Compare")
     with session.guarded():
@@ -131,6 +132,7 @@ def _comparison(query: Json, x: str, seeds: bool) -> None:
         answer = session.client().compare(**query)
         _evidence(answer)
         chart(charts.accuracy_chart(answer, x, seeds), "compare")
+        draw_first()
         for number, table in enumerate(answer["tables"]):
             text_table(charts.text_table(table), table["title"], closed=number >= _OPEN_TABLES)
         if any(run["gate"]["steps"] for group in answer["groups"] for run in group["runs"]):

@@ -13,7 +13,7 @@ from gxpo_dashboard.charts.base import AXES, Chart
 from gxpo_dashboard.charts.benchmarks import accuracy_chart, metrics_of
 from gxpo_dashboard.formats import count, duration, moment, percent
 from gxpo_dashboard.series import Series, number
-from gxpo_dashboard.shown import chart, empty, grid, live
+from gxpo_dashboard.shown import chart, charts_ahead, empty, grid, live
 from gxpo_dashboard.tables import passes_used, time_left
 from gxpo_dashboard.texts import TERMINAL, plain, state_word, why
 from gxpo_dashboard.views import actions, records
@@ -29,6 +29,7 @@ RULE = (
 )  # fmt: skip
 
 
+@charts_ahead()
 def show() -> None:
     actions.dialogs()
     run = _chosen()
