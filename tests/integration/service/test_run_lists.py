@@ -381,3 +381,20 @@ def test_a_listed_run_can_be_seen_with_its_whole_config(client: TestClient, data
     assert run["rule_label"] == "GXPO K=5"
     detail = client.get(f"{API}/runs/{run['id']}").json()
     assert RunConfig.model_validate(detail["config"]) == load_preset("demo")
+
+
+def test_a_reading_session_ends_where_it_was_used(
+    client: TestClient, database: Database, many: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Well or badly: nothing is left to be ended in a thread of its own."""
+    ended_late: list[Any] = []
+
+    async def late(end: Any) -> None:
+        ended_late.append(end)
+        end()
+
+    monkeypatch.setattr("gxpo_services.deps.run_in_threadpool", late)
+    assert client.get(f"{API}/runs").status_code == 200
+    assert client.get(f"{API}/runs/{many[0]}").status_code == 200
+    assert client.get(f"{API}/runs/nobody").status_code == 404
+    assert ended_late == []
