@@ -48,16 +48,21 @@ If all threads waited for a lock, its holder would find none to finish in, and s
 """
 
 
-async def _gate(request: Request) -> AsyncIterator[None]:
-    gate: anyio.Semaphore | None = getattr(request.app.state, "session_gate", None)
-    if gate is None:  # an application of one router, without this one's start-up
-        yield
-        return
-    async with gate:
-        yield
+def _gate(name: str) -> Any:
+    """A dependency that waits for the semaphore of this name in the application's state."""
+
+    async def wait(request: Request) -> AsyncIterator[None]:
+        gate: anyio.Semaphore | None = getattr(request.app.state, name, None)
+        if gate is None:  # an application of one router, without this one's start-up
+            yield
+            return
+        async with gate:
+            yield
+
+    return Depends(wait, scope="function")
 
 
-Gate = Annotated[None, Depends(_gate, scope="function")]
+Gate = Annotated[None, _gate("session_gate")]
 
 
 def _writing(database: DatabaseDep, _: Gate) -> Iterator[Session]:
@@ -70,16 +75,7 @@ READS_AT_ONCE = 3
 costs a quarter of the work and makes each wait for all."""
 
 
-async def _read_gate(request: Request) -> AsyncIterator[None]:
-    gate: anyio.Semaphore | None = getattr(request.app.state, "read_gate", None)
-    if gate is None:  # as above
-        yield
-        return
-    async with gate:
-        yield
-
-
-ReadGate = Annotated[None, Depends(_read_gate, scope="function")]
+ReadGate = Annotated[None, _gate("read_gate")]
 
 
 async def _reading(database: DatabaseDep, _: ReadGate) -> AsyncIterator[Session]:

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from gxpo_services.fields import JsonNumber
 from gxpo_services.runs.configs import restored
 from gxpo_services.runs.cost import expected_cost
 from gxpo_services.runs.models import RunDocument
@@ -53,12 +52,6 @@ def detail(run: Shown, document: RunDocument) -> RunDetail:
         "cost": RunCost(backward_passes=cost.backward_passes, formula=cost.words),
     }
     return RunDetail.model_validate(_members(run) | more)
-
-
-def json_number(value: float | None) -> JsonNumber | None:
-    """A number as JSON has it."""
-    number: JsonNumber | None = plain(value)
-    return number
 
 
 def _members(run: Shown) -> dict[str, Any]:
