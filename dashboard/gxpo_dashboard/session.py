@@ -23,8 +23,10 @@ RETRY_S = 3.0
 LIVE_S = 2.0
 SLOW_S = 5.0
 _MAX_SERIES = 64
-_MAX_DRAWN = 4000
-"""Points of one chart of several runs, which share them."""
+_MAX_DRAWN = 2400
+"""Points of one chart of several runs, which share them: the browser draws each of them anew at every refresh."""
+_FEWEST_DRAWN = 60
+"""Of one run among many."""
 
 
 def service_url() -> str:
@@ -119,7 +121,7 @@ def live_series(run: str, x: str, names: tuple[str, ...]) -> LiveSeries:
 def live_series_of(runs: Mapping[str, Json], x: str, names: tuple[str, ...]) -> dict[str, LiveSeries]:
     """The same of several runs (id → view); what has ended and is here already is not asked for again."""
     # Twice as many may be held until they are thinned again.
-    most = min(MAX_POINTS, max(100, _MAX_DRAWN // (2 * max(1, len(runs)))))
+    most = min(MAX_POINTS, max(_FEWEST_DRAWN, _MAX_DRAWN // (2 * max(1, len(runs)))))
     series = {run: _stored(run, x, names, most) for run in runs}
     service = client()
     due = {

@@ -36,6 +36,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        settings: ServiceSettings = app.state.settings
         database: Database = app.state.database
         if database.is_sqlite:
             upgrade(settings.url)

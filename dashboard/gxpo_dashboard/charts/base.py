@@ -235,7 +235,7 @@ def line_layers(
     return [line, dots]
 
 
-def near(frame: pd.DataFrame, most: int = 1000) -> pd.DataFrame:
+def near(frame: pd.DataFrame, most: int = 500) -> pd.DataFrame:
     """At most `most` rows, evenly: the points that show their value under the pointer. The nearest one is searched
     anew at each change of data, which would take seconds for ten thousands."""
     return frame.iloc[:: max(1, math.ceil(len(frame) / most))]

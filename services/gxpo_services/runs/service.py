@@ -189,7 +189,9 @@ def _rows(session: Session, numbers: Sequence[int]) -> list[views.Shown]:
     rows = shown_repository.shown_rows(session, numbers)
     queued = [row["number"] for row in rows if row["state"] == RunState.QUEUED]
     places = shown_repository.queue_positions(session, queued)
-    return [row | {"queue_position": places.get(row["number"])} for row in rows]
+    for row in rows:
+        row["queue_position"] = places.get(row["number"])
+    return rows
 
 
 def list_runs(session: Session, query: ListQuery) -> dict[str, Any]:

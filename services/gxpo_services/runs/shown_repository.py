@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import JSON, Select, and_, bindparam, func, select
+from sqlalchemy import JSON, BigInteger, ColumnElement, Select, and_, any_, bindparam, func, select
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Session
 
 from gxpo_services.metrics import repository as metrics
@@ -23,7 +24,21 @@ _NOT_SHOWN = frozenset(
 _runs, _groups, _tags, _last = (table.__table__.c for table in (Run, Group, RunTag, MetricLast))
 
 
-def _query(tags_as_json: Any) -> Select[Any]:
+def _in_list(column: Any) -> ColumnElement[bool]:
+    found: ColumnElement[bool] = column.in_(bindparam("numbers", expanding=True))
+    return found
+
+
+def _in_array(column: Any) -> ColumnElement[bool]:
+    """One parameter, so that the statement's text, and its plan, are the same for any number of runs."""
+    found: ColumnElement[bool] = column == any_(bindparam("numbers", type_=ARRAY(BigInteger)))
+    return found
+
+
+_AMONG: dict[str, Callable[[Any], ColumnElement[bool]]] = {"sqlite": _in_list, "postgresql": _in_array}
+
+
+def _query(dialect: str, tags_as_json: Any) -> Select[Any]:
     """Columns, not objects: a page of Run objects takes several times as long to make."""
     tags = select(tags_as_json(_tags.tag, type_=JSON)).where(_tags.run_number == _runs.number).scalar_subquery()
     reward = and_(_last.run_number == _runs.number, _last.name_number == bindparam("reward"))
@@ -32,19 +47,21 @@ def _query(tags_as_json: Any) -> Select[Any]:
         select(*shown, _groups.id.label("group"), tags.label("tags"), _last.last.label("reward"))
         .outerjoin_from(Run.__table__, Group.__table__, _groups.number == _runs.group_number)
         .outerjoin(MetricLast.__table__, reward)
-        .where(_runs.number.in_(bindparam("numbers", expanding=True)))
+        .where(_AMONG[dialect](_runs.number))
     )
 
 
-_QUERIES = {"sqlite": _query(func.json_group_array), "postgresql": _query(func.json_agg)}
+_QUERIES = {
+    "sqlite": _query("sqlite", func.json_group_array),
+    "postgresql": _query("postgresql", func.json_agg),
+}
 
 
 def shown_rows(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]:
     """Columns of these runs by name, with `group` (its id), `tags` and `reward`, in the order of `numbers`."""
     session.flush()
     reward = metrics.find_numbers(session, [REWARD]).get(REWARD, -1)  # -1: nobody has reported one
-    query = _QUERIES[session.get_bind().dialect.name]
-    result = session.execute(query, {"numbers": list(numbers), "reward": reward})
+    result = session.execute(_QUERIES[session.get_bind().dialect.name], {"numbers": list(numbers), "reward": reward})
     names = list(result.keys())
     rows = {row.number: dict(zip(names, row, strict=True)) for row in result.all()}
     for row in rows.values():
@@ -61,11 +78,14 @@ _QUEUE = (
     .subquery()
 )
 """The queue once through; a count per shown run would go through it again for each."""
-_PLACES = select(_QUEUE.c.number, _QUEUE.c.place).where(_QUEUE.c.number.in_(bindparam("numbers", expanding=True)))
+_PLACES = {
+    dialect: select(_QUEUE.c.number, _QUEUE.c.place).where(among(_QUEUE.c.number)) for dialect, among in _AMONG.items()
+}
 
 
 def queue_positions(session: Session, numbers: Sequence[int]) -> dict[int, int]:
     """run number → its place in the queue from 1, of those that are queued: how many come up to it."""
     if not numbers:
         return {}
-    return dict(list(session.execute(_PLACES, {"numbers": numbers})))
+    places = _PLACES[session.get_bind().dialect.name]
+    return dict(list(session.execute(places, {"numbers": list(numbers)})))

@@ -17,7 +17,7 @@ RETRIED = frozenset({RunState.FAILED, RunState.CANCELLED})
 """States of which a run can be tried again."""
 
 
-_LISTED = tuple(name for name in RunView.model_fields if name != "metrics")
+_LISTED = frozenset(RunView.model_fields)
 # Those that may be no number, for which JSON has words only.
 _NUMBERS = ("score", "score_best", "reward")
 _NUMBERS_OF_PROGRESS = ("backward_passes", "tokens", "training_s", "hours_budget")
@@ -36,8 +36,9 @@ def listed(run: Shown, metrics: Mapping[str, float | None]) -> dict[str, Any]:
 
     metrics: values that come along.
     """
-    members = _members(run)
-    found = {name: members[name] for name in _LISTED}
+    found = _members(run)
+    for name in found.keys() - _LISTED:
+        del found[name]
     for part, names in ((found, _NUMBERS), (found["progress"], _NUMBERS_OF_PROGRESS)):
         part.update({name: plain(part[name]) for name in names})
     found["metrics"] = {name: plain(value) for name, value in metrics.items()}

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from support.postgres import PostgresServer, find_programs
 
+from gxpo_services import logs
 from gxpo_services.db import Database
 from gxpo_services.migrate import upgrade
 from gxpo_services.settings import ServiceSettings
@@ -75,11 +76,21 @@ def token_for(database: Database) -> Callable[[RoleWord], str]:
     return make
 
 
-@pytest.fixture
-def app(settings: ServiceSettings) -> FastAPI:
+@pytest.fixture(scope="session")
+def routes(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
+    """An application without a test's settings: making its routes takes longer than most tests."""
     from gxpo_services.app import create_app
 
-    return create_app(settings)
+    return create_app(ServiceSettings(home=tmp_path_factory.mktemp("routes")))
+
+
+@pytest.fixture
+def app(routes: FastAPI, settings: ServiceSettings) -> FastAPI:
+    logs.configure(as_json=settings.log_json)
+    routes.state.settings, routes.state.database = settings, Database(settings.url)
+    for counter in (routes.state.http_metrics.requests, routes.state.http_metrics.seconds):
+        counter.clear()
+    return routes
 
 
 @pytest.fixture

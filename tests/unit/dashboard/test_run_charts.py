@@ -82,10 +82,10 @@ def test_of_many_points_only_some_answer_to_the_pointer() -> None:
     line, dots = chart.spec["layer"]
     assert (line["data"]["name"], dots["data"]["name"]) == ("points", "near")
     assert len(chart.datasets["points"]) == 2500
-    # Every third of 2500.
-    assert chart.datasets["near"]["step"].tolist() == list(range(1, 2501, 3))
-    few = base.near(chart.datasets["points"].head(1000))
-    assert len(few) == 1000
+    # Every fifth of 2500.
+    assert chart.datasets["near"]["step"].tolist() == list(range(1, 2501, 5))
+    few = base.near(chart.datasets["points"].head(500))
+    assert len(few) == 500
 
 
 def test_the_first_and_the_last_point_are_not_cut_in_half() -> None:
