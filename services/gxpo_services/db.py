@@ -30,6 +30,11 @@ _PING_AFTER_S = 1.0
 """A connection that was idle for longer is asked whether it still works; before each question it would be too often."""
 
 
+# The connection that was given back last comes first: it has the pages and the prepared statements. Those that only a
+# rush needs do not share the work of quiet times, in which each would be cold.
+_POOL = {"pool_size": 10, "max_overflow": 20, "pool_use_lifo": True}
+
+
 class Base(DeclarativeBase):
     """Base of all tables."""
 
@@ -47,7 +52,7 @@ def make_engine(url: str) -> Engine:
     path = make_url(url).database
     if path and path != ":memory:":
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-    engine = create_engine(url, pool_size=10, max_overflow=20, connect_args={"timeout": 30, "check_same_thread": False})
+    engine = create_engine(url, **_POOL, connect_args={"timeout": 30, "check_same_thread": False})
 
     @event.listens_for(engine, "connect")
     def _on_connect(connection: Any, _: Any) -> None:
@@ -66,7 +71,7 @@ def make_engine(url: str) -> Engine:
 def _postgres_engine(url: str) -> Engine:
     from psycopg.pq import Format
 
-    engine = create_engine(url, pool_size=10, max_overflow=20)
+    engine = create_engine(url, **_POOL)
 
     @event.listens_for(engine, "checkin")
     def _on_checkin(_connection: Any, record: Any) -> None:
