@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from gxpo_trainer.compare import (
+    SERIES_NAMES,
     EvaluationCurve,
     Interval,
     RunCurves,
@@ -28,6 +29,7 @@ from gxpo_trainer.compare import (
     heat_map,
     run_curves,
     seed_band,
+    series_needed,
     spread_budgets,
     varied_settings,
 )
@@ -86,6 +88,24 @@ def test_an_evaluation_states_its_costs_and_the_steps_metrics_fill_the_gaps() ->
     np.testing.assert_array_equal(found.curve.tokens, [0, 400, np.nan])
     assert (found.gate.threshold, found.gate.shutoff_step) == (0.5, 3)
     np.testing.assert_array_equal(found.gate.z, [0.1, 0.7])
+
+
+def test_metrics_are_asked_for_where_an_evaluation_leaves_a_cost_out() -> None:
+    gate = ("gate/z", "gate/threshold", "gate/shutoff_step")
+    whole = evaluation(1, 0.5, backward_passes_total=3, training_s=2.0, tokens_total=0)
+    assert series_needed([whole]) == gate
+    without_hours = evaluation(2, 0.5, backward_passes_total=6, training_s=None, tokens_total=9)
+    assert series_needed([whole, without_hours]) == ("time/training_s", *gate)
+    assert series_needed([evaluation(3, 0.5)]) == SERIES_NAMES
+    assert series_needed([]) == gate
+
+
+def test_settings_are_told_apart_by_their_json() -> None:
+    values = {"a": {"yes": True, "no": False, "one": 1, "real": 1.0, "none": None}, "word": "ä", "some": [1, None]}
+    assert flatten(values) == {
+        "a.yes": "true", "a.no": "false", "a.one": "1", "a.real": "1.0", "a.none": "null", "word": '"ä"',
+        "some": "[1, null]",
+    }  # fmt: skip
 
 
 def test_a_value_that_is_not_finite_is_no_evaluation_and_no_cost() -> None:

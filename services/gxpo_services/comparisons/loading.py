@@ -14,7 +14,7 @@ from gxpo_services.comparisons.schemas import MOST_RUNS, LeftOutView
 from gxpo_services.errors import FieldError, Invalid, NotFound
 from gxpo_services.runs.models import Run
 from gxpo_services.samples import repository as samples
-from gxpo_trainer.compare import SERIES_NAMES, RunCurves, Series, benchmark_names, decode_evaluation, run_curves
+from gxpo_trainer.compare import RunCurves, Series, benchmark_names, decode_evaluation, run_curves, series_needed
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import Row
 
@@ -89,9 +89,10 @@ def load(session: Session, runs: Sequence[Run], benchmark: str | None, metric: s
     """
     left_out: dict[str, str] = {}
     evaluations: dict[str, list[Row]] = {}
+    found = samples.evaluations_of(session, [run.number for run in runs])
     for run in runs:
         try:
-            rows = [decode_evaluation(row) for row in samples.evaluations(session, run.number)]
+            rows = [decode_evaluation(row) for row in found[run.number]]
         except DataError as error:
             left_out[run.id] = str(error)
             continue
@@ -102,7 +103,8 @@ def load(session: Session, runs: Sequence[Run], benchmark: str | None, metric: s
     benchmarks = [benchmark] if benchmark is not None else _common(list(evaluations.values()))
     if evaluations and not benchmarks:
         raise invalid("benchmark", "the runs have no benchmark in common; name one, and runs without it are left out")
-    series = repository.series_of(session, [run.number for run in runs if run.id in evaluations], SERIES_NAMES)
+    names = series_needed(row for rows in evaluations.values() for row in rows)
+    series = repository.series_of(session, [run.number for run in runs if run.id in evaluations], names)
     loaded: list[tuple[Source, RunCurves]] = []
     for run in runs:
         if run.id not in evaluations:

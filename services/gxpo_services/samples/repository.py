@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, exists, insert, select
@@ -61,15 +61,24 @@ def evaluations(
     session: Session, run_number: int, *, benchmark: str | None = None, after: int | None = None
 ) -> list[dict[str, Any]]:
     """Records in order of steps and benchmarks, one of each: the latest attempt's, written last."""
-    query = select(EvaluationRow).where(EvaluationRow.run_number == run_number, _counts(EvaluationRow))
+    return evaluations_of(session, [run_number], benchmark=benchmark, after=after)[run_number]
+
+
+def evaluations_of(
+    session: Session, run_numbers: Collection[int], *, benchmark: str | None = None, after: int | None = None
+) -> dict[int, list[dict[str, Any]]]:
+    """The same of several runs, by their numbers."""
+    rows = EvaluationRow.__table__.c
+    query = select(rows.run_number, rows.step, rows.benchmark, rows.record)
+    query = query.where(rows.run_number.in_(run_numbers), _not_replaced(rows.run_number, rows.attempt, rows.step))
     if benchmark is not None:
-        query = query.where(EvaluationRow.benchmark == benchmark)
+        query = query.where(rows.benchmark == benchmark)
     if after is not None:
-        query = query.where(EvaluationRow.step > after)
-    chosen: dict[tuple[int, str], dict[str, Any]] = {}
-    for row in session.scalars(query.order_by(EvaluationRow.attempt, EvaluationRow.number)):
-        chosen[row.step, row.benchmark] = row.record
-    return [chosen[key] for key in sorted(chosen)]
+        query = query.where(rows.step > after)
+    chosen: dict[int, dict[tuple[int, str], dict[str, Any]]] = {number: {} for number in run_numbers}
+    for row in session.execute(query.order_by(rows.attempt, rows.number)):
+        chosen[row.run_number][row.step, row.benchmark] = row.record
+    return {number: [found[key] for key in sorted(found)] for number, found in chosen.items()}
 
 
 def events(session: Session, run_number: int, *, after: int, limit: int) -> list[Event]:
@@ -77,7 +86,7 @@ def events(session: Session, run_number: int, *, after: int, limit: int) -> list
     return list(session.scalars(query.order_by(Event.number).limit(limit)))
 
 
-def _counts(table: type[Sample] | type[EvaluationRow]) -> ColumnElement[bool]:
+def _counts(table: type[Sample]) -> ColumnElement[bool]:
     return _not_replaced(table.run_number, table.attempt, table.step)
 
 

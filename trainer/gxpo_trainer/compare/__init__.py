@@ -51,6 +51,7 @@ from gxpo_trainer.compare.rows import (
     is_under,
     rule_label,
     run_curves,
+    series_needed,
 )
 from gxpo_trainer.compare.seeds import SeedGroup, config_key, group_by_config, group_labels, seed_band
 from gxpo_trainer.compare.text_tables import Table, all_tables, equal_cost_table, percent
@@ -106,6 +107,7 @@ __all__ = [
     "rule_label",
     "run_curves",
     "seed_band",
+    "series_needed",
     "shared_bootstrap",
     "smooth",
     "speed_up",

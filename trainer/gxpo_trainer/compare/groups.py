@@ -130,8 +130,9 @@ def compare_groups(
     reference = groups[names.index(baseline)]
     target = peak(mean_curve([run.curve for run in reference.runs]), smoothing)
     chosen = budgets if budgets is not None else common_budgets(groups)
-    versus = [_Versus(group, reference, smoothing, level) for group in groups]
     wanted = [(axis, budget) for axis in AXES for budget in chosen.get(axis, ())]
+    ends = {group.name: _ends(group, wanted, smoothing) for group in groups}
+    versus = [_Versus(group, reference, smoothing, level, ends[group.name], ends[baseline]) for group in groups]
     intervals = _over_problems([one.differences(wanted) for one in versus], level, num_resamples, seed)
     results = []
     for one, over_problems in zip(versus, intervals, strict=True):
@@ -197,6 +198,17 @@ def _seed_result(run: RunCurves, other: RunCurves | None, smoothing: float) -> S
     return SeedResult(run.seed, best, target, match, {axis: speed_up(target, match, axis) for axis in AXES})
 
 
+Ends = dict[tuple[Axis, float], dict[int, BudgetPoint | None]]
+"""The evaluation that counts at each budget, by seed."""
+
+
+def _ends(group: SeedGroup, budgets: Sequence[tuple[Axis, float]], smoothing: float) -> Ends:
+    return {
+        (axis, budget): {run.seed: at_budget(run.curve, axis, budget, smoothing) for run in group.runs}
+        for axis, budget in budgets
+    }
+
+
 Places = tuple[tuple[int, int], ...]
 """The evaluation of each run of each pair, a run of the group and the baseline's of the same seed."""
 
@@ -209,14 +221,16 @@ class _Versus:
     reference: SeedGroup
     smoothing: float
     level: float
+    ends: Ends
+    reference_ends: Ends
 
     def at(self, axis: Axis, budget: float, over_problems: Mapping[Places, Interval]) -> BudgetResult | None:
         """None when a run of the group has no evaluation within the budget. over_problems: of `differences`."""
-        own = [at_budget(run.curve, axis, budget, self.smoothing) for run in self.group.runs]
+        own = self.ends[axis, budget].values()
         points = [point for point in own if point is not None]
         if len(points) < len(own):
             return None
-        others = [at_budget(run.curve, axis, budget, self.smoothing) for run in self.reference.runs]
+        others = self.reference_ends[axis, budget].values()
         found = self._found(axis, budget)
         return BudgetResult(
             axis=axis,
@@ -249,8 +263,8 @@ class _Versus:
     def _found(self, axis: Axis, budget: float) -> list[tuple[BudgetPoint, BudgetPoint]]:
         """Both runs of each pair at a budget; none unless all have an evaluation within it."""
         pairs = self._pairs()
-        ends = [tuple(at_budget(run.curve, axis, budget, self.smoothing) for run in pair) for pair in pairs]
-        found = [(a, b) for a, b in ends if a and b]
+        ends, others = self.ends[axis, budget], self.reference_ends[axis, budget]
+        found = [(a, b) for run, _ in pairs if (a := ends[run.seed]) and (b := others[run.seed])]
         return found if len(found) == len(pairs) else []
 
     def _pairs(self) -> list[tuple[RunCurves, RunCurves]]:

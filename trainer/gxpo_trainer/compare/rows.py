@@ -6,6 +6,7 @@ run.json, of which `config` must be there. A report reads them from disk, the se
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,13 +34,15 @@ _COST_FIELDS: dict[Axis, str] = {
 }
 _Z, _THRESHOLD, _SHUTOFF = "gate/z", "gate/threshold", "gate/shutoff_step"
 SERIES_NAMES = (*COST_METRICS.values(), _Z, _THRESHOLD, _SHUTOFF)
-"""The metrics that curves need; others in a Series are ignored."""
+"""The metrics that curves can need (`series_needed` says which); others in a Series are ignored."""
 
 FREE = ("name", "seed", "learner.rule", "learner.optimizer.learning_rate", "budget", "checkpoint", "diagnostics")
 """Settings in which compared runs may differ: what is compared, and what no accuracy depends on."""
 SPEED = ("placement", "rollout.gpu_memory_utilization", "rollout.cpu_kv_cache_gib", "rollout.max_num_seqs")
 """Settings that decide hours, not accuracy."""
+_NOT_COMPARED = (*FREE, *SPEED)
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
+_WORDS = {None: "null", True: "true", False: "false"}
 _PACKAGES = ("torch", "vllm", "deepspeed", "transformers", "peft", "math-verify")
 
 
@@ -82,6 +85,12 @@ def run_curves(
         conditions=_conditions(identity, settings, complete[-1]),
         hardware=_hardware(identity, settings),
     )
+
+
+def series_needed(evaluations: Iterable[Row]) -> tuple[str, ...]:
+    """The metrics that curves of these evaluations need: of the costs those alone that an evaluation does not state."""
+    lacking = {axis for row in evaluations for axis, name in _COST_FIELDS.items() if row.get(name) is None}
+    return (*(name for axis, name in COST_METRICS.items() if axis in lacking), _Z, _THRESHOLD, _SHUTOFF)
 
 
 def benchmark_names(evaluations: Iterable[Row]) -> list[str]:
@@ -127,6 +136,8 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     for name, item in value.items():
         if isinstance(item, Mapping):
             flat |= flatten(item, f"{prefix}{name}.")
+        elif item is None or item is True or item is False:
+            flat[f"{prefix}{name}"] = _WORDS[item]
         else:
             flat[f"{prefix}{name}"] = _ENCODER.encode(item)
     return flat
@@ -134,7 +145,12 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 def is_under(name: str, prefixes: Sequence[str]) -> bool:
     """Whether a dotted path is one of `prefixes` or lies under one."""
-    return name in prefixes or name.startswith(tuple(f"{prefix}." for prefix in prefixes))
+    return name in prefixes or name.startswith(_dotted(tuple(prefixes)))
+
+
+@functools.cache
+def _dotted(prefixes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{prefix}." for prefix in prefixes)
 
 
 def _curve(points: list[list[Row]], series: Series, metric: str, with_problems: bool) -> EvaluationCurve:
@@ -217,7 +233,7 @@ def _last(series: Series, name: str) -> float | None:
 def _conditions(
     identity: Mapping[str, Any], settings: Mapping[str, str], evaluations: Mapping[str, Row]
 ) -> dict[str, str]:
-    found = {name: value for name, value in settings.items() if not is_under(name, (*FREE, *SPEED))}
+    found = {name: value for name, value in settings.items() if not is_under(name, _NOT_COMPARED)}
     found["policy_sha256"] = str(identity.get("policy_sha256"))
     found["code.sha256"] = str((identity.get("code") or {}).get("sha256"))
     found |= {f"data_sha256.{name}": str(value) for name, value in (identity.get("data_sha256") or {}).items()}

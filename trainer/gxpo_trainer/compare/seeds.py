@@ -48,7 +48,8 @@ def group_by_config(runs: Sequence[tuple[RunCurves, Mapping[str, Any]]]) -> list
     members: dict[str, list[RunCurves]] = {}
     for run, config in runs:
         key = config_key(config)
-        configs.setdefault(key, flatten(_body(config)))
+        if key not in configs:
+            configs[key] = flatten(_body(config))
         if any(run.seed == other.seed for other in members.setdefault(key, [])):
             raise DataError(f"{run.name}: seed {run.seed} of this config is already there; name one run of the two")
         members[key].append(run)
