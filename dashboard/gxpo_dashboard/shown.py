@@ -33,8 +33,8 @@ def charts_ahead() -> Iterator[None]:
     st.session_state["charts_ahead"] = True
 
 
-_DRAWING_S = 0.4
-"""About what a browser needs for a chart of twenty lines."""
+_DRAWING_S = 0.8
+"""About what a browser needs to make ready what draws charts, and to draw twenty lines."""
 
 
 def draw_first() -> None:
