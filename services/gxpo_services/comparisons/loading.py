@@ -19,6 +19,8 @@ from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import Row
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_RUNS_AT_ONCE = 25
+"""Runs whose evaluations are fetched with one question: as they come they take several times the room of arrays."""
 _PARTS_OF_IDENTITY = ("code", "packages", "data_sha256", "hardware")
 
 
@@ -87,19 +89,7 @@ def load(session: Session, runs: Sequence[Run], benchmark: str | None, metric: s
 
     Raises Invalid when the runs have evaluations and none in common.
     """
-    left_out: dict[str, str] = {}
-    evaluations: dict[str, list[Row]] = {}
-    found = samples.evaluations_of(session, [run.number for run in runs])
-    for run in runs:
-        try:
-            rows = [decode_evaluation(row) for row in found[run.number]]
-        except DataError as error:
-            left_out[run.id] = str(error)
-            continue
-        if rows:
-            evaluations[run.id] = rows
-        else:
-            left_out[run.id] = "it has no evaluation (yet)"
+    evaluations, left_out = _evaluations(session, runs)
     benchmarks = [benchmark] if benchmark is not None else _common(list(evaluations.values()))
     if evaluations and not benchmarks:
         raise invalid("benchmark", "the runs have no benchmark in common; name one, and runs without it are left out")
@@ -115,6 +105,26 @@ def load(session: Session, runs: Sequence[Run], benchmark: str | None, metric: s
         except DataError as error:
             left_out[run.id] = str(error)
     return Loaded(benchmarks, loaded, [left_out_view(run, left_out[run.id]) for run in runs if run.id in left_out])
+
+
+def _evaluations(session: Session, runs: Sequence[Run]) -> tuple[dict[str, list[Row]], dict[str, str]]:
+    """Those of each run that has some, by its id; and why the others have none."""
+    found: dict[str, list[Row]] = {}
+    left_out: dict[str, str] = {}
+    for start in range(0, len(runs), _RUNS_AT_ONCE):
+        some = runs[start : start + _RUNS_AT_ONCE]
+        records = samples.evaluations_of(session, [run.number for run in some])
+        for run in some:
+            try:
+                rows = [decode_evaluation(row) for row in records.pop(run.number)]
+            except DataError as error:
+                left_out[run.id] = str(error)
+                continue
+            if rows:
+                found[run.id] = rows
+            else:
+                left_out[run.id] = "it has no evaluation (yet)"
+    return found, left_out
 
 
 def left_out_view(run: Run, reason: str) -> LeftOutView:

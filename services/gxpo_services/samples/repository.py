@@ -69,14 +69,15 @@ def evaluations_of(
 ) -> dict[int, list[dict[str, Any]]]:
     """The same of several runs, by their numbers."""
     rows = EvaluationRow.__table__.c
-    query = select(rows.run_number, rows.step, rows.benchmark, rows.record)
+    query = select(rows.run_number, rows.step, rows.benchmark, rows.record, rows.attempt, rows.number)
     query = query.where(rows.run_number.in_(run_numbers), _not_replaced(rows.run_number, rows.attempt, rows.step))
     if benchmark is not None:
         query = query.where(rows.benchmark == benchmark)
     if after is not None:
         query = query.where(rows.step > after)
     chosen: dict[int, dict[tuple[int, str], dict[str, Any]]] = {number: {} for number in run_numbers}
-    for row in session.execute(query.order_by(rows.attempt, rows.number)):
+    # Put in order here: a database would sort the records with their thousands of scores along.
+    for row in sorted(session.execute(query), key=lambda row: (row.attempt, row.number)):
         chosen[row.run_number][row.step, row.benchmark] = row.record
     return {number: [found[key] for key in sorted(found)] for number, found in chosen.items()}
 

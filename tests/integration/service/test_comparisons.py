@@ -157,6 +157,19 @@ def test_a_run_without_evaluations_is_listed_and_the_rest_is_compared(
     assert "no benchmark in common" in refused.json()["detail"]
 
 
+def test_more_runs_than_one_question_fetches_are_compared_all_the_same(
+    client: TestClient, database: Database, two: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = add_run(database, config(GRPO, seed=9))
+    ids = [two[0], empty, two[1]]
+    whole = compare(client, runs=ids)
+    for at_once in (1, 2):
+        monkeypatch.setattr("gxpo_services.comparisons.loading._RUNS_AT_ONCE", at_once)
+        assert compare(client, runs=ids) == whole
+    assert [run["run"] for run in whole["left_out"]] == [empty]
+    assert len(whole["groups"]) == 2
+
+
 def test_of_two_runs_of_one_seed_the_one_that_came_further_counts(client: TestClient, database: Database) -> None:
     long = evaluated_run(database, config(GRPO), RISING)
     short = evaluated_run(database, config(GRPO, name="retry"), {0: [0.0, 0.5]})
