@@ -68,10 +68,10 @@ def make_engine(url: str) -> Engine:
     return engine
 
 
-def _postgres_engine(url: str) -> Engine:
+def _postgres_engine(url: str, **options: Any) -> Engine:
     from psycopg.pq import Format
 
-    engine = create_engine(url, **_POOL)
+    engine = create_engine(url, **_POOL, **options)
 
     @event.listens_for(engine, "checkin")
     def _on_checkin(_connection: Any, record: Any) -> None:
@@ -90,6 +90,22 @@ def _postgres_engine(url: str) -> Engine:
     return engine
 
 
+def _reading_engine(url: str, writing: Engine) -> Engine:
+    """An engine for questions.
+
+    On PostgreSQL it has connections of its own, without transactions: each takes two round trips, and questions within
+    one see the newest state each all the same (READ COMMITTED).
+    """
+    if writing.dialect.name == "sqlite":
+        return writing.execution_options(gxpo_read_only=True)
+    return _postgres_engine(url, isolation_level="AUTOCOMMIT", skip_autocommit_rollback=True)
+
+
+def _refuse_changes(session: Session, *_: Any) -> None:
+    """Without a transaction, changes would stay half-made when a request fails."""
+    raise RuntimeError(f"a reading session was given changes: {[*session.new, *session.dirty, *session.deleted]}")
+
+
 def _ping(engine: Engine, connection: Any) -> None:
     """Raises DisconnectionError when the server has gone meanwhile: the pool then takes another connection."""
     try:
@@ -103,17 +119,14 @@ def _ping(engine: Engine, connection: Any) -> None:
 
 
 class Database:
-    """Sessions on one engine. `reading()` takes no write lock on SQLite."""
+    """Sessions on one database. `reading()` takes no write lock on SQLite."""
 
     def __init__(self, url: str) -> None:
         self.engine = make_engine(url)
+        self._reading_engine = _reading_engine(url, self.engine)
         self._write = sessionmaker(self.engine, expire_on_commit=False)
-        self._reading_engine = self.engine.execution_options(gxpo_read_only=True)
         self._read = sessionmaker(self._reading_engine, expire_on_commit=False)
-        # PostgreSQL takes two round trips to begin and end a transaction; SQLite takes none.
-        self._looking_engine = (
-            self._reading_engine if self.is_sqlite else self.engine.execution_options(isolation_level="AUTOCOMMIT")
-        )
+        event.listen(self._read, "before_flush", _refuse_changes)
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
@@ -123,18 +136,18 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """A session that reads one consistent state."""
+        """A session for questions; objects of it that are changed raise RuntimeError."""
         with self.read_session() as session:
             yield session
 
     def read_session(self) -> Session:
-        """The same, to be closed: from its first question on it sees one consistent state."""
+        """The same, to be closed. On SQLite all its questions see one state, on PostgreSQL each the newest one."""
         return self._read()
 
     @contextmanager
     def looking(self) -> Iterator[Connection]:
         """A connection for single questions of which each sees the newest state, without a session's cost."""
-        with self._looking_engine.connect() as connection:
+        with self._reading_engine.connect() as connection:
             yield connection
 
     @property
@@ -143,3 +156,4 @@ class Database:
 
     def close(self) -> None:
         self.engine.dispose()
+        self._reading_engine.dispose()

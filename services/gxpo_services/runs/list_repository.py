@@ -98,7 +98,7 @@ def page(
     session: Session, filters: Filters, order: Order, after: Position | None, limit: int
 ) -> tuple[Found, int | None]:
     """At most `limit` runs behind `after`; and how many there are in all, without `after` only."""
-    conditions = _conditions(filters)
+    conditions = _conditions(filters, session.get_bind().dialect.name)
     if isinstance(order.at, int) and order.metric is not None:
         found = _by_value_at_step(session, conditions, order, after, limit)
     elif order.metric is not None:
@@ -198,7 +198,7 @@ def _directed(order: Order, *columns: Any) -> list[ColumnElement[Any]]:
     return [(desc if order.descending else asc)(column) for column in columns]
 
 
-def _conditions(filters: Filters) -> list[ColumnElement[bool]]:
+def _conditions(filters: Filters, dialect: str) -> list[ColumnElement[bool]]:
     found: list[ColumnElement[bool]] = []
     if filters.archived is not None and (filters.tags or filters.text):
         # Not as an equality, for which SQLite would take an index of nearly all runs and look up each by itself.
@@ -220,15 +220,22 @@ def _conditions(filters: Filters) -> list[ColumnElement[bool]]:
     for tag in set(filters.tags):
         found.append(_run.number.in_(select(_tag.run_number).where(_tag.tag == tag)))
     if filters.text:
-        part = select(_search.run_number).where(_search.text.like(_pattern(filters.text), escape="/"))
-        found.append(_run.number.in_(part))
+        # Materialized: a plan that does not know the text would look for it in each run by itself.
+        among = select(_search.run_number).where(_has_part(dialect, filters.text)).cte().prefix_with("MATERIALIZED")
+        found.append(_run.number.in_(select(among.c.run_number)))
     return found
 
 
-def _pattern(text: str) -> str:
-    """Of LIKE, for any text with `text` in it. Made here: a database would put it together anew for each row."""
-    plain = folded_case(text).replace("/", "//").replace("%", "/%").replace("_", "/_")
-    return f"%{plain}%"
+def _has_part(dialect: str, part: str) -> ColumnElement[bool]:
+    """Whether `part` is in a run's text. The pattern is made here: a database would put it together anew for each row.
+
+    PostgreSQL escapes with a backslash where nothing is said; said, it would translate the pattern for each row.
+    """
+    escape = "\\"
+    pattern = folded_case(part)
+    for special in (escape, "%", "_"):
+        pattern = pattern.replace(special, escape + special)
+    return _search.text.like(f"%{pattern}%", escape=None if dialect == "postgresql" else escape)
 
 
 def _behind(column: Any, number: Any, after: Position, descending: bool) -> ColumnElement[bool]:

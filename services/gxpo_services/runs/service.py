@@ -178,20 +178,11 @@ def find(session: Session, run_id: str, *, lock: bool = False) -> Run:
 
 def shown(session: Session, numbers: Sequence[int]) -> list[RunView]:
     """Runs as one of several each."""
-    return [views.view(row) for row in _rows(session, numbers)]
+    return [views.view(row) for row in shown_repository.shown_rows(session, numbers)]
 
 
 def shown_in_full(session: Session, run: Run) -> RunDetail:
-    return views.detail(_rows(session, [run.number])[0], run.document)
-
-
-def _rows(session: Session, numbers: Sequence[int]) -> list[views.Shown]:
-    rows = shown_repository.shown_rows(session, numbers)
-    queued = [row["number"] for row in rows if row["state"] == RunState.QUEUED]
-    places = shown_repository.queue_positions(session, queued)
-    for row in rows:
-        row["queue_position"] = places.get(row["number"])
-    return rows
+    return views.detail(shown_repository.shown_rows(session, [run.number])[0], run.document)
 
 
 def list_runs(session: Session, query: ListQuery) -> dict[str, Any]:
@@ -213,7 +204,7 @@ def list_runs(session: Session, query: ListQuery) -> dict[str, Any]:
     numbers = [number for number, _ in found[: query.limit]]
     values = last_values(session, numbers, query.with_metric) if query.with_metric else {}
     items = []
-    for row, (number, value) in zip(_rows(session, numbers), found, strict=False):
+    for row, (number, value) in zip(shown_repository.shown_rows(session, numbers), found, strict=False):
         metrics = {name: values.get(number, {}).get(name) for name in query.with_metric}
         if order.metric is not None:
             assert not isinstance(value, str)

@@ -1,12 +1,12 @@
-"""SQL of what a list shows of its runs: most of their columns, tags, group and reward in one query, and the queue."""
+"""SQL of what a list shows of its runs, in one query: most columns, tags, group, reward and place in the queue."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, ColumnElement, Select, and_, any_, bindparam, func, select
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy import JSON, BigInteger, ColumnElement, Select, and_, any_, bindparam, case, func, select, tuple_
+from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 from sqlalchemy.orm import Session
 
 from gxpo_services.metrics import repository as metrics
@@ -38,13 +38,34 @@ def _in_array(column: Any) -> ColumnElement[bool]:
 _AMONG: dict[str, Callable[[Any], ColumnElement[bool]]] = {"sqlite": _in_list, "postgresql": _in_array}
 
 
-def _query(dialect: str, tags_as_json: Any) -> Select[Any]:
+def _counted_place() -> ColumnElement[Any]:
+    """How many queued runs come up to this one: two ranges of an index."""
+    other = Run.__table__.alias("other").c
+    queued = select(func.count()).where(other.state == RunState.QUEUED)
+    before = queued.where(other.priority > _runs.priority)
+    beside = queued.where(
+        other.priority == _runs.priority,
+        tuple_(other.queued_at, other.number) <= tuple_(_runs.queued_at, _runs.number),
+    )
+    return before.scalar_subquery() + beside.scalar_subquery()
+
+
+def _place_in_array() -> ColumnElement[Any]:
+    """The same by the queue in its order, which is made once for all runs of a page, and only if one of them waits."""
+    other = Run.__table__.alias("other").c
+    order = (other.priority.desc(), other.queued_at, other.number)
+    queue = select(func.array_agg(aggregate_order_by(other.number, *order))).where(other.state == RunState.QUEUED)
+    return func.array_position(queue.scalar_subquery(), _runs.number)
+
+
+def _query(dialect: str, tags_in_one: ColumnElement[Any], place: ColumnElement[Any]) -> Select[Any]:
     """Columns, not objects: a page of Run objects takes several times as long to make."""
-    tags = select(tags_as_json(_tags.tag, type_=JSON)).where(_tags.run_number == _runs.number).scalar_subquery()
+    tags = select(tags_in_one).where(_tags.run_number == _runs.number).scalar_subquery()
     reward = and_(_last.run_number == _runs.number, _last.name_number == bindparam("reward"))
     shown = [column for column in _runs if column.key not in _NOT_SHOWN]
+    of_others = (_groups.id.label("group"), tags.label("tags"), _last.last.label("reward"))
     return (
-        select(*shown, _groups.id.label("group"), tags.label("tags"), _last.last.label("reward"))
+        select(*shown, *of_others, case((_runs.state == RunState.QUEUED, place)).label("queue_position"))
         .outerjoin_from(Run.__table__, Group.__table__, _groups.number == _runs.group_number)
         .outerjoin(MetricLast.__table__, reward)
         .where(_AMONG[dialect](_runs.number))
@@ -52,13 +73,16 @@ def _query(dialect: str, tags_as_json: Any) -> Select[Any]:
 
 
 _QUERIES = {
-    "sqlite": _query("sqlite", func.json_group_array),
-    "postgresql": _query("postgresql", func.json_agg),
+    "sqlite": _query("sqlite", func.json_group_array(_tags.tag, type_=JSON), _counted_place()),
+    "postgresql": _query("postgresql", func.array_agg(_tags.tag), _place_in_array()),
 }
 
 
 def shown_rows(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]:
-    """Columns of these runs by name, with `group` (its id), `tags` and `reward`, in the order of `numbers`."""
+    """Columns of these runs by name, in the order of `numbers`.
+
+    With `group` (its id), `tags`, `reward`, and `queue_position`: of those that are queued, how many come up to it.
+    """
     session.flush()
     reward = metrics.find_numbers(session, [REWARD]).get(REWARD, -1)  # -1: nobody has reported one
     result = session.execute(_QUERIES[session.get_bind().dialect.name], {"numbers": list(numbers), "reward": reward})
@@ -67,25 +91,3 @@ def shown_rows(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]
     for row in rows.values():
         row["tags"] = sorted(row["tags"] or [])
     return [rows[number] for number in numbers]
-
-
-_QUEUE = (
-    select(
-        _runs.number,
-        func.row_number().over(order_by=(_runs.priority.desc(), _runs.queued_at, _runs.number)).label("place"),
-    )
-    .where(_runs.state == RunState.QUEUED)
-    .subquery()
-)
-"""The queue once through; a count per shown run would go through it again for each."""
-_PLACES = {
-    dialect: select(_QUEUE.c.number, _QUEUE.c.place).where(among(_QUEUE.c.number)) for dialect, among in _AMONG.items()
-}
-
-
-def queue_positions(session: Session, numbers: Sequence[int]) -> dict[int, int]:
-    """run number → its place in the queue from 1, of those that are queued: how many come up to it."""
-    if not numbers:
-        return {}
-    places = _PLACES[session.get_bind().dialect.name]
-    return dict(list(session.execute(places, {"numbers": list(numbers)})))

@@ -17,13 +17,13 @@ RETRIED = frozenset({RunState.FAILED, RunState.CANCELLED})
 """States of which a run can be tried again."""
 
 
-_LISTED = frozenset(RunView.model_fields)
+_LISTED = tuple(name for name in RunView.model_fields if name != "metrics")
 # Those that may be no number, for which JSON has words only.
 _NUMBERS = ("score", "score_best", "reward")
 _NUMBERS_OF_PROGRESS = ("backward_passes", "tokens", "training_s", "hours_budget")
 
 Shown = dict[str, Any]
-"""A run's columns, tags, group and reward (shown_repository.shown_rows), and `queue_position`."""
+"""A run's columns, tags, group, reward and place in the queue (shown_repository.shown_rows)."""
 
 
 def view(run: Shown) -> RunView:
@@ -36,11 +36,11 @@ def listed(run: Shown, metrics: Mapping[str, float | None]) -> dict[str, Any]:
 
     metrics: values that come along.
     """
-    found = _members(run)
-    for name in found.keys() - _LISTED:
-        del found[name]
+    members = _members(run)
+    found = {name: members[name] for name in _LISTED}
     for part, names in ((found, _NUMBERS), (found["progress"], _NUMBERS_OF_PROGRESS)):
-        part.update({name: plain(part[name]) for name in names})
+        for name in names:
+            part[name] = plain(part[name])
     found["metrics"] = {name: plain(value) for name, value in metrics.items()}
     return found
 

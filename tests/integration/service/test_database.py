@@ -1,16 +1,19 @@
-"""Connections to PostgreSQL that the server has closed: who comes next gets another one."""
+"""Connections that the server has closed are replaced; what is for questions changes nothing."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import func, select, text
 from support.postgres import PostgresServer
 
 from gxpo_services import db
 from gxpo_services.db import Database
+from gxpo_services.migrate import upgrade
+from gxpo_services.runs.models import Group
 
 
 @pytest.fixture
@@ -58,3 +61,20 @@ def test_questions_see_what_was_written_and_leave_no_transaction(database: Datab
         session.rollback()
     with database.looking() as connection:
         assert connection.execute(text("SELECT count(*) FROM seen")).scalar_one() == 1
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_a_reading_session_refuses_changes(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    if kind == "postgresql":
+        database = request.getfixturevalue("database")
+    else:
+        database = Database(f"sqlite:///{tmp_path / 'some.sqlite'}")
+    upgrade(database.engine.url.render_as_string(hide_password=False))
+    with database.reading() as session:
+        session.add(Group(id="g1", name="one", created_at=1.0, created_by="test"))
+        with pytest.raises(RuntimeError, match="reading session was given changes"):
+            session.flush()
+    with database.reading() as session:
+        assert session.scalar(select(func.count()).select_from(Group)) == 0
+    if kind == "sqlite":
+        database.close()

@@ -214,8 +214,10 @@ def test_a_search_is_for_parts_of_what_a_run_is_called_now(client: TestClient, d
     assert client.patch(f"{API}/runs/{ids[0]}", json=change).status_code == 200
     for text in ("über 100%_A", "nacht", "ZWEITE", "e\nz", ids[0].upper()):
         assert found(text) == ([ids[0]], 1), text
-    for text in ("100__a", "100%b", "zeilezweite"):
+    for text in ("100__a", "100%b", "zeilezweite", "\\", "e\\"):
         assert found(text) == ([], 0), text
+    assert client.patch(f"{API}/runs/{ids[1]}", json={"notes": "C:\\a_b"}).status_code == 200
+    assert found("c:\\a_") == ([ids[1]], 1)
     assert client.patch(f"{API}/runs/{ids[0]}", json={"tags": [], "archived": True}).status_code == 200
     assert found("nacht", archived="any") == ([], 0)
     assert found("zweite") == ([], 0)
