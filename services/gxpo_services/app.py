@@ -10,6 +10,7 @@ from fastapi import FastAPI
 
 from gxpo_services import errors, health, logs
 from gxpo_services.comparisons.endpoints import router as comparisons
+from gxpo_services.comparisons.memory import Memory
 from gxpo_services.db import Database
 from gxpo_services.deps import MAX_SESSIONS, READS_AT_ONCE
 from gxpo_services.groups.endpoints import router as groups
@@ -43,6 +44,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         settings.artifacts.mkdir(parents=True, exist_ok=True)
         artifacts.empty_trash(settings.artifacts)  # what a crash left of a deletion
         app.state.session_gate = anyio.Semaphore(MAX_SESSIONS)
+        app.state.comparisons = Memory()
         app.state.read_gate = anyio.Semaphore(READS_AT_ONCE)
         yield
         database.close()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from gxpo_services.comparisons import export as exports
 from gxpo_services.comparisons import heat, service
 from gxpo_services.comparisons.file_formats import MEDIA_TYPES
 from gxpo_services.comparisons.loading import split_ids, wanted_runs
+from gxpo_services.comparisons.memory import Memory
 from gxpo_services.comparisons.schemas import CompareQuery, ComparisonView, ExportQuery, HeatMapQuery, HeatMapView
 from gxpo_services.deps import DatabaseDep, ReadSession, ServiceRoute, Viewer
 from gxpo_services.errors import responses
@@ -27,15 +28,25 @@ _FILES: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get("/compare", summary="Compare runs")
-def compare_runs(query: Annotated[CompareQuery, Query()], _: Viewer, session: ReadSession) -> ComparisonView:
+async def _memory(request: Request) -> Memory:
+    memory: Memory = request.app.state.comparisons
+    return memory
+
+
+@router.get("/compare", summary="Compare runs", response_model=ComparisonView)
+def compare_runs(
+    query: Annotated[CompareQuery, Query()],
+    _: Viewer,
+    session: ReadSession,
+    memory: Annotated[Memory, Depends(_memory)],
+) -> Response:
     """Runs are grouped by config apart from name and seed, and each such configuration is compared with the baseline.
 
     Curves over steps, backward passes, hours and tokens; the cost to match the baseline's peak; accuracy at equal
     budgets; intervals over seeds and over problems; what was not equal; and a sentence about what follows from it.
     A run without evaluations is listed in `left_out` with the reason.
     """
-    return service.compare(session, query)
+    return Response(service.compare_as_json(session, query, memory), media_type="application/json")
 
 
 @router.get("/groups/{group_id}/heatmap", summary="A sweep over two settings")

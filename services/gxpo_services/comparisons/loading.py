@@ -51,6 +51,8 @@ class Loaded:
     benchmarks: list[str]
     runs: list[tuple[Source, RunCurves]]
     left_out: list[LeftOutView] = field(default_factory=list)
+    series: tuple[str, ...] = ()
+    """The metrics that the curves are made of, beside evaluations."""
 
 
 def split_ids(values: Sequence[str], name: str) -> list[str]:
@@ -104,7 +106,8 @@ def load(session: Session, runs: Sequence[Run], benchmark: str | None, metric: s
             loaded.append((source, source.curves(benchmarks, metric)))
         except DataError as error:
             left_out[run.id] = str(error)
-    return Loaded(benchmarks, loaded, [left_out_view(run, left_out[run.id]) for run in runs if run.id in left_out])
+    without = [left_out_view(run, left_out[run.id]) for run in runs if run.id in left_out]
+    return Loaded(benchmarks, loaded, without, names)
 
 
 def _evaluations(session: Session, runs: Sequence[Run]) -> tuple[dict[str, list[Row]], dict[str, str]]:

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.comparisons import loading
 from gxpo_services.comparisons.loading import Loaded, Source, invalid, left_out_view
+from gxpo_services.comparisons.memory import Memory, look
 from gxpo_services.comparisons.schemas import (
     CompareQuery,
     ComparisonView,
@@ -53,12 +54,29 @@ _AXIS_OF: dict[str, Axis] = {
 }
 
 
-def compare(session: Session, query: CompareQuery) -> ComparisonView:
-    """Compare runs. Raises NotFound for unknown ids; Invalid for bad words, or when no run has anything to compare."""
-    axis = _AXIS_OF[query.x]
-    budgets = _budgets(query.budgets, axis)
+def compare_as_json(session: Session, query: CompareQuery, memory: Memory) -> bytes:
+    """A ComparisonView, from memory while nothing has changed.
+
+    Raises NotFound for unknown ids; Invalid for bad words, or when no run has anything to compare.
+    """
+    budgets = _budgets(query.budgets, _AXIS_OF[query.x])
     ids = (loading.split_ids(query.runs, "runs"), loading.split_ids(query.groups, "groups"))
-    loaded = loading.load(session, loading.wanted_runs(session, *ids), query.benchmark, query.metric)
+    question = query.model_dump_json()
+    sources = look(session, *ids)
+    body = memory.find(question, sources)
+    if body is None:
+        runs = loading.wanted_runs(session, *ids)
+        loaded = loading.load(session, runs, query.benchmark, query.metric)
+        body = compare(loaded, query, budgets).model_dump_json().encode()
+        memory.keep(question, sources, loaded.series, body)
+    return body
+
+
+def compare(loaded: Loaded, query: CompareQuery, budgets: Mapping[Axis, tuple[float, ...]]) -> ComparisonView:
+    """Compare what runs reported, at these budgets if there are any.
+
+    Raises Invalid for a baseline that is not there, or when no run has anything to compare.
+    """
     groups = _grouped(loaded)
     if not groups:
         raise _nothing(loaded.left_out)
@@ -75,7 +93,7 @@ def compare(session: Session, query: CompareQuery) -> ComparisonView:
     return ComparisonView(
         metric=query.metric,
         benchmarks=loaded.benchmarks,
-        x=axis,
+        x=_AXIS_OF[query.x],
         baseline=comparison.baseline,
         smoothing=comparison.smoothing,
         level=comparison.level,

@@ -82,6 +82,7 @@ def apply_batch(session: Session, run: Run, batch: Batch, actor: str) -> IngestA
         run.last_batch = batch.number
     if batch.identity is not None:
         run.identity = batch.identity
+        run.updated_at = time.time()
     session.flush()
     if batch.outcome is not None:
         lifecycle.apply_outcome(session, run, batch.outcome, actor=actor)

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from support import reporting
 from support.reported_runs import add_group, add_run, config, evaluated_run, report
 
+from gxpo_services.comparisons import service
+from gxpo_services.comparisons.memory import Memory, Sources
 from gxpo_services.db import Database
 
 GRPO: dict[str, Any] = {"name": "grpo"}
@@ -253,6 +256,78 @@ def test_a_score_that_is_not_finite_and_a_long_gate_do_no_harm(client: TestClien
     assert len(gate["z"]) <= 500
     assert gate["threshold"] == "Infinity"
     assert gate["z"][gate["steps"].index(777)] == "Infinity"
+
+
+def state(client: TestClient) -> Any:
+    assert isinstance(client.app, FastAPI)
+    return client.app.state
+
+
+def test_an_answer_is_kept_while_nothing_changes(
+    client: TestClient, two: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worked_out = []
+    original = service.compare
+    monkeypatch.setattr(service, "compare", lambda *given: worked_out.append(1) or original(*given))
+    first = compare(client, runs=two)
+    assert compare(client, runs=two) == first
+    assert len(worked_out) == 1
+    assert compare(client, runs=two, smoothing=0.5) != first
+    assert len(worked_out) == 2
+
+
+def test_every_change_is_in_the_next_answer(client: TestClient, database: Database) -> None:
+    group_id = add_group(database)
+    run = add_run(database, config(GXPO), group=group_id)
+    launched = reporting.launch(database, run)
+    lines = dict.fromkeys(reporting.KINDS, 0)
+    batches = iter(range(1, 100))
+
+    def say(identity: dict[str, Any] | None = None, **parts: list[dict[str, Any]]) -> None:
+        content = reporting.body(next(batches), identity=identity, offsets=dict(lines), **parts)
+        reporting.send(database, launched, content)
+        lines.update({kind: lines[kind] + len(rows) for kind, rows in parts.items()})
+
+    def evaluation(step: int, attempt: int = 1, **values: Any) -> dict[str, Any]:
+        return reporting.evaluation_row(step, attempt, **({"scores": {"pass@1": step / 100}} | values))
+
+    def rename() -> None:
+        assert client.patch(f"/api/v1/runs/{run}", json={"name": "other"}).status_code == 200
+
+    changes: dict[str, Callable[[], object]] = {
+        "an evaluation": lambda: say(evaluations=[evaluation(10)]),
+        "a cost that evaluations lack": lambda: say(metrics=[reporting.metric_row(10, **{"time/training_s": 7200.0})]),
+        "the first value of a gate": lambda: say(metrics=[reporting.metric_row(11, **{"gate/z": 1.0})]),
+        "another one": lambda: say(metrics=[reporting.metric_row(12, **{"gate/z": 1.0})]),
+        "a name": rename,
+        "a state": lambda: client.post(f"/api/v1/runs/{run}/cancel"),
+        "a later attempt": lambda: say(metrics=[reporting.metric_row(10, 2, **{"gate/z": 2.0})]),
+        "its evaluation": lambda: say(evaluations=[evaluation(10, 2, scores={"pass@1": 0.5})]),
+        "a run of the group": lambda: evaluated_run(database, config(GRPO), RISING, group=group_id),
+        "what it runs on": lambda: say(identity={"config": {}, "policy_sha256": "another"}),
+    }
+    say(evaluations=[evaluation(0, training_s=None)])
+    before = compare(client, groups=group_id)
+    for word, change in changes.items():
+        change()
+        answer = compare(client, groups=group_id)
+        assert answer != before, word
+        state(client).comparisons = Memory()
+        assert compare(client, groups=group_id) == answer, word
+        before = answer
+
+
+def test_the_memory_is_bounded_and_drops_what_was_not_asked_for_the_longest() -> None:
+    sources = Sources({1: (1.0,)}, {1: 5}, {1: frozenset({"gate/z"})})
+    memory = Memory(max_bytes=10)
+    for question in ("a", "b"):
+        memory.keep(question, sources, ("gate/z",), b"12345")
+    assert memory.find("a", sources) == b"12345"
+    memory.keep("c", sources, (), b"12345")
+    assert [memory.find(question, sources) for question in "abc"] == [b"12345", None, b"12345"]
+    more = Sources({1: (1.0,)}, {1: 6}, {1: frozenset({"gate/z"})})
+    assert [memory.find(question, more) for question in "ac"] == [None, b"12345"]  # `c` reads no metric
+    assert memory.find("c", Sources({1: (2.0,)}, {1: 5}, {1: frozenset({"gate/z"})})) is None
 
 
 REFUSED: list[tuple[dict[str, str], int, str]] = [

@@ -1,0 +1,98 @@
+"""Comparisons that were worked out before, for as long as nothing that they are made of has changed.
+
+A page asks for its comparison every few seconds, while evaluations come every few minutes. What a comparison is made of
+is told by numbers that the runs' rows hold: lines received, attempts, and the time of other changes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import or_, select
+from sqlalchemy.orm import Session
+
+from gxpo_services.metrics import repository as metrics
+from gxpo_services.metrics.models import MetricLast
+from gxpo_services.runs.models import Group, Run
+from gxpo_trainer.compare import SERIES_NAMES
+
+Stamp = tuple[Hashable, ...]
+_MAX_BYTES = 32 << 20
+"""Of all answers that are kept; one of 20 runs takes 75 KB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What the runs of a comparison held when it was asked for. By the number of each run."""
+
+    rows: Mapping[int, Stamp]
+    metric_lines: Mapping[int, int]
+    reported: Mapping[int, frozenset[str]]
+    """Metrics that curves can need and the run has values of."""
+
+    def stamp(self, names: Collection[str]) -> Stamp:
+        """Changes whenever a comparison that reads these metrics can."""
+        used = {run: self.reported[run].intersection(names) for run in self.rows}
+        return tuple((run, row, self.metric_lines[run] if used[run] else 0) for run, row in self.rows.items())
+
+
+def look(session: Session, runs: Sequence[str], groups: Sequence[str]) -> Sources:
+    """To be called before the rows themselves are read: what comes in between is then noticed the next time."""
+    columns = Run.__table__.c
+    members = columns.group_number.in_(select(Group.__table__.c.number).where(Group.__table__.c.id.in_(groups)))
+    wanted = or_(columns.id.in_(runs), members) if groups else columns.id.in_(runs)
+    query = select(columns.number, columns.updated_at, columns.attempt, columns.offsets).where(wanted)
+    found = session.execute(query.order_by(columns.number)).all()
+    numbers = [row.number for row in found]
+    firsts = metrics.first_steps(session, numbers)
+    names = {number: name for name, number in metrics.find_numbers(session, SERIES_NAMES).items()}
+    last = MetricLast.__table__.c
+    pairs = select(last.run_number, last.name_number).where(last.run_number.in_(numbers), last.name_number.in_(names))
+    reported: dict[int, set[str]] = {number: set() for number in numbers}
+    for number, name in session.execute(pairs):
+        reported[number].add(names[name])
+    return Sources(
+        {
+            row.number: (row.updated_at, row.attempt, row.offsets.get("evaluations", 0), *firsts[row.number].items())
+            for row in found
+        },
+        {row.number: row.offsets.get("metrics", 0) for row in found},
+        {number: frozenset(found) for number, found in reported.items()},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    names: frozenset[str]
+    stamp: Stamp
+    body: bytes
+
+
+class Memory:
+    """Answers by question; the one that was not asked for the longest goes first. For several threads."""
+
+    def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, question: Hashable, sources: Sources) -> bytes | None:
+        """The answer, if it is still the one."""
+        with self._lock:
+            kept = self._kept.get(question)
+            if kept is None or sources.stamp(kept.names) != kept.stamp:
+                return None
+            self._kept.move_to_end(question)
+            return kept.body
+
+    def keep(self, question: Hashable, sources: Sources, names: Collection[str], body: bytes) -> None:
+        """names: metrics that the answer was made of."""
+        kept = _Kept(frozenset(names), sources.stamp(names), body)
+        with self._lock:
+            self._kept.pop(question, None)
+            self._kept[question] = kept
+            while sum(len(one.body) for one in self._kept.values()) > self._max_bytes:
+                self._kept.popitem(last=False)
