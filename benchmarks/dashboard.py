@@ -100,18 +100,20 @@ FIRST, BOTH = (
 
 
 class Runs:
-    """A sweep of twenty runs of 5,000 steps that go on."""
+    """A sweep of twenty runs of 5,000 steps that go on; those that look ahead report their gates."""
 
     def __init__(self, api: Api) -> None:
         self._database = api.database
         self._random = random.Random(0)
         self.group = reported_runs.add_group(self._database)
         self._launched: list[str] = []
+        self._gated: set[str] = set()
         for rule in RULES:
             for seed in range(SEEDS):
                 config = reported_runs.config(rule, seed, f"{rule['name']} {rule.get('k', '')}".strip())
                 run = reported_runs.add_run(self._database, config, group=self.group)
                 self._launched.append(reporting.launch(self._database, run))
+                self._gated |= {self._launched[-1]} if rule["name"] != "grpo" else set()
                 self._report_past(self._launched[-1], config.model_dump(mode="json"))
         self._step, self._batch = STEPS, STEPS // BATCH
 
@@ -119,7 +121,9 @@ class Runs:
         """One more step of every run."""
         self._step, self._batch = self._step + 1, self._batch + 1
         for launched in self._launched:
-            body = reporting.body(self._batch, metrics=[self._row(self._step)], offsets={"metrics": self._step - 1})
+            body = reporting.body(
+                self._batch, metrics=[self._row(launched, self._step)], offsets={"metrics": self._step - 1}
+            )
             reporting.send(self._database, launched, body)
 
     @contextmanager
@@ -148,15 +152,17 @@ class Runs:
                 launched,
                 reporting.body(
                     number + 1,
-                    metrics=[self._row(step) for step in steps],
+                    metrics=[self._row(launched, step) for step in steps],
                     evaluations=[self._evaluation(step) for step in steps if step % EVALUATED == 0],
                     offsets={"metrics": first, "evaluations": first // EVALUATED},
                     identity={"config": config, "policy_sha256": "policy"} if number == 0 else None,
                 ),
             )
 
-    def _row(self, step: int) -> dict[str, Any]:
+    def _row(self, launched: str, step: int) -> dict[str, Any]:
         values = {"reward/mean": self._random.random(), "update/backward_passes_total": 3.0 * step}
+        if launched in self._gated:  # none shuts off: each step of each is news for the comparison
+            values |= {"gate/z": self._random.gauss(0.0, 1.0), "gate/threshold": 5.0}
         return reporting.metric_row(step, **values, **{"time/training_s": 20.0 * step})
 
     def _evaluation(self, step: int) -> dict[str, Any]:

@@ -74,17 +74,16 @@ def accuracy_chart(answer: Answer, x: str, seeds: bool = False) -> Chart:
     )
 
 
-def gate_chart(answer: Answer) -> Chart:
-    """z-scores of every run with a gate, and each threshold; never smoothed."""
+def gate_chart(answer: Answer, z: Mapping[str, Points]) -> Chart:
+    """z-scores (run → points) of every run with a gate, and each threshold; never smoothed."""
     rows, limits = [], {}
     for group in answer["groups"]:
         for run in group["runs"]:
             gate, label = run["gate"], _run_label(group, run)
-            rows += [
-                (label, float(step), number(z), int(step)) for step, z in zip(gate["steps"], gate["z"], strict=True)
-            ]
+            points = z.get(run["id"], Points())
+            rows += [(label, float(step), value, step) for step, value in zip(points.steps, points.y, strict=True)]
             tau = number(gate["threshold"])
-            if gate["steps"] and known(tau):
+            if points and known(tau):
                 limits[tau] = f"τ = {figure(tau)}"
                 if gate["two_sided"]:
                     limits[-tau] = f"−τ = {figure(-tau)}"

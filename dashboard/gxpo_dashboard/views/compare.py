@@ -32,6 +32,9 @@ METRICS = (
 )  # fmt: skip
 _MOST = 60
 _MOST_LINES = 20
+_GATE_Z = "gate/z"
+_GATES_S = 7.0
+"""Not a multiple of the other parts' times, so that they seldom wait for each other."""
 _OPEN_TABLES = 4
 """Result, cost to the baseline's best, accuracy at equal passes and at equal time; the others are drawers."""
 
@@ -54,7 +57,9 @@ def show() -> None:
         query, x, seeds = _controls(everything, list(runs), groups)
         going = any(run["state"] not in TERMINAL for run in everything.values())
         every = session.SLOW_S if going else None
-        live(lambda: _comparison(query, x, seeds), every)
+        compared: dict[str, Json] = {}
+        live(lambda: _comparison(query, x, seeds, compared), every)
+        live(lambda: _gates(everything, compared), _GATES_S if going else None)
         for group in groups:
             _heat_map(group, query)
         _metric(everything, x)
@@ -91,6 +96,7 @@ def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -
         "benchmark": benchmark,
         "x": x,
         "smoothing": float(smoothing or 0),
+        "gates": False,
     }
     return query, x, seeds
 
@@ -127,17 +133,28 @@ def _smoothing_word(weight: str) -> str:
     return "none" if weight == "0" else f"average, weight {weight}"
 
 
-def _comparison(query: Json, x: str, seeds: bool) -> None:
+def _comparison(query: Json, x: str, seeds: bool, compared: dict[str, Json]) -> None:
+    """Everything that changes with an evaluation; the answer goes into `compared`, too."""
     with session.guarded():
-        answer = session.client().compare(**query)
+        answer = compared["answer"] = session.client().compare(**query)
         _evidence(answer)
         chart(charts.accuracy_chart(answer, x, seeds), "compare")
         draw_first()
         for number, table in enumerate(answer["tables"]):
             text_table(charts.text_table(table), table["title"], closed=number >= _OPEN_TABLES)
-        if any(run["gate"]["steps"] for group in answer["groups"] for run in group["runs"]):
-            chart(charts.gate_chart(answer), "compare")
         _differences(answer)
+
+
+def _gates(everything: dict[str, Json], compared: dict[str, Json]) -> None:
+    """z-scores, which come with every step; drawn less often than one run's own."""
+    with session.guarded():
+        answer = compared.get("answer")
+        members = [run for group in answer["groups"] for run in group["runs"]] if answer else []
+        gated = [run["id"] for run in members if run["gate"]["threshold"] is not None]
+        found = session.live_series_of({run: everything[run] for run in gated if run in everything}, "step", (_GATE_Z,))
+        z = {run: points for run, live_run in found.items() if (points := live_run.points.get(_GATE_Z))}
+        if answer and z:
+            chart(charts.gate_chart(answer, z), "compare")
 
 
 def _evidence(answer: Json) -> None:

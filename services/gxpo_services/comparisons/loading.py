@@ -14,7 +14,15 @@ from gxpo_services.comparisons.schemas import MOST_RUNS, LeftOutView
 from gxpo_services.errors import FieldError, Invalid, NotFound
 from gxpo_services.runs.models import Run
 from gxpo_services.samples import repository as samples
-from gxpo_trainer.compare import RunCurves, Series, benchmark_names, decode_evaluation, run_curves, series_needed
+from gxpo_trainer.compare import (
+    GATE_Z,
+    RunCurves,
+    Series,
+    benchmark_names,
+    decode_evaluation,
+    run_curves,
+    series_needed,
+)
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import Row
 
@@ -86,8 +94,8 @@ def wanted_runs(session: Session, runs: Sequence[str], groups: Sequence[str]) ->
     return list(chosen.values())
 
 
-def load(session: Session, runs: Sequence[Run], benchmark: str | None, metric: str) -> Loaded:
-    """Curves of runs. Without a benchmark it is the average of those that all runs have.
+def load(session: Session, runs: Sequence[Run], benchmark: str | None, metric: str, *, gates: bool = False) -> Loaded:
+    """Curves of runs, with z-scores of `gates` or not. Without a benchmark: the average of those that all runs have.
 
     Raises Invalid when the runs have evaluations and none in common.
     """
@@ -95,7 +103,8 @@ def load(session: Session, runs: Sequence[Run], benchmark: str | None, metric: s
     benchmarks = [benchmark] if benchmark is not None else _common(list(evaluations.values()))
     if evaluations and not benchmarks:
         raise invalid("benchmark", "the runs have no benchmark in common; name one, and runs without it are left out")
-    names = series_needed(row for rows in evaluations.values() for row in rows)
+    needed = series_needed(row for rows in evaluations.values() for row in rows)
+    names = tuple(name for name in needed if gates or name != GATE_Z)
     series = repository.series_of(session, [run.number for run in runs if run.id in evaluations], names)
     loaded: list[tuple[Source, RunCurves]] = []
     for run in runs:

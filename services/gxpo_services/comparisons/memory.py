@@ -1,14 +1,14 @@
 """Comparisons that were worked out before, for as long as nothing that they are made of has changed.
 
 A page asks for its comparison every few seconds, while evaluations come every few minutes. What a comparison is made of
-is told by numbers that the runs' rows hold: lines received, attempts, and the time of other changes.
+is told by few numbers: lines received, attempts, the time of other changes, and last values.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import or_, select
@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from gxpo_services.metrics import repository as metrics
 from gxpo_services.metrics.models import MetricLast
 from gxpo_services.runs.models import Group, Run
-from gxpo_trainer.compare import SERIES_NAMES
+from gxpo_trainer.compare import LAST_ONLY, SERIES_NAMES
 
 Stamp = tuple[Hashable, ...]
 _MAX_BYTES = 32 << 20
@@ -30,13 +30,17 @@ class Sources:
 
     rows: Mapping[int, Stamp]
     metric_lines: Mapping[int, int]
-    reported: Mapping[int, frozenset[str]]
-    """Metrics that curves can need and the run has values of."""
+    last: Mapping[int, Mapping[str, float | None]]
+    """Last values of the metrics that curves can need, of those that the run has values of."""
 
     def stamp(self, names: Collection[str]) -> Stamp:
         """Changes whenever a comparison that reads these metrics can."""
-        used = {run: self.reported[run].intersection(names) for run in self.rows}
-        return tuple((run, row, self.metric_lines[run] if used[run] else 0) for run, row in self.rows.items())
+        return tuple((run, row, *self._values(run, names)) for run, row in self.rows.items())
+
+    def _values(self, run: int, names: Collection[str]) -> Iterator[tuple[str, float | None]]:
+        for name, last in self.last[run].items():
+            if name in names:
+                yield name, last if name in LAST_ONLY else self.metric_lines[run]
 
 
 def look(session: Session, runs: Sequence[str], groups: Sequence[str]) -> Sources:
@@ -50,17 +54,18 @@ def look(session: Session, runs: Sequence[str], groups: Sequence[str]) -> Source
     firsts = metrics.first_steps(session, numbers)
     names = {number: name for name, number in metrics.find_numbers(session, SERIES_NAMES).items()}
     last = MetricLast.__table__.c
-    pairs = select(last.run_number, last.name_number).where(last.run_number.in_(numbers), last.name_number.in_(names))
-    reported: dict[int, set[str]] = {number: set() for number in numbers}
-    for number, name in session.execute(pairs):
-        reported[number].add(names[name])
+    of_runs = (last.run_number.in_(numbers), last.name_number.in_(names))
+    values: dict[int, dict[str, float | None]] = {number: {} for number in numbers}
+    ordered = select(last.run_number, last.name_number, last.last).where(*of_runs).order_by(last.name_number)
+    for number, name, value in session.execute(ordered):
+        values[number][names[name]] = value
     return Sources(
         {
             row.number: (row.updated_at, row.attempt, row.offsets.get("evaluations", 0), *firsts[row.number].items())
             for row in found
         },
         {row.number: row.offsets.get("metrics", 0) for row in found},
-        {number: frozenset(found) for number, found in reported.items()},
+        values,
     )
 
 

@@ -54,6 +54,11 @@ class CompareQuery(RunsQuery):
     smoothing: float = Field(
         0.0, ge=0, lt=1, allow_inf_nan=False, description="Weight of the exponential average of accuracies; 0: none."
     )
+    gates: bool = Field(
+        True,
+        description="Whether z-scores of gates come along; thresholds and shut-off steps always do. Without them an "
+        "answer is the same until something is evaluated, and comes much sooner.",
+    )
 
 
 class HeatMapQuery(BaseModel):

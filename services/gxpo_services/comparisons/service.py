@@ -66,7 +66,7 @@ def compare_as_json(session: Session, query: CompareQuery, memory: Memory) -> by
     body = memory.find(question, sources)
     if body is None:
         runs = loading.wanted_runs(session, *ids)
-        loaded = loading.load(session, runs, query.benchmark, query.metric)
+        loaded = loading.load(session, runs, query.benchmark, query.metric, gates=query.gates)
         body = compare(loaded, query, budgets).model_dump_json().encode()
         memory.keep(question, sources, loaded.series, body)
     return body

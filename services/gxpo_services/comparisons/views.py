@@ -22,14 +22,19 @@ from gxpo_trainer.compare import (
     smooth,
 )
 
-_GATE_POINTS = 500
+_GATE_POINTS = 2400
+"""Of all gates of an answer, which are drawn in one chart."""
+_FEWEST_OF_ONE, _MOST_OF_ONE = 60, 500
 
 
 def compared_group(
     group: SeedGroup, result: GroupResult, comparison: Comparison, rows: Mapping[RunCurves, Run]
 ) -> ComparedGroup:
+    """rows: every run of the comparison."""
     curve = mean_curve([run.curve for run in group.runs])
     band = seed_band(group, curve, comparison.level)
+    gates = sum(len(run.gate.z) > 0 for run in rows)
+    points = min(_MOST_OF_ONE, max(_FEWEST_OF_ONE, _GATE_POINTS // max(1, gates)))
     own = {name: getattr(result, name) for name in ComparedGroup.model_fields if hasattr(result, name)}
     return ComparedGroup.model_validate(
         own
@@ -38,7 +43,7 @@ def compared_group(
             "is_baseline": group.name == comparison.baseline,
             "mean": curve_view(curve, comparison.smoothing, band),
             "runs": [
-                _compared_run(run, seed, rows[run], comparison.smoothing)
+                _compared_run(run, seed, rows[run], comparison.smoothing, points)
                 for run, seed in zip(group.runs, result.by_seed, strict=True)
             ],
         }
@@ -57,8 +62,9 @@ def curve_view(curve: EvaluationCurve, smoothing: float, band: Sequence[Any]) ->
     )
 
 
-def gate_view(gate: GateTrace) -> GateView:
-    kept = thin(gate.z, _GATE_POINTS)
+def gate_view(gate: GateTrace, most: int) -> GateView:
+    """At most so many points of it."""
+    kept = thin(gate.z, most)
     return GateView(
         steps=gate.steps[kept].tolist(),
         z=gate.z[kept].tolist(),
@@ -69,7 +75,7 @@ def gate_view(gate: GateTrace) -> GateView:
     )
 
 
-def _compared_run(curves: RunCurves, result: SeedResult, run: Run, smoothing: float) -> ComparedRun:
+def _compared_run(curves: RunCurves, result: SeedResult, run: Run, smoothing: float, gate_points: int) -> ComparedRun:
     return ComparedRun.model_validate(
         {
             "id": run.id,
@@ -79,7 +85,7 @@ def _compared_run(curves: RunCurves, result: SeedResult, run: Run, smoothing: fl
             "group": run.group.id if run.group else None,
             "group_values": run.group_values,
             "curve": curve_view(curves.curve, smoothing, (curves.curve.ci_low, curves.curve.ci_high)),
-            "gate": gate_view(curves.gate),
+            "gate": gate_view(curves.gate, gate_points),
             "peak": result.peak,
             "target": result.target,
             "match": result.match,

@@ -263,17 +263,47 @@ def state(client: TestClient) -> Any:
     return client.app.state
 
 
-def test_an_answer_is_kept_while_nothing_changes(
-    client: TestClient, two: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worked_out = []
+@pytest.fixture
+def worked_out(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """One entry for each comparison that was not taken from memory."""
+    found: list[str] = []
     original = service.compare
-    monkeypatch.setattr(service, "compare", lambda *given: worked_out.append(1) or original(*given))
+
+    def compare(loaded: Any, query: Any, budgets: Any) -> Any:
+        found.append(query.model_dump_json())
+        return original(loaded, query, budgets)
+
+    monkeypatch.setattr(service, "compare", compare)
+    return found
+
+
+def test_an_answer_is_kept_while_nothing_changes(
+    client: TestClient, two: tuple[str, str], worked_out: list[str]
+) -> None:
     first = compare(client, runs=two)
     assert compare(client, runs=two) == first
     assert len(worked_out) == 1
     assert compare(client, runs=two, smoothing=0.5) != first
     assert len(worked_out) == 2
+
+
+def test_without_z_scores_a_step_changes_nothing(client: TestClient, database: Database, worked_out: list[str]) -> None:
+    run = evaluated_run(database, config(GXPO), RISING, shutoff=12)
+    launched = reporting.launch(database, run, 2)
+    reporting.send(database, launched, reporting.body(1, 2))  # it runs from now on
+    without = compare(client, runs=run, gates=False)
+    gate = without["groups"][0]["runs"][0]["gate"]
+    assert (gate["steps"], gate["z"], gate["threshold"], gate["shutoff_step"]) == ([], [], 0.5, 12)
+    compare(client, runs=run)
+    rows = [reporting.metric_row(21, **{"gate/z": 9.0, "gate/threshold": 0.5})]
+    reporting.send(database, launched, reporting.body(2, 2, metrics=rows, offsets={"metrics": 20}))
+    assert compare(client, runs=run, gates=False) == without
+    assert len(worked_out) == 2
+    assert compare(client, runs=run)["groups"][0]["runs"][0]["gate"]["z"][-1] == 9.0
+    assert len(worked_out) == 3
+    rows = [reporting.metric_row(22, **{"gate/threshold": 0.75})]
+    reporting.send(database, launched, reporting.body(3, 2, metrics=rows, offsets={"metrics": 21}))
+    assert compare(client, runs=run, gates=False) != without
 
 
 def test_every_change_is_in_the_next_answer(client: TestClient, database: Database) -> None:
@@ -318,16 +348,20 @@ def test_every_change_is_in_the_next_answer(client: TestClient, database: Databa
 
 
 def test_the_memory_is_bounded_and_drops_what_was_not_asked_for_the_longest() -> None:
-    sources = Sources({1: (1.0,)}, {1: 5}, {1: frozenset({"gate/z"})})
+    sources = Sources({1: (1.0,)}, {1: 5}, {1: {"gate/z": 0.5, "gate/threshold": 1.0}})
     memory = Memory(max_bytes=10)
     for question in ("a", "b"):
         memory.keep(question, sources, ("gate/z",), b"12345")
     assert memory.find("a", sources) == b"12345"
-    memory.keep("c", sources, (), b"12345")
+    memory.keep("c", sources, ("gate/threshold",), b"12345")
     assert [memory.find(question, sources) for question in "abc"] == [b"12345", None, b"12345"]
-    more = Sources({1: (1.0,)}, {1: 6}, {1: frozenset({"gate/z"})})
-    assert [memory.find(question, more) for question in "ac"] == [None, b"12345"]  # `c` reads no metric
-    assert memory.find("c", Sources({1: (2.0,)}, {1: 5}, {1: frozenset({"gate/z"})})) is None
+    more = Sources({1: (1.0,)}, {1: 6}, {1: {"gate/z": 0.5, "gate/threshold": 1.0}})
+    assert [memory.find(question, more) for question in "ac"] == [
+        None,
+        b"12345",
+    ]  # a threshold is the same after another line
+    assert memory.find("c", Sources({1: (1.0,)}, {1: 5}, {1: {"gate/z": 0.5, "gate/threshold": 2.0}})) is None
+    assert memory.find("c", Sources({1: (2.0,)}, {1: 5}, {1: {"gate/z": 0.5, "gate/threshold": 1.0}})) is None
 
 
 REFUSED: list[tuple[dict[str, str], int, str]] = [

@@ -27,9 +27,12 @@ def curve(steps: list[int], accuracy: list[float], per_step: float = 1.0) -> Jso
     }
 
 
-def run(seed: int, found: Json, z: list[Any], shutoff: int | None = None, tau: Any = 0.5) -> Json:
-    gate = {"steps": [2, 3][: len(z)], "z": z, "threshold": tau, "shutoff_step": shutoff, "two_sided": False}
-    return {"seed": seed, "curve": found, "gate": gate}
+Z = {"gxpo 0": Points([2, 3], [2.0, 3.0], [0.1, 0.7]), "gxpo 1": Points([2, 3], [2.0, 3.0], [math.nan, 0.2])}
+
+
+def run(name: str, seed: int, found: Json, shutoff: int | None = None, tau: Any = 0.5) -> Json:
+    gate = {"steps": [], "z": [], "threshold": tau, "shutoff_step": shutoff, "two_sided": False}
+    return {"id": f"{name} {seed}", "seed": seed, "curve": found, "gate": gate}
 
 
 def answer() -> Json:
@@ -41,12 +44,12 @@ def answer() -> Json:
         "smoothing": 0.0,
         "level": 0.95,
         "groups": [
-            {"name": "GRPO", "mean": grpo, "final": final, "runs": [run(0, grpo, [], tau=None)]},
+            {"name": "GRPO", "mean": grpo, "final": final, "runs": [run("grpo", 0, grpo, tau=None)]},
             {
                 "name": "GXPO K=5",
                 "mean": gxpo,
                 "final": {"accuracy": 0.4},
-                "runs": [run(0, gxpo, [0.1, 0.7], shutoff=3), run(1, gxpo, ["NaN", 0.2])],
+                "runs": [run("gxpo", 0, gxpo, shutoff=3), run("gxpo", 1, gxpo)],
             },
         ],
         "settings": [{"setting": "learner.rule.k", "values": {"GRPO": None, "GXPO K=5": "5"}}],
@@ -74,8 +77,9 @@ def test_each_seed_is_drawn_when_asked_for() -> None:
 
 
 def test_gates_keep_every_seed_apart_and_each_threshold_once() -> None:
-    chart = compare.gate_chart(answer())
+    chart = compare.gate_chart(answer(), Z)
     assert chart.datasets["points"]["series"].unique().tolist() == ["GXPO K=5, seed 0", "GXPO K=5, seed 1"]
+    assert chart.datasets["points"]["y"].tolist()[:2] == [0.1, 0.7]
     assert chart.datasets["rules"].to_dict("records") == [{"y": 0.5, "label": "τ = 0.5"}]
     assert chart.summary == "Shut off: GXPO K=5, seed 0 at step 3, GXPO K=5, seed 1 not yet."
 
@@ -165,7 +169,7 @@ def test_costs_are_not_written_as_shares() -> None:
 def test_specifications_are_json() -> None:
     for chart in (
         compare.accuracy_chart(answer(), "tokens", seeds=True),
-        compare.gate_chart(answer()),
+        compare.gate_chart(answer(), Z),
         compare.heat_map_chart(heat()),
     ):
         json.dumps(chart.spec, allow_nan=False)

@@ -43,6 +43,8 @@ from gxpo_trainer.compare.intervals import (
 )
 from gxpo_trainer.compare.rows import (
     FREE,
+    GATE_Z,
+    LAST_ONLY,
     SERIES_NAMES,
     Series,
     benchmark_names,
@@ -59,6 +61,8 @@ from gxpo_trainer.compare.text_tables import Table, all_tables, equal_cost_table
 __all__ = [
     "AXES",
     "FREE",
+    "GATE_Z",
+    "LAST_ONLY",
     "MIN_SEEDS",
     "SERIES_NAMES",
     "Axis",

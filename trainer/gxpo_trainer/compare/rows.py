@@ -32,8 +32,11 @@ _COST_FIELDS: dict[Axis, str] = {
     "hours": "training_s",
     "tokens": "tokens_total",
 }
-_Z, _THRESHOLD, _SHUTOFF = "gate/z", "gate/threshold", "gate/shutoff_step"
-SERIES_NAMES = (*COST_METRICS.values(), _Z, _THRESHOLD, _SHUTOFF)
+GATE_Z = "gate/z"
+_THRESHOLD, _SHUTOFF = "gate/threshold", "gate/shutoff_step"
+LAST_ONLY = frozenset({_THRESHOLD, _SHUTOFF})
+"""Metrics of which curves take the last value alone."""
+SERIES_NAMES = (*COST_METRICS.values(), GATE_Z, _THRESHOLD, _SHUTOFF)
 """The metrics that curves can need (`series_needed` says which); others in a Series are ignored."""
 
 FREE = ("name", "seed", "learner.rule", "learner.optimizer.learning_rate", "budget", "checkpoint", "diagnostics")
@@ -90,7 +93,7 @@ def run_curves(
 def series_needed(evaluations: Iterable[Row]) -> tuple[str, ...]:
     """The metrics that curves of these evaluations need: of the costs those alone that an evaluation does not state."""
     lacking = {axis for row in evaluations for axis, name in _COST_FIELDS.items() if row.get(name) is None}
-    return (*(name for axis, name in COST_METRICS.items() if axis in lacking), _Z, _THRESHOLD, _SHUTOFF)
+    return (*(name for axis, name in COST_METRICS.items() if axis in lacking), GATE_Z, _THRESHOLD, _SHUTOFF)
 
 
 def benchmark_names(evaluations: Iterable[Row]) -> list[str]:
@@ -213,7 +216,7 @@ def _per_problem(points: list[list[Row]]) -> tuple[npt.NDArray[np.float64] | Non
 
 
 def _gate(series: Series, config: Mapping[str, Any]) -> GateTrace:
-    steps, z = series.get(_Z, (np.empty(0), np.empty(0)))
+    steps, z = series.get(GATE_Z, (np.empty(0), np.empty(0)))
     threshold, shutoff = (_last(series, name) for name in (_THRESHOLD, _SHUTOFF))
     gate = config["learner"]["rule"].get("gate") or {}
     return GateTrace(
