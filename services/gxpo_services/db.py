@@ -33,6 +33,8 @@ _PING_AFTER_S = 1.0
 # The connection that was given back last comes first: it has the pages and the prepared statements. Those that only a
 # rush needs do not share the work of quiet times, in which each would be cold.
 _POOL = {"pool_size": 10, "max_overflow": 20, "pool_use_lifo": True}
+_READING_POOL = _POOL | {"pool_size": 5, "max_overflow": 10}
+"""Two processes of a kind and two kinds of processes leave room in the 200 connections of a cluster's PostgreSQL."""
 
 
 class Base(DeclarativeBase):
@@ -71,7 +73,7 @@ def make_engine(url: str) -> Engine:
 def _postgres_engine(url: str, **options: Any) -> Engine:
     from psycopg.pq import Format
 
-    engine = create_engine(url, **_POOL, **options)
+    engine = create_engine(url, **(_POOL | options))
 
     @event.listens_for(engine, "checkin")
     def _on_checkin(_connection: Any, record: Any) -> None:
@@ -98,7 +100,7 @@ def _reading_engine(url: str, writing: Engine) -> Engine:
     """
     if writing.dialect.name == "sqlite":
         return writing.execution_options(gxpo_read_only=True)
-    return _postgres_engine(url, isolation_level="AUTOCOMMIT", skip_autocommit_rollback=True)
+    return _postgres_engine(url, isolation_level="AUTOCOMMIT", skip_autocommit_rollback=True, **_READING_POOL)
 
 
 def _refuse_changes(session: Session, *_: Any) -> None:
