@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import streamlit as st
@@ -146,15 +147,24 @@ def _comparison(query: Json, x: str, seeds: bool, compared: dict[str, Json]) -> 
 
 
 def _gates(everything: dict[str, Json], compared: dict[str, Json]) -> None:
-    """z-scores, which come with every step; drawn less often than one run's own."""
+    """z-scores, which come with every step; drawn less often than one run's own, and of so many runs as a session
+    keeps the series of."""
     with session.guarded():
         answer = compared.get("answer")
-        members = [run for group in answer["groups"] for run in group["runs"]] if answer else []
-        gated = [run["id"] for run in members if run["gate"]["threshold"] is not None]
-        found = session.live_series_of({run: everything[run] for run in gated if run in everything}, "step", (_GATE_Z,))
+        gated = [run for run in gated_runs(answer) if run in everything] if answer else []
+        found = session.live_series_of({run: everything[run] for run in gated[:_MOST_LINES]}, "step", (_GATE_Z,))
         z = {run: points for run, live_run in found.items() if (points := live_run.points.get(_GATE_Z))}
         if answer and z:
+            if len(gated) > _MOST_LINES:
+                st.caption(f"Gates of the first {_MOST_LINES} of {len(gated)} runs that have one.")
             chart(charts.gate_chart(answer, z), "compare")
+
+
+def gated_runs(answer: Json) -> list[str]:
+    """Runs of a comparison that have a gate: the first seed of each configuration, then the second, and so on."""
+    by_seed = zip_longest(*(group["runs"] for group in answer["groups"]))
+    members = (run for runs in by_seed for run in runs if run is not None)
+    return [run["id"] for run in members if run["gate"]["threshold"] is not None]
 
 
 def _evidence(answer: Json) -> None:
