@@ -7,6 +7,8 @@ when both sides give them. Inequalities, `x \\in S` and intervals are compared a
 
 from __future__ import annotations
 
+import re
+
 from gxpo_trainer.verify.engine import engine_equal
 from gxpo_trainer.verify.realsets import real_sets_equal
 from gxpo_trainer.verify.relations import (
@@ -21,12 +23,16 @@ from gxpo_trainer.verify.scalar import scalars_equal, understood
 from gxpo_trainer.verify.structure import Answer, Matrix, Relation, Scalar, Sequence, Union, parse_answer
 
 MAX_MATCHED = 60
+_UNIT_VECTOR = re.compile(r"\\vec\s*\{([ijk])\}")
+_BARE_UNIT_VECTOR = re.compile(r"(?<![A-Za-z\\])([ijk])(?![A-Za-z])")
 
 
 def answers_equal(gold: Answer, answer: Answer) -> bool | None:
-    """Whether the answer is the gold; None when that could not be decided."""
+    """Whether the answer is the gold; None when that could not be decided. Raises TooLarge."""
     if gold.text and gold.text == answer.text:
         return True
+    if "\\vec" in gold.text or "\\vec" in answer.text:
+        gold, answer = _as_vectors(gold, answer)
     if isinstance(gold, Relation) or isinstance(answer, Relation):
         return _with_relations(gold, answer)
     if isinstance(gold, Union) or isinstance(answer, Union):
@@ -37,7 +43,38 @@ def answers_equal(gold: Answer, answer: Answer) -> bool | None:
         return _matrices(gold, answer)
     if isinstance(gold, Sequence) or isinstance(answer, Sequence):
         return _sequence_and_scalar(gold, answer)
-    return scalars_equal(gold.text, answer.text)
+    as_sets = real_sets_equal(gold, answer)
+    return scalars_equal(gold.text, answer.text) if as_sets is None else as_sets
+
+
+def _as_vectors(gold: Answer, answer: Answer) -> tuple[Answer, Answer]:
+    r"""Both sides with \vec{i}, \vec{j}, \vec{k} as unit vectors, as components where the other side has components."""
+    sizes = [_num_components(side) for side in (gold, answer)]
+    sides = []
+    for side, size in ((gold, sizes[1]), (answer, sizes[0])):
+        if isinstance(side, Scalar):
+            text = side.text
+            text = text if _UNIT_VECTOR.search(text) else _BARE_UNIT_VECTOR.sub(r"\\vec{\1}", text)
+            side = parse_answer(text) if size is None else _components(text, size)
+        sides.append(side)
+    return sides[0], sides[1]
+
+
+def _num_components(answer: Answer) -> int | None:
+    if isinstance(answer, Matrix) and 1 in (len(answer.rows), len(answer.rows[0])):
+        return max(len(answer.rows), len(answer.rows[0]))
+    return len(answer.items) if isinstance(answer, Sequence) and answer.opening in ("(", "[") else None
+
+
+def _components(text: str, size: int) -> Answer:
+    """The coefficients of i, j, k: the value with one of them 1 and the others 0."""
+    coefficients = [
+        _UNIT_VECTOR.sub(lambda match, unit=unit: "(1)" if match[1] == unit else "(0)", text) for unit in "ijk"
+    ]
+    beyond = coefficients[size:]
+    if any(scalars_equal("0", text) is not True for text in beyond):
+        return Scalar(text)
+    return Sequence(text, tuple(Scalar(text) for text in coefficients[:size]), "(", ")")
 
 
 def _with_relations(gold: Answer, answer: Answer) -> bool | None:
@@ -122,7 +159,19 @@ def _flattened(sequence: Sequence) -> tuple[Answer, ...]:
             items.extend(value.items if pm and isinstance(value, Sequence) else (item,))
         else:
             items.append(item)
-    return tuple(items)
+    return _solutions(tuple(items))
+
+
+def _solutions(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
+    """`p = 5, q = 2, p = 7, q = 2` are two solutions (5, 2) and (7, 2): a name that comes again begins the next."""
+    names = [assigned_name(item) for item in items]
+    if None in names or names.count(names[0]) < 2 or len(set(names)) == 1:
+        return items
+    period = names.index(names[0], 1)
+    if len(names) % period or any(name != names[at % period] for at, name in enumerate(names)):
+        return items
+    groups = (items[at : at + period] for at in range(0, len(items), period))
+    return tuple(Sequence("", _values(group), "(", ")") for group in groups)
 
 
 def _values(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
@@ -189,12 +238,14 @@ def _unordered(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool | N
 def _matrices(gold: Answer, answer: Answer) -> bool | None:
     r"""Entry by entry; a row or column vector equals the tuple of its entries."""
     if isinstance(gold, Matrix) and isinstance(answer, Matrix):
-        if [len(row) for row in gold.rows] != [len(row) for row in answer.rows]:
+        if gold.kind != answer.kind or [len(row) for row in gold.rows] != [len(row) for row in answer.rows]:
             return False
         pairs = (pair for a, b in zip(gold.rows, answer.rows, strict=True) for pair in zip(a, b, strict=True))
         return _all(answers_equal(a, b) for a, b in pairs)
     matrix, other = (gold, answer) if isinstance(gold, Matrix) else (answer, gold)
     assert isinstance(matrix, Matrix)
+    if matrix.kind:
+        return engine_equal(gold.text, answer.text)
     entries = tuple(entry for row in matrix.rows for entry in row)
     if isinstance(other, Sequence) and other.opening in ("(", "[") and 1 in (len(matrix.rows), len(matrix.rows[0])):
         if len(entries) != len(other.items):
@@ -205,6 +256,9 @@ def _matrices(gold: Answer, answer: Answer) -> bool | None:
 
 def _sequence_and_scalar(gold: Answer, answer: Answer) -> bool | None:
     """One side has several answers: equal only when they are all the same one, or by the engine's reading."""
+    as_sets = real_sets_equal(gold, answer)
+    if as_sets is not None:
+        return as_sets
     sequence, other = (gold, answer) if isinstance(gold, Sequence) else (answer, gold)
     assert isinstance(sequence, Sequence)
     items = _flattened(sequence)

@@ -11,6 +11,8 @@ import logging
 import re
 from typing import Any
 
+from gxpo_trainer.verify.tokens import TooLarge
+
 FLOAT_DECIMALS = 6
 NUMERIC_DIGITS = 15
 MAX_CHARS = 1_000
@@ -36,21 +38,34 @@ def warm_up() -> None:
     engine_equal("x+1", "1+x")
 
 
-def fit_for_parsing(answer: str) -> bool:
-    """Whether the answer is short, not deeply nested and balanced; the engine's parser takes minutes over others."""
-    if len(answer) > MAX_CHARS or answer.count("^") > MAX_POWERS:
-        return False
-    depth = 0
-    for bracket in re.findall(r"[()\[\]{}]", answer):
+def nesting(text: str) -> int:
+    """How deep brackets are nested; large when they do not close."""
+    depth = deepest = 0
+    for bracket in re.findall(r"[()\[\]{}]", text):
         depth += 1 if bracket in "([{" else -1
-        if not 0 <= depth <= MAX_NESTING:
-            return False
-    return depth == 0
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _fit_for_parsing(answer: str) -> bool:
+    """Whether the answer is short, not deeply nested and balanced; the engine's parser takes minutes over others.
+
+    Raises TooLarge for a sum or product with so many terms that sympy would not end.
+    """
+    if len(answer) > MAX_CHARS or answer.count("^") > MAX_POWERS or nesting(answer) > MAX_NESTING:
+        return False
+    if re.search(r"\^\s*\{?\s*(?:[0-9]{5,}|10\s*\^)", answer):
+        raise TooLarge
+    if "\\sum" in answer or "\\prod" in answer:
+        bounds = re.findall(r"\^\s*\{?\s*(?:[0-9]\s*\\(?:cdot|times)\s*)?(10\s*\^\s*\{?\s*[0-9]+|[0-9]+)", answer)
+        if any(("^" in bound and int(bound.rpartition("^")[2].strip(" {")) > 3) or len(bound) > 4 for bound in bounds):
+            raise TooLarge
+    return sum(1 if bracket in "([{" else -1 for bracket in re.findall(r"[()\[\]{}]", answer)) == 0
 
 
 def parse_latex(answer: str) -> list[Any]:
     """sympy objects of one LaTeX answer; empty when it cannot be parsed. No raw-string fallback."""
-    if not fit_for_parsing(answer):
+    if not _fit_for_parsing(answer):
         return []
     parse, _, settings = _math_verify()
     parsed: list[Any] = parse(

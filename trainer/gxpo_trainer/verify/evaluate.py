@@ -1,73 +1,71 @@
-"""Equality of closed-form expressions by evaluation.
-
-Rational constants are compared exactly. Everything else is evaluated at fixed pseudo-random points, first in
-double precision (which settles almost every unequal pair), then in `DIGITS` digits. Two answers that agree to
-`DIGITS - 10` digits at several points are equal as functions (Schwartz-Zippel for polynomials; for elementary
-functions an identity that fails does not survive it in practice). This is what sympy's `simplify` is asked for,
-hundreds of times faster and without its hangs. Points where a side leaves the reals (a root of a negative number)
-are skipped unless the answer is complex.
-"""
+"""Values of closed-form expressions: exactly for rational constants, in a chosen precision at a point otherwise."""
 
 from __future__ import annotations
 
 import functools
 import math
+import re
 import zlib
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
-import mpmath
-
-from gxpo_trainer.verify.exact import DECIMAL_TOLERANCE, finite_decimal
 from gxpo_trainer.verify.expression import Node
+from gxpo_trainer.verify.tokens import TooLarge
 
 DIGITS = 40
 MAX_BITS = 20_000
 MAX_FACTORIAL = 2_000
-MAX_LOG2 = float(1 << 40)
-FLOAT_TOLERANCE = 1e-8
-POINTS = 8
-NEEDED_POINTS = 2
-STEP_POINTS = 8
-STEP_NEEDED_POINTS = 6
-
+MAX_LOG2 = 200_000.0
+"""Of a computed power or exponential, as a natural logarithm of its size."""
+MAX_ANGLE = 1e9
 
 class Undefined(Exception):
     """No value at this point: division by zero, a root of a negative number, a logarithm of zero."""
 
 
-class TooLarge(Exception):
-    """The magnitude is beyond anything that is computed here."""
+Point = Callable[[str], Fraction]
+"""The value of each symbol by its name."""
+
+
+def no_symbols(name: str) -> Fraction:
+    """The point of a constant."""
+    raise Undefined
 
 
 @functools.cache
-def _precise() -> Any:
+def precise() -> Any:
+    """The mpmath context of `DIGITS` digits."""
+    import mpmath
+
     context = mpmath.mp.clone()
     context.dps = DIGITS
     return context
 
 
+def subtrees(node: Node) -> Iterator[Node]:
+    """The node and everything below it."""
+    yield node
+    for arg in node.args:
+        yield from subtrees(arg)
+
+
 def symbols(node: Node) -> frozenset[str]:
     """Names of the free symbols and unknown functions."""
-    found = (
-        frozenset({node.name + ("()" if node.kind == "apply" else "")})
-        if node.kind in ("sym", "apply")
-        else frozenset()
+    return frozenset(
+        part.name + ("()" if part.kind == "apply" else "")
+        for part in subtrees(node)
+        if part.kind in ("sym", "apply")
     )
-    return found.union(*(symbols(arg) for arg in node.args)) if node.args else found
-
-
-def _contains(node: Node, kind: str, name: str) -> bool:
-    return (node.kind == kind and node.name == name) or any(_contains(arg, kind, name) for arg in node.args)
 
 
 def is_decimal(node: Node) -> bool:
     """Whether a number with a decimal point occurs."""
-    return _contains(node, "num", ".")
+    return any(part.kind == "num" and part.name == "." for part in subtrees(node))
 
 
 def is_complex(node: Node) -> bool:
-    return _contains(node, "const", "i")
+    return any((part.kind, part.name) in (("const", "i"), ("call", "cis")) for part in subtrees(node))
 
 
 def rational_value(node: Node) -> Fraction | None:
@@ -76,7 +74,7 @@ def rational_value(node: Node) -> Fraction | None:
     if node.kind == "num":
         return node.value
     if node.kind not in ("add", "mul", "div", "neg", "pow") and not (
-        node.kind == "call" and node.name in ("factorial", "binomial", "abs", "floor", "ceil")
+        node.kind == "call" and node.name in ("factorial", "factorial2", "binomial", "abs", "floor", "ceil", "min", "max")
     ):
         return None
     values: list[Fraction] = []
@@ -122,18 +120,21 @@ def _rational_power(base: Fraction, exponent: Fraction) -> Fraction | None:
 
 
 def _rational_call(name: str, values: list[Fraction]) -> Fraction | None:
-    if name == "abs":
-        return abs(values[0])
+    if name in ("abs", "min", "max"):
+        return {"abs": abs, "min": min, "max": max}[name](*values)
     if name in ("floor", "ceil"):
         return Fraction(values[0].__floor__() if name == "floor" else values[0].__ceil__())
     if any(value.denominator != 1 or not 0 <= value <= MAX_FACTORIAL for value in values):
         return None
     integers = [int(value) for value in values]
+    if name == "factorial2":
+        return Fraction(math.prod(range(integers[0], 0, -2)))
     return Fraction(math.factorial(integers[0]) if name == "factorial" else math.comb(*integers))
 
 
-def value_at(node: Node, context: Any, point: int, real: bool) -> Any:
-    """Value of the expression with symbols set to the point's numbers, in `context` (mpmath.fp or mp).
+def value_at(node: Node, context: Any, point: Point, real: bool) -> Any:
+    """Value of the expression with symbols set to the point's numbers, in `context` (mpmath.fp or mp). `real`: roots and
+    logarithms of negative numbers are undefined.
 
     Raises Undefined, TooLarge.
     """
@@ -145,12 +146,13 @@ def value_at(node: Node, context: Any, point: int, real: bool) -> Any:
         raise TooLarge from error
 
 
-def _value(node: Node, context: Any, point: int, real: bool) -> Any:
+def _value(node: Node, context: Any, point: Point, real: bool) -> Any:
     kind = node.kind
     if kind == "num":
         return context.mpf(node.value.numerator) / node.value.denominator
     if kind == "sym":
-        return _symbol_value(node.name, context, point)
+        value = point(node.name)
+        return context.mpf(value.numerator) / value.denominator
     if kind == "const":
         return {"pi": +context.pi, "e": +context.e, "i": context.mpc(0, 1)}[node.name]
     values = [_value(arg, context, point, real) for arg in node.args]
@@ -166,22 +168,13 @@ def _value(node: Node, context: Any, point: int, real: bool) -> Any:
     if kind == "div":
         return values[0] / values[1]
     if kind == "pow":
+        if real and values[0] < 0 and (odd_root := _odd_root(node.args[1])) is not None:
+            size = _power(-values[0], values[1], context, real)
+            return -size if odd_root.numerator % 2 else size
         return _power(values[0], values[1], context, real)
     if kind == "apply":
         return _unknown_function(node.name, values, context)
     return _call(node.name, values, context, real)
-
-
-def _symbol_value(name: str, context: Any, point: int) -> Any:
-    """A number that depends on the name and the point only: between 1/4 and 9/4, or 1/12 and 3/4 at points 2, 3, 6
-    and 7 (inside the domain of \\sqrt{1 - x^2}), up to 25 from `STEP_POINTS` on; odd points flip some signs."""
-    seed = zlib.crc32(f"{point}:{name}".encode())
-    value = context.mpf(seed % 1_000_003) / 500_009 + context.mpf(1) / 4
-    if point >= STEP_POINTS:
-        value = value * 11
-    elif point & 2:
-        value = value / 3
-    return -value if point % 2 and seed % 3 == 0 else value
 
 
 def _unknown_function(name: str, values: list[Any], context: Any) -> Any:
@@ -191,6 +184,15 @@ def _unknown_function(name: str, values: list[Any], context: Any) -> Any:
     for i, value in enumerate(values):
         total = total + context.sin(value * (i + 1) + seed)
     return total
+
+
+def _odd_root(exponent: Node) -> Fraction | None:
+    """The exponent when it is a fraction p/q with an odd q > 1: a real power of a negative number."""
+    try:
+        value = rational_value(exponent)
+    except (Undefined, TooLarge):
+        return None
+    return value if value is not None and value.denominator > 1 and value.denominator % 2 else None
 
 
 def _power(base: Any, exponent: Any, context: Any, real: bool) -> Any:
@@ -224,19 +226,25 @@ def _call(name: str, values: list[Any], context: Any, real: bool) -> Any:
         return context.exp(x)
     if name in ("arcsin", "arccos") and real and abs(x) > 1:
         raise Undefined
-    if name == "factorial":
+    if name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth") and abs(x) > MAX_ANGLE:
+        raise TooLarge
+    if name in ("factorial", "factorial2"):
         if abs(x) > 1e6:
             raise TooLarge
-        return context.gamma(x + 1)
+        return context.gamma(x + 1) if name == "factorial" else context.fac2(x)
     if name == "binomial":
         if any(abs(value) > 1e6 for value in values):
             raise TooLarge
         return context.binomial(*values)
-    if name == "abs":
-        return abs(x)
+    if name in ("abs", "min", "max"):
+        return {"abs": abs, "min": min, "max": max}[name](*values)
+    if name == "cis":
+        return context.exp(context.mpc(0, 1) * x)
     if name in ("floor", "ceil"):
         return getattr(context, name)(x)
-    return getattr(context, name.replace("arc", "a"))(x)
+    name = re.sub("^arc?", "a", name)
+    # mpmath's double-precision context lacks the rarer inverse functions.
+    return getattr(context if hasattr(context, name) else precise(), name)(x)
 
 
 def _root(x: Any, index: Any, context: Any, real: bool) -> Any:
@@ -248,92 +256,3 @@ def _root(x: Any, index: Any, context: Any, real: bool) -> Any:
             return -((-x) ** (context.mpf(1) / index))
         raise Undefined
     return context.sqrt(x) if index == 2 else x ** (context.mpf(1) / index)
-
-
-def expressions_equal(a: Node, b: Node) -> bool | None:
-    """Whether two expressions are equal; None when that cannot be decided here. Raises TooLarge when a side is."""
-    names_a, names_b = symbols(a), symbols(b)
-    decimal = is_decimal(a) or is_decimal(b)
-    if not names_a and not names_b:
-        try:
-            exact_a, exact_b = rational_value(a), rational_value(b)
-        except Undefined:
-            return None
-        if exact_a is not None and exact_b is not None:
-            if exact_a == exact_b or not decimal or (finite_decimal(exact_a) and finite_decimal(exact_b)):
-                return exact_a == exact_b
-            return abs(exact_a - exact_b) <= DECIMAL_TOLERANCE * max(abs(exact_a), abs(exact_b))
-    real = not (is_complex(a) or is_complex(b))
-    tolerance = float(DECIMAL_TOLERANCE) if decimal else None
-    return _agree(a, b, real, tolerance, constant=not (names_a | names_b))
-
-
-def _agree(a: Node, b: Node, real: bool, tolerance: float | None, *, constant: bool) -> bool | None:
-    steps = any(_contains(node, "call", name) for node in (a, b) for name in ("floor", "ceil"))
-    # A step function is constant over short stretches: more points, farther apart.
-    first, needed = (STEP_POINTS, STEP_NEEDED_POINTS) if steps else (0, NEEDED_POINTS)
-    points = 0
-    for point in range(1) if constant else range(first, first + POINTS):
-        try:
-            found = _agree_at(a, b, point, real, tolerance)
-        except Undefined:
-            continue
-        if not found:
-            return False
-        points += 1
-        if points > needed:
-            break
-    return True if points >= (1 if constant else needed) else None
-
-
-def _agree_at(a: Node, b: Node, point: int, real: bool, tolerance: float | None) -> bool:
-    """Whether the sides agree at one point: in double precision first, then, if they seem to, in many digits."""
-    try:
-        rough_a, rough_b = (value_at(node, mpmath.fp, point, real) for node in (a, b))
-    except TooLarge:
-        rough_a = rough_b = None
-    if rough_a is not None:
-        scale = max(abs(rough_a), abs(rough_b))
-        if (
-            scale == scale
-            and scale < 1e300
-            and abs(rough_a - rough_b) > max(tolerance or 0.0, FLOAT_TOLERANCE) * max(scale, 1e-3)
-        ):
-            return False
-    precise = _precise()
-    fine_a, fine_b = (value_at(node, precise, point, real) for node in (a, b))
-    difference, scale = abs(fine_a - fine_b), max(abs(fine_a), abs(fine_b))
-    if tolerance is not None:
-        return bool(difference <= precise.mpf(tolerance) * scale)
-    return bool(difference <= precise.mpf(10) ** (10 - DIGITS) * max(scale, precise.mpf(10) ** -20))
-
-
-def proportional(a: Node, b: Node) -> int | None:
-    """Sign of c when a = c·b for a constant c other than 0; 0 when there is none; None when undecided.
-
-    Two equations `a = 0` and `b = 0` with a = c·b have the same solutions. Raises TooLarge.
-    """
-    real = not (is_complex(a) or is_complex(b))
-    precise = _precise()
-    ratio = None
-    points = 0
-    for point in range(2 * POINTS):
-        try:
-            value_a, value_b = (value_at(node, precise, point, real) for node in (a, b))
-        except Undefined:
-            continue
-        tiny = precise.mpf(10) ** (12 - DIGITS)
-        if abs(value_a) < tiny or abs(value_b) < tiny:
-            if max(abs(value_a), abs(value_b)) > tiny:
-                return 0
-            continue
-        here = value_a / value_b
-        if ratio is not None and abs(here - ratio) > tiny * abs(ratio):
-            return 0
-        ratio = here
-        points += 1
-        if points > NEEDED_POINTS:
-            break
-    if ratio is None or points < NEEDED_POINTS:
-        return None
-    return 1 if not real or ratio > 0 else -1

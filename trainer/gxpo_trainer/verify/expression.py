@@ -17,11 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from gxpo_trainer.verify.tokens import FUNCTIONS, GREEK, OPAQUE, Unsupported, tokenize
+from gxpo_trainer.verify.tokens import FUNCTIONS, GREEK, OPAQUE, TooLarge, Unsupported, tokenize
 
 __all__ = ["Node", "Unsupported", "number", "parse_expression"]
 
-MAX_DEPTH = 100
+MAX_DEPTH = 60
+MAX_EXPONENT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ _DERIVATIVE = re.compile(
 
 
 def parse_expression(text: str) -> Node:
-    """The tree of a closed-form expression. Raises Unsupported."""
+    """The tree of a closed-form expression. Raises Unsupported, TooLarge."""
     parser = _Parser(tokenize(text))
     node = parser.sum()
     if parser.peek() is not None:
@@ -72,13 +73,9 @@ class _Parser:
         return token
 
     def sum(self) -> Node:
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise Unsupported("nested too deeply")
         terms = [self._signed_product()]
         while self.peek() in ("+", "-"):
             terms.append(self._signed_product())
-        self._depth -= 1
         return terms[0] if len(terms) == 1 else Node("add", tuple(terms))
 
     def _signed_product(self) -> Node:
@@ -94,7 +91,9 @@ class _Parser:
             token = self.peek()
             if token in ("*", "\\cdot", "\\times", "\\ast"):
                 self.take()
-                node = Node("mul", (node, self._signed_factor()))
+                factors = (node, self._signed_factor())
+                cross = token == "\\times" and all(factor.name.startswith("vec ") for factor in factors)
+                node = Node("apply" if cross else "mul", factors, "\\times" if cross else "")
             elif token in ("/", "\\div"):
                 self.take()
                 node = Node("div", (node, self._signed_factor()))
@@ -139,8 +138,6 @@ class _Parser:
             if self.peek() == "\\circ":
                 self.take()
                 return Node("div", (Node("mul", (base, Node("const", name="pi"))), number(180)))
-            if self._primed():
-                return Node("sym", name=f"{base.name}'") if base.kind == "sym" else self._no_derivative()
             return Node("pow", (base, self._exponent()))
         return base
 
@@ -156,27 +153,14 @@ class _Parser:
         self._depth -= 1
         return exponent
 
-    def _primed(self) -> bool:
-        r"""^{\prime} or ^\prime after a letter."""
-        ahead = [self.peek(i) for i in range(3)]
-        if ahead == ["{", "\\prime", "}"]:
-            self._at += 3
-            return True
-        if ahead[0] == "\\prime":
-            self._at += 1
-            return True
-        return False
-
-    def _no_derivative(self) -> Node:
-        raise Unsupported("derivative of an expression")
-
     def _postfix(self) -> Node:
         node = self._primary()
         while self.peek() == "!":
             self.take()
-            if self.peek() == "!":
-                raise Unsupported("double factorial")
-            node = Node("call", (node,), "factorial")
+            double = self.peek() == "!"
+            if double:
+                self.take()
+            node = Node("call", (node,), "factorial2" if double else "factorial")
         return node
 
     def _argument(self) -> Node:
@@ -199,6 +183,14 @@ class _Parser:
         return node
 
     def _primary(self) -> Node:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise Unsupported("nested too deeply")
+        node = self._atom()
+        self._depth -= 1
+        return node
+
+    def _atom(self) -> Node:
         token = self.peek()
         if token is None:
             raise Unsupported("ends too early")
@@ -206,7 +198,7 @@ class _Parser:
             return self._group()
         if token[0].isdigit() or (token[0] == "." and len(token) > 1):
             self.take()
-            return Node("num", value=Fraction(token), name="." if "." in token else "")
+            return _number_token(token)
         if token == "|":
             return self._bars("|")
         if token[0] == "\\":
@@ -228,7 +220,7 @@ class _Parser:
         if name == "i":
             return Node("const", name="i")
         if self.peek() == "(" and (letter in OPAQUE or self._value_in_parentheses()):
-            return Node("apply", self._call_arguments(), name)
+            return Node("apply", self.call_arguments(), name)
         return Node("sym", name=name)
 
     def _value_in_parentheses(self) -> bool:
@@ -236,7 +228,7 @@ class _Parser:
         inside, closing = self.peek(1), self.peek(2)
         return closing == ")" and inside is not None and (inside[0].isdigit() or inside == "t")
 
-    def _call_arguments(self) -> tuple[Node, ...]:
+    def call_arguments(self) -> tuple[Node, ...]:
         self.take("(")
         arguments = [self.sum()]
         while self.peek() == ",":
@@ -309,11 +301,22 @@ class _Parser:
             elif self.peek() == "^":
                 self.take()
                 power = self._argument()
+        if name == "log" and base is None and self.peek() == "(" and (pair := self._base_behind()) is not None:
+            return Node("call", pair, "log")
         argument = self._function_argument()
-        if power is not None and power.kind == "neg" and name in ("sin", "cos", "tan", "cot"):
+        if power is not None and power.kind == "neg" and name in ("sin", "cos", "tan", "cot", "sinh", "cosh", "tanh"):
             return Node("call", (argument,), "arc" + name)
         call = Node("call", (argument,) if base is None else (argument, base), "log" if name == "lg" else name)
         return call if power is None else Node("pow", (call, power))
+
+    def _base_behind(self) -> tuple[Node, ...] | None:
+        """The two arguments of log(x, 10)."""
+        start = self._at
+        arguments = self.call_arguments()
+        if len(arguments) == 2:
+            return arguments
+        self._at = start
+        return None
 
     def _function_argument(self) -> Node:
         """What a function is applied to: a group, or the factors that follow up to an operator or a function."""
@@ -340,6 +343,15 @@ class _Parser:
         return Node("call", (inside,), name)
 
 
+def _number_token(token: str) -> Node:
+    """A number as written; `name` is "." for a decimal or e-notation."""
+    mantissa, _, exponent = token.lower().partition("e")
+    if exponent and abs(int(exponent)) > MAX_EXPONENT:
+        raise TooLarge(f"10^{exponent}")
+    value = Fraction(mantissa) * Fraction(10) ** int(exponent or 0)
+    return Node("num", value=value, name="." if "." in mantissa or exponent else "")
+
+
 def _constant(name: str) -> Node:
     return Node("const", name=name)
 
@@ -349,6 +361,8 @@ _COMMANDS: dict[str, Callable[[_Parser], Node]] = {
     "frac": _Parser.fraction,
     "sqrt": _Parser.root,
     "binom": _Parser.binomial,
+    "max": lambda parser: Node("call", parser.call_arguments(), "max"),
+    "min": lambda parser: Node("call", parser.call_arguments(), "min"),
     "pi": lambda parser: _constant("pi"),
     "lfloor": lambda parser: parser.enclosed("\\rfloor", "floor"),
     "lceil": lambda parser: parser.enclosed("\\rceil", "ceil"),

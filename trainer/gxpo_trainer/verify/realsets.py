@@ -9,14 +9,20 @@ import itertools
 import math
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 
 import mpmath
 
-from gxpo_trainer.verify.evaluate import TooLarge, Undefined, symbols, value_at
-from gxpo_trainer.verify.expression import Unsupported, parse_expression
+from gxpo_trainer.verify.evaluate import Undefined, no_symbols, symbols, value_at
+from gxpo_trainer.verify.expression import parse_expression
+from gxpo_trainer.verify.scalar import read
 from gxpo_trainer.verify.structure import Answer, Relation, Scalar, Sequence, Union, parse_answer
+from gxpo_trainer.verify.tokens import TooLarge, Unsupported
+from gxpo_trainer.verify.words import load
 
 TOLERANCE = 1e-10
+_FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "\\ne": "\\ne", "=": "="}
+_NAME = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([a-z]\))?")
 _INFINITE = re.compile(r"([+-]?)\s*\\infty\s*")
 
 
@@ -44,8 +50,10 @@ def _is_set_like(answer: Answer) -> bool:
     """Something that can only mean a set of reals, not a tuple or a list of numbers."""
     if isinstance(answer, Relation):
         return any(op != "=" and op != "\\approx" for op in answer.operators)
-    if isinstance(answer, Union):
+    if isinstance(answer, Union) or (isinstance(answer, Sequence) and answer.opening == "{" and not answer.items):
         return True
+    if isinstance(answer, Scalar):
+        return _named_set(answer.text) is not None
     if isinstance(answer, Sequence) and not answer.opening:
         return any(_is_set_like(item) for item in answer.items)
     return isinstance(answer, Sequence) and (answer.opening == "[") != (answer.closing == "]")
@@ -90,7 +98,7 @@ def _together(items: tuple[Answer, ...]) -> list[Piece] | None:
 
 
 def _sequence_pieces(sequence: Sequence) -> list[Piece] | None:
-    if not sequence.opening and all(_is_set_like(item) for item in sequence.items):
+    if not sequence.opening and all(isinstance(item, Relation) or _is_set_like(item) for item in sequence.items):
         return _together(sequence.items)
     ends = [_number(item.text) for item in sequence.items]
     if any(end is None for end in ends):
@@ -105,11 +113,11 @@ def _sequence_pieces(sequence: Sequence) -> list[Piece] | None:
 
 def _named_set(text: str) -> list[Piece] | None:
     infinity = float("inf")
-    compact = re.sub(r"[\s{}]", "", text)
-    if compact in ("\\mathbbR", "\\R", "\\Reals"):
-        return [Piece(-infinity, infinity, False, False)]
-    if compact == "\\emptyset":
-        return []
+    words = read(text).words if "{" in text or text.isascii() else None
+    if words is not None:
+        if words in load()["phrases"]["everything"]:
+            return [Piece(-infinity, infinity, False, False)]
+        return [] if words in load()["phrases"]["nothing"] else None
     removed = re.fullmatch(r"\\mathbb\{R\}\s*(?:\\setminus|-|/)\s*(?P<set>\\\{.*\\\})", text.strip())
     if removed is None:
         return None
@@ -121,40 +129,70 @@ def _named_set(text: str) -> list[Piece] | None:
 
 
 def _relation_pieces(relation: Relation) -> list[Piece] | None:
-    r"""x < 3, 3 > x, 1 \le x < 2, x \ne 3, x \in [0, 1]; the middle or the left side is the variable."""
-    infinity = float("inf")
+    r"""x < 3, 3 > 2x, 1 \le x < 2, x \ne 3, |x - 1| < 2, x \in [0, 1]; the middle or one side is linear in a variable."""
     sides, operators = relation.sides, relation.operators
     if operators == ("\\in",) and not _is_numeric(sides[0]):
         return _pieces(parse_answer(sides[1]))
-    if len(operators) == 1 and operators[0] != "=":
-        if _is_numeric(sides[0]) and not _is_numeric(sides[1]):
-            flipped = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "\\ne": "\\ne"}.get(operators[0], "")
-            sides, operators = (sides[1], sides[0]), (flipped,)
-        end = _number(sides[1])
-        within = re.fullmatch(r"\|([^|]*)\|", sides[0])
-        if end is not None and end > 0 and within is not None and _variable(within[1]) is not None:
-            return _absolute(operators[0], end)
-        if end is None or _variable(sides[0]) is None:
-            return None
-        inclusive = operators[0] in ("\\le", "\\ge")
-        if operators[0] in ("<", "\\le"):
-            return [Piece(-infinity, end, False, inclusive)]
-        if operators[0] in (">", "\\ge"):
-            return [Piece(end, infinity, inclusive, False)]
-        if operators[0] == "\\ne":
-            return [Piece(-infinity, end, False, False), Piece(end, infinity, False, False)]
+    if len(operators) != 1:
+        return _double_inequality(sides, operators)
+    operator = operators[0]
+    if _is_numeric(sides[0]):
+        sides, operator = sides[::-1], _FLIPPED.get(operator, "")
+    end = _number(sides[1])
+    if end is None:
         return None
-    return _double_inequality(sides, operators)
-
-
-def _absolute(operator: str, end: float) -> list[Piece] | None:
-    """|x| < end and |x| > end."""
-    infinity, inclusive = float("inf"), operator in ("\\le", "\\ge")
+    absolute = re.fullmatch(r"\|([^|]*)\|", sides[0].strip())
+    if absolute is None:
+        line = _linear(sides[0])
+        return None if line is None else _solved(line, operator, end)
+    line = _linear(absolute[1])
+    if line is None or end < 0:
+        return None
     if operator in ("<", "\\le"):
-        return [Piece(-end, end, inclusive, inclusive)]
+        return _double(line, -end, end, operator == "\\le", operator == "\\le")
+    upper, lower = _solved(line, operator, end), _solved(line, _FLIPPED.get(operator, ""), -end)
+    return None if upper is None or lower is None else upper + lower
+
+
+def _solved(line: tuple[float, float], operator: str, end: float) -> list[Piece] | None:
+    """The x with slope·x + intercept `operator` end."""
+    infinity = float("inf")
+    slope, intercept = line
+    at = (end - intercept) / slope
+    if slope < 0:
+        operator = _FLIPPED.get(operator, "")
+    if operator in ("<", "\\le"):
+        return [Piece(-infinity, at, False, operator == "\\le")]
     if operator in (">", "\\ge"):
-        return [Piece(-infinity, -end, False, inclusive), Piece(end, infinity, inclusive, False)]
+        return [Piece(at, infinity, operator == "\\ge", False)]
+    if operator == "=":
+        return [Piece(at, at, True, True)]
+    if operator == "\\ne":
+        return [Piece(-infinity, at, False, False), Piece(at, infinity, False, False)]
     return None
+
+
+def _double(line: tuple[float, float], low: float, high: float, low_in: bool, high_in: bool) -> list[Piece]:
+    """The x with low < slope·x + intercept < high."""
+    ends = [((end - line[1]) / line[0], inside) for end, inside in ((low, low_in), (high, high_in))]
+    (low, low_in), (high, high_in) = ends if line[0] > 0 else ends[::-1]
+    return [Piece(low, high, low_in, high_in)]
+
+
+def _linear(side: str) -> tuple[float, float] | None:
+    """(slope, intercept) of a side that is linear in its one variable, or one name such as f(x)."""
+    if _NAME.fullmatch(side.strip()):
+        return 1.0, 0.0
+    try:
+        node = parse_expression(side)
+        if len(symbols(node)) != 1 or any(part.endswith("()") for part in symbols(node)):
+            return None
+        at = [float(value_at(node, mpmath.fp, lambda name, x=x: x, real=True)) for x in map(Fraction, (0, 1, 3, 8))]
+    except (Unsupported, Undefined, TooLarge, TypeError):
+        return None
+    slope = at[1] - at[0]
+    straight = all(_close(value, at[0] + slope * x) for value, x in zip(at[2:], (3, 8), strict=True))
+    return (slope, at[0]) if slope and straight else None
 
 
 def _double_inequality(sides: tuple[str, ...], operators: tuple[str, ...]) -> list[Piece] | None:
@@ -163,16 +201,14 @@ def _double_inequality(sides: tuple[str, ...], operators: tuple[str, ...]) -> li
     low, high = _number(sides[0]), _number(sides[2])
     if low is None or high is None:
         return None
+    line = _linear(sides[1])
+    if line is None:
+        return None
     if set(operators) <= {"<", "\\le"}:
-        return [Piece(low, high, operators[0] == "\\le", operators[1] == "\\le")]
+        return _double(line, low, high, operators[0] == "\\le", operators[1] == "\\le")
     if set(operators) <= {">", "\\ge"}:
-        return [Piece(high, low, operators[1] == "\\ge", operators[0] == "\\ge")]
+        return _double(line, high, low, operators[1] == "\\ge", operators[0] == "\\ge")
     return None
-
-
-def _variable(side: str) -> str | None:
-    """A side that is one variable or f(x)."""
-    return side if re.fullmatch(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([a-z]\))?\s*", side) else None
 
 
 def _is_numeric(side: str) -> bool:
@@ -188,7 +224,7 @@ def _number(text: str) -> float | None:
         node = parse_expression(text)
         if symbols(node):
             return None
-        value = value_at(node, mpmath.fp, 0, real=True)
+        value = value_at(node, mpmath.fp, no_symbols, real=True)
     except (Unsupported, Undefined, TooLarge):
         return None
     return float(value) if isinstance(value, (int, float)) else None

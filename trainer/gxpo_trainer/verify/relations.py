@@ -5,16 +5,21 @@ from __future__ import annotations
 import re
 
 from gxpo_trainer.verify.engine import engine_equal
-from gxpo_trainer.verify.evaluate import TooLarge, proportional
-from gxpo_trainer.verify.expression import Node, Unsupported, parse_expression
-from gxpo_trainer.verify.scalar import scalars_equal
+from gxpo_trainer.verify.equality import proportional
+from gxpo_trainer.verify.expression import Node, parse_expression
+from gxpo_trainer.verify.scalar import has_letters, scalars_equal
 from gxpo_trainer.verify.structure import Answer, Relation
+from gxpo_trainer.verify.tokens import Unsupported
 
 _FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "=": "=", "\\ne": "\\ne"}
 _NAME = re.compile(
-    r"(?:\\?[A-Za-z]+(?:_\s*(?:\{[^{}]*\}|[0-9A-Za-z]))?'*\s*)+(?:\([^()=]*\))?|\|[^|]*\||\([A-Za-z\s,_0-9{}\\]*\)"
-    r"|\\frac\{[A-Z]+\}\{[A-Z]+\}|\\angle.*"
+    r"(?:\\text\{[^{}]*\}\s*)|(?:\\?[A-Za-z]+(?:_\s*(?:\{[^{}]*\}|[0-9A-Za-z]))?'*\s*)+(?:\([^()=]*\))?|\|[^|]*\||\([A-Za-z\s,_0-9{}\\]*\)"
+    r"|\\frac\{[A-Z]+\}\{[A-Z]+\}|\\angle.*|\\frac\{(?:d|\\partial)[^{}]*\}\{(?:d|\\partial)[^{}]*\}|[A-Za-z]\^\{-1\}\([a-z]\)"
 )
+
+
+_SUM_OF_NAMES = re.compile(r"[A-Za-z](?:_\{?\w\}?)?(?:\s*[+-]\s*[A-Za-z](?:_\{?\w\}?)?)+")
+"""`a + b + c`, as in a question for the sum."""
 
 
 def _looks_like_name(side: str) -> bool:
@@ -36,21 +41,20 @@ def is_assignment(relation: Answer) -> bool:
 
 
 def value_of(relation: Relation) -> str | None:
-    r"""The value that a relation ends in: the last side of a chain of =; what follows \approx is a remark unless
-    nothing else was given. None for inequalities."""
+    r"""The value that a relation states: the last side of a chain of = whose first side is a name, or whose sides are
+    all equal (`2^9 = 512`); what follows \approx is a remark unless nothing else was given. None for a condition on
+    letters (`2x + z = 1`), and for inequalities."""
     if any(op not in ("=", "\\approx", "\\in", "\\equiv") for op in relation.operators):
         return None
     exact = [side for side, op in zip(relation.sides[1:], relation.operators, strict=True) if op != "\\approx"]
-    if exact:
-        return None if _is_equation(relation) else exact[-1]
-    return relation.sides[1] if _looks_like_name(relation.sides[0]) else relation.sides[0]
-
-
-def _is_equation(relation: Relation) -> bool:
-    """`2x + 4y = 0`: a condition on its letters, not a way to say 0."""
-    if relation.operators != ("=",) or re.fullmatch(r"0+", relation.sides[1].strip()) is None:
-        return False
-    return re.search(r"[A-Za-z)}].*[+-]|[+-].*[A-Za-z]", relation.sides[0]) is not None
+    if _looks_like_name(relation.sides[0]) or _SUM_OF_NAMES.fullmatch(relation.sides[0].strip()):
+        return exact[-1] if exact else relation.sides[1]
+    if not exact:
+        return relation.sides[0]
+    # A constant, or what is not understood (a sum with dots, a derivative), is the question; a side with letters that
+    # is understood must be equal.
+    derived = (not has_letters(side) or scalars_equal(side, exact[-1]) for side in (relation.sides[0], *exact[:-1]))
+    return exact[-1] if all(derived) else None
 
 
 def assigned_name(answer: Answer) -> str | None:
@@ -67,10 +71,13 @@ def first_name(name: str | None) -> str:
 
 def same_name(a: Relation, b: Relation) -> bool:
     """Whether two assignments are about the same thing; y and f(x) both name a function's value."""
-    names = {assigned_name(a) or "", assigned_name(b) or ""}
-    if len(names) == 1:
+    names = [assigned_name(a) or "", assigned_name(b) or ""]
+    if names[0] == names[1]:
         return True
-    return all(re.fullmatch(r"[yfghFGH](?:\([a-z]\))?", name) for name in names) and "y" in names
+    functions = [re.fullmatch(r"[A-Za-z]\w*'*\(([a-z])\)", name) for name in names]
+    if functions[0] is not None and functions[1] is not None:
+        return functions[0][1] == functions[1][1]
+    return "y" in names and any(functions)
 
 
 def relations_equal(gold: Relation, answer: Relation) -> bool | None:
@@ -87,10 +94,7 @@ def relations_equal(gold: Relation, answer: Relation) -> bool | None:
     op, other = gold.operators[0], answer.operators[0]
     if op not in _FLIPPED or other not in _FLIPPED:
         return engine_equal(gold.text, answer.text)
-    try:
-        factor_sign = proportional(a, b)
-    except TooLarge:
-        return False
+    factor_sign = proportional(a, b)
     if factor_sign is None:
         return engine_equal(gold.text, answer.text)
     if factor_sign == 0:

@@ -52,10 +52,11 @@ class Union:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Rows of entries."""
+    """Rows of entries. kind: "" for a matrix, "v" for a determinant, "V" for a norm."""
 
     text: str
     rows: tuple[tuple[Answer, ...], ...]
+    kind: str = ""
 
 
 Answer = Scalar | Sequence | Relation | Union | Matrix
@@ -63,8 +64,23 @@ Answer = Scalar | Sequence | Relation | Union | Matrix
 _OPEN, _CLOSE = "([{", ")]}"
 _MATRIX = re.compile(r"\\begin\{([bpvVBs]?(?:small)?matrix|array)\}(?:\{[^{}]*\})?(.*?)\\end\{\1\}", re.DOTALL)
 _SET_BUILDER = re.compile(r"([A-Za-z])\s*(?:\\in\s*\\mathbb\s*\{R\}\s*)?[|:](?=.*\1)")
-_CASES = re.compile(r"\\begin\{(?:cases|aligned|array)\}(.*)\\end\{(?:cases|aligned|array)\}", re.DOTALL)
-_RELATION = r"\\(?:le|ge|ne|in|approx|equiv|subset)(?![A-Za-z])|[=<>]"
+_ROWS = re.compile(
+    r"(?:\\\{\s*)?\\begin\{(cases|aligned|align\*?|alignedat|gathered|split|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}",
+    re.DOTALL,
+)
+_FRENCH_INTERVAL = re.compile(r"(^|[=,;U{]|\\cup|\\in)\s*([\[\]])([^\[\],;]+)[,;]([^\[\],;]+)([\[\]])(?=\s*(?:$|\\cup|U|,|;))")
+_IF = re.compile(r"^\s*,?\s*(?:\\text\{\s*(?:if|for|when|where)\s*\}|(?:if|for|when)\s)\s*|^\\text\{\s*(?:otherwise|else)\s*\}")
+_RELATION = r"\\(?:le|ge|ne|in|notin|approx|equiv|subset|subseteq)(?![A-Za-z])|[=<>]"
+_TRANSPOSED = re.compile(r"(\(.*,.*\))\s*\^\s*\{?\s*(?:T|\\top|\\intercal|\\prime)\s*\}?")
+"""A column written as the transpose of a row of numbers."""
+_BOUNDS = {"<", ">", "\\le", "\\ge", "\\ne", "\\in"}
+_CONDITION_WORDS = "for|where|with|if|when|whenever|such that|since|provided|assuming|as"
+_CONDITION = re.compile(
+    rf"[,;]?\s*(?:\\text\{{\s*,?\s*\(?\s*(?:{_CONDITION_WORDS})\b.*|\\forall(?![A-Za-z]).*"
+    rf"|(?<![A-Za-z\\])(?:{_CONDITION_WORDS})\s+(?=[A-Za-z\\$]).*"
+    r"|\(\s*(?:\\text\{[^{}]*\}|[A-Za-z]\s*(?:[<>]|\\(?:ge|le|ne|in)(?![A-Za-z])))[^()]*(?:\([^()]*\)[^()]*)*\)$)",
+    re.DOTALL,
+)
 _UNION = r"\\cup(?![A-Za-z])|(?<=[)\]}])\s*U\s*(?=[(\[\\])"
 
 
@@ -119,11 +135,13 @@ def _wrapped(s: str) -> tuple[str, str, str] | None:
 
 
 def parse_answer(s: str, nesting: int = 0) -> Answer:
-    """The outer structure of a normalised answer."""
+    """The outer structure of a cleaned answer."""
     s = s.strip()
     if nesting > MAX_NESTING:
         return Scalar(s)
-    if (rows := _cases(s, nesting)) is not None:
+    if nesting == 0 and ("[" in s or "]" in s):
+        s = _FRENCH_INTERVAL.sub(_usual_interval, s)
+    if (rows := _rows(s, nesting)) is not None:
         return rows
     for separator in (";", ","):
         parts, _ = split_top(s, separator)
@@ -143,6 +161,29 @@ def parse_answer(s: str, nesting: int = 0) -> Answer:
     return _bracketed(s, nesting)
 
 
+def _usual_interval(match: re.Match[str]) -> str:
+    """]0,1[ is (0,1)."""
+    before, opening, low, high, closing = match.groups()
+    if (opening, closing) == ("[", "]"):
+        return match.group()
+    return f"{before}{'[' if opening == '[' else '('}{low},{high}{']' if closing == ']' else ')'}"
+
+
+def split_condition(s: str) -> tuple[str, str]:
+    r"""(answer, condition behind it): `\text{ for all } n`, `(x > 0)`, `, k \in \mathbb{Z}`; the latter may be empty."""
+    match = _CONDITION.search(s)
+    if match is not None and match.start() > 0:
+        return s[: match.start()].rstrip(" ,;"), match.group().strip(" ,;")
+    parts, _ = split_top(s, "[,;]")
+    for at, part in enumerate(parts[1:], start=1):
+        operators = split_top(part, _RELATION)[1]
+        index_range = operators == ["="] and "\\ldots" in s
+        if (set(operators) & _BOUNDS and not set(split_top(parts[0], _RELATION)[1]) & _BOUNDS) or index_range:
+            start = s.index(part, sum(map(len, parts[:at])))
+            return s[:start].rstrip(" ,;"), s[start:]
+    return s, ""
+
+
 def _plus_minus(s: str, nesting: int) -> Answer:
     r"""`a \pm b` is the two answers a + b and a - b (all signs of one answer go together)."""
     upper = re.sub(r"\\mp(?![A-Za-z])", "-", re.sub(r"\\pm(?![A-Za-z])", "+", s))
@@ -153,8 +194,9 @@ def _plus_minus(s: str, nesting: int) -> Answer:
 def _bracketed(s: str, nesting: int) -> Answer:
     matrix = _MATRIX.fullmatch(_unwrap_array(s))
     if matrix is not None and "\\begin" not in matrix[2]:
-        return _matrix(s, matrix[2], nesting)
-    wrapped = _wrapped(s)
+        return _matrix(s, matrix[2], nesting, matrix[1][0] if matrix[1][0] in "vV" else "")
+    transposed = _TRANSPOSED.fullmatch(s)
+    wrapped = _wrapped(transposed[1] if transposed is not None else s)
     if wrapped is None:
         return Scalar(s)
     opening, inside, closing = wrapped
@@ -178,13 +220,27 @@ def _parenthesised(s: str, inside: str, nesting: int) -> Answer:
     return Scalar(s) if isinstance(inner, Scalar) else inner
 
 
-def _cases(s: str, nesting: int) -> Answer | None:
-    r"""\begin{cases} a \\ b \end{cases} without conditions is the list of its rows, all of which hold."""
-    match = _CASES.fullmatch(s)
-    if match is None or "&" in match[1] or "\\begin" in match[1]:
+def _rows(s: str, nesting: int) -> Answer | None:
+    r"""The rows of cases or aligned equations, all of which hold; `a & x > 0` in a row is the pair of value and
+    condition."""
+    match = _ROWS.fullmatch(s)
+    if match is None:
         return None
-    rows = [row.strip().rstrip(",") for row in match[1].split("\\\\") if row.strip()]
-    return Sequence(s, tuple(parse_answer(row, nesting + 1) for row in rows)) if len(rows) > 1 else None
+    kind, body = match[1], match[2]
+    rows = [row.strip().rstrip(",.") for row in re.split(r"\\\\(?:\[[^\]]*\])?", body) if row.strip()]
+    if len(rows) == 1 and kind != "array":
+        return parse_answer(" ".join(rows[0].replace("&", " ").split()), nesting + 1)
+    if "\\begin" in body or len(rows) < 2 or (kind == "array" and "&" in body and not re.search(_RELATION, body)):
+        return None
+    items = []
+    for row in rows:
+        cells = [_IF.sub("", cell.strip().rstrip(",")).strip() for cell in row.split("&")]
+        pair = len(cells) == 2 and kind in ("cases", "array") and not re.match(_RELATION, cells[1]) and cells[0][-1:] not in "=<>"
+        if pair:
+            items.append(Sequence(row, tuple(parse_answer(cell, nesting + 1) for cell in cells), "(", ")"))
+        else:
+            items.append(parse_answer(" ".join(row.replace("&", " ").split()), nesting + 1))
+    return Sequence(s, tuple(items))
 
 
 def _unwrap_array(s: str) -> str:
@@ -194,8 +250,8 @@ def _unwrap_array(s: str) -> str:
     return s
 
 
-def _matrix(s: str, body: str, nesting: int) -> Answer:
+def _matrix(s: str, body: str, nesting: int, kind: str) -> Answer:
     rows = [row.strip() for row in re.split(r"\\\\(?:\[[^\]]*\])?|\\cr(?![A-Za-z])", body)]
     rows = [re.sub(r"\\hline", "", row) for row in rows if row]
     cells = tuple(tuple(parse_answer(cell, nesting + 1) for cell in row.split("&")) for row in rows)
-    return Matrix(s, cells)
+    return Matrix(s, cells, kind)

@@ -5,19 +5,25 @@ from __future__ import annotations
 import re
 
 MAX_TOKENS = 2_000
+MAX_NESTING = 60
 
 
 class Unsupported(Exception):
     """The text is outside the grammar."""
 
 
+class TooLarge(Exception):
+    """The magnitude is beyond anything that is computed here."""
+
+
 FUNCTIONS = frozenset(
     re.findall(
         r"[A-Za-z]+",
-        "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth ln log lg exp sqrt",
+        "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth ln log lg exp sqrt cis arcsinh arccosh arctanh arsinh arcosh artanh arccsc arcsec abs",
     )
 )
 OPAQUE = frozenset("fghFGHPQ")
+"""Letters that name functions when a parenthesis follows."""
 GREEK = frozenset(
     re.findall(
         r"[A-Za-z]+",
@@ -26,17 +32,19 @@ GREEK = frozenset(
     )
 )
 _TOKEN = re.compile(
-    r"\s*(?:(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)|\\(?P<command>[A-Za-z]+)|(?P<bar>\|)|(?P<char>[^\s\\])|(?P<escaped>\\.))"
+    r"\s*(?:(?P<number>(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,6}(?![0-9.]))?)|\\(?P<command>[A-Za-z]+)|(?P<bar>\|)|(?P<char>[^\s\\])|(?P<escaped>\\.))"
 )
 _THOUSANDS = re.compile(r"(?<![0-9.])([1-9][0-9]{0,2})((?:(?:\{,\}|,)[0-9]{3})+)(?![0-9])")
 
 
 def tokenize(text: str) -> list[str]:
-    """Tokens: numbers, single characters, and commands with their backslash. Raises Unsupported."""
-    text = _THOUSANDS.sub(lambda match: match[1] + re.sub(r"[{},]", "", match[2]), text)
+    """Tokens: numbers (`1,000` and `1e-3` included), single characters, commands with their backslash.
+
+    Raises Unsupported.
+    """
+    text = _THOUSANDS.sub(lambda match: match[1] + re.sub(r"[{},]", "", match[2]), text).rstrip()
     tokens: list[str] = []
     position = 0
-    text = text.rstrip()
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
@@ -46,3 +54,13 @@ def tokenize(text: str) -> list[str]:
         if len(tokens) > MAX_TOKENS:
             raise Unsupported("too long")
     return tokens
+
+
+def same_tokens(a: str, b: str) -> bool:
+    """Whether two texts are the same but for blanks (`1 2` is not `12`, `2^{n}-1` is not `2^{n-1}`)."""
+    if a == b:
+        return True
+    try:
+        return tokenize(a) == tokenize(b)
+    except Unsupported:
+        return False

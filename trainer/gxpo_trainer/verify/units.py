@@ -1,45 +1,140 @@
-"""Units and counted things behind a number: `5 cm^2`, `12 dogs`, `30 m/s`. The number is the answer."""
+"""Units and remarks behind a value: `5 cm^2`, `24\\,\\text{km}\\cdot\\text{h}^{-1}`, `12 dogs`.
+
+A unit that is known (`words.toml`) has a size and a dimension, so that two values that both state one are compared as
+quantities. Unknown words count things or remark on them: they are dropped.
+"""
 
 from __future__ import annotations
 
+import functools
 import re
+from collections import Counter
+from dataclasses import dataclass
+from fractions import Fraction
 
-_WORDS = frozenset(
-    re.findall(
-        r"[A-Za-z]+",
-        "mm cm dm km nm um in ft yd mi kg mg lb lbs oz ml mL dl hr hrs min mins sec secs ms ns us am pm mph kph "
-        "kmh rpm yr yrs day days hour hours minute minutes second seconds week weeks month months year years deg "
-        "rad sq cu unit units meter meters metre metres inch inches foot feet yard yards mile miles gram grams "
-        "cent cents dollar dollars pound pounds ounce ounces liter liters litre litres gallon gallons cup cups "
-        "pint pints quart quarts acre acres square cubic per of the Hz kHz MHz GHz kW MW kJ kPa Pa atm mol eV keV "
-        "MeV GeV pc kpc Mpc AU ly erg dyn dyne people ways times points sides men boys girls bags pens cars jobs "
-        "eggs",
-    )
+from gxpo_trainer.verify.words import load
+
+_WORD = r"\\text\{[^{}]*\}|(?<![A-Za-z\\])[A-Za-zµμÅΩ]+|\\Omega|%\s*of"
+_LAST = re.compile(
+    rf"(?P<sep>(?:\s|/|\\cdot(?![A-Za-z])|(?<![A-Za-z])per(?![A-Za-z]))*)(?P<word>{_WORD})"
+    r"(?:\s*\^\s*(?:\{\s*-?[0-9]+\s*\}|-?[0-9]))?\s*\.?\s*$"
 )
-_SINGLE = frozenset(["m", "s", "g", "h", "L", "J", "N", "W", "K", "V"])
-POWER_OF_TEN = re.compile(r"10\s*\^\s*\{[-+]?[0-9]+\}\s*$")
-"""How a number in scientific notation ends."""
-_LAST_WORD = re.compile(r"(?P<sep>[\s/]*)(?P<word>(?<![A-Za-z\\])[A-Za-z]+)(?:\s*\^\s*(?:\{-?[0-9]+\}|-?[0-9]))?\s*$")
+_PART = re.compile(
+    r"(?P<over>/|(?<![A-Za-z])per(?![A-Za-z]))|(?P<word>[A-Za-zµμÅΩ]+)\.?(?:\s*\^\s*\{?\s*(?P<power>-?[0-9]+)\s*\}?)?|(?P<rest>\S)"
+)
+_POWER_WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+_POWERS_BEHIND = {"squared": 2, "cubed": 3}
+_ATTACHED = frozenset("NJKWVA")
+"""Unit letters that may follow a number without a blank; small ones are variables there (`6m`)."""
 
 
-def drop_units(s: str) -> str:
-    """The answer without unit words at its end; unchanged when nothing mathematical would be left."""
-    rest = s
-    while (match := _LAST_WORD.search(rest)) is not None:
-        before = rest[: match.start()]
-        if not re.search(r"[0-9]", before) or not _is_unit(match["word"], match["sep"], before):
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """`size` in base units of the `dimension`, a set of (base unit, power)."""
+
+    size: Fraction
+    dimension: frozenset[tuple[str, int]]
+
+
+def split_unit(s: str) -> tuple[str, str]:
+    """(value, unit or remark behind it); the second is empty when there is none."""
+    value = s.rstrip()
+    while (match := _LAST.search(value)) is not None:
+        before = value[: match.start()]
+        if not _is_behind_value(match["word"], match["sep"], before, first=value == s.rstrip()):
             break
-        rest = before.rstrip(" /")
-    return rest
+        value = before.rstrip(" /")
+    return value, s[len(value) :].strip()
 
 
-def _is_unit(word: str, separator: str, before: str) -> bool:
-    """Known units; single-letter units behind a blank; any long word with a vowel behind a blank (`5 apples`)."""
-    if word in _WORDS:
-        return before[-1:].isdigit() or separator != "" or before[-1:] in ")}"
-    if separator == "":
+def _is_behind_value(word: str, separator: str, before: str, *, first: bool) -> bool:
+    """Whether the word is a unit or a counted thing rather than a factor."""
+    if word.startswith("\\text"):
+        return re.search(r"[0-9A-Za-z]", before) is not None
+    if not re.search(r"[0-9]|\\pi", before):
         return False
-    if word in _SINGLE:
-        quantity = before.rstrip()[-1:].isdigit() or POWER_OF_TEN.search(before) is not None
-        return quantity or separator.strip() == "/"
-    return len(word) >= 4 and re.search("[aeiouyAEIOUY]", word) is not None
+    end = before.rstrip()[-1:]
+    if word == "\\Omega" or word.startswith("%"):
+        return end.isdigit()
+    if len(word) == 1:
+        behind_value = end.isdigit() or end in (")", "}") or _ends_in_unit(before)
+        return _unit_word(word) is not None and (
+            ("/" in separator or "\\cdot" in separator)
+            or (behind_value and (separator != "" or (end.isdigit() and (word in _ATTACHED or not first))))
+        )
+    if _unit_word(word) is not None or word in _POWER_WORDS or word in _POWERS_BEHIND or word in ("of", "the"):
+        return end.isdigit() or separator != "" or end in (")", "}")
+    return separator != "" and len(word) >= 4 and re.search("[aeiouyAEIOUY]", word) is not None
+
+
+def _ends_in_unit(before: str) -> bool:
+    match = re.search(r"(?<![A-Za-z\\])([A-Za-zµμΩ]+)\s*$", before)
+    return match is not None and _unit_word(match[1]) is not None
+
+
+@functools.lru_cache(maxsize=1024)
+def parse_unit(text: str) -> Unit | None:
+    """The product of units that `km/h`, `\\text{square feet}` or `m s^{-1}` names; None when a word is unknown."""
+    text = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", text)
+    text = re.sub(r"\\mu\s*|[µμ]\s*", "μ", text.replace("\\Omega", "Ω").replace("\\cdot", " ").replace("\\circ", "deg"))
+    size, dimension = Fraction(1), Counter[str]()
+    sign, next_power = 1, 1
+    known: Unit | None = None
+    for part in _PART.finditer(text):
+        word = part["word"]
+        if part["over"]:
+            sign = -1
+        elif part["rest"]:
+            if part["rest"] not in "~·*$^{}()":
+                return None
+        elif word.lower() in _POWER_WORDS:
+            next_power = _POWER_WORDS[word.lower()]
+        elif word in _POWERS_BEHIND:
+            if known is None:
+                return None
+            size, dimension = _times(size, dimension, known, sign * (_POWERS_BEHIND[word] - 1))
+        else:
+            known = _unit_word(word)
+            if known is None:
+                return None
+            size, dimension = _times(size, dimension, known, sign * next_power * int(part["power"] or 1))
+            next_power = 1
+    if known is None:
+        return None
+    return Unit(size, frozenset((name, power) for name, power in dimension.items() if power))
+
+
+def _times(size: Fraction, dimension: Counter[str], unit: Unit, power: int) -> tuple[Fraction, Counter[str]]:
+    if abs(power) > 9:
+        return size, dimension
+    for name, exponent in unit.dimension:
+        dimension[name] += exponent * power
+    return size * unit.size**power, dimension
+
+
+@functools.cache
+def _unit_word(word: str) -> Unit | None:
+    """One unit by its symbol or name, in the plural too, with a prefix where it takes one."""
+    units = load()["units"]
+    names = [word, word.lower()] if len(word) > 3 else [word]
+    names += [name[:-1] for name in names if len(name) > 3 and name.endswith("s")]
+    for name in names:
+        if name in units:
+            return _defined(units[name])
+    prefixes = load()["prefixes"]
+    for name in names:
+        for kind in ("symbols", "names"):
+            for prefix, factor in prefixes[kind].items():
+                stem = name.removeprefix(prefix)
+                if stem != name and stem in prefixes[f"take_{kind}"]:
+                    unit = _defined(units[stem])
+                    return Unit(unit.size * Fraction(factor), unit.dimension)
+    return None
+
+
+def _defined(definition: str) -> Unit:
+    number, *factors = definition.split(" ")
+    numerator, _, denominator = number.partition("/")
+    powers = (factor.partition("^") for factor in factors)
+    dimension = frozenset((name, int(power or 1)) for name, _, power in powers)
+    return Unit(Fraction(numerator) / Fraction(denominator or 1), dimension)
