@@ -7,8 +7,7 @@ PYTHON := $(VENV)/bin/python
 # The environment is made anew only when what it is made from has changed.
 SOURCES := requirements/$(DEVICE).txt requirements/dev.txt requirements/install.sh pyproject.toml
 STAMP := $(VENV)/.installed-$(DEVICE)-$(shell cat $(SOURCES) | sha256sum | cut -c1-16)
-PURE := errors.py types.py config.py config_base.py config_data.py config_rules.py config_errors.py config_io.py \
-	comparability.py eval_tables.py algo rules verify compare data rewards published
+PURE := errors.py types.py jsonl.py config algo rules verify compare data rewards published records/evaluation_tables.py
 # Where a shell forbids bytecode (container images often do), each process would compile torch, vLLM and the rest again:
 # a launch of a run takes twice the CPU time. The installer leaves the compiling to the first import.
 unexport PYTHONDONTWRITEBYTECODE
@@ -48,7 +47,7 @@ screenshots: setup  ## pictures of every view into docs/images; needs chromium a
 	$(PYTHON) tests/browser/screenshots.py
 
 docs: setup  ## write the generated pages again
-	$(PYTHON) -m gxpo_trainer.config_docs docs/configuration.md
+	$(PYTHON) -m gxpo_trainer.config.docs docs/configuration.md
 
 lock: setup  ## pin what is installed now into requirements/cpu.txt and dev.txt
 	$(PYTHON) requirements/lock.py

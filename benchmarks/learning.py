@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure import Figure, save
-from gxpo_trainer.config_io import load_preset
-from gxpo_trainer.report import read_evaluations
-from gxpo_trainer.train import train_run
+from gxpo_trainer.config.io import load_preset
+from gxpo_trainer.records.reading import read_evaluations
+from gxpo_trainer.training.run import train_run
 
 SEEDS = (0, 1, 2)
 GAIN = 0.05

@@ -51,7 +51,7 @@ from gxpo_services.runs.models import Run, RunDocument, RunSearch, RunTag
 from gxpo_services.runs.states import RunState
 from gxpo_services.tokens import service as tokens
 from gxpo_services.tokens.schemas import TokenRequest
-from gxpo_trainer.config_io import load_preset
+from gxpo_trainer.config.io import load_preset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.postgres import PostgresServer, find_programs

@@ -8,14 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gxpo_trainer.algo.batch import StepBatch, make_batch
+from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.cluster.ray_session import start_ray
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.prompts import TokenizedPrompts, load_prompts, resolve_template, tokenize_prompts
-from gxpo_trainer.engine.collect import SampleCollector
-from gxpo_trainer.engine.learner import DeepSpeedLearner
-from gxpo_trainer.engine.placement import Placement, start_ray
-from gxpo_trainer.engine.weight_sync import SharedMemoryPublisher
+from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
 from gxpo_trainer.models.load import STARTER_FOLDER, load_tokenizer
-from gxpo_trainer.rollouts import RolloutPlanner
+from gxpo_trainer.rollout.collector import SampleCollector
+from gxpo_trainer.rollout.planner import RolloutPlanner
+from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher
 
 PROMPT_TOKENS = 96
 

@@ -29,8 +29,8 @@ import psutil
 from benchmarks.measure import Figure, save
 from gxpo_services.client import STATE_FILE, RunView, ServiceClient, ServiceError
 from gxpo_trainer.jsonl import decode_number
-from gxpo_trainer.report import read_metrics
-from gxpo_trainer.run_lock import process_start
+from gxpo_trainer.records.reading import read_metrics
+from gxpo_trainer.training.run_lock import process_start
 
 VICTIMS = {"trainer": 4, "api": 2, "scheduler": 2, "ray": 1}
 """How often each is killed, in proportion."""

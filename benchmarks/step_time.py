@@ -15,8 +15,8 @@ from benchmarks.policies import ten_million
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.word_problems import generate
 from gxpo_trainer.models.load import STARTER_FOLDER
-from gxpo_trainer.report import read_metrics
-from gxpo_trainer.train import train_run
+from gxpo_trainer.records.reading import read_metrics
+from gxpo_trainer.training.run import train_run
 
 WARM_UP = 2
 """First steps that are not counted, on both sides: first calls, allocator, caches."""

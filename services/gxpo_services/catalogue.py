@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from gxpo_services.deps import Viewer
 from gxpo_services.runs.configs import stored
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config_io import load_preset, preset_names, to_toml
+from gxpo_trainer.config.io import load_preset, preset_names, to_toml
 from gxpo_trainer.published import gxpo_paper
 
 router = APIRouter()
@@ -81,7 +81,7 @@ def _presets() -> list[PresetView]:
 
 def _summary(name: str) -> str:
     """The comment that a preset's file begins with."""
-    text = (resources.files("gxpo_trainer") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
+    text = (resources.files("gxpo_trainer.config") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
     lines = []
     for line in text.splitlines():
         if not line.startswith("#"):

@@ -15,7 +15,7 @@ from gxpo_services.commands.reading import get_comparison, print_comparison
 from gxpo_services.commands.watch import Bars, follow
 from gxpo_services.supervisor import Stopped
 from gxpo_services.up import Stack, stop_on_signals
-from gxpo_trainer.config_io import load_preset, to_toml
+from gxpo_trainer.config.io import load_preset, to_toml
 from gxpo_trainer.errors import TrainingError
 
 PRESETS = ("demo-grpo", "demo-sfpo", "demo")

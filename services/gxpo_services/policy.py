@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gxpo_services.settings import ServiceSettings
-from gxpo_trainer.config_data import OWN_REWARDS
+from gxpo_trainer.config.verifier import OWN_REWARDS
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 """Narrower than what the trainer tries on the hub: no part of a name may be `.` or `..`, which are folders."""

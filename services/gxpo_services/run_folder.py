@@ -10,8 +10,8 @@ from pathlib import Path
 
 from gxpo_services.runs.models import Run
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config_io import to_toml
-from gxpo_trainer.run_lock import LOCK, process_start
+from gxpo_trainer.config.io import to_toml
+from gxpo_trainer.training.run_lock import LOCK, process_start
 
 CONFIG, SERVICE, LOG = "config.toml", "service.json", "train.log"
 

@@ -59,7 +59,7 @@ class Rank:
         self.share = shard(make_batch(), self.world_size)[rank]
 
     def learner(self, **settings: Any) -> Any:
-        from gxpo_trainer.engine.learner import DeepSpeedLearner
+        from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
 
         config = make_config(self.job["model"], **settings)
         learner = DeepSpeedLearner(config, rank=self.rank, world_size=self.world_size, master_port=self.job["port"])
@@ -80,7 +80,7 @@ def equal(left: list[Tensor], right: list[Tensor]) -> bool:
 
 
 def on_all_ranks(learner: Any, holds: bool) -> bool:
-    from gxpo_trainer.engine.loaded_batch import sum_over_ranks
+    from gxpo_trainer.learner.loaded_batch import sum_over_ranks
 
     return float(sum_over_ranks(torch.tensor([0.0 if holds else 1.0]), learner.device)[0]) == 0.0
 

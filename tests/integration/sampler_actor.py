@@ -10,7 +10,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from gxpo_trainer.engine.rollout import SamplerActor, SampleRequest, SamplingSettings
+from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
+from gxpo_trainer.rollout.sampler import SamplerActor
 
 END = 1
 FIRST_LETTER = 3

@@ -15,7 +15,7 @@ from gxpo_trainer.data.benchmark_specs import BENCHMARKS
 from gxpo_trainer.data.benchmarks import Benchmark, load_benchmark
 from gxpo_trainer.data.contamination import find_overlap
 from gxpo_trainer.data.prompts import load_prompts
-from gxpo_trainer.train import gold_problem
+from gxpo_trainer.training.prepare import gold_problem
 from gxpo_trainer.verify.math import verify
 from gxpo_trainer.verify.structure import split_top
 

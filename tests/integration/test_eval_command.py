@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from gxpo_trainer.cli import main
+from gxpo_trainer.cli.main import main
 from gxpo_trainer.models.load import STARTER_FOLDER
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]

@@ -17,7 +17,7 @@ from gxpo_trainer.algo.batch import ScoredSequence, with_scale
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.prompts import render
 from gxpo_trainer.data.word_problems import generate
-from gxpo_trainer.engine.learner import DeepSpeedLearner
+from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
 from gxpo_trainer.models.load import load_policy, load_tokenizer
 from gxpo_trainer.rules.registry import make_rule
 

@@ -17,9 +17,10 @@ import torch
 from sampler_actor import END, FIRST_LETTER, LETTERS, BreakableSamplerActor, save_policy
 from transformers import Qwen2ForCausalLM
 
-from gxpo_trainer.engine.rollout import SampleRequest, SamplerSettings, SamplingSettings
-from gxpo_trainer.engine.weight_sync import SharedMemoryPublisher, SyncReport, WeightManifest
 from gxpo_trainer.errors import WeightSyncMismatch
+from gxpo_trainer.rollout.requests import SampleRequest, SamplerSettings, SamplingSettings
+from gxpo_trainer.sync.manifest import SyncReport, WeightManifest
+from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher
 from gxpo_trainer.types import Group, Prompt
 
 pytestmark = pytest.mark.engine

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gxpo_trainer.report import read_evaluations, read_events, read_metrics, read_samples
+from gxpo_trainer.records.reading import read_evaluations, read_events, read_metrics, read_samples
 from gxpo_trainer.rewards.scoring import ALLOWLIST
 
 pytestmark = pytest.mark.engine

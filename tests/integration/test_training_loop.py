@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from support.documented import undocumented
 
-from gxpo_trainer.checkpoint import CheckpointStore
 from gxpo_trainer.config import CheckpointConfig
 from gxpo_trainer.errors import CheckpointError
-from gxpo_trainer.report import read_evaluations, read_metrics, read_samples
-from gxpo_trainer.train import train_run
+from gxpo_trainer.records.reading import read_evaluations, read_metrics, read_samples
+from gxpo_trainer.training.checkpoints import CheckpointStore
+from gxpo_trainer.training.run import train_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
 DATA = Path(__file__).resolve().parents[2] / ".." / "shared" / "data"

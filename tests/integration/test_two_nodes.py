@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.cluster.placement_group import Seats
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.engine.object_store import ObjectStorePublisher, fetch
-from gxpo_trainer.engine.placement import Placement
-from gxpo_trainer.engine.seats import Seats
-from gxpo_trainer.engine.weight_sync import SharedMemoryPublisher
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.sync.object_store import ObjectStorePublisher, fetch
+from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher
 
 pytestmark = pytest.mark.engine
 HERE = Path(__file__).parent
@@ -69,7 +69,7 @@ def test_weights_are_gone_for_other_nodes_with_the_learner_that_published_them(o
 
 
 def test_a_split_that_one_node_cannot_give_is_refused(ray_on_loopback: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gxpo_trainer.engine.seats.LEAST_WAIT_S", 1.0)
+    monkeypatch.setattr("gxpo_trainer.cluster.placement_group.LEAST_WAIT_S", 1.0)
     config = RunConfig.model_validate({"placement": {"strategy": "split", "device": "cpu"}})
     placement = replace(Placement.decide(config), seats=Seats())
     with pytest.raises(ConfigError, match=r"on nodes of their own.*placement.strategy") as caught:

@@ -17,10 +17,10 @@ import torch
 from ray.cluster_utils import Cluster
 
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.engine.object_store import ObjectStorePublisher, fetch
-from gxpo_trainer.engine.weight_sync import SharedMemoryPublisher
 from gxpo_trainer.errors import WeightsGone
-from gxpo_trainer.train import train_run
+from gxpo_trainer.sync.object_store import ObjectStorePublisher, fetch
+from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher
+from gxpo_trainer.training.run import train_run
 
 CONFIG = {
     "name": "two nodes",

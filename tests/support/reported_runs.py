@@ -12,7 +12,7 @@ from gxpo_services.ids import new_id
 from gxpo_services.runs import service
 from gxpo_services.runs.models import Group
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config_io import build
+from gxpo_trainer.config.io import build
 from support import reporting
 
 SOMEBODY = Principal("t1", "tests", Role.SUBMITTER)

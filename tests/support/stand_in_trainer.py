@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from gxpo_trainer.jsonl import write_json
-from gxpo_trainer.launch import Launch
-from gxpo_trainer.report import RunReporter, read_identity
-from gxpo_trainer.uploader import read_service
+from gxpo_trainer.records.reading import read_identity
+from gxpo_trainer.records.reporter import RunReporter
+from gxpo_trainer.records.uploader import read_service
+from gxpo_trainer.training.launch import Launch
 
 STEP_S = 0.1
 CHECKPOINT_STEPS = 4

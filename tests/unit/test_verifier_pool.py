@@ -16,10 +16,10 @@ import numpy as np
 import psutil
 import pytest
 
+from gxpo_trainer.cli.grade_file import grade_file
 from gxpo_trainer.config import VerifierConfig
 from gxpo_trainer.errors import DataError, VerifierFailed
 from gxpo_trainer.types import Group, Prompt, Sample, Verdict
-from gxpo_trainer.verify.command import grade_file
 from gxpo_trainer.verify.pool import VerifierPool
 
 FAULTY_WORKER = """
@@ -247,7 +247,7 @@ def group(gold: str, *texts: str) -> Group:
 
 
 def test_the_actor_scores_groups_concurrently_and_in_order() -> None:
-    from gxpo_trainer.engine.verifier import VerifierActor
+    from gxpo_trainer.rollout.verification import VerifierActor
 
     async def scenario() -> None:
         actor = VerifierActor(VerifierConfig(workers=2))
@@ -264,7 +264,7 @@ def test_the_actor_scores_groups_concurrently_and_in_order() -> None:
 
 def test_the_actor_and_the_workers_import_neither_torch_nor_vllm_nor_ray() -> None:
     code = (
-        "import sys, gxpo_trainer.engine.verifier, gxpo_trainer.verify.worker; "
+        "import sys, gxpo_trainer.rollout.verification, gxpo_trainer.verify.worker; "
         "from gxpo_trainer.verify.engine import warm_up; warm_up(); "
         "sys.exit(sorted({'torch', 'vllm', 'ray'} & set(sys.modules)) or 0)"
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gxpo_trainer.cli.grade_file import grade_file
 from gxpo_trainer.errors import DataError
-from gxpo_trainer.verify.command import grade_file
 from gxpo_trainer.verify.math import verify
 from gxpo_trainer.verify.options import VerifyOptions
 from gxpo_trainer.verify.pool import VerifierPool

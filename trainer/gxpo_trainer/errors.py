@@ -9,6 +9,8 @@ GxpoError                      exit code 1
     │   └── WeightsGone        they were published and cannot be reached; publishing anew helps
     ├── Diverged               the loss or its gradient is not finite, several steps in a row
     └── VerifierFailed         too many verdicts are `timeout` or `error` to trust the reward
+
+LearnerDied is no GxpoError: the controller catches it and continues from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -89,3 +91,7 @@ class VerifierFailed(TrainingError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, reason="verifier_failed")
+
+
+class LearnerDied(Exception):
+    """A learner process ended in mid-call (killed, out of memory). The controller recovers from a checkpoint."""

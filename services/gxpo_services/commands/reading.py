@@ -50,7 +50,7 @@ def show(args: argparse.Namespace) -> int:
     with client_of(args) as client:
         run = client.run(resolve(client, args.run_id))
         if args.config:
-            from gxpo_trainer.config_io import build, to_toml
+            from gxpo_trainer.config.io import build, to_toml
 
             print(to_toml(build(run["config"])), end="")
             return 0

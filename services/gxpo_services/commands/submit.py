@@ -13,7 +13,7 @@ from gxpo_services.client import Json, RefusedRequest, ServiceClient
 from gxpo_services.commands import tables
 from gxpo_services.commands.common import UsageError, client_of, confirmed, named, one_line, print_json, say
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config_io import load_preset, load_run, to_toml
+from gxpo_trainer.config.io import load_preset, load_run, to_toml
 from gxpo_trainer.jsonl import plain
 
 

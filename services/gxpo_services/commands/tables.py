@@ -14,7 +14,7 @@ from rich.text import Text
 
 from gxpo_services.client import Json, RunDetail, RunView
 from gxpo_services.commands.common import one_line
-from gxpo_trainer.progress import format_seconds
+from gxpo_trainer.training.progress import format_seconds
 
 UNKNOWN = "–"
 _COLOURS = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "paused": "yellow"}

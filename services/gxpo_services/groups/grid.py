@@ -15,7 +15,7 @@ from gxpo_services.groups.schemas import MAX_RUNS, SweepRequest
 from gxpo_services.runs.configs import Settings, checked, invalid, overridden, settings_of
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import GrpoRule, RunConfig
-from gxpo_trainer.config_io import learning_rate_control
+from gxpo_trainer.config.io import learning_rate_control
 
 _MOST_ERRORS = 100
 

@@ -14,8 +14,8 @@ from gxpo_services.runs.cost import resources
 from gxpo_services.runs.schemas import RunSource
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config_errors import BadSettings
-from gxpo_trainer.config_io import apply_overrides, build, load_preset, preset_names
+from gxpo_trainer.config.io import apply_overrides, build, load_preset, preset_names
+from gxpo_trainer.config.messages import BadSettings
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import plain
 

@@ -34,7 +34,7 @@ from gxpo_services.runs.states import TERMINAL, Action, IllegalTransition, RunSt
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.compare import rule_label
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config_io import to_toml
+from gxpo_trainer.config.io import to_toml
 
 _SHOWN_EQUALS = 10
 _ATTEMPTS = 10

@@ -24,7 +24,7 @@ from gxpo_services.metrics.models import Attempt, MetricBlock, MetricName
 from gxpo_services.runs.models import Event, Run
 from gxpo_services.runs.states import TERMINAL
 from gxpo_services.samples.models import EvaluationRow
-from gxpo_trainer.report import read_lines
+from gxpo_trainer.jsonl import read_lines
 
 STEPS = 16
 SCHEDULER = [str(Path(trainer.__file__).with_name("chaos_scheduler.py"))]

@@ -20,7 +20,7 @@ from gxpo_services.db import Database
 from gxpo_services.runs import lifecycle, repository
 from gxpo_services.runs.states import RunState
 from gxpo_services.settings import ServiceSettings
-from gxpo_trainer import cli
+from gxpo_trainer.cli import main as cli
 
 LONG_S = 60
 

@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 from gxpo_services.db import Database
 from gxpo_services.runs.models import Event, Group, Run
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config_io import load_preset, preset_names
+from gxpo_trainer.config.io import load_preset, preset_names
 from gxpo_trainer.published import gxpo_paper
 
 API = "/api/v1"

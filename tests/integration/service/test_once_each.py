@@ -1,6 +1,6 @@
 """Whatever is sent twice, late, overlapping or read from the disk meanwhile: the database holds what the files say.
 
-The reference is the trainer's own reading of its files (gxpo_trainer.report).
+The reference is the trainer's own reading of its files (gxpo_trainer.records.reporter).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gxpo_services.runs.models import Event
 from gxpo_services.samples import repository as left
 from gxpo_services.samples.models import Sample
 from gxpo_trainer.jsonl import plain
-from gxpo_trainer.report import read_evaluations, read_metrics, read_samples
+from gxpo_trainer.records.reading import read_evaluations, read_metrics, read_samples
 
 NAMES = ("a", "b/c", "update/backward_passes_total", "rollout/tokens_total", "time/training_s", "eval/average/pass@1")
 VALUES = st.floats(-1e6, 1e6) | st.sampled_from([math.nan, math.inf, -math.inf])

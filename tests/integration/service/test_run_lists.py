@@ -24,7 +24,7 @@ from gxpo_services.runs.schemas import RunPage
 from gxpo_services.runs.service import new_run, set_tags
 from gxpo_services.runs.states import RunState
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config_io import load_preset
+from gxpo_trainer.config.io import load_preset
 
 API = "/api/v1"
 METRIC = "eval/average/pass@1"

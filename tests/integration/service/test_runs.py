@@ -22,7 +22,7 @@ from gxpo_services.runs.configs import restored
 from gxpo_services.runs.models import Event, IdempotencyKey, Run, RunTag
 from gxpo_services.runs.states import Action, RunState
 from gxpo_services.settings import ServiceSettings
-from gxpo_trainer.config_io import load_preset, to_toml
+from gxpo_trainer.config.io import load_preset, to_toml
 
 API = "/api/v1"
 BODY: dict[str, Any] = {"preset": "demo", "tags": ["b", "a", "b"], "notes": "first\nlight"}

@@ -18,7 +18,7 @@ import pytest
 
 from gxpo_services.supervisor import Child, StartError, Stopped, Supervisor, end_recorded
 from gxpo_trainer.errors import DataError
-from gxpo_trainer.run_lock import process_start
+from gxpo_trainer.training.run_lock import process_start
 
 LONG_S = 60
 

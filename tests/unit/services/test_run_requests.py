@@ -15,7 +15,7 @@ from gxpo_services.runs.configs import checked, overridden, restored, settings_o
 from gxpo_services.runs.schemas import RunSource
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config_io import load_preset, preset_names, to_toml
+from gxpo_trainer.config.io import load_preset, preset_names, to_toml
 
 SERVER = ServiceSettings()
 

@@ -13,7 +13,7 @@ from gxpo_services.groups.schemas import SweepRequest
 from gxpo_services.groups.service import validate
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config_io import load_preset
+from gxpo_trainer.config.io import load_preset
 
 SERVER = ServiceSettings()
 

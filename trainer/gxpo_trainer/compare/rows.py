@@ -1,6 +1,6 @@
 """From a run's rows to its curves: evaluations, a few metrics, and what the run is. Pure, no files, no database.
 
-Rows are those of evaluations.jsonl (report.py says how they look), of the history that counts; `identity` is
+Rows are those of evaluations.jsonl (records/reporter.py says how they look), of the history that counts; `identity` is
 run.json, of which `config` must be there. A report reads them from disk, the service from its tables.
 """
 

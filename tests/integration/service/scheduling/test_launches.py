@@ -21,7 +21,7 @@ from gxpo_services.runs.states import RunState
 from gxpo_services.scheduler import Scheduler
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config_io import load_run
+from gxpo_trainer.config.io import load_run
 
 S = RunState
 

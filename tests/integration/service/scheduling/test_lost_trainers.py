@@ -20,7 +20,7 @@ from gxpo_services.runs import events
 from gxpo_services.runs.states import RunState
 from gxpo_services.scheduler import Scheduler
 from gxpo_services.settings import ServiceSettings
-from gxpo_trainer.run_lock import process_start
+from gxpo_trainer.training.run_lock import process_start
 
 S = RunState
 
@@ -164,7 +164,7 @@ def test_only_the_trainer_of_the_folder_is_killed(tmp_path: Path) -> None:
 def holder_of(folder: Path) -> subprocess.Popen[str]:
     """A process that holds a folder's lock as a trainer does."""
     code = (
-        "import sys, pathlib, time; from gxpo_trainer.run_lock import RunLock; "
+        "import sys, pathlib, time; from gxpo_trainer.training.run_lock import RunLock; "
         "lock = RunLock(pathlib.Path(sys.argv[1])); lock.acquire(); print('held', flush=True); time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)

@@ -1,0 +1,277 @@
+"""Convergence, budgets, seeds and the evidence sentence on numbers worked by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gxpo_trainer.compare import (
+    EvaluationCurve,
+    GateTrace,
+    Point,
+    RunCurves,
+    SeedGroup,
+    at_budget,
+    compare_groups,
+    evidence_sentence,
+    find_differences,
+    first_reaching,
+    mean_curve,
+    peak,
+    smooth,
+    speed_up,
+    weigh,
+)
+
+PAPER = Path(__file__).resolve().parents[3] / "../shared/data/paper_tables.json"
+STEPS = (0, 10, 20, 30)
+BASELINE = ((0, 10, 20, 30), (0.0, 1.0, 2.0, 3.0), (0.2, 0.4, 0.5, 0.5))
+CANDIDATE = ((0, 30, 60, 70), (0.0, 1.5, 3.0, 3.6), (0.2, 0.5, 0.45, 0.6))
+
+
+def curve(
+    passes: Sequence[float], hours: Sequence[float], accuracy: Sequence[float], steps: Sequence[float] = STEPS
+) -> EvaluationCurve:
+    unknown = np.full(len(steps), np.nan)
+    columns = [np.array(values, dtype=np.float64) for values in (steps, passes, hours)]
+    return EvaluationCurve(*columns, columns[0] * 100, np.array(accuracy, dtype=np.float64), unknown, unknown)
+
+
+def run(made: EvaluationCurve, seed: int = 0, **fields: object) -> RunCurves:
+    return RunCurves(f"run-{seed}", "rule", seed, made, **fields)  # type: ignore[arg-type]
+
+
+def linear_run(seed: int, arrival: int, last: int = 10, **fields: object) -> RunCurves:
+    """Accuracy rises evenly to 0.5 at step `arrival` and then stays a hair below it."""
+    steps = range(last + 1)
+    accuracy = [0.5 * step / arrival if step <= arrival else 0.49 for step in steps]
+    return run(curve(list(steps), [step / 10 for step in steps], accuracy, list(steps)), seed, **fields)
+
+
+def test_best_is_the_earliest_and_so_the_lowest_bp_maximiser() -> None:
+    assert peak(curve(*BASELINE)) == Point(0.5, 20, 20, 2.0, 2000)
+
+
+def test_reaching_the_peak_takes_the_first_evaluation_at_or_above_it() -> None:
+    best, match = peak(curve(*BASELINE)), first_reaching(curve(*CANDIDATE), 0.5)
+    assert match == Point(0.5, 10, 30, 1.5, 1000)
+    assert speed_up(best, match, "steps") == 2.0
+    assert speed_up(best, match, "backward_passes") == pytest.approx(20 / 30)
+    assert speed_up(best, match, "hours") == pytest.approx(2 / 1.5)
+    assert first_reaching(curve(*BASELINE), 0.51) is None
+    assert speed_up(best, None, "steps") is None
+
+
+def test_no_speed_up_follows_from_a_peak_at_the_start_or_an_unknown_time() -> None:
+    start = Point(0.5, 0, 0, 0.0, 0)
+    assert speed_up(start, start, "steps") is None
+    assert speed_up(Point(0.5, 1, 1, float("nan"), 1), Point(0.5, 1, 1, 1.0, 1), "hours") is None
+
+
+def test_the_exponential_average_by_hand() -> None:
+    np.testing.assert_allclose(smooth([0.2, 0.4, 0.5, 0.5], 0.5), [0.2, 0.3, 0.4, 0.45])
+    assert peak(curve(*BASELINE), 0.5).steps == 30
+    # 0.2, 0.35, 0.4, 0.5: the spike at step 10 no longer counts.
+    match = first_reaching(curve(*CANDIDATE), 0.45, 0.5)
+    assert match is not None
+    assert match.steps == 30
+    with pytest.raises(ValueError, match="smoothing = 1"):
+        smooth([0.1], 1.0)
+
+
+def test_a_budget_takes_the_last_evaluation_within_it_and_never_the_best_so_far() -> None:
+    found = at_budget(curve(*CANDIDATE), "backward_passes", 65)
+    assert found is not None
+    assert (found.index, found.accuracy, found.spent, found.reached) == (2, 0.45, 60, True)
+    exact = at_budget(curve(*CANDIDATE), "hours", 3.6)
+    assert exact is not None
+    assert exact.accuracy == 0.6
+    after = at_budget(curve(*CANDIDATE), "steps", 100)
+    assert after is not None
+    assert (after.accuracy, after.reached) == (0.6, False)
+    late = curve((5, 10), (1, 2), (0.1, 0.2), (5, 10))
+    assert at_budget(late, "steps", 4) is None
+
+
+def test_speed_ups_are_those_of_the_published_table_2() -> None:
+    if not PAPER.exists():
+        pytest.skip("shared/data/paper_tables.json is absent")
+    rows = json.loads(PAPER.read_text())["tables"]["2_convergence_llama-3.2-3b_math"]
+    points = [Point(r["peak_accuracy"], r["steps"], r["backward_passes"], r["hours"], 0) for r in rows]
+    for row, point in zip(rows, points, strict=True):
+        for axis, name in (("steps", "step"), ("backward_passes", "bp"), ("hours", "time")):
+            found = speed_up(points[0], point, axis)  # type: ignore[arg-type]
+            assert found == pytest.approx(row[f"{name}_speedup"], abs=0.0051)
+
+
+def test_mean_curve_takes_the_steps_that_all_seeds_share() -> None:
+    first = curve((0, 10, 20), (0, 1, 2), (0.2, 0.4, 0.6), (0, 10, 20))
+    second = curve((0, 30), (0, 3), (0.4, 0.6), (0, 20))
+    found = mean_curve([first, second])
+    np.testing.assert_array_equal(found.steps, [0, 20])
+    np.testing.assert_allclose(found.accuracy, [0.3, 0.6])
+    np.testing.assert_allclose(found.backward_passes, [0, 25])
+    with pytest.raises(ValueError, match="no evaluation step"):
+        mean_curve([curve((0,), (0,), (0.1,), (0,)), curve((5,), (1,), (0.2,), (5,))])
+
+
+def test_a_curve_with_unequal_lengths_or_steps_that_go_back_is_refused() -> None:
+    with pytest.raises(ValueError, match="one value each"):
+        curve((0, 1), (0, 1), (0.1, 0.2, 0.3), (0, 1))
+    with pytest.raises(ValueError, match="do not increase"):
+        curve((0, 1), (0, 1), (0.1, 0.2), (3, 3))
+
+
+def test_a_comparison_of_two_runs_by_hand() -> None:
+    gate = GateTrace(np.array([5.0]), np.array([1.0]), 0.5, 20)
+    groups = [
+        SeedGroup("GRPO", (run(curve(*BASELINE)),)),
+        SeedGroup("GXPO K=5", (run(curve(*CANDIDATE), gate=gate),)),
+    ]
+    found = compare_groups(groups, "GRPO")
+    assert found.target == Point(0.5, 20, 20, 2.0, 2000)
+    row = found.group("GXPO K=5")
+    assert row.shutoff_steps == (20,)
+    assert row.match == Point(0.5, 10, 30, 1.5, 1000)
+    assert row.speed_ups == {
+        "steps": 2.0,
+        "backward_passes": pytest.approx(2 / 3),
+        "hours": pytest.approx(4 / 3),
+        "tokens": 2.0,
+    }
+    # Equal budgets by default: 30 steps (.6 against .5), 30 BP (.5 against .5), 3 h (.45 against .5).
+    gaps = {budget.axis: budget.over_seeds.mean for budget in row.budgets if budget.over_seeds}
+    assert gaps["steps"] == pytest.approx(0.1)
+    assert gaps["backward_passes"] == pytest.approx(0.0)
+    assert gaps["hours"] == pytest.approx(-0.05)
+    assert found.group("GRPO").speed_ups["hours"] == 1.0
+    assert json.loads(json.dumps(found.to_dict()))["groups"][1]["match"]["steps"] == 10
+
+
+def test_differences_over_problems_are_paired_by_problem() -> None:
+    scores = np.array([[0.0, 0.0, 1.0, 1.0], [0.5, 0.5, 1.0, 1.0]])
+
+    def with_problems(shift: float, ids: tuple[str, ...]) -> EvaluationCurve:
+        made = np.clip(scores + shift, 0, 1)
+        unknown = np.full(2, np.nan)
+        steps = np.array([0.0, 10.0])
+        return EvaluationCurve(steps, steps, steps, steps, made.mean(axis=1), unknown, unknown, made, ids)
+
+    first = SeedGroup("a", (run(with_problems(0.0, ("p", "q", "r", "s"))),))
+    second = SeedGroup("b", (run(with_problems(0.5, ("p", "q", "r", "s"))),))
+    budget = compare_groups([first, second], "a", budgets={"steps": (10,)}).group("b").budgets[0]
+    # Per problem +.5, +.5, 0, 0: mean .25; a resample of four lies between 0 and .5.
+    assert budget.over_problems is not None
+    assert (budget.over_problems.mean, budget.over_problems.low, budget.over_problems.high) == (0.25, 0.0, 0.5)
+    other = SeedGroup("c", (run(with_problems(0.5, ("p", "q", "r", "x"))),))
+    assert compare_groups([first, other], "a").group("c").budgets[0].over_problems is None
+
+
+def test_one_seed_decides_nothing_and_the_sentence_says_so() -> None:
+    groups = [SeedGroup("GRPO", (run(curve(*BASELINE)),)), SeedGroup("GXPO", (run(curve(*CANDIDATE)),))]
+    text = evidence_sentence(compare_groups(groups, "GRPO"))
+    assert "One seed decides nothing" in text
+    assert "GRPO peaks at 50.0 % after 20 steps, 20 backward passes, 2.00 h." in text
+    assert "GXPO reaches that after 10 steps, 30 backward passes, 1.50 h" in text
+    assert "2.00× in steps, 0.67× in backward passes, 1.33× in time" in text
+    assert "fewest steps: GXPO; fewest backward passes: GRPO; least time: GXPO" in text
+    assert "seeds shared with the baseline (1 of at least 3)" in text
+
+
+def three_seeds(name: str, arrivals: Sequence[int], **fields: object) -> SeedGroup:
+    return SeedGroup(name, tuple(linear_run(seed, arrival, **fields) for seed, arrival in enumerate(arrivals)))
+
+
+def test_an_advantage_in_every_seed_with_an_interval_above_one_is_supported() -> None:
+    found = compare_groups([three_seeds("GRPO", (10, 10, 10)), three_seeds("GXPO", (5, 5, 4))], "GRPO")
+    # Speed-ups 2, 2, 2.5: geometric mean 10^(1/3); logs .6931, .6931, .9163: s = .1288, half = .3200.
+    interval = found.group("GXPO").seed_speed_ups["steps"]
+    assert interval is not None
+    assert interval.low is not None
+    assert interval.mean == pytest.approx(10 ** (1 / 3))
+    assert interval.low == pytest.approx(np.exp(0.7675 - 0.3200), abs=2e-3)
+    evidence = weigh(found)
+    assert evidence.supported == {"GXPO": ("steps", "backward_passes", "hours")}
+    assert evidence.missing == ()
+    assert "3 of 3 seeds reached" in evidence.sentence
+
+
+def test_intervals_that_include_no_difference_support_nothing() -> None:
+    evidence = weigh(compare_groups([three_seeds("GRPO", (10, 10, 10)), three_seeds("GXPO", (5, 10, 9))], "GRPO"))
+    assert evidence.supported == {"GXPO": ()}
+    assert "no advantage is supported" in evidence.sentence
+    assert any("more seeds of GXPO" in item for item in evidence.missing)
+
+
+def test_a_seed_that_does_not_arrive_forbids_the_claim() -> None:
+    group = three_seeds("GXPO", (5, 5, 4))
+    late = linear_run(2, 25)
+    evidence = weigh(
+        compare_groups([three_seeds("GRPO", (10, 10, 10)), SeedGroup("GXPO", (*group.runs[:2], late))], "GRPO")
+    )
+    assert evidence.supported == {"GXPO": ()}
+    assert any("longer runs of GXPO" in item for item in evidence.missing)
+
+
+def test_unequal_data_forbids_every_claim_and_unequal_hardware_that_of_time() -> None:
+    base = three_seeds("GRPO", (10, 10, 10), conditions={"data": "a"}, hardware={"cpu": "x"})
+    data = three_seeds("GXPO", (5, 5, 4), conditions={"data": "b"}, hardware={"cpu": "x"})
+    evidence = weigh(compare_groups([base, data], "GRPO"))
+    assert evidence.supported == {"GXPO": ()}
+    assert any("equal conditions (these differ: data)" in item for item in evidence.missing)
+    machine = three_seeds("GXPO", (5, 5, 4), conditions={"data": "a"}, hardware={"cpu": "y"})
+    evidence = weigh(compare_groups([base, machine], "GRPO"))
+    assert evidence.supported == {"GXPO": ("steps", "backward_passes")}
+    assert any("hardware" in item for item in evidence.missing)
+
+
+def test_what_the_seed_decides_is_no_difference_between_groups() -> None:
+    def group(name: str, values: dict[int, str]) -> SeedGroup:
+        return SeedGroup(name, tuple(linear_run(s, 5, conditions={"data": v}) for s, v in values.items()))
+
+    assert find_differences([group("a", {0: "x", 1: "y"}), group("b", {0: "x", 1: "y"})]) == []
+    assert find_differences([group("a", {0: "x", 1: "y"}), group("b", {1: "y"})]) == []
+    found = find_differences([group("a", {0: "x", 1: "y"}), group("b", {0: "x", 1: "x"})])
+    assert [difference.values for difference in found] == [{"a": ("x", "y"), "b": ("x",)}]
+    assert len(find_differences([group("a", {0: "x"}), group("b", {5: "z"})])) == 1
+
+
+def test_a_baseline_that_never_learned_gives_no_speed_up() -> None:
+    flat = SeedGroup("GRPO", (run(curve((0, 10, 20, 30), (0, 1, 2, 3), (0.4, 0.3, 0.3, 0.2))),))
+    found = compare_groups([flat, SeedGroup("GXPO", (run(curve(*CANDIDATE)),))], "GRPO")
+    assert found.group("GXPO").speed_ups["steps"] is None
+    assert "never did better than its starting policy" in evidence_sentence(found)
+
+
+def test_a_run_that_does_not_arrive_is_said_so_with_its_best() -> None:
+    slow = SeedGroup("GXPO", (run(curve((0, 30, 60, 90), (0, 1, 2, 3), (0.2, 0.3, 0.35, 0.3))),))
+    text = evidence_sentence(compare_groups([SeedGroup("GRPO", (run(curve(*BASELINE)),)), slow], "GRPO"))
+    assert "GXPO does not reach that in 30 steps, 90 backward passes, 3.00 h; its best is 35.0 %." in text
+
+
+def test_groups_without_a_shared_seed_are_not_compared_by_seed() -> None:
+    found = compare_groups(
+        [SeedGroup("GRPO", (linear_run(0, 10), linear_run(1, 10))), SeedGroup("GXPO", (linear_run(2, 5),))], "GRPO"
+    )
+    assert found.group("GXPO").num_paired == 0
+    assert "No run shares a seed with the baseline" in evidence_sentence(found)
+
+
+def test_an_unknown_baseline_an_empty_group_and_a_seed_twice_are_refused() -> None:
+    group = SeedGroup("GRPO", (linear_run(0, 10),))
+    with pytest.raises(ValueError, match="baseline = 'PPO'"):
+        compare_groups([group], "PPO")
+    with pytest.raises(ValueError, match="not unique"):
+        compare_groups([group, group], "GRPO")
+    with pytest.raises(ValueError, match="has no run"):
+        SeedGroup("x", ())
+    with pytest.raises(ValueError, match="seed twice"):
+        SeedGroup("x", (linear_run(0, 10), linear_run(0, 5)))
+
+
+def test_a_single_group_has_nothing_to_be_compared_with() -> None:
+    assert "nothing to compare" in evidence_sentence(compare_groups([SeedGroup("a", (linear_run(0, 5),))], "a"))

@@ -1,0 +1,299 @@
+"""From rows to curves, from runs to groups with names, to tables and heat maps: numbers worked by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gxpo_trainer.compare import (
+    SERIES_NAMES,
+    EvaluationCurve,
+    Interval,
+    RunCurves,
+    SeedGroup,
+    compare_groups,
+    config_key,
+    decode_evaluation,
+    default_baseline,
+    differing_settings,
+    equal_cost_table,
+    flatten,
+    group_by_config,
+    group_labels,
+    heat_map,
+    run_curves,
+    seed_band,
+    series_needed,
+    spread_budgets,
+    varied_settings,
+)
+from gxpo_trainer.errors import DataError
+
+PAPER = Path(__file__).resolve().parents[3] / "../shared/data/paper_tables.json"
+
+
+def config(seed: int = 0, name: str = "run", rate: float = 1e-5, **rule: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "seed": seed,
+        "learner": {"rule": {"name": "gxpo", "k": 5, **rule}, "optimizer": {"learning_rate": rate}},
+        "rollout": {"temperature": 1.0, "max_num_seqs": 512},
+    }
+
+
+def evaluation(step: int, value: float, benchmark: str = "easy", **members: Any) -> dict[str, Any]:
+    return {"step": step, "benchmark": benchmark, "scores": {"pass@1": value}} | members
+
+
+def series(**metrics: Mapping[int, float]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Names with __ for /."""
+    return {
+        name.replace("__", "/"): (np.array(list(values), dtype=float), np.array(list(values.values()), dtype=float))
+        for name, values in metrics.items()
+    }
+
+
+def flat_run(accuracy: float, seed: int = 0, last: int = 300, hours: float = 12.0) -> RunCurves:
+    """The same accuracy at the start and at the end."""
+    ends = np.array([0.0, last])
+    unknown = np.full(2, np.nan)
+    made = EvaluationCurve(ends, ends, np.array([0.0, hours]), ends, np.array([accuracy, accuracy]), unknown, unknown)
+    return RunCurves("run", "GRPO", seed, made)
+
+
+def test_an_evaluation_states_its_costs_and_the_steps_metrics_fill_the_gaps() -> None:
+    rows = [
+        evaluation(0, 0.2),
+        evaluation(4, 0.3, backward_passes_total=12, training_s=1800.0, tokens_total=None),
+        evaluation(6, 0.4),
+    ]
+    metrics = series(
+        update__backward_passes_total={4: 99, 6: 18},
+        time__training_s={6: 3600},
+        rollout__tokens_total={4: 400, 5: 500},
+        gate__z={2: 0.1, 3: 0.7},
+        gate__threshold={2: 0.5},
+        gate__shutoff_step={3: 3},
+    )
+    found = run_curves({"config": config()}, rows, metrics)
+    np.testing.assert_array_equal(found.curve.steps, [0, 4, 6])
+    np.testing.assert_array_equal(found.curve.backward_passes, [0, 12, 18])
+    np.testing.assert_array_equal(found.curve.hours, [0, 0.5, 1])
+    np.testing.assert_array_equal(found.curve.tokens, [0, 400, np.nan])
+    assert (found.gate.threshold, found.gate.shutoff_step) == (0.5, 3)
+    np.testing.assert_array_equal(found.gate.z, [0.1, 0.7])
+
+
+def test_metrics_are_asked_for_where_an_evaluation_leaves_a_cost_out() -> None:
+    gate = ("gate/z", "gate/threshold", "gate/shutoff_step")
+    whole = evaluation(1, 0.5, backward_passes_total=3, training_s=2.0, tokens_total=0)
+    assert series_needed([whole]) == gate
+    without_hours = evaluation(2, 0.5, backward_passes_total=6, training_s=None, tokens_total=9)
+    assert series_needed([whole, without_hours]) == ("time/training_s", *gate)
+    assert series_needed([evaluation(3, 0.5)]) == SERIES_NAMES
+    assert series_needed([]) == gate
+
+
+def test_settings_are_told_apart_by_their_json() -> None:
+    values = {"a": {"yes": True, "no": False, "one": 1, "real": 1.0, "none": None}, "word": "ä", "some": [1, None]}
+    assert flatten(values) == {
+        "a.yes": "true", "a.no": "false", "a.one": "1", "a.real": "1.0", "a.none": "null", "word": '"ä"',
+        "some": "[1, null]",
+    }  # fmt: skip
+
+
+def test_a_value_that_is_not_finite_is_no_evaluation_and_no_cost() -> None:
+    rows = [evaluation(0, 0.2), evaluation(5, math.nan), evaluation(9, 0.3, training_s=math.inf)]
+    found = run_curves({"config": config()}, rows, series(gate__shutoff_step={9: math.nan}))
+    np.testing.assert_array_equal(found.curve.steps, [0, 9])
+    assert math.isnan(found.curve.hours[1])
+    assert found.gate.shutoff_step is None
+
+
+def test_named_benchmarks_are_averaged_at_the_steps_that_have_them_all() -> None:
+    rows = [evaluation(s, v, b) for s, b, v in ((0, "a", 0.2), (0, "b", 0.6), (0, "c", 1.0), (5, "a", 0.4))]
+    both = run_curves({"config": config()}, rows, {}, benchmarks=["a", "b"])
+    assert both.curve.accuracy.tolist() == [pytest.approx(0.4)]
+    assert run_curves({"config": config()}, rows, {}, benchmarks=["a"]).curve.accuracy.tolist() == [0.2, 0.4]
+    with pytest.raises(DataError, match=r"no evaluation of 'd'; it has \['a', 'b', 'c'\]"):
+        run_curves({"config": config()}, rows, {}, benchmarks=["a", "d"])
+    with pytest.raises(DataError, match="no step has maj@4"):
+        run_curves({"config": config()}, rows, {}, metric="maj@4")
+
+
+def test_an_identity_that_states_little_still_gives_a_run() -> None:
+    found = run_curves({"config": config(), "code": None, "packages": None}, [evaluation(0, 0.5)], {})
+    assert found.conditions["policy_sha256"] == "None"
+    assert "rollout.max_num_seqs" in found.hardware
+    assert not any(name.startswith(("learner.rule", "seed", "name")) for name in found.conditions)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"step": 1, "scores": {}},
+        {"step": 1, "benchmark": "a", "scores": [0.5]},
+        {"step": 1, "benchmark": "a", "scores": {"pass@1": "high"}},
+        {"step": 1, "benchmark": "a", "scores": {}, "per_problem": ["x"]},
+        {"step": 1, "benchmark": "a", "scores": {}, "training_s": [1]},
+        {"step": None, "benchmark": "a", "scores": {}},
+        {"step": 1, "benchmark": "a", "scores": {"pass@1": 10**400}},
+    ],
+)
+def test_a_row_that_is_no_evaluation_is_refused(row: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="a row is no evaluation"):
+        decode_evaluation(row)
+
+
+def test_the_words_of_json_are_numbers_again() -> None:
+    found = decode_evaluation({"step": 1, "benchmark": "a", "scores": {"pass@1": "NaN"}, "training_s": "Infinity"})
+    assert math.isnan(found["scores"]["pass@1"])
+    assert found["training_s"] == math.inf
+
+
+def test_runs_are_grouped_by_config_apart_from_name_and_seed() -> None:
+    made = [config(0, "a"), config(1, "b"), config(0, alpha=0.9), config(1, alpha=0.9)]
+    runs = [(flat_run(0.5, one["seed"]), one) for one in made]
+    assert config_key(made[0]) == config_key(made[1])
+    assert config_key(made[0]) != config_key(made[2])
+    groups = group_by_config(runs)
+    assert [[run.seed for run in group.runs] for group in groups] == [[0, 1], [0, 1]]
+    with pytest.raises(DataError, match="seed 1 of this config is already there"):
+        group_by_config([*runs, (flat_run(0.5, 1), config(1, "again"))])
+
+
+def test_names_grow_until_they_tell_every_group_apart() -> None:
+    def labels(*configs: dict[str, Any]) -> list[str]:
+        flat = {str(number): flatten(one) for number, one in enumerate(configs)}
+        return list(group_labels(dict.fromkeys(flat, "GXPO K=5"), flat).values())
+
+    grid = [config(alpha=a, tau=t, window=w) for a in (0.1, 0.5) for t in (1, 2) for w in (30, 40)]
+    found = labels(*grid)
+    assert found[0] == "GXPO K=5 alpha=0.1 tau=1 window=30"
+    assert len(set(found)) == 8
+    assert labels(config(alpha=0.1), config(alpha=0.5)) == ["GXPO K=5 alpha=0.1", "GXPO K=5 alpha=0.5"]
+    assert labels(config(rate=1e-5), config(rate=2e-5)) == ["GXPO K=5 lr 1e-05", "GXPO K=5 lr 2e-05"]
+    long = labels(config(text="x" * 99), config(text="x" * 99 + "y"))
+    assert [name[-3:] for name in long] == [" #1", " #2"]
+    assert max(map(len, long)) < 80
+
+
+def test_odd_characters_in_settings_stay_text() -> None:
+    nasty = 'line\nbreak, "quote" = 🦆'
+    flat = {"a": flatten(config(note=nasty)), "b": flatten(config(note="plain"))}
+    found = group_labels({"a": "GXPO", "b": "GXPO"}, flat)
+    assert found["a"] == f"GXPO note={json.dumps(nasty, ensure_ascii=False)}"
+    assert differing_settings(flat) == {
+        "learner.rule.note": {"a": json.dumps(nasty, ensure_ascii=False), "b": '"plain"'}
+    }
+
+
+def test_the_band_is_the_t_interval_over_seeds() -> None:
+    group = SeedGroup("g", (flat_run(0.4, 0), flat_run(0.6, 1)))
+    low, high = seed_band(group, group.runs[0].curve)
+    # Mean .5, s = .1414, t(1) = 12.706: half-width 12.706 · .1414 / √2 = 1.27, more than there is.
+    assert (low[0], high[0]) == (0.0, 1.0)
+    three = SeedGroup("g", (flat_run(0.49, 0), flat_run(0.5, 1), flat_run(0.51, 2)))
+    low, high = seed_band(three, three.runs[0].curve)
+    assert high[0] - 0.5 == pytest.approx(4.3027 * 0.01 / math.sqrt(3), abs=1e-5)
+    assert np.isnan(seed_band(SeedGroup("g", (flat_run(0.4),)), flat_run(0.4).curve)[0]).all()
+
+
+def test_each_seed_is_held_against_the_baselines_run_of_that_seed() -> None:
+    def rising(values: Sequence[float], seed: int) -> RunCurves:
+        steps = np.arange(len(values)) * 10.0
+        unknown = np.full(len(values), np.nan)
+        made = EvaluationCurve(steps, steps * 2, steps / 10, steps, np.array(values), unknown, unknown)
+        return RunCurves("run", "rule", seed, made)
+
+    base = SeedGroup("GRPO", (rising((0.1, 0.3, 0.5), 0), rising((0.1, 0.2, 0.4), 1)))
+    other = SeedGroup("GXPO", (rising((0.1, 0.5, 0.6), 0), rising((0.1, 0.2, 0.3), 1), rising((0.1, 0.2, 0.9), 2)))
+    arrived, late, alone = compare_groups([base, other], "GRPO").group("GXPO").by_seed
+    assert (arrived.target.accuracy, arrived.match.steps, arrived.speed_ups["steps"]) == (0.5, 10, 2.0)  # type: ignore[union-attr]
+    assert (late.target.accuracy, late.match, late.speed_ups["steps"]) == (0.4, None, None)  # type: ignore[union-attr]
+    assert (alone.target, alone.match, alone.peak.accuracy) == (None, None, 0.9)
+
+
+def test_budgets_are_spread_up_to_the_largest_that_all_got_to() -> None:
+    groups = [
+        SeedGroup("a", (flat_run(0.5, last=300, hours=9.0),)),
+        SeedGroup("b", (flat_run(0.5, last=400, hours=12.0),)),
+    ]
+    found = spread_budgets(groups, {"backward_passes": 3, "hours": 3, "steps": 1})
+    assert found == {"steps": (300.0,), "backward_passes": (100.0, 200.0, 300.0), "hours": (3.0, 6.0, 9.0)}
+    tiny = [SeedGroup("a", (flat_run(0.5, last=1),))]
+    assert spread_budgets(tiny, {"steps": 3}) == {"steps": (1.0,)}
+    unknown = [SeedGroup("a", (flat_run(0.5, hours=math.nan),))]
+    assert "hours" not in spread_budgets(unknown, {"hours": 3})
+
+
+def test_averages_at_equal_backward_passes_are_those_of_the_published_table_3() -> None:
+    if not PAPER.exists():
+        pytest.skip("shared/data/paper_tables.json is absent")
+    rows = json.loads(PAPER.read_text())["tables"]["3_equal_backward_passes_llama-3.2-3b"]
+    names = [f"{row['method']} {row['k']}" for row in rows]
+    budgets = [float(budget) for budget in rows[0]["at"]]
+    benchmarks = list(next(iter(rows[0]["at"].values())))
+
+    def published(row: dict[str, Any], benchmark: str) -> SeedGroup:
+        values = np.array([row["at"][f"{budget:.0f}"][benchmark] / 100 for budget in budgets])
+        steps, unknown = np.array(budgets), np.full(len(budgets), np.nan)
+        made = EvaluationCurve(steps, steps, steps, steps, values, unknown, unknown)
+        return SeedGroup(f"{row['method']} {row['k']}", (RunCurves("run", "rule", 0, made),))
+
+    by_benchmark = {name: [published(row, name) for row in rows] for name in benchmarks}
+    table = equal_cost_table(by_benchmark, "backward_passes", budgets, names)
+    assert table.header[:3] == ("run", "108 BP MATH-500", "108 BP GSM8K")
+    assert table.rows[0][1:4] == ("32.9 %", "66.8 %", "12.5 %")
+    for row, cells in zip(rows, table.rows, strict=True):
+        assert float(cells[-1].removesuffix(" %")) == pytest.approx(row["average"], abs=0.06)
+
+
+def test_a_group_without_an_evaluation_in_the_budget_has_no_average() -> None:
+    late = SeedGroup("late", (flat_run(0.5),))
+    late.runs[0].curve.steps[0] = 1
+    table = equal_cost_table({"easy": [late]}, "steps", [0, 300], ["late"])
+    assert table.rows == (("late", "–", "50.0 %", "–"),)
+    assert table.header == ("run", "0 steps", "300 steps", "average")
+
+
+def test_the_first_grpo_is_the_baseline() -> None:
+    assert default_baseline(["GXPO", "GRPO lr 1", "GRPO lr 2"]) == "GRPO lr 1"
+    assert default_baseline(["GXPO", "SFPO"]) == "GXPO"
+
+
+def test_a_heat_map_by_hand() -> None:
+    settings = [{"k": k, "alpha": a} for k in (10, 3) for a in (0.5, 0.1) for _ in range(2)]
+    values = [0.1, 0.3, 0.5, None, 0.7, 0.9, None, math.nan]
+    found = heat_map(settings, values, "alpha", "k")
+    assert (found.x_values, found.y_values, found.mixed) == ((0.1, 0.5), (3, 10), ())
+    cells = {(found.x_values[cell.x], found.y_values[cell.y]): cell for cell in found.cells}
+    assert cells[0.5, 10].interval == Interval(
+        pytest.approx(0.2),  # type: ignore[arg-type]
+        pytest.approx(0.2 - 12.7062 * 0.1, abs=1e-4),
+        pytest.approx(0.2 + 12.7062 * 0.1, abs=1e-4),
+        2,
+    )
+    assert cells[0.1, 10].interval == Interval(0.5, None, None, 1)
+    assert cells[0.1, 3].interval is None
+    assert cells[0.1, 3].runs == (6, 7)
+
+
+def test_values_of_a_heat_map_are_in_order_and_mixed_settings_are_named() -> None:
+    settings = [
+        {"tau": tau, "gate": gate, "w": w} for tau, gate, w in ((2, True, 1), ("Infinity", 1, 2), (0.5, True, 1))
+    ]
+    assert heat_map(settings, [1.0, 2.0, 3.0], "tau", "gate").x_values == (0.5, 2, "Infinity")
+    assert heat_map(settings, [1.0, 2.0, 3.0], "tau", "gate").y_values == (True, 1)
+    assert heat_map(settings, [1.0] * 3, "gate", "w").mixed == ("tau",)
+    assert varied_settings(settings) == ["tau", "gate", "w"]
+    assert varied_settings([{"a": 1, "b": 2}, {"a": 1.0, "b": None}]) == ["b"]
+    for x, y, message in (("tau", "tau", "both tau"), ("tau", "absent", "not a setting of every run")):
+        with pytest.raises(ValueError, match=message):
+            heat_map(settings, [1.0] * 3, x, y)

@@ -1,0 +1,94 @@
+"""RunConfig: what is refused, and with which words; what is documented."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from gxpo_trainer.config import GxpoRule, RunConfig
+from gxpo_trainer.config.docs import render_page, undescribed
+from gxpo_trainer.config.io import build
+from gxpo_trainer.errors import ConfigError
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        build({"learner": {"rule": {"name": "gxpo"}}}, overrides)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("learner.rule.k=1", "learner.rule.k = 1: must be at least 2"),
+        ("learner.rule.alpha=1.5", "learner.rule.alpha = 1.5: must lie in [0, 1]"),
+        ("learner.rule.alpha=-0.1", "learner.rule.alpha = -0.1: must lie in [0, 1]"),
+        ("rollout.samples_per_prompt=1", "rollout.samples_per_prompt = 1: must be at least 2"),
+        ("budget.steps=0", "budget: steps = 0 leaves nothing to train; set it above 0"),
+        ("budget.hours=-1.0", "budget: hours = -1.0 leaves nothing to train"),
+        ("budget.steps=none", "budget: no bound is set; set one of steps, backward_passes, hours, tokens"),
+        ("learner.precision=bf16", 'learner: precision = "bf16" with zero_stage = 0'),
+        ("learner.zero_stage=4", "learner.zero_stage = 4: must be 0, 1, 2 or 3"),
+        ("learner.rule.probes=1", 'learner.rule: probes = 1 has no second gradient; set predictor = "replay"'),
+        ("learner.rule.probe_state=fast_forward", "needs predictor"),
+        ("learner.rule.ratio_clip=[3, -2]", "learner.rule: ratio_clip = [3.0, -2.0] is empty"),
+        ("learner.rule.gate.threshold=nan", "learner.rule.gate: threshold is NaN"),
+        ("learner.lora.dropout=0.1", "learner.lora.dropout = 0.1: must be 0"),
+        ("rollout.top_p=0.9", "rollout.top_p = 0.9: must be 1.0"),
+        ("rollout.async_depth=1", "rollout.async_depth = 1: must be 0"),
+        ("learner.optimizer.learning_rate=0", "learner.optimizer.learning_rate = 0: must be above 0"),
+        ("rollout.max_new_tokens=4096", "rollout.max_new_tokens = 4096 leaves no room for a prompt"),
+        ("learner.mini_batches=65", "learner.mini_batches = 65 exceeds rollout.prompts_per_step = 64"),
+    ],
+)
+def test_an_impossible_setting_is_refused_by_name_with_its_value(override: str, line: str) -> None:
+    assert line in refusal(override)
+
+
+def test_every_bad_setting_is_listed_at_once() -> None:
+    lines = refusal("seed=-1", "learner.rule.k=0", "data.levels=[3, x]", "model.max_length=two").splitlines()
+    assert len(lines) == 5
+    assert lines[1:] == [
+        "  seed = -1: must be at least 0",
+        '  model.max_length = "two": must be a whole number',
+        '  data.levels = "[3, x]": must be a list in brackets',
+        "  learner.rule.k = 0: must be at least 2: the rule needs two steps to look ahead; set it to 2 or more",
+    ]
+
+
+def test_the_hash_ignores_the_name_and_sees_everything_else() -> None:
+    base = RunConfig()
+    assert base.model_copy(update={"name": "other"}).sha256() == base.sha256()
+    assert build({"seed": 1}).sha256() != base.sha256()
+
+
+def test_the_hash_tells_an_infinite_threshold_from_a_finite_one() -> None:
+    hashes = {
+        build({"learner": {"rule": {"name": "gxpo", "gate": {"threshold": value}}}}).sha256()
+        for value in (0.5, math.inf, -math.inf)
+    }
+    assert len(hashes) == 3
+
+
+def test_the_automatic_scale_clamp_is_one_to_half_k_plus_one() -> None:
+    assert GxpoRule(k=5).scale_bounds == (1.0, 3.5)
+    assert GxpoRule(k=10, scale_clip=(1.0, 2.0)).scale_bounds == (1.0, 2.0)
+    assert GxpoRule(scale_clip="none").scale_bounds is None
+
+
+def test_a_config_is_fixed_once_read() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        RunConfig().seed = 3  # type: ignore[misc]
+
+
+def test_every_setting_has_a_description() -> None:
+    assert undescribed() == []
+
+
+def test_the_configuration_page_is_up_to_date() -> None:
+    assert PAGE.read_text(encoding="utf-8") == render_page(), "run `make docs`"

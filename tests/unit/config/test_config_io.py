@@ -1,0 +1,291 @@
+"""Files, overrides and presets: what goes in comes out, and the paper's numbers are the paper's."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gxpo_trainer.config import GrpoRule, GxpoRule, LoraConfig, RunConfig, SfpoRule
+from gxpo_trainer.config.io import build, learning_rate_control, load_preset, load_run, preset_names, to_json, to_toml
+from gxpo_trainer.errors import ConfigError
+
+PAPER = ("paper-1.5b", "paper-3b", "paper-7b-lora", "paper-llama-3b")
+PAPER_TABLES = Path(__file__).resolve().parents[4] / "shared" / "data" / "paper_tables.json"
+
+
+# ---- in and out -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("suffix", ["toml", "json"])
+def test_every_preset_survives_a_file_exactly(name: str, suffix: str, tmp_path: Path) -> None:
+    config = load_preset(name)
+    file = tmp_path / f"run.{suffix}"
+    file.write_text(to_toml(config, ["head"]) if suffix == "toml" else to_json(config), encoding="utf-8")
+    assert load_run(file) == config
+    assert load_run(file).sha256() == config.sha256()
+
+
+floats = st.floats(min_value=1e-12, max_value=1e6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    threshold=st.one_of(st.just(math.inf), st.just(-math.inf), st.floats(-5, 5)),
+    rate=floats,
+    num_problems=st.one_of(st.none(), st.integers(1, 10_000)),
+    lora=st.one_of(st.none(), st.builds(LoraConfig, rank=st.integers(1, 512))),
+    clip=st.sampled_from(["none", "auto", (0.5, 2.0)]),
+    name=st.text(min_size=1, max_size=50),
+    hours=st.one_of(st.none(), floats),
+)
+def test_any_valid_config_survives_toml_exactly(threshold, rate, num_problems, lora, clip, name, hours) -> None:
+    rule = {"name": "gxpo", "scale_clip": clip, "gate": {"threshold": threshold}}
+    learner = {"rule": rule, "optimizer": {"learning_rate": rate}, "lora": lora and lora.model_dump()}
+    config = build(
+        {
+            "name": name,
+            "learner": learner,
+            "evaluation": {"num_problems": num_problems},
+            "budget": {"steps": 3, "hours": hours},
+        }
+    )
+    assert build(tomllib.loads(to_toml(config))) == config
+    assert build(json.loads(to_json(config))) == config
+
+
+def test_json_output_is_standard_json_even_with_infinities() -> None:
+    config = build({"learner": {"rule": {"name": "gxpo", "gate": {"threshold": math.inf}}}})
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    assert json.loads(to_json(config), parse_constant=refuse)["learner"]["rule"]["gate"]["threshold"] == "Infinity"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("run.toml", "seed = ", "is not valid TOML"),
+        ("run.json", '{"seed": 1', "is not valid JSON"),
+        ("run.json", "[1]", "holds a list"),
+        ("run.yaml", "seed: 1", "ending '.yaml'"),
+    ],
+)
+def test_an_unreadable_file_is_refused_by_name(file: str, text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / file
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_run(path)
+    assert file in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_the_run_file_of_the_readme_is_valid() -> None:
+    readme = (Path(__file__).resolve().parents[3] / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
+    config = build(tomllib.loads(block))
+    assert (config.name, config.budget.steps, config.data.source) == ("mine", 100, "problems.jsonl")
+
+
+def test_a_missing_file_is_refused_with_a_way_to_begin(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run.toml does not exist; `gxpo config --preset demo"):
+        load_run(tmp_path / "run.toml")
+
+
+# ---- unknown settings -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [
+        ("learner.rule.kk", "learner.rule.k"),
+        ("learner.optimiser.learning_rate", "learner.optimizer.learning_rate"),
+        ("learning_rate", "learner.optimizer.learning_rate"),
+        ("rollout.sample_per_prompt", "rollout.samples_per_prompt"),
+    ],
+)
+def test_a_mistyped_setting_is_refused_and_the_nearest_named(wrong: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"did you mean {near}?")):
+        build({}, [f"{wrong}=1"])
+    settings: dict = {}
+    section = settings
+    for key in wrong.split(".")[:-1]:
+        section = section.setdefault(key, {})
+    section[wrong.split(".")[-1]] = 1
+    if wrong.startswith("learner.rule"):
+        section["name"] = "gxpo"
+    with pytest.raises(ConfigError, match="unknown setting"):
+        build(settings)
+
+
+def test_a_setting_of_another_rule_is_refused_as_such() -> None:
+    with pytest.raises(ConfigError, match=r"learner\.rule\.k = 5: is not a setting of the chosen rule"):
+        build({"learner": {"rule": {"name": "grpo", "k": 5}}})
+
+
+def test_a_rule_without_a_name_and_an_unknown_rule_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"learner\.rule\.name: is missing; set it to"):
+        build({"learner": {"rule": {"k": 5}}})
+    with pytest.raises(ConfigError, match=r'learner\.rule\.name = "ppo": must be one of "grpo", "sfpo", "gxpo"'):
+        build({"learner": {"rule": {"name": "ppo"}}})
+
+
+# ---- overrides ------------------------------------------------------------------------------------------------
+
+
+def test_overrides_are_toml_values_and_bare_words_are_text() -> None:
+    config = build(
+        {},
+        [
+            "learner.rule.k=7",
+            "learner.rule.gate.threshold=inf",
+            "data.levels=[3, 4, 5]",
+            "data.source=my/data.jsonl",
+            "rollout.deterministic=true",
+            'name="7"',
+            "learner.optimizer.learning_rate=.5",
+        ],
+    )
+    assert isinstance(config.learner.rule, GxpoRule)
+    assert config.learner.rule.k == 7
+    assert config.learner.rule.gate.threshold == math.inf
+    assert config.data.levels == (3, 4, 5)
+    assert config.data.source == "my/data.jsonl"
+    assert config.rollout.deterministic is True
+    assert config.name == "7"
+    assert config.learner.optimizer.learning_rate == 0.5
+
+
+def test_an_override_keeps_the_other_defaults_of_its_section() -> None:
+    assert build({}, ["budget.hours=1.0"]).budget.steps == RunConfig().budget.steps
+    assert build({}, ["budget.hours=1.0", "budget.steps=none"]).budget.steps is None
+    assert build({"learner": {"lora": {"rank": 4}}}, ["learner.lora=none"]).learner.lora is None
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_naming_another_rule_starts_from_its_defaults_in_any_order(order: int) -> None:
+    overrides = ["learner.rule.name=sfpo", "learner.rule.k=9"][::order]
+    assert load_preset("demo", overrides).learner.rule == SfpoRule(k=9)
+
+
+def test_naming_the_same_rule_changes_nothing() -> None:
+    assert load_preset("demo", ["learner.rule.name=gxpo"]) == load_preset("demo")
+
+
+@pytest.mark.parametrize("text", ["learner.rule.k", "=5", ""])
+def test_an_override_that_is_no_assignment_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="must look like"):
+        build({}, [text])
+
+
+def test_an_override_cannot_smuggle_in_a_second_setting() -> None:
+    assert build({}, ["name=1\nseed = 5"]).seed == 0
+
+
+# ---- presets --------------------------------------------------------------------------------------------------
+
+
+def test_the_named_presets_exist_each_with_its_baselines_and_its_control() -> None:
+    expected = {f"{base}{suffix}" for base in ("demo", *PAPER) for suffix in ("", "-grpo", "-sfpo", "-grpo-lr-control")}
+    assert set(preset_names()) == expected
+
+
+def test_an_unknown_preset_is_refused_with_the_list() -> None:
+    with pytest.raises(ConfigError, match=r"there is no preset 'dem'; choose one of demo, demo-grpo"):
+        load_preset("dem")
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_paper_presets_hold_the_settings_of_the_paper(name: str) -> None:
+    """Literal numbers of arXiv 2605.06755, section on the experimental set-up."""
+    config = load_preset(name)
+    rule = config.learner.rule
+    assert isinstance(rule, GxpoRule)
+    assert (rule.k, rule.alpha, rule.delta, rule.predictor, rule.probe_state) == (5, 0.5, 1e-8, "gradient", "keep")
+    assert (rule.ratio_clip, rule.scale_clip) == ((-2.0, 3.0), "auto")
+    assert (rule.gate.threshold, rule.gate.window, rule.gate.warmup) == (0.5, 30, 90)
+    assert (rule.gate.two_sided, rule.gate.mode) == (False, "permanent")
+    assert config.learner.precision == "bf16"
+    assert config.learner.optimizer.learning_rate == 1e-7
+    assert config.learner.optimizer.max_grad_norm == 1.0
+    assert (config.learner.loss.clip_low, config.learner.loss.clip_high) == (0.2, 0.2)
+    assert config.learner.loss.kl_beta == 0.001
+    assert (config.rollout.prompts_per_step, config.rollout.samples_per_prompt) == (128, 5)
+    assert (config.rollout.max_new_tokens, config.model.max_length) == (3072, 4096)
+    assert config.rollout.temperature == 1.0
+    assert config.budget.model_dump(exclude_none=True) == {"steps": 300}
+    assert config.data.levels == (3, 4, 5)
+    assert config.evaluation.benchmarks == ("math500", "amc23", "gsm8k", "minerva_math", "olympiadbench")
+    assert (config.evaluation.samples_per_prompt, config.evaluation.num_problems) == (16, None)
+
+
+def test_paper_presets_name_the_models_of_the_paper() -> None:
+    assert {name: load_preset(name).model.path for name in PAPER} == {
+        "paper-1.5b": "Qwen/Qwen2.5-1.5B-Instruct",
+        "paper-3b": "Qwen/Qwen2.5-3B-Instruct",
+        "paper-7b-lora": "Qwen/Qwen2.5-7B-Instruct",
+        "paper-llama-3b": "meta-llama/Llama-3.2-3B-Instruct",
+    }
+
+
+def test_only_the_7b_preset_trains_adapters() -> None:
+    lora = load_preset("paper-7b-lora").learner.lora
+    assert lora is not None
+    assert (lora.rank, lora.alpha, lora.target_modules) == (128, 256.0, ("q_proj", "k_proj", "v_proj", "o_proj"))
+    assert [name for name in PAPER if load_preset(name).learner.lora] == ["paper-7b-lora"]
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_sfpo_presets_run_as_the_gxpo_paper_ran_sfpo(name: str) -> None:
+    rule = load_preset(f"{name}-sfpo").learner.rule
+    assert isinstance(rule, SfpoRule)
+    assert (rule.alpha, rule.gate.threshold, rule.gate.two_sided) == (0.5, 2.0, True)
+
+
+@pytest.mark.skipif(not PAPER_TABLES.exists(), reason="paper_tables.json is absent: the paper's tables")
+def test_paper_presets_agree_with_the_published_tables() -> None:
+    tables = json.loads(PAPER_TABLES.read_text())["tables"]
+    row = next(
+        row
+        for row in tables["5_alpha_sweep_qwen2.5-1.5b"]
+        if row["k"] == 5 and row["alpha"] == load_preset("paper-1.5b").learner.rule.alpha
+    )
+    # Passes of a run: 3 up to the shut-off step, 1 after it; 300 steps.
+    steps = load_preset("paper-1.5b").budget.steps
+    assert steps is not None
+    assert 3 * row["shutoff_step"] + steps - row["shutoff_step"] == row["total_bp"]
+    every = load_preset("paper-llama-3b").evaluation.every_steps
+    assert all(row["steps"] % every == 0 for row in tables["2_convergence_llama-3.2-3b_math"])
+    warmup = load_preset("paper-1.5b").learner.rule.gate.warmup
+    assert warmup < min(row["shutoff_step"] for row in tables["5_alpha_sweep_qwen2.5-1.5b"])
+
+
+@pytest.mark.parametrize("base", ["demo", *PAPER])
+def test_baselines_and_controls_differ_from_their_base_in_the_rule_alone(base: str) -> None:
+    config = load_preset(base)
+    for name, expected in (
+        (f"{base}-grpo", config.model_copy(update={"learner": config.learner.model_copy(update={"rule": GrpoRule()})})),
+        (f"{base}-grpo-lr-control", learning_rate_control(config)),
+    ):
+        found, wanted = load_preset(name).model_dump(), expected.model_dump()
+        rates = [dump["learner"]["optimizer"].pop("learning_rate") for dump in (found, wanted)]
+        assert rates[0] == pytest.approx(rates[1], rel=1e-12)
+        assert found.pop("name") == name
+        wanted.pop("name")
+        assert found == wanted
+
+
+def test_the_control_multiplies_the_learning_rate_by_alpha_k_plus_one() -> None:
+    # 0.5 × 5 + 1 = 3.5; by hand.
+    assert load_preset("demo-grpo-lr-control").learner.optimizer.learning_rate == pytest.approx(3.5e-5, rel=1e-12)
+    assert load_preset("paper-3b-grpo-lr-control").learner.optimizer.learning_rate == pytest.approx(3.5e-7, rel=1e-12)
+    with pytest.raises(ConfigError, match="no look-ahead to control for"):
+        learning_rate_control(load_preset("demo-grpo"))

@@ -1,0 +1,230 @@
+"""Benchmarks by name: sources, rows, golds and rules of each, templates, hashes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from gxpo_trainer.config import DataConfig, EvaluationConfig
+from gxpo_trainer.data.benchmark_specs import BENCHMARKS, find_spec
+from gxpo_trainer.data.benchmarks import Benchmark, load_benchmark
+from gxpo_trainer.errors import ConfigError, DataError
+from gxpo_trainer.verify.options import VerifyOptions
+
+HUB_ROWS: dict[str, dict[str, Any]] = {
+    "math500": {"problem": "p", "solution": "so \\boxed{1}", "answer": "\\frac{1}{2}", "unique_id": "test/1.json"},
+    "amc23": {"id": 3, "question": "p", "answer": "27.0", "url": "u"},
+    "gsm8k": {"question": "p", "answer": "1+1\n#### 2,125"},
+    "minerva": {"question": "p", "answer": "4.5e33"},
+    "olympiadbench": {
+        "id": 1606, "question": "p", "final_answer": ["$69$,$84$"], "is_multiple_answer": True, "unit": None,
+        "error": None,
+    },
+    "aime24": {"id": 60, "problem": "p", "answer": "073", "solution": "s", "year": "2024"},
+}  # fmt: skip
+GOLDS = {
+    "math500": "\\frac{1}{2}", "amc23": "27", "gsm8k": "2125", "minerva": "4.5 \\times 10^{33}",
+    "olympiadbench": "69,84", "aime24": "73",
+}  # fmt: skip
+FILES = {
+    "math500": "test.jsonl", "amc23": "data/test-00000-of-00001.parquet", "gsm8k": "main/test-00000-of-00001.parquet",
+    "minerva": "test.jsonl", "olympiadbench": "OlympiadBench/OE_TO_maths_en_COMP/OE_TO_maths_en_COMP.parquet",
+    "aime24": "data/train-00000-of-00001.parquet",
+}  # fmt: skip
+
+
+def write(path: Path, *rows: dict[str, Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def load(name: str, root: Path | None = None, data: DataConfig | None = None, **settings: Any) -> Benchmark:
+    evaluation = EvaluationConfig(data_root=None if root is None else str(root), **settings)
+    return load_benchmark(name, data or DataConfig(), evaluation)
+
+
+def test_the_benchmarks_of_the_paper_and_aime24_have_names() -> None:
+    assert list(BENCHMARKS) == ["math500", "amc23", "gsm8k", "minerva", "olympiadbench", "aime24"]
+    assert set(BENCHMARKS) == set(HUB_ROWS)
+
+
+@pytest.mark.parametrize("name", list(BENCHMARKS))
+def test_a_local_copy_in_hub_layout_is_read_with_its_quirks(name: str, tmp_path: Path) -> None:
+    write(tmp_path / name / FILES[name], HUB_ROWS[name])
+    (tmp_path / name / "README.md").write_text("# a data set")
+    found = load(name, tmp_path)
+    assert [(prompt.text, prompt.gold) for prompt in found.prompts] == [("p", GOLDS[name])]
+    assert list(found.files_sha256) == [Path(FILES[name]).name]
+    assert "\\boxed{}" in found.template
+
+
+@pytest.mark.parametrize("name", list(BENCHMARKS))
+def test_without_a_data_root_the_hub_is_asked_for_the_split_alone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fnmatch
+
+    import huggingface_hub
+
+    write(tmp_path / FILES[name], HUB_ROWS[name])
+    asked: list[Any] = []
+
+    def snapshot(repository: str, **settings: Any) -> str:
+        asked.append((repository, settings))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    assert load(name).prompts[0].gold == GOLDS[name]
+    ((repository, settings),) = asked
+    assert repository == BENCHMARKS[name].hub
+    assert settings["repo_type"] == "dataset"
+    assert any(fnmatch.fnmatch(FILES[name], pattern) for pattern in settings["allow_patterns"])
+
+
+def test_a_hub_that_cannot_be_reached_is_an_error_that_names_the_local_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match=r"evaluation\.benchmarks: math500 .* set evaluation\.data_root to a folder"):
+        load("math500")
+
+
+@pytest.mark.parametrize("file", ["gsm8k_test.jsonl", "gsm8k.jsonl", "gsm8k.parquet"])
+def test_a_local_file_may_have_any_of_the_benchmarks_names(file: str, tmp_path: Path) -> None:
+    write(tmp_path / file, {"id": "a", "problem": "p", "answer": "18", "solution": "#### 18"})
+    (prompt,) = load("gsm8k", tmp_path).prompts
+    assert (prompt.id, prompt.gold) == ("a", "18")
+
+
+def test_a_data_root_without_the_benchmark_is_refused_with_the_fix(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"evaluation\.data_root = .* no copy of aime24; put aime24\.jsonl or a folder"):
+        load("aime24", tmp_path)
+    with pytest.raises(DataError, match=r"is no folder; set it to one"):
+        load("aime24", tmp_path / "nowhere")
+    (tmp_path / "aime24").mkdir()
+    with pytest.raises(DataError, match=r"of the split 'train' of aime24"):
+        load("aime24", tmp_path)
+
+
+def test_a_row_without_an_answer_is_named(tmp_path: Path) -> None:
+    file = write(tmp_path / "math500.jsonl", {"problem": "p", "answer": "1"}, {"problem": "q"})
+    with pytest.raises(DataError, match=rf"{file.name}:2: has no field 'answer' .*evaluation\.data_root"):
+        load("math500", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "gold"),
+    [
+        ({"answer": "2.7778e-6"}, "2.7778 \\times 10^{-6}"),
+        ({"answer": "4E+07"}, "4 \\times 10^{7}"),
+        ({"answer": "np.arcsin(10/13)"}, "\\arcsin(10/13)"),
+        ({"answer": "-1./3"}, "-\\frac{1}{3}"),
+        ({"answer": "4.5e33", "answer_latex": "4.5 \\times 10^{33}"}, "4.5 \\times 10^{33}"),
+        ({"answer": "x^2 e^3"}, "x^2 e^3"),
+        ({"solution": "so \\boxed{7e37}"}, "7 \\times 10^{37}"),
+    ],
+)
+def test_minerva_golds_in_python_become_latex(fields: dict[str, str], gold: str, tmp_path: Path) -> None:
+    write(tmp_path / "minerva_math.jsonl", {"problem": "p", **fields})
+    assert load("minerva", tmp_path).prompts[0].gold == gold
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "gold"),
+    [
+        ("amc23", 27.0, "27"), ("amc23", "27.5", "27.5"), ("amc23", 27, "27"), ("aime24", "000", "0"),
+        ("aime24", "204", "204"), ("gsm8k", "so\n#### -1,200", "-1200"), ("gsm8k", "#### 1.50", "1.50"),
+    ],
+)  # fmt: skip
+def test_numbers_are_read_as_the_benchmark_means_them(name: str, answer: Any, gold: str, tmp_path: Path) -> None:
+    write(tmp_path / f"{name}.jsonl", {"problem": "p", "answer": answer})
+    assert load(name, tmp_path).prompts[0].gold == gold
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"is_multiple_answer": False, "unit": None, "error": None}, None),
+        ({"is_multiple_answer": True}, VerifyOptions(several=True)),
+        ({"unit": "%", "error": "1e-1"}, VerifyOptions((0.1,), "%")),
+        ({"is_multiple_answer": "True", "error": "1e-2,0.5"}, VerifyOptions((0.01, 0.5), None, True)),
+    ],
+)
+def test_olympiad_rows_bring_their_rules(fields: dict[str, Any], options: VerifyOptions | None, tmp_path: Path) -> None:
+    write(tmp_path / "olympiadbench.jsonl", {"problem": "p", "final_answer": ["$1$"], **fields})
+    assert load("olympiadbench", tmp_path).prompts[0].extra.get("verify") == options
+
+
+def test_an_olympiad_error_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "olympiadbench.jsonl", {"problem": "p", "final_answer": ["1"], "error": "small"})
+    with pytest.raises(DataError, match=r"olympiadbench\.jsonl:1: error = 'small' is no tolerance"):
+        load("olympiadbench", tmp_path)
+
+
+def test_the_first_problems_are_evaluated_and_the_rest_is_known(tmp_path: Path) -> None:
+    write(tmp_path / "aime24.jsonl", *({"problem": str(n), "answer": str(n)} for n in range(5)))
+    found = load("aime24", tmp_path, num_problems=2)
+    assert [prompt.text for prompt in found.prompts] == ["0", "1"]
+    assert [prompt.text for prompt in found.left_out] == ["2", "3", "4"]
+
+
+def test_the_hash_sees_problems_golds_and_rules(tmp_path: Path) -> None:
+    row = {"id": 1, "problem": "p", "final_answer": ["1"]}
+    hashes = set()
+    for changed in ({}, {"problem": "q"}, {"final_answer": ["2"]}, {"error": "0.1"}, {"is_multiple_answer": True}):
+        write(tmp_path / "olympiadbench.jsonl", {**row, **changed})
+        hashes.add(load("olympiadbench", tmp_path).sha256)
+    assert len(hashes) == 5
+
+
+def test_templates_follow_evaluation_then_training_then_the_benchmark(tmp_path: Path) -> None:
+    write(tmp_path / "aime24.jsonl", {"problem": "p", "answer": "1"})
+    own = "Q: {problem}"
+    assert load("aime24", tmp_path, data=DataConfig(template=own)).template == own
+    assert load("aime24", tmp_path, data=DataConfig(template=own), template="plain").template == "{problem}"
+    assert load("word_problems").template == "{problem}"
+    assert load("word_problems", template=own).template == own
+    with pytest.raises(ConfigError, match=r"evaluation\.template = 'bxed': must be one of"):
+        load("aime24", tmp_path, template="bxed")
+
+
+def test_an_unknown_name_is_refused_with_those_that_exist() -> None:
+    with pytest.raises(ConfigError, match=r"'math50' is unknown; use word_problems, math500, .* a \.jsonl file"):
+        load("math50")
+
+
+def test_the_rules_of_a_row_of_ones_own_file_are_read_and_checked(tmp_path: Path) -> None:
+    file = write(tmp_path / "mine.jsonl", {"problem": "p", "answer": "1", "verify": {"tolerance": 0.5}})
+    assert load(str(file)).prompts[0].extra["verify"] == VerifyOptions((0.5,))
+    write(file, {"problem": "p", "answer": "1", "verify": {"tolerance": "a"}})
+    with pytest.raises(DataError, match=r"mine\.jsonl:1: 'verify': tolerance = 'a'"):
+        load(str(file))
+
+
+def test_the_presets_name_benchmarks_that_exist() -> None:
+    from gxpo_trainer.config.io import load_preset, preset_names
+
+    named = {name for preset in preset_names() for name in load_preset(preset).evaluation.benchmarks}
+    assert {name for name in named if find_spec(name) is None} == {"word_problems"}
+
+
+def test_the_run_files_of_the_evaluation_page_are_valid() -> None:
+    import re
+    import tomllib
+
+    from gxpo_trainer.config.io import build
+
+    page = (Path(__file__).resolve().parents[3] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    sets, rewards = (build(tomllib.loads(block)) for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL))
+    assert (sets.data.levels, sets.data.contamination) == ((3, 4, 5), "drop")
+    assert all(find_spec(name) is not None for name in sets.evaluation.benchmarks)
+    assert [reward.label for reward in rewards.verifier.rewards] == ["correctness", "format", "Brevity"]
+    # Every benchmark has its row in the table.
+    assert all(f"| `{name}` | {spec.title}" in page for name, spec in BENCHMARKS.items() if name != "aime24")

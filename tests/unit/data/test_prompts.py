@@ -1,0 +1,345 @@
+"""Prompts from every source, what is refused with which place, templates, and the resumable cursor."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from gxpo_trainer.config import DataConfig
+from gxpo_trainer.data.cursor import PromptCursor
+from gxpo_trainer.data.prompts import (
+    final_answer,
+    load_prompts,
+    read_level,
+    render,
+    resolve_template,
+    tokenize_prompts,
+)
+from gxpo_trainer.errors import CheckpointError, ConfigError, DataError
+from gxpo_trainer.types import Prompt
+
+MATH = Path(__file__).resolve().parents[4] / "shared" / "data" / "math_train.jsonl"
+ROWS: list[dict[str, Any]] = [
+    {"id": "a", "problem": "1 + 1?", "answer": "2", "level": "Level 1", "subject": "Sums"},
+    {"id": "b", "problem": "2 * 3?", "answer": 6, "level": 3},
+    {"problem": "Roots of x^2 = 4?", "answer": ["2", "-2"], "level": "5"},
+]
+
+
+def write_jsonl(path: Path, rows: list[Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+def load(source: Path | str, **settings: Any):
+    return load_prompts(DataConfig(source=str(source), **settings), seed=0)
+
+
+# ---- sources --------------------------------------------------------------------------------------------------
+
+
+def test_a_jsonl_file_gives_its_problems_in_order(tmp_path: Path) -> None:
+    file = write_jsonl(tmp_path / "mine.jsonl", [ROWS[0], "", *ROWS[1:]])
+    found = load(file)
+    assert [(prompt.id, prompt.text, prompt.gold) for prompt in found.prompts] == [
+        ("a", "1 + 1?", "2"),
+        ("b", "2 * 3?", "6"),
+        ("mine/4", "Roots of x^2 = 4?", "2, -2"),
+    ]
+    assert found.prompts[0].extra == {"level": "Level 1", "subject": "Sums"}
+    assert found.sha256 == {"mine.jsonl": hashlib.sha256(file.read_bytes()).hexdigest()}
+    assert found.num_left_out == {}
+
+
+@pytest.mark.parametrize(
+    ("layout", "settings"),
+    [
+        ("data/train-00000-of-00001.parquet", {}),
+        ("train-00000-of-00001.parquet", {}),
+        ("main/train-00000-of-00001.parquet", {"subset": "main"}),
+        ("data/main/train.parquet", {"subset": "main"}),
+        ("train/part.parquet", {}),
+        ("train.parquet", {}),
+    ],
+)
+def test_a_folder_in_hub_layout_gives_its_split(layout: str, settings: dict[str, str], tmp_path: Path) -> None:
+    rows = [{"problem": f"{n}?", "answer": str(n)} for n in range(3)]
+    write_parquet(tmp_path / layout, rows)
+    other = layout.replace("/train", "/test") if "/train" in layout else layout.replace("train", "test")
+    write_parquet(tmp_path / other, [{"problem": "no", "answer": "0"}])
+    (tmp_path / "README.md").write_text("# a data set")
+    assert [prompt.gold for prompt in load(tmp_path, **settings).prompts] == ["0", "1", "2"]
+
+
+def test_the_shards_of_a_split_are_read_in_order_and_hashed_each(tmp_path: Path) -> None:
+    for shard in (1, 0):
+        write_jsonl(tmp_path / f"data/train-{shard:05}-of-00002.jsonl", [{"problem": str(shard), "answer": "1"}])
+    found = load(tmp_path)
+    assert [prompt.text for prompt in found.prompts] == ["0", "1"]
+    assert sorted(found.sha256) == ["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl"]
+
+
+def test_a_hub_name_is_brought_to_a_folder_with_the_files_of_the_split_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    write_parquet(tmp_path / "main/train-00000-of-00001.parquet", [{"question": "1?", "answer": "so\n#### 1"}])
+    asked: list[Any] = []
+
+    def snapshot(name: str, **settings: Any) -> str:
+        asked.append((name, settings))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    found = load("someone/sums", subset="main", prompt_field="question")
+    assert [prompt.gold for prompt in found.prompts] == ["1"]
+    ((name, settings),) = asked
+    assert (name, settings["repo_type"]) == ("someone/sums", "dataset")
+    assert "main/train-*" in settings["allow_patterns"]
+    assert not any("test" in pattern for pattern in settings["allow_patterns"])
+
+
+def test_a_hub_that_cannot_be_reached_is_an_error_that_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match=r"data.source = 'someone/nothing' is no local file or folder, and as a hub"):
+        load("someone/nothing")
+
+
+def test_the_embedded_task_is_generated_and_its_hash_depends_on_the_seed() -> None:
+    data = DataConfig(num_problems=20)
+    first, again, other = (load_prompts(data, seed) for seed in (0, 0, 1))
+    assert len(first.prompts) == 20
+    assert first == again
+    assert first.sha256["word_problems"] != other.sha256["word_problems"]
+
+
+@pytest.mark.skipif(not MATH.exists(), reason="math_train.jsonl is absent: Hendrycks MATH")
+def test_math_levels_three_to_five_are_5584_problems() -> None:
+    found = load(MATH, levels=(3, 4, 5))
+    assert len(found.prompts) == 5584
+    assert found.num_left_out == {"data.levels": 7498 - 5584}
+
+
+@pytest.mark.skipif(not MATH.exists(), reason="math_train.jsonl is absent: Hendrycks MATH")
+def test_golds_read_from_worked_solutions_are_the_given_answers() -> None:
+    given_answers = [prompt.gold for prompt in load(MATH).prompts]
+    from_solutions = [prompt.gold for prompt in load(MATH, answer_field="solution").prompts]
+    assert sum(a == b for a, b in zip(given_answers, from_solutions, strict=True)) >= 7490
+
+
+# ---- refusals -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ('{"problem": "1', "is not valid JSON"),
+        ("[1, 2]", "holds a list"),
+        ({"problem": "1?"}, r"has no field 'answer' \(its fields: problem\); set data.answer_field"),
+        ({"question": "1?", "answer": "1"}, r"has no field 'problem' .*set data.prompt_field"),
+        ({"problem": " ", "answer": "1"}, "field 'problem' is empty"),
+        ({"problem": "1?", "answer": ""}, "field 'answer' is empty"),
+        ({"problem": "1?", "answer": None}, "field 'answer' is null; text is expected"),
+        ({"problem": "1?", "answer": True}, "field 'answer' is true; text is expected"),
+        ({"problem": "1?", "answer": []}, "text is expected"),
+        ({"problem": "1?", "answer": "\\boxed{}"}, "answer in 'answer' is empty"),
+        ('{"problem": "1?", "answer": NaN}', "is not a finite number"),
+        ({"id": "a", "problem": "1?", "answer": "1"}, r"has the id 'a' of .*mine.jsonl:1; ids must be unique"),
+    ],
+)
+def test_a_bad_row_is_refused_with_file_and_line(bad: Any, words: str, tmp_path: Path) -> None:
+    file = write_jsonl(tmp_path / "mine.jsonl", [ROWS[0], "", bad])
+    with pytest.raises(DataError, match=rf"mine\.jsonl:3: .*{words}") as caught:
+        load(file)
+    assert caught.value.exit_code == 2
+
+
+def test_bytes_that_are_no_text_are_refused_with_their_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_bytes(b'{"problem": "\xff", "answer": "1"}\n')
+    with pytest.raises(DataError, match=r"mine\.jsonl:1: is not valid JSON"):
+        load(tmp_path / "mine.jsonl")
+
+
+def test_golds_that_cannot_be_parsed_are_listed_with_their_lines(tmp_path: Path) -> None:
+    file = write_jsonl(tmp_path / "mine.jsonl", [{"problem": "?", "answer": word} for word in ("1", "??", "2", "!!")])
+
+    def check(gold: str) -> str | None:
+        return None if gold.isdecimal() else "no number"
+
+    with pytest.raises(DataError) as caught:
+        load_prompts(DataConfig(source=str(file)), 0, check)
+    assert str(caught.value).splitlines() == [
+        f"{file}:2: the gold '??' cannot be parsed: no number",
+        f"{file}:4: the gold '!!' cannot be parsed: no number",
+        "mend these rows or take them out",
+    ]
+
+
+def test_a_bad_parquet_row_is_refused_with_its_number(tmp_path: Path) -> None:
+    rows = [{"problem": "1?", "answer": "1"}, {"problem": "", "answer": "2"}]
+    with pytest.raises(DataError, match=r"t\.parquet, row 2: field 'problem' is empty"):
+        load(write_parquet(tmp_path / "t.parquet", rows))
+
+
+def test_a_damaged_parquet_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(DataError, match=r"t\.parquet: cannot be read as parquet"):
+        load(tmp_path / "t.parquet")
+
+
+def test_sources_that_hold_nothing_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("\n\n")
+    with pytest.raises(DataError, match=r"empty\.jsonl: holds no problems"):
+        load(tmp_path / "empty.jsonl")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DataError, match=r"folder holds no \.jsonl or \.parquet file"):
+        load(tmp_path / "folder")
+    with pytest.raises(DataError, match=r"missing\.jsonl' does not exist"):
+        load(tmp_path / "missing.jsonl")
+    (tmp_path / "data.csv").write_text("a,b")
+    with pytest.raises(DataError, match=r"ends in '\.csv'"):
+        load(tmp_path / "data.csv")
+
+
+def test_a_missing_split_is_refused_with_the_files_that_are_there(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "main/test.jsonl", ROWS)
+    with pytest.raises(DataError, match=r"no files of data.split = 'train'.*: main/test\.jsonl"):
+        load(tmp_path)
+
+
+def test_a_level_filter_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data.levels = \[2\] leaves none of the 3 problems"):
+        load(write_jsonl(tmp_path / "mine.jsonl", ROWS), levels=(2,))
+
+
+def test_a_level_filter_keeps_levels_however_they_are_written(tmp_path: Path) -> None:
+    found = load(write_jsonl(tmp_path / "mine.jsonl", ROWS), levels=(1, 3))
+    assert [prompt.id for prompt in found.prompts] == ["a", "b"]
+    assert [read_level(value) for value in (5, "5", "Level 4", "Level ?", None, True, 3.0)] == [
+        *(5, 5, 4),
+        *(None, None, None, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "alone"),
+    [
+        ("42", "42"),
+        ("48/2 = 24 clips.\n#### 24", "24"),
+        ("So $x = \\boxed{\\frac{1}{2}}$.", "\\frac{1}{2}"),
+        ("First \\boxed{1}, then \\boxed{2}.", "2"),
+        ("\\boxed{(1, 2)} and \\boxed{3}", "3"),
+        ("x = 3 #1", "x = 3 #1"),
+    ],
+)
+def test_the_final_answer_of_a_worked_solution(answer: str, alone: str) -> None:
+    assert final_answer(answer) == alone
+
+
+# ---- templates and tokens -------------------------------------------------------------------------------------
+
+
+def tokenizer(chat: bool) -> PreTrainedTokenizerFast:
+    vocabulary = {character: index for index, character in enumerate(map(chr, range(10, 127)))}
+    model = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    model.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    made = PreTrainedTokenizerFast(tokenizer_object=model, unk_token="?")
+    if chat:
+        made.chat_template = (
+            "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+            "{% if add_generation_prompt %}<assistant>{% endif %}"
+        )
+    return made
+
+
+def as_text(ids: np.ndarray) -> str:
+    return "".join(chr(10 + token) for token in ids)
+
+
+def test_a_chat_template_wraps_the_problem_and_opens_the_answer() -> None:
+    ids = render(Prompt("a", "1 + 1?", "2"), tokenizer(chat=True), "Q: {problem}")
+    assert ids.dtype == np.int32
+    assert as_text(ids) == "<user>Q: 1 + 1?<assistant>"
+
+
+def test_without_a_chat_template_the_text_stands_alone() -> None:
+    assert as_text(render(Prompt("a", "1 + 1?", "2"), tokenizer(chat=False), "{problem} =")) == "1 + 1? ="
+
+
+def test_braces_of_latex_in_problem_and_template_are_left_alone() -> None:
+    prompt = Prompt("a", "\\frac{1}{2} {problem}?", "2")
+    assert as_text(render(prompt, tokenizer(chat=False), "\\boxed{} {problem}")) == "\\boxed{} \\frac{1}{2} {problem}?"
+
+
+def test_templates_by_name() -> None:
+    assert resolve_template("auto", "word_problems") == "{problem}"
+    assert resolve_template("auto", "mine.jsonl") == resolve_template("boxed", "word_problems")
+    assert "\\boxed{}" in resolve_template("boxed", "x")
+    assert resolve_template("Q: {problem}", "x") == "Q: {problem}"
+    with pytest.raises(ConfigError, match=r"data.template = 'bxed': must be one of auto, plain, boxed, or a text"):
+        resolve_template("bxed", "x")
+
+
+def test_prompts_that_are_too_long_are_left_out_and_counted() -> None:
+    prompts = [Prompt(str(n), "x" * n, "1") for n in (1, 5, 3, 9)]
+    found = tokenize_prompts(prompts, tokenizer(chat=False), "{problem}", max_prompt_tokens=4)
+    assert [prompt.id for prompt in found.prompts] == ["1", "3"]
+    assert [len(ids) for ids in found.token_ids] == [1, 3]
+    assert found.num_too_long == 2
+    with pytest.raises(DataError, match=r"max_prompt_tokens = 2 leaves no prompt \(the shortest has 5 tokens\)"):
+        tokenize_prompts(prompts[1:2], tokenizer(chat=False), "{problem}", max_prompt_tokens=2)
+
+
+# ---- the cursor -----------------------------------------------------------------------------------------------
+
+
+@given(num=st.integers(1, 50), count=st.integers(1, 60), seed=st.integers(0, 9), shuffle=st.booleans())
+def test_every_epoch_draws_every_prompt_once(num: int, count: int, seed: int, shuffle: bool) -> None:
+    cursor = PromptCursor(num, seed, shuffle)
+    drawn = np.concatenate([cursor.next(count) for _ in range(-(-3 * num // count))])[: 3 * num]
+    for epoch in np.split(drawn, 3):
+        assert sorted(epoch) == list(range(num))
+
+
+@given(num=st.integers(1, 40), draws=st.lists(st.integers(1, 30), min_size=1, max_size=8), cut=st.integers(0, 7))
+def test_a_resumed_cursor_draws_what_the_uninterrupted_one_would(num: int, draws: list[int], cut: int) -> None:
+    whole, first, second = (PromptCursor(num, 3) for _ in range(3))
+    expected = [list(whole.next(count)) for count in draws]
+    found = [list(first.next(count)) for count in draws[:cut]]
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert found + [list(second.next(count)) for count in draws[cut:]] == expected
+
+
+def test_the_order_changes_with_the_epoch_and_the_seed() -> None:
+    cursor = PromptCursor(100, 0)
+    first, second = list(cursor.next(100)), list(cursor.next(100))
+    assert first != second
+    assert list(PromptCursor(100, 1).next(100)) != first
+    assert list(PromptCursor(4, 0, shuffle=False).next(6)) == [0, 1, 2, 3, 0, 1]
+
+
+def test_a_cursor_of_other_data_is_refused() -> None:
+    state = PromptCursor(10, 0).state_dict()
+    with pytest.raises(CheckpointError, match="num_prompts = 10 and this run has 11"):
+        PromptCursor(11, 0).load_state_dict(state)
+    with pytest.raises(CheckpointError, match="seed = 0 and this run has 1"):
+        PromptCursor(10, 1).load_state_dict(state)

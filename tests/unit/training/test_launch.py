@@ -1,0 +1,365 @@
+"""One launch: the folder is its own, the outcome says how it ended, SIGTERM and a takeover end it at a step."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.ingest_server import IngestServer
+
+from gxpo_trainer.cli import main as cli
+from gxpo_trainer.cluster.placement import ray_address
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.errors import (
+    REASONS,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    Diverged,
+    GxpoError,
+    TrainingError,
+    VerifierFailed,
+    WeightSyncMismatch,
+)
+from gxpo_trainer.records.outcome import reason_of
+from gxpo_trainer.records.reading import read_events, read_metrics
+from gxpo_trainer.records.reporter import RunReporter
+from gxpo_trainer.records.uploader import ServiceAddress
+from gxpo_trainer.training.checkpoints import Checkpoint
+from gxpo_trainer.training.launch import TERMINATED, Launch
+from gxpo_trainer.training.resume import next_attempt, repeated_passes
+from gxpo_trainer.training.run_lock import RunLock, process_start
+
+
+@pytest.fixture
+def server() -> Iterator[IngestServer]:
+    made = IngestServer().start()
+    yield made
+    made.stop()
+
+
+def service(server: IngestServer, attempt: int = 3) -> ServiceAddress:
+    return ServiceAddress(server.url, "r", attempt, "secret")
+
+
+def outcome(folder: Path) -> Any:
+    path = folder / "outcome.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def run_until(launch: Launch, error: BaseException, *, setting_up: bool = False) -> None:
+    """A run that has begun and is ended by an error."""
+    with launch, RunReporter(launch.out_dir) as reporter:
+        launch.begin(reporter)
+        launch.fail(error, setting_up=setting_up)
+        raise error
+
+
+# ---- the lock ------------------------------------------------------------------------------------------------
+
+HOLDER = """
+import subprocess, sys, time
+from pathlib import Path
+from gxpo_trainer.training.run_lock import RunLock
+RunLock(Path(sys.argv[1]), wait_s=0).acquire()
+child = subprocess.Popen(["sleep", "600"], close_fds=False)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_folder_has_one_trainer_and_is_free_when_that_is_killed(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        child = int(holder.stdout.readline())
+        try:
+            assert (tmp_path / ".lock").read_text() == f"{holder.pid} {process_start(holder.pid)}\n"
+            with pytest.raises(TrainingError, match=f"in use by another trainer \\(process {holder.pid}\\)"):
+                RunLock(tmp_path, wait_s=0).acquire()
+            holder.kill()
+            holder.wait()
+            lock = RunLock(tmp_path, wait_s=30)
+            lock.acquire()
+            assert (tmp_path / ".lock").read_text() == f"{os.getpid()} {process_start(os.getpid())}\n"
+            lock.release()
+        finally:
+            holder.kill()
+            os.kill(child, signal.SIGKILL)
+
+
+def test_the_start_of_a_process_is_what_the_system_says() -> None:
+    ticks = os.sysconf("SC_CLK_TCK")
+    boot = time.clock_gettime(time.CLOCK_REALTIME) - time.clock_gettime(time.CLOCK_BOOTTIME)
+    import psutil
+
+    assert process_start(os.getpid()) / ticks + boot == pytest.approx(psutil.Process().create_time(), abs=5)
+    assert process_start(2**22 + 1) == 0
+
+
+def test_a_folder_that_cannot_be_made_is_a_bad_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--out"):
+        RunLock(tmp_path / "file" / "run", wait_s=0).acquire()
+
+
+# ---- the outcome ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ended", "word", "ended_by"),
+    [
+        ("steps", "succeeded", "steps"),
+        ("tokens", "succeeded", "tokens"),
+        ("pause", "paused", None),
+        ("cancel", "cancelled", None),
+    ],
+)
+def test_the_outcome_says_how_a_run_ended(
+    ended: str, word: str, ended_by: str | None, tmp_path: Path, server: IngestServer
+) -> None:
+    with Launch(tmp_path, service(server)) as launch:
+        with RunReporter(tmp_path) as reporter:
+            launch.begin(reporter)
+            reporter.log_metrics(1, {"a": 1.0})
+        launch.end(ended)
+    found = outcome(tmp_path)
+    assert {name: found[name] for name in ("attempt", "outcome", "ended_by", "reason")} == {
+        "attempt": 3,
+        "outcome": word,
+        "ended_by": ended_by,
+        "reason": None,
+    }
+    assert server.outcome == found
+    assert [row["step"] for row in server.rows["metrics"]] == [1]
+    assert launch.exit_code == 0
+
+
+def test_a_failure_is_told_on_the_disk_and_to_the_service(tmp_path: Path, server: IngestServer) -> None:
+    with pytest.raises(Diverged):
+        run_until(Launch(tmp_path, service(server)), Diverged("loss is NaN"))
+    found = outcome(tmp_path)
+    assert (found["outcome"], found["reason"], found["message"]) == ("failed", "diverged", "loss is NaN")
+    assert server.outcome == found
+
+
+def test_what_fails_while_setting_up_is_a_failed_setup(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        run_until(Launch(tmp_path), RuntimeError("no such device"), setting_up=True)
+    assert outcome(tmp_path)["reason"] == "setup_failed"
+    assert outcome(tmp_path)["message"] == "RuntimeError: no such device"
+
+
+def test_an_earlier_outcome_does_not_outlive_the_next_start(tmp_path: Path) -> None:
+    with Launch(tmp_path) as launch, RunReporter(tmp_path) as reporter:
+        launch.begin(reporter)
+        launch.end("pause")
+    assert outcome(tmp_path)["attempt"] == 1
+    with pytest.raises(KeyboardInterrupt):
+        run_until(Launch(tmp_path), KeyboardInterrupt())
+    assert outcome(tmp_path) is None
+
+
+def test_what_cannot_be_written_is_still_sent(tmp_path: Path, server: IngestServer, monkeypatch: Any) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("gxpo_trainer.records.outcome.write_json", full)
+    error = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(OSError, match="No space"), Launch(tmp_path, service(server)):
+        raise error
+    assert (outcome(tmp_path), server.outcome["reason"]) == (None, "disk_full")
+
+
+def test_sigterm_pauses_without_an_outcome(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with Launch(tmp_path) as launch, RunReporter(tmp_path) as reporter:
+        launch.begin(reporter)
+        assert launch.wish() is None
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as Ray, which puts a handler of its own in place
+        launch.watch_sigterm()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert launch.wish() == "pause"
+        launch.end("pause")
+    assert launch.exit_code == TERMINATED == 143
+    assert outcome(tmp_path) is None
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_run_that_ended_before_sigterm_could_stop_it_has_succeeded(tmp_path: Path) -> None:
+    with Launch(tmp_path) as launch, RunReporter(tmp_path) as reporter:
+        launch.begin(reporter)
+        os.kill(os.getpid(), signal.SIGTERM)
+        launch.end("steps")
+    assert launch.exit_code == 0
+    assert outcome(tmp_path)["outcome"] == "succeeded"
+
+
+def test_a_launch_that_was_taken_over_stops_and_says_nothing_more(tmp_path: Path, server: IngestServer) -> None:
+    server.token = "newer"
+
+    def go_on() -> None:
+        with Launch(tmp_path, service(server)) as launch, RunReporter(tmp_path) as reporter:
+            launch.begin(reporter)
+            while True:
+                launch.wish()
+                time.sleep(0.01)
+
+    with pytest.raises(TrainingError, match="another launch owns the run"):
+        go_on()
+    assert outcome(tmp_path) is None
+    assert server.outcome is None
+
+
+def test_refused_rows_are_events(tmp_path: Path, server: IngestServer) -> None:
+    server.bad = lambda kind, row: kind == "metrics"
+    with Launch(tmp_path, service(server)) as launch, RunReporter(tmp_path) as reporter:
+        launch.begin(reporter)
+        reporter.log_metrics(1, {"a": 1.0})
+        while not read_events(tmp_path):
+            launch.wish()
+            time.sleep(0.01)
+        launch.end("steps")
+    (event,) = read_events(tmp_path)
+    assert event["kind"] == "upload_refused"
+    assert event["message"].startswith("metrics.jsonl, line 1 was refused")
+
+
+# ---- the command ---------------------------------------------------------------------------------------------
+
+
+def train(*argv: str | Path) -> int:
+    return cli.main(["train", *map(str, argv)])
+
+
+def test_a_service_learns_of_a_config_that_is_refused(tmp_path: Path, server: IngestServer, capsys: Any) -> None:
+    config, address = tmp_path / "config.toml", tmp_path / "service.json"
+    config.write_text("seed = -1\n")
+    address.write_text(json.dumps({"url": server.url, "run": "r", "attempt": 1, "token": "secret"}))
+    assert train(config, "--out", tmp_path, "--continue", "--service", address) == 2
+    assert "seed = -1" in capsys.readouterr().err
+    assert outcome(tmp_path)["reason"] == "invalid_config"
+    assert "seed = -1" in server.outcome["message"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.toml", "outcome.json", "service.json"]
+    assert train(config, "--service", address) == 2
+    assert "--service needs --out" in capsys.readouterr().err
+
+
+def test_a_refused_run_leaves_nothing_behind(tmp_path: Path, capsys: Any) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text('[data]\nsource = "absent.jsonl"\n')
+    assert train(config, "--out", tmp_path / "run") == 2
+    assert "absent.jsonl" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
+
+
+def test_resume_and_continue_exclude_each_other(capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        train("x.toml", "--resume", "--continue")
+    assert ended.value.code == 2
+    assert "not allowed with" in capsys.readouterr().err
+
+
+# ---- reasons, attempts, addresses ----------------------------------------------------------------------------
+
+
+def raised_from(error: Exception, cause: BaseException) -> Exception:
+    with contextlib.suppress(Exception):
+        raise error from cause
+    return error
+
+
+def ray_errors() -> Iterator[tuple[Exception, str]]:
+    from ray.exceptions import ActorDiedError, ActorUnschedulableError, OutOfMemoryError, RayTaskError
+
+    def task(cause: Exception) -> Any:
+        return RayTaskError("train_step", f"{type(cause).__name__}: {cause}", cause)
+
+    import torch
+
+    yield OutOfMemoryError("node is low on memory"), "out_of_memory"
+    yield ActorUnschedulableError("no node has 8 GPUs"), "no_resources"
+    yield task(torch.OutOfMemoryError("CUDA out of memory")).as_instanceof_cause(), "out_of_memory"
+    yield task(WeightSyncMismatch("gap")).as_instanceof_cause(), "weight_sync_mismatch"
+    yield task(TrainingError("full", reason="disk_full")).as_instanceof_cause(), "disk_full"
+    yield ActorDiedError(task(torch.OutOfMemoryError("CUDA out of memory"))), "out_of_memory"
+    yield ActorDiedError(task(ValueError("x"))), "training_error"
+    died = raised_from(RuntimeError("a learner died"), OutOfMemoryError("node is low on memory"))
+    yield raised_from(TrainingError("the learner died 3 times"), died), "out_of_memory"
+
+
+def test_errors_of_ray_and_torch_name_what_was_lacking() -> None:
+    for error, reason in ray_errors():
+        assert reason_of(error) == reason, repr(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ConfigError("x"), "invalid_config"),
+        (DataError("x"), "invalid_config"),
+        (CheckpointError("x"), "invalid_config"),
+        (MemoryError(), "out_of_memory"),
+        (OSError(errno.ENOSPC, "full"), "disk_full"),
+        (OSError(errno.EDQUOT, "quota"), "disk_full"),
+        (OSError(errno.EIO, "bad block"), "training_error"),
+        (TrainingError("x", reason="no_resources"), "no_resources"),
+        (Diverged("x"), "diverged"),
+        (VerifierFailed("x"), "verifier_failed"),
+        (WeightSyncMismatch("x"), "weight_sync_mismatch"),
+        (TrainingError("x"), "training_error"),
+        (ZeroDivisionError(), "training_error"),
+        (raised_from(TrainingError("x"), OSError(errno.ENOSPC, "full")), "disk_full"),
+        (raised_from(TrainingError("x"), Diverged("y")), "diverged"),
+    ],
+)
+def test_every_error_has_a_reason(error: Exception, reason: str) -> None:
+    assert reason_of(error) == reason
+    assert reason in REASONS
+    general = reason == GxpoError.reason
+    assert reason_of(error, setting_up=True) == ("setup_failed" if general else reason)
+
+
+def checkpoint(folder: Path, attempt: int, passes: float) -> Checkpoint:
+    return Checkpoint(folder, 2, {"attempt": attempt, "counters": {"backward_passes": passes}})
+
+
+def test_an_attempt_is_above_all_that_have_begun_and_counts_what_it_repeats(tmp_path: Path) -> None:
+    assert next_attempt(tmp_path, None) == 1
+    assert repeated_passes(tmp_path, None) == 0
+    with RunReporter(tmp_path) as made:
+        made.start_attempt(1, 0)
+        for step in range(1, 6):
+            made.log_metrics(step, {"update/backward_passes_total": 3.0 * step})
+        made.log_metrics(5, {"eval/x/pass@1": 0.5})
+    # Killed after step 5; the checkpoint is of step 2: nine passes are done again.
+    assert next_attempt(tmp_path, checkpoint(tmp_path, 1, 6.0)) == 2
+    assert repeated_passes(tmp_path, checkpoint(tmp_path, 1, 6.0)) == 9
+    with RunReporter(tmp_path) as made:
+        made.start_attempt(2, 2)
+        made.log_metrics(3, {"update/backward_passes_total": 9.0, "update/repeated_passes_total": 9.0})
+    # Killed again before the next checkpoint: three more, and the number 2 is used up.
+    assert next_attempt(tmp_path, checkpoint(tmp_path, 1, 6.0)) == 3
+    assert repeated_passes(tmp_path, checkpoint(tmp_path, 1, 6.0)) == 12
+    assert repeated_passes(tmp_path, None) == 18
+    assert [(row["step"], row["attempt"]) for row in read_metrics(tmp_path)] == [(1, 1), (2, 1), (3, 2)]
+
+
+def test_the_config_names_the_ray_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert ray_address(RunConfig()) is None
+    monkeypatch.setenv("RAY_ADDRESS", "")
+    assert ray_address(RunConfig()) is None
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert ray_address(RunConfig()) == "10.0.0.1:6379"
+    config = RunConfig.model_validate({"placement": {"ray_address": "10.0.0.2:6379"}})
+    assert ray_address(config) == "10.0.0.2:6379"

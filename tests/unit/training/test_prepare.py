@@ -1,0 +1,95 @@
+"""What is checked and left out before any engine starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.io import build
+from gxpo_trainer.errors import CheckpointError, ConfigError, DataError
+from gxpo_trainer.records.reading import read_events
+from gxpo_trainer.records.reporter import RunReporter
+from gxpo_trainer.rewards.scoring import ALLOWLIST
+from gxpo_trainer.training.prepare import prepare
+from gxpo_trainer.training.resume import check_same_run
+from gxpo_trainer.training.run import _record_data
+
+PROBLEM = "Anna has {} apples. She gets {} more. How many does Anna have now?"
+
+
+def write(path: Path, pairs: list[tuple[int, int]]) -> str:
+    rows = [{"id": f"{a}+{b}", "problem": PROBLEM.format(a, b), "answer": str(a + b)} for a, b in pairs]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Any:
+    """Three training problems, of which one is the last of three evaluated ones."""
+    train = write(tmp_path / "train.jsonl", [(3, 4), (5, 6), (7, 8)])
+    held_out = write(tmp_path / "held_out.jsonl", [(20, 1), (30, 2), (5, 6)])
+
+    def made(**changes: Any) -> RunConfig:
+        return build(
+            {
+                "data": {"source": train, "template": "plain", **changes.pop("data", {})},
+                "evaluation": {"benchmarks": [held_out], **changes.pop("evaluation", {})},
+                "placement": {"device": "cpu"},
+                **changes,
+            }
+        )
+
+    return made
+
+
+def test_a_training_problem_that_is_evaluated_is_left_out_and_the_run_says_so(config: Any, tmp_path: Path) -> None:
+    prepared = prepare(config(), tmp_path / "run", resume=False)
+    assert [prompt.id for prompt in prepared.prompts.prompts] == ["3+4", "7+8"]
+    with RunReporter(tmp_path / "run") as reporter:
+        _record_data(prepared.data, reporter)
+    (event,) = read_events(tmp_path / "run")
+    assert (event["kind"], event["setting"]) == ("problems_left_out", "data.contamination")
+    assert event["message"] == "data.contamination took out 1 training problems"
+
+
+def test_problems_beyond_those_evaluated_in_the_run_count_too(config: Any, tmp_path: Path) -> None:
+    prepared = prepare(config(evaluation={"num_problems": 2}), tmp_path / "run", resume=False)
+    assert len(prepared.benchmarks[0].benchmark.prompts) == 2
+    assert prepared.data.num_left_out == {"data.contamination": 1}
+
+
+def test_the_policy_for_copies_is_a_setting(config: Any, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"5\+6 is 5\+6 of held_out"):
+        prepare(config(data={"contamination": "refuse"}), tmp_path / "run", resume=False)
+    kept = prepare(config(data={"contamination": "ignore"}), tmp_path / "run", resume=False)
+    assert len(kept.prompts.prompts) == 3
+
+
+def test_two_benchmarks_of_one_name_are_refused(config: Any, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    names = [str(tmp_path / "held_out.jsonl"), write(tmp_path / "other" / "held_out.jsonl", [(1, 2)])]
+    with pytest.raises(ConfigError, match="two are called held_out"):
+        prepare(config(evaluation={"benchmarks": names}), tmp_path / "run", resume=False)
+
+
+def test_a_reward_class_is_refused_before_anything_starts(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(ALLOWLIST, raising=False)
+    with pytest.raises(ConfigError, match="is not allowed on this machine"):
+        prepare(config(verifier={"rewards": [{"name": "a.b:C"}]}), tmp_path / "run", resume=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_not_continued_with_other_rewards_but_with_other_workers(config: Any, tmp_path: Path) -> None:
+    identity = {"config": config().model_dump(mode="json")}
+    (tmp_path / "run.json").write_text(json.dumps(identity))
+    checkpoint: Any = SimpleNamespace(path="checkpoint")
+    check_same_run(checkpoint, config(verifier={"workers": 7}), tmp_path)
+    with pytest.raises(CheckpointError, match=r"verifier\.rewards = "):
+        check_same_run(checkpoint, config(verifier={"rewards": [{"name": "format"}]}), tmp_path)

@@ -1,0 +1,124 @@
+"""Progress: plain lines where there is no terminal, a bar where there is one, and never in the way."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pty
+import threading
+
+import pytest
+
+from gxpo_trainer.config import BudgetConfig
+from gxpo_trainer.training.progress import TrainingProgress, describe, format_seconds, share_done
+
+ROW = {
+    "reward/mean": 0.3125,
+    "gate/z": -0.414,
+    "gate/active": 1.0,
+    "update/backward_passes_total": 36.0,
+    "time/elapsed_s": 50.0,
+}
+
+
+def test_without_a_terminal_each_step_is_one_plain_line() -> None:
+    stream = io.StringIO()
+    with TrainingProgress(BudgetConfig(steps=40, backward_passes=120), name="demo", stream=stream) as progress:
+        progress.update(12, ROW)
+        progress.update(13, ROW | {"time/elapsed_s": 52.0, "update/backward_passes_total": 39.0})
+        progress.message("checkpoint\nat step 13")
+    # BP bound nearest: 36/120 → 39/120 in 2 s, so 81 passes take 54 s.
+    assert stream.getvalue() == (
+        "demo: step 12/40  reward 0.312  z -0.41  BP 36/120\n"
+        "demo: step 13/40  reward 0.312  z -0.41  BP 39/120  left 54s\n"
+        "demo: checkpoint at step 13\n"
+    )
+
+
+def test_a_shut_gate_an_accuracy_and_unknown_values_are_described() -> None:
+    row = {"gate/active": 0.0, "gate/shutoff_step": 9.0, "eval/b/pass@1": 0.5}
+    assert describe(BudgetConfig(hours=2), 10, row, None) == "step 10  gate shut at 9  accuracy 0.500"
+
+
+def test_the_bound_nearest_to_its_end_counts() -> None:
+    budget = BudgetConfig(steps=100, backward_passes=40, hours=1, tokens=1000)
+    row = {"update/backward_passes_total": 10.0, "time/training_s": 1800.0, "rollout/tokens_total": 100.0}
+    assert share_done(budget, 10, row) == 0.5
+    assert share_done(budget, 200, row) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0s"), (45, "45s"), (192, "3m12s"), (7500, "2h05m"), (3599.6, "1h00m")]
+)
+def test_durations_are_short(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+def test_the_pace_follows_the_last_steps() -> None:
+    stream = io.StringIO()
+    progress = TrainingProgress(BudgetConfig(steps=100), stream=stream)
+    # 30 steps of 10 s, then 30 of 1 s: the window holds fast ones alone.
+    elapsed = 0.0
+    for step in range(1, 61):
+        elapsed += 10.0 if step <= 30 else 1.0
+        progress.update(step, {"time/elapsed_s": elapsed})
+    assert stream.getvalue().splitlines()[-1].endswith("left 40s")
+
+
+def read_terminal(descriptor: int, into: list[bytes]) -> None:
+    """Read until the other side is closed, which Linux reports as an error."""
+    with contextlib.suppress(OSError):
+        while data := os.read(descriptor, 65536):
+            into.append(data)
+
+
+def test_on_a_terminal_one_bar_is_redrawn_and_messages_stay_above(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    leader, follower = pty.openpty()
+    parts: list[bytes] = []
+    reader = threading.Thread(target=read_terminal, args=(leader, parts))
+    reader.start()
+    with (
+        os.fdopen(follower, "w", encoding="utf-8") as stream,
+        TrainingProgress(BudgetConfig(steps=40), name="demo", stream=stream) as progress,
+    ):
+        progress.update(1, ROW)
+        progress.message("saved [bold]x[/bold]")
+        progress.update(40, ROW)
+    reader.join()
+    os.close(leader)
+    shown = b"".join(parts).decode()
+    assert "\x1b[2K" in shown
+    assert "step 40/40" in shown
+    assert "saved [bold]x[/bold]" in shown
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    stream = io.StringIO()
+    with TrainingProgress(BudgetConfig(steps=40), stream=stream, live=True) as progress:
+        progress.update(1, {})
+    assert stream.getvalue() == "train: step 1/40\n"
+
+
+def test_a_closed_or_full_stream_silences_progress_and_nothing_else() -> None:
+    stream = io.StringIO()
+    progress = TrainingProgress(BudgetConfig(steps=4), stream=stream)
+    stream.close()
+    progress.update(1, ROW)
+    with open("/dev/full", "w", encoding="utf-8") as full:  # noqa: PTH123 (a device, not a path of ours)
+        progress = TrainingProgress(BudgetConfig(steps=4), stream=full)
+        progress.update(1, ROW)
+        progress.update(2, ROW)
+        with pytest.raises(OSError, match="No space"):
+            full.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
+
+
+def test_a_stream_that_knows_ascii_only_gets_ascii() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    TrainingProgress(BudgetConfig(steps=4), name="läuft", stream=stream).update(1, {})
+    assert raw.getvalue() == b"l?uft: step 1/4\n"

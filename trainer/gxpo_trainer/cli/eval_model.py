@@ -1,0 +1,133 @@
+"""The work of `gxpo eval`: score a transformers folder, an adapter or a hub model on benchmarks, without a run."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.errors import ConfigError, DataError
+from gxpo_trainer.jsonl import plain, read_lines
+from gxpo_trainer.models.adapter import base_of, is_adapter, merge_adapter
+from gxpo_trainer.models.load import load_tokenizer, resolve_model
+from gxpo_trainer.records.evaluation_tables import difference_table, published_table, scores_table, show
+from gxpo_trainer.records.identity import hash_path
+from gxpo_trainer.training.prepare import tokenized_benchmarks
+
+
+def evaluate_model(args: argparse.Namespace) -> int:
+    """Sample, grade, print tables; with --out also one JSON line a benchmark."""
+    if not (args.temperature > 0 and math.isfinite(args.temperature)):
+        raise ConfigError(f"--temperature {args.temperature}: must be above 0; pass@k needs samples that differ")
+    earlier = None if args.against is None else _earlier(args.against)
+    with _whole_model(args.model) as path:
+        config = _config(args, path)
+        placement = Placement.decide(config)
+        folder = resolve_model(config.model)
+        benchmarks = tokenized_benchmarks(config, load_tokenizer(config.model))
+        found = _evaluate(config, placement, folder, benchmarks, args.temperature)
+        records = [{**_identity(args.model, folder), **record} for record in found]
+    if args.out is not None:
+        lines = [json.dumps(plain(record), ensure_ascii=False) for record in records]
+        Path(args.out).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    show(scores_table(records, args.samples))
+    if earlier is not None:
+        show(difference_table(records, earlier))
+    if args.compare_published:
+        table = published_table(records, args.model)
+        if table is not None:
+            show(table)
+        else:
+            Console(stderr=True).print("eval: no published numbers of these benchmarks", markup=False)
+    return 0
+
+
+@contextlib.contextmanager
+def _whole_model(model: str) -> Iterator[str]:
+    """The model to load: an adapter is merged into its base in a temporary folder that ends with the evaluation."""
+    folder = Path(model).expanduser()
+    if not is_adapter(folder):
+        yield model
+        return
+    with tempfile.TemporaryDirectory(prefix="gxpo-eval-") as temporary:
+        merge_adapter(folder, Path(temporary) / "model")
+        yield str(Path(temporary) / "model")
+
+
+def _identity(model: str, folder: str) -> dict[str, Any]:
+    """What was evaluated. A hub name stands for itself; an adapter needs its base's hash too."""
+    given = Path(model).expanduser()
+    if is_adapter(given):
+        base = Path(base_of(given))
+        base_sha256 = hash_path(base) if base.is_dir() else None
+        return {"model": model, "policy_sha256": hash_path(given), "base_sha256": base_sha256}
+    return {"model": model, "policy_sha256": hash_path(Path(folder)) if Path(folder).is_dir() else None}
+
+
+def _earlier(path: Path) -> list[dict[str, Any]]:
+    """Records of an earlier --out file, or of a run's evaluations.jsonl. Raises DataError."""
+    if not path.is_file():
+        raise DataError(f"--against {path}: there is no such file; name one that --out has written")
+    records = list(read_lines(path))
+    if not records or any("benchmark" not in record or "scores" not in record for record in records):
+        raise DataError(f"--against {path}: holds no evaluations; name a file that --out has written")
+    return records
+
+
+def _config(args: argparse.Namespace, model: str) -> RunConfig:
+    """A run config that holds only what an evaluation needs."""
+    longest = args.max_new_tokens or (48 if args.model == "starter" else 3072)
+    body = {
+        "name": "eval",
+        "seed": args.seed,
+        "model": {"path": model, "max_length": longest + 1024},
+        "rollout": {"max_new_tokens": longest, "samples_per_prompt": max(2, args.samples)},
+        "evaluation": {
+            "benchmarks": list(args.benchmark),
+            "data_root": None if args.data_root is None else str(args.data_root),
+            "template": args.template,
+            "samples_per_prompt": args.samples,
+            "num_problems": args.problems,
+            "max_new_tokens": longest,
+        },
+    }
+    return RunConfig.model_validate(body)
+
+
+def _evaluate(
+    config: RunConfig, placement: Placement, folder: str, benchmarks: list[Any], temperature: float
+) -> list[dict[str, Any]]:
+    import ray
+
+    from gxpo_trainer.cluster.ray_session import start_ray
+    from gxpo_trainer.rollout.collector import SampleCollector
+    from gxpo_trainer.training.evaluation import Evaluator
+
+    ours = start_ray(placement)
+    console = Console(stderr=True)
+
+    def tell(kind: str, message: str, **_: object) -> None:
+        console.print(f"eval: {kind}: {message}", markup=False)
+
+    collector = SampleCollector(config, placement, folder, tell, initial_version=0)
+    try:
+        collector.start()
+        evaluator = Evaluator(config, benchmarks)
+        evaluator.sampling = replace(evaluator.sampling, temperature=temperature)
+        with console.status("sampling and grading"):
+            records, _ = evaluator.run(collector, step=0, version=0)
+        return records
+    finally:
+        collector.kill()
+        if ours:
+            ray.shutdown()

@@ -1,0 +1,46 @@
+"""Every setting of a run, typed, documented and checked once, at the edge.
+
+One file a section of the run file (`model`, `data`, `rollout`, `verifier`, `learner`, `rules` for `learner.rule`,
+`evaluation`, `placement`); `run` holds RunConfig and the small sections. `io` reads files and presets, `messages` turns
+validation errors into one line a setting, `docs` writes docs/configuration.md.
+
+Free of torch, so that `gxpo config --check FILE` answers in under half a second. An unknown or contradictory setting is
+an error that names it; what depends on the machine (folders, devices) is checked by `training.prepare` before anything
+starts.
+"""
+
+from gxpo_trainer.config.base import Settings
+from gxpo_trainer.config.data import DataConfig
+from gxpo_trainer.config.evaluation import EvaluationConfig
+from gxpo_trainer.config.learner import LearnerConfig, LoraConfig, LossConfig, OptimizerConfig
+from gxpo_trainer.config.model import ModelConfig
+from gxpo_trainer.config.placement import PlacementConfig
+from gxpo_trainer.config.rollout import RolloutConfig
+from gxpo_trainer.config.rules import GateConfig, GrpoRule, GxpoRule, RuleConfig, SfpoGateConfig, SfpoRule
+from gxpo_trainer.config.run import BudgetConfig, CheckpointConfig, DiagnosticsConfig, RunConfig
+from gxpo_trainer.config.verifier import RewardConfig, VerifierConfig
+
+__all__ = [
+    "BudgetConfig",
+    "CheckpointConfig",
+    "DataConfig",
+    "DiagnosticsConfig",
+    "EvaluationConfig",
+    "GateConfig",
+    "GrpoRule",
+    "GxpoRule",
+    "LearnerConfig",
+    "LoraConfig",
+    "LossConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "PlacementConfig",
+    "RewardConfig",
+    "RolloutConfig",
+    "RuleConfig",
+    "RunConfig",
+    "Settings",
+    "SfpoGateConfig",
+    "SfpoRule",
+    "VerifierConfig",
+]

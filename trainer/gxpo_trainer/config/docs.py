@@ -1,0 +1,138 @@
+"""Writes docs/configuration.md from the settings classes, so that the page cannot go stale.
+
+`make docs` runs `python -m gxpo_trainer.config.docs docs/configuration.md`; a test fails when the page and the
+classes differ, or when a setting has no description.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from gxpo_trainer.config.messages import submodels
+from gxpo_trainer.config.run import RunConfig
+
+INTRODUCTION = """# Configuration
+
+<!-- Written by `make docs` from the settings classes; edit the descriptions there. -->
+
+A run is one TOML or JSON file. Every setting has a default, an unknown one is an error, and `gxpo config` helps:
+
+```
+gxpo config --list-presets
+gxpo config --preset demo > run.toml      # a whole run file to start from
+gxpo config --check run.toml              # every bad setting with its fix; exit code 0 or 2
+gxpo train run.toml --set learner.rule.k=10 --set learner.rule.gate.threshold=2.0
+```
+
+`--set` takes a TOML value (`5`, `1e-5`, `inf`, `true`, `[3, 4, 5]`) or a bare word. A setting that may be absent
+is switched off with `"none"`, since TOML has no null. Naming another rule (`--set learner.rule.name=sfpo`) starts
+from that rule's defaults.
+
+Gates: `gxpo config` states in its head at which step noise alone is expected to end the look-ahead. With the
+defaults (τ = 0.5, warm-up 2) that is the 5th step.
+"""
+
+
+def render_page() -> str:
+    """The whole page as Markdown."""
+    return INTRODUCTION + "".join(_sections(RunConfig, ""))
+
+
+def undescribed(model: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:
+    """Paths of leaf settings whose description is missing and whose name and values do not say it all."""
+    found = []
+    for name, field in model.model_fields.items():
+        parts = submodels(field.annotation)
+        for part in parts:
+            found += undescribed(part, f"{prefix}{name}.")
+        if not parts and not field.description and not _is_choice(field.annotation):
+            found.append(f"{prefix}{name}")
+    return found
+
+
+def _sections(model: type[BaseModel], prefix: str) -> list[str]:
+    """A table of the model's own settings, then one section for each of its parts."""
+    own, parts = [], []
+    for name, field in model.model_fields.items():
+        models = submodels(field.annotation)
+        if not models:
+            own.append(_row(f"{prefix}{name}", field))
+        for part in models:
+            parts += _sections(part, f"{prefix}{name}.")
+    title = prefix.rstrip(".") or "The run"
+    rule = model.model_fields.get("name") if prefix == "learner.rule." else None
+    if rule is not None:
+        title += f' with name = "{rule.default}"'
+    intro = (model.__doc__ or "").strip().splitlines()[0]
+    table = ["| setting | values | default | meaning |", "|---|---|---|---|", *own]
+    return [f"\n## {title}\n\n{intro}\n\n" + "\n".join(table) + "\n", *parts]
+
+
+def _row(path: str, field: FieldInfo) -> str:
+    cells = (f"`{path}`", _values(field), f"`{_literal(field.get_default())}`", field.description or "")
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _is_choice(annotation: Any) -> bool:
+    return typing.get_origin(annotation) is typing.Literal
+
+
+def _values(field: FieldInfo) -> str:
+    """What a setting may be: kind or choices, then the bounds."""
+    bounds = []
+    for limit in field.metadata:
+        for name, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):
+            if getattr(limit, name, None) is not None:
+                bounds.append(f"{sign} {getattr(limit, name):g}")
+    return ", ".join([_kind(field.annotation), *bounds])
+
+
+def _kind(annotation: Any) -> str:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return " or ".join(f"`{_literal(value)}`" for value in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_kind(part) for part in arguments)
+    if origin is typing.Annotated:
+        return _kind(arguments[0])
+    if origin is tuple:
+        inner = [_kind(part) for part in arguments if part is not Ellipsis]
+        plural = inner[0] if _is_choice(arguments[0]) else f"{inner[0]}s"
+        return f"list of {plural}" if Ellipsis in arguments else "[" + ", ".join(inner) + "]"
+    names = {str: "text", int: "whole number", float: "number", bool: "`true` or `false`", type(None): '`"none"`'}
+    return names.get(annotation, str(annotation))
+
+
+def _literal(value: Any) -> str:
+    """A value as TOML writes it."""
+    if value is None:
+        return '"none"'
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_literal(part) for part in value) + "]"
+    if isinstance(value, float) and math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        print("usage: python -m gxpo_trainer.config.docs PAGE.md", file=sys.stderr)
+        return 2
+    Path(sys.argv[1]).write_text(render_page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

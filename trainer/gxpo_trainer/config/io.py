@@ -1,0 +1,214 @@
+"""RunConfig in and out: TOML and JSON files, presets, `--set a.b=c` overrides.
+
+TOML has no null: the word `"none"` stands for it wherever a setting may be absent.
+
+Presets are the files of `presets/`. A preset may start from another with `extends = "name"`; the files that
+people write may not, so that a run file says all it means.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import tomllib
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+
+from gxpo_trainer.config.messages import config_error, is_optional, nearest_setting, setting_paths, submodels
+from gxpo_trainer.config.rules import GrpoRule
+from gxpo_trainer.config.run import RunConfig
+from gxpo_trainer.errors import ConfigError
+
+
+def load_run(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
+    """The config of a .toml or .json file with `a.b=c` overrides applied.
+
+    Raises ConfigError with every bad setting when the file cannot be read, parsed or used.
+    """
+    return build(read_settings(Path(path)), overrides, source=str(path))
+
+
+def load_preset(name: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """A preset by name with overrides applied; ConfigError names the nearest preset when there is none."""
+    return build(_preset_settings(name), overrides, source=f"preset {name}")
+
+
+def preset_names() -> list[str]:
+    """Names that `load_preset` takes, in alphabetical order."""
+    folder = resources.files("gxpo_trainer.config") / "presets"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def build(settings: dict[str, Any], overrides: Sequence[str] = (), *, source: str = "the config") -> RunConfig:
+    """RunConfig from nested plain values; ConfigError lists every bad setting, one line each."""
+    settings = apply_overrides(settings, overrides)
+    try:
+        return RunConfig.model_validate(_with_absent(settings, [RunConfig]))
+    except ValidationError as error:
+        raise config_error(error, source) from None
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The nested values of a .toml or .json file, not yet checked."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist; `gxpo config --preset demo > {path.name}` makes a start") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    try:
+        if path.suffix == ".json":
+            settings = json.loads(text)
+        elif path.suffix == ".toml":
+            settings = tomllib.loads(text)
+        else:
+            raise ConfigError(f"{path} has the ending {path.suffix!r}; a config is a .toml or a .json file")
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{path} is not valid {path.suffix[1:].upper()}: {error}") from None
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{path} holds a {type(settings).__name__}; a config is an object of settings")
+    return settings
+
+
+def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A copy of `settings` with each `a.b=c` put in; a section that was left out starts from its defaults.
+
+    Naming another rule (`learner.rule.name=sfpo`) starts from that rule's defaults, whatever the order, since
+    the settings of one rule mean nothing to another.
+    """
+    result = copy.deepcopy(settings)
+    parsed = [_parse_override(text) for text in overrides]
+    parsed.sort(key=lambda item: item[0] != "learner.rule.name")
+    for path, value in parsed:
+        keys = path.split(".")
+        section = result
+        default: Any = _defaults()
+        for key in keys[:-1]:
+            default = default.get(key) if isinstance(default, dict) else None
+            if not isinstance(section.get(key), dict):
+                section[key] = copy.deepcopy(default) if isinstance(default, dict) else {}
+            section = section[key]
+        if path == "learner.rule.name" and section.get("name") != value:
+            section.clear()
+        section[keys[-1]] = value
+    return result
+
+
+def _defaults() -> dict[str, Any]:
+    return RunConfig().model_dump()
+
+
+def _parse_override(text: str) -> tuple[str, Any]:
+    path, equals, word = text.partition("=")
+    path, word = path.strip(), word.strip()
+    if not equals or not path:
+        raise ConfigError(f"--set {text}: must look like learner.rule.k=5")
+    if path not in setting_paths():
+        near = nearest_setting(path)
+        fix = f"did you mean {near}?" if near else "`gxpo config --schema` lists all settings"
+        raise ConfigError(f"--set {text}: {path} is not a setting; {fix}")
+    try:
+        parsed = tomllib.loads(f"value = {word}")
+    except tomllib.TOMLDecodeError:
+        return path, word
+    value = parsed.get("value")
+    if len(parsed) != 1 or not isinstance(value, bool | int | float | str | list | dict):
+        return path, word
+    return path, value
+
+
+def _with_absent(value: Any, models: Sequence[type[BaseModel]]) -> Any:
+    """`value` with the word "none" as None wherever a setting of these classes may be absent."""
+    if not isinstance(value, dict):
+        return value
+    result: dict[str, Any] = {}
+    for key, inner in value.items():
+        annotations = [model.model_fields[key].annotation for model in models if key in model.model_fields]
+        if inner == "none" and any(is_optional(annotation) for annotation in annotations):
+            result[key] = None
+        else:
+            result[key] = _with_absent(inner, [part for annotation in annotations for part in submodels(annotation)])
+    return result
+
+
+def to_toml(config: RunConfig, comments: Iterable[str] = ()) -> str:
+    """TOML that `load_run` reads back to an equal config; `comments` come first, one line each."""
+    header = "".join(f"# {line}".rstrip() + "\n" for line in comments)
+    return header + ("\n" if header else "") + tomli_w.dumps(_without_none(config))
+
+
+def _without_none(part: BaseModel) -> dict[str, Any]:
+    """Plain values of `part`; None is left out where it is the default and else the word "none"."""
+    result: dict[str, Any] = {}
+    for name, field in type(part).model_fields.items():
+        value = getattr(part, name)
+        if isinstance(value, BaseModel):
+            result[name] = _without_none(value)
+        elif value is not None:
+            result[name] = [_plain_item(item) for item in value] if isinstance(value, tuple) else value
+        elif field.default is not None:
+            result[name] = "none"
+    return result
+
+
+def _plain_item(item: Any) -> Any:
+    return _without_none(item) if isinstance(item, BaseModel) else item
+
+
+def to_json(config: RunConfig) -> str:
+    """Indented standard JSON; infinities and NaN are the strings "Infinity", "-Infinity", "NaN"."""
+    return json.dumps(_finite(config.model_dump()), indent=2, ensure_ascii=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def learning_rate_control(config: RunConfig) -> RunConfig:
+    """GRPO at learning rate × (αK + 1): the control of a GXPO or SFPO run.
+
+    A look-ahead in a flat region moves αK + 1 plain steps along one direction, so a gain over GRPO counts only
+    when this longer step does not have it too.
+    """
+    rule = config.learner.rule
+    if isinstance(rule, GrpoRule):
+        raise ConfigError('learner.rule.name = "grpo" has no look-ahead to control for; start from gxpo or sfpo')
+    optimizer = config.learner.optimizer
+    rate = optimizer.learning_rate * (rule.alpha * rule.k + 1)
+    learner = config.learner.model_copy(
+        update={"rule": GrpoRule(), "optimizer": optimizer.model_copy(update={"learning_rate": rate})}
+    )
+    return config.model_copy(update={"learner": learner})
+
+
+def _preset_settings(name: str) -> dict[str, Any]:
+    file = resources.files("gxpo_trainer.config") / "presets" / f"{name}.toml"
+    if name not in preset_names():
+        raise ConfigError(f"there is no preset {name!r}; choose one of {', '.join(preset_names())}")
+    settings = tomllib.loads(file.read_text(encoding="utf-8"))
+    base = settings.pop("extends", None)
+    return settings if base is None else _merge(_preset_settings(base), settings)
+
+
+def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`changes` over `base`, section by section; a section that names another rule replaces it whole."""
+    result = dict(base)
+    for key, value in changes.items():
+        old = base.get(key)
+        whole = (
+            isinstance(value, dict) and "name" in value and isinstance(old, dict) and old.get("name") != value["name"]
+        )
+        result[key] = _merge(old, value) if isinstance(value, dict) and isinstance(old, dict) and not whole else value
+    return result

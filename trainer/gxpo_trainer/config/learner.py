@@ -1,0 +1,90 @@
+"""Settings of the learner: loss, optimizer, adapters, ZeRO."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from gxpo_trainer.config.base import Fraction, Settings
+from gxpo_trainer.config.rules import GxpoRule, RuleConfig
+
+
+class LoraConfig(Settings):
+    """Low-rank adapters by PEFT; the rule then acts on the adapter's parameters only."""
+
+    rank: int = Field(16, ge=1, description="Rank of the adapter matrices.")
+    alpha: float = Field(32.0, gt=0, description="Scaling; the adapter's output is multiplied by alpha / rank.")
+    dropout: Fraction = Field(0.0, description="Must be 0: two passes of a rule must see the same function.")
+    target_modules: tuple[str, ...] = Field(
+        ("q_proj", "k_proj", "v_proj", "o_proj"), description="Names of the linear layers that get an adapter."
+    )
+
+    @field_validator("dropout")
+    @classmethod
+    def _no_dropout(cls, value: float) -> float:
+        if value != 0.0:
+            raise ValueError("must be 0: with dropout two gradients of one batch differ by chance; set it to 0")
+        return value
+
+
+class LossConfig(Settings):
+    """The clipped surrogate of GRPO and the family's options."""
+
+    clip_low: float = Field(0.2, ge=0, description="ε_low.")
+    clip_high: float = Field(0.2, ge=0, description="ε_high; above ε_low it is clip-higher.")
+    kl_beta: float = Field(0.0, ge=0, description="β of the KL term to the frozen start policy.")
+    aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] = Field(
+        "token_mean", description="Mean over tokens; tokens then sequences; sum over max_new_tokens (Dr. GRPO)."
+    )
+    advantage_std: bool = Field(True, description="Divide by the group's std; false leaves it out (Dr. GRPO).")
+    advantage_epsilon: float = Field(1e-6, gt=0, description="ε added to the std.")
+    zero_variance: Literal["keep", "drop", "resample"] = Field(
+        "keep", description="Groups whose rewards are all equal: kept (no signal), left out, or drawn again."
+    )
+    resample_limit: int = Field(3, ge=1, description="resample only: most extra rounds of sampling a step.")
+    mask_truncated: bool = Field(False, description="Leave responses that were cut at the limit out of the loss.")
+    importance_cap: float | None = Field(
+        None, gt=0, description="Truncated importance sampling for the gap between sampler and learner; none: off."
+    )
+
+
+class OptimizerConfig(Settings):
+    """The base optimizer and its schedule, counted in training steps."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    learning_rate: float = Field(1e-5, gt=0, description="η.")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW only.")
+    epsilon: float = Field(1e-8, gt=0, description="AdamW only.")
+    momentum: float = Field(0.0, ge=0, lt=1, description="SGD only.")
+    weight_decay: float = Field(0.0, ge=0, description="Decoupled for AdamW, added to the gradient for SGD.")
+    max_grad_norm: float = Field(1.0, gt=0, description="Clip the global gradient norm; inf turns it off.")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="After the warm-up.")
+    warmup_steps: int = Field(0, ge=0, description="Training steps of linear warm-up.")
+
+
+class LearnerConfig(Settings):
+    """The DeepSpeed learner."""
+
+    rule: RuleConfig = GxpoRule()
+    loss: LossConfig = LossConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="Of the forward and backward pass.")
+    zero_stage: Literal[0, 1, 2, 3] = Field(0, description="DeepSpeed ZeRO stage.")
+    lora: LoraConfig | None = Field(None, description="Train adapters instead of all weights.")
+    mini_batches: int = Field(1, ge=1, description="Rule steps a rollout batch, each on a part of it.")
+    token_budget: int = Field(4096, ge=16, description="Most tokens (padding included) in one micro-batch.")
+    packing: Literal["auto", "padded", "shared", "packed"] = Field(
+        "auto",
+        description="padded: sorted rows; shared: a prompt once for its short responses; "
+        "packed: one row, variable-length attention. auto: shared on CPU, packed on GPU.",
+    )
+
+    @model_validator(mode="after")
+    def _supported(self) -> LearnerConfig:
+        if self.precision == "bf16" and self.zero_stage == 0:
+            raise ValueError(
+                'precision = "bf16" with zero_stage = 0 keeps its fp32 masters where no rule can reach them; '
+                "set zero_stage = 1, 2 or 3"
+            )
+        return self

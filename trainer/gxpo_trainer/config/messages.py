@@ -1,0 +1,181 @@
+"""From pydantic's errors to one line a setting: `learner.rule.k = 1: must be at least 2 …`.
+
+Also knows the tree of settings by dotted path, for overrides, suggestions and the generated page.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+import math
+import typing
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from gxpo_trainer.config.run import RunConfig
+from gxpo_trainer.errors import ConfigError
+
+
+def submodels(annotation: Any) -> list[type[BaseModel]]:
+    """The settings classes that a field of this annotation may hold: none, one, or one a rule."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in typing.get_args(annotation) for model in submodels(part)]
+
+
+def is_optional(annotation: Any) -> bool:
+    return type(None) in typing.get_args(annotation)
+
+
+def walk(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tuple[str, type[BaseModel], FieldInfo]]:
+    """(dotted path, class that owns the field, field) for all settings, sections before their contents."""
+    for name, field in model.model_fields.items():
+        path = f"{prefix}{name}"
+        yield path, model, field
+        for part in submodels(field.annotation):
+            yield from walk(part, f"{path}.")
+
+
+@functools.cache
+def setting_paths() -> tuple[str, ...]:
+    """Every dotted path once, sections included, in the order of the classes."""
+    return tuple(dict.fromkeys(path for path, _, _ in walk()))
+
+
+def nearest_setting(path: str) -> str | None:
+    """The known path most like a mistyped one, by the whole path or by its last word."""
+
+    def likeness(known: str) -> float:
+        ends = known.rsplit(".", 1)[-1], path.rsplit(".", 1)[-1]
+        return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in ((known, path), ends))
+
+    best = max(setting_paths(), key=likeness)
+    return best if likeness(best) >= 0.7 else None
+
+
+def unknown_setting(path: str) -> str:
+    """What to tell about a path that is no setting, or none of the chosen rule."""
+    if path in setting_paths():
+        return "is not a setting of the chosen rule; take it out or choose a rule that has it"
+    suggestion = nearest_setting(path)
+    fix = f"did you mean {suggestion}?" if suggestion else "`gxpo config --schema` lists all settings; take it out"
+    return f"unknown setting; {fix}"
+
+
+def show(value: Any) -> str:
+    """A value as the person would write it, shortened."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
+def error_path(location: Iterable[str | int], *, keep_last: bool) -> str:
+    """Dotted path of a pydantic location; names of union members (`gxpo`, `tuple[float, float]`) are dropped.
+
+    keep_last: the last segment is a key the person wrote, known or not.
+    """
+    segments = list(location)
+    candidates: list[type[BaseModel]] = [RunConfig]
+    parts: list[str] = []
+    for position, segment in enumerate(segments):
+        if isinstance(segment, int):
+            parts[-1] += f"[{segment}]"
+            continue
+        owners = [model for model in candidates if segment in model.model_fields]
+        if owners:
+            parts.append(segment)
+            candidates = [part for model in owners for part in submodels(model.model_fields[segment].annotation)]
+        elif keep_last and position == len(segments) - 1:
+            parts.append(segment)
+    return ".".join(parts)
+
+
+_PHRASES = {
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be above {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be below {lt}",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing_size": "must be a smaller whole number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "string_type": "must be text; put it in quotes",
+    "string_too_short": "must not be empty",
+    "string_too_long": "must be at most {max_length} characters",
+    "tuple_type": "must be a list in brackets",
+    "missing": "is missing; set it",
+    "model_type": "must be a table of settings",
+    "model_attributes_type": "must be a table of settings",
+    "dict_type": "must be a table of settings",
+}
+
+
+class BadSettings(ConfigError):
+    """A config that cannot be used; `settings` are (dotted path, what is wrong and how to mend it).
+
+    The path is empty for what no single setting or section is to blame for.
+    """
+
+    def __init__(self, message: str, settings: tuple[tuple[str, str], ...]) -> None:
+        super().__init__(message)
+        self.settings = settings
+
+
+def _parts(error: Any) -> tuple[str, str, str]:
+    """(path, ` = value` or nothing, what is wrong and how to mend it) of one pydantic error."""
+    kind, value, context = error["type"], error["input"], error.get("ctx", {})
+    path = error_path(error["loc"], keep_last=kind == "extra_forbidden")
+    if kind == "union_tag_not_found":
+        return f"{path}.name", "", 'is missing; set it to "grpo", "sfpo" or "gxpo"'
+    if kind == "union_tag_invalid":
+        wanted = context["expected_tags"].replace("'", '"')
+        return f"{path}.name", f" = {show(context['tag'])}", f"must be one of {wanted}"
+    if kind == "extra_forbidden":
+        return path, f" = {show(value)}", unknown_setting(path)
+    if kind == "value_error":
+        message = str(context["error"])
+    elif kind == "literal_error":
+        message = f"must be {context['expected']}".replace("'", '"')
+    elif kind in ("too_short", "too_long") and "actual_length" in context:
+        bound = f"at least {context['min_length']}" if kind == "too_short" else f"at most {context['max_length']}"
+        message = f"has {context['actual_length']} entries and must have {bound}"
+    elif kind == "missing" and error["loc"] and isinstance(error["loc"][-1], int):
+        message = "is missing from the list"
+    elif kind in _PHRASES:
+        message = _PHRASES[kind].format(**context)
+    else:
+        message = error["msg"]
+    if (isinstance(value, dict) and kind == "value_error") or kind == "missing":
+        return path, "", message
+    return path, f" = {show(value)}", message
+
+
+def _merged(error: ValidationError) -> list[tuple[str, str, str]]:
+    """(path, value, message); what several forms of one setting would each want is one message."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for part in error.errors(include_url=False):
+        path, value, message = _parts(part)
+        messages = found.setdefault((path, value), [])
+        if message not in messages:
+            messages.append(message)
+    return [
+        (path, value, messages[0] + "".join(f", or {other.removeprefix('must be ')}" for other in messages[1:]))
+        for (path, value), messages in found.items()
+    ]
+
+
+def config_error(error: ValidationError, source: str) -> BadSettings:
+    """All bad settings of one validation, one line each, in a single ConfigError."""
+    merged = _merged(error)
+    lines = [f"{path}{value}: {message}" if path or value else message for path, value, message in merged]
+    text = "\n".join([f"{source} cannot be used:", *(f"  {line}" for line in lines)])
+    return BadSettings(text, tuple((path, message) for path, _, message in merged))

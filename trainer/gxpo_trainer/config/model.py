@@ -1,0 +1,24 @@
+"""Settings of the policy."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from gxpo_trainer.config.base import Settings
+
+
+class ModelConfig(Settings):
+    """The policy."""
+
+    path: str = Field(
+        "starter",
+        description="`starter` (the embedded policy), a local transformers folder, or a hub name.",
+    )
+    trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
+    max_length: int = Field(4096, ge=8, description="Longest prompt plus response, in tokens.")
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = Field(
+        "auto", description="Attention kernel of the learner; auto is sdpa."
+    )
+    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")

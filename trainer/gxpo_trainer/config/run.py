@@ -1,0 +1,100 @@
+"""RunConfig: a whole run, with the sections that are too small for a file of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from pydantic import Field, model_validator
+
+from gxpo_trainer.config.base import Settings
+from gxpo_trainer.config.data import DataConfig
+from gxpo_trainer.config.evaluation import EvaluationConfig
+from gxpo_trainer.config.learner import LearnerConfig
+from gxpo_trainer.config.model import ModelConfig
+from gxpo_trainer.config.placement import PlacementConfig
+from gxpo_trainer.config.rollout import RolloutConfig
+from gxpo_trainer.config.verifier import VerifierConfig
+
+
+class CheckpointConfig(Settings):
+    """What is saved and kept."""
+
+    every_steps: int = Field(10, ge=0, description="0: only at the end.")
+    keep_last: int = Field(2, ge=1, description="Newest checkpoints to keep.")
+    keep_best: int = Field(1, ge=0, description="Best by eval/average/pass@1, kept beside the newest.")
+
+
+class DiagnosticsConfig(Settings):
+    """Measurements that cost extra passes, counted apart."""
+
+    trajectory_every: int = Field(0, ge=0, description="Steps between true K-step trajectories; 0: never.")
+    noise_floor: bool = Field(False, description="Repeat a gradient at the same point with each trajectory.")
+
+
+class BudgetConfig(Settings):
+    """The first bound that is reached ends the run cleanly."""
+
+    steps: int | None = Field(None, description="Training steps.")
+    backward_passes: int | None = Field(None, description="Full-batch gradients, repeats and diagnostics left out.")
+    hours: float | None = Field(None, description="Training time without evaluation, diagnostics, checkpoints.")
+    tokens: int | None = Field(None, description="Sampled tokens.")
+
+    @model_validator(mode="after")
+    def _some_and_positive(self) -> BudgetConfig:
+        bounds = {name: getattr(self, name) for name in type(self).model_fields}
+        for name, value in bounds.items():
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} = {value} leaves nothing to train; set it above 0 or leave it out")
+        if all(value is None for value in bounds.values()):
+            raise ValueError("no bound is set; set one of steps, backward_passes, hours, tokens")
+        return self
+
+
+class RunConfig(Settings):
+    """A whole run."""
+
+    name: str = Field("run", min_length=1, max_length=200, description="For people; need not be unique.")
+    seed: int = Field(0, ge=0, description="Data order, sampling and generated problems.")
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    verifier: VerifierConfig = VerifierConfig()
+    learner: LearnerConfig = LearnerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    diagnostics: DiagnosticsConfig = DiagnosticsConfig()
+    budget: BudgetConfig = BudgetConfig(steps=40)
+    placement: PlacementConfig = PlacementConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunConfig:
+        if self.rollout.max_new_tokens >= self.model.max_length:
+            raise ValueError(
+                f"rollout.max_new_tokens = {self.rollout.max_new_tokens} leaves no room for a prompt in "
+                f"model.max_length = {self.model.max_length}; lower the first or raise the second"
+            )
+        if self.learner.mini_batches > self.rollout.prompts_per_step:
+            raise ValueError(
+                f"learner.mini_batches = {self.learner.mini_batches} exceeds rollout.prompts_per_step = "
+                f"{self.rollout.prompts_per_step}; a mini-batch needs at least one prompt"
+            )
+        if self.learner.optimizer.schedule != "constant" and self.budget.steps is None:
+            raise ValueError(
+                f'learner.optimizer.schedule = "{self.learner.optimizer.schedule}" falls to 0 at the last step; '
+                'set budget.steps, or schedule = "constant"'
+            )
+        if self.placement.learner_ranks > self.rollout.prompts_per_step // self.learner.mini_batches:
+            raise ValueError("placement.learner_ranks exceeds the prompts of a mini-batch; lower it")
+        return self
+
+    def gap_limits(self) -> tuple[float, float]:
+        """Largest mean and largest single log-prob gap between sampler and learner that a run may have."""
+        exact = self.learner.precision == "fp32" and self.rollout.dtype != "bfloat16"
+        mean, largest = (1e-5, 1e-3) if exact else (0.05, 5.0)
+        return self.rollout.logprob_gap_mean_limit or mean, self.rollout.logprob_gap_max_limit or largest
+
+    def sha256(self) -> str:
+        """Hash of everything that can change a result; `name` is left out."""
+        body = self.model_dump(mode="json", exclude={"name"})
+        return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,345 @@
+"""One rank of the DeepSpeed learner: the verbs that an update rule asks for, on real shards of a real model."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from gxpo_trainer.algo.batch import Layout, MicroBatch, StepBatch
+from gxpo_trainer.algo.losses import TokenOutputs, finish_statistics, policy_loss
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.errors import Diverged
+from gxpo_trainer.learner import rank_state
+from gxpo_trainer.learner.deepspeed_internals import open_shards
+from gxpo_trainer.learner.full_weights import adapter_weights, full_weights
+from gxpo_trainer.learner.loaded_batch import (
+    LoadedBatch,
+    Statistics,
+    first_pass_gap,
+    load_share,
+    statistics_over_ranks,
+    sum_over_ranks,
+)
+from gxpo_trainer.learner.process_group import (
+    Device,
+    build_optimizer,
+    deepspeed_settings,
+    initialize_engine,
+    join_process_group,
+)
+from gxpo_trainer.models.load import load_policy
+from gxpo_trainer.models.logprobs import PolicyModule
+from gxpo_trainer.rules.base import BackwardResult, OptimizerState
+from gxpo_trainer.rules.recurrence import AdamWRecurrence, SGDRecurrence
+
+
+class DeepSpeedLearner:
+    """rules.base.RuleLearner on one rank. All ranks call all methods in the same order (SPMD).
+
+    Order within a step: `load_batch` → [`fix_old_logprobs`] → the rule's verbs → `full_weights` for the sync.
+    `load_batches` and `use_batch` do the same for several mini-batches of one rollout.
+
+    The gradient is the plain sum over micro-batches and ranks (every token carries its final weight), whatever the
+    ZeRO stage, the number of ranks and the cut into micro-batches. It is clipped here, by the global norm, so that
+    what a rule reads is what the optimizer consumes.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        master_address: str = "127.0.0.1",
+        master_port: int,
+        device: Device = "cpu",
+    ) -> None:
+        """Join the other ranks, load the policy and partition it.
+
+        Raises ConfigError when the model cannot be loaded (see models.load).
+        """
+        self.config = config
+        self.rank, self.world_size = rank, world_size
+        join_process_group(
+            rank=rank, world_size=world_size, master_address=master_address, master_port=master_port, device=device
+        )
+        self.device = torch.device("cpu" if device == "cpu" else f"cuda:{torch.cuda.current_device()}")
+        settings = config.learner
+        torch.manual_seed(config.seed)
+        model = load_policy(config.model, precision=settings.precision, lora=settings.lora)
+        self._model: Any = model  # transformers model, or PEFT's around it
+        self._packing: Layout = _layout(settings.packing, model, device)
+        self._pad_id = _pad_id(model.config)
+        needs_reference = settings.loss.kl_beta > 0 and settings.lora is None
+        self._reference = _frozen_copy(model, self.device) if needs_reference else None
+        self._engine, optimizer = _initialize(model, config, device)
+        self._optimizer = optimizer
+        self._shards = open_shards(
+            self._engine, optimizer, zero_stage=settings.zero_stage, precision=settings.precision
+        )
+        self._batches: list[LoadedBatch] = []
+        self._index = 0
+        self._finite = False
+
+    # ---- the batch ------------------------------------------------------------------------------------------
+
+    def load_batch(self, batch: StepBatch) -> None:
+        """Make this rank's share of a step batch the one that passes run over."""
+        self.load_batches([batch])
+
+    def load_batches(self, batches: Sequence[StepBatch]) -> None:
+        """Load this rank's shares of several mini-batches; the first becomes the present one.
+
+        With more than one, log π_old of all of them is taken now, by forward-only passes: the first mini-batch's
+        step moves the policy.
+        """
+        self._batches = [
+            load_share(batch, self.config.learner, layout=self._packing, pad_id=self._pad_id, device=self.device)
+            for batch in batches
+        ]
+        if len(batches) > 1:
+            for index in range(len(batches)):
+                self.use_batch(index)
+                self.fix_old_logprobs()
+        self.use_batch(0)
+
+    def use_batch(self, index: int) -> None:
+        """Make one of the loaded mini-batches the present one."""
+        self._index = index
+
+    @torch.no_grad()
+    def fix_old_logprobs(self) -> None:
+        """Take log π_old of the present batch now, by a forward-only pass, instead of from its first pass."""
+        loaded = self._loaded()
+        passes = self._forward_all(loaded)
+        loaded.old = [outputs.logprobs for outputs in passes]
+        without_kl = self.config.learner.loss.model_copy(update={"kl_beta": 0.0})
+        parts = [policy_loss(*pair, None, None, without_kl)[1] for pair in zip(passes, loaded.counted, strict=True)]
+        loaded.first_pass = statistics_over_ranks(parts, self.device)
+
+    def logprob_gap(self) -> tuple[float, float]:
+        """Mean and maximum of |log π_learner − log π_sampler| over the tokens in the loss, at the first pass.
+
+        Of all loaded mini-batches together. (0, 0) when no token is in the loss. Raises RuntimeError before the
+        first pass.
+        """
+        return first_pass_gap(self._batches)
+
+    # ---- the verbs of a rule --------------------------------------------------------------------------------
+
+    def backward(self) -> BackwardResult:
+        """One full gradient of the present batch at the published parameters, clipped; counts one pass."""
+        loaded = self._loaded()
+        if self.config.learner.loss.kl_beta > 0 and loaded.reference is None:
+            loaded.reference = self._reference_logprobs(loaded)
+        self._shards.begin()
+        still = [self._pass(loaded, len(loaded.real) + i, gradient=False) for i in range(len(loaded.still))]
+        for micro in loaded.idle_still:
+            with torch.no_grad():
+                self._forward(micro, with_entropy=True)
+        passes = [self._pass(loaded, index, gradient=True) for index in range(len(loaded.real))] + still
+        for index, micro in enumerate(loaded.idle, start=len(loaded.real) + 1):
+            nothing = self._forward(micro, with_entropy=True).logprobs.sum() * 0.0
+            self._accumulate(nothing, last=index == loaded.num_passes)
+        self._shards.collect()
+        statistics = statistics_over_ranks([part for part, _ in passes], self.device)
+        if loaded.old is None:
+            loaded.old = [logprobs for _, logprobs in passes]
+        if loaded.first_pass is None:
+            loaded.first_pass = statistics
+        metrics = finish_statistics(statistics)
+        shown = {name: value for name, value in metrics.items() if not name.startswith("logprob_gap")}
+        result = BackwardResult(loss=shown.pop("loss"), grad_norm=self._clip(), statistics=shown)
+        self._finite = result.finite
+        return result
+
+    def optimizer_step(self) -> None:
+        """One step of the base optimizer on the clipped gradient; publishes the result.
+
+        Raises Diverged when the gradient is not finite: such a step would destroy parameters and moments.
+        """
+        if not self._finite:
+            raise Diverged("the gradient of the last pass is not finite; no optimizer step can be taken on it")
+        self._shards.step()
+
+    def parameters(self) -> list[Tensor]:
+        """Local fp32 master shards, flat, no copies, padding left out."""
+        return self._shards.parameters()
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients that the optimizer consumes (clipped), flat, shaped like `parameters()`."""
+        return self._shards.gradients()
+
+    def recurrence(self) -> AdamWRecurrence | SGDRecurrence:
+        """The optimizer's element-wise recurrence at the present learning rate."""
+        settings = self.config.learner.optimizer
+        if settings.name == "adamw":
+            beta1, beta2 = settings.betas
+            return AdamWRecurrence(self.learning_rate, beta1, beta2, settings.epsilon, settings.weight_decay)
+        return SGDRecurrence(self.learning_rate, settings.momentum, settings.weight_decay)
+
+    def publish(self) -> None:
+        """Make written master parameters the ones that the forward pass uses."""
+        self._shards.publish()
+
+    def all_reduce(self, scalars: Tensor) -> Tensor:
+        """Sum of a small float64 vector over the distinct shards: what every rank holds (stage 0) counts once."""
+        total = sum_over_ranks(scalars, self.device)
+        return total / self.world_size if self._shards.replicated else total
+
+    def optimizer_state(self) -> OptimizerState:
+        """The optimizer's live state, aligned with `parameters()`."""
+        return self._shards.state
+
+    # ---- schedule, sync, checkpoints ------------------------------------------------------------------------
+
+    @property
+    def learning_rate(self) -> float:
+        """η of the next optimizer step."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Set η. The schedule belongs to the caller: a look-ahead rule takes several steps a training step."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+
+    @property
+    def model(self) -> Any:
+        """The transformers model, or PEFT's around it; its config is saved beside exported weights."""
+        return self._model
+
+    def full_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """(name in a transformers checkpoint, whole tensor), LoRA merged; see learner.full_weights. Collective."""
+        return full_weights(self._model)
+
+    def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """(name in a PEFT adapter, whole tensor); empty without LoRA. Collective."""
+        return adapter_weights(self._model)
+
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """This rank's state: live tensors by name (write them before the next step), and JSON beside them."""
+        meta = {**self._identity(), "optimizer_step": self._shards.state.step, "learning_rate": self.learning_rate}
+        return rank_state.capture(self._shards, self.device), meta
+
+    def load_state_dict(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        """Continue from `state_dict()`, bit for bit; publishes. Collective.
+
+        Raises CheckpointError, before anything is changed, when the state is of another layout or model.
+        """
+        live = rank_state.capture(self._shards, self.device)
+        rank_state.check(live, tensors, self._identity(), meta)
+        rank_state.restore(live, tensors, self.device)
+        self._shards.state.set_step(int(meta["optimizer_step"]))
+        self.set_learning_rate(float(meta["learning_rate"]))
+        self.publish()
+
+    def close(self) -> None:
+        """Free the engine. The process group stays, for another learner in the same process."""
+        self._batches = []
+        self._engine.destroy()
+
+    # ---- inside ---------------------------------------------------------------------------------------------
+
+    def _identity(self) -> dict[str, Any]:
+        settings = self.config.learner
+        return {
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "zero_stage": settings.zero_stage,
+            "precision": settings.precision,
+            "optimizer": settings.optimizer.name,
+            "lora_rank": settings.lora.rank if settings.lora else 0,
+        }
+
+    def _loaded(self) -> LoadedBatch:
+        if not self._batches:
+            raise RuntimeError("no batch is loaded: call load_batch() first")
+        return self._batches[self._index]
+
+    def _forward(self, micro: MicroBatch, *, with_entropy: bool) -> TokenOutputs:
+        outputs: TokenOutputs = self._engine(micro, self.config.rollout.temperature, with_entropy)
+        return outputs
+
+    def _forward_all(self, loaded: LoadedBatch) -> list[TokenOutputs]:
+        """Forward-only passes over the counted micro-batches, and over the idle ones for the other ranks' sake."""
+        outputs = [self._forward(micro, with_entropy=False) for micro in loaded.counted]
+        for micro in [*loaded.idle, *loaded.idle_still]:
+            self._forward(micro, with_entropy=False)
+        return outputs
+
+    def _pass(self, loaded: LoadedBatch, index: int, *, gradient: bool) -> tuple[Statistics, Tensor]:
+        """One counted micro-batch forward, and back with `gradient`; its statistics and log π_θ."""
+        micro = loaded.counted[index]
+        old = None if loaded.old is None else loaded.old[index]
+        reference = None if loaded.reference is None else loaded.reference[index]
+        with torch.set_grad_enabled(gradient):
+            outputs = self._forward(micro, with_entropy=True)
+            loss, part = policy_loss(outputs, micro, old, reference, self.config.learner.loss)
+        if gradient:
+            self._accumulate(loss, last=index + 1 == loaded.num_passes)
+        return part, outputs.logprobs.detach()
+
+    def _accumulate(self, loss: Tensor, *, last: bool) -> None:
+        self._engine.set_gradient_accumulation_boundary(last)
+        # DeepSpeed averages over ranks; the weights in the loss ask for the sum.
+        self._engine.backward(loss * self.world_size)
+
+    @torch.no_grad()
+    def _reference_logprobs(self, loaded: LoadedBatch) -> list[Tensor]:
+        temperature = self.config.rollout.temperature
+        if self._reference is not None:
+            return [self._reference(micro, temperature, False).logprobs for micro in loaded.counted]
+        with self._model.disable_adapter():
+            return [outputs.logprobs for outputs in self._forward_all(loaded)]
+
+    @torch.no_grad()
+    def _clip(self) -> float:
+        """Global norm before clipping; scales the gradients in place so that their norm is within the limit."""
+        gradients = self._shards.gradients()
+        square = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float64).square() for g in gradients]).sum()
+        norm = math.sqrt(float(self.all_reduce(square[None])[0]))
+        limit = self.config.learner.optimizer.max_grad_norm
+        if math.isfinite(norm) and norm > limit:
+            for gradient in gradients:
+                gradient.mul_(limit / norm)
+        return norm
+
+
+def _initialize(model: nn.Module, config: RunConfig, device: Device) -> tuple[Any, torch.optim.Optimizer]:
+    policy = PolicyModule(model)
+    trainable = [p for p in policy.parameters() if p.requires_grad]
+    optimizer = build_optimizer(trainable, config.learner.optimizer)
+    settings = deepspeed_settings(
+        zero_stage=config.learner.zero_stage,
+        precision=config.learner.precision,
+        num_trainable=sum(p.numel() for p in trainable),
+        device=device,
+    )
+    return initialize_engine(policy, optimizer, settings), optimizer
+
+
+def _layout(packing: str, model: nn.Module, device: Device) -> Layout:
+    """What `learner.packing = "auto"` means: shared prompts where a dense mask is cheap, packed rows on a GPU."""
+    if packing != "auto":
+        return cast(Layout, packing)
+    if device == "gpu":
+        return "packed"
+    return "shared" if PolicyModule(model).can_share_prompts else "padded"
+
+
+def _frozen_copy(model: nn.Module, device: torch.device) -> PolicyModule:
+    """The start policy as the KL term's reference: whole on every rank, outside ZeRO."""
+    return PolicyModule(copy.deepcopy(model).requires_grad_(False)).to(device)
+
+
+def _pad_id(model_config: Any) -> int:
+    """Any valid token will do: no token in the loss ever sees the padding."""
+    for candidate in (model_config.pad_token_id, model_config.eos_token_id):
+        if isinstance(candidate, int) and 0 <= candidate < model_config.vocab_size:
+            return candidate
+    return 0

@@ -1,0 +1,126 @@
+"""The learner as the controller drives it: all ranks as one.
+
+Every call goes to all ranks at once (SPMD); rank 0 answers. When a rank dies its peers may hang in a collective, so the
+whole group is ended and rebuilt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from gxpo_trainer.algo.batch import StepBatch, shard
+from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.errors import LearnerDied
+from gxpo_trainer.learner.rank import LearnerRank, StepResult
+from gxpo_trainer.sync.manifest import WeightManifest
+
+MOST_STARTS = 5
+"""Starts of a learner that died, within one recovery, on a Ray of several nodes."""
+
+
+class LearnerGroup:
+    """All ranks as one learner.
+
+    Order: `start`, then calls; after LearnerDied: `restart`, then `load` (or nothing, for the start policy).
+    """
+
+    def __init__(self, config: RunConfig, placement: Placement) -> None:
+        self.config, self.placement = config, placement
+        self.ranks: list[Any] = []
+
+    def start(self) -> None:
+        """Start all ranks and wait until their engines stand."""
+        size = self.config.placement.learner_ranks
+        self.ranks = [
+            ray.remote(LearnerRank).options(**self.placement.learner_options(rank)).remote(self.config, rank, size)
+            for rank in range(size)
+        ]
+        try:
+            address, port = self.placement.seats.answer(self.ranks[0].endpoint.remote())
+        except ray.exceptions.RayActorError as error:
+            raise LearnerDied(str(error).strip().splitlines()[0]) from error
+        self.all("setup", address, port, self.placement.device, self.placement.learner_threads)
+
+    def restart(self) -> None:
+        """End every rank that is left (they may hang in a collective) and start anew.
+
+        On several nodes this is tried again: the first place may be on a node that is lost without Ray's notice.
+        """
+        for restarts in range(1, MOST_STARTS + 1):
+            self.kill()
+            self.placement.seats.pause(restarts)
+            try:
+                self.start()
+                return
+            except LearnerDied:
+                if self.placement.seats.group is None or restarts == MOST_STARTS:
+                    raise
+
+    def kill(self) -> None:
+        for rank in self.ranks:
+            ray.kill(rank, no_restart=True)
+        self.ranks = []
+
+    def close(self) -> None:
+        """Let the ranks free what outlives them (shared memory), then end them."""
+        if self.ranks:
+            try:
+                self.all("close")
+            except LearnerDied:
+                self.ranks = self.ranks[1:]
+        self.kill()
+
+    def all(self, method: str, *arguments: Any) -> Any:
+        """Call a method on every rank; rank 0's answer. Raises LearnerDied when a rank ends meanwhile."""
+        return self._get([getattr(rank, method).remote(*arguments) for rank in self.ranks])[0]
+
+    def nodes(self) -> list[str]:
+        """The Ray node of each rank."""
+        return [str(node) for node in self._get([rank.node.remote() for rank in self.ranks])]
+
+    def publish(self, version: int, sampler_node: str) -> tuple[WeightManifest, float | None]:
+        """See LearnerRank.publish."""
+        found: tuple[WeightManifest, float | None] = self.all("publish", version, sampler_node)
+        return found
+
+    def train_step(self, batches: Sequence[StepBatch], learning_rate: float, *, diagnose: bool) -> StepResult:
+        """One training step on the mini-batches, each sharded over the ranks."""
+        shares = [shard(batch, len(self.ranks)) for batch in batches]
+        calls = [
+            rank.train_step.remote([share[index] for share in shares], learning_rate, diagnose)
+            for index, rank in enumerate(self.ranks)
+        ]
+        result: StepResult = self._get(calls)[0]
+        return result
+
+    def gap(self, batch: StepBatch) -> tuple[float, float]:
+        """See LearnerRank.gap."""
+        shares = shard(batch, len(self.ranks))
+        found: tuple[float, float] = self._get(
+            [rank.gap.remote(share) for rank, share in zip(self.ranks, shares, strict=True)]
+        )[0]
+        return found
+
+    def writer(self, collected: dict[str, Any]) -> Callable[[Path], None]:
+        """For CheckpointStore.save: fills a checkpoint folder and leaves the rule's state in `collected`."""
+
+        def write(folder: Path) -> None:
+            collected.update(self.all("save", str(folder)))
+
+        return write
+
+    def _get(self, calls: list[Any]) -> list[Any]:
+        """Answers of all ranks. One dead rank is enough to give up: its peers would wait for it for ever."""
+        pending = list(calls)
+        try:
+            while pending:
+                ready, pending = ray.wait(pending, num_returns=1)
+                ray.get(ready)
+            return list(ray.get(calls))
+        except ray.exceptions.RayActorError as error:
+            raise LearnerDied(str(error).strip().splitlines()[0]) from error

@@ -1,0 +1,219 @@
+"""One rank of the learner as a Ray actor. `LearnerGroup` (group.py) drives all of them as one."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from gxpo_trainer.algo.batch import StepBatch
+from gxpo_trainer.cluster.memory import lasting, peak_resident_bytes
+from gxpo_trainer.cluster.ray_session import this_node
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.types import Metrics, StepReport
+
+if TYPE_CHECKING:
+    from gxpo_trainer.sync.manifest import WeightManifest
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the learner reports of one training step; passes are in units of the full step batch."""
+
+    metrics: Metrics
+    backward_passes: float
+    diagnostic_passes: float
+    gap_mean: float
+    gap_max: float
+    finite: bool
+    fallback: str | None
+    update_s: float
+    diagnostics_s: float
+    peak_bytes: int
+    """Largest resident set of this rank's process so far."""
+
+
+class LearnerRank:
+    """One rank in its own process. `setup` once, then `train_step`, `publish`, `save` in any order."""
+
+    def __init__(self, config: RunConfig, rank: int, world_size: int) -> None:
+        self.config, self.rank, self.world_size = config, rank, world_size
+
+    def endpoint(self) -> tuple[str, int]:
+        """An address and a free port of this host, for the ranks to meet at."""
+        address = ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+            return address, int(probe.getsockname()[1])
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def node(self) -> str:
+        """The Ray node that it runs on."""
+        return this_node()
+
+    def setup(self, address: str, port: int, device: str, threads: int) -> None:
+        """Build the engine. Heavy modules are imported here, in the actor's process alone."""
+        with lasting():
+            import torch
+
+            torch.set_num_threads(threads)
+            from transformers import AutoModelForCausalLM  # noqa: F401
+
+            from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
+            from gxpo_trainer.rules.registry import make_rule
+
+        self.learner = DeepSpeedLearner(
+            self.config,
+            rank=self.rank,
+            world_size=self.world_size,
+            master_address=address,
+            master_port=port,
+            device="gpu" if device == "gpu" else "cpu",
+        )
+        self.rule = make_rule(self.config.learner.rule)
+        self.publisher: Any = None
+        self.to_other_nodes: Any = None
+
+    def train_step(self, batches: list[StepBatch], learning_rate: float, diagnose: bool) -> StepResult:
+        """One rule step a mini-batch. batches: this rank's shares, one a mini-batch."""
+        self.learner.set_learning_rate(learning_rate)
+        begin = time.perf_counter()
+        self.learner.load_batches(batches)
+        extra: Metrics = {}
+        diagnostic_passes = 0
+        loaded = time.perf_counter()
+        if diagnose:
+            extra, diagnostic_passes = self._diagnose()
+        measured = time.perf_counter()
+        reports: list[StepReport] = []
+        for index in range(len(batches)):
+            self.learner.use_batch(index)
+            reports.append(self.rule.step(self.learner))
+        gap_mean, gap_max = self.learner.logprob_gap()
+        done = time.perf_counter()
+        count = len(batches)
+        return StepResult(
+            metrics={**extra, **reports[-1].metrics},
+            backward_passes=sum(r.backward_passes for r in reports) / count,
+            diagnostic_passes=diagnostic_passes / count,
+            gap_mean=gap_mean,
+            gap_max=gap_max,
+            finite=all(r.finite for r in reports),
+            fallback=next((r.fallback for r in reports if r.fallback), None),
+            update_s=(loaded - begin) + (done - measured),
+            diagnostics_s=measured - loaded,
+            peak_bytes=peak_resident_bytes(),
+        )
+
+    def _diagnose(self) -> tuple[Metrics, int]:
+        from gxpo_trainer.rules.diagnostics import ratio_noise, take_trajectory
+        from gxpo_trainer.rules.gxpo import GXPO
+
+        if not isinstance(self.rule, GXPO) or not self.rule.gate.active:
+            return {}, 0
+        metrics: Metrics = {}
+        passes = 0
+        if self.config.diagnostics.noise_floor:
+            metrics = ratio_noise(self.learner, self.rule.settings.delta)
+            passes += 2
+        self.rule.trajectory = take_trajectory(self.learner, self.rule.settings.k)
+        return metrics, passes + self.rule.settings.k
+
+    def publish(self, version: int, sampler_node: str) -> tuple[WeightManifest | None, float | None]:
+        """Hand the present weights to the sampler's side, on the Ray node `sampler_node`. Collective.
+
+        Rank 0 returns the manifest and the share of weights, as the forward pass uses them, that differ from the
+        version published before (None for the first). Raises ConfigError for a transport that cannot reach there.
+        """
+        if self.rank:
+            for _ in self.learner.full_weights():
+                pass
+            return None, None
+        if self.publisher is None:
+            import torch
+
+            from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher
+
+            wanted = self.config.rollout.dtype
+            self.publisher = SharedMemoryPublisher(dtype=None if wanted == "auto" else getattr(torch, wanted))
+        publisher = self.publisher
+        transport, apart = self.config.placement.weight_transport, sampler_node != this_node()
+        if transport == "shared_memory" and apart:
+            raise ConfigError(
+                'placement.weight_transport = "shared_memory" but learner and sampler are on different nodes; set it '
+                'to "auto"'
+            )
+        if transport == "object_store" or apart:
+            from gxpo_trainer.sync.object_store import ObjectStorePublisher
+
+            publisher = self.to_other_nodes = self.to_other_nodes or ObjectStorePublisher(self.publisher)
+        manifest: WeightManifest = publisher.publish(version, self.learner.full_weights())
+        return manifest, self.publisher.changed_fraction(manifest)
+
+    def perturb(self, scale: float, seed: int) -> None:
+        """Canary: move every weight by a visible, reproducible amount; `restore` undoes it to the bit."""
+        import torch
+
+        from gxpo_trainer.rules.plain import snapshot
+
+        self._before = snapshot(self.learner.parameters(), None)
+        for index, shard_ in enumerate(self.learner.parameters()):
+            noise = torch.Generator().manual_seed(seed + 1000 * self.rank + index)
+            step = torch.randn(shard_.shape, generator=noise).to(shard_.device)
+            shard_.add_(step * scale * shard_.abs().mean() if shard_.numel() else step)
+        self.learner.publish()
+
+    def restore(self) -> None:
+        from gxpo_trainer.rules.plain import snapshot
+
+        snapshot(self._before, self.learner.parameters())
+        del self._before
+        self.learner.publish()
+
+    def gap(self, batch: StepBatch) -> tuple[float, float]:
+        """Mean and largest log-prob gap to the sampler on a batch, without touching anything. Collective."""
+        self.learner.load_batch(batch)
+        self.learner.fix_old_logprobs()
+        return self.learner.logprob_gap()
+
+    def save(self, folder: str) -> dict[str, Any]:
+        """Write this rank's part of a checkpoint; rank 0 the policy as well. Collective. Returns the rule's state."""
+        from safetensors.torch import save_file
+
+        root = Path(folder)
+        tensors, meta = self.learner.state_dict()
+        save_file(
+            {name: t.contiguous() for name, t in tensors.items()}, root / "learner" / f"rank-{self.rank}.safetensors"
+        )
+        (root / "learner" / f"rank-{self.rank}.json").write_text(json.dumps(meta), encoding="utf-8")
+        self._write_policy(root)
+        return self.rule.state_dict()
+
+    def _write_policy(self, root: Path) -> None:
+        from gxpo_trainer.learner.export import write_adapter, write_policy
+
+        write_policy(self.learner, self.config, root / "policy")
+        if self.config.learner.lora is not None:
+            write_adapter(self.learner, self.config, root / "adapter")
+
+    def load(self, folder: str, rule_state: dict[str, Any]) -> None:
+        """Continue from `save`, bit for bit. Collective."""
+        from safetensors.torch import load_file
+
+        base = Path(folder) / f"rank-{self.rank}"
+        meta = json.loads(base.with_suffix(".json").read_text(encoding="utf-8"))
+        self.learner.load_state_dict(load_file(base.with_suffix(".safetensors")), meta)
+        self.rule.load_state_dict(rule_state)
+
+    def close(self) -> None:
+        if self.publisher is not None:
+            self.publisher.close()

@@ -1,0 +1,88 @@
+"""What `gxpo eval` prints: the scores, the difference to earlier ones, and published numbers beside them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from gxpo_trainer.compare import paired_bootstrap
+from gxpo_trainer.compare.comparability import incomparable
+from gxpo_trainer.published import gxpo_paper, published_model
+
+Record = Mapping[str, Any]
+
+
+def show(table: Table) -> None:
+    # A pipe has no width of its own, and rich would fold the intervals into 80 columns.
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
+def scores_table(records: Sequence[Record], samples: int) -> Table:
+    """One row a benchmark: pass@1, pass@n and maj@n with their intervals, length, truncation."""
+    table = Table(title=f"{samples} samples a problem, 95 % intervals")
+    names = dict.fromkeys(["pass@1", f"pass@{samples}", f"maj@{samples}"])
+    for column in ("benchmark", "problems", *names, "mean length", "truncated"):
+        table.add_column(column, justify="left" if column == "benchmark" else "right")
+    for record in records:
+        scores = record["scores"]
+        cells = [
+            f"{scores[name]:.1%} [{scores[f'{name}/ci_low']:.1%}, {scores[f'{name}/ci_high']:.1%}]" for name in names
+        ]
+        ends = [f"{scores['length_mean']:.0f}", f"{scores['truncated_fraction']:.1%}"]
+        table.add_row(record["benchmark"], str(record["num_problems"]), *cells, *ends)
+    return table
+
+
+def difference_table(records: Sequence[Record], earlier: Sequence[Record]) -> Table:
+    """pass@1 against earlier records of the same benchmarks: the paired difference, or why there is none.
+
+    Of several earlier records of a benchmark the last counts.
+    """
+    table = Table(title="pass@1 against the earlier evaluation, 95 % intervals, paired by problem")
+    for column in ("benchmark", "earlier", "now", "difference"):
+        table.add_column(column, justify="right" if column in ("earlier", "now") else "left")
+    last = {record["benchmark"]: record for record in earlier}
+    for record in records:
+        before = last.get(record["benchmark"])
+        if before is None:
+            table.add_row(record["benchmark"], "–", f"{record['scores']['pass@1']:.1%}", "not evaluated then")
+            continue
+        ends = [f"{found['scores']['pass@1']:.1%}" for found in (before, record)]
+        table.add_row(record["benchmark"], *ends, _difference(record, before))
+    return table
+
+
+def _difference(record: Record, before: Record) -> str:
+    reasons = incomparable(record, before)
+    if reasons:
+        return "not comparable: " + "; ".join(reasons)
+    found = paired_bootstrap(record["per_problem"], before["per_problem"])
+    if found.low is None or found.high is None:
+        return f"{found.mean:+.1%}"
+    return f"{found.mean:+.1%} [{found.low:+.1%}, {found.high:+.1%}]"
+
+
+def published_table(records: Sequence[Record], model: str) -> Table | None:
+    """The paper's sampled pass@1 on the evaluated benchmarks, ours on top; None when it has none of them.
+
+    Only the lines of the base model that `model` names, all lines when it names none.
+    """
+    paper = gxpo_paper()
+    base = published_model(model)
+    rows = paper.sampled_scores(base)
+    ours = {record["benchmark"]: record["scores"]["pass@1"] for record in records}
+    shown = [name for name in ours if any(name in row.scores for row in rows)]
+    if not shown:
+        return None
+    caption = "The paper's own grader, templates and samples: beside ours for orientation, not a comparison."
+    table = Table(title=f"sampled pass@1, published: {paper.source}", caption=caption)
+    for column in ("model", "rule", *shown):
+        table.add_column(column, justify="left" if column in ("model", "rule") else "right")
+    table.add_row(model, "this evaluation", *(f"{ours[name]:.1%}" for name in shown), end_section=True)
+    for row in rows:
+        table.add_row(row.model, row.label, *(f"{row.scores[name]:.1f}%" for name in shown))
+    return table

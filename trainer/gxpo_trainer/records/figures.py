@@ -1,0 +1,247 @@
+"""A comparison as a PNG and as one HTML file that needs nothing else.
+
+Groups differ in colour (Okabe and Ito's palette, told apart by the colour-blind), in marker and in line
+style, so that a grey print is legible too.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.lines import Line2D
+
+from gxpo_trainer.compare import (
+    Axis,
+    Comparison,
+    EvaluationCurve,
+    RunCurves,
+    SeedGroup,
+    all_tables,
+    compare_groups,
+    default_baseline,
+    evidence_sentence,
+    mean_curve,
+    percent,
+    seed_band,
+)
+from gxpo_trainer.records.comparison_tables import print_tables
+from gxpo_trainer.records.curves import group_runs, load_run
+
+__all__ = ["draw_curves", "group_runs", "load_run", "print_tables", "write_report"]
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
+_PANELS: tuple[tuple[Axis, str, float], ...] = (
+    ("steps", "Training steps", 1.0),
+    ("backward_passes", "Backward passes", 1.0),
+    ("hours", "Training time (minutes)", 60.0),
+)
+_WIDE_Z = 10.0
+_LEGEND_LINE = 110
+"""Pixels beside a label: its line, and the gaps around both."""
+_LEGEND_LABEL = 56
+PNG_NAME, HTML_NAME = "curves.png", "report.html"
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }
+p.evidence { border-left: 4px solid #0072B2; padding: .5rem 1rem; background: #f3f7fa; white-space: pre-line; }
+div.wide { overflow-x: auto; }
+table { border-collapse: collapse; margin: .5rem 0 1.5rem; font-variant-numeric: tabular-nums; }
+th, td { border-bottom: 1px solid #ccc; padding: .25rem .6rem; text-align: right; }
+th:first-child, td:first-child { text-align: left; }
+img { max-width: 100%; height: auto; }
+"""
+
+
+def write_report(
+    out_dir: Path,
+    groups: Sequence[SeedGroup],
+    *,
+    baseline: str | None = None,
+    smoothing: float = 0.0,
+    title: str = "Comparison of runs",
+) -> Comparison:
+    """Write curves.png and report.html into out_dir and return the comparison that they show.
+
+    groups: from `group_runs`. baseline: a group's name; by default the first called GRPO, else the first.
+    All text that comes from runs is escaped; the HTML holds the picture and loads nothing.
+    """
+    chosen = baseline or default_baseline([group.name for group in groups])
+    comparison = compare_groups(groups, chosen, smoothing=smoothing)
+    picture = draw_curves(groups, comparison, title=title)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    (out_dir / PNG_NAME).write_bytes(picture)
+    (out_dir / HTML_NAME).write_text(_page(groups, comparison, picture, title), encoding="utf-8")
+    return comparison
+
+
+def draw_curves(groups: Sequence[SeedGroup], comparison: Comparison, *, title: str = "Comparison of runs") -> bytes:
+    """PNG, 1500 × 1125: accuracy against steps, passes and minutes with 95 % bands, and the gate's z-score.
+
+    Bands are over problems for a single seed, t-intervals over seeds for several.
+    """
+    buffer = io.BytesIO()
+    compose(groups, comparison, title=title).savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def compose(groups: Sequence[SeedGroup], comparison: Comparison, *, title: str) -> Figure:
+    """The figure of draw_curves, before it becomes pixels."""
+    figure = Figure(figsize=(12, 9), dpi=125, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    panels = figure.subplots(2, 2)
+    curves = [mean_curve([run.curve for run in group.runs]) for group in groups]
+    shade = 0.13 if len(groups) <= 4 else 0.06
+    for axes, (axis, label, unit) in zip(panels.flat[:3], _PANELS, strict=True):
+        for number, (group, curve) in enumerate(zip(groups, curves, strict=True)):
+            _draw_accuracy(axes, number, group, curve, curve.cost(axis) * unit, shade)
+        axes.axhline(100 * comparison.target.accuracy, color="#555555", linewidth=1, linestyle=(0, (1, 2)))
+        axes.set(xlabel=label, ylabel="Accuracy (%)", ylim=_accuracy_limits(curves))
+        axes.grid(alpha=0.25)
+        axes.margins(x=0.03)
+    _draw_gates(panels[1, 1], groups)
+    handles = [_handle(number, group) for number, group in enumerate(groups)]
+    best = f"best of {_short(comparison.baseline)} ({percent(comparison.target.accuracy)})"
+    handles.append(Line2D([], [], color="#555555", linewidth=1, linestyle=(0, (1, 2)), label=_literal(best)))
+    font = FontProperties(size=11)
+    columns = min(4, _columns(canvas, font, [str(handle.get_label()) for handle in handles]))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, prop=font)
+    figure.suptitle(f"{_literal(title)}\n{_band_note(groups)}", fontsize=13)
+    return figure
+
+
+def _draw_accuracy(
+    axes: Axes, number: int, group: SeedGroup, curve: EvaluationCurve, x: np.ndarray, shade: float
+) -> None:
+    low, high = seed_band(group, curve)
+    colour, marker, line = _look(number)
+    every = max(1, x.size // 40)
+    axes.plot(
+        x,
+        100 * curve.accuracy,
+        color=colour,
+        marker=marker,
+        linestyle=line,
+        linewidth=1.8,
+        markersize=6,
+        markevery=every,
+    )
+    if np.isfinite(low).any():
+        axes.fill_between(x, 100 * low, 100 * high, color=colour, alpha=shade, linewidth=0)
+
+
+def _accuracy_limits(curves: Sequence[EvaluationCurve]) -> tuple[float, float]:
+    """Around the curves, not the bands: two seeds have a t-interval wider than any picture."""
+    values = 100 * np.concatenate([curve.accuracy for curve in curves])
+    pad = max(5.0, 0.25 * float(values.max() - values.min()))
+    return max(0.0, float(values.min()) - pad), min(100.0, float(values.max()) + pad)
+
+
+def _draw_gates(axes: Axes, groups: Sequence[SeedGroup]) -> None:
+    """z of each group's first seed, its threshold, and a ring where the gate shut."""
+    gated = [(number, group.runs[0]) for number, group in enumerate(groups) if group.runs[0].gate.steps.size]
+    axes.set(xlabel="Training steps", ylabel="z")
+    if not gated:
+        axes.set_title("Gate z-score", fontsize=11)
+        axes.set(xticks=(), yticks=())
+        axes.text(0.5, 0.5, "no gate value in these runs", transform=axes.transAxes, ha="center", color="#555555")
+        return
+    for number, run in gated:
+        _draw_gate(axes, number, run)
+    several = any(len(group.runs) > 1 for group in groups)
+    axes.set_title(
+        f"Gate z-score{' of the first seed' if several else ''} (line: threshold, ring: shut-off)", fontsize=11
+    )
+    if max(float(np.abs(run.gate.z[np.isfinite(run.gate.z)]).max(initial=0)) for _, run in gated) > _WIDE_Z:
+        axes.set_yscale("symlog", linthresh=2.0)
+    axes.grid(alpha=0.25)
+    axes.margins(x=0.03)
+
+
+def _draw_gate(axes: Axes, number: int, run: RunCurves) -> None:
+    gate = run.gate
+    colour, marker, line = _look(number)
+    every = max(1, gate.steps.size // 40)
+    axes.plot(
+        gate.steps, gate.z, color=colour, marker=marker, markevery=every, linestyle=line, linewidth=1.3, markersize=4
+    )
+    if gate.threshold is not None and np.isfinite(gate.threshold):
+        for threshold in (gate.threshold, -gate.threshold) if gate.two_sided else (gate.threshold,):
+            axes.axhline(threshold, color=colour, linewidth=1.2, linestyle=line, alpha=0.6)
+    if gate.shutoff_step is not None and gate.shutoff_step in gate.steps:
+        z = gate.z[np.flatnonzero(gate.steps == gate.shutoff_step)[0]]
+        axes.plot(
+            [gate.shutoff_step], [z], marker="o", markersize=14, fillstyle="none", color=colour, markeredgewidth=2
+        )
+
+
+def _columns(canvas: FigureCanvasAgg, font: FontProperties, labels: Sequence[str]) -> int:
+    """How many of the labels fit side by side."""
+    renderer = canvas.get_renderer()  # type: ignore[no-untyped-call]
+    widest = max(renderer.get_text_width_height_descent(label, font, ismath=False)[0] for label in labels)
+    return max(1, min(len(labels), int(canvas.figure.bbox.width / (widest + _LEGEND_LINE))))
+
+
+def _look(number: int) -> tuple[str, str, Any]:
+    return COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)], LINES[number % len(LINES)]
+
+
+def _handle(number: int, group: SeedGroup) -> Line2D:
+    colour, marker, line = _look(number)
+    seeds = f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
+    label = _literal(_short(group.name) + seeds)
+    return Line2D([], [], color=colour, marker=marker, linestyle=line, linewidth=1.8, label=label)
+
+
+def _short(name: str) -> str:
+    """A long name without its middle: what tells two groups apart stands at its ends."""
+    half = _LEGEND_LABEL // 2
+    return name if len(name) <= _LEGEND_LABEL else f"{name[:half]}…{name[1 - half :]}"
+
+
+def _literal(text: str) -> str:
+    """A dollar sign would start a formula, and a label that begins with _ is not shown."""
+    return text.replace("$", r"\$").replace("_", "\u200b_", 1) if text.startswith("_") else text.replace("$", r"\$")
+
+
+def _band_note(groups: Sequence[SeedGroup]) -> str:
+    numbers = {len(group.runs) for group in groups}
+    if numbers == {1}:
+        return "bands: 95 % over problems; one seed decides nothing"
+    if 1 in numbers:
+        return "bands: 95 % over seeds, over problems where there is one seed"
+    return "means over seeds; bands: 95 % over seeds"
+
+
+def _page(groups: Sequence[SeedGroup], comparison: Comparison, picture: bytes, title: str) -> str:
+    image = base64.b64encode(picture).decode("ascii")
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{html.escape(title)}</h1>",
+        f'<p class="evidence">{html.escape(evidence_sentence(comparison))}</p>',
+        f'<img alt="Accuracy against steps, backward passes and minutes; gate z-score" '
+        f'src="data:image/png;base64,{image}">',
+    ]
+    for table in all_tables(groups, comparison):
+        parts.append(f'<h2>{html.escape(table.title)}</h2><div class="wide"><table><thead><tr>')
+        parts.append("".join(f'<th scope="col">{html.escape(name)}</th>' for name in table.header))
+        parts.append("</tr></thead><tbody>")
+        for row in table.rows:
+            parts.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>")
+        parts.append("</tbody></table></div>")
+    parts.append("</body></html>\n")
+    return "\n".join(parts)

@@ -1,0 +1,165 @@
+"""What a run leaves behind: metrics, samples, evaluations and events, one JSON object a line, disk first.
+
+    run.json            what the run is (identity.py); written once, attempts added
+    metrics.jsonl       {"attempt", "step", "time", "metrics": {name: value}}
+    samples.jsonl       {"attempt", "step", "time", "prompt_id", ..., "verdict", "reward", "length"}
+    evaluations.jsonl   {"attempt", "step", "time", "benchmark", "scores": {...}, "per_problem": [...], ...}
+    events.jsonl        {"time", "kind", "message", ...}
+
+`time` is seconds since 1970; how a line is written and what NaN looks like is said in jsonl.py.
+
+A run that recovers from a checkpoint goes on as a new attempt and repeats steps; reading.py makes one history of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from gxpo_trainer.jsonl import JsonLines, Row, plain, write_json
+from gxpo_trainer.records.reading import EVALUATIONS, EVENTS, IDENTITY, METRICS, SAMPLES, read_identity
+from gxpo_trainer.types import ScoredGroup
+
+
+class Exporter(Protocol):
+    """Takes metric rows as they are written; see exporters.py."""
+
+    name: str
+
+    def write(self, row: Row) -> None: ...
+    def close(self) -> None: ...
+
+
+class RunReporter:
+    """Writes the files of one run. Used by one thread of one process.
+
+    Order: `start_attempt` first, then any of the log calls; `sync` at each checkpoint, before it is
+    announced, so that no checkpoint is newer than the metrics that led to it; `close` at the end.
+
+    samples_per_step: groups of each step that are kept in samples.jsonl. exporters: receive each metric
+    row after it is on disk; one that raises is closed, recorded as an event and left out from then on, for
+    its rows can be exported again from the file. Raises TrainingError (`disk_full`) when there is no room.
+    """
+
+    def __init__(
+        self,
+        out_dir: Path,
+        *,
+        samples_per_step: int = 4,
+        exporters: Iterable[Exporter] = (),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.out_dir = out_dir
+        out_dir.mkdir(parents=True, exist_ok=True)
+        self.attempt = 1
+        self._samples_per_step = samples_per_step
+        self._exporters = list(exporters)
+        self._clock = clock
+        self._files = {name: JsonLines(out_dir / name) for name in (METRICS, SAMPLES, EVALUATIONS, EVENTS)}
+        for name, file in self._files.items():
+            if file.bytes_cut:
+                self.log_event("torn_line", f"{name}: cut {file.bytes_cut} bytes of an unfinished line", file=name)
+
+    def start_attempt(self, attempt: int, resume_step: int) -> None:
+        """Rows from now on belong to `attempt`, whose first step will be `resume_step + 1`."""
+        if attempt < 1 or resume_step < 0:
+            raise ValueError(f"attempt = {attempt}, resume_step = {resume_step}: attempts count from 1, steps from 0")
+        self.attempt = attempt
+        how = "started" if attempt == 1 and resume_step == 0 else f"continues after step {resume_step}"
+        self.log_event("attempt", f"attempt {attempt} {how}", attempt=attempt, resume_step=resume_step)
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One row for (attempt, step); a second one for the same step adds names to the first."""
+        row = {"attempt": self.attempt, "step": step, "time": self._clock(), "metrics": dict(metrics)}
+        self._files[METRICS].append(row)
+        for exporter in list(self._exporters):
+            self._export(exporter, row)
+
+    def log_samples(self, step: int, groups: Sequence[ScoredGroup]) -> None:
+        """The first `samples_per_step` groups, one line a response; what is missing (no answer) is null."""
+        now = self._clock()
+        for index, scored in enumerate(groups[: self._samples_per_step]):
+            prompt = scored.group.prompt
+            for number, (sample, verdict) in enumerate(zip(scored.group.samples, scored.verdicts, strict=True)):
+                row = {
+                    "attempt": self.attempt,
+                    "step": step,
+                    "time": now,
+                    "prompt_id": prompt.id,
+                    "group": index,
+                    "sample": number,
+                    "prompt": prompt.text,
+                    "response": sample.text,
+                    "extracted": verdict.extracted,
+                    "gold": prompt.gold,
+                    "verdict": verdict.status,
+                    "detail": verdict.detail,
+                    "reward": verdict.reward,
+                    "components": verdict.reward_components,
+                    "length": len(sample.token_ids),
+                    "truncated": sample.truncated,
+                    "weights_version": scored.group.weights_version,
+                }
+                self._files[SAMPLES].append(row)
+
+    def log_evaluation(self, step: int, record: Mapping[str, Any]) -> None:
+        """One benchmark at one step: `record` without attempt, step and time, which are added here."""
+        head = {"attempt": self.attempt, "step": step, "time": self._clock()}
+        self._files[EVALUATIONS].append({**head, **{k: v for k, v in record.items() if k not in head}})
+
+    def log_event(self, kind: str, message: str, **fields: Any) -> None:
+        """Something a person should know about: a restart, a fallback, a checkpoint, the end."""
+        self._files[EVENTS].append({"time": self._clock(), "kind": kind, "message": message, **fields})
+
+    def write_identity(self, identity: Mapping[str, Any]) -> None:
+        """Write run.json; for a later attempt the first identity stays and what changed is added to it."""
+        path = self.out_dir / IDENTITY
+        head: Row = {"attempt": self.attempt, "time": self._clock()}
+        if not path.exists():
+            write_json(path, {**identity, "attempts": [head]})
+            return
+        first = read_identity(self.out_dir)
+        past = first.pop("attempts", [])
+        head["changed"] = {
+            name: {"first": first.get(name), "now": identity.get(name)}
+            for name in sorted({*first, *identity})
+            if plain(first.get(name)) != plain(identity.get(name))
+        }
+        write_json(path, {**first, "attempts": [*past, head]})
+
+    def sync(self) -> None:
+        """Return once everything written so far is on the disk (fsync). Call it at each checkpoint."""
+        for file in self._files.values():
+            file.sync()
+
+    def close(self) -> None:
+        for exporter in list(self._exporters):
+            self._end(exporter)
+        for file in self._files.values():
+            file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _export(self, exporter: Exporter, row: Row) -> None:
+        try:
+            exporter.write(row)
+        except Exception as error:  # whatever a logging library raises, it must not end a training run
+            self._give_up(exporter, error)
+
+    def _end(self, exporter: Exporter) -> None:
+        self._exporters.remove(exporter)
+        try:
+            exporter.close()
+        except Exception as error:  # the same
+            self.log_event("exporter_failed", f"{exporter.name}: {error}", exporter=exporter.name)
+
+    def _give_up(self, exporter: Exporter, error: Exception) -> None:
+        message = f"{exporter.name}: {error}; the run goes on without it, metrics.jsonl has every row"
+        self.log_event("exporter_failed", message, exporter=exporter.name)
+        self._end(exporter)

@@ -1,0 +1,100 @@
+"""Which prompts a step samples, with which seeds, and what comes back."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gxpo_trainer.algo.advantages import zero_variance
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.data.cursor import PromptCursor
+from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
+from gxpo_trainer.types import Prompt, ScoredGroup
+
+if TYPE_CHECKING:
+    from gxpo_trainer.rollout.collector import SampleCollector
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """One step's scored groups. num_tokens counts every sampled token, those of re-drawn groups included."""
+
+    groups: list[ScoredGroup]
+    num_tokens: int
+    rollout_s: float
+    verify_s: float
+    num_resampled: int
+
+
+class RolloutPlanner:
+    """Draws prompts by a resumable cursor; owns nothing but the cursor's place."""
+
+    def __init__(
+        self, config: RunConfig, prompts: Sequence[Prompt], token_ids: Sequence[npt.NDArray[np.int32]]
+    ) -> None:
+        self.config = config
+        self.prompts, self.token_ids = prompts, token_ids
+        self.sampling = SamplingSettings(
+            max_new_tokens=config.rollout.max_new_tokens,
+            temperature=config.rollout.temperature,
+            ignore_eos=config.rollout.ignore_eos,
+        )
+        self.restart()
+
+    def restart(self) -> None:
+        """Back to the first prompt of the first epoch."""
+        self.cursor = PromptCursor(len(self.prompts), seed=self.config.seed, shuffle=self.config.data.shuffle)
+
+    def collect(self, collector: SampleCollector, step: int, version: int) -> Rollouts:
+        """Sample and score one step's groups by the weights of `version`.
+
+        With `zero_variance = "resample"` groups whose rewards are all equal are drawn again, each for another
+        prompt, at most `resample_limit` rounds (dynamic sampling, DAPO, arXiv 2503.14476).
+        """
+        wanted = self.config.rollout.prompts_per_step
+        kept: list[ScoredGroup] = []
+        spare: list[ScoredGroup] = []
+        tokens, rollout_s, verify_s, rounds = 0, 0.0, 0.0, 0
+        resample = self.config.learner.loss.zero_variance == "resample"
+        limit = self.config.learner.loss.resample_limit if resample else 0
+        while len(kept) < wanted and rounds <= limit:
+            requests = self.requests(self.cursor.next(wanted - len(kept)), step, rounds)
+            part = collector.collect(requests, self.sampling, version)
+            rollout_s, verify_s, rounds = rollout_s + part.rollout_s, verify_s + part.verify_s, rounds + 1
+            tokens += sum(len(s.token_ids) for g in part.groups for s in g.group.samples)
+            for group in part.groups:
+                flat = resample and zero_variance([verdict.reward for verdict in group.verdicts])
+                (spare if flat else kept).append(group)
+        # Too few with a signal after the last round: the step keeps its size, the rest carries none.
+        filled = kept + spare[: max(0, wanted - len(kept))]
+        return Rollouts(filled, tokens, rollout_s, verify_s, num_resampled=max(0, rounds - 1))
+
+    def requests(self, indices: Sequence[int], step: int, round_: int = 0) -> list[SampleRequest]:
+        """One request a prompt; seeded only in the deterministic mode, which is a little slower."""
+        seeded = self.config.rollout.deterministic
+        return [
+            SampleRequest(
+                prompt=self.prompts[index],
+                prompt_token_ids=self.token_ids[index],
+                num_samples=self.config.rollout.samples_per_prompt,
+                seed=request_seed(self.config.seed, step, round_, place) if seeded else None,
+            )
+            for place, index in enumerate(indices)
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.cursor.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.cursor.load_state_dict(state)
+
+
+def request_seed(run_seed: int, step: int, round_: int, place: int) -> int:
+    """A seed of 31 bits that depends on nothing but its arguments, on every machine."""
+    digest = hashlib.sha256(f"{run_seed}/{step}/{round_}/{place}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1

@@ -1,0 +1,197 @@
+"""Checkpoints: written whole or not at all, verified by hash before use, few kept.
+
+    checkpoints/step-00000040/
+        manifest.json             sha256 of every other file; written last
+        state.json                counters, data cursor, rule and gate state, attempt, config hash
+        learner/rank-<r>.safetensors, rank-<r>.json     fp32 shards, moments, RNG of each rank
+        policy/                   a plain transformers folder (weights merged under LoRA)
+        adapter/                  the adapter alone, under LoRA
+
+A checkpoint is built in a hidden folder beside its place and renamed into it, so a crash or a full disk leaves
+the earlier ones as they are. Free of torch: the ranks write their own files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gxpo_trainer.config import CheckpointConfig
+from gxpo_trainer.errors import CheckpointError
+from gxpo_trainer.jsonl import write_json
+from gxpo_trainer.records.identity import hash_path
+
+MANIFEST, STATE, LEARNER, POLICY, ADAPTER = "manifest.json", "state.json", "learner", "policy", "adapter"
+_PREFIX = "step-"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint whose files have been verified."""
+
+    path: Path
+    step: int
+    state: dict[str, Any]
+
+    @property
+    def learner(self) -> Path:
+        return self.path / LEARNER
+
+    @property
+    def policy(self) -> Path:
+        return self.path / POLICY
+
+
+class CheckpointStore:
+    """The `checkpoints/` folder of one run."""
+
+    def __init__(self, root: Path, settings: CheckpointConfig) -> None:
+        self.root = root
+        self.settings = settings
+
+    def steps(self) -> list[int]:
+        """Steps that have a checkpoint, ascending; unfinished ones do not count."""
+        if not self.root.is_dir():
+            return []
+        names = (path.name.removeprefix(_PREFIX) for path in self.root.glob(f"{_PREFIX}*") if path.is_dir())
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def path(self, step: int) -> Path:
+        return self.root / f"{_PREFIX}{step:08d}"
+
+    def save(
+        self, step: int, state: dict[str, Any], write_parts: Callable[[Path], None], *, score: float | None = None
+    ) -> Path:
+        """Write one checkpoint atomically and drop those that need not be kept.
+
+        write_parts(folder) fills `learner/` and `policy/`. score: what `keep_best` ranks by. Raises OSError when
+        the disk is full; nothing of the attempt is left then, and earlier checkpoints are as they were.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        work = self.root / f".{_PREFIX}{step:08d}.partial"
+        shutil.rmtree(work, ignore_errors=True)
+        try:
+            (work / LEARNER).mkdir(parents=True)
+            write_parts(work)
+            write_json(work / STATE, {**state, "step": step, "score": score})
+            hashes = {str(p.relative_to(work)): hash_path(p) for p in sorted(work.rglob("*")) if p.is_file()}
+            write_json(work / MANIFEST, {"format": FORMAT, "step": step, "sha256": hashes})
+            _sync_tree(work)
+            target = self.path(step)
+            retired = self.root / f".{_PREFIX}{step:08d}.replaced"
+            if target.exists():  # a later attempt reached the same step again
+                shutil.rmtree(retired, ignore_errors=True)
+                target.rename(retired)
+            work.rename(target)
+            _sync_folder(self.root)
+            shutil.rmtree(retired, ignore_errors=True)
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+        self._retain()
+        return target
+
+    def load(self, step: int) -> Checkpoint:
+        """The checkpoint of a step, every file compared with the manifest.
+
+        Raises CheckpointError, naming the file and the way out, when it is incomplete or altered.
+        """
+        path = self.path(step)
+        others = [other for other in self.steps() if other != step]
+        way_out = (
+            f"delete {path.name} to continue from step {others[-1]}"
+            if others
+            else "start the run anew in another folder"
+        )
+        try:
+            manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+            state = json.loads((path / STATE).read_text(encoding="utf-8"))
+            expected = dict(manifest["sha256"])
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(f"checkpoint {path} is incomplete ({error}); {way_out}") from error
+        if manifest.get("format") != FORMAT:
+            raise CheckpointError(
+                f"checkpoint {path} has format {manifest.get('format')!r}, this version reads {FORMAT}; "
+                "resume with the version that wrote it"
+            )
+        for name, digest in expected.items():
+            file = path / name
+            if not file.is_file():
+                raise CheckpointError(f"checkpoint {path} lacks {name}; {way_out}")
+            if hash_path(file) != digest:
+                raise CheckpointError(f"checkpoint {path}: {name} is truncated or altered; {way_out}")
+        return Checkpoint(path, step, state)
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint, verified; None when there is none. Raises CheckpointError as `load`."""
+        steps = self.steps()
+        return self.load(steps[-1]) if steps else None
+
+    def latest_valid(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint that verifies, and why newer ones were passed over."""
+        problems: list[str] = []
+        for step in reversed(self.steps()):
+            try:
+                return self.load(step), problems
+            except CheckpointError as error:
+                problems.append(str(error))
+        return None, problems
+
+    def _retain(self) -> None:
+        steps = self.steps()
+        keep = set(steps[-self.settings.keep_last :])
+        scores = {step: score for step in steps if (score := self._score(step)) is not None}
+        # The earliest of equal scores is the best: it cost least.
+        best = sorted(scores, key=lambda step: (-scores[step], step))[: self.settings.keep_best]
+        for step in set(steps) - keep - set(best):
+            doomed = self.root / f".{self.path(step).name}.dropped"
+            self.path(step).rename(doomed)  # never half a checkpoint under its own name
+            shutil.rmtree(doomed, ignore_errors=True)
+
+    def _score(self, step: int) -> float | None:
+        try:
+            score = json.loads((self.path(step) / STATE).read_text(encoding="utf-8")).get("score")
+        except (OSError, ValueError):
+            return None
+        return float(score) if isinstance(score, (int, float)) else None
+
+
+def export_policy(checkpoint: Checkpoint, target: Path, *, adapter: bool = False) -> Path:
+    """Copy a checkpoint's policy (or its adapter) to a new folder that transformers (or PEFT) loads as it is.
+
+    Raises CheckpointError when the target exists or the checkpoint has no adapter.
+    """
+    source = checkpoint.path / (ADAPTER if adapter else POLICY)
+    if not source.is_dir():
+        raise CheckpointError(f"{checkpoint.path} has no {source.name}; only LoRA runs have an adapter")
+    if target.exists():
+        raise CheckpointError(f"{target} exists already; name a new folder, nothing is overwritten")
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(source, partial)
+    partial.rename(target)
+    return target
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        else:
+            _sync_folder(path)
+    _sync_folder(folder)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,334 @@
+"""The training loop: sample → score → update → sync → report, until the first budget is reached.
+
+`train` is the whole run; `Controller.step` is one step and fits on a screen. What a step needs from Ray, vLLM
+and DeepSpeed is in `rollout`, `learner` and `sync`; what survives a crash is in `Counters`, the cursor and the rule's
+state, and those three are in every checkpoint.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from gxpo_trainer.algo.batch import make_batch, mini_batches
+from gxpo_trainer.algo.schedule import learning_rate
+from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.config import BudgetConfig, RunConfig
+from gxpo_trainer.errors import Diverged, LearnerDied, TrainingError
+from gxpo_trainer.learner.group import LearnerGroup
+from gxpo_trainer.learner.rank import StepResult
+from gxpo_trainer.records.reporter import RunReporter
+from gxpo_trainer.rollout.collector import SampleCollector
+from gxpo_trainer.rollout.planner import RolloutPlanner, Rollouts
+from gxpo_trainer.training import proofs
+from gxpo_trainer.training.checkpoints import Checkpoint, CheckpointStore
+from gxpo_trainer.training.evaluation import Evaluator
+from gxpo_trainer.training.progress import TrainingProgress
+from gxpo_trainer.training.step_metrics import rollout_metrics, system_metrics
+from gxpo_trainer.types import Metrics
+
+MOST_NONFINITE = 3
+"""Consecutive steps without a finite gradient that end a run as `diverged`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Totals since the start of the run, as the history that counts sees them (see records/reading.py)."""
+
+    step: int = 0
+    backward_passes: float = 0.0
+    diagnostic_passes: float = 0.0
+    repeated_passes: float = 0.0
+    tokens: int = 0
+    training_s: float = 0.0
+    elapsed_s: float = 0.0
+    nonfinite: int = 0
+
+    def reached(self, budget: BudgetConfig) -> str | None:
+        """The first bound of the budget that is used up, else None."""
+        used = {
+            "steps": self.step,
+            "backward_passes": self.backward_passes,
+            "hours": self.training_s / 3600,
+            "tokens": self.tokens,
+        }
+        for name, value in used.items():
+            bound = getattr(budget, name)
+            if bound is not None and value >= bound - 1e-9:
+                return name
+        return None
+
+
+class Controller:
+    """Drives one run. Built by `train_run`, which also closes what it opens."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        placement: Placement,
+        collector: SampleCollector,
+        planner: RolloutPlanner,
+        evaluator: Evaluator,
+        reporter: RunReporter,
+        store: CheckpointStore,
+        progress: TrainingProgress,
+        wish: Callable[[], Literal["pause", "cancel"] | None] = lambda: None,
+    ) -> None:
+        self.config = config
+        self.wish = wish
+        self.collector, self.planner, self.evaluator = collector, planner, evaluator
+        self.reporter, self.store, self.progress = reporter, store, progress
+        self.learners = LearnerGroup(config, placement)
+        self.counters = Counters()
+        self.attempt = 1
+        self._elapsed_base = 0.0
+        self._begun = time.perf_counter()
+        self._score: float | None = None
+        self._evaluated = self._saved = -1
+        self.ready = False
+        """Whether the engines stand and are proven: what fails before that failed while setting up."""
+
+    # ---- the run --------------------------------------------------------------------------------------------
+
+    def run(self, resume_from: Checkpoint | None) -> str:
+        """Train to the end of the budget or to a wish; returns the bound or the wish that ended the run."""
+        if (wish := self.wish()) is not None:
+            return wish  # nothing was done yet that a checkpoint could keep
+        self.collector.start()
+        self.learners.start()
+        if resume_from is not None:
+            self._elapsed_base = resume_from.state["counters"]["elapsed_s"]
+        self._resume(resume_from)
+        proofs.canary(self.config, self.learners, self.collector, self.planner)
+        self._sync()
+        self._tell_places()
+        self.ready = True
+        owed = resume_from.state.get("evaluation_owed") if resume_from else self.config.evaluation.at_start
+        if owed and self.wish() is None:
+            self._evaluate()
+        recoveries = 0
+        while True:
+            try:
+                if (ended := self._next()) is not None:
+                    return ended
+            except LearnerDied as error:
+                recoveries += 1
+                if recoveries > self.config.placement.max_restarts:
+                    raise TrainingError(f"the learner died {recoveries} times ({error}); see events.jsonl") from error
+                self._recover(error)
+
+    def _next(self) -> str | None:
+        """One step; or, when the run is to end here, its last work and what ended it."""
+        step = self.counters.step
+        ended = self.counters.reached(self.config.budget)
+        complete = ended is not None and self._evaluated == step
+        if not complete and (wish := self.wish()) is not None:
+            if wish == "pause" and self._saved != step:
+                self._checkpoint()
+            return wish
+        if ended is not None:
+            self._finish()
+            return ended
+        self.step()
+        return None
+
+    def step(self) -> None:
+        """One training step, on-policy: every pass of the rule sees this one batch."""
+        begin = time.perf_counter()
+        number = self.counters.step + 1
+        rollouts = self.planner.collect(self.collector, number, version=self.counters.step)
+        proofs.check_verdicts(self.config, rollouts.groups)
+        batch, metrics = make_batch(rollouts.groups, self.config.learner.loss, self.config.rollout.max_new_tokens)
+        rate = learning_rate(self.config.learner.optimizer, number, self.config.budget.steps)
+        result = self.learners.train_step(
+            mini_batches(batch, self.config.learner.mini_batches), rate, diagnose=self._due(number, "trajectory")
+        )
+        proofs.check_gap(self.config, result.gap_mean, result.gap_max, number)
+        synced = self._advance(number, result, rollouts.num_tokens)
+        metrics.update(result.metrics)
+        metrics.update(rollout_metrics(rollouts, result, version=number - 1, total=self.counters.tokens))
+        metrics.update(synced)
+        metrics["learning_rate"] = rate
+        spent = time.perf_counter() - begin - result.diagnostics_s
+        self.counters = replace(self.counters, training_s=self.counters.training_s + spent)
+        self._report(number, metrics, rollouts, result, spent)
+        self._check_finite(result)
+        if self._due(number, "evaluate") and self.wish() is None:
+            self._evaluate()
+        if self._due(number, "checkpoint"):
+            self._checkpoint()
+
+    # ---- parts of a step ------------------------------------------------------------------------------------
+
+    def _advance(self, number: int, result: StepResult, tokens: int) -> Metrics:
+        """Count the step and give the sampler its weights; what the sync measured."""
+        old = self.counters
+        self.counters = replace(
+            old,
+            step=number,
+            backward_passes=old.backward_passes + result.backward_passes,
+            diagnostic_passes=old.diagnostic_passes + result.diagnostic_passes,
+            tokens=old.tokens + tokens,
+            nonfinite=0 if result.finite else old.nonfinite + 1,
+        )
+        return self._sync()
+
+    def _sync(self) -> Metrics:
+        begin = time.perf_counter()
+        manifest, changed = self.learners.publish(self.counters.step, self.collector.sampler_node())
+        report = self.collector.sync(manifest)
+        metrics: Metrics = {
+            "time/sync_s": time.perf_counter() - begin,
+            "system/sampler_peak_bytes": float(report.peak_bytes),
+        }
+        if changed is not None:
+            metrics["update/weights_changed_fraction"] = changed
+        return metrics
+
+    def _tell_places(self) -> None:
+        """On several nodes: who sits where, for whoever wonders about the time of a sync."""
+        learner, sampler = self.learners.nodes(), self.collector.sampler_node()
+        if {*learner} != {sampler}:
+            ranks = ", ".join(node[:8] for node in learner)
+            message = f"learner ranks on Ray nodes {ranks}; sampler on node {sampler[:8]}"
+            self.reporter.log_event("several_nodes", message, learner_nodes=learner, sampler_node=sampler)
+
+    def _report(self, number: int, metrics: Metrics, rollouts: Rollouts, result: StepResult, spent: float) -> None:
+        counters = self.counters = replace(self.counters, elapsed_s=self._elapsed())
+        metrics.update(
+            {
+                "update/backward_passes": result.backward_passes,
+                "update/backward_passes_total": counters.backward_passes,
+                "time/rollout_s": rollouts.rollout_s,
+                "time/verify_s": rollouts.verify_s,
+                "time/update_s": result.update_s,
+                "time/step_s": spent,
+                "time/training_s": counters.training_s,
+                "time/elapsed_s": counters.elapsed_s,
+            }
+        )
+        if counters.diagnostic_passes:
+            metrics["update/diagnostic_passes_total"] = counters.diagnostic_passes
+        if counters.repeated_passes:
+            metrics["update/repeated_passes_total"] = counters.repeated_passes
+        metrics.update(system_metrics())
+        metrics["system/learner_peak_bytes"] = float(result.peak_bytes)
+        self.reporter.attempt = self.attempt
+        self.reporter.log_metrics(number, metrics)
+        self.reporter.log_samples(number, rollouts.groups)
+        if result.fallback:
+            self.reporter.log_event("fallback", f"step {number}: {result.fallback}", step=number)
+        self.progress.update(number, metrics)
+
+    def _check_finite(self, result: StepResult) -> None:
+        if self.counters.nonfinite >= MOST_NONFINITE:
+            raise Diverged(
+                f"loss or gradient norm was not finite in {MOST_NONFINITE} steps in a row up to step "
+                f"{self.counters.step}; lower learner.optimizer.learning_rate or max_grad_norm"
+            )
+
+    def _due(self, step: int, what: str) -> bool:
+        every = {
+            "evaluate": self.config.evaluation.every_steps,
+            "checkpoint": self.config.checkpoint.every_steps,
+            "trajectory": self.config.diagnostics.trajectory_every,
+        }[what]
+        return every > 0 and step % every == 0
+
+    def _wants_evaluation(self, step: int) -> bool:
+        return self._due(step, "evaluate") if step else self.config.evaluation.at_start
+
+    def _evaluate(self) -> None:
+        begin = time.perf_counter()
+        step = self.counters.step
+        records, metrics = self.evaluator.run(self.collector, step=step, version=step)
+        for record in records:
+            totals = {
+                "backward_passes_total": self.counters.backward_passes,
+                "training_s": self.counters.training_s,
+                "tokens_total": self.counters.tokens,
+            }
+            self.reporter.log_evaluation(step, {**record, **totals})
+        self._score = metrics.get("eval/average/pass@1")
+        metrics["time/evaluate_s"] = time.perf_counter() - begin
+        self.reporter.log_metrics(step, metrics)
+        self.progress.message(self.evaluator.describe(step, metrics))
+        self._evaluated = step
+
+    # ---- checkpoints and recovery ---------------------------------------------------------------------------
+
+    def _checkpoint(self) -> None:
+        begin = time.perf_counter()
+        rule: dict[str, Any] = {}
+        step = self.counters.step
+        state: dict[str, Any] = {
+            "counters": asdict(replace(self.counters, elapsed_s=self._elapsed())),
+            "cursor": self.planner.state_dict(),
+            "attempt": self.attempt,
+            "config_sha256": self.config.sha256(),
+            "evaluation_owed": self._evaluated != step and self._wants_evaluation(step),
+            "rule": rule,
+        }
+        self.reporter.sync()
+        try:
+            self.store.save(
+                step, state, self.learners.writer(rule), score=self._score if self._evaluated == step else None
+            )
+        except OSError as error:
+            # The earlier checkpoint is still valid: training goes on, and the run says so.
+            self.reporter.log_event("checkpoint_failed", f"step {step}: {error}", step=step)
+            self.progress.message(f"checkpoint at step {step} could not be written: {error}; the earlier one stays")
+            return
+        self._saved = step
+        self.reporter.log_event("checkpoint", f"step {step} saved", step=step)
+        self.reporter.log_metrics(step, {"time/checkpoint_s": time.perf_counter() - begin})
+
+    def _resume(self, checkpoint: Checkpoint | None) -> None:
+        """Continue from a checkpoint, or from the start policy."""
+        self._evaluated, self._saved = -1, checkpoint.step if checkpoint else -1
+        if checkpoint is None:
+            self.reporter.start_attempt(self.attempt, self.counters.step)
+            return
+        self.learners.all("load", str(checkpoint.learner), checkpoint.state["rule"])
+        repeated = self.counters.repeated_passes
+        self.counters = Counters(**checkpoint.state["counters"])
+        self.counters = replace(self.counters, repeated_passes=max(repeated, self.counters.repeated_passes))
+        self.planner.load_state_dict(checkpoint.state["cursor"])
+        self.reporter.start_attempt(self.attempt, self.counters.step)
+        # Until this attempt has done a step, what is reported (an evaluation that was put off) belongs to the step
+        # of the checkpoint: under a new attempt it would replace that step's own row.
+        self.reporter.attempt = int(checkpoint.state["attempt"])
+
+    def _recover(self, error: LearnerDied) -> None:
+        """A learner rank died: a new attempt from the last checkpoint that verifies. Raises LearnerDied never:
+        a learner that cannot even start again ends the run."""
+        lost = self.counters
+        self.reporter.log_event("learner_died", str(error), step=lost.step + 1, attempt=self.attempt)
+        self.attempt += 1
+        checkpoint, problems = self.store.latest_valid()
+        for problem in problems:
+            self.reporter.log_event("checkpoint_skipped", problem)
+        kept = checkpoint.state["counters"]["backward_passes"] if checkpoint else 0.0
+        self.counters = Counters(repeated_passes=lost.repeated_passes + lost.backward_passes - kept)
+        try:
+            self.learners.restart()
+            if checkpoint is None:
+                self.planner.restart()
+            self._resume(checkpoint)
+            self._sync()
+        except LearnerDied as again:
+            raise TrainingError(f"the learner died again while it was recovered: {again}") from again
+        where = f"step {checkpoint.step}" if checkpoint else "the start"
+        self.progress.message(f"the learner died; attempt {self.attempt} continues from {where}")
+
+    def _finish(self) -> None:
+        step = self.counters.step
+        if self._evaluated != step:
+            self._evaluate()
+        if self._saved != step:
+            self._checkpoint()
+
+    def _elapsed(self) -> float:
+        return self._elapsed_base + time.perf_counter() - self._begun

@@ -1,0 +1,136 @@
+"""Benchmarks during a run and after it, on the sampler of the run.
+
+n responses a problem at temperature 1: pass@1 is their mean, pass@k the unbiased estimator, maj@n the majority's
+answer; 95 % intervals by bootstrap over problems.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gxpo_trainer import __version__
+from gxpo_trainer.algo.passk import bootstrap_interval, majority_at_n, pass_at_k
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.data.benchmarks import Benchmark
+from gxpo_trainer.rollout.planner import request_seed
+from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
+from gxpo_trainer.types import Metrics, ScoredGroup
+
+if TYPE_CHECKING:
+    from gxpo_trainer.rollout.collector import SampleCollector
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedBenchmark:
+    """A benchmark with its prompts rendered for one tokenizer. token_ids: int32[length] each."""
+
+    benchmark: Benchmark
+    token_ids: Sequence[npt.NDArray[np.int32]]
+
+
+class Evaluator:
+    """Runs the configured benchmarks and turns verdicts into scores."""
+
+    def __init__(self, config: RunConfig, benchmarks: Sequence[TokenizedBenchmark]) -> None:
+        self.config = config
+        self.benchmarks = benchmarks
+        limit = config.evaluation.max_new_tokens or config.rollout.max_new_tokens
+        self.sampling = SamplingSettings(max_new_tokens=limit, temperature=1.0)
+
+    def run(self, collector: SampleCollector, *, step: int, version: int) -> tuple[list[dict[str, Any]], Metrics]:
+        """All benchmarks by the weights of `version`: records for evaluations.jsonl, and `eval/…` metrics."""
+        records, metrics = [], {}
+        for tokenized in self.benchmarks:
+            record = self._one(collector, tokenized, step, version)
+            records.append(record)
+            name = tokenized.benchmark.name
+            metrics.update({f"eval/{name}/{score}": value for score, value in record["scores"].items()})
+        if records:
+            metrics["eval/average/pass@1"] = float(np.mean([record["scores"]["pass@1"] for record in records]))
+        return records, metrics
+
+    def describe(self, step: int, metrics: Metrics) -> str:
+        """One line for people."""
+        parts = []
+        for tokenized in self.benchmarks:
+            name = f"eval/{tokenized.benchmark.name}/pass@1"
+            low, high = metrics[f"{name}/ci_low"], metrics[f"{name}/ci_high"]
+            parts.append(f"{tokenized.benchmark.name} {metrics[name]:.1%} [{low:.1%}, {high:.1%}]")
+        return f"step {step} pass@1: " + ", ".join(parts)
+
+    def _one(
+        self, collector: SampleCollector, tokenized: TokenizedBenchmark, step: int, version: int
+    ) -> dict[str, Any]:
+        benchmark = tokenized.benchmark
+        seeded = self.config.rollout.deterministic
+        n = self.config.evaluation.samples_per_prompt
+        requests = [
+            # Seeds apart from training's: step −1 never trains.
+            SampleRequest(prompt, ids, n, request_seed(self.config.seed, -1, 0, place) if seeded else None)
+            for place, (prompt, ids) in enumerate(zip(benchmark.prompts, tokenized.token_ids, strict=True))
+        ]
+        groups = collector.collect(requests, self.sampling, version, rewards=False).groups
+        scores, per_problem = score_groups(groups, seed=self.config.seed)
+        return {
+            "benchmark": benchmark.name,
+            "weights_version": version,
+            "num_problems": len(groups),
+            "samples_per_prompt": n,
+            "scores": scores,
+            "per_problem": per_problem,
+            "problem_ids": [group.group.prompt.id for group in groups],
+            "data_sha256": benchmark.sha256,
+            "files_sha256": benchmark.files_sha256,
+            "sampling": {
+                "temperature": self.sampling.temperature,
+                "max_new_tokens": self.sampling.max_new_tokens,
+                "seeded": seeded,
+            },
+            "template": benchmark.template,
+            "versions": grader_versions(),
+        }
+
+
+def grader_versions() -> dict[str, str]:
+    """Versions that a verdict may depend on."""
+    return {"gxpo": __version__, "math-verify": importlib.metadata.version("math-verify")}
+
+
+def score_groups(groups: Sequence[ScoredGroup], *, seed: int) -> tuple[Metrics, list[float]]:
+    """Scores over problems and the share of right responses of each.
+
+    A response whose verdict is `timeout` or `error` counts as not right here: an evaluation reports what a user
+    would have got. Their share is a score of its own.
+    """
+    correct = np.array([[v.status == "correct" for v in group.verdicts] for group in groups], dtype=np.float64)
+    n = correct.shape[1]
+    counts = correct.sum(axis=1).astype(int)
+    scores: Metrics = {}
+    for k in range(1, n + 1):
+        values = np.array([pass_at_k(n, int(c), k) for c in counts])
+        _with_interval(scores, f"pass@{k}", values, seed)
+    majority = np.array(
+        [
+            majority_at_n([v.extracted for v in group.verdicts], [v.status == "correct" for v in group.verdicts])
+            for group in groups
+        ]
+    )
+    _with_interval(scores, f"maj@{n}", majority, seed)
+    samples = [sample for group in groups for sample in group.group.samples]
+    scores["length_mean"] = float(np.mean([len(sample.token_ids) for sample in samples]))
+    scores["truncated_fraction"] = float(np.mean([sample.truncated for sample in samples]))
+    failed = [v.reward is None for group in groups for v in group.verdicts]
+    scores["failed_fraction"] = float(np.mean(failed))
+    return scores, [float(x) for x in correct.mean(axis=1)]
+
+
+def _with_interval(scores: Metrics, name: str, values: npt.NDArray[np.float64], seed: int) -> None:
+    low, high = bootstrap_interval(values, seed=seed)
+    scores[name] = float(values.mean())
+    scores[f"{name}/ci_low"], scores[f"{name}/ci_high"] = low, high

@@ -1,0 +1,164 @@
+"""One launch of a run in its folder: its lock, the wishes it obeys, its outcome, its service where it has one."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Literal, Self
+
+from gxpo_trainer.errors import TrainingError
+from gxpo_trainer.records.outcome import OUTCOME, Outcome, failure_message, reason_of
+from gxpo_trainer.records.reporter import RunReporter
+from gxpo_trainer.records.uploader import ServiceAddress, Uploader, Wish
+from gxpo_trainer.training.run_lock import WAIT_S, RunLock
+
+TERMINATED = 128 + signal.SIGTERM
+"""Exit code of a run that SIGTERM ended, as a shell reports it."""
+
+
+class Launch:
+    """From the lock to the outcome.
+
+    Order: entering begins the heartbeats, then takes the lock, so that whoever has a `Launch` has the folder to
+    itself; `begin` once every check has passed and the run's files are open; `wish` between steps; `end` or an
+    exception. Leaving writes outcome.json first, then sends what the service lacks, and lets the lock go last.
+
+    A launch that was stopped from outside (SIGTERM, Ctrl-C) or whose run another launch has taken over leaves no
+    outcome. A config that is refused leaves one only for a service, which would never learn of it otherwise.
+    """
+
+    def __init__(self, out_dir: Path, service: ServiceAddress | None = None, *, wait_s: float = WAIT_S) -> None:
+        self.out_dir = out_dir
+        self.attempt = service.attempt if service else 1
+        self.terminated = False
+        self._lock = RunLock(out_dir, wait_s)
+        self._uploader = Uploader(service, out_dir) if service else None
+        self._reporter: RunReporter | None = None
+        self._ended: str | None = None
+        self._reason: str | None = None
+        self._earlier_handler: Any = None
+
+    @property
+    def serves(self) -> bool:
+        """Whether a service launched this run."""
+        return self._uploader is not None
+
+    @property
+    def fenced(self) -> str | None:
+        """Why this launch has nothing more to say about the run; None while the run is its own."""
+        return self._uploader.fenced if self._uploader is not None else None
+
+    @property
+    def exit_code(self) -> int:
+        """Of a launch that raised nothing: 143 when SIGTERM ended it, else 0."""
+        return TERMINATED if self.terminated and self._ended == "pause" else 0
+
+    def __enter__(self) -> Self:
+        if self._uploader is not None:
+            self._uploader.start()
+        try:
+            self._lock.acquire()
+        except BaseException:
+            if self._uploader is not None:
+                self._uploader.abandon()
+            raise
+        if self.serves:
+            self._forget_outcome()
+        self.watch_sigterm()
+        return self
+
+    def watch_sigterm(self) -> None:
+        """Make SIGTERM end the run at its next step. Called again after Ray, which has a handler of its own."""
+        if threading.current_thread() is threading.main_thread():
+            earlier = signal.signal(signal.SIGTERM, self._terminate)
+            if self._earlier_handler is None:
+                self._earlier_handler = earlier
+
+    def begin(self, reporter: RunReporter) -> None:
+        """The run starts: its files are open, and what is in them may be sent."""
+        self._forget_outcome()
+        self._reporter = reporter
+        if self._uploader is not None:
+            self._uploader.follow()
+
+    def wish(self) -> Wish | None:
+        """What is to happen at this step boundary. Raises TrainingError when another launch owns the run."""
+        self._check_owner()
+        if self._uploader is not None and self._reporter is not None:
+            for message in self._uploader.take_events():
+                self._reporter.log_event("upload_refused", message)
+        if self.terminated:
+            return "pause"
+        return self._uploader.wish if self._uploader is not None else None
+
+    def end(self, ended: str) -> None:
+        """The run is over: the bound of the budget that was reached, or the wish that was granted."""
+        self._check_owner()
+        self._ended = ended
+
+    def fail(self, error: BaseException, *, setting_up: bool) -> str:
+        """The reason of a failure, which the outcome will carry."""
+        self._reason = reason_of(error, setting_up=setting_up)
+        return self._reason
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            outcome = self._outcome(error)
+            if outcome is not None:
+                self._write(outcome)
+            if self._uploader is not None:
+                self._finish(self._uploader, outcome)
+        finally:
+            if self._earlier_handler is not None:
+                signal.signal(signal.SIGTERM, self._earlier_handler)
+            self._lock.release(discard=self._reporter is None and not self.serves)
+
+    def _outcome(self, error: BaseException | None) -> Outcome | None:
+        now = time.time()
+        if self.fenced is not None:
+            return None
+        if error is not None:
+            if not isinstance(error, Exception) or (self._reporter is None and not self.serves):
+                return None
+            reason = self._reason or reason_of(error, setting_up=self._reporter is None)
+            return Outcome(self.attempt, "failed", now, reason=reason, message=failure_message(error))
+        if self._ended is None or self.exit_code:
+            return None
+        wishes: dict[str, Literal["paused", "cancelled"]] = {"pause": "paused", "cancel": "cancelled"}
+        if self._ended in wishes:
+            word = wishes[self._ended]
+            return Outcome(self.attempt, word, now, message=f"{word} as was asked")
+        return Outcome(self.attempt, "succeeded", now, ended_by=self._ended, message=f"budget.{self._ended} is reached")
+
+    def _write(self, outcome: Outcome) -> None:
+        try:
+            outcome.write(self.out_dir)
+        except OSError as error:  # the disk is full, say: the error that ended the run must still get out
+            _say(f"{self.out_dir / OUTCOME} could not be written: {error}")
+
+    def _finish(self, uploader: Uploader, outcome: Outcome | None) -> None:
+        delivered = uploader.finish(outcome.as_dict() if outcome else None)
+        for message in uploader.take_events():
+            _say(f"upload refused: {message}")
+        if not delivered and uploader.fenced is None:
+            _say(f"the service at {uploader.service.url} did not take the last rows; {self.out_dir} has them")
+
+    def _check_owner(self) -> None:
+        if self.fenced is not None:
+            raise TrainingError(f"{self.out_dir}: {self.fenced}; another launch owns the run, or it was deleted")
+
+    def _forget_outcome(self) -> None:
+        (self.out_dir / OUTCOME).unlink(missing_ok=True)
+
+    def _terminate(self, number: int, frame: FrameType | None) -> None:
+        self.terminated = True
+
+
+def _say(text: str) -> None:
+    print(f"gxpo: {text}", file=sys.stderr)

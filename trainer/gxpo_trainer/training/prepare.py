@@ -1,0 +1,125 @@
+"""Every check of a run that needs no engine: machine, model, data, output folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.data.benchmarks import Benchmark, load_benchmark
+from gxpo_trainer.data.contamination import without_contamination
+from gxpo_trainer.data.prompts import PromptSet, TokenizedPrompts, load_prompts, resolve_template, tokenize_prompts
+from gxpo_trainer.errors import CheckpointError, ConfigError
+from gxpo_trainer.models.load import load_tokenizer, resolve_model
+from gxpo_trainer.records.reading import IDENTITY
+from gxpo_trainer.rollout.verification import check_rewards
+from gxpo_trainer.training.checkpoints import Checkpoint, CheckpointStore
+from gxpo_trainer.training.evaluation import TokenizedBenchmark
+from gxpo_trainer.training.resume import check_same_run
+from gxpo_trainer.verify.math import parse_gold
+
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run that has passed every check that needs no engine."""
+
+    config: RunConfig
+    out_dir: Path
+    placement: Placement
+    model_folder: str
+    data: PromptSet
+    prompts: TokenizedPrompts
+    benchmarks: Sequence[TokenizedBenchmark]
+    store: CheckpointStore
+    checkpoint: Checkpoint | None
+    skipped: Sequence[str]
+    """Why newer checkpoints were passed over."""
+
+
+def prepare(config: RunConfig, out_dir: Path, *, resume: bool, go_on: bool = False) -> Prepared:
+    """Check the machine, the model, the data and the output folder; touches nothing.
+
+    resume: the folder must hold a run, whose newest checkpoint must be whole. go_on: it may hold one, which goes on
+    from its newest whole checkpoint, or from the start.
+    """
+    placement = Placement.decide(config)
+    if config.placement.tensor_parallel != 1:
+        raise ConfigError("placement.tensor_parallel must be 1: a sampler split over GPUs cannot be read back whole")
+    store = CheckpointStore(out_dir / CHECKPOINTS, config.checkpoint)
+    checkpoint, skipped = _checkpoint_to_resume(store, config, out_dir, resume=resume, go_on=go_on)
+    if not (resume or go_on) and (out_dir / IDENTITY).exists():
+        raise ConfigError(f"--out {out_dir} holds a run already; add --resume to continue it, or name another folder")
+    model_folder = resolve_model(config.model)
+    check_rewards(config.verifier)
+    tokenizer = load_tokenizer(config.model)
+    benchmarks = tokenized_benchmarks(config, tokenizer)
+    data = without_contamination(
+        load_prompts(config.data, config.seed, gold_problem),
+        {b.benchmark.name: (*b.benchmark.prompts, *b.benchmark.left_out) for b in benchmarks},
+        config.data.contamination,
+    )
+    longest = min(config.data.max_prompt_tokens, config.model.max_length - config.rollout.max_new_tokens)
+    template = resolve_template(config.data.template, config.data.source)
+    prompts = tokenize_prompts(data.prompts, tokenizer, template, longest)
+    return Prepared(
+        config,
+        out_dir,
+        placement,
+        model_folder,
+        data,
+        prompts,
+        benchmarks,
+        store,
+        checkpoint,
+        skipped,
+    )
+
+
+def tokenized_benchmarks(config: RunConfig, tokenizer: Any) -> list[TokenizedBenchmark]:
+    """The benchmarks of `evaluation`, rendered. Raises ConfigError when a prompt does not fit the model."""
+    limit = config.evaluation.max_new_tokens or config.rollout.max_new_tokens
+    found = []
+    for name in config.evaluation.benchmarks:
+        benchmark: Benchmark = load_benchmark(name, config.data, config.evaluation, gold_problem)
+        if any(benchmark.name == other.benchmark.name for other in found):
+            raise ConfigError(f"evaluation.benchmarks: two are called {benchmark.name}; rename the file of one")
+        fitted = tokenize_prompts(benchmark.prompts, tokenizer, benchmark.template, config.model.max_length - limit)
+        if fitted.num_too_long:
+            raise ConfigError(
+                f"evaluation.benchmarks: {fitted.num_too_long} prompts of {name} leave no room for {limit} new tokens "
+                f"in model.max_length = {config.model.max_length}; raise it or lower evaluation.max_new_tokens"
+            )
+        found.append(TokenizedBenchmark(benchmark, fitted.token_ids))
+    return found
+
+
+def gold_problem(gold: str) -> str | None:
+    """Why a gold cannot be used, None when it can."""
+    try:
+        parse_gold(gold)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _checkpoint_to_resume(
+    store: CheckpointStore, config: RunConfig, out_dir: Path, *, resume: bool, go_on: bool
+) -> tuple[Checkpoint | None, list[str]]:
+    """The checkpoint to go on from, None for the start; and why newer ones were passed over."""
+    if resume and not (out_dir / IDENTITY).exists():
+        raise CheckpointError(f"--resume: {out_dir} holds no run; leave --resume out to start one")
+    skipped: list[str] = []
+    if resume:
+        checkpoint = store.latest()
+    elif go_on and (out_dir / IDENTITY).exists():
+        checkpoint, skipped = store.latest_valid()
+    else:
+        checkpoint = None
+    if checkpoint is not None:
+        check_same_run(checkpoint, config, out_dir)
+    return checkpoint, skipped

@@ -1,0 +1,107 @@
+"""What a run must show before its numbers can be believed; a failed proof stops it with both figures.
+
+Every sync compares the checksums of all weights (sync/receiver.py). Every step compares the sampler's and
+the learner's log-probabilities of the step's own responses. At the start a canary moves the weights visibly and
+sees the sampler follow, because at tiny learning rates one stale version hides in the noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gxpo_trainer.algo.batch import ScoredSequence, with_scale
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.errors import VerifierFailed, WeightSyncMismatch
+from gxpo_trainer.types import ScoredGroup
+
+if TYPE_CHECKING:
+    from gxpo_trainer.learner.group import LearnerGroup
+    from gxpo_trainer.rollout.collector import SampleCollector
+    from gxpo_trainer.rollout.planner import RolloutPlanner
+
+CANARY_PROMPTS = 8
+CANARY_SCALE = 0.1
+"""Noise of the canary as a share of the mean absolute weight of its shard."""
+
+
+def check_gap(config: RunConfig, mean: float, largest: float, step: int) -> None:
+    """Raises WeightSyncMismatch when sampler and learner disagree about the step's responses."""
+    mean_limit, max_limit = config.gap_limits()
+    if not (mean <= mean_limit and largest <= max_limit):
+        raise WeightSyncMismatch(
+            f"step {step}: the sampler's and the learner's log-probabilities differ by {mean:.3g} on average (limit "
+            f"{mean_limit:g}) and {largest:.3g} at most (limit {max_limit:g}); the sampler does not hold the learner's "
+            "weights. If the precision explains it, raise rollout.logprob_gap_mean_limit or logprob_gap_max_limit"
+        )
+
+
+def check_verdicts(config: RunConfig, groups: Sequence[ScoredGroup]) -> None:
+    """Raises VerifierFailed when too many verdicts are no evidence."""
+    verdicts = [verdict for group in groups for verdict in group.verdicts]
+    failed = [verdict for verdict in verdicts if verdict.reward is None]
+    share = len(failed) / len(verdicts)
+    if share > config.verifier.max_failed_fraction:
+        raise VerifierFailed(
+            f"{len(failed)} of {len(verdicts)} verdicts are timeout or error ({share:.0%}; limit "
+            f"verifier.max_failed_fraction = {config.verifier.max_failed_fraction:.0%}), last: {failed[-1].detail!r}; "
+            "raise verifier.deadline_s or verifier.memory_mb, or look at the answers in samples.jsonl"
+        )
+
+
+def canary(
+    config: RunConfig, learners: LearnerGroup, collector: SampleCollector, planner: RolloutPlanner
+) -> dict[str, float]:
+    """Perturb the learner's weights, sync, see the sampler follow, restore.
+
+    Returns the gaps at three syncs and how far the perturbation moved the learner. Raises WeightSyncMismatch when
+    a gap does not close, or when the perturbation was too small to show anything. The weights are restored; the
+    sampler is left with the perturbed version's successor, so sync before sampling.
+    """
+    limit = config.gap_limits()[0]
+    prompts = [np.asarray(ids, dtype=np.int32) for ids in planner.token_ids[:CANARY_PROMPTS]]
+
+    def gap() -> tuple[float, list[np.ndarray]]:
+        scores = collector.score(prompts)
+        return _gap(learners, prompts, scores), scores
+
+    _publish(learners, collector, -1)
+    before, start = gap()
+    learners.all("perturb", CANARY_SCALE, config.seed)
+    try:
+        moved = _gap(learners, prompts, start)
+        _publish(learners, collector, -2)
+        perturbed, _ = gap()
+    finally:
+        learners.all("restore")
+    _publish(learners, collector, -3)
+    restored, _ = gap()
+    for when, found in (("at the start", before), ("after a perturbation", perturbed), ("after its undoing", restored)):
+        if not found <= limit:
+            raise WeightSyncMismatch(
+                f"canary: sampler and learner differ by {found:.3g} on average {when}, the limit is {limit:.3g} "
+                f"(the perturbation moved the learner by {moved:.3g})"
+            )
+    if not moved >= 10 * limit:
+        raise WeightSyncMismatch(
+            f"canary: the perturbation moved the learner by only {moved:.3g}, under ten times the limit {limit:.3g}, "
+            "so it proves nothing; lower rollout.logprob_gap_mean_limit"
+        )
+    return {"before": before, "perturbed": perturbed, "restored": restored, "moved": moved}
+
+
+def _publish(learners: LearnerGroup, collector: SampleCollector, version: int) -> None:
+    manifest, _ = learners.publish(version, collector.sampler_node())
+    collector.sync(manifest)
+
+
+def _gap(learners: LearnerGroup, token_ids: Sequence[np.ndarray], scores: Sequence[np.ndarray]) -> float:
+    """Mean |sampler − learner| over all tokens of the lists but each one's first."""
+    limit = max(len(ids) for ids in token_ids)
+    sequences = [
+        ScoredSequence(ids[:1], ids[1:], 0.0, np.asarray(found, dtype=np.float32)[-(len(ids) - 1) :])
+        for ids, found in zip(token_ids, scores, strict=True)
+    ]
+    return learners.gap(with_scale(sequences, limit))[0]

@@ -1,0 +1,60 @@
+"""May this config continue that run, and as which attempt? What can change a result must be the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.errors import CheckpointError
+from gxpo_trainer.records.reading import read_events, read_identity, read_metrics
+from gxpo_trainer.training.checkpoints import Checkpoint
+
+MAY_CHANGE = ("name", "budget", "checkpoint", "placement", "verifier", "evaluation", "diagnostics")
+"""Parts that do not change what a training step computes; but `verifier.rewards` does."""
+
+
+def check_same_run(checkpoint: Checkpoint, config: RunConfig, out_dir: Path) -> None:
+    """Raises CheckpointError naming the first setting that differs from the run that wrote the checkpoint."""
+    then, now = (_decisive(found) for found in (read_identity(out_dir)["config"], config.model_dump(mode="json")))
+    for part in now:
+        place = _difference(part, then.get(part), now[part])
+        if place is not None:
+            name, before, after = place
+            raise CheckpointError(
+                f"{checkpoint.path} was written with {name} = {before!r}, this run has {after!r}; "
+                "resume with the earlier value, or start a new run in another folder"
+            )
+
+
+def _decisive(config: dict[str, Any]) -> dict[str, Any]:
+    kept = {part: value for part, value in config.items() if part not in MAY_CHANGE}
+    return kept | {"verifier": {"rewards": config["verifier"].get("rewards")}}
+
+
+def next_attempt(out_dir: Path, checkpoint: Checkpoint | None) -> int:
+    """The number of the attempt that begins now: above all that have begun, those since the checkpoint included."""
+    begun = [int(event["attempt"]) for event in read_events(out_dir) if event["kind"] == "attempt"]
+    if checkpoint is not None:
+        begun.append(int(checkpoint.state["attempt"]))
+    return max(begun, default=0) + 1
+
+
+def repeated_passes(out_dir: Path, checkpoint: Checkpoint | None) -> float:
+    """Backward passes that were spent on steps which the next attempt does again, by all attempts so far."""
+    total = "update/backward_passes_total"
+    rows = [row["metrics"] for row in read_metrics(out_dir) if total in row["metrics"]]
+    if not rows:
+        return 0.0
+    kept = float(checkpoint.state["counters"]["backward_passes"]) if checkpoint is not None else 0.0
+    return float(rows[-1][total] + rows[-1].get("update/repeated_passes_total", 0.0) - kept)
+
+
+def _difference(name: str, then: Any, now: Any) -> tuple[str, Any, Any] | None:
+    if isinstance(then, dict) and isinstance(now, dict):
+        for key in sorted({*then, *now}):
+            found = _difference(f"{name}.{key}", then.get(key), now.get(key))
+            if found is not None:
+                return found
+        return None
+    return None if then == now else (name, then, now)

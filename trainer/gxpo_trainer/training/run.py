@@ -1,0 +1,175 @@
+"""A whole run from a config: check everything first, then start the engines, train, and clean up."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.io import to_toml
+from gxpo_trainer.data.prompts import PromptSet
+from gxpo_trainer.records.exporters import make_exporters
+from gxpo_trainer.records.identity import run_identity
+from gxpo_trainer.records.reporter import RunReporter
+from gxpo_trainer.training.launch import Launch
+from gxpo_trainer.training.prepare import Prepared, prepare
+from gxpo_trainer.training.progress import TrainingProgress
+from gxpo_trainer.training.resume import next_attempt, repeated_passes
+
+if TYPE_CHECKING:
+    from gxpo_trainer.training.controller import Controller
+
+CONFIG_COPY = "config.toml"
+
+
+def train_run(
+    config: RunConfig,
+    out_dir: Path,
+    *,
+    resume: bool = False,
+    loggers: Sequence[str] = (),
+    progress: TrainingProgress | None = None,
+) -> str:
+    """Train one run into `out_dir`; returns the name of the bound that ended it.
+
+    Raises ConfigError, DataError or CheckpointError before anything is started or written; TrainingError later;
+    SystemExit when SIGTERM ended the run, after its checkpoint.
+    """
+    with Launch(out_dir) as launch:
+        ended = train_in_launch(config, launch, resume=resume, loggers=loggers, progress=progress)
+    if launch.exit_code:
+        print(f"{config.name}: {describe_end(ended, launch)}", file=sys.stderr)
+        raise SystemExit(launch.exit_code)
+    return ended
+
+
+def train_in_launch(
+    config: RunConfig,
+    launch: Launch,
+    *,
+    resume: bool = False,
+    go_on: bool = False,
+    loggers: Sequence[str] = (),
+    progress: TrainingProgress | None = None,
+) -> str:
+    """Check everything, then run; the bound or the wish that ended it."""
+    out_dir = launch.out_dir
+    prepared = prepare(config, out_dir, resume=resume, go_on=go_on)
+    exporters = make_exporters(loggers, out_dir, run_name=config.name, config=config.model_dump(mode="json"))
+    with (
+        RunReporter(out_dir, exporters=exporters) as reporter,
+        progress or TrainingProgress(config.budget, name=config.name) as shown,
+    ):
+        launch.begin(reporter)
+        ended = _run(prepared, launch, reporter, shown)
+    launch.end(ended)
+    return ended
+
+
+def describe_end(ended: str, launch: Launch) -> str:
+    if launch.exit_code:
+        return "stopped by SIGTERM; --resume continues from the last checkpoint"
+    return {"pause": "paused", "cancel": "cancelled"}.get(ended, f"ended by budget.{ended}")
+
+
+def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: TrainingProgress) -> str:
+    """Start Ray and the engines, drive the controller, leave no process behind."""
+    import ray
+
+    from gxpo_trainer.cluster.ray_session import start_ray
+
+    ours, controller = False, None
+    try:
+        ours = start_ray(prepared.placement)
+        launch.watch_sigterm()
+        controller = _controller(prepared, launch, reporter, progress)
+        reporter.attempt = controller.attempt
+        _write_identity(prepared, launch, reporter)
+        for problem in prepared.skipped:
+            reporter.log_event("checkpoint_skipped", problem)
+        _record_data(prepared.data, reporter)
+        progress.message("starting sampler and learner")
+        ended = controller.run(prepared.checkpoint)
+        _record_end(ended, launch, reporter)
+        return ended
+    except (KeyboardInterrupt, SystemExit):
+        reporter.log_event("interrupted", "stopped from outside; --resume continues from the last checkpoint")
+        raise
+    except BaseException as error:
+        reason = launch.fail(error, setting_up=controller is None or not controller.ready)
+        kind = "failed" if launch.fenced is None else "taken_over"
+        reporter.log_event(kind, f"{type(error).__name__}: {error}", reason=reason)
+        raise
+    finally:
+        if controller is not None:
+            controller.learners.close()
+            controller.collector.kill()
+        prepared.placement.seats.release()
+        if ours:
+            ray.shutdown()
+
+
+def _controller(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: TrainingProgress) -> Controller:
+    """The controller of a new attempt; nothing of it runs yet."""
+    from gxpo_trainer.rollout.collector import SampleCollector
+    from gxpo_trainer.rollout.planner import RolloutPlanner
+    from gxpo_trainer.training.controller import Controller, Counters
+    from gxpo_trainer.training.evaluation import Evaluator
+
+    config = prepared.config
+    collector = SampleCollector(config, prepared.placement, prepared.model_folder, reporter.log_event)
+    controller = Controller(
+        config,
+        prepared.placement,
+        collector,
+        RolloutPlanner(config, prepared.prompts.prompts, prepared.prompts.token_ids),
+        Evaluator(config, prepared.benchmarks),
+        reporter,
+        prepared.store,
+        progress,
+        launch.wish,
+    )
+    controller.attempt = collector.attempt = next_attempt(prepared.out_dir, prepared.checkpoint)
+    controller.counters = Counters(repeated_passes=repeated_passes(prepared.out_dir, prepared.checkpoint))
+    return controller
+
+
+def _record_data(data: PromptSet, reporter: RunReporter) -> None:
+    """What was left out of the training problems, and what a person should read before the scores are believed."""
+    for setting, number in data.num_left_out.items():
+        reporter.log_event("problems_left_out", f"{setting} took out {number} training problems", setting=setting)
+    if data.near_duplicates:
+        examples = "; ".join(data.near_duplicates[:5])
+        message = (
+            f"{len(data.near_duplicates)} training problems are near duplicates of evaluated ones, such as: {examples}"
+        )
+        reporter.log_event("near_duplicates", message, problems=list(data.near_duplicates))
+
+
+def _record_end(ended: str, launch: Launch, reporter: RunReporter) -> None:
+    if ended == "pause" and launch.terminated:
+        reporter.log_event("interrupted", "stopped by SIGTERM; --resume continues from the last checkpoint")
+    elif ended == "pause":
+        reporter.log_event("paused", "paused as was asked; --continue goes on from the last checkpoint")
+    elif ended == "cancel":
+        reporter.log_event("cancelled", "cancelled as was asked")
+    else:
+        reporter.log_event("finished", f"budget.{ended} is reached", bound=ended)
+
+
+def _write_identity(prepared: Prepared, launch: Launch, reporter: RunReporter) -> None:
+    folder = Path(prepared.model_folder)
+    identity = run_identity(
+        prepared.config,
+        data_sha256=prepared.data.sha256 | {b.benchmark.name: b.benchmark.sha256 for b in prepared.benchmarks},
+        policy=folder if folder.is_dir() else None,
+    )
+    reporter.write_identity(identity)
+    if launch.serves:  # the service keeps the run's config itself
+        return
+    copy = prepared.out_dir / CONFIG_COPY
+    partial = copy.with_suffix(".partial")
+    partial.write_text(to_toml(prepared.config), encoding="utf-8")
+    partial.replace(copy)
