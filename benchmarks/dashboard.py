@@ -49,7 +49,7 @@ from support import reported_runs, reporting
 from support.browsing import Page, find_programs, open_browser
 from support.dashboard_process import DashboardProcess
 
-from gxpo_dashboard.session import RETRY_S
+from gxpo_dashboard.session.visitor import RETRY_S
 
 SEEDS, STEPS, BATCH, EVALUATED = 5, 5_000, 1_000, 250
 RULES: tuple[dict[str, Any], ...] = (

@@ -39,16 +39,17 @@ import httpx
 from sqlalchemy import insert, text
 
 from benchmarks.measure import Figure, median, percentile, save
-from gxpo_services.auth import hash_token
-from gxpo_services.db import Database
-from gxpo_services.ids import new_id
-from gxpo_services.metrics import ingest, repository
-from gxpo_services.metrics.batches import Batch, MetricRow
-from gxpo_services.migrate import upgrade
-from gxpo_services.ports import free_port
-from gxpo_services.runs.configs import stored
-from gxpo_services.runs.models import Run, RunDocument, RunSearch, RunTag
-from gxpo_services.runs.states import RunState
+from gxpo_services.access.principals import hash_token
+from gxpo_services.api.ids import new_id
+from gxpo_services.configs.checks import stored
+from gxpo_services.db.database import Database
+from gxpo_services.db.migrate import upgrade
+from gxpo_services.db.tables.runs import Run, RunDocument, RunSearch, RunTag
+from gxpo_services.ingest import apply as ingest
+from gxpo_services.ingest.batches import Batch, MetricRow
+from gxpo_services.network.ports import free_port
+from gxpo_services.run_states import RunState
+from gxpo_services.runs import repository
 from gxpo_services.tokens import service as tokens
 from gxpo_services.tokens.schemas import TokenRequest
 from gxpo_trainer.config.io import load_preset
@@ -297,7 +298,7 @@ def settle(database: Database) -> None:
 
 def add_metrics(database: Database, run_id: str, rows: Sequence[MetricRow]) -> None:
     with database.writing() as session:
-        run = repository.lock_run(session, run_id)
+        run = repository.lock(session, run_id)
         assert run is not None
         ingest.apply_batch(session, run, Batch(run.launch, None, {"metrics": 0}, metrics=rows), "bench")
 

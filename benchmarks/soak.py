@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 
 from benchmarks.measure import Figure, save
-from gxpo_services.client import STATE_FILE, RunView, ServiceClient, ServiceError
+from gxpo_services.cli.client import STATE_FILE, RunView, ServiceClient, ServiceError
 from gxpo_trainer.jsonl import decode_number
 from gxpo_trainer.records.reading import read_metrics
 from gxpo_trainer.training.run_lock import process_start

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import streamlit as st
 
-from gxpo_dashboard import navigation, session
-from gxpo_dashboard.texts import plain
+from gxpo_dashboard.session import navigation, visitor
+from gxpo_dashboard.text.labels import plain
 from gxpo_dashboard.views import VIEWS
 
 
@@ -31,13 +31,13 @@ view = navigation.wanted(st.query_params, entry.url_path, list(VIEWS))
 title, _, show = VIEWS[view]
 st.set_page_config(page_title=f"{title} · gxpo", page_icon=ICON, layout="wide")
 # A visitor without a token sees the sign-in and nothing else, not even what there would be.
-if session.enter():
+if visitor.enter():
     me = st.session_state["me"]
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         navigation.bar({name: (title, icon) for name, (title, icon, _) in VIEWS.items()}, view)
         with st.popover(plain(me["name"]), icon=":material/account_circle:", type="tertiary"):
             st.markdown(f"Signed in as **{plain(me['name'])}**, {plain(me['role'])}")
-            st.text(f"Service: {session.service_url()}")
-            st.button("Sign out", on_click=session.sign_out, icon=":material/logout:")
+            st.text(f"Service: {visitor.service_url()}")
+            st.button("Sign out", on_click=visitor.sign_out, icon=":material/logout:")
     show()
     _set_up()

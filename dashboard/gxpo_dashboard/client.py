@@ -8,14 +8,13 @@ ServiceError
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import httpx
-
-from gxpo_dashboard.access import is_loopback
 
 PREFIX = "/api/v1"
 Json = dict[str, Any]
@@ -59,6 +58,19 @@ class Memory:
         self.answers[key] = answer
         while len(self.answers) > self.most:
             self.answers.pop(next(iter(self.answers)))
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether a host name or address means this machine only; None and empty do not."""
+    if not host:
+        return False
+    name = host.strip().strip("[]").lower()
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def connect(url: str) -> httpx.Client:

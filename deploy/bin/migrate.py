@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from gxpo_services.migrate import newest_revision
-from gxpo_services.start import prepare_local, read_settings
+from gxpo_services.db.migrate import newest_revision
+from gxpo_services.settings import read_settings
+from gxpo_services.tokens.local_token import prepare_local
 from gxpo_trainer.errors import GxpoError
 
 

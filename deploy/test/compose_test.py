@@ -311,7 +311,7 @@ class Test:
         with tempfile.TemporaryDirectory() as folder:
             context = Path(folder)
             (context / "9999_next.py").write_text(NEXT.format(present=present), encoding="utf-8")
-            target = "/opt/app/gxpo_services/migrations/versions/"
+            target = "/opt/app/gxpo_services/db/migrations/versions/"
             for name in ("migrate", "api", "scheduler"):
                 (context / "Dockerfile").write_text(f"FROM gxpo/{name}:{TAG}\nCOPY 9999_next.py {target}\n")
                 run("docker", "build", "--quiet", "-t", f"gxpo/{name}:{TAG}-next", str(context))

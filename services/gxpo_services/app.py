@@ -8,17 +8,24 @@ from contextlib import asynccontextmanager
 import anyio
 from fastapi import FastAPI
 
-from gxpo_services import errors, health, logs
+from gxpo_services.api import errors
+from gxpo_services.api.dependencies import MAX_SESSIONS, READS_AT_ONCE
+from gxpo_services.api.middleware import install as install_middleware
+from gxpo_services.api.openapi import describe
+from gxpo_services.artifacts import trash
+from gxpo_services.checkpoints.endpoints import router as checkpoints
 from gxpo_services.comparisons.endpoints import router as comparisons
 from gxpo_services.comparisons.memory import Memory
-from gxpo_services.db import Database
-from gxpo_services.deps import MAX_SESSIONS, READS_AT_ONCE
+from gxpo_services.configs.endpoints import router as configs
+from gxpo_services.db.database import Database
+from gxpo_services.db.migrate import upgrade
+from gxpo_services.events.endpoints import router as events
 from gxpo_services.groups.endpoints import router as groups
+from gxpo_services.health.endpoints import router as health
+from gxpo_services.ingest.endpoints import router as ingest
+from gxpo_services.logs.endpoints import router as run_logs
 from gxpo_services.metrics.endpoints import router as metrics
-from gxpo_services.middleware import install as install_middleware
-from gxpo_services.migrate import upgrade
-from gxpo_services.openapi import describe
-from gxpo_services.runs import artifacts
+from gxpo_services.observability import logs
 from gxpo_services.runs.endpoints import router as runs
 from gxpo_services.samples.endpoints import router as samples
 from gxpo_services.settings import ServiceSettings
@@ -42,7 +49,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         if database.is_sqlite:
             upgrade(settings.url)
         settings.artifacts.mkdir(parents=True, exist_ok=True)
-        artifacts.empty_trash(settings.artifacts)  # what a crash left of a deletion
+        trash.empty_trash(settings.artifacts)  # what a crash left of a deletion
         app.state.session_gate = anyio.Semaphore(MAX_SESSIONS)
         app.state.comparisons = Memory()
         app.state.read_gate = anyio.Semaphore(READS_AT_ONCE)
@@ -63,8 +70,8 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
     logs.configure(as_json=settings.log_json)
     errors.install(app)
     install_middleware(app, settings)
-    for router in (runs, groups, metrics, samples, comparisons, tokens):
+    for router in (runs, configs, groups, ingest, metrics, samples, events, run_logs, checkpoints, comparisons, tokens):
         app.include_router(router, prefix=PREFIX)
-    app.include_router(health.router)
+    app.include_router(health)
     describe(app)
     return app

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from gxpo_services.addresses import is_http
+from gxpo_services.network.addresses import is_http
+from gxpo_trainer.errors import ConfigError
 
 
 class ServiceSettings(BaseSettings):
@@ -90,3 +92,23 @@ class ServiceSettings(BaseSettings):
     @property
     def is_loopback(self) -> bool:
         return self.host in ("127.0.0.1", "::1", "localhost")
+
+
+def read_settings(**given: Any) -> ServiceSettings:
+    """The settings of the environment with those that are given over them.
+
+    Raises ConfigError that names each bad one by its variable.
+    """
+    try:
+        return ServiceSettings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        lines = [f"  GXPO_{'_'.join(str(p) for p in e['loc']).upper()}: {e['msg']}" for e in error.errors()]
+        raise ConfigError("\n".join(["the settings of the service cannot be used:", *lines])) from None
+
+
+def make_home(settings: ServiceSettings) -> None:
+    """The home, for its owner alone: it holds tokens. Raises ConfigError when it cannot be made."""
+    try:
+        settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the home {settings.home} cannot be made ({error.strerror}); check --home") from None

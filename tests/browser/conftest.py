@@ -21,7 +21,7 @@ from support.service_processes import ServiceProcesses, kill_trainer, trainers, 
 from support.site import RECORDINGS, Site
 
 from gxpo_services.settings import ServiceSettings
-from gxpo_services.start import prepare_local
+from gxpo_services.tokens.local_token import prepare_local
 
 ENVIRONMENT = {
     "GXPO_MAX_CONCURRENT_RUNS": "3",

@@ -26,7 +26,7 @@ from support.dashboard_process import DashboardProcess  # noqa: E402
 from support.replay import ServedHome  # noqa: E402
 
 from gxpo_dashboard.client import Client, connect  # noqa: E402
-from gxpo_services.ports import free_port  # noqa: E402
+from gxpo_services.network.ports import free_port  # noqa: E402
 
 MODES: tuple[Literal["light"], Literal["dark"]] = ("light", "dark")
 _MOST_COMPARED = 9

@@ -10,7 +10,7 @@ from pathlib import Path
 from support.browsing import Page, open_browser
 from support.site import RECORDINGS, Site
 
-from gxpo_services.demo import comparison_link
+from gxpo_services.local.demo import comparison_link
 
 SERIES = "[...new Set(view.data('points').map(row => row.series))].sort()"
 FURTHEST = "Math.max(...view.data('points').map(row => row.x))"

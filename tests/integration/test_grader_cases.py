@@ -15,9 +15,9 @@ import pytest
 
 from gxpo_trainer.types import Verdict
 from gxpo_trainer.verify.equality import values_equal
-from gxpo_trainer.verify.scalar import constant
 from gxpo_trainer.verify.math import parse_gold
 from gxpo_trainer.verify.pool import VerifierPool
+from gxpo_trainer.verify.scalar import constant
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "../shared/data"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gxpo_services import logs
-from gxpo_services.process_launcher import ProcessLauncher
-from gxpo_services.scheduler import serve
+from gxpo_services.observability import logs
+from gxpo_services.scheduling.process_launcher import ProcessLauncher
+from gxpo_services.scheduling.scheduler import serve
 from gxpo_services.settings import ServiceSettings
 
 TRAINER = Path(__file__).with_name("stand_in_trainer.py")

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from gxpo_services.db import Database
+from gxpo_services.db.database import Database
 from gxpo_services.runs import repository
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.records.identity import run_identity

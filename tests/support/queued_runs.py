@@ -7,11 +7,12 @@ from typing import Any
 
 from sqlalchemy import select
 
-from gxpo_services.db import Database
-from gxpo_services.ids import new_id
+from gxpo_services.api.ids import new_id
+from gxpo_services.db.database import Database
+from gxpo_services.db.tables.events import Event
+from gxpo_services.db.tables.runs import Run
+from gxpo_services.run_states import Action, RunState, wanted_state
 from gxpo_services.runs import lifecycle
-from gxpo_services.runs.models import Event, Run
-from gxpo_services.runs.states import Action, RunState, wanted_state
 from gxpo_trainer.config import RunConfig
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from gxpo_services.ray_head import RayHead as ProductHead
+from gxpo_services.local.ray_head import RayHead as ProductHead
 
 
 class RayHead:

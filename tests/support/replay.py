@@ -11,8 +11,8 @@ import httpx
 import uvicorn
 
 from gxpo_services.app import create_app
-from gxpo_services.db import Database
-from gxpo_services.migrate import upgrade
+from gxpo_services.db.database import Database
+from gxpo_services.db.migrate import upgrade
 from gxpo_services.settings import ServiceSettings
 from gxpo_services.tokens import service as tokens
 from gxpo_services.tokens.schemas import RoleWord, TokenRequest

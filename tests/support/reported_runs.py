@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gxpo_services.auth import Principal, Role
+from gxpo_services.access.principals import Principal, Role
+from gxpo_services.api.ids import new_id
 from gxpo_services.comparisons import repository
-from gxpo_services.db import Database
-from gxpo_services.ids import new_id
+from gxpo_services.db.database import Database
+from gxpo_services.db.tables.runs import Group
 from gxpo_services.runs import service
-from gxpo_services.runs.models import Group
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import build
 from support import reporting

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from gxpo_services.launcher import Job, JobState, JobStatus, LauncherUnavailable
+from gxpo_services.scheduling.launcher import Job, JobState, JobStatus, LauncherUnavailable
 
 
 class Crash(BaseException):

@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gxpo_services.demo import demo_command
-from gxpo_services.ray_head import RayHead
-from gxpo_services.supervisor import Child
-from gxpo_services.up import Stack
+from gxpo_services.local.demo import demo_command
+from gxpo_services.local.ray_head import RayHead
+from gxpo_services.local.supervisor import Child
+from gxpo_services.local.up import Stack
 
 SCHEDULER = Path(__file__).with_name("chaos_scheduler.py")
 QUICK = {"GXPO_QUOTA_CPUS": "1000", "GXPO_QUOTA_GPUS": "0", "GXPO_TICK_S": "0.2"}

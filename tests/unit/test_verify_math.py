@@ -7,10 +7,10 @@ import sys
 from fractions import Fraction
 
 import pytest
+from gxpo_trainer.verify.exact import Number, finite_decimal, numbers_equal, read_number
 
 from gxpo_trainer.verify import normalize as n
 from gxpo_trainer.verify.evaluate import TooLarge, expressions_equal, proportional
-from gxpo_trainer.verify.exact import Number, finite_decimal, numbers_equal, read_number
 from gxpo_trainer.verify.expression import Unsupported, parse_expression
 from gxpo_trainer.verify.math import parse_gold, verify
 from gxpo_trainer.verify.realsets import Piece, pieces_of

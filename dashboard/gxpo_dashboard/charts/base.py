@@ -17,8 +17,8 @@ from typing import Any
 
 import pandas as pd
 
-from gxpo_dashboard.formats import figure
-from gxpo_dashboard.series import Points, Series
+from gxpo_dashboard.text.formats import figure
+from gxpo_dashboard.view_models.series import Points, Series
 
 Spec = dict[str, Any]
 

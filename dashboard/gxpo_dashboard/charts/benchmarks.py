@@ -7,18 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from gxpo_dashboard.charts.base import (
-    AXES,
-    MUTED,
-    Chart,
-    Spec,
-    color,
-    line_layers,
-    x_encoding,
-    y_encoding,
-)
-from gxpo_dashboard.formats import percent
-from gxpo_dashboard.series import number
+from gxpo_dashboard.charts.base import AXES, MUTED, Chart, Spec, color, line_layers, x_encoding, y_encoding
+from gxpo_dashboard.text.formats import percent
+from gxpo_dashboard.view_models.series import number
 
 COLUMNS = ("benchmark", "series", "x", "y", "low", "high", "step")
 TITLES = {

@@ -20,8 +20,8 @@ from gxpo_dashboard.charts.base import (
     zoom_params,
 )
 from gxpo_dashboard.charts.gate import FALLBACK, LOOK_AHEAD
-from gxpo_dashboard.formats import count, known
-from gxpo_dashboard.series import Series
+from gxpo_dashboard.text.formats import count, known
+from gxpo_dashboard.view_models.series import Series
 
 NAMES = ("update/backward_passes", "update/backward_passes_total")
 PLAIN = "GRPO steps"

@@ -21,8 +21,8 @@ from gxpo_dashboard.charts.base import (
     y_encoding,
 )
 from gxpo_dashboard.charts.benchmarks import interval_layers, score_lines
-from gxpo_dashboard.formats import figure, known, percent
-from gxpo_dashboard.series import Points, number
+from gxpo_dashboard.text.formats import figure, known, percent
+from gxpo_dashboard.view_models.series import Points, number
 
 Answer = Mapping[str, Any]
 COST_OF = {"step": "steps", "backward_passes": "backward_passes", "time": "hours", "tokens": "tokens"}

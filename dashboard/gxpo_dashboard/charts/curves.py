@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gxpo_dashboard.charts.base import Chart, metric_chart
-from gxpo_dashboard.formats import percent, size
-from gxpo_dashboard.series import Series
+from gxpo_dashboard.text.formats import percent, size
+from gxpo_dashboard.view_models.series import Series
 
 REWARD = {"reward/mean": "mean reward", "reward/zero_variance_fraction": "groups without a signal"}
 RETENTION = {"gxpo/retention_mean": "retention r = g¹/g⁰", "gxpo/retention_std": "its spread"}

@@ -24,8 +24,8 @@ from gxpo_dashboard.charts.base import (
     x_encoding,
     y_encoding,
 )
-from gxpo_dashboard.formats import figure, known
-from gxpo_dashboard.series import Points, Series
+from gxpo_dashboard.text.formats import figure, known
+from gxpo_dashboard.view_models.series import Points, Series
 
 NAMES = (
     "gate/active",

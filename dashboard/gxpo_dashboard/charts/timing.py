@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from gxpo_dashboard.charts.base import AXES, MUTED, NUMBER, Chart, Spec, x_encoding, zoom_params
-from gxpo_dashboard.formats import duration, known
-from gxpo_dashboard.series import Series
+from gxpo_dashboard.text.formats import duration, known
+from gxpo_dashboard.view_models.series import Series
 
 PARTS = {
     "time/rollout_s": "sampling",

@@ -8,10 +8,10 @@ from typing import Any
 
 import streamlit as st
 
-from gxpo_dashboard import session
 from gxpo_dashboard.client import Refused, ServiceAway
-from gxpo_dashboard.navigation import go
-from gxpo_dashboard.texts import ACTIONS, NO_RIGHT, plain
+from gxpo_dashboard.session import visitor
+from gxpo_dashboard.session.navigation import go
+from gxpo_dashboard.text.labels import ACTIONS, NO_RIGHT, plain
 
 Json = dict[str, Any]
 
@@ -21,7 +21,7 @@ def act(runs: Sequence[str], action: str, body: Json | None = None) -> list[Json
     done, refused = [], []
     for run in runs:
         try:
-            done.append(session.client().act(run, action, body))
+            done.append(visitor.client().act(run, action, body))
         except (Refused, ServiceAway) as error:
             refused.append(str(error))
     label = ACTIONS[action][0]
@@ -34,7 +34,7 @@ def act(runs: Sequence[str], action: str, body: Json | None = None) -> list[Json
 
 def buttons(run: Json, key: str) -> None:
     """What may be asked of a run in its present state, as buttons in a row."""
-    allowed = session.may_change()
+    allowed = visitor.may_change()
     with st.container(horizontal=True, gap="small"):
         for action in ("pause", "resume", "cancel", "retry"):
             if action in run["possible_actions"]:
@@ -90,7 +90,7 @@ def _confirm_delete(run: Json) -> None:
     st.text(run["name"])
     if st.button("Delete for good", type="primary", key="confirm-delete"):
         try:
-            session.client().delete(run["id"])
+            visitor.client().delete(run["id"])
         except (Refused, ServiceAway) as error:
             st.error(plain(str(error)))
             return
@@ -109,7 +109,7 @@ def _clone(run: Json) -> None:
     if st.button("Submit", type="primary", key="clone-submit"):
         body = {"name": name, "overrides": [line.strip() for line in typed.splitlines() if line.strip()]}
         try:
-            made = session.client().act(run["id"], "clone", body)
+            made = visitor.client().act(run["id"], "clone", body)
         except Refused as error:
             st.error(plain(str(error)))
             for field, message in error.errors:
@@ -131,7 +131,7 @@ def _edit(run: Json) -> None:
     if st.button("Save", type="primary", key="edit-save"):
         words = [tag.strip() for tag in tags.split(",") if tag.strip()]
         try:
-            session.client().change(run["id"], name=name, tags=words, notes=notes, archived=archived)
+            visitor.client().change(run["id"], name=name, tags=words, notes=notes, archived=archived)
         except (Refused, ServiceAway) as error:
             st.error(plain(str(error)))
             return
@@ -142,12 +142,12 @@ def tag_runs(runs: Sequence[Json], word: str) -> None:
     """Put a word on some runs."""
     for run in runs:
         if word not in run["tags"]:
-            session.client().change(run["id"], tags=[*run["tags"], word])
+            visitor.client().change(run["id"], tags=[*run["tags"], word])
 
 
 def archive(runs: Sequence[Json], archived: bool) -> None:
     for run in runs:
-        session.client().change(run["id"], archived=archived)
+        visitor.client().change(run["id"], archived=archived)
 
 
 def submission_key() -> str:

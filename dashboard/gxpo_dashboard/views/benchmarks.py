@@ -7,11 +7,11 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from gxpo_dashboard import permalinks, session
 from gxpo_dashboard.charts import benchmarks as charts
-from gxpo_dashboard.shown import charts_ahead, download, empty, grid, live
-from gxpo_dashboard.texts import TERMINAL, plain, unique_labels
+from gxpo_dashboard.session import permalinks, visitor
+from gxpo_dashboard.text.labels import TERMINAL, plain, unique_labels
 from gxpo_dashboard.views import picker
+from gxpo_dashboard.widgets.shown import charts_ahead, download, empty, grid, live
 
 Json = dict[str, Any]
 MOST_RUNS = 8
@@ -20,7 +20,7 @@ MOST_RUNS = 8
 @charts_ahead()
 def show() -> None:
     st.title("Benchmarks")
-    with session.guarded():
+    with visitor.guarded():
         runs = picker.runs("Runs", "runs", most=MOST_RUNS)
         if not runs:
             empty(
@@ -32,12 +32,12 @@ def show() -> None:
 
 
 def _controls_and_body(runs: dict[str, Json]) -> None:
-    evaluations = {run: session.client().evaluations(run) for run in runs}
+    evaluations = {run: visitor.client().evaluations(run) for run in runs}
     metrics = charts.metrics_of(record for found in evaluations.values() for record in found)
     if not metrics:
         empty("No evaluation yet", "The first one comes before step 1, unless `evaluation.at_start` is off.")
         return
-    published = charts.published_scores(session.client().published())
+    published = charts.published_scores(visitor.client().published())
     with st.container(horizontal=True, vertical_alignment="bottom"):
         metric = permalinks.select("Score", "score", metrics, metrics[0], width=200) or metrics[0]
         models = list(dict.fromkeys(published["model"]))
@@ -47,13 +47,13 @@ def _controls_and_body(runs: dict[str, Json]) -> None:
     going = any(view["state"] not in TERMINAL for view in runs.values())
     live(
         lambda: _body(list(runs), unique_labels(runs), metric, published[published["model"] == model]),
-        session.SLOW_S if going else None,
+        visitor.SLOW_S if going else None,
     )
 
 
 def _body(runs: list[str], labels: dict[str, str], metric: str, published: pd.DataFrame) -> None:
-    with session.guarded():
-        frames = [charts.scores_frame(session.client().evaluations(run), metric, labels[run]) for run in runs]
+    with visitor.guarded():
+        frames = [charts.scores_frame(visitor.client().evaluations(run), metric, labels[run]) for run in runs]
         frame = pd.concat(frames, ignore_index=True)
         if metric != "pass@1" and not published.empty:
             st.caption("The published numbers are sampled pass@1; they are left out beside another score.")

@@ -9,12 +9,12 @@ from typing import Any
 
 import streamlit as st
 
-from gxpo_dashboard import permalinks, session
 from gxpo_dashboard.charts import compare as charts
 from gxpo_dashboard.charts.base import AXES
-from gxpo_dashboard.shown import chart, charts_ahead, download, draw_first, empty, live, text_table
-from gxpo_dashboard.texts import TERMINAL, plain, unique_labels
+from gxpo_dashboard.session import permalinks, visitor
+from gxpo_dashboard.text.labels import TERMINAL, plain, unique_labels
 from gxpo_dashboard.views import picker
+from gxpo_dashboard.widgets.shown import chart, charts_ahead, download, draw_first, empty, live, text_table
 
 Json = dict[str, Any]
 
@@ -43,7 +43,7 @@ _OPEN_TABLES = 4
 @charts_ahead()
 def show() -> None:
     st.title("Compare")
-    with session.guarded():
+    with visitor.guarded():
         runs = picker.runs("Runs", "runs", most=_MOST)
         groups = _groups()
         if not runs and not groups:
@@ -53,11 +53,11 @@ def show() -> None:
                 "name and seed alone count as one configuration.",
             )
             return
-        members = {run["id"]: run for group in groups for run in session.client().group(group)["runs"]}
+        members = {run["id"]: run for group in groups for run in visitor.client().group(group)["runs"]}
         everything = {**runs, **members}
         query, x, seeds = _controls(everything, list(runs), groups)
         going = any(run["state"] not in TERMINAL for run in everything.values())
-        every = session.SLOW_S if going else None
+        every = visitor.SLOW_S if going else None
         compared: dict[str, Json] = {}
         live(lambda: _comparison(query, x, seeds, compared), every)
         live(lambda: _gates(everything, compared), _GATES_S if going else None)
@@ -68,7 +68,7 @@ def show() -> None:
 
 
 def _groups() -> list[str]:
-    found = {group["id"]: group for group in session.client().groups()}
+    found = {group["id"]: group for group in visitor.client().groups()}
     words = {group: f"{view['name']} ({view['num_runs']} runs)" for group, view in found.items()}
     if not found and not st.query_params.get_all("groups"):
         return []
@@ -118,7 +118,7 @@ def _measured(runs: list[str]) -> tuple[list[str], list[str]]:
     names: dict[str, None] = {}
     for run in runs:
         if not any(name.startswith("eval/") for name in store.get(run, [])):
-            store[run] = session.client().metric_names(run)
+            store[run] = visitor.client().metric_names(run)
         names.update(dict.fromkeys(store[run]))
     parts = [name.split("/") for name in names if name.startswith("eval/")]
     scores = sorted({p[2] for p in parts if len(p) == 3 and "@" in p[2]}, key=lambda s: (s[:4] != "pass", len(s), s))
@@ -136,8 +136,8 @@ def _smoothing_word(weight: str) -> str:
 
 def _comparison(query: Json, x: str, seeds: bool, compared: dict[str, Json]) -> None:
     """Everything that changes with an evaluation; the answer goes into `compared`, too."""
-    with session.guarded():
-        answer = compared["answer"] = session.client().compare(**query)
+    with visitor.guarded():
+        answer = compared["answer"] = visitor.client().compare(**query)
         _evidence(answer)
         chart(charts.accuracy_chart(answer, x, seeds), "compare")
         draw_first()
@@ -149,10 +149,10 @@ def _comparison(query: Json, x: str, seeds: bool, compared: dict[str, Json]) -> 
 def _gates(everything: dict[str, Json], compared: dict[str, Json]) -> None:
     """z-scores, which come with every step; drawn less often than one run's own, and of so many runs as a session
     keeps the series of."""
-    with session.guarded():
+    with visitor.guarded():
         answer = compared.get("answer")
         gated = [run for run in gated_runs(answer) if run in everything] if answer else []
-        found = session.live_series_of({run: everything[run] for run in gated[:_MOST_LINES]}, "step", (_GATE_Z,))
+        found = visitor.live_series_of({run: everything[run] for run in gated[:_MOST_LINES]}, "step", (_GATE_Z,))
         z = {run: points for run, live_run in found.items() if (points := live_run.points.get(_GATE_Z))}
         if answer and z:
             if len(gated) > _MOST_LINES:
@@ -189,8 +189,8 @@ def _differences(answer: Json) -> None:
 def _heat_map(group: str, query: Json) -> None:
     """For a sweep over two settings or more."""
     asked = {"metric": query["metric"], "benchmark": query["benchmark"]}
-    with session.guarded():
-        answer = session.client().heat_map(group, **asked)
+    with visitor.guarded():
+        answer = visitor.client().heat_map(group, **asked)
         if answer is None:
             return
         with st.container(border=True):
@@ -203,7 +203,7 @@ def _heat_map(group: str, query: Json) -> None:
             if x == y:
                 st.caption("Choose two different settings.")
                 return
-            answer = session.client().heat_map(group, x=x, y=y, show=shown, **asked)
+            answer = visitor.client().heat_map(group, x=x, y=y, show=shown, **asked)
             if answer is not None:
                 chart(charts.heat_map_chart(answer), "heat")
                 for left in answer["left_out"]:
@@ -223,17 +223,17 @@ def _metric(everything: dict[str, Json], x: str) -> None:
     going = any(run["state"] not in TERMINAL for run in shown.values())
 
     def body() -> None:
-        with session.guarded():
-            found = session.live_series_of(shown, x, (name,))
+        with visitor.guarded():
+            found = visitor.live_series_of(shown, x, (name,))
             series = {labels[run]: points for run, live_run in found.items() if (points := live_run.points.get(name))}
             chart(charts.metric_chart(name, series, x, float(smoothing or 0)), "compare")
 
-    live(body, session.LIVE_S if going else None)
+    live(body, visitor.LIVE_S if going else None)
 
 
 def _export(runs: list[str]) -> None:
     st.markdown("#### Take the data away")
-    service = session.client()
+    service = visitor.client()
     with st.container(horizontal=True):
         for form in ("csv", "parquet", "jsonl"):
             label = f"Metrics and evaluations ({form.upper()})"

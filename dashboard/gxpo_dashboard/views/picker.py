@@ -6,9 +6,9 @@ from typing import Any
 
 import streamlit as st
 
-from gxpo_dashboard import permalinks, session
 from gxpo_dashboard.client import Refused
-from gxpo_dashboard.texts import unique_labels
+from gxpo_dashboard.session import permalinks, visitor
+from gxpo_dashboard.text.labels import unique_labels
 
 Json = dict[str, Any]
 _RECENT = 100
@@ -17,11 +17,11 @@ _RECENT = 100
 def runs(label: str, name: str, *, most: int, default: tuple[str, ...] = ()) -> dict[str, Json]:
     """The chosen runs by id, in the order of choice. Offered: recent ones, those found by a search, those chosen."""
     text = st.session_state.get(f"search-{name}", "")
-    offered = {run["id"]: run for run in session.client().runs(limit=_RECENT, text=text, archived="any")["items"]}
+    offered = {run["id"]: run for run in visitor.client().runs(limit=_RECENT, text=text, archived="any")["items"]}
     for run in (*st.query_params.get_all(name), *st.session_state.get(f"in_{name}", [])):
         if run not in offered:
             try:
-                offered[run] = session.client().run(run)
+                offered[run] = visitor.client().run(run)
             except Refused:
                 st.caption("A run that the address names is not there any more.")
     names = unique_labels(offered)

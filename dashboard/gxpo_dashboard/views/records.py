@@ -9,11 +9,11 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from gxpo_dashboard import permalinks, session
-from gxpo_dashboard.formats import count, moment, percent, size
-from gxpo_dashboard.series import number
-from gxpo_dashboard.shown import download, empty, foreign
-from gxpo_dashboard.texts import VERDICTS, plain
+from gxpo_dashboard.session import permalinks, visitor
+from gxpo_dashboard.text.formats import count, moment, percent, size
+from gxpo_dashboard.text.labels import VERDICTS, plain
+from gxpo_dashboard.view_models.series import number
+from gxpo_dashboard.widgets.shown import download, empty, foreign
 
 Json = dict[str, Any]
 
@@ -27,7 +27,7 @@ _DIRECT_DOWNLOAD = 200 * 1024 * 1024
 
 def samples(run: str, x: str) -> None:
     """Prompt, answer, extracted answer, gold and verdict of each stored response."""
-    first = session.client().samples(run, limit=1)
+    first = visitor.client().samples(run, limit=1)
     steps = [str(step) for step in first["steps"]]
     if not steps:
         empty("No sample yet", "Samples are stored with each step.")
@@ -40,7 +40,7 @@ def samples(run: str, x: str) -> None:
         )
     cursors = _cursors((run, step, verdict))
     query = {"step": step, "verdict": verdict, "limit": _PAGE, "cursor": cursors[-1] if cursors else None}
-    answer = session.client().samples(run, **query)
+    answer = visitor.client().samples(run, **query)
     items = answer["items"]
     if not items:
         empty("No sample fits", "Choose another step or verdict.")
@@ -122,7 +122,7 @@ def events(run: str, x: str) -> None:
     found: list[Json] = []
     after = 0
     for _ in range(_EVENT_PARTS):
-        answer = session.client().events(run, after)
+        answer = visitor.client().events(run, after)
         found += answer["items"]
         if not answer["items"]:
             break
@@ -138,7 +138,7 @@ def events(run: str, x: str) -> None:
 
 def log(run: str, x: str) -> None:
     """The end of the log, following it while the run goes on."""
-    answer = session.client().logs(run, offset=-_LOG_WINDOW, limit=_LOG_WINDOW)
+    answer = visitor.client().logs(run, offset=-_LOG_WINDOW, limit=_LOG_WINDOW)
     if not answer["size"]:
         empty("The log is empty", "It begins when the run's job starts.")
         return
@@ -152,7 +152,7 @@ def log(run: str, x: str) -> None:
 
 def config(run: str, x: str) -> None:
     """All settings, and what the run recorded about its surroundings."""
-    found = session.client().run(run)
+    found = visitor.client().run(run)
     st.caption(f"Hash {plain(found['config_sha256'])}: equal for runs that differ in name alone.")
     text = json.dumps(found["config"], indent=2)
     left, right = st.columns(2)
@@ -171,7 +171,7 @@ def config(run: str, x: str) -> None:
 
 def checkpoints(run: str, x: str) -> None:
     """What was saved, and the policy to take away."""
-    found = session.client().checkpoints(run)
+    found = visitor.client().checkpoints(run)
     if not found:
         empty("No checkpoint yet", "They are written every `checkpoint.every_steps` steps.")
         return
@@ -184,8 +184,8 @@ def checkpoints(run: str, x: str) -> None:
                 f"{plain(moment(item['created_at']))}"
             )
             if (item["size_bytes"] or 0) <= _DIRECT_DOWNLOAD:
-                fetch = partial(session.client().checkpoint_zip, run, step)
+                fetch = partial(visitor.client().checkpoint_zip, run, step)
                 download("Policy", f"{run}-step-{step}.zip", fetch, f"checkpoint-{step}")
             else:
-                url = f"{session.service_url()}/api/v1/runs/{run}/checkpoints/{step}/download"
+                url = f"{visitor.service_url()}/api/v1/runs/{run}/checkpoints/{step}/download"
                 st.code(f'curl -H "Authorization: Bearer $GXPO_TOKEN" -o step-{step}.zip {url}', language=None)

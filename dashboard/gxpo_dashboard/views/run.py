@@ -7,16 +7,16 @@ from typing import Any
 
 import streamlit as st
 
-from gxpo_dashboard import permalinks, session
 from gxpo_dashboard.charts import budget, curves, gate, timing
 from gxpo_dashboard.charts.base import AXES, Chart
 from gxpo_dashboard.charts.benchmarks import accuracy_chart, metrics_of
-from gxpo_dashboard.formats import count, duration, moment, percent
-from gxpo_dashboard.series import Series, number
-from gxpo_dashboard.shown import chart, charts_ahead, empty, grid, live
-from gxpo_dashboard.tables import passes_used, time_left
-from gxpo_dashboard.texts import TERMINAL, plain, state_word, why
+from gxpo_dashboard.session import permalinks, visitor
+from gxpo_dashboard.text.formats import count, duration, moment, percent
+from gxpo_dashboard.text.labels import TERMINAL, plain, state_word, why
+from gxpo_dashboard.view_models.series import Series, number
+from gxpo_dashboard.view_models.tables import passes_used, time_left
 from gxpo_dashboard.views import actions, records
+from gxpo_dashboard.widgets.shown import chart, charts_ahead, empty, grid, live
 
 Json = dict[str, Any]
 
@@ -36,7 +36,7 @@ def show() -> None:
     if run is None:
         return
     ended = run["state"] in TERMINAL
-    live(lambda: _header(run["id"], ended), None if ended else session.LIVE_S)
+    live(lambda: _header(run["id"], ended), None if ended else visitor.LIVE_S)
     part = permalinks.choice("Part", "part", list(PARTS), "Overview")
     x = "step"
     if part in CHARTED:
@@ -49,11 +49,11 @@ def show() -> None:
 def _chosen() -> Json | None:
     """The run that the address names; a list to choose from otherwise."""
     run = st.query_params.get("run", "")
-    with session.guarded():
+    with visitor.guarded():
         if run:
-            return session.client().run(run)
+            return visitor.client().run(run)
         st.title("Run")
-        recent = session.client().runs(limit=20)["items"]
+        recent = visitor.client().runs(limit=20)["items"]
         if not recent:
             empty("No run yet", "Open **Submit** to start one.")
             return None
@@ -67,8 +67,8 @@ def _chosen() -> Json | None:
 
 
 def _header(run_id: str, was_ended: bool) -> None:
-    with session.guarded():
-        run = session.client().run(run_id)
+    with visitor.guarded():
+        run = visitor.client().run(run_id)
         if run["state"] in TERMINAL and not was_ended:
             st.rerun()
         progress = run["progress"]
@@ -119,15 +119,15 @@ def _best(run: Json) -> str:
 
 
 def _part(run_id: str, part: str, x: str) -> None:
-    with session.guarded():
+    with visitor.guarded():
         PARTS[part][0](run_id, x)
 
 
 def _overview(run_id: str, x: str) -> None:
-    run = session.client().run(run_id)
-    series = session.live_series(run_id, x, OVERVIEW).points
+    run = visitor.client().run(run_id)
+    series = visitor.live_series(run_id, x, OVERVIEW).points
     rule = curves.rule_of(run["config"])
-    evaluations = session.client().evaluations(run_id)
+    evaluations = visitor.client().evaluations(run_id)
     if not series and not evaluations:
         empty("Nothing was reported yet", "The first step takes the longest: engines start and compile.")
         return
@@ -138,9 +138,9 @@ def _overview(run_id: str, x: str) -> None:
 
 
 def _gate(run_id: str, x: str) -> None:
-    run = session.client().run(run_id)
+    run = visitor.client().run(run_id)
     rule = curves.rule_of(run["config"])
-    series = session.live_series(run_id, x, OVERVIEW).points
+    series = visitor.live_series(run_id, x, OVERVIEW).points
     if rule.get("name") == "grpo":
         empty("GRPO has no gate", "One backward pass a step from the first step to the last.")
     else:
@@ -151,7 +151,7 @@ def _gate(run_id: str, x: str) -> None:
 
 def _budget(run_id: str, series: Series, x: str, run: Json) -> Chart:
     """Passes are shown over steps whatever the other charts' axis: over passes they would be a straight line."""
-    over_steps = series if x == "step" else session.live_series(run_id, "step", (*budget.NAMES, "gate/active")).points
+    over_steps = series if x == "step" else visitor.live_series(run_id, "step", (*budget.NAMES, "gate/active")).points
     bound = run["progress"].get("backward_passes_budget")
     return budget.budget_chart(over_steps, curves.rule_of(run["config"]), number(bound) if bound else None)
 
@@ -161,22 +161,22 @@ def _two_sided(rule: Any) -> bool:
 
 
 def _rule(run_id: str, x: str) -> None:
-    _grid_or_empty(curves.rule_charts(session.live_series(run_id, x, RULE).points, x), run_id)
+    _grid_or_empty(curves.rule_charts(visitor.live_series(run_id, x, RULE).points, x), run_id)
 
 
 def _policy(run_id: str, x: str) -> None:
-    _grid_or_empty(curves.policy_charts(session.live_series(run_id, x, POLICY).points, x), run_id)
+    _grid_or_empty(curves.policy_charts(visitor.live_series(run_id, x, POLICY).points, x), run_id)
 
 
 def _system(run_id: str, x: str) -> None:
-    time_series = session.live_series(run_id, "step", SYSTEM).points
-    series = time_series if x == "step" else session.live_series(run_id, x, SYSTEM).points
+    time_series = visitor.live_series(run_id, "step", SYSTEM).points
+    series = time_series if x == "step" else visitor.live_series(run_id, x, SYSTEM).points
     grid([timing.step_time_chart(time_series), timing.totals_chart(time_series)], run_id)
     _grid_or_empty(curves.system_charts(series, x), run_id)
 
 
 def _evaluations(run_id: str, x: str) -> None:
-    evaluations = session.client().evaluations(run_id)
+    evaluations = visitor.client().evaluations(run_id)
     grid([accuracy_chart(evaluations, metric) for metric in metrics_of(evaluations)] or [accuracy_chart([])], run_id)
 
 
@@ -189,16 +189,16 @@ def _grid_or_empty(charts: list[Chart], run_id: str) -> None:
 
 CHARTED = ("Overview", "Gate and budget", "Look-ahead", "Policy", "System")
 PARTS: dict[str, tuple[Callable[[str, str], None], float | None]] = {
-    "Overview": (_overview, session.LIVE_S),
-    "Gate and budget": (_gate, session.LIVE_S),
-    "Look-ahead": (_rule, session.LIVE_S),
-    "Policy": (_policy, session.LIVE_S),
-    "System": (_system, session.LIVE_S),
-    "Evaluations": (_evaluations, session.SLOW_S),
+    "Overview": (_overview, visitor.LIVE_S),
+    "Gate and budget": (_gate, visitor.LIVE_S),
+    "Look-ahead": (_rule, visitor.LIVE_S),
+    "Policy": (_policy, visitor.LIVE_S),
+    "System": (_system, visitor.LIVE_S),
+    "Evaluations": (_evaluations, visitor.SLOW_S),
     "Samples": (records.samples, None),
-    "Events": (records.events, session.SLOW_S),
-    "Log": (records.log, session.LIVE_S),
+    "Events": (records.events, visitor.SLOW_S),
+    "Log": (records.log, visitor.LIVE_S),
     "Config": (records.config, None),
-    "Checkpoints": (records.checkpoints, session.SLOW_S),
+    "Checkpoints": (records.checkpoints, visitor.SLOW_S),
 }
 """Name of each part, what shows it, and how often it is drawn anew while the run goes on."""

@@ -7,15 +7,15 @@ from typing import Any
 
 import streamlit as st
 
-from gxpo_dashboard import permalinks, session
 from gxpo_dashboard.charts.curves import sparkline
-from gxpo_dashboard.formats import count
-from gxpo_dashboard.navigation import go
-from gxpo_dashboard.series import number
-from gxpo_dashboard.shown import empty, live
-from gxpo_dashboard.tables import COLUMNS, SHOWN, runs_table
-from gxpo_dashboard.texts import ACTIONS, NO_RIGHT, STATES, plain
+from gxpo_dashboard.session import permalinks, visitor
+from gxpo_dashboard.session.navigation import go
+from gxpo_dashboard.text.formats import count
+from gxpo_dashboard.text.labels import ACTIONS, NO_RIGHT, STATES, plain
+from gxpo_dashboard.view_models.series import number
+from gxpo_dashboard.view_models.tables import COLUMNS, SHOWN, runs_table
 from gxpo_dashboard.views import actions
+from gxpo_dashboard.widgets.shown import empty, live
 
 Json = dict[str, Any]
 
@@ -41,7 +41,7 @@ def show() -> None:
     st.title("Runs")
     actions.dialogs()
     query, columns, baseline = _filters()
-    live(lambda: _list(query, columns, baseline), session.LIVE_S + 1)
+    live(lambda: _list(query, columns, baseline), visitor.LIVE_S + 1)
 
 
 def _filters() -> tuple[Json, list[str], str]:
@@ -84,9 +84,9 @@ def _rule_word(rule: str) -> str:
 
 
 def _list(query: Json, columns: Sequence[str], baseline_id: str) -> None:
-    with session.guarded():
+    with visitor.guarded():
         cursors = _cursors(query)
-        answer = session.client().runs(**query, cursor=cursors[-1] if cursors else None)
+        answer = visitor.client().runs(**query, cursor=cursors[-1] if cursors else None)
         if answer["total"] is not None:
             st.session_state["runs_total"] = answer["total"]
         st.session_state["runs_page"] = answer["items"]
@@ -158,7 +158,7 @@ def _opened() -> None:
 def _bar(chosen: list[Json], baseline: Json | None) -> None:
     """What can be done with the chosen runs, in place."""
     names = ", ".join(plain(run["name"]) for run in chosen[:4]) + (" …" if len(chosen) > 4 else "")
-    allowed, ids = session.may_change(), [run["id"] for run in chosen]
+    allowed, ids = visitor.may_change(), [run["id"] for run in chosen]
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         st.markdown(f"**{len(chosen)} chosen** {names}" if chosen else "Choose rows to act on them.", width="content")
         if not chosen:
@@ -196,7 +196,7 @@ def _baseline(run: str, listed: list[Json]) -> Json | None:
     if not run:
         return None
     found = next((item for item in listed if item["id"] == run), None)
-    return found or session.client().run(run)
+    return found or visitor.client().run(run)
 
 
 def _trends(runs: Sequence[Json]) -> dict[str, list[float]]:
@@ -205,7 +205,7 @@ def _trends(runs: Sequence[Json]) -> dict[str, list[float]]:
     stale = [run for run in runs if store.get(run["id"], (None,))[0] != (run["attempt"], run["progress"]["steps"])]
     for start in range(0, len(stale), _TREND_RUNS):
         part = stale[start : start + _TREND_RUNS]
-        found = session.client().metrics_of([run["id"] for run in part], ["reward/mean"], "step", None, 40)
+        found = visitor.client().metrics_of([run["id"] for run in part], ["reward/mean"], "step", None, 40)
         for run in part:
             entry = found.get(run["id"], {}).get("series", {}).get("reward/mean") or {"y": []}
             values = [100 * value for value in map(number, entry["y"]) if value == value]

@@ -9,13 +9,14 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from gxpo_dashboard import forms, permalinks, session
 from gxpo_dashboard.client import Refused
-from gxpo_dashboard.formats import count
-from gxpo_dashboard.navigation import go
-from gxpo_dashboard.shown import text_table
-from gxpo_dashboard.texts import NO_RIGHT, plain, state_word
+from gxpo_dashboard.session import permalinks, visitor
+from gxpo_dashboard.session.navigation import go
+from gxpo_dashboard.text.formats import count
+from gxpo_dashboard.text.labels import NO_RIGHT, plain, state_word
+from gxpo_dashboard.view_models import forms
 from gxpo_dashboard.views import actions
+from gxpo_dashboard.widgets.shown import text_table
 
 Json = dict[str, Any]
 
@@ -42,8 +43,8 @@ def _catalogue(url: str, _service: Any) -> tuple[Json, list[Json]]:
 
 def show() -> None:
     st.title("Submit")
-    with session.guarded():
-        schema, presets = _catalogue(session.service_url(), session.client())
+    with visitor.guarded():
+        schema, presets = _catalogue(visitor.service_url(), visitor.client())
         by_name = {preset["name"]: preset for preset in presets}
         with st.container(horizontal=True, vertical_alignment="bottom"):
             preset = permalinks.select("Start from", "preset", list(by_name), _first(by_name), width=340)
@@ -55,7 +56,7 @@ def show() -> None:
             config, problems = _form(schema, found)
             grid = _sweep_form(config) if sweep else None
         with outcome:
-            if session.may_change():
+            if visitor.may_change():
                 _outcome(config, problems, grid)
             else:
                 st.info(NO_RIGHT, icon=":material/lock:")
@@ -170,7 +171,7 @@ def _outcome(config: Json, problems: list[str], sweep: Json | None) -> None:
 
 
 def _one_run(config: Json, body: Json) -> None:
-    checked = session.client().validate(body)
+    checked = visitor.client().validate(body)
     if not checked["valid"]:
         _complaints([(error["field"], error["message"]) for error in checked["errors"]])
     else:
@@ -182,18 +183,18 @@ def _one_run(config: Json, body: Json) -> None:
                 if st.button(f"{plain(run['name'])} · {plain(state_word(run['state']))}", key=f"equal-{run['id']}"):
                     go("run", run=run["id"])
     if _press("Submit the run", checked["valid"]):
-        made = session.client().submit(body, actions.submission_key())
+        made = visitor.client().submit(body, actions.submission_key())
         st.session_state.pop("submission_key", None)
         go("run", run=made["id"])
     with st.expander("The same as TOML", expanded=checked["valid"]):
         st.code(checked.get("toml") or "# not valid yet", language="toml", height=420)
     with st.expander("The same as curl"):
-        st.code(forms.curl(session.service_url(), body), language="bash", height=300)
+        st.code(forms.curl(visitor.service_url(), body), language="bash", height=300)
 
 
 def _sweep(body: Json) -> None:
     try:
-        plan = session.client().validate_sweep(body)
+        plan = visitor.client().validate_sweep(body)
     except Refused as error:
         _complaints(error.errors or [("sweep", str(error))])
         return
@@ -207,7 +208,7 @@ def _sweep(body: Json) -> None:
         st.metric("Backward passes at most", count(cost["backward_passes"]), border=True)
     st.caption(plain(cost["per_step_words"]))
     if _press(f"Submit {cost['runs']} runs", True):
-        made = session.client().sweep(body, actions.submission_key())
+        made = visitor.client().sweep(body, actions.submission_key())
         st.session_state.pop("submission_key", None)
         go("runs", group=made["group"]["id"])
     rows = [(run["name"], run["rule_label"], run["seed"], run["backward_passes"]) for run in plan["runs"]]
@@ -216,7 +217,7 @@ def _sweep(body: Json) -> None:
 
 
 def _press(label: str, ready: bool) -> bool:
-    allowed = session.may_change()
+    allowed = visitor.may_change()
     return st.button(
         label, type="primary", disabled=not (ready and allowed), help=None if allowed else NO_RIGHT, key="submit",
         icon=":material/rocket_launch:",

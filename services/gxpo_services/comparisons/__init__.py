@@ -1,0 +1,1 @@
+"""Comparison of runs at equal cost, heat map and export."""

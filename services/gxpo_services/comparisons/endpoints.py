@@ -7,15 +7,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
+from gxpo_services.api.dependencies import DatabaseDep, ReadSession, ServiceRoute, Viewer
+from gxpo_services.api.errors import responses
+from gxpo_services.api.fields import GroupId
 from gxpo_services.comparisons import export as exports
 from gxpo_services.comparisons import heat, service
 from gxpo_services.comparisons.file_formats import MEDIA_TYPES
 from gxpo_services.comparisons.loading import split_ids, wanted_runs
 from gxpo_services.comparisons.memory import Memory
 from gxpo_services.comparisons.schemas import CompareQuery, ComparisonView, ExportQuery, HeatMapQuery, HeatMapView
-from gxpo_services.deps import DatabaseDep, ReadSession, ServiceRoute, Viewer
-from gxpo_services.errors import responses
-from gxpo_services.fields import GroupId
 
 router = APIRouter(route_class=ServiceRoute, tags=["comparisons"], responses=responses(401, 403, 404, 422, 503))
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gxpo_services.api.zip_stream import zip_stream
 from gxpo_services.comparisons import repository
 from gxpo_services.comparisons.file_formats import MEDIA_TYPES, Columns, Format, Rows, json_lines, write_rows
-from gxpo_services.db import Database
+from gxpo_services.db.database import Database
+from gxpo_services.db.tables.runs import Run
 from gxpo_services.metrics import repository as metrics
-from gxpo_services.runs.models import Run
 from gxpo_services.samples import repository as samples
-from gxpo_services.zip_stream import zip_stream
 from gxpo_trainer.compare import decode_evaluation
 from gxpo_trainer.errors import DataError
 

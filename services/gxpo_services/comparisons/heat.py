@@ -7,11 +7,11 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from gxpo_services.api.errors import NotFound
 from gxpo_services.comparisons import loading, repository
 from gxpo_services.comparisons.loading import invalid, left_out_view
 from gxpo_services.comparisons.schemas import HeatCellView, HeatMapQuery, HeatMapView, IntervalView, LeftOutView, Shown
-from gxpo_services.errors import NotFound
-from gxpo_services.runs.models import Run
+from gxpo_services.db.tables.runs import Run
 from gxpo_trainer.compare import RunCurves, heat_map, peak, varied_settings
 
 _MOST_RUNS = 1000

@@ -9,10 +9,10 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from gxpo_services.api.errors import FieldError, Invalid, NotFound
 from gxpo_services.comparisons import repository
 from gxpo_services.comparisons.schemas import MOST_RUNS, LeftOutView
-from gxpo_services.errors import FieldError, Invalid, NotFound
-from gxpo_services.runs.models import Run
+from gxpo_services.db.tables.runs import Run
 from gxpo_services.samples import repository as samples
 from gxpo_trainer.compare import (
     GATE_Z,

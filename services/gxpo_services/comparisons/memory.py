@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
+from gxpo_services.db.tables.metrics import MetricLast
+from gxpo_services.db.tables.runs import Group, Run
 from gxpo_services.metrics import repository as metrics
-from gxpo_services.metrics.models import MetricLast
-from gxpo_services.runs.models import Group, Run
 from gxpo_trainer.compare import LAST_ONLY, SERIES_NAMES
 
 Stamp = tuple[Hashable, ...]

@@ -8,8 +8,8 @@ import numpy as np
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from gxpo_services.db.tables.runs import Group, Run
 from gxpo_services.metrics import repository as metrics
-from gxpo_services.runs.models import Group, Run
 from gxpo_trainer.compare import Series
 
 Point = tuple[int, int, str, float]

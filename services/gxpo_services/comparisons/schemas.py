@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gxpo_services.fields import JsonNumber, Text
-from gxpo_services.runs.states import RunState
+from gxpo_services.api.fields import JsonNumber, Text
+from gxpo_services.run_states import RunState
 from gxpo_trainer.compare import Axis
 
 AxisWord = Literal["step", "backward_passes", "hours", "tokens", "time"]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy.orm import Session
 
+from gxpo_services.api.errors import Invalid
 from gxpo_services.comparisons import loading
 from gxpo_services.comparisons.loading import Loaded, Source, invalid, left_out_view
 from gxpo_services.comparisons.memory import Memory, look
@@ -19,8 +20,7 @@ from gxpo_services.comparisons.schemas import (
     TableView,
 )
 from gxpo_services.comparisons.views import compared_group
-from gxpo_services.errors import Invalid
-from gxpo_services.runs.models import Run
+from gxpo_services.db.tables.runs import Run
 from gxpo_trainer.compare import (
     Axis,
     Comparison,

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gxpo_services.comparisons.schemas import ComparedGroup, ComparedRun, CurveView, GateView
+from gxpo_services.db.tables.runs import Run
 from gxpo_services.metrics.downsample import thin
-from gxpo_services.runs.models import Run
 from gxpo_trainer.compare import (
     AXES,
     Comparison,

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 
-from gxpo_services import catalogue
-from gxpo_services.answers import answer
-from gxpo_services.deps import ReadSession, ServiceRoute, Settings, Submitter, Viewer, WriteSession
-from gxpo_services.errors import responses
-from gxpo_services.fields import GroupId, Text
+from gxpo_services.api.answers import answer
+from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Settings, Submitter, Viewer, WriteSession
+from gxpo_services.api.errors import responses
+from gxpo_services.api.fields import GroupId, Text
+from gxpo_services.api.idempotency import IdempotencyHeader
 from gxpo_services.groups import service
 from gxpo_services.groups.presets import preset_views
 from gxpo_services.groups.schemas import (
@@ -24,10 +24,8 @@ from gxpo_services.groups.schemas import (
     SweepPresetView,
     SweepRequest,
 )
-from gxpo_services.idempotency import IdempotencyHeader
 
 router = APIRouter(route_class=ServiceRoute, tags=["groups"], responses=responses(401, 403, 422, 503))
-router.include_router(catalogue.router)
 
 _LOCATION = {"Location": {"description": "Where the group is.", "schema": {"type": "string"}}}
 _MADE: dict[int | str, dict[str, Any]] = {

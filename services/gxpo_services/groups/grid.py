@@ -9,10 +9,10 @@ from typing import Any
 
 import tomli_w
 
-from gxpo_services.errors import FieldError, Invalid
+from gxpo_services.api.errors import FieldError, Invalid
+from gxpo_services.configs.checks import Settings, checked, invalid, overridden, settings_of
 from gxpo_services.groups.presets import PRESETS, rule_variants
 from gxpo_services.groups.schemas import MAX_RUNS, SweepRequest
-from gxpo_services.runs.configs import Settings, checked, invalid, overridden, settings_of
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import GrpoRule, RunConfig
 from gxpo_trainer.config.io import learning_rate_control

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from gxpo_services.errors import FieldError
+from gxpo_services.api.errors import FieldError
+from gxpo_services.configs.checks import invalid
 from gxpo_services.groups.schemas import SweepPreset, SweepPresetView
-from gxpo_services.runs.configs import invalid
 from gxpo_trainer.config import GrpoRule, GxpoRule, RunConfig, SfpoGateConfig, SfpoRule
 
 _PAPER_THRESHOLD, _PAPER_SFPO_THRESHOLD = 0.5, 2.0

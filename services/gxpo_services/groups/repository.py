@@ -8,13 +8,8 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from gxpo_services.runs.models import Group, Run, RunDocument
-from gxpo_services.runs.states import RunState
-
-
-def find(session: Session, group_id: str) -> Group | None:
-    """A group by its public id."""
-    return session.scalar(select(Group).where(Group.id == group_id))
+from gxpo_services.db.tables.runs import Group, Run, RunDocument
+from gxpo_services.run_states import RunState
 
 
 def add(session: Session, group: Group) -> None:

@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gxpo_services.errors import FieldError
-from gxpo_services.fields import MAX_INTEGER, Text, Word
-from gxpo_services.runs.schemas import Notes, Priority, RunSource, RunView, Tags
-from gxpo_services.runs.states import RunState
+from gxpo_services.api.errors import FieldError
+from gxpo_services.api.fields import MAX_INTEGER, Text, Word
+from gxpo_services.configs.schemas import RunSource
+from gxpo_services.run_states import RunState
+from gxpo_services.runs.schemas import Notes, Priority, RunView, Tags
 
 SweepPreset = Literal["alpha", "k", "tau", "rules"]
 Scalar = bool | int | float | Text

@@ -7,9 +7,14 @@ from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
-from gxpo_services import idempotency
-from gxpo_services.auth import Principal
-from gxpo_services.errors import Gone, Invalid, NotFound
+from gxpo_services.access.principals import Principal
+from gxpo_services.api import cursors, idempotency
+from gxpo_services.api.errors import Gone, Invalid, NotFound
+from gxpo_services.api.ids import new_id
+from gxpo_services.configs.checks import restored
+from gxpo_services.configs.cost import expected_cost
+from gxpo_services.db.tables.runs import Group
+from gxpo_services.events import repository as events
 from gxpo_services.groups import repository
 from gxpo_services.groups.grid import Planned, plan
 from gxpo_services.groups.schemas import (
@@ -23,13 +28,8 @@ from gxpo_services.groups.schemas import (
     SweepPlan,
     SweepRequest,
 )
-from gxpo_services.ids import new_id
-from gxpo_services.runs import cursors, events
 from gxpo_services.runs import repository as runs_repository
 from gxpo_services.runs import service as runs
-from gxpo_services.runs.configs import restored
-from gxpo_services.runs.cost import expected_cost
-from gxpo_services.runs.models import Group
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.compare import rule_label
 from gxpo_trainer.config import RunConfig
@@ -106,7 +106,7 @@ def list_groups(session: Session, cursor: str | None, limit: int) -> GroupPage:
 
 def get_group(session: Session, group_id: str) -> GroupDetail:
     """Raises NotFound."""
-    group = repository.find(session, group_id)
+    group = runs_repository.find_group(session, group_id)
     if group is None:
         raise NotFound(f"there is no group {group_id}")
     shown = runs.shown(session, repository.numbers_of(session, group, _SHOWN_RUNS))
@@ -125,7 +125,7 @@ def _new_group(group_id: str, kind: str, request: GroupRequest | SweepRequest, p
 
 
 def _repeated(session: Session, group_id: str) -> Group:
-    group = repository.find(session, group_id)
+    group = runs_repository.find_group(session, group_id)
     if group is None:
         raise Gone(f"group {group_id}, which this Idempotency-Key made, is gone; use a new key for another group")
     return group

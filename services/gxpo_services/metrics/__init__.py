@@ -1,0 +1,1 @@
+"""Metric series: storage, reading and downsampling."""

@@ -1,20 +1,18 @@
-"""`/runs/{run_id}/metrics`, `/metrics`: curves; `/runs/{run_id}/ingest`: where trainers report."""
+"""`/runs/{run_id}/metrics`, `/metrics`: curves."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Query, Response
 from pydantic import StringConstraints
 from pydantic_core import to_json
-from starlette.requests import ClientDisconnect
 
-from gxpo_services.deps import BearerToken, DatabaseDep, ReadSession, ServiceRoute, Viewer, WriteSession
-from gxpo_services.errors import responses
-from gxpo_services.fields import Id, RunId, Text
+from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer
+from gxpo_services.api.errors import responses
+from gxpo_services.api.fields import Id, RunId, Text
 from gxpo_services.metrics import service
-from gxpo_services.metrics.schemas import Axis, IngestRequest, IngestView, ManyMetricsView, MetricsView
+from gxpo_services.metrics.schemas import Axis, ManyMetricsView, MetricsView
 
 router = APIRouter(route_class=ServiceRoute, tags=["metrics"], responses=responses(401, 422, 503))
 
@@ -34,46 +32,6 @@ After = Annotated[int | None, Query(ge=-1, le=2**31 - 1, description="Only point
 MaxPoints = Annotated[
     int, Query(ge=4, le=20_000, description="Most points of a curve; each peak and dip stays, as do both ends.")
 ]
-
-_INGEST = IngestRequest.model_json_schema(ref_template="#/components/schemas/{model}")
-_INGEST.pop("$defs")  # they are components: the answer has them too
-
-
-async def _body(request: Request) -> bytes:
-    try:
-        return await request.body()
-    except ClientDisconnect:
-        return b""  # nobody waits for the answer
-
-
-def _run_token(run_id: RunId, token: BearerToken, database: DatabaseDep) -> str:
-    """The token, when it is that of the run's present launch: before a body is read or a lock is taken for it."""
-    with database.reading() as session:
-        service.check_token(session, run_id, token)
-    return token
-
-
-@router.post(
-    "/runs/{run_id}/ingest",
-    summary="Report to the service (trainers)",
-    response_model=IngestView,
-    responses=responses(409, 410, 413),
-    openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _INGEST}}}},
-)
-def ingest(
-    run_id: RunId,
-    token: Annotated[str, Depends(_run_token)],
-    body: Annotated[bytes, Depends(_body)],
-    session: WriteSession,
-) -> Response:
-    """Rows of a run's files, applied once each: a batch number that comes again changes nothing, and rows that the
-    service has are passed over. Needs the token of the run's present launch; access tokens do not open it.
-
-    409 carries `offsets`, the lines that the service has: send on from there. 401 says that another launch owns the
-    run, 410 that the run is over or deleted. 422 names the row that is to blame, and nothing of the batch is applied.
-    """
-    answer = service.receive(session, run_id, token, service.read_batch(body))
-    return JSONResponse({"applied": answer.applied, "offsets": answer.offsets, "wish": answer.wish})
 
 
 @router.get("/runs/{run_id}/metrics/names", summary="Metrics of a run", responses=responses(404))

@@ -10,12 +10,12 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import LargeBinary, Pool, cast, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.orm import Session, lazyload
+from sqlalchemy.orm import Session
 
-from gxpo_services.db import BINARY_ROWS
+from gxpo_services.db.database import BINARY_ROWS
+from gxpo_services.db.tables.metrics import Attempt, MetricBlock, MetricLast, MetricName
+from gxpo_services.db.tables.runs import Run
 from gxpo_services.metrics.blocks import BLOCK_STEPS, RECORD, Records, decode, one_history
-from gxpo_services.metrics.models import Attempt, MetricBlock, MetricLast, MetricName
-from gxpo_services.runs.models import Run
 
 _NUMBERS: WeakKeyDictionary[Pool, dict[str, int]] = WeakKeyDictionary()
 """Numbers of metric names by database. A name never changes its number, and none is ever deleted."""
@@ -41,22 +41,6 @@ class Summary:
         self.last = value
         self.lowest = value if self.lowest is None else min(self.lowest, value)
         self.highest = value if self.highest is None else max(self.highest, value)
-
-
-def lock_run(session: Session, run_id: str) -> Run | None:
-    """The run, held against every other writer until the transaction ends; without what belongs to it."""
-    query = (
-        select(Run)
-        .where(Run.id == run_id)
-        .options(lazyload(Run.tags), lazyload(Run.group), lazyload(Run.document))
-        .with_for_update(of=Run)
-    )
-    return session.scalar(query)
-
-
-def run_secret(session: Session, run_id: str) -> str | None:
-    """Hash of the token that a run's trainer reports with; None when it has none, or there is no such run."""
-    return session.scalar(select(Run.run_token_sha256).where(Run.id == run_id))
 
 
 def heads(session: Session, run_ids: Sequence[str]) -> dict[str, tuple[int, int, int]]:

@@ -9,73 +9,21 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy.orm import Session
 
-from gxpo_services.auth import same_hash
-from gxpo_services.errors import Conflict, FieldError, Gone, Invalid, NotFound, TooLarge, Unauthorized
-from gxpo_services.metrics import ingest, repository
-from gxpo_services.metrics.batches import BadRow, Batch, TooManyRows, parse
+from gxpo_services.api.errors import FieldError, Invalid, NotFound
+from gxpo_services.metrics import repository
 from gxpo_services.metrics.blocks import Records
 from gxpo_services.metrics.downsample import thin
+from gxpo_services.metrics.names import BACKWARD_PASSES, TOKENS, TRAINING_S
 from gxpo_services.metrics.schemas import Axis
 
-ACTOR = "trainer"
-_TAKES_NONE = "the run takes no reports: it has ended, waits for its next launch, or was deleted"
-"""One answer for all of these: who has no token of the run learns nothing about it."""
 MOST_CURVES = 2_000
 """Curves in one answer: runs × metrics."""
 _AXES: dict[Axis, str] = {
-    "backward_passes": ingest.BACKWARD_PASSES,
-    "time": ingest.TRAINING_S,
-    "tokens": ingest.TOKENS,
+    "backward_passes": BACKWARD_PASSES,
+    "time": TRAINING_S,
+    "tokens": TOKENS,
 }
 Json = dict[str, Any]
-
-
-# ---- what trainers report --------------------------------------------------------------------------------------
-
-
-def check_token(session: Session, run_id: str, token: str) -> None:
-    """Whether a token is that of the run's present launch. Raises Gone, Unauthorized."""
-    _check_owner(repository.run_secret(session, run_id), token)
-
-
-def read_batch(body: bytes) -> Batch:
-    """The batch in a body. Raises Invalid naming the row, TooLarge."""
-    try:
-        return parse(body)
-    except BadRow as error:
-        raise Invalid(str(error), errors=[FieldError(field=error.place, message=error.message)]) from None
-    except TooManyRows as error:
-        raise TooLarge(str(error)) from None
-
-
-def receive(session: Session, run_id: str, token: str, batch: Batch) -> ingest.IngestAnswer:
-    """Apply one call of a trainer. Raises Gone, Unauthorized; Conflict when lines are missing before it."""
-    run = repository.lock_run(session, run_id)
-    if run is None:
-        raise Gone(_TAKES_NONE)
-    # Looked at again under the lock: another launch may own the run by now.
-    _check_owner(run.run_token_sha256, token)
-    if batch.launch != run.launch:
-        raise Unauthorized(f"launch {run.launch} owns the run now; launch {batch.launch} may not report any more")
-    ingest.hear(session, run, ACTOR)
-    try:
-        answer = ingest.apply_batch(session, run, batch, ACTOR)
-    except ingest.LinesMissing as error:
-        raise Conflict("lines are missing before this batch; go on from `offsets`", offsets=error.offsets) from None
-    if batch.number is None:
-        return ingest.IngestAnswer(False, answer.offsets, answer.wish)
-    return answer
-
-
-def _check_owner(stored: str | None, token: str) -> None:
-    if same_hash(token, stored):
-        return
-    if stored is None:
-        raise Gone(_TAKES_NONE)
-    raise Unauthorized("this is not the token of the run's present launch; another launch owns the run")
-
-
-# ---- curves ----------------------------------------------------------------------------------------------------
 
 
 def names(session: Session, run_id: str) -> list[str]:

@@ -1,0 +1,1 @@
+"""Runs: submission, listing, state changes and deletion."""

@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, BackgroundTasks, Query, Request, Response
 
-from gxpo_services.answers import answer, plain_answer
-from gxpo_services.deps import ReadSession, ServiceRoute, Settings, Submitter, Viewer, WriteSession
-from gxpo_services.errors import responses
-from gxpo_services.fields import RunId
-from gxpo_services.idempotency import IdempotencyHeader
-from gxpo_services.runs import artifacts, service
+from gxpo_services.api.answers import answer, plain_answer
+from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Settings, Submitter, Viewer, WriteSession
+from gxpo_services.api.errors import responses
+from gxpo_services.api.fields import RunId
+from gxpo_services.api.idempotency import IdempotencyHeader
+from gxpo_services.artifacts import trash
+from gxpo_services.runs import service
 from gxpo_services.runs.schemas import CloneRequest, ListQuery, RunDetail, RunPage, RunPatch, RunRequest, RunValidation
 
 router = APIRouter(route_class=ServiceRoute, prefix="/runs", tags=["runs"], responses=responses(401, 403, 422, 503))
@@ -77,7 +78,7 @@ def delete_run(
 ) -> None:
     """Removes its record, metrics, samples, log and checkpoints. For the token that submitted it, and for admins."""
     service.delete(session, settings.artifacts, principal, run_id)
-    background.add_task(artifacts.empty_trash, settings.artifacts)
+    background.add_task(trash.empty_trash, settings.artifacts)
 
 
 @router.post("/{run_id}/cancel", summary="Cancel a run", response_model=RunDetail, responses=responses(404, 409))

@@ -8,9 +8,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
-from gxpo_services.runs import events, repository
-from gxpo_services.runs.models import Run
-from gxpo_services.runs.states import TERMINAL, RunState, check_transition
+from gxpo_services.db.tables.runs import Run
+from gxpo_services.events import repository as events
+from gxpo_services.run_states import TERMINAL, RunState, check_transition
+from gxpo_services.runs import repository
 from gxpo_trainer.errors import REASONS
 
 

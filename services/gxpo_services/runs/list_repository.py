@@ -16,13 +16,13 @@ import numpy.typing as npt
 from sqlalchemy import ColumnElement, Select, asc, desc, func, select, tuple_
 from sqlalchemy.orm import Session
 
+from gxpo_services.api.cursors import Kind, Position, Value
+from gxpo_services.db.tables.metrics import MetricLast
+from gxpo_services.db.tables.runs import Group, Run, RunSearch, RunTag
 from gxpo_services.metrics import repository as metrics
-from gxpo_services.metrics.models import MetricLast
-from gxpo_services.runs.cursors import Kind, Position, Value
-from gxpo_services.runs.metric_values import values_at_step
-from gxpo_services.runs.models import Group, Run, RunSearch, RunTag
+from gxpo_services.metrics.values import values_at_step
+from gxpo_services.run_states import RunState
 from gxpo_services.runs.repository import folded_case
-from gxpo_services.runs.states import RunState
 
 # Columns of tables, not of objects: their statements are put together and run in half the time.
 _run, _group, _tag, _search, _last = (table.__table__.c for table in (Run, Group, RunTag, RunSearch, MetricLast))

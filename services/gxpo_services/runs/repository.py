@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import delete, func, select, update
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.orm import Session
+from sqlalchemy import delete, select, update
+from sqlalchemy.orm import Session, lazyload
 
-from gxpo_services.runs.models import IdempotencyKey, Run
-from gxpo_services.runs.states import TERMINAL, RunState
+from gxpo_services.db.tables.runs import Group, Run
+from gxpo_services.run_states import TERMINAL, RunState
 
 
 def find(session: Session, run_id: str, *, lock: bool = False) -> Run | None:
@@ -19,6 +18,27 @@ def find(session: Session, run_id: str, *, lock: bool = False) -> Run | None:
     if lock:
         query = query.with_for_update(of=Run).execution_options(populate_existing=True)
     return session.scalar(query)
+
+
+def lock(session: Session, run_id: str) -> Run | None:
+    """The run, held against every other writer until the transaction ends; without what belongs to it."""
+    query = (
+        select(Run)
+        .where(Run.id == run_id)
+        .options(lazyload(Run.tags), lazyload(Run.group), lazyload(Run.document))
+        .with_for_update(of=Run)
+    )
+    return session.scalar(query)
+
+
+def token_hash(session: Session, run_id: str) -> str | None:
+    """Hash of the token that a run's trainer reports with; None when it has none, or there is no such run."""
+    return session.scalar(select(Run.run_token_sha256).where(Run.id == run_id))
+
+
+def find_group(session: Session, group_id: str) -> Group | None:
+    """A group by its public id."""
+    return session.scalar(select(Group).where(Group.id == group_id))
 
 
 def add(session: Session, runs: Sequence[Run]) -> None:
@@ -54,25 +74,6 @@ def equal_runs(session: Session, config_sha256: str, limit: int) -> list[int]:
     """Numbers of the runs of an equal config, newest first."""
     query = select(Run.number).where(Run.config_sha256 == config_sha256).order_by(Run.number.desc()).limit(limit)
     return list(session.scalars(query))
-
-
-def count_by_state(session: Session) -> dict[RunState, int]:
-    rows = session.execute(select(Run.state, func.count()).group_by(Run.state))
-    return {RunState(state): count for state, count in rows}
-
-
-def claim_key(session: Session, key: IdempotencyKey) -> IdempotencyKey:
-    """The owner of an idempotency key: `key` itself when it is the first, else the one that was.
-
-    Of two transactions with one key the later waits here until the earlier has ended, and then sees what it made.
-    """
-    insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
-    columns = IdempotencyKey.__table__.columns
-    values = {column.key: getattr(key, column.key) for column in columns}
-    made = session.execute(insert(IdempotencyKey).values(**values).on_conflict_do_nothing())
-    if made.rowcount == 1:  # type: ignore[attr-defined]
-        return key
-    return session.get_one(IdempotencyKey, (key.token_id, key.key))
 
 
 def set_where(

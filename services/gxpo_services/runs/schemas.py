@@ -4,45 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
-from gxpo_services.errors import FieldError
-from gxpo_services.fields import Id, JsonNumber, Tag, Text, Word
-from gxpo_services.runs.states import RunState
+from gxpo_services.api.errors import FieldError
+from gxpo_services.api.fields import Id, JsonNumber, Tag, Text, Word
+from gxpo_services.configs.schemas import Override, RunSource
+from gxpo_services.run_states import RunState
 
-Override = Annotated[Text, Field(min_length=1, max_length=2000)]
 Notes = Annotated[Text, Field(max_length=20_000)]
 Tags = Annotated[list[Tag], Field(max_length=20)]
 Priority = Annotated[int, Field(ge=-1000, le=1000)]
 PossibleAction = Literal["cancel", "pause", "resume", "clone", "retry", "delete"]
-
-EXAMPLE_CONFIG: dict[str, Any] = {
-    "name": "gxpo on word problems",
-    "learner": {"rule": {"name": "gxpo", "k": 5, "alpha": 0.5}},
-    "budget": {"steps": 40},
-}
-
-
-class RunSource(BaseModel):
-    """Where a config comes from: exactly one of `config`, `toml` and `preset`; then `overrides` are put in."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    config: dict[str, Any] | None = Field(
-        None, description="Nested settings; what is left out has its default.", examples=[EXAMPLE_CONFIG]
-    )
-    toml: Text | None = Field(None, max_length=200_000, description="The same as the text of a run file.")
-    preset: Text | None = Field(None, max_length=100, description="Name of a preset.", examples=["demo"])
-    overrides: list[Override] = Field(
-        [], max_length=200, description="`a.b=c` as for `gxpo train --set`.", examples=[["learner.rule.k=10"]]
-    )
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> RunSource:
-        given = [name for name in ("config", "toml", "preset") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"needs exactly one of config, toml and preset; {' and '.join(given) or 'none'} is given")
-        return self
 
 
 class RunRequest(RunSource):

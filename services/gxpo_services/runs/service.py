@@ -9,17 +9,19 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from gxpo_services import idempotency
-from gxpo_services.auth import Principal, Role
-from gxpo_services.errors import Conflict, FieldError, Forbidden, Gone, Invalid, NotFound, Unavailable
-from gxpo_services.groups import repository as groups
-from gxpo_services.ids import new_id
-from gxpo_services.runs import artifacts, cursors, events, list_repository, repository, shown_repository, views
-from gxpo_services.runs.configs import checked, invalid, overridden, settings_of, stored
-from gxpo_services.runs.cost import expected_cost, resources
+from gxpo_services.access.principals import Principal, Role
+from gxpo_services.api import cursors, idempotency
+from gxpo_services.api.errors import Conflict, FieldError, Forbidden, Gone, Invalid, NotFound, Unavailable
+from gxpo_services.api.ids import new_id
+from gxpo_services.artifacts import trash
+from gxpo_services.configs.checks import checked, invalid, overridden, settings_of, stored
+from gxpo_services.configs.cost import expected_cost, resources
+from gxpo_services.db.tables.runs import Group, Run, RunDocument, RunTag
+from gxpo_services.events import repository as events
+from gxpo_services.metrics.values import last_values
+from gxpo_services.run_states import TERMINAL, Action, IllegalTransition, RunState, wanted_state
+from gxpo_services.runs import list_repository, repository, shown_repository, views
 from gxpo_services.runs.lifecycle import StateChanged, move
-from gxpo_services.runs.metric_values import last_values
-from gxpo_services.runs.models import Group, Run, RunDocument, RunTag
 from gxpo_services.runs.schemas import (
     CloneRequest,
     ExpectedCostView,
@@ -30,7 +32,6 @@ from gxpo_services.runs.schemas import (
     RunValidation,
     RunView,
 )
-from gxpo_services.runs.states import TERMINAL, Action, IllegalTransition, RunState, wanted_state
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.compare import rule_label
 from gxpo_trainer.config import RunConfig
@@ -92,7 +93,7 @@ def _prepared(session: Session, server: ServiceSettings, request: RunRequest) ->
 def _group(session: Session, group_id: str | None) -> Group | None:
     if group_id is None:
         return None
-    group = groups.find(session, group_id)
+    group = repository.find_group(session, group_id)
     if group is None:
         message = f"there is no group {group_id}; leave it out or make one first"
         raise Invalid(f"group: {message}", errors=[FieldError(field="group", message=message)])
@@ -337,7 +338,7 @@ def delete(session: Session, root: Path, principal: Principal, run_id: str) -> N
     if run.state not in TERMINAL:
         raise Conflict(f"run {run_id} is {run.state}; cancel it and wait for its end before you delete it")
     try:
-        artifacts.set_aside(session, root, run.id)
+        trash.set_aside(session, root, run.id)
     except OSError as error:
         raise Unavailable(f"the folder of run {run_id} cannot be removed: {error.strerror}") from error
     message = f"run {run.name!r} was deleted"

@@ -9,10 +9,10 @@ from sqlalchemy import JSON, BigInteger, ColumnElement, Select, and_, any_, bind
 from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 from sqlalchemy.orm import Session
 
+from gxpo_services.db.tables.metrics import MetricLast
+from gxpo_services.db.tables.runs import Group, Run, RunTag
 from gxpo_services.metrics import repository as metrics
-from gxpo_services.metrics.models import MetricLast
-from gxpo_services.runs.models import Group, Run, RunTag
-from gxpo_services.runs.states import RunState
+from gxpo_services.run_states import RunState
 
 REWARD = "reward/mean"
 _NOT_SHOWN = frozenset(

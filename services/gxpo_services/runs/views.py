@@ -6,11 +6,11 @@ import functools
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from gxpo_services.runs.configs import restored
-from gxpo_services.runs.cost import expected_cost
-from gxpo_services.runs.models import RunDocument
+from gxpo_services.configs.checks import restored
+from gxpo_services.configs.cost import expected_cost
+from gxpo_services.db.tables.runs import RunDocument
+from gxpo_services.run_states import TERMINAL, Action, IllegalTransition, RunState, wanted_state
 from gxpo_services.runs.schemas import PossibleAction, RunCost, RunDetail, RunView
-from gxpo_services.runs.states import TERMINAL, Action, IllegalTransition, RunState, wanted_state
 from gxpo_trainer.jsonl import plain
 
 RETRIED = frozenset({RunState.FAILED, RunState.CANCELLED})

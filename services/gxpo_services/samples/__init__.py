@@ -1,0 +1,1 @@
+"""Responses of a policy, their verdicts, and evaluations."""

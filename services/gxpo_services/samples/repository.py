@@ -8,16 +8,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, exists, insert, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from gxpo_services.metrics.models import Attempt
-from gxpo_services.runs.models import Event, Run
-from gxpo_services.runs.states import RunState
-from gxpo_services.samples.models import EvaluationRow, Sample
-
-
-def find_run(session: Session, run_id: str) -> tuple[int, RunState] | None:
-    """Number and state of a run."""
-    row = session.execute(select(Run.number, Run.state).where(Run.id == run_id)).one_or_none()
-    return None if row is None else (row.number, RunState(row.state))
+from gxpo_services.db.tables.metrics import Attempt
+from gxpo_services.db.tables.samples import EvaluationRow, Sample
 
 
 def add_samples(session: Session, run_number: int, rows: Sequence[dict[str, Any]]) -> None:
@@ -28,12 +20,6 @@ def add_samples(session: Session, run_number: int, rows: Sequence[dict[str, Any]
 def add_evaluations(session: Session, run_number: int, rows: Sequence[dict[str, Any]]) -> None:
     if rows:
         session.execute(insert(EvaluationRow.__table__), [{"run_number": run_number, **row} for row in rows])  # type: ignore[arg-type]
-
-
-def add_events(session: Session, run_number: int, rows: Sequence[dict[str, Any]], *, actor: str) -> None:
-    """Events with a time of their own. Insert them under the run's lock, so that their numbers are in order."""
-    if rows:
-        session.execute(insert(Event.__table__), [{"run_number": run_number, "actor": actor, **row} for row in rows])  # type: ignore[arg-type]
 
 
 def samples(
@@ -80,11 +66,6 @@ def evaluations_of(
     for row in sorted(session.execute(query), key=lambda row: (row.attempt, row.number)):
         chosen[row.run_number][row.step, row.benchmark] = row.record
     return {number: [found[key] for key in sorted(found)] for number, found in chosen.items()}
-
-
-def events(session: Session, run_number: int, *, after: int, limit: int) -> list[Event]:
-    query = select(Event).where(Event.run_number == run_number, Event.number > after)
-    return list(session.scalars(query.order_by(Event.number).limit(limit)))
 
 
 def _counts(table: type[Sample]) -> ColumnElement[bool]:

@@ -1,4 +1,4 @@
-"""Answers about responses, evaluations, events, logs and checkpoints. Times are seconds since 1970."""
+"""Answers about responses and evaluations. Times are seconds since 1970."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from gxpo_services.fields import JsonNumber
+from gxpo_services.api.fields import JsonNumber
 
 
 class SampleView(BaseModel):
@@ -45,47 +45,3 @@ class EvaluationsView(BaseModel):
         description="Lines of evaluations.jsonl: attempt, step, time, benchmark, scores, per_problem and more; "
         'numbers that JSON lacks are the words "NaN", "Infinity", "-Infinity".'
     )
-
-
-class EventView(BaseModel):
-    """Something that happened to a run, and who did it."""
-
-    number: int
-    time: float
-    actor: str = Field(examples=["token:ada", "scheduler:host-1", "trainer"])
-    kind: str = Field(examples=["state"])
-    message: str
-    fields: dict[str, Any]
-
-
-class EventPage(BaseModel):
-    """Events in order."""
-
-    items: list[EventView]
-    next_after: int = Field(description="Pass it as `after` for what comes next.")
-
-
-class LogView(BaseModel):
-    """A part of the log. Offsets and sizes are bytes."""
-
-    text: str = Field(description="What the job printed; bytes that are no UTF-8 are shown as U+FFFD.")
-    offset: int = Field(description="Where the text begins.")
-    next_offset: int = Field(description="Where to read on.")
-    size: int = Field(description="Size of the log now.")
-
-
-class CheckpointView(BaseModel):
-    """A whole checkpoint."""
-
-    step: int
-    score: JsonNumber | None = Field(description="eval/average/pass@1 at that step, null without an evaluation.")
-    size_bytes: int
-    created_at: float
-    best: bool = Field(description="Whether it has the best score; the earliest of equals.")
-    newest: bool
-
-
-class CheckpointsView(BaseModel):
-    """Checkpoints on disk in order of steps."""
-
-    items: list[CheckpointView]

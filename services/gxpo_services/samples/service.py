@@ -1,39 +1,19 @@
-"""Responses, evaluations, events, logs and checkpoints of a run, for those who look."""
+"""Responses and evaluations of a run."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, BinaryIO
+from typing import Any
 
 from sqlalchemy.orm import Session
 
-from gxpo_services.db import Database
-from gxpo_services.errors import Conflict, FieldError, Invalid, NotFound
-from gxpo_services.run_files import RunFiles
-from gxpo_services.runs.states import TERMINAL
-from gxpo_services.samples import checkpoints, log, repository
-from gxpo_services.samples.models import Sample
-from gxpo_services.samples.schemas import (
-    CheckpointsView,
-    CheckpointView,
-    EvaluationsView,
-    EventPage,
-    EventView,
-    LogView,
-    SamplePage,
-    SampleView,
-)
-from gxpo_services.settings import ServiceSettings
+from gxpo_services.api.errors import FieldError, Invalid
+from gxpo_services.api.existing_run import run_number
+from gxpo_services.db.tables.samples import Sample
+from gxpo_services.samples import repository
+from gxpo_services.samples.schemas import EvaluationsView, SamplePage, SampleView
 
 _CURSOR = re.compile(r"[0-9]{1,18}")
-
-
-def run_number(session: Session, run_id: str) -> int:
-    """Raises NotFound."""
-    found = repository.find_run(session, run_id)
-    if found is None:
-        raise NotFound(f"there is no run {run_id}")
-    return found[0]
 
 
 def samples(
@@ -62,52 +42,6 @@ def evaluations(
     if not per_problem:
         found = [{name: value for name, value in record.items() if name != "per_problem"} for record in found]
     return EvaluationsView(items=found)
-
-
-def events(session: Session, run_id: str, *, after: int, limit: int) -> EventPage:
-    """Raises NotFound."""
-    rows = repository.events(session, run_number(session, run_id), after=after, limit=limit)
-    items = [EventView.model_validate(row, from_attributes=True) for row in rows]
-    return EventPage(items=items, next_after=items[-1].number if items else after)
-
-
-def read_log(settings: ServiceSettings, run_id: str, offset: int, limit: int) -> LogView:
-    piece = log.read_log(RunFiles(settings.artifacts, run_id), offset, limit)
-    return LogView(text=piece.text, offset=piece.offset, next_offset=piece.next_offset, size=piece.size)
-
-
-def is_over(database: Database, run_id: str) -> bool:
-    """Whether a run has ended, or is gone."""
-    with database.reading() as session:
-        found = repository.find_run(session, run_id)
-    return found is None or found[1] in TERMINAL
-
-
-def list_checkpoints(settings: ServiceSettings, run_id: str) -> CheckpointsView:
-    found = checkpoints.checkpoints(RunFiles(settings.artifacts, run_id))
-    best = checkpoints.best(found)
-    items = [
-        CheckpointView(
-            step=checkpoint.step,
-            score=checkpoint.score,
-            size_bytes=checkpoint.size_bytes,
-            created_at=checkpoint.created_at,
-            best=checkpoint is best,
-            newest=checkpoint is found[-1],
-        )
-        for checkpoint in found
-    ]
-    return CheckpointsView(items=items)
-
-
-def open_policy(settings: ServiceSettings, run_id: str, step: int) -> list[tuple[str, BinaryIO]]:
-    """Raises NotFound, Conflict."""
-    try:
-        return checkpoints.open_policy(RunFiles(settings.artifacts, run_id), step)
-    except FileNotFoundError:
-        raise NotFound(f"run {run_id} has no checkpoint of step {step} (any more)") from None
-    except checkpoints.TooManyFiles as error:
-        raise Conflict(str(error)) from None
 
 
 def _sample(row: Sample) -> SampleView:

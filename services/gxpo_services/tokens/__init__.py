@@ -1,0 +1,1 @@
+"""Access tokens: creation, listing and revocation."""

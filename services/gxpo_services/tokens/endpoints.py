@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from gxpo_services.deps import Admin, ReadSession, ServiceRoute, Viewer, WriteSession
-from gxpo_services.errors import responses
+from gxpo_services.api.dependencies import Admin, ReadSession, ServiceRoute, Viewer, WriteSession
+from gxpo_services.api.errors import responses
 from gxpo_services.tokens import service
 from gxpo_services.tokens.schemas import NewTokenView, RoleWord, TokenRequest, TokenView
 

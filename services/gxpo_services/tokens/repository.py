@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import time
 
-from sqlalchemy import Connection, bindparam, func, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from gxpo_services.auth import Principal, Role, hash_token
-from gxpo_services.tokens.models import AccessToken
-
-_table = AccessToken.__table__.c
-_BY_SECRET = select(_table.id, _table.name, _table.role, _table.revoked_at, _table.expires_at).where(
-    _table.sha256 == bindparam("sha256")
-)
-
-
-def find_by_secret(database: Session | Connection, token: str) -> Principal | None:
-    """The holder of a secret that is neither revoked nor expired. Every request asks: a bare connection is enough."""
-    row = database.execute(_BY_SECRET, {"sha256": hash_token(token)}).one_or_none()
-    if row is None or row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= time.time()):
-        return None
-    return Principal(row.id, row.name, Role.of(row.role))
+from gxpo_services.access.principals import Role
+from gxpo_services.db.tables.tokens import AccessToken
 
 
 def add(session: Session, row: AccessToken) -> None:

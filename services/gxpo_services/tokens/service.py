@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import time
-from pathlib import Path
 
 from sqlalchemy.orm import Session
 
-from gxpo_services.auth import Role, hash_token, new_token
-from gxpo_services.errors import Conflict, NotFound
-from gxpo_services.ids import new_id
-from gxpo_services.runs import events
+from gxpo_services.access.principals import Role, hash_token, new_token
+from gxpo_services.api.errors import Conflict, NotFound
+from gxpo_services.api.ids import new_id
+from gxpo_services.db.tables.tokens import AccessToken
+from gxpo_services.events import repository as events
 from gxpo_services.tokens import repository
-from gxpo_services.tokens.models import AccessToken
 from gxpo_services.tokens.schemas import NewTokenView, TokenRequest, TokenView
 
 
@@ -60,19 +58,3 @@ def view(row: AccessToken) -> TokenView:
     return TokenView.model_validate(
         {name: getattr(row, name) for name in TokenView.model_fields},
     )
-
-
-def ensure_local_token(session: Session, file: Path) -> str:
-    """The token of this machine's owner: read from its file, or made at the first start (mode 0600)."""
-    if file.exists():
-        secret = file.read_text(encoding="utf-8").strip()
-        if repository.find_by_secret(session, secret) is not None:
-            return secret
-    made = create(session, TokenRequest(name="local", role="admin"), actor="first start")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(file.name + ".part")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-        stream.write(made.token + "\n")
-    partial.replace(file)
-    return made.token

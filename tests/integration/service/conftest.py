@@ -11,9 +11,9 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from support.postgres import PostgresServer, find_programs
 
-from gxpo_services import logs
-from gxpo_services.db import Database
-from gxpo_services.migrate import upgrade
+from gxpo_services.db.database import Database
+from gxpo_services.db.migrate import upgrade
+from gxpo_services.observability import logs
 from gxpo_services.settings import ServiceSettings
 from gxpo_services.tokens import service as tokens
 from gxpo_services.tokens.schemas import RoleWord, TokenRequest

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from support.finished_runs import finish
 from support.http_server import HttpServer
 
-from gxpo_services.db import Database
+from gxpo_services.db.database import Database
 
 PAGE = Path(__file__).parents[3] / "docs" / "service.md"
 

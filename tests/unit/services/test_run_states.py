@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo_services.runs.schemas import PossibleAction
-from gxpo_services.runs.states import (
+from gxpo_services.run_states import (
     EXECUTING,
     TERMINAL,
     TRANSITIONS,
@@ -20,6 +19,7 @@ from gxpo_services.runs.states import (
     wanted_state,
     wish_of,
 )
+from gxpo_services.runs.schemas import PossibleAction
 from gxpo_services.runs.views import possible_actions
 
 DOCUMENTED = {

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from gxpo_services.commands import register, register_server
-from gxpo_services.runs.states import TRANSITIONS, RunState
+from gxpo_services.cli import arguments
+from gxpo_services.local import arguments as local_arguments
+from gxpo_services.run_states import TRANSITIONS, RunState
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.errors import REASONS
 
@@ -57,7 +58,7 @@ def test_every_reason_is_documented() -> None:
 
 def registered() -> dict[str, argparse.ArgumentParser]:
     subparsers = argparse.ArgumentParser().add_subparsers()
-    for module in (register, register_server):
+    for module in (arguments, local_arguments):
         for name in sorted(vars(module)):
             if name.startswith("register_"):
                 getattr(module, name)(subparsers)
@@ -78,4 +79,4 @@ def test_every_command_has_something_to_run(name: str) -> None:
 
 
 def test_states_that_runs_can_be_filtered_by_are_all_states() -> None:
-    assert set(register.STATES) == {state.value for state in RunState}
+    assert set(arguments.STATES) == {state.value for state in RunState}

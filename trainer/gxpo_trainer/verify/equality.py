@@ -148,7 +148,9 @@ def _candidates(a: Node, b: Node) -> Iterator[Fraction]:
     constants = {part.value for node in (a, b) for part in subtrees(node) if part.kind == "num" and part.value}
     known = sorted({sign * value for value in list(constants)[:16] for sign in (1, -1)} | {Fraction(0)})
     yield from ((low + high) / 2 for low, high in itertools.pairwise(known))
-    yield from (value * factor for value in known for factor in (Fraction(9, 10), Fraction(11, 10), Fraction(2)) if value)
+    yield from (
+        value * factor for value in known for factor in (Fraction(9, 10), Fraction(11, 10), Fraction(2)) if value
+    )
     yield from (sign * Fraction(2) ** power for power in range(-10, 17) for sign in (1, -1))
 
 

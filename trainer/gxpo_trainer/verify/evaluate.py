@@ -20,6 +20,7 @@ MAX_LOG2 = 200_000.0
 """Of a computed power or exponential, as a natural logarithm of its size."""
 MAX_ANGLE = 1e9
 
+
 class Undefined(Exception):
     """No value at this point: division by zero, a root of a negative number, a logarithm of zero."""
 
@@ -53,9 +54,7 @@ def subtrees(node: Node) -> Iterator[Node]:
 def symbols(node: Node) -> frozenset[str]:
     """Names of the free symbols and unknown functions."""
     return frozenset(
-        part.name + ("()" if part.kind == "apply" else "")
-        for part in subtrees(node)
-        if part.kind in ("sym", "apply")
+        part.name + ("()" if part.kind == "apply" else "") for part in subtrees(node) if part.kind in ("sym", "apply")
     )
 
 
@@ -74,7 +73,8 @@ def rational_value(node: Node) -> Fraction | None:
     if node.kind == "num":
         return node.value
     if node.kind not in ("add", "mul", "div", "neg", "pow") and not (
-        node.kind == "call" and node.name in ("factorial", "factorial2", "binomial", "abs", "floor", "ceil", "min", "max")
+        node.kind == "call"
+        and node.name in ("factorial", "factorial2", "binomial", "abs", "floor", "ceil", "min", "max")
     ):
         return None
     values: list[Fraction] = []

@@ -34,8 +34,14 @@ _PLAIN = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {ord(c):
 """Full-width characters and special blanks as plain ones."""
 _BRACE = re.compile(r"\\[\\{}]|[{}]")
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)|\\boxed\s+(?=[^\s{])")
-_CORRECTION = re.compile(r"\b(?:wait|no|not|actually|instead|rather|correct\w*|sorry|so|hence|thus|but|oops|mistake|should|then)\b", re.IGNORECASE)
-_JOINED = re.compile(r"\W*(?:(?:[\w()]+\s+){0,4}(?=and|or))?(?:and|or|et|ou|und|oder|y|o|e|和|或)?\W*(?:[A-Za-z]\w*\s*=\W*)?", re.IGNORECASE)
+_CORRECTION = re.compile(
+    r"\b(?:wait|no|not|actually|instead|rather|correct\w*|sorry|so|hence|thus|but|oops|mistake|should|then)\b",
+    re.IGNORECASE,
+)
+_JOINED = re.compile(
+    r"\W*(?:(?:[\w()]+\s+){0,4}(?=and|or))?(?:and|or|et|ou|und|oder|y|o|e|和|或)?\W*(?:[A-Za-z]\w*\s*=\W*)?",
+    re.IGNORECASE,
+)
 _PARTS = re.compile(r"\\text\s*\{([^{}]*)\}")
 _IS = rf"(?<![A-Za-zÀ-ÿ])(?:{phrases('is')})(?![A-Za-zÀ-ÿ])|[:：=]"
 _FINAL = re.compile(rf"final\s+answer\b[^.\n$\\]{{0,100}}?(?:{_IS})\s*:?", re.IGNORECASE)
@@ -46,11 +52,15 @@ _ANSWER = re.compile(
 )
 _CHOICE = re.compile(r"(?<![A-Za-z0-9\\$'{])\(?([A-J])(?![A-Za-z0-9'’])\)?")
 _CHOICE_ANCHOR = re.compile(
-    rf"(?<![A-Za-zÀ-ÿ])(?:{phrases('answer')}|option|choice|opción|选项)(?![A-Za-zÀ-ÿ])|\b(?:therefore|so|it's|it is)\b", re.IGNORECASE
+    rf"(?<![A-Za-zÀ-ÿ])(?:{phrases('answer')}|option|choice|opción|选项)(?![A-Za-zÀ-ÿ])|\b(?:therefore|so|it's|it is)\b",
+    re.IGNORECASE,
 )
 _TRAILING_ANCHORS = 4
 _VERB = re.compile(r"\b(?:is|are|equals)\s")
-_REMARK = re.compile(r"(?<=[\w$%}*)])\s*(?:\((?=[^()]*[a-z]{2})|,?\s*(?:(?:which|because|since|that is|where|out of)\b|i\.e\.))", re.IGNORECASE)
+_REMARK = re.compile(
+    r"(?<=[\w$%}*)])\s*(?:\((?=[^()]*[a-z]{2})|,?\s*(?:(?:which|because|since|that is|where|out of)\b|i\.e\.))",
+    re.IGNORECASE,
+)
 _SENTENCE_END = re.compile(r"(?<!i\.e)(?<!e\.g)[.!?]\s|。|\n")
 _SAID = re.compile(r"(?=(?:\b(?:is|are|has|have)\s+|\*\*)([^.*\n]+)\**\.?\s*$)")
 _NEGATED = re.compile(r"\bnot\s+(?:\w+\s+)?$", re.IGNORECASE)
@@ -154,7 +164,11 @@ def _joined(between: str) -> bool:
     if "\n\n" in between or len(between) > 60:
         return False
     words = _PARTS.sub(lambda match: match[1] or "", between)
-    return not re.search(r"[.!?](?:\s|\\|$)", words) and not _CORRECTION.search(words) and _JOINED.fullmatch(words.replace("\\quad", " ")) is not None
+    return (
+        not re.search(r"[.!?](?:\s|\\|$)", words)
+        and not _CORRECTION.search(words)
+        and _JOINED.fullmatch(words.replace("\\quad", " ")) is not None
+    )
 
 
 def boxed_answer(text: str) -> tuple[str, int] | None:
@@ -221,7 +235,9 @@ def _answer_sentence(text: str) -> Extraction | None:
 
 def _sentence_answer(rest: str) -> str:
     """The answer at the head of `rest`: its formulas when it has some, else its first number, else its words."""
-    rest = re.sub(r"^(?:[\"'`\s*]|<answer>)+|^\\(?=[\"'])", "", rest.partition("\n\n")[0].partition("</answer>")[0]).strip("\"' ")
+    rest = re.sub(
+        r"^(?:[\"'`\s*]|<answer>)+|^\\(?=[\"'])", "", rest.partition("\n\n")[0].partition("</answer>")[0]
+    ).strip("\"' ")
     if re.match(r"not\b", rest, re.IGNORECASE):
         return ""
     rest = _without_remark(rest)
@@ -255,7 +271,9 @@ def _numbers_of(sentence: str) -> str:
 def _without_remark(rest: str) -> str:
     """The text up to a remark in parentheses or a clause, when a number or formula stands before it."""
     for remark in _REMARK.finditer(rest[:400]):
-        if re.search(r"[0-9$\\]", rest[: remark.start()]) and not re.search(r"\\\(?$|\$[^$]*$", rest[: remark.start() + 1].replace("\\$", "")):
+        if re.search(r"[0-9$\\]", rest[: remark.start()]) and not re.search(
+            r"\\\(?$|\$[^$]*$", rest[: remark.start() + 1].replace("\\$", "")
+        ):
             return rest[: remark.start()]
     return rest
 
@@ -291,7 +309,11 @@ def _choice(sentence: str, letter: re.Match[str]) -> Extraction:
     """The letter, with the others that "A or B", "(A), (C)" join to it."""
     found = [letter[1]]
     end = letter.end()
-    while (further := re.match(r"\s*(?:,|/|\bor\b|\band\b)\s*(?:and\s+|or\s+)?\(?([A-J])(?![A-Za-z0-9])\)?", sentence[end:])) is not None:
+    while (
+        further := re.match(
+            r"\s*(?:,|/|\bor\b|\band\b)\s*(?:and\s+|or\s+)?\(?([A-J])(?![A-Za-z0-9])\)?", sentence[end:]
+        )
+    ) is not None:
         found.append(further[1])
         end += further.end()
     return Extraction(", ".join(found), "choice")

@@ -194,11 +194,19 @@ def upright(s: str) -> str:
     hatted i, j, k are unit vectors, the rest is \text{...}."""
     if "\\" not in s:
         return s
-    s = re.sub(r"\\(?:mathbf|boldsymbol|bm|hat|vec|textbf)\s*\{\s*(?:\\?([ijk])(?:math)?|\\hat\{([ijk])\})\s*\}", r"\\vec{\1\2}", s)
+    s = re.sub(
+        r"\\(?:mathbf|boldsymbol|bm|hat|vec|textbf)\s*\{\s*(?:\\?([ijk])(?:math)?|\\hat\{([ijk])\})\s*\}",
+        r"\\vec{\1\2}",
+        s,
+    )
     s = re.sub(r"\\(?:hat|vec|mathbf|bm|boldsymbol)\s*(?:\\?([ijk])(?:math)?)(?![A-Za-z])", r"\\vec{\1}", s)
     s = re.sub(r"\\(?:text|mbox|math)[a-z]*\s*\{\s*(\\(?:text|mbox|math)[a-z]*\s*\{[^{}]*\})\s*\}", r"\1", s)
     s = _UPRIGHT.sub(_upright, re.sub(r"\\text\{([^{}:]+):\s*\}(?=\s*[-0-9\\])", r"\\text{\1}=", s))
-    s = re.sub(r"\\frac\s*\{\s*(\\text\{[^{}]*\}(?:\^\{?\d\}?)?)\s*\}\s*\{\s*(\\text\{[^{}]*\}\s*(?:\^\{?\d\}?)?)\s*\}", r"\1/\2", s)
+    s = re.sub(
+        r"\\frac\s*\{\s*(\\text\{[^{}]*\}(?:\^\{?\d\}?)?)\s*\}\s*\{\s*(\\text\{[^{}]*\}\s*(?:\^\{?\d\}?)?)\s*\}",
+        r"\1/\2",
+        s,
+    )
     return re.sub(r"\\mu\s*\\text\{\s*|\\text\{\\mu\s*\}\s*\\text\{|\\text\{\\mu\s*", r"\\text{μ", s)
 
 
@@ -273,7 +281,11 @@ def repeating_decimals(s: str) -> str:
     s = re.sub(start + r"\\(?:overline|bar)\s*(?P<repeated>\{[0-9]{1,50}\}|[0-9])", as_fraction, s)
     s = re.sub(start + r"(?P<repeated>(?:\\dot\s*(?:\{[0-9]\}|[0-9])[0-9]*){1,2})(?![0-9])", as_fraction, s)
     s = re.sub(start + r"\((?P<repeated>[0-9]{1,50})\)(?![0-9])", as_fraction, s)
-    return re.sub(start + r"(?P<repeated>[0-9]{1,6}?)(?P=repeated)(?P=repeated)*\s*(?:\\ldots(?![A-Za-z])|\.{3}|…)", as_fraction, s)
+    return re.sub(
+        start + r"(?P<repeated>[0-9]{1,6}?)(?P=repeated)(?P=repeated)*\s*(?:\\ldots(?![A-Za-z])|\.{3}|…)",
+        as_fraction,
+        s,
+    )
 
 
 def separators(s: str) -> str:

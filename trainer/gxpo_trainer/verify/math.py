@@ -16,7 +16,7 @@ from gxpo_trainer.verify.extract import MAX_ANSWER_CHARS, every_box, extract_ans
 from gxpo_trainer.verify.latex import clean
 from gxpo_trainer.verify.options import VerifyOptions
 from gxpo_trainer.verify.scalar import choice_letters, is_choice, read
-from gxpo_trainer.verify.structure import Answer, Scalar, parse_answer, split_condition
+from gxpo_trainer.verify.structure import Scalar, parse_answer, split_condition
 from gxpo_trainer.verify.tokens import MAX_NESTING, TooLarge, same_tokens
 from gxpo_trainer.verify.tolerance import within
 from gxpo_trainer.verify.units import parse_unit, split_unit

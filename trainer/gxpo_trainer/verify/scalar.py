@@ -24,7 +24,8 @@ _BASE = re.compile(
     r"(?P<sign>-?)\(?(?P<digits>[0-9A-Z]+(?:\.[0-9A-Z]+)?)\)?_\{?(?:\\text\{)?(?P<base>[0-9]{1,2}|[a-z]+)\}?\}?"
 )
 _CLOCK = re.compile(
-    r"(?P<h>[0-9]{1,2})(?:(?::(?P<m>[0-9]{2})(?::[0-9]{2})?)|(?=\s*(?:\\text\{\s*)?[ap]\.?\s?m))\s*(?:\\text\{\s*)?(?P<half>[ap]\.?\s?m\.?)?(?:\s*\})?", re.IGNORECASE
+    r"(?P<h>[0-9]{1,2})(?:(?::(?P<m>[0-9]{2})(?::[0-9]{2})?)|(?=\s*(?:\\text\{\s*)?[ap]\.?\s?m))\s*(?:\\text\{\s*)?(?P<half>[ap]\.?\s?m\.?)?(?:\s*\})?",
+    re.IGNORECASE,
 )
 _ANGLE = re.compile(r"(?:(?P<d>[0-9.]+)\^\\circ)?\s*(?:(?P<m>[0-9.]+)'(?!'))?\s*(?:(?P<s>[0-9.]+)(?:''|\"))?")
 _LABEL = re.compile(r"(?:\(\s*([A-J])\s*\)|([A-J])\s*[.:)])\s*(?=\S)")
@@ -112,7 +113,7 @@ def _marked(value: str) -> tuple[str, str]:
     if value.endswith("%"):
         return value[:-1], "%"
     angle = _ANGLE.fullmatch(value.strip())
-    if "\\circ" not in value and (angle is None or not value) or _TRIGONOMETRIC.search(value):
+    if ("\\circ" not in value and (angle is None or not value)) or _TRIGONOMETRIC.search(value):
         return value, ""
     if angle is not None and (angle["m"] or angle["s"]):
         parts = [Fraction(angle[name] or 0) for name in ("d", "m", "s")]
@@ -200,7 +201,7 @@ def choice_letters(gold: str, answer: str) -> bool | None:
 def _without_label(answer: str, gold: str) -> str:
     r"""`(B) 12` says 12 where the gold is a value."""
     label = _LABEL.match(answer)
-    if label is None or _LABEL.match(gold) is not None or label[2] and answer[label.end() - 1 : label.end()] == ")":
+    if label is None or _LABEL.match(gold) is not None or (label[2] and answer[label.end() - 1 : label.end()] == ")"):
         return answer
     return answer[label.end() :]
 

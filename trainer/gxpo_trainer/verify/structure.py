@@ -68,8 +68,12 @@ _ROWS = re.compile(
     r"(?:\\\{\s*)?\\begin\{(cases|aligned|align\*?|alignedat|gathered|split|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}",
     re.DOTALL,
 )
-_FRENCH_INTERVAL = re.compile(r"(^|[=,;U{]|\\cup|\\in)\s*([\[\]])([^\[\],;]+)[,;]([^\[\],;]+)([\[\]])(?=\s*(?:$|\\cup|U|,|;))")
-_IF = re.compile(r"^\s*,?\s*(?:\\text\{\s*(?:if|for|when|where)\s*\}|(?:if|for|when)\s)\s*|^\\text\{\s*(?:otherwise|else)\s*\}")
+_FRENCH_INTERVAL = re.compile(
+    r"(^|[=,;U{]|\\cup|\\in)\s*([\[\]])([^\[\],;]+)[,;]([^\[\],;]+)([\[\]])(?=\s*(?:$|\\cup|U|,|;))"
+)
+_IF = re.compile(
+    r"^\s*,?\s*(?:\\text\{\s*(?:if|for|when|where)\s*\}|(?:if|for|when)\s)\s*|^\\text\{\s*(?:otherwise|else)\s*\}"
+)
 _RELATION = r"\\(?:le|ge|ne|in|notin|approx|equiv|subset|subseteq)(?![A-Za-z])|[=<>]"
 _TRANSPOSED = re.compile(r"(\(.*,.*\))\s*\^\s*\{?\s*(?:T|\\top|\\intercal|\\prime)\s*\}?")
 """A column written as the transpose of a row of numbers."""
@@ -235,7 +239,12 @@ def _rows(s: str, nesting: int) -> Answer | None:
     items = []
     for row in rows:
         cells = [_IF.sub("", cell.strip().rstrip(",")).strip() for cell in row.split("&")]
-        pair = len(cells) == 2 and kind in ("cases", "array") and not re.match(_RELATION, cells[1]) and cells[0][-1:] not in "=<>"
+        pair = (
+            len(cells) == 2
+            and kind in ("cases", "array")
+            and not re.match(_RELATION, cells[1])
+            and cells[0][-1:] not in "=<>"
+        )
         if pair:
             items.append(Sequence(row, tuple(parse_answer(cell, nesting + 1) for cell in cells), "(", ")"))
         else:

@@ -10,8 +10,8 @@ from support import queued_runs as runs
 from support.scheduling import Clock, Make
 from support.scripted_launcher import ScriptedLauncher
 
-from gxpo_services.db import Database
-from gxpo_services.scheduler import Scheduler
+from gxpo_services.db.database import Database
+from gxpo_services.scheduling.scheduler import Scheduler
 from gxpo_services.settings import ServiceSettings
 
 

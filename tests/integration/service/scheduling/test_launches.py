@@ -14,11 +14,11 @@ from support import queued_runs as runs
 from support.scheduling import Clock, Make
 from support.scripted_launcher import Crash, ScriptedLauncher
 
-from gxpo_services import run_folder
-from gxpo_services.auth import same_hash
-from gxpo_services.db import Database
-from gxpo_services.runs.states import RunState
-from gxpo_services.scheduler import Scheduler
+from gxpo_services.access.principals import same_hash
+from gxpo_services.db.database import Database
+from gxpo_services.run_states import RunState
+from gxpo_services.scheduling import run_folder
+from gxpo_services.scheduling.scheduler import Scheduler
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_run

@@ -14,11 +14,11 @@ from support import queued_runs as runs
 from support.scheduling import Clock, Make
 from support.scripted_launcher import ScriptedLauncher
 
-from gxpo_services import run_folder
-from gxpo_services.db import Database
-from gxpo_services.runs import events
-from gxpo_services.runs.states import RunState
-from gxpo_services.scheduler import Scheduler
+from gxpo_services.db.database import Database
+from gxpo_services.events import repository as events
+from gxpo_services.run_states import RunState
+from gxpo_services.scheduling import run_folder
+from gxpo_services.scheduling.scheduler import Scheduler
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.training.run_lock import process_start
 

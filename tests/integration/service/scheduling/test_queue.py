@@ -13,9 +13,9 @@ from support.scheduling import Clock, Make
 from support.scripted_launcher import ScriptedLauncher
 from support.service_processes import until
 
-from gxpo_services.db import Database
-from gxpo_services.runs.states import RunState
-from gxpo_services.scheduler import MISFIT_S
+from gxpo_services.db.database import Database
+from gxpo_services.run_states import RunState
+from gxpo_services.scheduling.scheduler import MISFIT_S
 
 S = RunState
 
@@ -93,7 +93,7 @@ def test_one_run_that_cannot_be_advanced_does_not_stop_the_others(
 def test_the_process_ends_cleanly_when_it_is_told_to(database: Database, database_url: str, tmp_path: Path) -> None:
     run_id = runs.add_run(database, state=S.CANCELLING, launch=1, job_id="gone-1", wish_at=0.0)
     environment = {**os.environ, "GXPO_HOME": str(tmp_path / "home"), "GXPO_DATABASE_URL": database_url}
-    command = [sys.executable, "-m", "gxpo_services.scheduler", "--launcher", "process"]
+    command = [sys.executable, "-m", "gxpo_services.scheduling.scheduler", "--launcher", "process"]
     process = subprocess.Popen(command, env=environment)
     try:
         until(lambda: runs.get(database, run_id).state == S.CANCELLED, "the run that nobody held to be taken over")
@@ -106,7 +106,7 @@ def test_the_process_ends_cleanly_when_it_is_told_to(database: Database, databas
 
 
 def test_a_bad_setting_is_named(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gxpo_services.scheduler"]
+    command = [sys.executable, "-m", "gxpo_services.scheduling.scheduler"]
     environment = {**os.environ, "GXPO_HOME": str(tmp_path / "home"), "GXPO_LEASE_S": "-1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2

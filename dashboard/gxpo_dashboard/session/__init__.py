@@ -1,0 +1,1 @@
+"""A visitor's session: sign-in, the address, and navigation between views."""

@@ -1,0 +1,201 @@
+"""A visitor's session: who they are, their client, and what happens when the service is away."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import httpx
+import streamlit as st
+
+from gxpo_dashboard.client import Client, Memory, NotSignedIn, Refused, ServiceAway, connect
+from gxpo_dashboard.session.access import Visit, may_use_local_token, read_local_token
+from gxpo_dashboard.text.labels import TERMINAL, plain
+from gxpo_dashboard.view_models.series import MAX_POINTS, LiveSeries, refresh_many
+
+Json = dict[str, Any]
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+RETRY_S = 3.0
+LIVE_S = 2.0
+SLOW_S = 5.0
+_MAX_SERIES = 64
+_MAX_DRAWN = 2400
+"""Points of one chart of several runs, which share them: the browser draws each of them anew at every refresh."""
+_FEWEST_DRAWN = 60
+"""Of one run among many."""
+
+
+def service_url() -> str:
+    return os.environ.get("GXPO_URL", DEFAULT_URL)
+
+
+@st.cache_resource
+def _connection(url: str) -> httpx.Client:
+    return connect(url)
+
+
+def client() -> Client:
+    """The visitor's own client."""
+    memory = st.session_state.setdefault("memory", Memory())
+    return Client(_connection(service_url()), _token(), memory)
+
+
+def _token() -> str | None:
+    own: str | None = st.session_state.get("token")
+    if own or st.session_state.get("signed_out"):
+        return own
+    headers = st.context.headers
+    visit = Visit.of(st.get_option("server.address"), st.context.ip_address, headers.get("Host"), headers.keys())
+    return read_local_token(os.environ.get("GXPO_TOKEN_FILE")) if may_use_local_token(visit, service_url()) else None
+
+
+def enter() -> bool:
+    """Whether the page may be shown: the visitor is known. Shows the sign-in, or that the service is away, if not."""
+    if "me" in st.session_state:
+        _watch()
+        return True
+    if _token() is None:
+        _sign_in("")
+        return False
+    try:
+        st.session_state["me"] = client().me()
+    except ServiceAway as error:
+        _first_contact(str(error))
+        return False
+    except NotSignedIn:
+        st.session_state.pop("token", None)
+        st.session_state["signed_out"] = True
+        _sign_in("The service does not accept this token: it is unknown, revoked or expired.")
+        return False
+    _watch()
+    return True
+
+
+def may_change() -> bool:
+    """Whether the visitor's role lets them steer runs. The service decides anyway; this only spares a refusal."""
+    return st.session_state.get("me", {}).get("role") in ("submitter", "admin")
+
+
+def sign_out() -> None:
+    for key in ("token", "me", "series", "memory", "trends", "measured"):
+        st.session_state.pop(key, None)
+    st.session_state["signed_out"] = True
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Turn the service's failures into what a visitor should see; what is drawn already stays.
+
+    Away, and nothing is remembered: a word; the page's banner says the rest and the next refresh tries again.
+    Not signed in any more: the sign-in.
+    """
+    try:
+        yield
+    except ServiceAway:
+        st.caption("The service does not answer just now; this part follows when it is back.")
+    except NotSignedIn:
+        sign_out()
+        st.rerun()
+    except Refused as error:
+        st.error(f"**{plain(error.title)}** {plain(error.detail)}", icon=":material/error:")
+        for field, message in error.errors[:20]:
+            st.text(f"{field}: {message}")
+
+
+def live_series(run: str, x: str, names: tuple[str, ...]) -> LiveSeries:
+    """This session's series of a run, brought up to date."""
+    found = _stored(run, x, names, MAX_POINTS)
+    service = client()
+    try:
+        found.refresh(lambda after: service.metrics(run, names, x, after, found.max_points))
+    except ServiceAway:
+        if found.revision is None:
+            raise
+    return found
+
+
+def live_series_of(runs: Mapping[str, Json], x: str, names: tuple[str, ...]) -> dict[str, LiveSeries]:
+    """The same of several runs (id → view); what has ended and is here already is not asked for again."""
+    # Twice as many may be held until they are thinned again.
+    most = min(MAX_POINTS, max(_FEWEST_DRAWN, _MAX_DRAWN // (2 * max(1, len(runs)))))
+    series = {run: _stored(run, x, names, most) for run in runs}
+    service = client()
+    due = {
+        run: found
+        for run, found in series.items()
+        if found.revision is None
+        or runs[run]["state"] not in TERMINAL
+        or runs[run]["progress"]["steps"] > found.last_step
+    }
+    with suppress(ServiceAway):
+        refresh_many(due, lambda asked, after: service.metrics_of(asked, names, x, after, most))
+    return series
+
+
+def _stored(run: str, x: str, names: tuple[str, ...], max_points: int) -> LiveSeries:
+    store: dict[tuple[Any, ...], LiveSeries] = st.session_state.setdefault("series", {})
+    key = (run, x, names, max_points)
+    store[key] = store.pop(key) if key in store else LiveSeries(max_points)
+    while len(store) > _MAX_SERIES:
+        store.pop(next(iter(store)))
+    return store[key]
+
+
+@st.fragment(run_every=RETRY_S)
+def _watch() -> None:
+    """The banner while the service is away, and the way back without a reload."""
+    try:
+        client().me()
+    except ServiceAway:
+        if "away_since" not in st.session_state:
+            # The banner may be scrolled out of sight.
+            st.toast("The service does not answer.", icon=":material/cloud_off:", duration="long")
+        since = st.session_state.setdefault("away_since", time.time())
+        seconds = max(0, round(time.time() - since))
+        st.warning(
+            f"The service at {plain(service_url())} has not answered for {seconds} s. What you see is the last that it "
+            "said. Trying again by itself; nothing needs to be reloaded.",
+            icon=":material/cloud_off:",
+        )
+    except NotSignedIn:
+        sign_out()
+        st.rerun()
+    except Refused as error:
+        st.warning(plain(str(error)))
+    else:
+        st.session_state.pop("away_since", None)
+        memory: Memory | None = st.session_state.get("memory")
+        if memory is not None and memory.away:
+            memory.away = False
+            st.rerun()
+
+
+@st.fragment(run_every=RETRY_S)
+def _first_contact(reason: str) -> None:
+    try:
+        client().me()
+    except ServiceAway:
+        pass
+    else:
+        st.rerun()
+    st.title("The service does not answer")
+    st.warning(f"{plain(reason)}. Trying again every {RETRY_S:.0f} s.", icon=":material/cloud_off:")
+    st.write("On one machine, `gxpo up` starts it together with this page.")
+
+
+def _sign_in(complaint: str) -> None:
+    st.title("Sign in")
+    st.write("This page shows what your own token allows. It is kept for this session only.")
+    if complaint:
+        st.error(complaint, icon=":material/key_off:")
+    with st.form("sign-in", width=520):
+        token = st.text_input("Access token", type="password", placeholder="gxpo_…", autocomplete="off")
+        if st.form_submit_button("Sign in", type="primary") and token.strip():
+            st.session_state["token"] = token.strip()
+            st.session_state["signed_out"] = False
+            st.rerun()
+    st.caption("Whoever runs the service makes tokens: `gxpo token create NAME --role viewer`.")

@@ -1,0 +1,1 @@
+"""Labels and formats of numbers and times. Pure."""

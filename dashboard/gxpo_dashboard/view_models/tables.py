@@ -1,0 +1,111 @@
+"""Runs as rows of a table. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from gxpo_dashboard.text.formats import count, duration, known, moment
+from gxpo_dashboard.text.labels import state_word
+from gxpo_dashboard.view_models.series import number
+
+Json = Mapping[str, Any]
+
+COLUMNS: dict[str, str] = {
+    "name": "Name",
+    "state": "State",
+    "rule": "Rule",
+    "progress": "Progress",
+    "score": "Accuracy",
+    "difference": "Δ baseline",
+    "reward": "Reward",
+    "trend": "Trend",
+    "passes": "Passes",
+    "left": "Time left",
+    "model": "Model",
+    "seed": "Seed",
+    "tags": "Tags",
+    "best": "Best",
+    "step": "Step",
+    "training": "Training time",
+    "tokens": "Tokens",
+    "created": "Created",
+    "by": "By",
+    "group": "Group",
+    "reason": "Reason",
+    "id": "Id",
+}
+SHOWN = ("name", "state", "rule", "progress", "score", "difference", "trend", "passes", "left", "model", "tags")
+"""Columns of a first visit."""
+
+
+def runs_table(
+    runs: Sequence[Json], *, baseline: Json | None = None, trends: Mapping[str, Sequence[float]] | None = None
+) -> pd.DataFrame:
+    """One row a run. Accuracies and differences in percent and percentage points; missing ones are NaN."""
+    rows = [_row(run, baseline, (trends or {}).get(run["id"])) for run in runs]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def passes_used(progress: Json) -> str:
+    """`37 of 90`, or `37` without a budget in passes."""
+    used, budget = count(number(progress.get("backward_passes"))), progress.get("backward_passes_budget")
+    return f"{used} of {count(number(budget))}" if known(budget) else used
+
+
+def time_left(run: Json) -> str:
+    """In words; the place in the queue for a run that waits."""
+    progress = run.get("progress") or {}
+    if (place := progress.get("queue_position")) is not None:
+        return f"queue: {place}"
+    return duration(progress.get("seconds_left"))
+
+
+def differences(configs: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """Settings that are not the same in all configs (label → config): one row a setting, one column a run."""
+    flat = {label: dict(_flatten(config)) for label, config in configs.items()}
+    paths = list(dict.fromkeys(path for settings in flat.values() for path in settings))
+    rows = []
+    for path in paths:
+        found = [flat[label].get(path, "–") for label in flat]
+        if any(value != found[0] for value in found[1:]):
+            rows.append({"setting": path, **{label: str(value) for label, value in zip(flat, found, strict=True)}})
+    return pd.DataFrame(rows, columns=["setting", *flat])
+
+
+def _row(run: Json, baseline: Json | None, trend: Sequence[float] | None) -> list[Any]:
+    progress = run.get("progress") or {}
+    score, reference = number(run.get("score")), number((baseline or {}).get("score"))
+    return [
+        run["name"],
+        state_word(run["state"]),
+        run.get("rule_label") or run["rule"],
+        100 * number(progress.get("fraction") or 0.0),
+        100 * score,
+        100 * (score - reference),
+        100 * number(run.get("reward")),
+        list(trend or []),
+        passes_used(progress),
+        time_left(run),
+        run["model"],
+        run["seed"],
+        list(run.get("tags") or []),
+        100 * number(run.get("score_best")),
+        progress.get("steps"),
+        duration(progress.get("training_s")),
+        count(number(progress.get("tokens"))),
+        moment(run.get("created_at")),
+        run.get("created_by"),
+        run.get("group"),
+        run.get("reason"),
+        run["id"],
+    ]
+
+
+def _flatten(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for name, value in config.items():
+        rows += _flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
+    return rows

@@ -1,0 +1,1 @@
+"""Who may do what: roles, secrets, and the holder of a token."""

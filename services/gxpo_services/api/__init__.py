@@ -1,0 +1,1 @@
+"""What every endpoint shares: dependencies, errors, middleware, field types, paging, idempotency, OpenAPI."""

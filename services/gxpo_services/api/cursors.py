@@ -1,0 +1,66 @@
+"""Opaque cursors: where a list goes on, as the sort value and the number of the last row that was seen.
+
+A cursor holds nothing that its client could not ask for anyway, so it is checked and not signed: its order must be the
+request's, and its value of the column's own kind, since it ends in a comparison in SQL.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import Literal
+
+from gxpo_services.api.errors import FieldError, Invalid
+from gxpo_services.api.fields import MAX_INTEGER, text_fault
+from gxpo_trainer.jsonl import decode_number, plain
+
+Kind = Literal["text", "int32", "int64", "float"]
+Value = str | int | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A row in an order: its sort value (None: it has none) and, to tell equal ones apart, its number."""
+
+    value: Value
+    number: int
+
+
+def encode(order: str, position: Position) -> str:
+    """order: what the list is sorted by, in one word."""
+    body = json.dumps([order, plain(position.value), position.number], separators=(",", ":"), ensure_ascii=False)
+    return base64.urlsafe_b64encode(body.encode()).decode().rstrip("=")
+
+
+def decode(cursor: str, order: str, kind: Kind) -> Position:
+    """Raises Invalid when the cursor is none of ours, or of another order."""
+    try:
+        body = json.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True))
+        of_order, value, number = body
+        if of_order != order:
+            raise _refused("belongs to another order; leave it out when sort, order or metric_at change")
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_INTEGER:
+            raise ValueError("no row number")
+        return Position(_value(value, kind), number)
+    except (ValueError, TypeError, RecursionError):
+        raise _refused("is no cursor of this list; take next_cursor as it is") from None
+
+
+def _value(value: object, kind: Kind) -> Value:
+    if value is None:
+        return None
+    if kind == "text":
+        if not isinstance(value, str) or text_fault(value) is not None:
+            raise ValueError("no text")
+        return value
+    if kind == "float":
+        return decode_number(value)
+    largest = 2**31 - 1 if kind == "int32" else MAX_INTEGER
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > largest:
+        raise ValueError("no number of the column")
+    return value
+
+
+def _refused(message: str) -> Invalid:
+    return Invalid(f"cursor: {message}", errors=[FieldError(field="cursor", message=message)])

@@ -1,0 +1,186 @@
+"""What endpoints ask for: settings, a session in the request's transaction, and who is asking.
+
+A session is committed when the endpoint returns, before the answer is sent, and rolled back when it raises. What does
+not wait for anything is `async`: FastAPI gives everything else a thread of its own, which costs more than the work.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Annotated, Any, get_type_hints
+
+import anyio
+from fastapi import Depends, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session
+
+from gxpo_services.access.principals import Principal, Role
+from gxpo_services.access.repository import find_by_secret
+from gxpo_services.api.errors import Forbidden, Unauthorized
+from gxpo_services.db.database import Database
+from gxpo_services.settings import ServiceSettings
+
+_bearer = HTTPBearer(auto_error=False, description="A token made by `gxpo token create`.")
+Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+
+
+async def get_settings(request: Request) -> ServiceSettings:
+    settings: ServiceSettings = request.app.state.settings
+    return settings
+
+
+async def get_database(request: Request) -> Database:
+    database: Database = request.app.state.database
+    return database
+
+
+Settings = Annotated[ServiceSettings, Depends(get_settings)]
+DatabaseDep = Annotated[Database, Depends(get_database)]
+
+
+MAX_SESSIONS = 24
+"""Requests that hold or wait for a session at the same time; the others wait without a thread of the pool of 40.
+
+If all threads waited for a lock, its holder would find none to finish in, and so would they.
+"""
+
+
+def _gate(request: Request, name: str) -> AbstractAsyncContextManager[Any]:
+    """The semaphore of this name in the application's state."""
+    gate: anyio.Semaphore | None = getattr(request.app.state, name, None)
+    return nullcontext() if gate is None else gate  # None: an application of one router, without this one's start-up
+
+
+async def _session_gate(request: Request) -> AsyncIterator[None]:
+    async with _gate(request, "session_gate"):
+        yield
+
+
+Gate = Annotated[None, Depends(_session_gate, scope="function")]
+
+
+def _writing(database: DatabaseDep, _: Gate) -> Iterator[Session]:
+    with database.writing() as session:
+        yield session
+
+
+READS_AT_ONCE = 2
+"""Reading requests that hold a session. They share one interpreter: more of them only take it from each other, so that
+short questions wait for long ones. The second works while the first waits for the database."""
+
+
+async def _reading(request: Request, database: DatabaseDep) -> AsyncIterator[Session]:
+    """A session that has asked nothing yet; ServiceRoute ends it where it was used."""
+    async with _gate(request, "read_gate"):
+        session = database.read_session()
+        try:
+            yield session
+        finally:
+            if session.in_transaction():  # used by something else than an endpoint of ServiceRoute
+                await run_in_threadpool(session.close)
+
+
+# scope="function": the transaction ends before the answer leaves, so a client that was told "done" finds it done.
+WriteSession = Annotated[Session, Depends(_writing, scope="function")]
+ReadSession = Annotated[Session, Depends(_reading, scope="function")]
+
+
+async def bearer(credentials: Credentials) -> str:
+    """The token of a request. Raises Unauthorized when there is none."""
+    if credentials is None:
+        raise Unauthorized("a bearer token is needed: Authorization: Bearer <token>; `gxpo token create` makes one")
+    return credentials.credentials
+
+
+BearerToken = Annotated[str, Depends(bearer)]
+
+
+def _principal(token: BearerToken, database: DatabaseDep) -> Principal:
+    with database.looking() as connection:
+        return _known(connection, token)
+
+
+def _known(database: Session | Connection, token: str) -> Principal:
+    """Who holds this token. Raises Unauthorized."""
+    found = find_by_secret(database, token)
+    if found is None:
+        raise Unauthorized("the token is unknown, revoked or expired; sign in with another")
+    return found
+
+
+Viewer = Annotated[Principal, Depends(_principal)]
+
+
+class ServiceRoute(APIRoute):
+    """A route whose endpoint, where it reads, is told who asks by its own session and ends that session itself, all in
+    its own thread: a way into another thread and back takes longer than most questions to the database."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, _in_one_thread(endpoint), **options)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def known_first(request: Request) -> Response:
+            """What is wrong with a request is told to those alone who may ask."""
+            try:
+                return await handle(request)
+            except RequestValidationError:
+                if hasattr(self.endpoint, _DONE):
+                    token = await bearer(await _bearer(request))
+                    await run_in_threadpool(_principal, token, request.app.state.database)
+                raise
+
+        return known_first
+
+
+def _in_one_thread(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """The endpoint with its reading session ended, given tokens, of which it makes the Viewers that it wants."""
+    if hasattr(endpoint, _DONE):  # a router that is included makes its routes anew
+        return endpoint
+    kinds = get_type_hints(endpoint, include_extras=True)
+    sessions = [name for name, kind in kinds.items() if kind == ReadSession]
+    viewers = [name for name, kind in kinds.items() if kind == Viewer]
+    if not sessions:
+        return endpoint
+
+    @functools.wraps(endpoint)
+    def call(**values: Any) -> Any:
+        session: Session = values[sessions[0]]
+        try:
+            for name in viewers:
+                values[name] = _known(session, values[name])
+            return endpoint(**values)
+        finally:
+            session.close()
+
+    asked = kinds | dict.fromkeys(viewers, BearerToken)
+    signature = inspect.signature(endpoint)
+    parameters = [one.replace(annotation=asked[name]) for name, one in signature.parameters.items()]
+    del call.__wrapped__  # else FastAPI would look through to the endpoint's own signature
+    vars(call)["__signature__"] = signature.replace(parameters=parameters, return_annotation=asked["return"])
+    vars(call)[_DONE] = True
+    return call
+
+
+_DONE = "in_one_thread"
+
+
+def _at_least(role: Role) -> object:
+    async def check(principal: Viewer) -> Principal:
+        if principal.role < role:
+            raise Forbidden(f"this needs the role {role.word}; your token {principal.name!r} is {principal.role.word}")
+        return principal
+
+    return Depends(check)
+
+
+Submitter = Annotated[Principal, _at_least(Role.SUBMITTER)]
+Admin = Annotated[Principal, _at_least(Role.ADMIN)]

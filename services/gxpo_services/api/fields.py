@@ -1,0 +1,75 @@
+"""Kinds of values that requests and answers share: ids, text that every database takes, numbers that JSON lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from fastapi import Path
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
+
+from gxpo_trainer.jsonl import plain
+
+MAX_INTEGER = 2**63 - 1
+"""Largest whole number that a database keeps."""
+MAX_STEP = 2**31 - 1
+"""Largest step, attempt or launch."""
+MAX_DEPTH = 32
+"""Deepest nesting of what a client sends as free JSON."""
+
+JsonNumber = Annotated[float | Literal["NaN", "Infinity", "-Infinity"], BeforeValidator(plain)]
+"""A number, or one of the three words for what JSON has no number for."""
+
+
+def text_fault(text: str) -> str | None:
+    """Why a text cannot be stored, None when it can."""
+    if "\x00" in text:
+        return "must not hold the character NUL; take it out"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "must be whole Unicode characters; it holds half of a surrogate pair"
+    return None
+
+
+def _storable(text: str) -> str:
+    fault = text_fault(text)
+    if fault is not None:
+        raise ValueError(fault)
+    return text
+
+
+Text = Annotated[str, AfterValidator(_storable)]
+"""Text that SQLite and PostgreSQL both keep as it is."""
+Word = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
+Tag = Annotated[Text, StringConstraints(strip_whitespace=True, min_length=1, max_length=60)]
+
+_ID = r"^[A-Za-z0-9_-]{1,64}$"
+RunId = Annotated[str, Path(pattern=_ID, description="Id of a run.", examples=["r01jd5cv3q80000000000"])]
+GroupId = Annotated[str, Path(pattern=_ID, description="Id of a group.", examples=["g01jd5cv3q80000000000"])]
+Id = Annotated[str, Field(pattern=_ID)]
+
+
+def faults(value: Any) -> list[tuple[str, str]]:
+    """(dotted path, what is wrong) of texts, whole numbers and depths in free JSON that no database takes."""
+    found: list[tuple[str, str]] = []
+    waiting: list[tuple[str, Any, int]] = [("", value, 0)]
+    while waiting:
+        path, item, depth = waiting.pop()
+        if depth > MAX_DEPTH:
+            found.append((path, f"is nested deeper than {MAX_DEPTH} levels"))
+        elif isinstance(item, str):
+            fault = text_fault(item)
+            if fault is not None:
+                found.append((path, fault))
+        elif isinstance(item, int) and abs(item) > MAX_INTEGER:
+            found.append((path, f"must be a whole number of at most {MAX_INTEGER}"))
+        elif isinstance(item, Mapping):
+            for key, inner in item.items():
+                if text_fault(key) is not None:
+                    found.append((path, "holds a setting whose name is no storable text"))
+                else:
+                    waiting.append((f"{path}.{key}" if path else key, inner, depth + 1))
+        elif isinstance(item, list | tuple):
+            waiting += [(f"{path}[{number}]", inner, depth + 1) for number, inner in enumerate(item)]
+    return sorted(found)

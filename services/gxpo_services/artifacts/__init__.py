@@ -1,0 +1,1 @@
+"""Runs' folders on disk: safe reading and removal."""

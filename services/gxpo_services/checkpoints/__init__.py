@@ -1,0 +1,1 @@
+"""Checkpoints on disk: listing, and download of a policy."""

@@ -1,0 +1,101 @@
+"""A run's checkpoints as they lie on the disk: listing them, and a policy as a zip file that is made while it is sent.
+
+A trainer drops checkpoints at any time. It renames a folder before it deletes it, so what is found here under its
+name is whole, and what vanishes while we look is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, BinaryIO
+
+from gxpo_services.api.zip_stream import zip_stream
+from gxpo_services.artifacts.run_files import RunFiles
+
+CHECKPOINTS, MANIFEST, STATE, POLICY = "checkpoints", "manifest.json", "state.json", "policy"
+MOST_FILES = 400
+"""Of one policy; all are open while it is sent."""
+_NAME = re.compile(r"step-(\d{8,10})")
+_LARGEST_JSON = 16 * 1024 * 1024
+_PIECE = 1 << 18
+
+
+class TooManyFiles(Exception):
+    """A policy of more files than can be open at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOnDisk:
+    """step, its score if it was evaluated, bytes of all its files, time at which it was finished."""
+
+    step: int
+    score: float | None
+    size_bytes: int
+    created_at: float
+
+
+def checkpoints(run: RunFiles) -> list[CheckpointOnDisk]:
+    """In order of steps; none when there is no folder."""
+    try:
+        names = run.names(CHECKPOINTS)
+    except FileNotFoundError:
+        return []
+    found = []
+    for name in names:
+        match = _NAME.fullmatch(name)
+        if match is None:
+            continue
+        try:
+            found.append(_look(run, name, int(match[1])))
+        except (OSError, ValueError):
+            continue  # dropped meanwhile, or not one that could be loaded
+    return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+
+def best(found: list[CheckpointOnDisk]) -> CheckpointOnDisk | None:
+    """The one with the highest score, the earliest of equals: it cost least. None when none was evaluated."""
+    scored = [checkpoint for checkpoint in found if checkpoint.score is not None]
+    return max(scored, key=lambda checkpoint: (checkpoint.score or 0.0, -checkpoint.step), default=None)
+
+
+def open_policy(run: RunFiles, step: int) -> list[tuple[str, BinaryIO]]:
+    """Names and open files of a checkpoint's policy. Open files outlive the checkpoint's end.
+
+    Raises FileNotFoundError, TooManyFiles.
+    """
+    name = f"step-{step:08d}"
+    run.read(CHECKPOINTS, name, MANIFEST, most_bytes=_LARGEST_JSON)  # one without it is not whole
+    paths = run.files(CHECKPOINTS, name, POLICY)
+    if not paths:
+        raise FileNotFoundError(f"{name} has no policy")
+    if len(paths) > MOST_FILES:
+        raise TooManyFiles(f"{name} has {len(paths)} files in {POLICY}/, more than {MOST_FILES}")
+    with ExitStack() as opened:
+        files = [("/".join(path), opened.enter_context(run.open(CHECKPOINTS, name, POLICY, *path))) for path in paths]
+        opened.pop_all()
+    return files
+
+
+def zipped(files: list[tuple[str, BinaryIO]]) -> Iterator[bytes]:
+    """A zip file of open files, piece by piece; nothing is compressed, for weights do not shrink. Closes the files."""
+    with ExitStack() as opened:
+        for _, file in files:
+            opened.enter_context(file)
+        contents = ((name, iter(partial(file.read, _PIECE), b"")) for name, file in files)
+        yield from zip_stream(contents, compress=False)
+
+
+def _look(run: RunFiles, name: str, step: int) -> CheckpointOnDisk:
+    run.read(CHECKPOINTS, name, MANIFEST, most_bytes=_LARGEST_JSON)
+    created_at = run.status(CHECKPOINTS, name, MANIFEST).st_mtime
+    state: Any = json.loads(run.read(CHECKPOINTS, name, STATE, most_bytes=_LARGEST_JSON))
+    score = state.get("score") if isinstance(state, dict) else None
+    size = sum(run.status(CHECKPOINTS, name, *path).st_size for path in run.files(CHECKPOINTS, name))
+    if isinstance(score, bool) or not isinstance(score, int | float):
+        score = None
+    return CheckpointOnDisk(step, score, size, created_at)

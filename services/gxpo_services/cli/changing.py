@@ -1,0 +1,107 @@
+"""Commands that change runs: cancel, pause, resume, clone, retry, edit, delete."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from gxpo_services.cli.client import RunDetail, ServiceClient, ServiceError, run_path
+from gxpo_services.cli.common import (
+    UsageError,
+    client_of,
+    confirmed,
+    named,
+    one_line,
+    print_json,
+    resolve,
+    resolve_all,
+    say,
+)
+
+
+def cancel(args: argparse.Namespace) -> int:
+    return _each(args, lambda client, run_id: client.act(run_id, "cancel"), _state)
+
+
+def pause(args: argparse.Namespace) -> int:
+    return _each(args, lambda client, run_id: client.act(run_id, "pause"), _state)
+
+
+def resume(args: argparse.Namespace) -> int:
+    return _each(args, lambda client, run_id: client.act(run_id, "resume"), _state)
+
+
+def retry(args: argparse.Namespace) -> int:
+    return _each(args, lambda client, run_id: client.act(run_id, "retry"), _new)
+
+
+def clone(args: argparse.Namespace) -> int:
+    body: dict[str, Any] = {"overrides": args.set}
+    if args.name:
+        body["name"] = args.name
+    with client_of(args) as client:
+        made = client.act(resolve(client, args.run_id), "clone", body)
+    _print(args, [made], _new)
+    return 0
+
+
+def edit(args: argparse.Namespace) -> int:
+    wanted = {name: getattr(args, name) for name in ("name", "tags", "notes", "priority", "archived")}
+    changes = {name: value for name, value in wanted.items() if value is not None}
+    if not changes:
+        raise UsageError("say what to change: --name, --tags, --notes, --priority, --archive or --unarchive")
+    with client_of(args) as client:
+        changed: RunDetail = client.patch(run_path(resolve(client, args.run_id)), changes)
+    _print(args, [changed], lambda run: f"{run['id']} {one_line(run['name'])}: changed {', '.join(changes)}")
+    return 0
+
+
+def delete(args: argparse.Namespace) -> int:
+    with client_of(args) as client:
+        ids = resolve_all(client, args.runs)
+        names = ", ".join(f"{run_id} ({one_line(client.run(run_id)['name'], 60)})" for run_id in ids)
+        if not confirmed(f"Delete {named(ids, 'run')} with metrics, samples and checkpoints: {names}?", args.yes):
+            say("nothing was deleted")
+            return 1
+        for run_id in ids:
+            client.delete(run_path(run_id))
+            if not args.json:
+                print(f"{run_id} is deleted")
+        if args.json:
+            print_json(ids)
+    return 0
+
+
+def _each(
+    args: argparse.Namespace, act: Callable[[ServiceClient, str], RunDetail], words: Callable[[RunDetail], str]
+) -> int:
+    """Do it to every run; one that refuses is named and does not keep the others from it."""
+    done, refused = [], 0
+    with client_of(args) as client:
+        for run_id in resolve_all(client, args.runs):
+            try:
+                done.append(act(client, run_id))
+            except ServiceError as error:
+                if error.status is None:
+                    raise
+                say(f"gxpo: {run_id}: {error}")
+                refused += 1
+    _print(args, done, words)
+    return 1 if refused else 0
+
+
+def _print(args: argparse.Namespace, runs: list[RunDetail], words: Callable[[RunDetail], str]) -> None:
+    if args.json:
+        print_json(runs)
+    else:
+        for run in runs:
+            print(words(run))
+
+
+def _state(run: RunDetail) -> str:
+    return f"{run['id']} {one_line(run['name'])}: {run['state']}"
+
+
+def _new(run: RunDetail) -> str:
+    return f"{run['id']} {one_line(run['name'])}: {run['state']}, from {run.get('parent_id')}"

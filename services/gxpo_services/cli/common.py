@@ -1,0 +1,99 @@
+"""What every client command does: connect, find the run that a word means, ask, print."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from gxpo_services.cli.client import NotThere, RunView, ServiceClient, connect
+from gxpo_trainer.errors import ConfigError
+
+_ID = re.compile(r"[a-z][0-9a-hjkmnp-tv-z]{20}")  # api/ids.py
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+
+class UsageError(ConfigError):
+    """The command cannot mean what was written; exit code 2."""
+
+
+def client_of(args: argparse.Namespace, *, patience_s: float = 3.0) -> ServiceClient:
+    return connect(args.url, args.token_file, patience_s=patience_s)
+
+
+def resolve(client: ServiceClient, word: str) -> str:
+    """The id of the one run that a word means: an id, a beginning or end of one, or a name.
+
+    Raises NotThere when no run is meant, UsageError with the candidates when several are.
+    """
+    if _ID.fullmatch(word):
+        return word
+    runs = client.runs(text=word, archived="any")
+    found = {run["id"]: run["name"] for run in runs if run["name"] == word or _shortens(word, run["id"])}
+    # A name that is spelled out beats a piece of an id.
+    named = [run_id for run_id, name in found.items() if name == word]
+    meant = named or list(found)
+    if not meant:
+        raise NotThere(f"there is no run {word!r}; `gxpo runs` lists them")
+    if len(meant) > 1:
+        shown = "\n".join(f"  {run_id}  {plain(found[run_id])}" for run_id in meant[:10])
+        more = f"\n  and {len(meant) - 10} more" if len(meant) > 10 else ""
+        raise UsageError(f"{word!r} could be any of {len(meant)} runs; name one by its id:\n{shown}{more}")
+    return meant[0]
+
+
+def resolve_all(client: ServiceClient, words: Iterable[str]) -> list[str]:
+    """Ids of the runs that the words mean, each once, in their order."""
+    return list(dict.fromkeys(resolve(client, word) for word in words))
+
+
+def _shortens(word: str, run_id: str) -> bool:
+    """The beginning of an id is its time and its end is chance: four characters of either may be enough."""
+    return len(word) >= 4 and (run_id.startswith(word) or run_id.endswith(word))
+
+
+def group_runs(client: ServiceClient, group_id: str) -> list[RunView]:
+    """The runs of a group in the order in which they were made."""
+    from urllib.parse import quote
+
+    runs: list[RunView] = client.get(f"/groups/{quote(group_id, safe='')}")["runs"]
+    return sorted(runs, key=lambda run: (run["created_at"], run["id"]))
+
+
+def print_json(value: Any) -> None:
+    """The answer as it came, for other programs."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def plain(text: str) -> str:
+    """Text from a run without what could steer a terminal."""
+    return _CONTROL.sub("�", _ESCAPE.sub("", text.replace("\r\n", "\n")))
+
+
+def one_line(text: str, most: int = 200) -> str:
+    line = " ".join(plain(text).split())
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def confirmed(question: str, yes: bool) -> bool:
+    """Whether a person agrees. Raises UsageError where nobody can be asked."""
+    if yes:
+        return True
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(f"{question} Nobody can be asked here; add --yes")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def say(text: str) -> None:
+    """A word to the person; results go to stdout, this does not."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def named(items: Sequence[str], word: str) -> str:
+    """`1 run`, `3 runs`."""
+    return f"{len(items)} {word}{'' if len(items) == 1 else 's'}"

@@ -1,0 +1,189 @@
+"""Commands that only read: runs, show, logs, compare, export."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.text import Text
+
+from gxpo_services.cli import tables
+from gxpo_services.cli.client import Json, ServiceAway, ServiceClient, run_path
+from gxpo_services.cli.common import UsageError, client_of, one_line, plain, print_json, resolve, resolve_all, say
+from gxpo_services.run_states import TERMINAL
+from gxpo_trainer.errors import ConfigError
+
+_LAST_EVENTS = 12
+
+
+def runs(args: argparse.Namespace) -> int:
+    filters: dict[str, Any] = {
+        name: getattr(args, name) for name in ("state", "rule", "model", "tag", "group", "text", "sort", "order")
+    }
+    filters["archived"] = "true" if args.archived else "false"
+    with client_of(args) as client:
+        found = client.runs(limit=args.limit, **filters)
+    if args.json:
+        print_json(found)
+    elif found:
+        tables.console().print(tables.runs_table(found))
+    else:
+        say("no run fits; `gxpo submit --preset demo` makes one")
+    return 0
+
+
+def show(args: argparse.Namespace) -> int:
+    with client_of(args) as client:
+        run = client.run(resolve(client, args.run_id))
+        if args.config:
+            from gxpo_trainer.config.io import build, to_toml
+
+            print(to_toml(build(run["config"])), end="")
+            return 0
+        if args.json:
+            print_json(run)
+            return 0
+        events = _all_events(client, run["id"])
+    console = tables.console()
+    for part in tables.run_details(run, events[-_LAST_EVENTS:]):
+        console.print(part)
+    return 0
+
+
+def _all_events(client: ServiceClient, run_id: str) -> list[Json]:
+    found: list[Json] = []
+    after: int | None = None
+    while True:
+        page = client.get(f"{run_path(run_id)}/events", after=after, limit=200)
+        found += page["items"]
+        if not page["items"] or page["next_after"] is None:
+            return found
+        after = page["next_after"]
+
+
+def logs(args: argparse.Namespace) -> int:
+    """With -f until the run has ended and all of its log is printed."""
+    with client_of(args) as client:
+        run_id = resolve(client, args.run_id)
+        first = deque[str](maxlen=args.tail)
+        offset, text = 0, ""
+        while True:
+            offset, piece = _log_piece(client, run_id, offset)
+            if not piece:
+                break
+            text = _tail(text + piece, first, args)
+        _write(sys.stdout, "".join(first) + text)
+        if args.follow:
+            _follow_log(client, run_id, offset)
+    return 0
+
+
+def _tail(text: str, lines: deque[str], args: argparse.Namespace) -> str:
+    """Keep whole lines of which only the last so many are wanted; print them at once when all are."""
+    whole, newline, rest = text.rpartition("\n")
+    if args.tail is None:
+        _write(sys.stdout, whole + newline)
+    else:
+        lines.extend((whole + newline).splitlines(keepends=True))
+    return rest
+
+
+def _log_piece(client: ServiceClient, run_id: str, offset: int) -> tuple[int, str]:
+    answer = client.get(f"{run_path(run_id)}/logs", offset=offset, limit=1 << 20)
+    return answer["next_offset"], answer["text"]
+
+
+def _follow_log(client: ServiceClient, run_id: str, offset: int) -> None:
+    """Print what comes. The run's end is looked at before its log, so that the last lines are not missed."""
+    is_away = False
+    while True:
+        try:
+            ended = client.run(run_id)["state"] in TERMINAL
+            offset, piece = _log_piece(client, run_id, offset)
+        except ServiceAway as error:
+            if not is_away:
+                say(f"gxpo: {error}; still trying, Ctrl-C ends")
+            is_away = True
+            time.sleep(1.0)
+            continue
+        is_away = False
+        _write(sys.stdout, piece)
+        if not piece:
+            if ended:
+                return
+            time.sleep(1.0)
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """As it is into a file or a pipe; without what could steer it to a terminal."""
+    stream.write(plain(text) if stream.isatty() else text)
+    stream.flush()
+
+
+def compare(args: argparse.Namespace) -> int:
+    with client_of(args) as client:
+        ids = resolve_all(client, args.runs)
+        if not ids and not args.group:
+            raise UsageError("name runs to compare, or a --group")
+        answer = get_comparison(
+            client, ids, args.group, baseline=args.baseline, metric=args.metric, benchmark=args.benchmark
+        )
+    if args.json:
+        print_json(answer)
+    else:
+        print_comparison(answer)
+    return 0
+
+
+def get_comparison(client: ServiceClient, ids: list[str], groups: list[str], **options: Any) -> Json:
+    answer: Json = client.get("/compare", runs=ids, groups=groups, **options)
+    return answer
+
+
+def print_comparison(answer: Json) -> None:
+    """Its tables, what was left out and why, and the sentence about what the evidence supports."""
+    console = tables.console()
+    for part in answer["tables"]:
+        rows = [[one_line(cell) for cell in row] for row in part["rows"]]
+        console.print(tables.table(part["header"], rows, title=one_line(part["title"])))
+    for run in answer["left_out"]:
+        console.print(Text(f"left out: {one_line(run['name'])} ({run['run']}): {one_line(run['reason'])}"))
+    console.print(Text(plain(answer["evidence"])))
+
+
+def export(args: argparse.Namespace) -> int:
+    """The whole file or none: it is written beside its place and moved there at the end."""
+    with client_of(args) as client:
+        ids = resolve_all(client, args.runs)
+        if not ids and not args.group:
+            raise UsageError("name runs to export, or a --group")
+        with client.stream("/export", runs=ids, groups=args.group, format=args.format) as (name, pieces):
+            target = args.out or Path(_file_name(name, args.format))
+            part = target.with_name(f"{target.name}.part")
+            try:
+                with part.open("wb") as file:
+                    for piece in pieces:
+                        file.write(piece)
+                size = part.stat().st_size
+                part.replace(target)
+            except OSError as error:
+                raise ConfigError(f"--out {target} cannot be written: {error.strerror}") from None
+            finally:
+                part.unlink(missing_ok=True)
+    if args.json:
+        print_json({"file": str(target), "bytes": size})
+    else:
+        print(target)
+    return 0
+
+
+def _file_name(offered: str | None, form: str) -> str:
+    """The name that the service gives, if it is a plain one: it must not lead out of this folder."""
+    if offered and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}", offered):
+        return offered
+    return f"gxpo-export.{form}"

@@ -1,0 +1,163 @@
+"""`gxpo submit` and `gxpo sweep`: settings are read and checked here first, then by the service."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from gxpo_services.cli import tables
+from gxpo_services.cli.client import Json, RefusedRequest, ServiceClient
+from gxpo_services.cli.common import UsageError, client_of, confirmed, named, one_line, print_json, say
+from gxpo_services.network.addresses import is_loopback
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.io import load_preset, load_run, to_toml
+from gxpo_trainer.jsonl import plain
+
+
+def submit(args: argparse.Namespace) -> int:
+    config = load_preset(args.preset, args.set) if args.preset else load_run(args.config, args.set)
+    with client_of(args) as client:
+        body = run_body(config, client, args) | {"group": args.group}
+        if args.check:
+            return _check(client, body, as_json=args.json)
+        made = client.submit(body, args.key)
+        if args.json:
+            print_json(made)
+        else:
+            print(made["id"])
+            say(f"{one_line(made['name'])} is {made['state']}; `gxpo watch {made['id']}` follows it")
+    if args.watch:
+        from gxpo_services.cli.watch import watch
+
+        args.runs, args.group, args.every = [made["id"]], None, 1.0
+        return watch(args)
+    return 0
+
+
+def run_body(config: RunConfig, client: ServiceClient, args: argparse.Namespace) -> Json:
+    """A request for one run. The config travels as TOML, which has infinities and says what is absent."""
+    config = with_absolute_paths(config) if is_loopback(client.url) else config
+    return {
+        "toml": to_toml(config),
+        "name": args.name or config.name,
+        "tags": args.tags,
+        "notes": args.notes,
+        "priority": args.priority,
+    }
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """Relative paths of files that are here, made absolute: a service on this machine works in another folder."""
+    evaluation = config.evaluation.model_copy(
+        update={
+            "benchmarks": tuple(_absolute(name, ("word_problems",)) for name in config.evaluation.benchmarks),
+            "data_root": config.evaluation.data_root and _absolute(config.evaluation.data_root),
+        }
+    )
+    return config.model_copy(
+        update={
+            "model": config.model.model_copy(update={"path": _absolute(config.model.path, ("starter",))}),
+            "data": config.data.model_copy(update={"source": _absolute(config.data.source, ("word_problems",))}),
+            "evaluation": evaluation,
+        }
+    )
+
+
+def _absolute(name: str, words: tuple[str, ...] = ()) -> str:
+    path = Path(name).expanduser()
+    return str(path.resolve()) if name not in words and path.exists() else name
+
+
+def _check(client: ServiceClient, body: Json, *, as_json: bool) -> int:
+    answer = client.post("/runs/validate", body)
+    if as_json:
+        print_json(answer)
+    elif answer["valid"]:
+        print(f"valid; {cost_words(answer['cost'])}")
+        for run in answer["equal_runs"]:
+            print(f"an equal run is there already: {run['id']} {one_line(run['name'])} ({run['state']})")
+    else:
+        raise RefusedRequest("\n".join(["the config cannot be used:", *_error_lines(answer)]))
+    return 0 if answer["valid"] else 2
+
+
+def cost_words(cost: Json) -> str:
+    """`30 steps, at most 90 backward passes (…)`."""
+    steps = f"{cost['steps']} steps, " if cost.get("steps") is not None else ""
+    passes = cost.get("backward_passes")
+    known = f"at most {passes:.0f} backward passes" if passes is not None else "backward passes unknown"
+    words = one_line(str(cost.get("per_step_words") or ""))
+    return f"{steps}{known}" + (f" ({words})" if words else "")
+
+
+def sweep(args: argparse.Namespace) -> int:
+    """The grid's size and cost first; then, when a person agrees, its runs."""
+    if (args.config is None) == (args.base is None):
+        raise UsageError("name a run file, or a preset with --base")
+    config = load_preset(args.base, args.set) if args.base else load_run(args.config, args.set)
+    with client_of(args) as client:
+        body = _sweep_body(config, client, args)
+        plan = client.post("/sweeps/validate", body)
+        if not plan["valid"]:
+            raise RefusedRequest("\n".join(["the sweep cannot be made:", *_error_lines(plan)]))
+        if args.check and args.json:
+            print_json(plan)
+        elif not args.json:
+            _print_plan(plan)
+        if args.check:
+            return 0
+        if not confirmed(f"Submit {named(plan['runs'], 'run')}?", args.yes):
+            say("nothing was submitted")
+            return 1
+        made = client.post("/sweeps", body, key=secrets.token_hex(16))
+    if args.json:
+        print_json(made)
+    else:
+        print(made["group"]["id"])
+        group = made["group"]["id"]
+        say(f"{named(made['runs'], 'run')} of group {group} queued; `gxpo watch --group {group}` follows them")
+    return 0
+
+
+def _sweep_body(config: RunConfig, client: ServiceClient, args: argparse.Namespace) -> Json:
+    base = run_body(config, client, args)
+    body: Json = {name: base[name] for name in ("name", "tags", "notes", "priority")}
+    body |= {"base": {"toml": base["toml"]}, "grid": dict(_grid_axis(text) for text in args.grid)}
+    body["control"] = args.control
+    given = {"seeds": args.seeds, "preset": args.preset}
+    return body | {name: value for name, value in given.items() if value is not None}
+
+
+def _grid_axis(text: str) -> tuple[str, list[Any]]:
+    """`learner.rule.k=3,5,10` as a setting and its values."""
+    path, equals, words = text.partition("=")
+    if not equals or not path.strip() or not words.strip():
+        raise UsageError(f"--grid {text}: must look like learner.rule.k=3,5,10")
+    return path.strip(), [_value(word.strip()) for word in words.split(",")]
+
+
+def _value(word: str) -> Any:
+    try:
+        return plain(tomllib.loads(f"value = {word}")["value"])
+    except tomllib.TOMLDecodeError:
+        return word
+
+
+def _print_plan(plan: Json) -> None:
+    rows = [
+        (one_line(run["name"], 80), run["rule_label"], str(run["seed"]), _passes(run["backward_passes"]))
+        for run in plan["runs"]
+    ]
+    tables.console().print(tables.table(("run", "rule", "seed", "BP at most"), rows, left=2))
+    print(f"{named(plan['runs'], 'run')}: {cost_words(plan['cost'])}")
+
+
+def _passes(number: int | None) -> str:
+    return tables.UNKNOWN if number is None else str(number)
+
+
+def _error_lines(answer: Json) -> list[str]:
+    return [f"  {item['field']}: {item['message']}" for item in answer["errors"]]

@@ -1,0 +1,140 @@
+"""Answers of the service as tables and bars for people. Text from runs is shown as text."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gxpo_services.cli.client import Json, RunDetail, RunView
+from gxpo_services.cli.common import one_line
+from gxpo_trainer.training.progress import format_seconds
+
+UNKNOWN = "–"
+_COLOURS = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "paused": "yellow"}
+
+
+def console() -> Console:
+    """On a terminal as wide as it is; a pipe has no width of its own, and rich would fold tables into 80 columns."""
+    return Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+
+
+def bar(fraction: float, width: int = 10) -> str:
+    """`████······`: full only when all is done."""
+    full = int(min(1.0, max(0.0, fraction)) * width)
+    return "█" * full + "·" * (width - full)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str | Text]], *, title: str = "", left: int = 1) -> Table:
+    """A plain table; the first `left` columns are set left, the others right."""
+    shown = Table(title=Text(title) if title else None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for number, name in enumerate(header):
+        shown.add_column(Text(name), justify="left" if number < left else "right", overflow="fold")
+    for row in rows:
+        shown.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    return shown
+
+
+def runs_table(runs: Sequence[RunView]) -> Table:
+    header = ("id", "name", "state", "rule", "progress", "steps", "BP", "accuracy", "reward", "left", "made")
+    return table(header, [_run_row(run) for run in runs], left=5)
+
+
+def _run_row(run: RunView) -> tuple[str | Text, ...]:
+    progress = run["progress"]
+    return (
+        run["id"],
+        one_line(run["name"], 40),
+        state_text(run),
+        run["rule_label"],
+        f"{bar(progress['fraction'])} {100 * progress['fraction']:3.0f} %",
+        of_budget(progress["steps"], progress["step_budget"]),
+        of_budget(progress["backward_passes"], progress["backward_passes_budget"]),
+        percent(run["score"]),
+        number(run["reward"]),
+        left(run),
+        age(run["created_at"]),
+    )
+
+
+def state_text(run: RunView) -> Text:
+    """The state, and why, where it ended badly or waits."""
+    words = run["state"]
+    position = run["progress"]["queue_position"]
+    if run["state"] == "queued" and position is not None:
+        words += f" #{position}"
+    if run["state"] == "failed" and run["reason"]:
+        words += f" ({run['reason']})"
+    return Text(words, style=_COLOURS.get(run["state"], ""))
+
+
+def run_details(run: RunDetail, events: Sequence[Json]) -> list[Table | Text]:
+    """One run: what it is, how far it is, what happened last."""
+    progress = run["progress"]
+    budgets = [
+        ("steps", of_budget(progress["steps"], progress["step_budget"])),
+        ("backward passes", of_budget(progress["backward_passes"], progress["backward_passes_budget"])),
+        ("tokens", f"{progress['tokens']:.0f}"),
+        ("training time", format_seconds(progress["training_s"])),
+        ("time left", left(run)),
+        ("accuracy", f"{percent(run['score'])} (best {percent(run['score_best'])})"),
+        ("reward", number(run["reward"])),
+    ]
+    about: list[tuple[str, str | Text]] = [
+        ("id", run["id"]),
+        ("state", state_text(run)),
+        ("rule", run["rule_label"]),
+        ("model", one_line(run["model"])),
+        ("seed", str(run["seed"])),
+        ("tags", one_line(", ".join(run["tags"])) or UNKNOWN),
+        ("group", run["group"] or UNKNOWN),
+        ("made", f"{age(run['created_at'])} ago by {one_line(run['created_by'])}"),
+        ("recoveries", str(run["recoveries"])),
+        ("progress", f"{bar(progress['fraction'], 20)} {100 * progress['fraction']:.0f} %"),
+        *budgets,
+        ("possible", ", ".join(run["possible_actions"]) or UNKNOWN),
+    ]
+    parts: list[Table | Text] = [table(("", one_line(run["name"])), about, left=2)]
+    if run["detail"]:
+        parts.append(Text(f"{one_line(run['detail'], 2000)}\n", style="red" if run["state"] == "failed" else ""))
+    if events:
+        rows = [(clock(event["time"]), event["actor"], one_line(event["message"])) for event in events]
+        parts.append(table(("time", "actor", "what happened"), rows, left=3))
+    return parts
+
+
+def of_budget(used: float, budget: float | None) -> str:
+    return f"{used:.0f}" + ("" if budget is None else f"/{budget:.0f}")
+
+
+def percent(value: Any) -> str:
+    return f"{100 * value:.1f} %" if isinstance(value, int | float) else UNKNOWN
+
+
+def number(value: Any) -> str:
+    """A metric's value; the service sends NaN and the infinities as words."""
+    if isinstance(value, int | float):
+        return f"{value:.3f}"
+    return str(value) if value is not None else UNKNOWN
+
+
+def left(run: RunView) -> str:
+    seconds = run["progress"]["seconds_left"]
+    return format_seconds(seconds) if seconds is not None and run["state"] != "queued" else UNKNOWN
+
+
+def age(then: float) -> str:
+    """Time since then, in the largest unit that says something."""
+    seconds = max(0.0, time.time() - then)
+    return f"{seconds / 86400:.0f}d" if seconds >= 2 * 86400 else format_seconds(seconds)
+
+
+def clock(moment: float | None) -> str:
+    """Local time of a moment in seconds since 1970."""
+    return UNKNOWN if moment is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))

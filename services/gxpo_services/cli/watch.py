@@ -1,0 +1,187 @@
+"""`gxpo watch`: runs followed to their end, as live bars on a terminal and as plain lines elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Protocol, Self, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Column
+from rich.text import Text
+
+from gxpo_services.cli import tables
+from gxpo_services.cli.client import NotThere, RunView, ServiceAway, ServiceClient, run_path
+from gxpo_services.cli.common import UsageError, client_of, group_runs, one_line, resolve_all
+from gxpo_services.run_states import TERMINAL
+
+_QUIET = {"submitted", "state", "checkpoint", "finished", "attempt"}
+"""Events that the line of the run tells already."""
+
+
+def watch(args: argparse.Namespace) -> int:
+    """Exit code 0 when every run succeeded, else 1. Ctrl-C ends the watching, not the runs."""
+    with client_of(args) as client:
+        ids = resolve_all(client, args.runs)
+        if args.group:
+            ids = list(dict.fromkeys([*ids, *(run["id"] for run in group_runs(client, args.group))]))
+        if not ids:
+            raise UsageError("name a run to watch, or a --group")
+        with JsonLines() if args.json else Bars() as display:
+            ended = follow(client, ids, display, pause=lambda: time.sleep(args.every))
+    return 0 if all(run["state"] == "succeeded" for run in ended) else 1
+
+
+class Display(Protocol):
+    """Where what is seen of runs goes."""
+
+    def update(self, run: RunView) -> None: ...
+
+    def message(self, text: str) -> None: ...
+
+
+def follow(client: ServiceClient, ids: Sequence[str], display: Display, *, pause: Callable[[], None]) -> list[RunView]:
+    """Look at the runs again and again until all have ended; the last look at each, in the order of `ids`.
+
+    pause: called between two looks. A service that does not answer is waited for: runs outlive it.
+    """
+    seen: dict[str, RunView] = {}
+    newest: dict[str, int] = {}
+    is_away = False
+    while True:
+        try:
+            for run_id in ids:
+                if run_id not in seen or seen[run_id]["state"] not in TERMINAL:
+                    seen[run_id] = _look(client, run_id, display, newest)
+        except ServiceAway as error:
+            if not is_away:
+                display.message(f"{one_line(str(error))}; still trying, Ctrl-C ends the watching")
+            is_away = True
+        else:
+            if is_away:
+                display.message("the service answers again")
+            is_away = False
+            if all(seen[run_id]["state"] in TERMINAL for run_id in ids):
+                return [seen[run_id] for run_id in ids]
+        pause()
+
+
+def _look(client: ServiceClient, run_id: str, display: Display, newest: dict[str, int]) -> RunView:
+    run = client.run(run_id)
+    try:
+        page = client.get(f"{run_path(run_id)}/events", after=newest.get(run_id, 0), limit=200)
+    except NotThere:
+        page = {"items": []}
+    for event in page["items"]:
+        newest[run_id] = event["number"]
+        if event["kind"] not in _QUIET:
+            display.message(f"{one_line(run['name'])}: {one_line(event['message'], 160)}")
+    display.update(run)
+    return run
+
+
+class JsonLines:
+    """One JSON line whenever something about a run has changed."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        sys.stdout.flush()
+
+    def update(self, run: RunView) -> None:
+        line = json.dumps(run, ensure_ascii=False)
+        if self._last.get(run["id"]) != line:
+            self._last[run["id"]] = line
+            print(line, flush=True)
+
+    def message(self, text: str) -> None:
+        print(f"gxpo: {text}", file=sys.stderr)
+
+
+class Bars:
+    """A live bar a run on a terminal; elsewhere a line whenever a run's state or step has changed.
+
+    stream: stderr by default. live: force (True) or forbid (False) the bars.
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, live: bool | None = None) -> None:
+        self._stream = stream if stream is not None else sys.stderr
+        self._tasks: dict[str, TaskID] = {}
+        self._last: dict[str, tuple[object, ...]] = {}
+        self._progress: Progress | None = None
+        console = Console(file=self._stream, force_terminal=live, highlight=False)
+        if console.is_terminal and not console.is_dumb_terminal and live is not False:
+            self._progress = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=24 if console.width >= 120 else 10, table_column=Column(min_width=10)),
+                TextColumn("{task.fields[line]}", markup=False),
+                console=console,
+                auto_refresh=False,
+            )
+
+    def __enter__(self) -> Self:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def update(self, run: RunView) -> None:
+        progress = run["progress"]
+        key = (run["state"], run["reason"], progress["steps"], progress["queue_position"], run["recoveries"])
+        name, line = one_line(run["name"], 40), describe(run)
+        if self._progress is None:
+            if self._last.get(run["id"]) != key:
+                self._write(f"{name}: {line}")
+        else:
+            if run["id"] not in self._tasks:
+                self._tasks[run["id"]] = self._progress.add_task(name, total=1.0, line=line)
+            done = progress["fraction"] if run["state"] != "succeeded" else 1.0
+            self._progress.update(self._tasks[run["id"]], completed=done, line=line, refresh=True)
+        self._last[run["id"]] = key
+
+    def message(self, text: str) -> None:
+        """A line of its own: above the bars, or between the lines."""
+        if self._progress is None:
+            self._write(text)
+        else:
+            self._progress.console.print(Text(text))
+
+    def _write(self, text: str) -> None:
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        self._stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+        self._stream.flush()
+
+
+def describe(run: RunView) -> str:
+    """`running  step 12/30  reward 0.312  BP 36  accuracy 31.0 %  left 3m12s`, without what is unknown."""
+    progress = run["progress"]
+    parts = [tables.state_text(run).plain]
+    if progress["steps"] or run["state"] == "running":
+        parts.append(f"step {tables.of_budget(progress['steps'], progress['step_budget'])}")
+    if run["reward"] is not None:
+        parts.append(f"reward {tables.number(run['reward'])}")
+    if progress["backward_passes"]:
+        parts.append(f"BP {tables.of_budget(progress['backward_passes'], progress['backward_passes_budget'])}")
+    if run["score"] is not None:
+        parts.append(f"accuracy {tables.percent(run['score'])}")
+    if run["recoveries"]:
+        parts.append(f"recovered {run['recoveries']} times")
+    if run["state"] == "running" and progress["seconds_left"] is not None:
+        parts.append(f"left {tables.left(run)}")
+    return "  ".join(parts)

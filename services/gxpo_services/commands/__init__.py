@@ -1,1 +1,0 @@
-"""The service's commands: arguments in register.py, work in modules that are imported only when a command runs."""

@@ -1,0 +1,124 @@
+"""From what a client sends to a config that this server runs: every bad setting is found and named."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gxpo_services.api.errors import FieldError, Invalid
+from gxpo_services.api.fields import MAX_INTEGER, faults
+from gxpo_services.configs.cost import resources
+from gxpo_services.configs.policy import refusals
+from gxpo_services.configs.schemas import RunSource
+from gxpo_services.settings import ServiceSettings
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.io import apply_overrides, build, load_preset, preset_names
+from gxpo_trainer.config.messages import BadSettings
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.jsonl import plain
+
+_LONGEST_MODEL = 400
+Settings = dict[str, Any]
+
+
+def settings_of(source: RunSource, where: str = "") -> Settings:
+    """Nested settings with the source's overrides put in, not yet checked.
+
+    where: what precedes the names of the source's own members in errors, such as `base.`. Raises Invalid.
+    """
+    if source.preset is not None:
+        if source.preset not in preset_names():
+            message = f"there is no preset {source.preset!r}; choose one of {', '.join(preset_names())}"
+            raise invalid([FieldError(field=f"{where}preset", message=message)])
+        values = plain(load_preset(source.preset).model_dump())
+    elif source.toml is not None:
+        values = _parsed(source.toml, f"{where}toml")
+    else:
+        values = source.config or {}
+    found = faults(values)
+    if found:
+        raise invalid(_fields(found))
+    return overridden(values, source.overrides, f"{where}overrides")
+
+
+def overridden(values: Settings, overrides: Sequence[str], field: str) -> Settings:
+    """`values` with every `a.b=c` put in. Raises Invalid naming the bad ones as `field[n]`."""
+    errors = []
+    for number, text in enumerate(overrides):
+        try:
+            bad = faults(apply_overrides({}, [text]))
+            message = bad[0][1] if bad else ""
+        except ConfigError as error:
+            message = str(error).removeprefix(f"--set {text}: ")
+        except (ValueError, RecursionError):
+            message = "its value cannot be read"
+        if message:
+            errors.append(FieldError(field=f"{field}[{number}]", message=message))
+    if errors:
+        raise invalid(errors)
+    return apply_overrides(values, overrides)
+
+
+def checked(values: Settings, server: ServiceSettings) -> RunConfig:
+    """The config, when both the trainer and this server accept it. Raises Invalid with every bad setting."""
+    found = refusals(values, server)
+    try:
+        config = build(values)
+    except BadSettings as error:
+        raise invalid(_fields([*error.settings, *found])) from None
+    found += _unstorable(config)
+    if found:
+        raise invalid(_fields(found))
+    return config
+
+
+def invalid(errors: Sequence[FieldError]) -> Invalid:
+    """All bad settings as one error, each once, in the order of their names."""
+    unique = {(error.field, error.message): error for error in errors}
+    ordered = sorted(unique.values(), key=lambda error: error.field)
+    named = "; ".join(f"{error.field}: {error.message}" for error in ordered[:5])
+    return Invalid(named + ("; …" if len(ordered) > 5 else ""), errors=ordered)
+
+
+def _parsed(text: str, field: str) -> Settings:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise invalid([FieldError(field=field, message=f"is not valid TOML: {error}")]) from None
+
+
+def _unstorable(config: RunConfig) -> list[tuple[str, str]]:
+    """What a run may have by its config and a row of the database may not."""
+    found = []
+    budget = config.budget
+    numbers = {
+        "seed": config.seed,
+        "budget.steps": budget.steps,
+        "budget.backward_passes": budget.backward_passes,
+        "budget.tokens": budget.tokens,
+    }
+    for name, number in numbers.items():
+        if number is not None and number > MAX_INTEGER:
+            found.append((name, f"must be at most {MAX_INTEGER}"))
+    if len(config.model.path) > _LONGEST_MODEL:
+        found.append(("model.path", f"must be at most {_LONGEST_MODEL} characters"))
+    if not math.isfinite(resources(config)[0]):
+        found.append(("placement", "learner_ranks × learner_cpus + sampler_cpus + verifier_cpus must be finite"))
+    return found
+
+
+def _fields(found: Sequence[tuple[str, str]]) -> list[FieldError]:
+    return [FieldError(field=f"config.{path}" if path else "config", message=message) for path, message in found]
+
+
+def stored(config: RunConfig) -> Settings:
+    """The completed config as JSON keeps it; `RunConfig.model_validate` reads it back to an equal one."""
+    body: Settings = plain(config.model_dump(mode="json"))
+    return body
+
+
+def restored(values: Mapping[str, Any]) -> RunConfig:
+    """A stored config."""
+    return RunConfig.model_validate(values)

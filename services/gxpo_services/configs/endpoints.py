@@ -1,0 +1,64 @@
+"""What can be asked for: the settings, ready-made configs, and the paper's numbers."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import asdict
+from importlib import resources
+from typing import Any
+
+from fastapi import APIRouter
+
+from gxpo_services.api.dependencies import Viewer
+from gxpo_services.api.errors import responses
+from gxpo_services.configs.checks import stored
+from gxpo_services.configs.schemas import PresetView, PublishedView
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.io import load_preset, preset_names, to_toml
+from gxpo_trainer.published import gxpo_paper
+
+router = APIRouter(tags=["groups"], responses=responses(401, 403, 422, 503))
+
+
+@router.get("/schema", summary="The config's JSON schema")
+def get_schema(_: Viewer) -> dict[str, Any]:
+    """Every setting with its type, default and description."""
+    return _schema()
+
+
+@router.get("/presets", summary="Ready-made configs")
+def list_presets(_: Viewer) -> list[PresetView]:
+    """To submit as they are, or to start from."""
+    return _presets()
+
+
+@router.get("/published", summary="The paper's numbers")
+def get_published(_: Viewer) -> PublishedView:
+    """The tables of the GXPO paper. Grader, templates and problem sets are the paper's own."""
+    return PublishedView.model_validate(asdict(gxpo_paper()))
+
+
+@functools.cache
+def _schema() -> dict[str, Any]:
+    return RunConfig.model_json_schema()
+
+
+@functools.cache
+def _presets() -> list[PresetView]:
+    found = []
+    for name in preset_names():
+        config = load_preset(name)
+        summary = _summary(name)
+        found.append(PresetView(name=name, summary=summary, toml=to_toml(config, [summary]), config=stored(config)))
+    return found
+
+
+def _summary(name: str) -> str:
+    """The comment that a preset's file begins with."""
+    text = (resources.files("gxpo_trainer.config") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
+    lines = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.removeprefix("#").strip())
+    return " ".join(lines)

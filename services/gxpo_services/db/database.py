@@ -1,0 +1,145 @@
+"""Engines and sessions: one engine a process, one transaction a request. SQLite in WAL mode, or PostgreSQL."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.orm import Session, sessionmaker
+
+BINARY_ROWS = "gxpo_binary_rows"
+"""Option of a statement: rows in PostgreSQL's binary form. Bytes are else sent and read as text, twice as long."""
+
+
+_PING_AFTER_S = 1.0
+"""A connection that was idle for longer is asked whether it still works; before each question it would be too often."""
+
+
+# The connection that was given back last comes first: it has the pages and the prepared statements. Those that only a
+# rush needs do not share the work of quiet times, in which each would be cold.
+_POOL = {"pool_size": 10, "max_overflow": 20, "pool_use_lifo": True}
+_READING_POOL = _POOL | {"pool_size": 5, "max_overflow": 10}
+"""Two processes of a kind and two kinds of processes leave room in the 200 connections of a cluster's PostgreSQL."""
+
+
+def make_engine(url: str) -> Engine:
+    """An engine with what each database needs to be durable and concurrent.
+
+    SQLite: WAL with synchronous=NORMAL, foreign keys on, and write transactions that take their lock at BEGIN:
+    one that reads first and writes later could otherwise fail half-way with `database is locked`.
+    """
+    if make_url(url).get_backend_name() != "sqlite":
+        return _postgres_engine(url)
+    path = make_url(url).database
+    if path and path != ":memory:":
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(url, **_POOL, connect_args={"timeout": 30, "check_same_thread": False})
+
+    @event.listens_for(engine, "connect")
+    def _on_connect(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # the driver must not begin transactions of its own
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "cache_size=-65536"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _on_begin(connection: Any) -> None:
+        reading = connection.get_execution_options().get("gxpo_read_only", False)
+        connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _postgres_engine(url: str, **options: Any) -> Engine:
+    from psycopg.pq import Format
+
+    engine = create_engine(url, **(_POOL | options))
+
+    @event.listens_for(engine, "checkin")
+    def _on_checkin(_connection: Any, record: Any) -> None:
+        record.info["used"] = time.monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def _on_checkout(connection: Any, record: Any, _proxy: Any) -> None:
+        if time.monotonic() - record.info.get("used", time.monotonic()) > _PING_AFTER_S:
+            _ping(engine, connection)
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def _on_execute(_connection: Any, cursor: Any, _statement: Any, _values: Any, context: Any, _many: bool) -> None:
+        if context is not None and context.execution_options.get(BINARY_ROWS):
+            cursor.format = Format.BINARY
+
+    return engine
+
+
+def _reading_engine(url: str, writing: Engine) -> Engine:
+    """An engine for questions.
+
+    On PostgreSQL it has connections of its own, without transactions: each takes two round trips, and questions within
+    one see the newest state each all the same (READ COMMITTED).
+    """
+    if writing.dialect.name == "sqlite":
+        return writing.execution_options(gxpo_read_only=True)
+    return _postgres_engine(url, isolation_level="AUTOCOMMIT", skip_autocommit_rollback=True, **_READING_POOL)
+
+
+def _refuse_changes(session: Session, *_: Any) -> None:
+    """Without a transaction, changes would stay half-made when a request fails."""
+    raise RuntimeError(f"a reading session was given changes: {[*session.new, *session.dirty, *session.deleted]}")
+
+
+def _ping(engine: Engine, connection: Any) -> None:
+    """Raises DisconnectionError when the server has gone meanwhile: the pool then takes another connection."""
+    try:
+        alive = engine.dialect.do_ping(connection)
+    except engine.dialect.loaded_dbapi.Error as error:
+        if not engine.dialect.is_disconnect(error, connection, None):
+            raise
+        alive = False
+    if not alive:
+        raise DisconnectionError("the database server has closed this connection")
+
+
+class Database:
+    """Sessions on one database. `reading()` takes no write lock on SQLite."""
+
+    def __init__(self, url: str) -> None:
+        self.engine = make_engine(url)
+        self._reading_engine = _reading_engine(url, self.engine)
+        self._write = sessionmaker(self.engine, expire_on_commit=False)
+        self._read = sessionmaker(self._reading_engine, expire_on_commit=False)
+        event.listen(self._read, "before_flush", _refuse_changes)
+
+    @contextmanager
+    def writing(self) -> Iterator[Session]:
+        """A session in one transaction: committed at the end, rolled back by any exception."""
+        with self._write.begin() as session:
+            yield session
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """A session for questions; objects of it that are changed raise RuntimeError."""
+        with self.read_session() as session:
+            yield session
+
+    def read_session(self) -> Session:
+        """The same, to be closed. On SQLite all its questions see one state, on PostgreSQL each the newest one."""
+        return self._read()
+
+    @contextmanager
+    def looking(self) -> Iterator[Connection]:
+        """A connection for single questions of which each sees the newest state, without a session's cost."""
+        with self._reading_engine.connect() as connection:
+            yield connection
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.engine.dialect.name == "sqlite"
+
+    def close(self) -> None:
+        self.engine.dispose()
+        self._reading_engine.dispose()

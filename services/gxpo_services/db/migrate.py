@@ -1,0 +1,56 @@
+"""Bringing a database to the newest schema with Alembic, for SQLite and PostgreSQL alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine
+
+from gxpo_services.db.database import make_engine
+from gxpo_trainer.errors import ConfigError
+
+SCRIPTS = Path(__file__).parent / "migrations"
+
+
+def alembic_config(url: str) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(SCRIPTS))
+    # Passed as an attribute: a % in a password would be read as interpolation in an option.
+    config.attributes["url"] = url
+    return config
+
+
+def upgrade(url: str, revision: str = "head") -> None:
+    """Run every migration that the database has not seen; one caller at a time (see migrations/env.py)."""
+    command.upgrade(alembic_config(url), revision)
+
+
+def newest_revision() -> str:
+    """The revision that this version of the code needs."""
+    head = ScriptDirectory(str(SCRIPTS)).get_current_head()
+    assert head is not None
+    return head
+
+
+def present_revision(engine: Engine) -> str | None:
+    """The revision of a database, None when it is empty."""
+    with engine.connect() as connection:
+        return MigrationContext.configure(connection).get_current_revision()
+
+
+def is_current(url: str) -> bool:
+    engine = make_engine(url)
+    try:
+        return present_revision(engine) == newest_revision()
+    finally:
+        engine.dispose()
+
+
+def need_current(url: str) -> None:
+    """Raises ConfigError when the database is not at this version's schema."""
+    if not is_current(url):
+        raise ConfigError("the database is not at this version's schema; run `gxpo migrate`")

@@ -1,0 +1,1 @@
+"""The audit trail of runs and tokens."""

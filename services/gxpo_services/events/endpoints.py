@@ -1,0 +1,29 @@
+"""`/runs/{run_id}/events`: what happened to a run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer
+from gxpo_services.api.errors import responses
+from gxpo_services.api.fields import MAX_INTEGER, RunId
+from gxpo_services.events import service
+from gxpo_services.events.schemas import EventPage
+
+router = APIRouter(
+    route_class=ServiceRoute, prefix="/runs/{run_id}", tags=["samples"], responses=responses(401, 404, 422, 503)
+)
+
+
+@router.get("/events", summary="What happened to a run")
+def events(
+    run_id: RunId,
+    _: Viewer,
+    session: ReadSession,
+    after: Annotated[int, Query(ge=0, le=MAX_INTEGER, description="Number of the last event you have.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+) -> EventPage:
+    """Changes of state, deeds of people and of the scheduler, and what the trainer noted, in order."""
+    return service.events(session, run_id, after=after, limit=limit)

@@ -1,0 +1,46 @@
+"""Is it alive, can it work, and how is it doing: for supervisors and Prometheus."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+
+from gxpo_services.api.dependencies import DatabaseDep, ReadSession, Viewer
+from gxpo_services.api.errors import Unavailable, responses
+from gxpo_services.db.migrate import newest_revision, present_revision
+from gxpo_services.health import repository
+from gxpo_services.run_states import RunState
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/health/live", summary="Is the process alive")
+def live() -> dict[str, str]:
+    """Answers as long as the process can answer."""
+    return {"status": "alive"}
+
+
+@router.get("/health/ready", summary="Can it serve", responses=responses(503))
+def ready(database: DatabaseDep) -> dict[str, str]:
+    """Whether the database answers and has the schema of this version."""
+    present, newest = present_revision(database.engine), newest_revision()
+    if present != newest:
+        raise Unavailable(f"the database is at revision {present}, this version needs {newest}; run `gxpo migrate`")
+    return {"status": "ready", "revision": newest}
+
+
+@router.get(
+    "/metrics",
+    summary="Prometheus metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **responses(401, 503)},
+)
+def prometheus(request: Request, _: Viewer, session: ReadSession) -> Response:
+    """Requests, their times, and runs by state, in Prometheus' text format; needs a token."""
+    registry = CollectorRegistry()
+    gauge = Gauge("gxpo_runs", "Runs by state.", ("state",), registry=registry)
+    counts = repository.count_by_state(session)
+    for state in RunState:
+        gauge.labels(state.value).set(counts.get(state, 0))
+    body = generate_latest(request.app.state.http_metrics.registry) + generate_latest(registry)
+    return Response(body, media_type=CONTENT_TYPE_LATEST)

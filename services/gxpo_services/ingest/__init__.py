@@ -1,0 +1,1 @@
+"""What trainers report: parsing, and application once each."""

@@ -1,0 +1,176 @@
+"""What a batch of a trainer does to the database, in the caller's one transaction. Knows nothing of HTTP.
+
+    attempts      the first step of each attempt that reports
+    metric_blocks, metric_last       values; last and extreme ones of the history that counts
+    samples, evaluations, events     as they come
+    runs          lines received, progress, score, identity, and where the outcome leads
+
+A batch may come twice, overlap what is there, or come while the scheduler reads the same lines from the disk: its
+number, and the count of lines received, let each line in once. The run's row is locked, so batches of one run are
+applied one after the other.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy.orm import Session
+
+from gxpo_services.db.tables.runs import Run
+from gxpo_services.events import repository as events
+from gxpo_services.ingest.batches import KINDS, Batch, MetricRow
+from gxpo_services.metrics import repository
+from gxpo_services.metrics.blocks import encode
+from gxpo_services.metrics.names import BACKWARD_PASSES, SCORE, TOKENS, TRAINING_S
+from gxpo_services.metrics.repository import Summary
+from gxpo_services.run_states import RunState, wish_of
+from gxpo_services.runs import lifecycle
+from gxpo_services.samples import repository as samples
+
+_COUNTED = (BACKWARD_PASSES, TOKENS, TRAINING_S, SCORE)
+
+
+@dataclass(frozen=True, slots=True)
+class IngestAnswer:
+    """applied: False for a batch that was applied before. offsets: lines received of each file."""
+
+    applied: bool
+    offsets: dict[str, int]
+    wish: Literal["pause", "cancel"] | None
+
+
+class LinesMissing(Exception):
+    """A batch begins behind the lines that were received; `offsets` says how many those are."""
+
+    def __init__(self, offsets: dict[str, int]) -> None:
+        super().__init__(f"lines received: {offsets}")
+        self.offsets = offsets
+
+
+def hear(session: Session, run: Run, actor: str) -> None:
+    """Note that the trainer lives; the first word of a launch makes the run `running`."""
+    run.heartbeat_at = time.time()
+    if run.state in (RunState.STARTING, RunState.RECOVERING):
+        lifecycle.move(session, run, RunState.RUNNING, actor=actor, message=f"launch {run.launch} reported")
+
+
+def apply_batch(session: Session, run: Run, batch: Batch, actor: str) -> IngestAnswer:
+    """Apply what is new in a batch to a run whose row is locked. Raises LinesMissing."""
+    offsets: dict[str, int] = {kind: run.offsets.get(kind, 0) for kind in KINDS}
+    if batch.number is not None and batch.number <= run.last_batch:
+        return IngestAnswer(False, offsets, wish_of(RunState(run.state)))
+    if any(batch.rows(kind) and batch.offsets[kind] > offsets[kind] for kind in KINDS):
+        raise LinesMissing(offsets)
+    new: dict[str, list[Any]] = {}
+    for kind in KINDS:
+        rows = batch.rows(kind)
+        fresh = rows[max(0, offsets[kind] - batch.offsets.get(kind, 0)) :]
+        offsets[kind] += len(fresh)
+        new[kind] = [row for row in fresh if row is not None]
+    if new["metrics"]:
+        _apply_metrics(session, run, new["metrics"])
+    samples.add_samples(session, run.number, new["samples"])
+    samples.add_evaluations(session, run.number, new["evaluations"])
+    events.add_reported(session, run.number, new["events"], actor="trainer")
+    if offsets != run.offsets:
+        run.offsets = offsets
+    if batch.number is not None:
+        run.last_batch = batch.number
+    if batch.identity is not None:
+        run.identity = batch.identity
+        run.updated_at = time.time()
+    session.flush()
+    if batch.outcome is not None:
+        lifecycle.apply_outcome(session, run, batch.outcome, actor=actor)
+    return IngestAnswer(True, offsets, wish_of(RunState(run.state)))
+
+
+def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> None:
+    before = repository.first_steps(session, [run.number])[run.number]
+    firsts = dict(before)
+    for row in rows:
+        firsts[row.attempt] = min(row.step, firsts.get(row.attempt, row.step))
+    begun = {attempt: first for attempt, first in firsts.items() if before.get(attempt) != first}
+    repository.put_first_steps(session, run.number, begun)
+    numbers = repository.numbers_of(session, {*_COUNTED, *(name for row in rows for name in row.values)})
+    _append(session, run.number, rows, numbers)
+    present = repository.summaries(session, run.number)
+    changed = _summarise(session, run.number, rows, numbers, present, begun, firsts)
+    repository.put_summaries(session, run.number, changed)
+    newest = max(firsts)
+    reached = max((row.step for row in rows if row.attempt == newest), default=0)
+    run.attempt = newest
+    run.step = max(run.step, reached) if newest in before else reached
+    _count(run, {name: (present | changed).get(numbers[name]) for name in _COUNTED})
+
+
+def _append(session: Session, run_number: int, rows: Sequence[MetricRow], numbers: Mapping[str, int]) -> None:
+    by_attempt: dict[int, list[tuple[int, Mapping[str, float]]]] = {}
+    for row in rows:
+        by_attempt.setdefault(row.attempt, []).append((row.step, row.values))
+    for attempt, values in sorted(by_attempt.items()):
+        parts = {(numbers[name], block): data for (name, block), data in encode(values).items()}
+        if parts:
+            repository.append_blocks(session, run_number, attempt, parts)
+
+
+def _summarise(
+    session: Session,
+    run_number: int,
+    rows: Sequence[MetricRow],
+    numbers: Mapping[str, int],
+    present: Mapping[int, Summary],
+    begun: Mapping[int, int],
+    firsts: Mapping[int, int],
+) -> dict[int, Summary | None]:
+    """Last and extreme values that change, by number of the name; None where no value counts any more.
+
+    A value of a later step is added to what is there. What an attempt replaces, and a step that comes again, is
+    worked out anew from the blocks.
+    """
+    ends = {a: min((f for b, f in firsts.items() if b > a), default=math.inf) for a in firsts}
+    replaced_from = min((first for a, first in begun.items() if min(firsts) < a), default=math.inf)
+    anew = {name for name, summary in present.items() if summary.last_step >= replaced_from}
+    added: dict[str, Summary] = {}
+    for row in rows:
+        if row.step >= ends[row.attempt]:
+            continue
+        for name, value in row.values.items():
+            summary = added.get(name)
+            if summary is None:
+                old = present.get(numbers[name])
+                summary = Summary(None, -1, None, None)
+                if old is not None:
+                    summary = Summary(old.last, old.last_step, old.lowest, old.highest)
+                added[name] = summary
+            if row.step > summary.last_step:
+                summary.add(row.step, value)
+            else:
+                anew.add(numbers[name])
+    changed: dict[int, Summary | None] = {numbers[name]: summary for name, summary in added.items()}
+    if anew:
+        found = repository.histories(session, anew, {run_number: firsts})
+        for name_number in anew:
+            records = found.get((run_number, name_number))
+            changed[name_number] = None if records is None else repository.summary_of(records)
+    return changed
+
+
+def _count(run: Run, summaries: Mapping[str, Summary | None]) -> None:
+    """Progress and score of the run: last values of the history that counts."""
+
+    def last(name: str) -> float | None:
+        summary = summaries[name]
+        return None if summary is None or summary.last is None or math.isinf(summary.last) else summary.last
+
+    run.backward_passes = last(BACKWARD_PASSES) or 0.0
+    run.tokens = last(TOKENS) or 0.0
+    run.training_s = last(TRAINING_S) or 0.0
+    score = summaries[SCORE]
+    run.score = last(SCORE)
+    run.score_best = None if score is None else score.highest
+    run.score_step = None if score is None else score.last_step

@@ -1,0 +1,180 @@
+"""Reading from a run's folder what its trainer could not send any more: the scheduler does it when a launch is over.
+
+The same lines may still come in from a trainer that is not quite dead: the count of lines received lets each in once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from sqlalchemy.orm import Session
+
+from gxpo_services.artifacts.run_files import RunFiles
+from gxpo_services.db.database import Database
+from gxpo_services.db.tables.runs import Run
+from gxpo_services.events import repository as events
+from gxpo_services.ingest.apply import apply_batch
+from gxpo_services.ingest.batches import (
+    BadRow,
+    Batch,
+    Kind,
+    check_texts,
+    parse_identity,
+    parse_outcome,
+    parse_row,
+    read_json,
+)
+from gxpo_services.runs import repository
+from gxpo_services.runs.lifecycle import Outcome, StateChanged
+
+FILES: dict[Kind, str] = {
+    "metrics": "metrics.jsonl",
+    "evaluations": "evaluations.jsonl",
+    "samples": "samples.jsonl",
+    "events": "events.jsonl",
+}
+"""Metrics first: they say from where on an attempt replaces earlier ones."""
+IDENTITY, OUTCOME = "run.json", "outcome.json"
+ACTOR = "scheduler"
+_MOST_ROWS = 500
+_MOST_BYTES = 2_000_000
+_LONGEST_LINE = 8 * 1024 * 1024
+_Line = tuple[Any, str | None, int]
+"""The row, why it is left out (None: it is not), and its length in bytes."""
+
+
+def drain(database: Database, run_id: str, folder: Path, launch: int, lease_token: int) -> Outcome | None:
+    """Apply the lines of a run's files that the database lacks; the outcome when `launch` has left one.
+
+    A line that cannot be used is left out and recorded as an event. A transaction holds a part of the lines, so that
+    the run's row is not locked for long; a crash in between leaves nothing to repair. Raises StateChanged when the
+    run is under another lease or launch, or gone.
+    """
+    run = _Leased(database, run_id, launch, lease_token)
+    files = RunFiles(folder.parent, folder.name)
+    for kind, name in FILES.items():
+        with suppress(FileNotFoundError), files.open(name) as file:
+            _drain_file(run, kind, name, file)
+    with suppress(BadRow):
+        identity = parse_identity(_read(files, IDENTITY))
+        if identity is not None:
+            run.apply(Batch(launch, None, identity=identity))
+    with suppress(BadRow):
+        outcome = parse_outcome(_read(files, OUTCOME))
+        return outcome if outcome is not None and outcome.attempt == launch else None
+    return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Leased:
+    """A run that this scheduler holds; every transaction makes sure of that."""
+
+    database: Database
+    run_id: str
+    launch: int
+    lease_token: int
+
+    def lines(self, kind: Kind) -> int:
+        """Lines that were received of a file."""
+        with self.database.writing() as session:
+            return int(self._locked(session).offsets.get(kind, 0))
+
+    def apply(self, batch: Batch, left_out: str | None = None) -> None:
+        """Apply a batch, with an event about what was left out of it; lines received meanwhile are passed over."""
+        with self.database.writing() as session:
+            run = self._locked(session)
+            if batch.identity is not None and batch.identity == run.identity:
+                return  # it was sent, as most of the time
+            apply_batch(session, run, batch, ACTOR)
+            if left_out is not None:
+                events.record(session, run.number, ACTOR, "lines_left_out", left_out)
+
+    def _locked(self, session: Session) -> Run:
+        run = repository.lock(session, self.run_id)
+        if run is None or run.lease_token != self.lease_token or run.launch != self.launch:
+            raise StateChanged(f"run {self.run_id} is no longer under lease {self.lease_token}, launch {self.launch}")
+        return run
+
+
+def _drain_file(run: _Leased, kind: Kind, name: str, file: BinaryIO) -> None:
+    begin = run.lines(kind)
+    rows: list[Any] = []
+    problems: list[str] = []
+    size = 0
+
+    def send() -> None:
+        nonlocal begin, size
+        told = None
+        if problems:
+            told = problems[0] if len(problems) == 1 else f"{problems[0]}; and {len(problems) - 1} more"
+        content: dict[str, Any] = {kind: list(rows)}
+        run.apply(Batch(run.launch, None, {kind: begin}, **content), told)
+        begin += len(rows)
+        size = 0
+        rows.clear()
+        problems.clear()
+
+    for row, problem, length in _rows(kind, name, file, begin):
+        rows.append(row)
+        size += length
+        if problem is not None:
+            problems.append(problem)
+        if len(rows) >= _MOST_ROWS or size >= _MOST_BYTES:
+            send()
+    if rows:
+        send()
+
+
+def _rows(kind: Kind, name: str, file: BinaryIO, begin: int) -> Iterator[_Line]:
+    """The rows of whole lines from line `begin` on.
+
+    Lines at the end that are no JSON are not lines yet: a crash can leave such, and the next launch cuts them off.
+    """
+    waiting: list[_Line] = []
+    for number, line in enumerate(_lines(file)):
+        if number < begin:
+            continue
+        place = f"{name}, line {number + 1}"
+        if line is None:
+            waiting.append((None, f"{place} is longer than {_LONGEST_LINE} bytes", 0))
+            continue
+        try:
+            content = read_json(line)
+        except BadRow as error:
+            waiting.append((None, f"{place} {error.message}", len(line)))
+            continue
+        yield from waiting
+        waiting.clear()
+        try:
+            check_texts(line, content, place)
+            yield parse_row(kind, content, place), None, len(line)
+        except BadRow as error:
+            yield None, str(error), len(line)
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes | None]:
+    """Lines that have their newline, without it; None for one that is too long to be held."""
+    rest = b""
+    too_long = False
+    while piece := file.read(1 << 18):
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            yield None if too_long or len(line) > _LONGEST_LINE else line
+            too_long = False
+        if len(rest) > _LONGEST_LINE:
+            rest, too_long = b"", True
+
+
+def _read(files: RunFiles, name: str) -> Any:
+    """A JSON file of the run, None when it is missing or no JSON."""
+    try:
+        data = files.read(name, most_bytes=_LONGEST_LINE)
+        content = read_json(data)
+        check_texts(data, content, name)
+        return content
+    except (OSError, ValueError):
+        return None

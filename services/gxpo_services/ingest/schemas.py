@@ -1,0 +1,47 @@
+"""Requests and answers of trainers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gxpo_services.ingest.batches import MOST_ROWS
+
+
+class Offsets(BaseModel):
+    """Whole lines of each file."""
+
+    metrics: int = Field(0, ge=0, le=2**31 - 1, examples=[120])
+    samples: int = Field(0, ge=0, le=2**31 - 1, examples=[960])
+    evaluations: int = Field(0, ge=0, le=2**31 - 1, examples=[3])
+    events: int = Field(0, ge=0, le=2**31 - 1, examples=[7])
+
+
+_Rows = Annotated[list[dict[str, Any] | None], Field(max_length=MOST_ROWS)]
+
+
+class IngestRequest(BaseModel):
+    """One call of a trainer: rows of its files, or a mere heartbeat. It describes; the checks are in batches.py."""
+
+    model_config = ConfigDict(extra="allow")
+
+    attempt: int = Field(ge=1, le=2**31 - 1, description="Number of the launch.", examples=[1])
+    batch: int | None = Field(
+        None, ge=1, le=2**31 - 1, description="1, 2, 3, … in this launch; none: a heartbeat without rows.", examples=[4]
+    )
+    offsets: Offsets = Field(default_factory=Offsets, description="Lines of each file before this batch's rows.")
+    metrics: _Rows = Field([], description="Lines of metrics.jsonl; null: a line left out.")
+    samples: _Rows = Field([], description="Lines of samples.jsonl.")
+    evaluations: _Rows = Field([], description="Lines of evaluations.jsonl.")
+    events: _Rows = Field([], description="Lines of events.jsonl.")
+    identity: dict[str, Any] | None = Field(None, description="run.json, once a launch and when it changed.")
+    outcome: dict[str, Any] | None = Field(None, description="outcome.json, with the last batch of a launch.")
+
+
+class IngestView(BaseModel):
+    """What became of a call."""
+
+    applied: bool = Field(description="False for a heartbeat, and for a batch that was applied before.")
+    offsets: Offsets = Field(description="Lines that the service has now.")
+    wish: Literal["pause", "cancel"] | None = Field(description="What the trainer is to do at the next step's end.")

@@ -1,0 +1,72 @@
+"""Commands that run a service, or parts of it, on this machine."""
+
+from __future__ import annotations
+
+import argparse
+
+from gxpo_services.cli.common import say
+from gxpo_services.db.migrate import need_current
+from gxpo_services.settings import read_settings
+from gxpo_services.tokens.local_token import prepare_local
+
+
+def up(args: argparse.Namespace) -> int:
+    from gxpo_services.local.up import up_command
+
+    return up_command(
+        args.home, args.port, args.dashboard_port, dashboard=not args.no_dashboard, say=lambda text: say(f"up: {text}")
+    )
+
+
+def demo(args: argparse.Namespace) -> int:
+    from gxpo_services.local.demo import demo_command
+
+    return demo_command(args.out, args.steps, dashboard=not args.no_dashboard)
+
+
+def serve(args: argparse.Namespace) -> int:
+    """On loopback a first start makes the database's tables and the local token; elsewhere `gxpo migrate` comes first.
+
+    Behind a proxy or in a container the tables are made once, by one job, before any replica starts.
+    """
+    import uvicorn
+
+    from gxpo_services.app import create_app
+
+    settings = read_settings(host=args.host, port=args.port)
+    if settings.is_loopback:
+        prepare_local(settings)
+    else:
+        need_current(settings.url)
+    config = uvicorn.Config(
+        create_app(settings),
+        host=settings.host,
+        port=settings.port,
+        # The application logs each request itself. A stream that is followed must not hold up the end.
+        access_log=False,
+        log_level="warning",
+        timeout_graceful_shutdown=5,
+    )
+    server = uvicorn.Server(config)
+    server.run()
+    return 0 if server.started else 1
+
+
+def scheduler(args: argparse.Namespace) -> int:
+    from gxpo_services.scheduling.scheduler import main
+
+    read_settings()
+    return main(["--launcher", args.launcher])
+
+
+def migrate(args: argparse.Namespace) -> int:
+    from gxpo_services.db.migrate import is_current, newest_revision, upgrade
+
+    settings = read_settings()
+    if args.check:
+        current = is_current(settings.url)
+        print(f"{'at' if current else 'not at'} revision {newest_revision()}")
+        return 0 if current else 1
+    upgrade(settings.url)
+    print(f"at revision {newest_revision()}")
+    return 0

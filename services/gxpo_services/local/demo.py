@@ -1,0 +1,105 @@
+"""`gxpo demo`: GRPO, SFPO and GXPO on the embedded task through the service, then what came out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from gxpo_services.cli.client import Json, RunView, ServiceClient, connect
+from gxpo_services.cli.common import say
+from gxpo_services.cli.reading import get_comparison, print_comparison
+from gxpo_services.cli.watch import Bars, follow
+from gxpo_services.local.supervisor import Stopped
+from gxpo_services.local.up import Stack, stop_on_signals
+from gxpo_trainer.config.io import load_preset, to_toml
+from gxpo_trainer.errors import TrainingError
+
+PRESETS = ("demo-grpo", "demo-sfpo", "demo")
+_LOOK_S = 2.0
+"""Between two looks: the runs have the two cores to themselves."""
+TITLE = "gxpo demo: three update rules on the embedded task"
+
+
+def demo_command(wanted: Path, steps: int, *, dashboard: bool, stack_of: type[Stack] = Stack) -> int:
+    """A service of its own in a free folder, three runs over REST, tables on stdout, a report in the folder.
+
+    stack_of: what the service is made of. Exit code 0 when all three succeeded and were compared; else errors travel
+    to the command line. Whatever happens, everything that was started has ended.
+    """
+    # A service of its own: the settings of another one, such as its database, are not for it.
+    for name in [name for name in os.environ if name.startswith("GXPO_")]:
+        del os.environ[name]
+    home = free_folder(wanted)
+    until = stop_on_signals()
+    begun = time.monotonic()
+    say(f"demo: three runs of {steps} steps, one after the other; database and results in {home}")
+    with stack_of(home, lambda text: say(f"demo: {text}"), until, dashboard=dashboard) as stack:
+        with connect(stack.url, stack.token_file) as client:
+            ids = _submit(client, steps)
+            if stack.dashboard_url is not None:
+                say(f"demo: watch it live at {comparison_link(stack.dashboard_url, ids)}")
+            runs = _watch(client, ids, stack, until)
+            say(f"demo: trained in {time.monotonic() - begun:.0f} s, start-up included")
+            _all_succeeded(runs)
+            comparison = get_comparison(client, ids, [])
+        _write_report([stack.artifacts / run_id for run_id in ids], home)
+    print_comparison(comparison)
+    print(f"\nReport: {home / 'report.html'}\nCurves: {home / 'curves.png'}")
+    if stack.dashboard_url is not None:
+        link = comparison_link(stack.dashboard_url, ids)
+        print(f"Dashboard: gxpo up --home {home}\n           then {link}")
+    return 0
+
+
+def free_folder(wanted: Path) -> Path:
+    """`wanted`, or the first of wanted-2, wanted-3, … that holds nothing: a demo never overwrites an earlier one."""
+    candidate, number = wanted, 1
+    while candidate.exists() and (not candidate.is_dir() or any(candidate.iterdir())):
+        number += 1
+        candidate = wanted.with_name(f"{wanted.name}-{number}")
+    return candidate
+
+
+def comparison_link(dashboard_url: str, ids: list[str]) -> str:
+    """The dashboard's comparison of these runs."""
+    return f"{dashboard_url}/compare?" + "&".join(f"runs={run_id}" for run_id in ids)
+
+
+def _submit(client: ServiceClient, steps: int) -> list[str]:
+    """The three runs as one group, in the order in which they are to run."""
+    group = client.post("/groups", {"name": "demo: GRPO, SFPO and GXPO"})["id"]
+    ids = []
+    for preset in PRESETS:
+        config = load_preset(preset, [f"budget.steps={steps}"])
+        body: Json = {"toml": to_toml(config), "name": config.name, "tags": ["demo"], "group": group}
+        ids.append(client.submit(body)["id"])
+    return ids
+
+
+def _watch(client: ServiceClient, ids: list[str], stack: Stack, until: threading.Event) -> list[RunView]:
+    def pause() -> None:
+        if until.wait(_LOOK_S):
+            raise Stopped("interrupted; the runs so far are kept")
+        stack.tend()
+
+    with Bars() as bars:
+        return follow(client, ids, bars, pause=pause)
+
+
+def _all_succeeded(runs: list[RunView]) -> None:
+    failed = [run for run in runs if run["state"] != "succeeded"]
+    if failed:
+        lines = [f"  {run['name']} ({run['id']}): {run['reason'] or run['state']}: {run['detail']}" for run in failed]
+        raise TrainingError("\n".join([f"{len(failed)} of {len(runs)} runs did not succeed:", *lines]))
+
+
+def _write_report(folders: list[Path], home: Path) -> None:
+    """By the trainer's own command, so that the service needs nothing of its figures."""
+    command = [sys.executable, "-m", "gxpo_trainer.cli", "report", *map(str, folders), "--out", str(home)]
+    ended = subprocess.run([*command, "--title", TITLE], capture_output=True, text=True, check=False)
+    if ended.returncode != 0:
+        raise TrainingError(f"the report could not be written:\n{ended.stderr.strip()}")

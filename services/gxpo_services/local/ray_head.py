@@ -1,0 +1,121 @@
+"""A Ray head for one machine: on loopback, with a token, its files in the home."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+import sys
+import tempfile
+from pathlib import Path
+
+import httpx
+
+from gxpo_services.local.supervisor import Child
+from gxpo_services.network.ports import free_port
+from gxpo_trainer.errors import ConfigError
+
+OBJECT_STORE_BYTES = 512 * 1024 * 1024
+TOKEN_FILE = "ray-token"
+_INNER = "r"
+_LONGEST_FOLDER = 40
+"""Ray's sockets lie 64 characters below its folder, and the kernel takes paths of 107."""
+
+
+class RayHead:
+    """Where a home's Ray is and how it is started. Its job server runs code for whoever has its token."""
+
+    def __init__(self, home: Path) -> None:
+        self.folder = _folder(home)
+        self._token_file = home / TOKEN_FILE
+        self._token = _token(self._token_file)
+        self._gcs_port, self._agent_port = free_port(), free_port()
+        self._dashboard_port = free_port(8265)
+
+    @property
+    def address(self) -> str:
+        """The jobs endpoint."""
+        return f"http://127.0.0.1:{self._dashboard_port}"
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What every process needs that speaks with this Ray. The token itself stays in its file."""
+        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self._token_file)}
+
+    def child(self) -> Child:
+        """The head as a process that stays in the foreground and ends its own processes with itself."""
+        self._clean()
+        options = {
+            "node-ip-address": "127.0.0.1",
+            "port": self._gcs_port,
+            "dashboard-host": "127.0.0.1",
+            "dashboard-port": self._dashboard_port,
+            "dashboard-agent-listen-port": self._agent_port,
+            # 0: any free port; the fixed range would meet that of another Ray.
+            "min-worker-port": 0,
+            "max-worker-port": 0,
+            "num-cpus": len(os.sched_getaffinity(0)),
+            "object-store-memory": OBJECT_STORE_BYTES,
+            "temp-dir": self.folder,
+            "include-log-monitor": False,
+        }
+        words = [f"--{name}={value}" for name, value in options.items()]
+        words.append("--disable-usage-stats")
+        command = [sys.executable, "-m", "gxpo_services.local.ray_start", "start", "--head", "--block"]
+        env = {
+            **self.env,
+            # By default Ray runs workers at nice 15: beside anything else on the machine they would starve.
+            "RAY_worker_niceness": "0",
+            # Ray replaces 127.0.0.1 by the host's outer address, unless it is told that there is no cluster.
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        return Child("ray", [*command, *words], self._ready, env, stop_s=30.0, tries=3)
+
+    def _ready(self) -> bool:
+        """Whether the job server answers and there is a node to run jobs on."""
+        headers = {"Authorization": f"Bearer {self._token}"}
+        try:
+            answer = httpx.get(f"{self.address}/api/v0/nodes", headers=headers, timeout=5.0, trust_env=False)
+            return answer.status_code == 200 and answer.json()["data"]["result"]["total"] > 0
+        except (httpx.TransportError, ValueError, KeyError, TypeError):
+            return False
+
+    def _clean(self) -> None:
+        """Logs and sockets of earlier heads of this home; nobody else writes here."""
+        for session in self.folder.glob("session_*"):
+            if session.is_symlink():
+                session.unlink()
+            else:
+                shutil.rmtree(session, ignore_errors=True)
+
+
+def _token(file: Path) -> str:
+    """The home's Ray token: read, or made for its owner alone."""
+    if file.exists():
+        return file.read_text(encoding="utf-8").strip()
+    token = secrets.token_hex(32)
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        stream.write(token)
+    return token
+
+
+def _folder(home: Path) -> Path:
+    """A folder of Ray's own: below `home`, or below the temporary folder where that path is too long for sockets.
+
+    Ray makes its folder writable for everybody, so it lies in one that is its owner's alone.
+    """
+    outer = home / "ray"
+    if len(str(outer / _INNER)) > _LONGEST_FOLDER:
+        mark = hashlib.sha256(str(home).encode()).hexdigest()[:8]
+        outer = Path(tempfile.gettempdir()) / f"gxpo-ray-{os.geteuid()}-{mark}"
+    outer.mkdir(mode=0o700, exist_ok=True)
+    found = outer.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise ConfigError(f"{outer} is not a folder for you alone (mode 700); remove it, or choose a shorter --home")
+    inner = outer / _INNER
+    inner.mkdir(exist_ok=True)
+    return inner

@@ -1,0 +1,242 @@
+"""`gxpo up`: API, scheduler, Ray and dashboard on this machine, on loopback, kept alive until it is told to end."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+import httpx
+
+from gxpo_services.cli.client import STATE_FILE
+from gxpo_services.local.ray_head import RayHead
+from gxpo_services.local.supervisor import Child, Supervisor, end_recorded
+from gxpo_services.network.ports import free_port
+from gxpo_services.settings import make_home, read_settings
+from gxpo_services.tokens.local_token import prepare_local
+from gxpo_trainer.errors import ConfigError, GxpoError
+
+LOCK_FILE = "up.lock"
+_ROUND_S = 0.5
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class AlreadyUp(GxpoError):
+    """Another `gxpo up` has this home."""
+
+
+class Stack:
+    """Everything that one machine needs. Entering starts it and waits until it can be used; leaving ends it.
+
+    Order: the home's lock, then what a killed start has left is ended, then database and token, then API and Ray
+    together, then the scheduler, which needs both, then the dashboard. say: takes lines for people. What runs are
+    executed on is `ray_head` and `scheduler`; another stack may have its own.
+    """
+
+    def __init__(
+        self,
+        home: Path | None,
+        say: Callable[[str], None],
+        until: threading.Event,
+        *,
+        port: int | None = None,
+        dashboard_port: int = 8501,
+        dashboard: bool = True,
+    ) -> None:
+        settings = read_settings(home=home)
+        if not settings.is_loopback:
+            raise ConfigError(
+                f"GXPO_HOST = {settings.host}: `gxpo up` serves this machine alone; use `gxpo serve` and "
+                "`gxpo scheduler` behind a proxy for others"
+            )
+        self._say, self._until = say, until
+        self._wants_dashboard, self._dashboard_port = dashboard, dashboard_port
+        self._settings = settings
+        self._port = port or settings.port
+        self._lock = -1
+        self._supervisor: Supervisor | None = None
+        self.dashboard_url: str | None = None
+
+    def __enter__(self) -> Self:
+        make_home(self._settings)
+        self.home = self._settings.home.resolve()
+        self._take_lock()
+        try:
+            self._start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def token_file(self) -> Path:
+        return self._settings.local_token_file
+
+    @property
+    def artifacts(self) -> Path:
+        return self._settings.artifacts
+
+    def tend(self) -> None:
+        """One round of the supervisor."""
+        if self._supervisor is not None:
+            self._supervisor.tend()
+
+    def ray_head(self) -> RayHead | None:
+        """The Ray to start; None where the setting names one that somebody else runs."""
+        return RayHead(self.home) if "ray_address" not in self._settings.model_fields_set else None
+
+    def scheduler(self, env: dict[str, str]) -> Child:
+        return _python("scheduler", "scheduler", env)
+
+    def _start(self) -> None:
+        end_recorded(self.home / STATE_FILE, self._say)
+        self._choose_ports()
+        prepare_local(self._settings)
+        self._say("database: ready")
+        ray = self.ray_head()
+        about = {"url": self.url, "dashboard": self.dashboard_url, "ray": ray.address if ray else None}
+        supervisor = Supervisor(self.home / STATE_FILE, self.home / "logs", self._say, self._until, about=about)
+        supervisor.adopt_orphans()
+        self._supervisor = supervisor
+        env = self._environment(ray)
+        supervisor.start(*([ray.child()] if ray else []), self._api(env))
+        supervisor.start(self.scheduler(env))
+        if self.dashboard_url is not None:
+            supervisor.start(self._dashboard(env))
+
+    def _choose_ports(self) -> None:
+        chosen = free_port(self._port)
+        if chosen != self._port:
+            self._say(f"api: port {self._port} is taken; using {chosen}")
+        self._port = chosen
+        app = _dashboard_app() if self._wants_dashboard else None
+        if app is not None:
+            chosen = free_port(self._dashboard_port)
+            if chosen != self._dashboard_port:
+                self._say(f"dashboard: port {self._dashboard_port} is taken; using {chosen}")
+            self._dashboard_port = chosen
+            self.dashboard_url = f"http://127.0.0.1:{chosen}"
+
+    def _environment(self, ray: RayHead | None) -> dict[str, str]:
+        given = {
+            "GXPO_HOME": str(self.home),
+            "GXPO_HOST": "127.0.0.1",
+            "GXPO_PORT": str(self._port),
+            "GXPO_URL": self.url,
+            "GXPO_TOKEN_FILE": str(self.token_file),
+            "PYTHONUNBUFFERED": "1",
+        }
+        return given | ({"GXPO_RAY_ADDRESS": ray.address, **ray.env} if ray else {})
+
+    def _api(self, env: dict[str, str]) -> Child:
+        return _python("api", "serve", env, ready=lambda: _answers(f"{self.url}/health/ready"))
+
+    def _dashboard(self, env: dict[str, str]) -> Child:
+        options = {
+            "server.address": "127.0.0.1",
+            "server.port": self._dashboard_port,
+            "server.headless": "true",
+            "server.fileWatcherType": "none",
+            "browser.gatherUsageStats": "false",
+            "browser.serverAddress": "127.0.0.1",
+        }
+        words = [f"--{name}={value}" for name, value in options.items()]
+        command = [sys.executable, "-m", "streamlit", "run", str(_dashboard_app()), *words]
+        return Child("dashboard", command, lambda: _answers(f"{self.dashboard_url}/_stcore/health"), env)
+
+    def _take_lock(self) -> None:
+        self._lock = os.open(self.home / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._lock, 200, 0).decode(errors="replace").strip()
+            os.close(self._lock)
+            self._lock = -1
+            raise AlreadyUp(f"{self.home} is up already ({holder}); use it, or choose another --home") from None
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"process {os.getpid()}".encode(), 0)
+
+    def _end(self) -> None:
+        """Signals are left aside meanwhile: a second Ctrl-C must not leave processes behind."""
+        earlier = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS}
+        try:
+            if self._supervisor is not None:
+                self._say("ending what was started …")
+                self._supervisor.stop()
+                self._supervisor = None
+        finally:
+            if self._lock >= 0:
+                os.close(self._lock)
+                self._lock = -1
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
+
+
+def up_command(
+    home: Path | None, port: int | None, dashboard_port: int, *, dashboard: bool, say: Callable[[str], None]
+) -> int:
+    """Until Ctrl-C or SIGTERM; exit code 0 after a clean end."""
+    until = stop_on_signals()
+    with Stack(home, say, until, port=port, dashboard_port=dashboard_port, dashboard=dashboard) as stack:
+        print(links(stack), flush=True)
+        while not until.wait(_ROUND_S):
+            stack.tend()
+    say("ended; runs that were executing go on from their checkpoints at the next `gxpo up`")
+    return 0
+
+
+def links(stack: Stack) -> str:
+    """Where to look, as lines."""
+    lines = [f"API        {stack.url}/api/v1/docs"]
+    if stack.dashboard_url is not None:
+        lines.insert(0, f"Dashboard  {stack.dashboard_url}")
+    lines += [f"Token      {stack.token_file}", f"Logs       {stack.home / 'logs'}"]
+    return "\n".join([*lines, "Ctrl-C ends everything."])
+
+
+def stop_on_signals() -> threading.Event:
+    """An event that Ctrl-C, SIGTERM and a closed terminal set."""
+    until = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        until.set()
+
+    for number in _SIGNALS:
+        signal.signal(number, stop)
+    return until
+
+
+def _python(name: str, command: str, env: dict[str, str], ready: Callable[[], bool] = lambda: True) -> Child:
+    return Child(name, [sys.executable, "-m", "gxpo_trainer.cli", command], ready, env)
+
+
+def _dashboard_app() -> Path | None:
+    """The dashboard's page, where the package is installed."""
+    spec = importlib.util.find_spec("gxpo_dashboard")
+    if spec is None or spec.origin is None:
+        return None
+    app = Path(spec.origin).with_name("app.py")
+    return app if app.exists() else None
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5.0, trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False

@@ -1,0 +1,1 @@
+"""Trainers' logs: parts, and a stream."""

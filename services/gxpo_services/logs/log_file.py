@@ -1,0 +1,117 @@
+"""The log of a run's job: parts of it, and the whole as it grows, as Server-Sent Events."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+from anyio.to_thread import run_sync
+
+from gxpo_services.artifacts.run_files import RunFiles
+
+LOG = "train.log"
+LARGEST_PIECE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LogPiece:
+    """Text from byte `offset` to `next_offset` of a log of `size` bytes. was_cut: the log is shorter than `offset`
+    was, so it was begun anew."""
+
+    text: str
+    offset: int
+    next_offset: int
+    size: int
+    was_cut: bool = False
+
+
+def read_log(run: RunFiles, offset: int, limit: int) -> LogPiece:
+    """At most `limit` bytes from `offset`, which counts from the end when it is negative.
+
+    A character that is cut in two is left for the next piece. A log that does not exist yet is empty; one that is
+    shorter than `offset` is read from its beginning.
+    """
+    try:
+        file = run.open(LOG)
+    except FileNotFoundError:
+        return LogPiece("", 0, 0, 0, was_cut=offset > 0)
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        was_cut = offset > size
+        begin = max(0, size + offset) if offset < 0 else (0 if was_cut else offset)
+        data = os.pread(file.fileno(), limit, begin)
+        if offset < 0:
+            skipped = _within_character(data)
+            begin, data = begin + skipped, data[skipped:]
+    data = data[: len(data) - _unfinished(data)]
+    return LogPiece(data.decode("utf-8", "replace"), begin, begin + len(data), size, was_cut)
+
+
+def _within_character(data: bytes) -> int:
+    """Bytes at the beginning that belong to a character before it."""
+    count = 0
+    while count < min(3, len(data)) and data[count] & 0b1100_0000 == 0b1000_0000:
+        count += 1
+    return count
+
+
+def _unfinished(data: bytes) -> int:
+    """Bytes at the end of a character that is not whole yet."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0b1100_0000 == 0b1000_0000:
+            continue
+        length = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+        return back if length > back else 0
+    return 0
+
+
+async def follow(
+    run: RunFiles,
+    is_over: Callable[[], bool],
+    offset: int,
+    *,
+    pause_s: float = 0.5,
+    heartbeat_s: float = 10.0,
+) -> AsyncIterator[bytes]:
+    """Server-Sent Events of a log from a byte on, until the run is over and its log is read.
+
+        event: log         data: {"text", "offset", "next_offset"}, id: next_offset
+        event: truncated   the log was begun anew; the text that follows is from its beginning
+        event: end         nothing more will come
+
+    A comment every `heartbeat_s` seconds without text keeps the connection. is_over: whether the run has ended;
+    it is asked in a thread, as the file is read in one.
+    """
+    yield b": log\n\n"
+    quiet_s = 0.0
+    while True:
+        # Asked before the file is read: what a job printed before it ended is then in it.
+        over = await run_sync(is_over)
+        piece = await run_sync(read_log, run, offset, LARGEST_PIECE)
+        if piece.was_cut:
+            yield _event("truncated", {"offset": 0})
+        offset = piece.next_offset
+        if piece.text:
+            data = {"text": piece.text, "offset": piece.offset, "next_offset": offset}
+            yield _event("log", data, offset)
+            quiet_s = 0.0
+            continue
+        if over:
+            yield _event("end", {"next_offset": offset})
+            return
+        await anyio.sleep(pause_s)
+        quiet_s += pause_s
+        if quiet_s >= heartbeat_s:
+            yield b": waiting\n\n"
+            quiet_s = 0.0
+
+
+def _event(kind: str, data: dict[str, Any], number: int | None = None) -> bytes:
+    """JSON has no bare line ends, so a text of many lines is one line of data."""
+    head = f"event: {kind}\n" + (f"id: {number}\n" if number is not None else "")
+    return f"{head}data: {json.dumps(data)}\n\n".encode()

@@ -1,0 +1,4 @@
+"""Names of the metrics that the service itself reads."""
+
+BACKWARD_PASSES, TOKENS, TRAINING_S = "update/backward_passes_total", "rollout/tokens_total", "time/training_s"
+SCORE = "eval/average/pass@1"

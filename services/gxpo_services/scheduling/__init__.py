@@ -1,0 +1,1 @@
+"""The scheduler: leases, admission, launches as Ray jobs, and supervision."""

@@ -1,0 +1,123 @@
+"""SQL of the scheduler: leases on executing runs, the queue, jobs, and keys that are old.
+
+A lease is owner, token and expiry. The token counts up with each claim and take-over, and every write of a
+scheduler names the token that it holds: a scheduler that was away for too long, and comes back to a run that
+another has taken over, changes nothing. Expiry is by the wall clocks of the schedulers, which must agree to within
+a fraction of `lease_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from gxpo_services.db.tables.events import Event
+from gxpo_services.db.tables.runs import Run
+from gxpo_services.run_states import EXECUTING, RunState
+from gxpo_services.scheduling.admission import Candidate
+
+_QUEUE_LOCK = 0x67787175  # "gxqu"
+
+
+def renew(session: Session, owner: str, until: float) -> dict[str, int]:
+    """Extend all leases of `owner`; run id → lease token of those it still holds."""
+    query = update(Run).where(Run.lease_owner == owner, _executing()).values(lease_expires_at=until)
+    session.execute(query.execution_options(synchronize_session=False))
+    rows = session.execute(select(Run.id, Run.lease_token).where(Run.lease_owner == owner, _executing()))
+    return {row.id: row.lease_token for row in rows}
+
+
+def take_over(session: Session, owner: str, now: float, until: float) -> dict[str, int]:
+    """Take every executing run that nobody holds, or whose lease ran out; run id → the new lease token."""
+    free = or_(Run.lease_owner.is_(None), Run.lease_expires_at.is_(None), Run.lease_expires_at < now)
+    found = session.execute(select(Run.number, Run.id, Run.lease_token).where(_executing(), free)).all()
+    taken: dict[str, int] = {}
+    for number, run_id, token in found:
+        query = update(Run).where(Run.number == number, Run.lease_token == token, _executing(), free)
+        values = {"lease_owner": owner, "lease_token": token + 1, "lease_expires_at": until}
+        if _changed(session, query.values(**values)):
+            taken[run_id] = token + 1
+    return taken
+
+
+def release_all(session: Session, owner: str) -> None:
+    """Let go of every lease, so that the next scheduler need not wait for them to run out."""
+    query = update(Run).where(Run.lease_owner == owner).values(lease_owner=None, lease_expires_at=None)
+    session.execute(query.execution_options(synchronize_session=False))
+
+
+def held(session: Session, run_id: str, owner: str, lease_token: int) -> Run | None:
+    """The run as it is now, None when it is not `owner`'s any more or needs nobody."""
+    query = select(Run).where(Run.id == run_id, Run.lease_owner == owner, Run.lease_token == lease_token, _executing())
+    return session.scalar(query)
+
+
+def job_of_ended(session: Session, run_id: str) -> str | None:
+    """The last job of a run that does not execute any more; None when it does, or there is none."""
+    return session.scalar(select(Run.job_id).where(Run.id == run_id, Run.state.not_in(sorted(EXECUTING))))
+
+
+def lost_at(session: Session, run_number: int, kind: str) -> list[int]:
+    """Steps at which a run's jobs were lost, by the schedulers' events of this kind, oldest first."""
+    # The trainer names the kinds of its own events, so the actor must be a scheduler.
+    query = select(Event.fields).where(
+        Event.run_number == run_number, Event.kind == kind, Event.actor.startswith("scheduler:")
+    )
+    return [int(fields["step"]) for fields in session.scalars(query.order_by(Event.number))]
+
+
+def set_held(session: Session, run: Run, held_token: int, /, **values: Any) -> bool:
+    """Write values that are no change of state; False when the run was taken over or has moved on meanwhile.
+
+    The object that the caller holds is refreshed either way.
+    """
+    query = update(Run).where(Run.number == run.number, Run.lease_token == held_token, Run.state == run.state)
+    done = _changed(session, query.values(**values))
+    session.refresh(run)
+    return done
+
+
+def lock_queue(session: Session) -> None:
+    """Let one scheduler at a time look at the queue and claim: quotas hold only when nobody else claims meanwhile.
+
+    SQLite's write transactions exclude each other by themselves.
+    """
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(select(func.pg_advisory_xact_lock(_QUEUE_LOCK)))
+
+
+def num_queued(session: Session) -> int:
+    return session.scalar(select(func.count()).where(Run.state == RunState.QUEUED)) or 0
+
+
+def queued(session: Session) -> list[Candidate]:
+    """All queued runs."""
+    return _candidates(session, Run.state == RunState.QUEUED)
+
+
+def executing(session: Session) -> list[Candidate]:
+    """All runs that count against quotas, whoever holds them."""
+    return _candidates(session, _executing())
+
+
+def by_numbers(session: Session, numbers: Sequence[int]) -> list[Run]:
+    """Runs in the order of `numbers`."""
+    found = {run.number: run for run in session.scalars(select(Run).where(Run.number.in_(numbers)))}
+    return [found[number] for number in numbers if number in found]
+
+
+def _executing() -> ColumnElement[bool]:
+    return Run.state.in_(sorted(EXECUTING))
+
+
+def _candidates(session: Session, condition: ColumnElement[bool]) -> list[Candidate]:
+    columns = (Run.number, Run.created_by_id, Run.cpus, Run.gpus, Run.priority, Run.queued_at)
+    return [Candidate(*row) for row in session.execute(select(*columns).where(condition))]
+
+
+def _changed(session: Session, query: Any) -> bool:
+    result = session.execute(query.execution_options(synchronize_session=False))
+    return bool(result.rowcount == 1)  # type: ignore[attr-defined]

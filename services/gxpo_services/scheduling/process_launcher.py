@@ -1,0 +1,131 @@
+"""Jobs as processes of this machine, without a job server. They outlive the scheduler that started them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gxpo_services.scheduling.launcher import Job, JobRefused, JobStatus
+
+_HIDDEN = ("GXPO_DATABASE", "GXPO_TOKEN")
+"""Beginnings of the variables that a trainer has no business with."""
+
+
+class ProcessLauncher:
+    """Each job is a session of its own with three files in `folder`.
+
+        <job>.lock    locked by the job's processes for as long as one of them lives
+        <job>.pid     the session's number
+        <job>.exit    the exit code, once the command has ended
+
+    The lock is taken before the fork and inherited, so a launcher that dies in between leaves either a job that runs
+    or none, and a second one, in whatever process, finds out which. It also proves that the number in <job>.pid is
+    still this session's.
+
+    kill_after_s: time between asking a job to end and killing it.
+    """
+
+    def __init__(
+        self, folder: Path, *, kill_after_s: float = 10.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._folder = folder
+        self._kill_after_s = kill_after_s
+        self._clock = clock
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._asked: dict[str, float] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def submit(self, job: Job) -> None:
+        with contextlib.closing(_Lock(self._file(job.id, "lock"))) as lock:
+            if not lock.take() or self._file(job.id, "pid").exists():
+                return  # it runs, or it ran
+            try:
+                child = subprocess.Popen(
+                    ["/bin/sh", "-c", self._script(job)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                    pass_fds=(lock.fd,),
+                    env={n: value for n, value in os.environ.items() if not n.startswith(_HIDDEN)} | dict(job.env),
+                )
+            except OSError as error:
+                raise JobRefused(f"no process can be started on this machine: {error}") from error
+            self._children.append(child)
+
+    def status(self, job_id: str) -> JobStatus:
+        self._children = [child for child in self._children if child.poll() is None]
+        if not self._file(job_id, "lock").exists():
+            return JobStatus("unknown")
+        if self._is_alive(job_id):
+            return JobStatus("running")
+        self._asked.pop(job_id, None)
+        code = self._number(job_id, "exit")
+        if code is not None:
+            return JobStatus("succeeded" if code == 0 else "failed", f"exit code {code}")
+        started = self._file(job_id, "pid").exists()
+        return JobStatus("failed", "its processes were killed") if started else JobStatus("unknown")
+
+    def stop(self, job_id: str) -> None:
+        session = self._number(job_id, "pid")
+        if session is None or not self._is_alive(job_id):
+            return
+        asked = self._asked.setdefault(job_id, self._clock())
+        late = self._clock() - asked >= self._kill_after_s
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.killpg(session, signal.SIGKILL if late else signal.SIGTERM)
+
+    def resources(self) -> tuple[float, float]:
+        """The cores of this machine. Its GPUs are not counted: use Ray for them."""
+        return float(len(os.sched_getaffinity(0))), 0.0
+
+    def _script(self, job: Job) -> str:
+        pid, code = (shlex.quote(str(self._file(job.id, kind))) for kind in ("pid", "exit"))
+        command = f"{shlex.join(job.command)} >> {shlex.quote(str(job.log))} 2>&1"
+        # The shell survives SIGTERM to write the code of its command, for which the signal is as usual.
+        return (
+            f"trap : TERM; echo $$ > {pid}.part && mv {pid}.part {pid} || exit 1\n"
+            f"{command}\n"
+            f"echo $? > {code}.part && mv {code}.part {code}"
+        )
+
+    def _is_alive(self, job_id: str) -> bool:
+        try:
+            lock = _Lock(self._file(job_id, "lock"), create=False)
+        except FileNotFoundError:
+            return False
+        with contextlib.closing(lock):
+            return not lock.take()
+
+    def _number(self, job_id: str, kind: str) -> int | None:
+        try:
+            return int(self._file(job_id, kind).read_text(encoding="ascii"))
+        except FileNotFoundError:
+            return None
+
+    def _file(self, job_id: str, kind: str) -> Path:
+        return self._folder / f"{job_id}.{kind}"
+
+
+class _Lock:
+    """flock on a file that is never removed."""
+
+    def __init__(self, path: Path, *, create: bool = True) -> None:
+        self.fd = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o644)
+
+    def take(self) -> bool:
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        os.close(self.fd)

@@ -1,0 +1,239 @@
+"""Seeing one executing run through: its job is started, watched, ended, and its end is recorded."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+from sqlalchemy.orm import Session
+
+from gxpo_services.configs import policy
+from gxpo_services.db.database import Database
+from gxpo_services.db.tables.runs import Run
+from gxpo_services.events import repository as events
+from gxpo_services.ingest.drain import drain
+from gxpo_services.observability import logs
+from gxpo_services.run_states import RunState
+from gxpo_services.runs import lifecycle
+from gxpo_services.scheduling import launches, leases, run_folder, supervision
+from gxpo_services.scheduling.launcher import Job, JobRefused, JobStatus, Launcher
+from gxpo_services.settings import ServiceSettings
+
+_FORGOTTEN = "job_forgotten"
+_DOUBT = 0.25
+"""Part of heartbeat_s after which a silent trainer makes us ask whether the API could have heard it."""
+
+
+@dataclass(slots=True)
+class Hold:
+    """A run that this scheduler holds. since: when it got it. secret: of the present launch, where it is known.
+
+    stopping: why its job is being ended, with the job's id.
+    """
+
+    lease_token: int
+    since: float
+    secret: str | None = field(default=None, repr=False)
+    stopping: tuple[str, str] | None = None
+
+
+class RunKeeper:
+    """Does what is due for a run. Writes come first and name the lease token, jobs are started and ended after.
+
+    So a crash in between leaves a run whose job is missing, and whoever holds the run next starts it. The secret of
+    its launch, which only service.json had, is then replaced.
+
+    A job that the launcher has forgotten (its cluster was restarted) does not count against max_recoveries: as a rule
+    the run is not to blame. One that brings the cluster down each time is: max_forgotten bounds the jobs that are lost
+    in a row without a new step. A silence counts only while the API could be reached and this scheduler was watching.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        settings: ServiceSettings,
+        launcher: Launcher,
+        *,
+        owner: str,
+        command: Callable[[Path], Sequence[str]],
+        api_answers: Callable[[], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        self._database, self._settings, self._launcher = database, settings, launcher
+        self._owner, self._actor = owner, f"scheduler:{owner}"
+        self._command, self._api_answers, self._clock = command, api_answers, clock
+        self._limits = supervision.Limits(
+            settings.start_s, settings.heartbeat_s, settings.cancel_grace_s, settings.pause_grace_s
+        )
+        self._api_away_at = 0.0
+        self._ending: dict[str, float] = {}
+        self._log = logs.get_logger(__name__)
+
+    def advance(self, run_id: str, hold: Hold) -> bool:
+        """Look at the run and its job, and act; False when the run is not ours any more.
+
+        Raises StateChanged when somebody else was faster, LauncherUnavailable, JobRefused.
+        """
+        with self._database.reading() as session:
+            run = leases.held(session, run_id, self._owner, hold.lease_token)
+        if run is None or run.job_id is None:
+            return False
+        job = self._launcher.status(run.job_id)
+        now = self._clock()
+        deed, why = supervision.next_deed(
+            RunState(run.state),
+            job,
+            launch_age_s=now - (run.launched_at or now),
+            silence_s=self._silence(run, hold, now),
+            wish_age_s=now - (run.wish_at or now),
+            limits=self._limits,
+        )
+        if deed == "submit":
+            self._submit(run, run.job_id, hold)
+        elif deed == "stop":
+            self._stop(run, run.job_id, hold, why)
+        elif deed == "finish":
+            self._finish(run, hold, job, why)
+        return True
+
+    def dropped(self, run_id: str) -> None:
+        """A run is not ours any more. If it has ended, its job is about to."""
+        with self._database.reading() as session:
+            job_id = leases.job_of_ended(session, run_id)
+        if job_id is not None:
+            self._ending[job_id] = self._clock()
+
+    def end_jobs(self) -> None:
+        """Stop jobs that go on although their run has ended: what they hold is missing elsewhere."""
+        for job_id, since in list(self._ending.items()):
+            if not self._launcher.status(job_id).is_alive:
+                del self._ending[job_id]
+            elif self._clock() - since > self._settings.cancel_grace_s:
+                with suppress(JobRefused):  # it is asked again in the next round
+                    self._launcher.stop(job_id)
+
+    def _silence(self, run: Run, hold: Hold, now: float) -> float:
+        """Seconds for which the trainer could have reported and did not."""
+        heard = max(run.heartbeat_at or 0.0, run.launched_at or 0.0, hold.since, self._api_away_at)
+        if now - heard > _DOUBT * self._settings.heartbeat_s and not self._api_answers():
+            self._api_away_at = heard = now
+        return now - heard
+
+    def _submit(self, run: Run, job_id: str, hold: Hold) -> None:
+        folder = self._folder(run)
+        refused = policy.refusals(run.config, self._settings)
+        if refused:  # a link may have changed since the run was submitted, or the server's settings
+            named = "; ".join(f"{path}: {why}" for path, why in refused)
+            self._fail(run, hold, "invalid_config", f"the server does not allow it now: {named}")
+            return
+        before = launches.job_id(run.id, run.launch - 1)
+        if self._launcher.status(before).is_alive:  # paused and resumed while it is still ending, say
+            self._launcher.stop(before)
+            return
+        if run_folder.is_left(folder):
+            return
+        if hold.secret is None:
+            with self._database.writing() as session:
+                found = leases.held(session, run.id, self._owner, hold.lease_token)
+                if found is None or found.state != run.state:
+                    return
+                secret = launches.renew_secret(session, found, lease_token=hold.lease_token)
+            hold.secret = secret
+        try:
+            run_folder.prepare(folder, run, url=self._settings.api_url, token=hold.secret)
+        except ValidationError as error:
+            self._fail(run, hold, "invalid_config", f"this version cannot use the run's config: {error}")
+            return
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            detail = f"the run's folder cannot be written: {error}; free space or mend GXPO_ARTIFACT_ROOT, then retry"
+            self._fail(run, hold, "disk_full" if full else "setup_failed", detail)
+            return
+        env = {"GXPO_REWARD_ALLOWLIST": ",".join(self._settings.allowed_rewards)}
+        self._launcher.submit(Job(job_id, tuple(self._command(folder)), folder / run_folder.LOG, env))
+        self._log.info("job submitted", run=run.id, job=job_id)
+
+    def _stop(self, run: Run, job_id: str, hold: Hold, why: str) -> None:
+        """Ask the job to end; this is repeated in each round until it has."""
+        self._launcher.stop(job_id)
+        if hold.stopping is None or hold.stopping[0] != job_id:
+            hold.stopping = job_id, why
+            self._log.warning("job is being stopped", run=run.id, job=job_id, why=why)
+            with self._database.writing() as session:
+                if leases.held(session, run.id, self._owner, hold.lease_token) is None:
+                    return
+                events.record(session, run.number, self._actor, "stop", f"job {job_id} is stopped: {why}")
+
+    def _finish(self, run: Run, hold: Hold, job: JobStatus, why: str) -> None:
+        """The launch is over: read what it left behind, then end the run as it says, or launch it again."""
+        folder = self._folder(run)
+        if run_folder.is_left(folder):
+            return  # killed just now: its files may still change
+        outcome = drain(self._database, run.id, folder, run.launch, hold.lease_token)
+        if hold.stopping is not None and hold.stopping[0] == run.job_id:
+            why = f"{hold.stopping[1]}; {why}"
+        with self._database.writing() as session:
+            found = leases.held(session, run.id, self._owner, hold.lease_token)
+            if found is None or found.launch != run.launch:
+                return
+            if outcome is not None and lifecycle.apply_outcome(
+                session, found, outcome, actor=self._actor, lease_token=hold.lease_token
+            ):
+                return
+            secret = self._conclude(session, found, hold.lease_token, job, why)
+        hold.secret = secret
+        self._log.info("launch over", run=run.id, launch=run.launch, why=why, state=str(found.state))
+
+    def _conclude(self, session: Session, run: Run, lease_token: int, job: JobStatus, why: str) -> str | None:
+        """Where a launch without an outcome leads to; the secret of the next launch when there is one."""
+        state = RunState(run.state)
+        given_up = {RunState.CANCELLING: RunState.CANCELLED, RunState.PAUSING: RunState.PAUSED}
+        if state in given_up:
+            lifecycle.move(session, run, given_up[state], actor=self._actor, message=why, lease_token=lease_token)
+            return None
+        counted = job.state != "unknown" or state is not RunState.RUNNING
+        too_often = self._recovered_too_often(run, job) if counted else self._forgotten_too_often(session, run)
+        if too_often is not None:
+            reason = supervision.failure_reason(state, job)
+            launches.fail(session, run, reason, f"{why}; {too_often}", actor=self._actor, lease_token=lease_token)
+            return None
+        return launches.again(
+            session,
+            run,
+            lease_token=lease_token,
+            actor=self._actor,
+            now=self._clock(),
+            counted=counted,
+            message=why,
+        )
+
+    def _recovered_too_often(self, run: Run, job: JobStatus) -> str | None:
+        if run.recoveries < self._settings.max_recoveries:
+            return None
+        last = f"; the launcher said: {job.message[:1000]}" if job.message else ""
+        return f"it was recovered {run.recoveries} times, which is max_recoveries{last}"
+
+    def _forgotten_too_often(self, session: Session, run: Run) -> str | None:
+        """Also records the loss, by which later ones are counted."""
+        message = f"job {run.job_id} was lost at step {run.step}: the launcher no longer knows it"
+        events.record(session, run.number, self._actor, _FORGOTTEN, message, step=run.step)
+        lost = supervision.lost_in_vain(leases.lost_at(session, run.number, _FORGOTTEN))
+        if lost <= self._settings.max_forgotten:
+            return None
+        return (
+            f"{lost} jobs in a row were lost so without a new step, and max_forgotten is "
+            f"{self._settings.max_forgotten}; look whether the run itself brings Ray down, by the memory it takes, say"
+        )
+
+    def _fail(self, run: Run, hold: Hold, reason: str, detail: str) -> None:
+        with self._database.writing() as session:
+            found = leases.held(session, run.id, self._owner, hold.lease_token)
+            if found is not None:
+                launches.fail(session, found, reason, detail, actor=self._actor, lease_token=hold.lease_token)
+
+    def _folder(self, run: Run) -> Path:
+        return self._settings.artifacts / run.id

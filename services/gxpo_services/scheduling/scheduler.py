@@ -1,0 +1,267 @@
+"""The scheduler: claims queued runs, launches them as jobs, and sees each one through to its end.
+
+The database owns the truth; jobs are disposable. Whatever dies in between, the next round finds out from the
+database and the launcher what is to be done, so there is no step that a crash could lose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.orm import Session
+
+from gxpo_services.api.idempotency_keys import forget_keys
+from gxpo_services.db.database import Database
+from gxpo_services.db.migrate import need_current, upgrade
+from gxpo_services.network.addresses import is_loopback
+from gxpo_services.observability import logs
+from gxpo_services.runs.lifecycle import StateChanged
+from gxpo_services.scheduling import admission, launches, leases
+from gxpo_services.scheduling.launcher import Launcher, LauncherUnavailable, RayLauncher, trainer_command
+from gxpo_services.scheduling.process_launcher import ProcessLauncher
+from gxpo_services.scheduling.run_keeper import Hold, RunKeeper
+from gxpo_services.settings import ServiceSettings, make_home, read_settings
+from gxpo_trainer.errors import ConfigError
+
+MISFIT_S = 60.0
+"""How long a run that is larger than the whole cluster waits for the cluster to grow."""
+CLEAN_EVERY_S = 600.0
+CLEANED_AT_ONCE = 500
+"""Old idempotency keys that one round deletes; a full batch goes on in the next round."""
+_DATABASE_AWAY = (OperationalError, InterfaceError)
+
+
+class Scheduler:
+    """One scheduler; several may work on one database.
+
+    A round (`tick`): renew the leases and take over executing runs that nobody holds; claim queued runs; then for
+    each run that is held look at its job and act (run_keeper.py); every CLEAN_EVERY_S delete old idempotency keys.
+
+    owner: unique for each start of a process. command: what a job executes for a run's folder. api_answers: whether
+    trainers can report now. clock: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        settings: ServiceSettings,
+        launcher: Launcher,
+        *,
+        owner: str | None = None,
+        command: Callable[[Path], Sequence[str]] = trainer_command,
+        api_answers: Callable[[], bool] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.owner = owner or f"{socket.gethostname()[:30]}:{os.getpid()}:{secrets.token_hex(6)}"
+        self._actor = f"scheduler:{self.owner}"
+        self._database, self._settings, self._launcher, self._clock = database, settings, launcher, clock
+        self._keeper = RunKeeper(
+            database,
+            settings,
+            launcher,
+            owner=self.owner,
+            command=command,
+            api_answers=api_answers or _ApiProbe(settings),
+            clock=clock,
+        )
+        self._held: dict[str, Hold] = {}
+        self._renewed_at = self._clean_at = 0.0
+        self._misfits: dict[int, float] = {}
+        self._trouble: dict[str, str] = {}
+        self._log = logs.get_logger(__name__)
+
+    def run_forever(self, stop: threading.Event) -> None:
+        """Rounds until `stop` is set; then the leases are let go, and jobs go on for the next scheduler."""
+        self._log.info("scheduler started", owner=self.owner)
+        while not stop.is_set():
+            with self._trouble_is_told("database", *_DATABASE_AWAY):
+                self.tick()
+            stop.wait(self._settings.tick_s)
+        with self._trouble_is_told("database", *_DATABASE_AWAY), self._database.writing() as session:
+            leases.release_all(session, self.owner)
+        self._log.info("scheduler stopped", owner=self.owner)
+
+    def tick(self) -> None:
+        """One round. Raises OperationalError while the database is away."""
+        self._hold_leases()
+        with self._trouble_is_told("launcher", LauncherUnavailable):
+            self._claim()
+            for run_id in list(self._held):
+                if self._clock() - self._renewed_at > self._settings.lease_s / 3:
+                    self._hold_leases()
+                if run_id in self._held:
+                    self._advance(run_id, self._held[run_id])
+            self._keeper.end_jobs()
+        self._clean()
+
+    def _advance(self, run_id: str, hold: Hold) -> None:
+        try:
+            if not self._keeper.advance(run_id, hold):
+                del self._held[run_id]
+                self._keeper.dropped(run_id)
+            self._trouble.pop(run_id, None)
+        except StateChanged:
+            return  # by a person, the trainer or another scheduler: the next round sees what it is now
+        except (LauncherUnavailable, *_DATABASE_AWAY):
+            raise
+        except Exception as error:  # whatever is wrong with one run must not stop the others
+            if self._trouble.get(run_id) != repr(error):
+                self._trouble[run_id] = repr(error)
+                self._log.exception("run cannot be advanced", run=run_id)
+
+    def _clean(self) -> None:
+        now = self._clock()
+        if now < self._clean_at:
+            return
+        with self._database.writing() as session:
+            cleaned = forget_keys(session, now - self._settings.idempotency_s, CLEANED_AT_ONCE)
+        if cleaned < CLEANED_AT_ONCE:
+            self._clean_at = now + CLEAN_EVERY_S
+
+    # ---- leases and claims ------------------------------------------------------------------------------------
+
+    def _hold_leases(self) -> None:
+        now = self._clock()
+        with self._database.writing() as session:
+            held = leases.renew(session, self.owner, now + self._settings.lease_s)
+            taken = leases.take_over(session, self.owner, now, now + self._settings.lease_s)
+        for run_id in taken:
+            self._log.info("run taken over", run=run_id)
+        self._renewed_at = now
+        known = {run_id: hold for run_id, hold in self._held.items() if held.get(run_id) == hold.lease_token}
+        for run_id in self._held.keys() - known.keys():
+            self._keeper.dropped(run_id)
+        self._held = {run_id: known.get(run_id) or Hold(token, now) for run_id, token in (held | taken).items()}
+
+    def _claim(self) -> None:
+        """Begin as many queued runs as quotas allow, in one transaction with the look at who executes."""
+        with self._database.reading() as session:
+            if not leases.num_queued(session) or len(leases.executing(session)) >= self._settings.max_concurrent_runs:
+                return
+        limits = self._quota()
+        now = self._clock()
+        begun: dict[str, Hold] = {}
+        with self._database.writing() as session:
+            leases.lock_queue(session)
+            waiting = leases.queued(session)
+            self._refuse_misfits(session, waiting, limits, now)
+            chosen = admission.admit(waiting, leases.executing(session), limits)
+            for run in leases.by_numbers(session, [run.number for run in chosen]):
+                until = now + self._settings.lease_s
+                with suppress(StateChanged):  # cancelled meanwhile
+                    secret = launches.begin(session, run, owner=self.owner, actor=self._actor, now=now, until=until)
+                    begun[run.id] = Hold(run.lease_token, now, secret)
+        self._held |= begun
+        for run_id in begun:
+            self._log.info("run claimed", run=run_id)
+
+    def _quota(self) -> admission.Limits:
+        settings = self._settings
+        cpus, gpus = settings.quota_cpus, settings.quota_gpus
+        if cpus is None or gpus is None:
+            there = self._launcher.resources()
+            cpus, gpus = there[0] if cpus is None else cpus, there[1] if gpus is None else gpus
+        return admission.Limits(settings.max_concurrent_runs, cpus, gpus, settings.max_runs_per_user)
+
+    def _refuse_misfits(
+        self, session: Session, waiting: Sequence[admission.Candidate], limits: admission.Limits, now: float
+    ) -> None:
+        """Fail what has been too large for MISFIT_S: a cluster that is just starting has few processors at first."""
+        reasons = {run.number: why for run in waiting if (why := admission.misfit(run, limits)) is not None}
+        self._misfits = {number: self._misfits.get(number, now) for number in reasons}
+        late = [number for number, since in self._misfits.items() if now - since >= MISFIT_S]
+        for run in leases.by_numbers(session, late):
+            why, lease_token = reasons[run.number], run.lease_token
+            with suppress(StateChanged):
+                launches.fail(session, run, "no_resources", why, actor=self._actor, lease_token=lease_token)
+
+    @contextmanager
+    def _trouble_is_told(self, what: str, *kinds: type[Exception]) -> Iterator[None]:
+        """Log that something is away once, and once that it is back; nothing else happens meanwhile."""
+        try:
+            yield
+        except kinds as error:
+            if what not in self._trouble:
+                self._log.error("cannot work now; trying again", what=what, error=str(error))
+            self._trouble[what] = str(error)
+        else:
+            if self._trouble.pop(what, None) is not None:
+                self._log.info("works again", what=what)
+
+
+class _ApiProbe:
+    """Whether the API on its public address can take reports."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self._url = f"{settings.api_url}/health/ready"
+        self._client = httpx.Client(timeout=2.0, trust_env=not is_loopback(settings.api_url))
+
+    def __call__(self) -> bool:
+        try:
+            return self._client.get(self._url).status_code == httpx.codes.OK
+        except httpx.HTTPError:
+            return False
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m gxpo_services.scheduling.scheduler`: run until SIGTERM or Ctrl-C.
+
+    Exit code 0; 2 when it cannot begin.
+    """
+    parser = argparse.ArgumentParser(prog="gxpo scheduler", description=main.__doc__)
+    parser.add_argument(
+        "--launcher",
+        choices=("ray", "process"),
+        default="ray",
+        help="ray: jobs of the cluster at GXPO_RAY_ADDRESS; process: processes of this machine",
+    )
+    args = parser.parse_args(argv)
+    try:
+        settings = read_settings()
+        logs.configure(as_json=settings.log_json)
+        make_home(settings)
+        launcher: Launcher = (
+            RayLauncher(settings.ray_address)
+            if args.launcher == "ray"
+            else ProcessLauncher(settings.home.resolve() / "jobs")
+        )
+        serve(settings, launcher)
+    except ConfigError as error:
+        print(f"gxpo: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def serve(
+    settings: ServiceSettings, launcher: Launcher, *, command: Callable[[Path], Sequence[str]] = trainer_command
+) -> None:
+    """Run a scheduler in this process until a signal tells it to end.
+
+    Raises ConfigError when the database, other than SQLite's, is not at this version's schema.
+    """
+    database = Database(settings.url)
+    if database.is_sqlite:
+        upgrade(settings.url)
+    else:
+        need_current(settings.url)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    Scheduler(database, settings, launcher, command=command).run_forever(stop)
+    database.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""First start on one machine: the database's schema and the token of this machine's owner."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sqlalchemy.orm import Session
+
+from gxpo_services.access.repository import find_by_secret
+from gxpo_services.db.database import Database
+from gxpo_services.db.migrate import upgrade
+from gxpo_services.settings import ServiceSettings, make_home
+from gxpo_services.tokens.schemas import TokenRequest
+from gxpo_services.tokens.service import create
+
+
+def prepare_local(settings: ServiceSettings) -> None:
+    """Bring the database to the newest schema and make the local token where it is missing. Idempotent."""
+    make_home(settings)
+    upgrade(settings.url)
+    database = Database(settings.url)
+    try:
+        with database.writing() as session:
+            ensure_local_token(session, settings.local_token_file)
+    finally:
+        database.close()
+
+
+def ensure_local_token(session: Session, file: Path) -> str:
+    """The token of this machine's owner: read from its file, or made at the first start (mode 0600)."""
+    if file.exists():
+        secret = file.read_text(encoding="utf-8").strip()
+        if find_by_secret(session, secret) is not None:
+            return secret
+    made = create(session, TokenRequest(name="local", role="admin"), actor="first start")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(file.name + ".part")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        stream.write(made.token + "\n")
+    partial.replace(file)
+    return made.token

@@ -1,0 +1,69 @@
+"""Every call of the API's description, asked by those who may not: nobody, and each role above its right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from support.reporting import launch
+
+from gxpo_services.db.database import Database
+from gxpo_services.db.tables import metadata
+
+OPEN = {"/health/live", "/health/ready"}
+INGEST = ("post", "/api/v1/runs/{run_id}/ingest")
+"""For the token of a launch alone."""
+NOBODY = ({}, {"Authorization": "Bearer gxpo_wrong"}, {"Authorization": "Basic YTpi"}, {"Authorization": "Bearer"})
+
+
+def calls(app: FastAPI) -> Iterator[tuple[str, str]]:
+    """Method and path of everything that is described."""
+    for path, operations in app.openapi()["paths"].items():
+        for method in operations:
+            yield method, path
+
+
+def ask(client: TestClient, method: str, path: str, run_id: str, headers: dict[str, str]) -> Any:
+    url = path.format(run_id=run_id, group_id=f"g{run_id[1:]}", token_id="t1", step=1)
+    return client.request(method, url, headers=headers, json={} if method in ("post", "patch") else None)
+
+
+def everything(database: Database) -> dict[str, list[tuple[Any, ...]]]:
+    """All rows by table."""
+    tables = metadata.sorted_tables
+    with database.engine.connect() as connection:
+        return {table.name: [tuple(row) for row in connection.execute(table.select())] for table in tables}
+
+
+def test_nobody_without_a_token_reads_or_writes_anything_but_the_health(
+    app: FastAPI, anonymous: TestClient, database: Database
+) -> None:
+    run_id = launch(database).split()[0]
+    before = everything(database)
+    asked = [(method, path) for method, path in calls(app) if path not in OPEN]
+    assert len(asked) > 30
+    for method, path in asked:
+        for headers in NOBODY:
+            answer = ask(anonymous, method, path, run_id, headers)
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), (method, path)
+            assert run_id not in answer.text
+    assert everything(database) == before
+    assert {path for path in OPEN if anonymous.get(path).status_code == 200} == OPEN
+
+
+def test_a_viewer_changes_nothing_and_a_submitter_no_tokens(
+    app: FastAPI, anonymous: TestClient, database: Database, token_for: Callable[[str], str]
+) -> None:
+    run_id = launch(database).split()[0]
+    viewer, submitter = ({"Authorization": f"Bearer {token_for(role)}"} for role in ("viewer", "submitter"))
+    before = everything(database)
+    for method, path in calls(app):
+        if method != "get":
+            answer = ask(anonymous, method, path, run_id, viewer)
+            assert answer.status_code == (401 if (method, path) == INGEST else 403), (method, path)
+        if path.startswith("/api/v1/tokens") and path != "/api/v1/tokens/me":
+            assert ask(anonymous, method, path, run_id, submitter).status_code == 403, (method, path)
+    assert ask(anonymous, *INGEST, run_id, submitter).status_code == 401
+    assert everything(database) == before

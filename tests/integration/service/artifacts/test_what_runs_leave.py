@@ -1,0 +1,293 @@
+"""Samples, evaluations, events, logs and checkpoints of a run, and that nothing outside its folder is reached."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from support import queued_runs as runs
+from support.reporting import body, evaluation_row, event_row, launch, metric_row, sample_row, send
+
+from gxpo_services.db.database import Database
+from gxpo_services.run_states import RunState
+from gxpo_services.settings import ServiceSettings
+
+
+@pytest.fixture
+def run_id(database: Database) -> str:
+    return runs.add_run(database)
+
+
+@pytest.fixture
+def folder(settings: ServiceSettings, run_id: str) -> Path:
+    made = settings.artifacts / run_id
+    made.mkdir(parents=True)
+    return made
+
+
+def path(run_id: str, rest: str) -> str:
+    return f"/api/v1/runs/{run_id}/{rest}"
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------
+
+
+def test_samples_come_page_by_page_and_by_step_and_verdict(client: TestClient, database: Database) -> None:
+    launched = launch(database)
+    run_id = launched.split()[0]
+    rows = [
+        sample_row(step, sample=n, verdict="correct" if n else "wrong", response=f"{step}.{n}", reward=float(n))
+        for step in (1, 2, 3)
+        for n in (0, 1)
+    ]
+    send(database, launched, body(1, metrics=[metric_row(1), metric_row(2), metric_row(3)], samples=rows))
+    seen: list[str] = []
+    cursor = None
+    while True:
+        page = client.get(path(run_id, "samples"), params={"limit": 4, "cursor": cursor} if cursor else {"limit": 4})
+        seen += [item["response"] for item in page.json()["items"]]
+        cursor = page.json()["next_cursor"]
+        if cursor is None:
+            break
+    assert seen == ["1.0", "1.1", "2.0", "2.1", "3.0", "3.1"]
+    assert page.json()["steps"] == [1, 2, 3]
+    (only,) = client.get(path(run_id, "samples"), params={"step": 2, "verdict": "wrong"}).json()["items"]
+    expected = sample_row(2, verdict="wrong", response="2.0", reward=0.0)
+    extra = {name: expected.pop(name) for name in ("detail", "weights_version")}
+    assert {name: value for name, value in only.items() if name != "number"} == {**expected, "extra": extra}
+    assert client.get(path(run_id, "samples"), params={"cursor": "x"}).status_code == 422
+
+
+def test_what_an_attempt_replaced_is_not_shown(client: TestClient, database: Database) -> None:
+    launched = launch(database)
+    run_id = launched.split()[0]
+    first = {kind: [row(step) for step in (1, 2, 3)] for kind, row in ROWS.items()}
+    send(database, launched, body(1, **first))
+    second = {kind: [row(2, 2)] for kind, row in ROWS.items()}
+    send(database, launched, body(2, offsets=dict.fromkeys(first, 3), **second))
+    samples = client.get(path(run_id, "samples")).json()
+    assert [(item["attempt"], item["step"]) for item in samples["items"]] == [(1, 1), (2, 2)]
+    assert samples["steps"] == [1, 2]
+    evaluations = client.get(path(run_id, "evaluations")).json()["items"]
+    assert [(item["attempt"], item["step"]) for item in evaluations] == [(1, 1), (2, 2)]
+
+
+ROWS: dict[str, Any] = {"metrics": metric_row, "samples": sample_row, "evaluations": evaluation_row}
+
+
+def test_evaluations_are_records_by_step_and_benchmark(client: TestClient, database: Database) -> None:
+    launched = launch(database)
+    run_id = launched.split()[0]
+    rows = [evaluation_row(step, benchmark=name) for step in (5, 0) for name in ("b", "a")]
+    rows.append(evaluation_row(5, benchmark="a", scores={"pass@1": "NaN"}))
+    send(database, launched, body(1, evaluations=rows))
+    items = client.get(path(run_id, "evaluations")).json()["items"]
+    assert [(item["step"], item["benchmark"]) for item in items] == [(0, "a"), (0, "b"), (5, "a"), (5, "b")]
+    assert items[2]["scores"] == {"pass@1": "NaN"}, "the one written last"
+    assert items[0] == evaluation_row(0, benchmark="a")
+    few = client.get(path(run_id, "evaluations"), params={"benchmark": "a", "after": 0, "per_problem": False})
+    assert [(item["step"], "per_problem" in item) for item in few.json()["items"]] == [(5, False)]
+
+
+def test_events_go_on_from_where_one_was(client: TestClient, database: Database) -> None:
+    launched = launch(database)
+    run_id = launched.split()[0]
+    send(database, launched, body(1, events=[event_row("checkpoint", "step 5 saved", step=5)]))
+    first = client.get(path(run_id, "events"), params={"limit": 1}).json()
+    assert [item["kind"] for item in first["items"]] == ["state"]
+    rest = client.get(path(run_id, "events"), params={"after": first["next_after"]}).json()
+    (event,) = rest["items"]
+    assert (event["actor"], event["time"], event["fields"]) == ("trainer", 3.25, {"step": 5})
+    nothing = client.get(path(run_id, "events"), params={"after": rest["next_after"]}).json()
+    assert nothing == {"items": [], "next_after": rest["next_after"]}
+
+
+def test_every_question_needs_a_token_and_a_run(anonymous: TestClient, client: TestClient, run_id: str) -> None:
+    parts = ("samples", "evaluations", "events", "logs", "logs/stream", "checkpoints", "checkpoints/1/download")
+    for part in (*parts, "metrics?names=a", "metrics/names"):
+        assert anonymous.get(path(run_id, part), headers={"Authorization": ""}).status_code == 401, part
+        assert client.get(path("r00000000000000000000", part)).status_code == 404, part
+
+
+# ---- logs ------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_is_read_in_parts_without_cutting_characters(client: TestClient, run_id: str, folder: Path) -> None:
+    assert client.get(path(run_id, "logs")).json() == {"text": "", "offset": 0, "next_offset": 0, "size": 0}
+    text = "größer 🙂\nzwei\n"
+    data = text.encode()
+    (folder / "train.log").write_bytes(data)
+    for limit in range(4, len(data) + 1):
+        offset, found = 0, ""
+        while offset < len(data):
+            part = client.get(path(run_id, "logs"), params={"offset": offset, "limit": limit}).json()
+            assert part["next_offset"] > offset
+            offset, found = part["next_offset"], found + part["text"]
+        assert found == text
+    end = client.get(path(run_id, "logs"), params={"offset": -7}).json()
+    assert (end["text"], end["size"]) == ("\nzwei\n", len(data)), "begins at a whole character"
+    (folder / "train.log").write_bytes(b"new")
+    assert client.get(path(run_id, "logs"), params={"offset": 15}).json()["text"] == "new"
+    (folder / "train.log").write_bytes(b"a\xff\xfeb\xe2")
+    odd = client.get(path(run_id, "logs")).json()
+    assert (odd["text"], odd["next_offset"]) == ("a\ufffd\ufffdb", 4), "the last byte may become a character yet"
+
+
+@pytest.fixture
+def served(app: FastAPI) -> Iterator[str]:
+    """The application behind a real server, for answers that go on."""
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join()
+
+
+class Stream:
+    """Events of a stream, one after the other."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        self._lines = response.iter_lines()
+
+    def next(self) -> tuple[str, dict[str, Any], str | None]:
+        """Kind, data and id of the next event; comments are passed over."""
+        kind, number = "", None
+        for line in self._lines:
+            if line.startswith("event: "):
+                kind = line.removeprefix("event: ")
+            elif line.startswith("id: "):
+                number = line.removeprefix("id: ")
+            elif line.startswith("data: "):
+                return kind, json.loads(line.removeprefix("data: ")), number
+        raise AssertionError("the stream ended without an event `end`")
+
+
+def test_a_log_is_followed_until_the_run_has_ended(
+    served: str, database: Database, run_id: str, folder: Path, token_for: Any
+) -> None:
+    log = folder / "train.log"
+    log.write_text("one\n")
+    runs.change(database, run_id, state=RunState.RUNNING)
+    headers = {"Authorization": f"Bearer {token_for('viewer')}"}
+    with httpx.Client(timeout=30.0, trust_env=False) as http:
+        with http.stream("GET", served + path(run_id, "logs/stream"), headers=headers) as response:
+            stream = Stream(response)
+            assert stream.next() == ("log", {"text": "one\n", "offset": 0, "next_offset": 4}, "4")
+            with log.open("a") as file:
+                file.write("two\n")
+            assert stream.next() == ("log", {"text": "two\n", "offset": 4, "next_offset": 8}, "8")
+            log.write_text("anew\n")  # begun anew, and shorter
+            assert stream.next()[0] == "truncated"
+            assert stream.next()[1]["text"] == "anew\n"
+            with log.open("a") as file:
+                file.write("last\n")
+            runs.change(database, run_id, state=RunState.SUCCEEDED)
+            assert stream.next()[1]["text"] == "last\n"
+            assert stream.next() == ("end", {"next_offset": 10}, None)
+        again = headers | {"Last-Event-ID": "5"}
+        with http.stream("GET", served + path(run_id, "logs/stream"), headers=again) as response:
+            stream = Stream(response)
+            assert stream.next()[1] == {"text": "last\n", "offset": 5, "next_offset": 10}
+            assert stream.next()[0] == "end"
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------
+
+
+def add_checkpoint(folder: Path, step: int, score: Any = None, *, whole: bool = True) -> Path:
+    made = folder / "checkpoints" / f"step-{step:08d}"
+    (made / "policy").mkdir(parents=True)
+    (made / "policy" / "config.json").write_text(f'{{"step": {step}}}')
+    (made / "policy" / "model.safetensors").write_bytes(bytes(range(256)) * 3000)
+    (made / "state.json").write_text(json.dumps({"step": step, "score": score}))
+    if whole:
+        (made / "manifest.json").write_text(json.dumps({"format": 1, "step": step, "sha256": {}}))
+    return made
+
+
+def test_checkpoints_are_listed_with_the_best_and_the_newest(client: TestClient, run_id: str, folder: Path) -> None:
+    assert client.get(path(run_id, "checkpoints")).json() == {"items": []}
+    for step, score in ((10, 0.5), (20, 0.7), (30, 0.7), (40, None)):
+        add_checkpoint(folder, step, score)
+    add_checkpoint(folder, 50, whole=False)
+    (folder / "checkpoints" / ".step-00000060.partial").mkdir()
+    (folder / "checkpoints" / "step-00000070").symlink_to(folder / "checkpoints" / "step-00000010")
+    (folder / "checkpoints" / "notes.txt").write_text("x")
+    items = client.get(path(run_id, "checkpoints")).json()["items"]
+    assert [(item["step"], item["score"], item["best"], item["newest"]) for item in items] == [
+        (10, 0.5, False, False),
+        (20, 0.7, True, False),
+        (30, 0.7, False, False),
+        (40, None, False, True),
+    ]
+    found = folder / "checkpoints" / "step-00000010"
+    assert items[0]["size_bytes"] == sum(file.stat().st_size for file in found.rglob("*") if file.is_file())
+    assert items[0]["created_at"] == (found / "manifest.json").stat().st_mtime
+
+
+def test_a_policy_comes_as_a_zip_file(client: TestClient, run_id: str, folder: Path) -> None:
+    made = add_checkpoint(folder, 10)
+    (made / "policy" / "more").mkdir()
+    (made / "policy" / "more" / "tokens.json").write_text("{}")
+    answer = client.get(path(run_id, "checkpoints/10/download"))
+    assert answer.headers["content-type"] == "application/zip"
+    assert answer.headers["content-disposition"] == f'attachment; filename="{run_id}-step-10.zip"'
+    with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
+        assert archive.testzip() is None
+        assert archive.namelist() == ["config.json", "model.safetensors", "more/tokens.json"]
+        assert archive.read("model.safetensors") == bytes(range(256)) * 3000
+    for step in (11, 99999999999, -1):
+        assert client.get(path(run_id, f"checkpoints/{step}/download")).status_code in (404, 422)
+
+
+def test_links_in_a_folder_are_not_followed(
+    client: TestClient, run_id: str, folder: Path, tmp_path: Path, settings: ServiceSettings
+) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "train.log").write_text("hidden")
+    (secret / "model.safetensors").write_text("hidden")
+    (folder / "train.log").symlink_to(secret / "train.log")
+    assert client.get(path(run_id, "logs")).json()["text"] == ""
+    made = add_checkpoint(folder, 10)
+    (made / "policy" / "linked.json").symlink_to(secret / "train.log")
+    (made / "policy" / "linked").symlink_to(secret)
+    os.mkfifo(made / "policy" / "pipe")
+    with zipfile.ZipFile(io.BytesIO(client.get(path(run_id, "checkpoints/10/download")).content)) as archive:
+        assert archive.namelist() == ["config.json", "model.safetensors"]
+    replaced = add_checkpoint(folder, 20)
+    (replaced / "policy").rename(tmp_path / "moved")
+    (replaced / "policy").symlink_to(secret)
+    assert client.get(path(run_id, "checkpoints/20/download")).status_code == 404
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    assert client.get(path(run_id, "checkpoints")).json() == {"items": []}
+    assert client.get(path(run_id, "checkpoints/10/download")).status_code == 404
+
+
+def test_a_path_cannot_climb_out(client: TestClient, run_id: str, folder: Path, settings: ServiceSettings) -> None:
+    (settings.artifacts / "train.log").write_text("hidden")
+    for odd in ("..", "%2e%2e", f"{run_id}%2f..", "..%2f..%2fetc", "%00", f"{run_id}%5c.."):
+        answer = client.get(f"/api/v1/runs/{odd}/logs")
+        assert answer.status_code in (404, 405, 422), odd
+        assert "hidden" not in answer.text
+    for odd in ("..", "%2e%2e", "1%2f..", "0x1"):
+        assert client.get(path(run_id, f"checkpoints/{odd}/download")).status_code in (404, 422)

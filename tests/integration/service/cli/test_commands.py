@@ -1,0 +1,462 @@
+"""The commands against a real API over HTTP: what they print, where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import threading
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fastapi import FastAPI
+from support.finished_runs import finish
+from support.http_server import HttpServer
+
+from gxpo_services.access.principals import hash_token
+from gxpo_services.cli import client as client_module
+from gxpo_services.db.database import Database
+from gxpo_services.run_states import RunState
+from gxpo_services.runs import lifecycle, repository
+from gxpo_services.settings import ServiceSettings
+from gxpo_trainer.cli import main as cli
+
+LONG_S = 60
+
+
+@pytest.fixture
+def database_url(tmp_path: Path, sqlite_template: Path) -> str:
+    """The commands see HTTP alone: one database says all."""
+    file = tmp_path / "gxpo.sqlite"
+    file.write_bytes(sqlite_template.read_bytes())
+    return f"sqlite:///{file}"
+
+
+@pytest.fixture
+def url(app: FastAPI) -> Iterator[str]:
+    with HttpServer(app) as found:
+        yield found
+
+
+@pytest.fixture
+def gxpo(
+    url: str, token_for: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., int]:
+    """The command line of a person with an admin's token, in an empty folder."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    for name in ("GXPO_HOME", "GXPO_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GXPO_URL", url)
+    monkeypatch.setenv("GXPO_TOKEN", token_for("admin"))
+
+    def run(*words: object) -> int:
+        return cli.main([str(word) for word in words])
+
+    return run
+
+
+@pytest.fixture
+def submitted(gxpo: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Submit a run with a name; its id."""
+
+    def submit(name: str, *words: str) -> str:
+        assert gxpo("submit", "--preset", "demo", "--name", name, *words) == 0
+        return capsys.readouterr().out.strip()
+
+    return submit
+
+
+def move(database: Database, run_id: str, *states: RunState, **values: object) -> None:
+    with database.writing() as session:
+        for state in states:
+            run = repository.find(session, run_id)
+            assert run is not None
+            last = values if state is states[-1] else {}
+            lifecycle.move(session, run, state, actor="tests", message=f"now {state}", **last)
+
+
+def answer(capsys: pytest.CaptureFixture[str]) -> object:
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_submitted_run_prints_its_id_and_shows_as_it_was_sent(
+    gxpo: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    about = ("--tags", "a, b", "--notes", "n", "--priority", 3)
+    code = gxpo("submit", "--preset", "demo", "--set", "learner.rule.k=7", *about)
+    out, err = capsys.readouterr()
+    run_id = out.strip()
+    assert code == 0
+    assert err == f"demo is queued; `gxpo watch {run_id}` follows it\n"
+    assert gxpo("show", run_id, "--json") == 0
+    run = answer(capsys)
+    assert (run["tags"], run["notes"], run["priority"]) == (["a", "b"], "n", 3)
+    assert run["config"]["learner"]["rule"]["k"] == 7
+    assert gxpo("show", run_id, "--config") == 0
+    assert tomllib.loads(capsys.readouterr().out)["learner"]["rule"]["k"] == 7
+    assert gxpo("show", run_id) == 0
+    shown = capsys.readouterr().out
+    assert all(words in shown for words in (run_id, "GXPO K=7", "0/40", "cancel"))
+
+
+def test_one_key_makes_one_run(gxpo: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    ids = []
+    for _ in range(2):
+        assert gxpo("submit", "--preset", "demo", "--key", "mine") == 0
+        ids.append(capsys.readouterr().out)
+    assert ids[0] == ids[1]
+    assert gxpo("submit", "--preset", "demo-grpo", "--key", "mine") == 1
+    assert "mine" in capsys.readouterr().err
+
+
+def test_files_that_are_here_travel_as_absolute_paths(
+    gxpo: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    Path("mine.jsonl").write_text('{"problem": "1+1", "answer": "2"}\n')
+    Path("run.toml").write_text('[data]\nsource = "mine.jsonl"\n[evaluation]\nbenchmarks = ["mine.jsonl"]\n')
+    assert gxpo("submit", "run.toml", "--json") == 0
+    config = answer(capsys)["config"]
+    here = str(tmp_path / "work" / "mine.jsonl")
+    assert (config["data"]["source"], config["evaluation"]["benchmarks"]) == (here, [here])
+    assert config["model"]["path"] == "starter"
+
+
+def test_a_check_says_the_cost_and_makes_nothing(gxpo: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert gxpo("submit", "--preset", "demo", "--check") == 0
+    assert capsys.readouterr().out.startswith("valid; 40 steps, at most 120 backward passes (GXPO: 3 backward passes")
+    assert gxpo("runs", "--json") == 0
+    assert answer(capsys) == []
+
+
+def test_a_config_that_only_the_server_refuses_ends_with_code_2(
+    gxpo: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in ((), ("--check",)):
+        assert gxpo("submit", "--preset", "demo", "--set", "model.trust_remote_code=true", *words) == 2
+        out, err = capsys.readouterr()
+        assert "model.trust_remote_code: is off on this server" in err
+        assert out == ""
+
+
+def test_a_sweep_shows_its_cost_before_it_is_made(gxpo: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    grid = ("sweep", "--base", "demo", "--grid", "learner.rule.k=3,5", "--seeds", "0-2")
+    assert gxpo(*grid, "--check") == 0
+    # 2 values × 3 seeds, 40 steps of 3 passes each
+    assert "6 runs: 240 steps, at most 720 backward passes" in capsys.readouterr().out
+    assert gxpo(*grid) == 2
+    assert "Submit 6 runs? Nobody can be asked here; add --yes" in capsys.readouterr().err
+    assert gxpo(*grid, "--yes", "--tags", "k") == 0
+    group = capsys.readouterr().out.splitlines()[-1]
+    assert gxpo("runs", "--group", group, "--json") == 0
+    found = answer(capsys)
+    assert sorted((run["group_values"]["learner.rule.k"], run["seed"]) for run in found) == [
+        (k, seed) for k in (3, 5) for seed in (0, 1, 2)
+    ]
+    assert {tag for run in found for tag in run["tags"]} == {"k"}
+    assert gxpo("sweep", "--base", "demo", "--grid", "learner.rule.k=1", "--yes") == 2
+    assert "learner.rule.k" in capsys.readouterr().err
+    assert gxpo("sweep", "--base", "demo", "--grid", "nonsense") == 2
+    assert gxpo("sweep") == 2
+
+
+def test_runs_are_listed_filtered_and_sorted(
+    gxpo: Callable[..., int], submitted: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = [submitted(name, "--tags", tag) for name, tag in (("one", "x"), ("two", "y"), ("three", "x"))]
+    assert gxpo("runs", "--tag", "x", "--sort", "name", "--order", "asc", "--json") == 0
+    assert [run["name"] for run in answer(capsys)] == ["one", "three"]
+    assert gxpo("runs", "--limit", 2) == 0
+    table = capsys.readouterr().out
+    assert ids[0] not in table
+    assert ids[1] in table
+    assert ids[2] in table
+    assert "queued #3" in table
+    assert gxpo("runs", "--state", "failed") == 0
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "no run fits; `gxpo submit --preset demo` makes one\n")
+    assert gxpo("runs", "--sort", "nonsense") == 2
+
+
+def test_a_run_is_meant_by_any_unique_piece_of_its_id_or_its_name(
+    gxpo: Callable[..., int], submitted: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = submitted("first"), submitted("second")
+    for word in (first, "first", first[-8:]):
+        assert gxpo("show", word, "--json") == 0
+        assert answer(capsys)["id"] == first
+    assert gxpo("show", first[:5]) == 2
+    err = capsys.readouterr().err
+    assert "could be any of 2 runs" in err
+    assert first in err
+    assert second in err
+    assert gxpo("show", "nowhere") == 1
+    assert capsys.readouterr().err == "gxpo: there is no run 'nowhere'; `gxpo runs` lists them\n"
+    named_like_an_id = submitted(second[-8:])
+    assert gxpo("show", second[-8:], "--json") == 0
+    assert answer(capsys)["id"] == named_like_an_id
+
+
+def test_runs_are_cancelled_and_each_refusal_is_named(
+    gxpo: Callable[..., int], submitted: Callable[..., str], capsys: pytest.CaptureFixture[str], database: Database
+) -> None:
+    done, waiting = submitted("done"), submitted("waiting")
+    move(database, done, RunState.STARTING, RunState.RUNNING, RunState.SUCCEEDED)
+    assert gxpo("cancel", "done", "waiting") == 1
+    out, err = capsys.readouterr()
+    assert out == f"{waiting} waiting: cancelled\n"
+    assert err.startswith(f"gxpo: {done}: ")
+    assert gxpo("pause", "waiting") == 1
+    assert gxpo("retry", "waiting", "--json") == 0
+    capsys.readouterr()
+
+
+def test_pause_and_resume(
+    gxpo: Callable[..., int], submitted: Callable[..., str], capsys: pytest.CaptureFixture[str], database: Database
+) -> None:
+    run_id = submitted("mine")
+    move(database, run_id, RunState.STARTING, RunState.RUNNING)
+    assert gxpo("pause", run_id) == 0
+    assert capsys.readouterr().out == f"{run_id} mine: pausing\n"
+    move(database, run_id, RunState.PAUSED)
+    assert gxpo("resume", run_id) == 0
+    assert capsys.readouterr().out == f"{run_id} mine: queued\n"
+
+
+def test_a_clone_has_other_settings_and_names_its_original(
+    gxpo: Callable[..., int], submitted: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = submitted("mine")
+    assert gxpo("clone", "mine", "--set", "learner.rule.k=9", "--name", "other", "--json") == 0
+    (made,) = answer(capsys)
+    assert (made["name"], made["parent_id"], made["config"]["learner"]["rule"]["k"]) == ("other", original, 9)
+
+
+def test_name_tags_and_notes_can_be_edited_and_runs_archived(
+    gxpo: Callable[..., int], submitted: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_id = submitted("mine", "--tags", "a")
+    assert gxpo("edit", "mine", "--name", "yours", "--tags", "", "--archive") == 0
+    assert capsys.readouterr().out == f"{run_id} yours: changed name, tags, archived\n"
+    assert gxpo("runs", "--json") == 0
+    assert answer(capsys) == []
+    assert gxpo("runs", "--archived", "--json") == 0
+    assert [(run["name"], run["tags"]) for run in answer(capsys)] == [("yours", [])]
+    assert gxpo("edit", "yours") == 2
+    assert "say what to change" in capsys.readouterr().err
+
+
+def test_deleting_asks_first_and_needs_an_ended_run(
+    gxpo: Callable[..., int], submitted: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_id = submitted("mine")
+    assert gxpo("delete", "mine") == 2
+    assert "Nobody can be asked here; add --yes" in capsys.readouterr().err
+    assert gxpo("delete", "mine", "--yes") == 1
+    assert gxpo("cancel", "mine") == 0
+    assert gxpo("delete", "mine", "--yes") == 0
+    assert f"{run_id} is deleted" in capsys.readouterr().out
+    assert gxpo("show", run_id) == 1
+
+
+def test_watching_ends_with_the_run_and_its_exit_code_says_how(
+    gxpo: Callable[..., int], submitted: Callable[..., str], capsys: pytest.CaptureFixture[str], database: Database
+) -> None:
+    good, bad = submitted("good"), submitted("bad")
+    move(database, good, RunState.STARTING, RunState.RUNNING, RunState.SUCCEEDED)
+    move(database, bad, RunState.STARTING, RunState.FAILED, reason="out_of_memory", detail="the sampler was killed")
+    assert gxpo("watch", "good") == 0
+    assert "good: succeeded" in capsys.readouterr().err
+    assert gxpo("watch", "good", "bad") == 1
+    assert "bad: failed (out_of_memory)" in capsys.readouterr().err
+    assert gxpo("watch", "bad", "--json") == 1
+    assert answer(capsys)["reason"] == "out_of_memory"
+    assert gxpo("watch") == 2
+
+
+def test_watching_goes_on_until_the_end_comes(
+    gxpo: Callable[..., int], submitted: Callable[..., str], capsys: pytest.CaptureFixture[str], database: Database
+) -> None:
+    run_id = submitted("mine")
+    codes: list[int] = []
+    watcher = threading.Thread(target=lambda: codes.append(gxpo("watch", run_id, "--every", "0.02")))
+    watcher.start()
+    move(database, run_id, RunState.STARTING, RunState.RUNNING)
+    assert watcher.is_alive()
+    move(database, run_id, RunState.SUCCEEDED, reason="steps_done")
+    watcher.join(LONG_S)
+    assert codes == [0]
+    assert capsys.readouterr().err.splitlines()[-1] == "mine: succeeded"
+
+
+def write_log(settings: ServiceSettings, run_id: str, text: str) -> None:
+    folder = settings.artifacts / run_id
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "train.log").open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def test_logs_are_printed_whole_in_part_and_to_the_end(
+    gxpo: Callable[..., int],
+    submitted: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    database: Database,
+    settings: ServiceSettings,
+) -> None:
+    run_id = submitted("mine")
+    lines = [f"line {number} π\n" for number in range(20_000)]
+    write_log(settings, run_id, "".join(lines) + "half")
+    assert gxpo("logs", "mine") == 0
+    assert capsys.readouterr().out == "".join(lines) + "half"
+    assert gxpo("logs", "mine", "--tail", "2") == 0
+    assert capsys.readouterr().out == "".join(lines[-2:]) + "half"
+    move(database, run_id, RunState.STARTING, RunState.RUNNING)
+    codes: list[int] = []
+    reader = threading.Thread(target=lambda: codes.append(gxpo("logs", "mine", "-f", "--tail", "1")))
+    reader.start()
+    write_log(settings, run_id, " and half\n")
+    move(database, run_id, RunState.SUCCEEDED)
+    write_log(settings, run_id, "")
+    reader.join(LONG_S)
+    assert codes == [0]
+    assert capsys.readouterr().out.endswith("half and half\n")
+
+
+def test_runs_are_compared_with_tables_and_the_sentence(
+    gxpo: Callable[..., int],
+    submitted: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    database: Database,
+    url: str,
+) -> None:
+    grpo, plain = submitted("plain", "--set", "learner.rule.name=grpo"), submitted("unfinished")
+    finish(url, database, grpo, [0.0, 0.25, 0.5])
+    assert gxpo("compare", "plain", "unfinished") == 0
+    out = capsys.readouterr().out
+    assert "50.0 %" in out
+    assert "GRPO" in out
+    assert f"left out: unfinished ({plain}): it has no evaluation (yet)\n" in out
+    assert "{'" not in out, "no member is shown as the raw answer has it"
+    assert gxpo("compare", "plain", "--json") == 0
+    assert answer(capsys)["target"]["steps"] == 2
+    assert gxpo("compare", "unfinished") == 2
+    assert gxpo("compare") == 2
+
+
+def test_an_export_is_a_whole_file_or_none(
+    gxpo: Callable[..., int],
+    submitted: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    database: Database,
+    url: str,
+) -> None:
+    finish(url, database, submitted("mine"), [0.0, 0.5])
+    assert gxpo("export", "mine") == 0
+    file = Path(capsys.readouterr().out.strip())
+    assert file.read_bytes()[:2] == b"PK", "several tables travel as one zip file"
+    assert gxpo("export", "mine", "--format", "jsonl", "--out", "numbers.zip", "--json") == 0
+    assert answer(capsys)["bytes"] == Path("numbers.zip").stat().st_size
+    assert gxpo("export", "mine", "--out", "nowhere/numbers.zip") == 2
+    assert "--out nowhere/numbers.zip cannot be written" in capsys.readouterr().err
+    assert gxpo("export", "r00000000000000000000") == 1
+    assert sorted(entry.name for entry in Path().iterdir()) == sorted({file.name, "numbers.zip"})
+
+
+def test_tokens_are_made_listed_and_revoked(
+    gxpo: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert gxpo("token", "create", "ci", "--role", "viewer", "--days", "2") == 0
+    out, err = capsys.readouterr()
+    secret = out.strip()
+    assert secret.startswith("gxpo_")
+    assert "only time it is shown" in err
+    assert gxpo("token", "list", "--json") == 0
+    listed = {token["name"]: token for token in answer(capsys)}
+    assert secret not in json.dumps(listed)
+    file = tmp_path / "token"
+    file.write_text(secret + "\n")
+    assert gxpo("runs", "--token-file", file) == 0
+    assert gxpo("submit", "--preset", "demo", "--token-file", file) == 1
+    assert "needs the role submitter" in capsys.readouterr().err
+    assert gxpo("token", "list") == 0
+    assert "works until" in capsys.readouterr().out
+    assert gxpo("token", "revoke", listed["ci"]["id"]) == 0
+    assert capsys.readouterr().out == f"{listed['ci']['id']} (ci) is revoked\n"
+    assert gxpo("runs", "--token-file", file) == 1
+    assert "--token-file" in capsys.readouterr().err
+
+
+def test_the_first_token_of_a_service_is_made_in_its_database(
+    gxpo: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    database: Database,
+    database_url: str,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("GXPO_DATABASE_URL", database_url)
+    assert gxpo("token", "create", "first", "--role", "admin", "--database", "--json") == 0
+    made = answer(capsys)
+    with database.reading() as session:
+        from gxpo_services.db.tables.tokens import AccessToken
+
+        row = session.get(AccessToken, made["id"])
+        assert row is not None
+        assert row.sha256 == hash_token(made["token"])
+    monkeypatch.setenv("GXPO_DATABASE_URL", f"sqlite:///{tmp_path / 'empty.sqlite'}")
+    assert gxpo("token", "create", "first", "--database") == 2
+    assert "gxpo migrate" in capsys.readouterr().err
+
+
+def test_migrate_brings_a_database_to_the_newest_schema(
+    gxpo: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GXPO_DATABASE_URL", f"sqlite:///{tmp_path / 'new.sqlite'}")
+    assert gxpo("migrate", "--check") == 1
+    assert gxpo("migrate") == 0
+    assert gxpo("migrate", "--check") == 0
+    monkeypatch.setenv("GXPO_PORT", "many")
+    assert gxpo("migrate") == 2
+    assert "GXPO_PORT: " in capsys.readouterr().err
+
+
+def test_the_local_token_is_used_on_loopback_and_nowhere_else(
+    gxpo: Callable[..., int], url: str, token_for: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from gxpo_services.cli.client import connect
+
+    home = tmp_path / "home"
+    home.mkdir(exist_ok=True)
+    (home / "token").write_text(token_for("admin"))
+    (home / "up.json").write_text(json.dumps({"url": url}))
+    monkeypatch.delenv("GXPO_TOKEN")
+    monkeypatch.delenv("GXPO_URL")
+    monkeypatch.setenv("GXPO_HOME", str(home))
+    assert gxpo("token", "list") == 0
+    with connect("http://192.0.2.1:8000") as client:
+        assert "authorization" not in client._http.headers
+
+
+def test_no_service_and_no_token_are_said_with_the_way_out(
+    gxpo: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]  # the client's alone; its pauses pass at once
+    pauses = SimpleNamespace(sleep=lambda seconds: clock.__setitem__(0, clock[0] + seconds), monotonic=lambda: clock[0])
+    monkeypatch.setattr(client_module, "time", pauses)
+    assert gxpo("runs", "--url", "http://127.0.0.1:9") == 1
+    assert "start one with `gxpo up`, or name another with --url" in capsys.readouterr().err
+    assert gxpo("runs", "--url", "nonsense") == 2
+    monkeypatch.setenv("GXPO_TOKEN", "wrong")
+    assert gxpo("runs") == 1
+    assert "(--token-file FILE or GXPO_TOKEN)" in capsys.readouterr().err
+
+
+def test_a_run_s_text_cannot_steer_the_terminal(
+    gxpo: Callable[..., int], submitted: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    submitted("mine\x1b[2Jx\x07", "--notes", "n")
+    assert gxpo("runs") == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "minex�" in out

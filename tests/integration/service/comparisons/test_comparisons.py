@@ -1,0 +1,457 @@
+"""`/compare` and `/groups/{id}/heatmap`: numbers worked by hand, on both databases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from support import reporting
+from support.reported_runs import add_group, add_run, config, evaluated_run, report
+
+from gxpo_services.comparisons import service
+from gxpo_services.comparisons.memory import Memory, Sources
+from gxpo_services.db.database import Database
+
+GRPO: dict[str, Any] = {"name": "grpo"}
+GXPO: dict[str, Any] = {"name": "gxpo", "k": 5}
+RISING = {0: [0.0, 0.5], 10: [0.25, 0.5], 20: [0.5, 0.75]}
+FASTER = {0: [0.0, 0.5], 10: [0.5, 0.75], 20: [0.75, 1.0]}
+
+
+def compare(client: TestClient, **query: Any) -> dict[str, Any]:
+    answer = client.get("/api/v1/compare", params=query)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def group(answer: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(found for found in answer["groups"] if found["name"] == name)
+
+
+def table(answer: dict[str, Any], beginning: str) -> dict[str, Any]:
+    return next(found for found in answer["tables"] if found["title"].startswith(beginning))
+
+
+@pytest.fixture
+def two(database: Database) -> tuple[str, str]:
+    """GRPO ends at 62.5 % after 20 steps, 20 passes, 12 min; GXPO is there at step 10, 30 passes, 6 min."""
+    first = evaluated_run(database, config(GRPO, name="plain"), RISING)
+    second = evaluated_run(database, config(GXPO, name='<b>fast</b>, "x"\n🦆'), FASTER, passes=3, shutoff=12)
+    return first, second
+
+
+def test_two_runs_by_hand(client: TestClient, two: tuple[str, str]) -> None:
+    answer = compare(client, runs=list(two))
+    assert (answer["baseline"], answer["metric"], answer["benchmarks"]) == ("GRPO", "pass@1", ["easy"])
+    assert answer["target"] == {"accuracy": 0.625, "steps": 20, "backward_passes": 20, "hours": 0.2, "tokens": 2000}
+    fast = group(answer, "GXPO K=5")
+    assert fast["peak"]["accuracy"] == 0.875
+    assert fast["match"] == {"accuracy": 0.625, "steps": 10, "backward_passes": 30, "hours": 0.1, "tokens": 1000}
+    assert fast["speed_ups"] == pytest.approx({"steps": 2, "backward_passes": 2 / 3, "hours": 2, "tokens": 2})
+    assert (fast["num_paired"], fast["num_reached"], fast["shutoff_steps"]) == (1, 1, [12])
+    run = fast["runs"][0]
+    assert (run["id"], run["name"], run["seed"]) == (two[1], '<b>fast</b>, "x"\n🦆', 0)
+    assert run["target"]["accuracy"] == 0.625
+    assert run["curve"]["accuracy"] == [0.25, 0.625, 0.875]
+    assert run["curve"]["backward_passes"] == [0, 30, 60]
+    assert run["curve"]["low"] == pytest.approx([0.15, 0.525, 0.775])
+    assert (run["gate"]["threshold"], run["gate"]["shutoff_step"], run["gate"]["downsampled"]) == (0.5, 12, False)
+    assert run["gate"]["steps"] == list(range(1, 13))
+    assert run["gate"]["z"][-2:] == pytest.approx([-1.1, 0.9])
+    assert "One seed decides nothing" in answer["evidence"]
+    assert answer["supported"] == {"GXPO K=5": []}
+    assert answer["missing"] == ["seeds shared with the baseline (1 of at least 3)"]
+    assert answer["left_out"] == answer["differences"] == []
+
+
+def test_at_equal_budgets_the_last_evaluation_counts(client: TestClient, two: tuple[str, str]) -> None:
+    query = {"runs": f"{two[0]},{two[1]}", "budgets": ["backward_passes:20, 59", "hours:0.15"], "x": "backward_passes"}
+    budgets = {(b["axis"], b["budget"]): b for b in group(compare(client, **query), "GXPO K=5")["budgets"]}
+    # 20 passes: only its start, 25 % against 62.5 %. 59: step 10 against GRPO's end, which came before. 9 min: step 10.
+    assert set(budgets) == {("backward_passes", 20), ("backward_passes", 59), ("hours", 0.15)}
+    early, late, timed = budgets["backward_passes", 20], budgets["backward_passes", 59], budgets["hours", 0.15]
+    assert (early["accuracy"]["mean"], early["over_seeds"]["mean"], early["all_reached"]) == (0.25, -0.375, True)
+    assert (late["accuracy"]["mean"], late["over_seeds"]["mean"], late["all_reached"]) == (0.625, 0.0, False)
+    assert timed["over_seeds"] == {"mean": 0.25, "low": None, "high": None, "num": 1}
+    # Per problem −.5 and −.25: a resample of two lies between them.
+    assert early["over_problems"] == {"mean": -0.375, "low": -0.5, "high": -0.25, "num": 2}
+
+
+def test_budgets_are_chosen_when_none_are_named(client: TestClient, two: tuple[str, str]) -> None:
+    budgets = group(compare(client, runs=list(two)), "GRPO")["budgets"]
+    found = [(budget["axis"], pytest.approx(budget["budget"])) for budget in budgets]
+    passes, hours = [7, 13, 20], [0.2 / 3, 0.4 / 3, 0.2]
+    expected = [("steps", 20), *(("backward_passes", b) for b in passes), *(("hours", b) for b in hours)]
+    assert found == [*expected, ("tokens", 2000)]
+
+
+def test_tables_are_the_papers_views(client: TestClient, two: tuple[str, str]) -> None:
+    answer = compare(client, runs=list(two), budgets="20,60", x="backward_passes")
+    titles = [found["title"] for found in answer["tables"]]
+    assert titles[0] == "Result at the end"
+    assert titles[1].startswith("To match the best of GRPO: 62.5 % at step 20")
+    assert titles[2:4] == ["Accuracy at equal backward passes", "Own best"]
+    assert table(answer, "To match")["rows"][1] == [
+        "GXPO K=5", "87.5 %", "20", "10 (2.00×)", "30 (0.67×)", "6.0 min (2.00×)",
+    ]  # fmt: skip
+    assert table(answer, "Accuracy at equal backward")["rows"] == [
+        ["GRPO", "62.5 %", "62.5 %", "62.5 %"],
+        ["GXPO K=5", "25.0 %", "87.5 %", "56.2 %"],
+    ]
+    assert table(answer, "Own best")["rows"][1] == [
+        "GXPO K=5", "12", "60", "12.0 min", "87.5 %", "20", "60", "12.0 min",
+    ]  # fmt: skip
+    assert all(len(row) == len(found["header"]) for found in answer["tables"] for row in found["rows"])
+
+
+def test_seeds_of_a_config_are_one_group_with_its_interval(client: TestClient, database: Database) -> None:
+    sweep = add_group(database)
+    for seed, end in enumerate((0.4, 0.5, 0.6)):
+        evaluated_run(database, config(GRPO, seed, f"a{seed}"), {0: [0.2], 10: [end]}, group=sweep)
+        evaluated_run(database, config(GXPO, seed, f"b{seed}"), {0: [0.2], 5: [end], 10: [end]}, group=sweep)
+    answer = compare(client, groups=sweep)
+    assert [(found["name"], found["seeds"]) for found in answer["groups"]] == [
+        ("GRPO", [0, 1, 2]),
+        ("GXPO K=5", [0, 1, 2]),
+    ]
+    base, fast = answer["groups"]
+    assert base["mean"]["accuracy"] == pytest.approx([0.2, 0.5])
+    # s = .1, t(2) = 4.3027: half-width 4.3027 · .1 / √3 = .2484.
+    assert base["mean"]["high"] == pytest.approx([0.2, 0.7484], abs=1e-4)
+    assert (fast["num_paired"], fast["num_reached"]) == (3, 3)
+    assert fast["seed_speed_ups"]["steps"] == {"mean": pytest.approx(2), "low": pytest.approx(2),
+                                               "high": pytest.approx(2), "num": 3}  # fmt: skip
+    assert answer["supported"] == {"GXPO K=5": ["steps", "backward_passes", "hours"]}
+    assert {run["group"] for run in fast["runs"]} == {sweep}
+
+
+def test_the_baseline_may_be_named_by_configuration_run_or_name(client: TestClient, two: tuple[str, str]) -> None:
+    for word in ("GXPO K=5", two[1], '<b>fast</b>, "x"\n🦆'):
+        answer = compare(client, runs=list(two), baseline=word)
+        assert answer["baseline"] == "GXPO K=5"
+        assert group(answer, "GXPO K=5")["is_baseline"]
+    refused = client.get("/api/v1/compare", params={"runs": list(two), "baseline": "PPO"})
+    assert refused.status_code == 422
+    assert refused.json()["errors"][0]["field"] == "baseline"
+    assert "'GRPO', 'GXPO K=5'" in refused.json()["detail"]
+
+
+def test_a_run_without_evaluations_is_listed_and_the_rest_is_compared(
+    client: TestClient, database: Database, two: tuple[str, str]
+) -> None:
+    waiting = add_run(database, config(GXPO, 7, "waiting"))
+    other = evaluated_run(database, config(GXPO, 8), RISING, benchmarks=("hard",))
+    answer = compare(client, runs=[*two, waiting, other], benchmark="easy")
+    assert len(answer["groups"]) == 2
+    assert answer["left_out"] == [
+        {"run": waiting, "name": "waiting", "reason": "it has no evaluation (yet)"},
+        {"run": other, "name": "run", "reason": "no evaluation of 'easy'; it has ['hard']"},
+    ]
+    refused = client.get("/api/v1/compare", params={"runs": [waiting]})
+    assert refused.status_code == 422
+    assert refused.json()["left_out"][0]["run"] == waiting
+    refused = client.get("/api/v1/compare", params={"runs": [*two, other]})
+    assert refused.status_code == 422
+    assert "no benchmark in common" in refused.json()["detail"]
+
+
+def test_more_runs_than_one_question_fetches_are_compared_all_the_same(
+    client: TestClient, database: Database, two: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = add_run(database, config(GRPO, seed=9))
+    ids = [two[0], empty, two[1]]
+    whole = compare(client, runs=ids)
+    for at_once in (1, 2):
+        monkeypatch.setattr("gxpo_services.comparisons.loading._RUNS_AT_ONCE", at_once)
+        assert compare(client, runs=ids) == whole
+    assert [run["run"] for run in whole["left_out"]] == [empty]
+    assert len(whole["groups"]) == 2
+
+
+def test_of_two_runs_of_one_seed_the_one_that_came_further_counts(client: TestClient, database: Database) -> None:
+    long = evaluated_run(database, config(GRPO), RISING)
+    short = evaluated_run(database, config(GRPO, name="retry"), {0: [0.0, 0.5]})
+    answer = compare(client, runs=[short, long])
+    assert [run["id"] for run in answer["groups"][0]["runs"]] == [long]
+    assert answer["left_out"][0]["run"] == short
+    assert long in answer["left_out"][0]["reason"]
+    assert "nothing to compare" in answer["evidence"]
+
+
+def test_seeds_that_share_no_step_are_left_out(client: TestClient, database: Database, two: tuple[str, str]) -> None:
+    sfpo = {"name": "sfpo", "k": 3}
+    odd = [evaluated_run(database, config(sfpo, seed), {step: [0.5]}) for seed, step in ((0, 3), (1, 4))]
+    answer = compare(client, runs=[*two, *odd])
+    assert [found["name"] for found in answer["groups"]] == ["GRPO", "GXPO K=5"]
+    assert {run["run"] for run in answer["left_out"]} == set(odd)
+
+
+def test_what_was_not_equal_is_named_and_compared_settings_stand_apart(client: TestClient, database: Database) -> None:
+    first = evaluated_run(database, config(GRPO), RISING)
+    hot = config(GXPO, rate=2e-5, rollout={"temperature": 0.7})
+    second = evaluated_run(database, hot, FASTER, data_sha256="other")
+    answer = compare(client, runs=[first, second])
+    assert [found["setting"] for found in answer["differences"]] == ["eval.easy.data_sha256", "rollout.temperature"]
+    settings = {found["setting"]: found["values"] for found in answer["settings"]}
+    name, other = "GRPO lr 1e-05", "GXPO K=5 lr 2e-05"
+    assert settings["rollout.temperature"] == {name: "1.0", other: "0.7"}
+    assert settings["learner.rule.k"] == {name: None, other: "5"}
+    assert settings["learner.optimizer.learning_rate"] == {name: "1e-05", other: "2e-05"}
+    assert not {"name", "seed"} & settings.keys()
+
+
+def test_several_benchmarks_are_averaged_and_shown_one_by_one(client: TestClient, database: Database) -> None:
+    runs = [
+        evaluated_run(database, config(rule), scores, benchmarks=("easy", "hard"))
+        for rule, scores in ((GRPO, RISING), (GXPO, FASTER))
+    ]
+    answer = compare(client, runs=runs, budgets="20", x="backward_passes", smoothing=0.5)
+    assert answer["benchmarks"] == ["easy", "hard"]
+    assert table(answer, "Accuracy at equal backward")["header"] == ["run", "20 BP easy", "20 BP hard", "average"]
+    # .25, .375, .625 averaged with weight .5: .25, .3125, .46875; the curve itself stays as it is.
+    curve = group(answer, "GRPO")["mean"]
+    assert curve["smoothed"] == [0.25, 0.3125, 0.46875]
+    assert curve["accuracy"] == [0.25, 0.375, 0.625]
+    assert table(answer, "Accuracy at equal backward")["rows"][0][1:] == ["46.9 %"] * 3
+
+
+def test_an_attempt_that_starts_anew_replaces_what_it_repeats(client: TestClient, database: Database) -> None:
+    run = add_run(database, config(GRPO))
+    rows = [reporting.metric_row(step, **{"gate/z": float(step)}) for step in (1, 2, 3)]
+    rows += [reporting.metric_row(step, 2, **{"gate/z": -float(step)}) for step in (2, 3)]
+    evaluations = [
+        reporting.evaluation_row(step, attempt, scores={"pass@1": value}, training_s=seconds)
+        for step, attempt, value, seconds in ((0, 1, 0.1, 0.0), (2, 1, 0.9, "NaN"), (2, 2, 0.3, "NaN"))
+    ]
+    report(database, run, metrics=rows, evaluations=evaluations)
+    found = compare(client, runs=run)["groups"][0]["runs"][0]
+    assert found["curve"]["accuracy"] == [0.1, 0.3]
+    assert found["curve"]["hours"] == [0.0, "NaN"]
+    assert found["gate"]["z"] == [1.0, -2.0, -3.0]
+
+
+def test_a_score_that_is_not_finite_and_a_long_gate_do_no_harm(client: TestClient, database: Database) -> None:
+    run = add_run(database, config(GXPO))
+    z = {step: math.inf if step == 777 else step / 1000 for step in range(1, 1001)}
+    rows = [reporting.metric_row(step, **{"gate/z": value, "gate/threshold": math.inf}) for step, value in z.items()]
+    evaluations = [
+        reporting.evaluation_row(step, scores={"pass@1": value})
+        for step, value in ((0, 0.1), (500, "NaN"), (1000, 0.2))
+    ]
+    launched = reporting.launch(database, run)
+    for number, begin in enumerate(range(0, 1000, 200)):
+        part = {"metrics": rows[begin : begin + 200], "offsets": {"metrics": begin}}
+        reporting.send(database, launched, reporting.body(number + 1, **part))
+    last = {"evaluations": evaluations, "offsets": {"metrics": 1000}}
+    reporting.send(database, launched, reporting.body(6, **last))
+    found = compare(client, runs=run)["groups"][0]["runs"][0]
+    assert found["curve"]["steps"] == [0, 1000]
+    gate = found["gate"]
+    assert gate["downsampled"]
+    assert len(gate["z"]) <= 500
+    assert gate["threshold"] == "Infinity"
+    assert gate["z"][gate["steps"].index(777)] == "Infinity"
+
+
+def state(client: TestClient) -> Any:
+    assert isinstance(client.app, FastAPI)
+    return client.app.state
+
+
+@pytest.fixture
+def worked_out(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """One entry for each comparison that was not taken from memory."""
+    found: list[str] = []
+    original = service.compare
+
+    def compare(loaded: Any, query: Any, budgets: Any) -> Any:
+        found.append(query.model_dump_json())
+        return original(loaded, query, budgets)
+
+    monkeypatch.setattr(service, "compare", compare)
+    return found
+
+
+def test_an_answer_is_kept_while_nothing_changes(
+    client: TestClient, two: tuple[str, str], worked_out: list[str]
+) -> None:
+    first = compare(client, runs=two)
+    assert compare(client, runs=two) == first
+    assert len(worked_out) == 1
+    assert compare(client, runs=two, smoothing=0.5) != first
+    assert len(worked_out) == 2
+
+
+def test_without_z_scores_a_step_changes_nothing(client: TestClient, database: Database, worked_out: list[str]) -> None:
+    run = evaluated_run(database, config(GXPO), RISING, shutoff=12)
+    launched = reporting.launch(database, run, 2)
+    reporting.send(database, launched, reporting.body(1, 2))  # it runs from now on
+    without = compare(client, runs=run, gates=False)
+    gate = without["groups"][0]["runs"][0]["gate"]
+    assert (gate["steps"], gate["z"], gate["threshold"], gate["shutoff_step"]) == ([], [], 0.5, 12)
+    compare(client, runs=run)
+    rows = [reporting.metric_row(21, **{"gate/z": 9.0, "gate/threshold": 0.5})]
+    reporting.send(database, launched, reporting.body(2, 2, metrics=rows, offsets={"metrics": 20}))
+    assert compare(client, runs=run, gates=False) == without
+    assert len(worked_out) == 2
+    assert compare(client, runs=run)["groups"][0]["runs"][0]["gate"]["z"][-1] == 9.0
+    assert len(worked_out) == 3
+    rows = [reporting.metric_row(22, **{"gate/threshold": 0.75})]
+    reporting.send(database, launched, reporting.body(3, 2, metrics=rows, offsets={"metrics": 21}))
+    assert compare(client, runs=run, gates=False) != without
+
+
+def test_every_change_is_in_the_next_answer(client: TestClient, database: Database) -> None:
+    group_id = add_group(database)
+    run = add_run(database, config(GXPO), group=group_id)
+    launched = reporting.launch(database, run)
+    lines = dict.fromkeys(reporting.KINDS, 0)
+    batches = iter(range(1, 100))
+
+    def say(identity: dict[str, Any] | None = None, **parts: list[dict[str, Any]]) -> None:
+        content = reporting.body(next(batches), identity=identity, offsets=dict(lines), **parts)
+        reporting.send(database, launched, content)
+        lines.update({kind: lines[kind] + len(rows) for kind, rows in parts.items()})
+
+    def evaluation(step: int, attempt: int = 1, **values: Any) -> dict[str, Any]:
+        return reporting.evaluation_row(step, attempt, **({"scores": {"pass@1": step / 100}} | values))
+
+    def rename() -> None:
+        assert client.patch(f"/api/v1/runs/{run}", json={"name": "other"}).status_code == 200
+
+    changes: dict[str, Callable[[], object]] = {
+        "an evaluation": lambda: say(evaluations=[evaluation(10)]),
+        "a cost that evaluations lack": lambda: say(metrics=[reporting.metric_row(10, **{"time/training_s": 7200.0})]),
+        "the first value of a gate": lambda: say(metrics=[reporting.metric_row(11, **{"gate/z": 1.0})]),
+        "another one": lambda: say(metrics=[reporting.metric_row(12, **{"gate/z": 1.0})]),
+        "a name": rename,
+        "a state": lambda: client.post(f"/api/v1/runs/{run}/cancel"),
+        "a later attempt": lambda: say(metrics=[reporting.metric_row(10, 2, **{"gate/z": 2.0})]),
+        "its evaluation": lambda: say(evaluations=[evaluation(10, 2, scores={"pass@1": 0.5})]),
+        "a run of the group": lambda: evaluated_run(database, config(GRPO), RISING, group=group_id),
+        "what it runs on": lambda: say(identity={"config": {}, "policy_sha256": "another"}),
+    }
+    say(evaluations=[evaluation(0, training_s=None)])
+    before = compare(client, groups=group_id)
+    for word, change in changes.items():
+        change()
+        answer = compare(client, groups=group_id)
+        assert answer != before, word
+        state(client).comparisons = Memory()
+        assert compare(client, groups=group_id) == answer, word
+        before = answer
+
+
+def test_the_memory_is_bounded_and_drops_what_was_not_asked_for_the_longest() -> None:
+    sources = Sources({1: (1.0,)}, {1: 5}, {1: {"gate/z": 0.5, "gate/threshold": 1.0}})
+    memory = Memory(max_bytes=10)
+    for question in ("a", "b"):
+        memory.keep(question, sources, ("gate/z",), b"12345")
+    assert memory.find("a", sources) == b"12345"
+    memory.keep("c", sources, ("gate/threshold",), b"12345")
+    assert [memory.find(question, sources) for question in "abc"] == [b"12345", None, b"12345"]
+    more = Sources({1: (1.0,)}, {1: 6}, {1: {"gate/z": 0.5, "gate/threshold": 1.0}})
+    assert [memory.find(question, more) for question in "ac"] == [
+        None,
+        b"12345",
+    ]  # a threshold is the same after another line
+    assert memory.find("c", Sources({1: (1.0,)}, {1: 5}, {1: {"gate/z": 0.5, "gate/threshold": 2.0}})) is None
+    assert memory.find("c", Sources({1: (2.0,)}, {1: 5}, {1: {"gate/z": 0.5, "gate/threshold": 1.0}})) is None
+
+
+REFUSED: list[tuple[dict[str, str], int, str]] = [
+    ({}, 422, "names no run"),
+    ({"runs": "r404"}, 404, "there is no run r404"),
+    ({"groups": "g404"}, 404, "there is no group g404"),
+    ({"runs": "../x"}, 422, "is no id"),
+    ({"runs": "r1\x00"}, 422, "NUL"),
+    ({"runs": ",".join(f"r{number}" for number in range(201))}, 422, "at most 200"),
+    ({"runs": "r1", "metric": "length_mean"}, 422, "metric"),
+    ({"runs": "r1", "smoothing": "1"}, 422, "smoothing"),
+    ({"runs": "r1", "smoothing": "nan"}, 422, "smoothing"),
+    ({"runs": "r1", "budgets": "soon"}, 422, "is no budget"),
+    ({"runs": "r1", "budgets": "hours:-1"}, 422, "is no budget"),
+    ({"runs": "r1", "budgets": "inf"}, 422, "is no budget"),
+    ({"runs": "r1", "budgets": "days:1"}, 422, "no such axis"),
+    ({"runs": "r1", "budgets": ",".join(map(str, range(21)))}, 422, "more than 20"),
+    ({"runs": "r1", "x": "days"}, 422, "x:"),
+]
+
+
+def test_what_cannot_be_compared_is_refused_with_the_reason(client: TestClient) -> None:
+    for query, status, word in REFUSED:
+        answer = client.get("/api/v1/compare", params=query)
+        assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json"), query
+        assert word in answer.json()["detail"]
+
+
+def test_a_viewer_may_compare_and_nobody_without_a_token(
+    anonymous: TestClient, two: tuple[str, str], token_for: Callable[[str], str]
+) -> None:
+    params = {"runs": list(two)}
+    assert anonymous.get("/api/v1/compare", params=params).status_code == 401
+    headers = {"Authorization": f"Bearer {token_for('viewer')}"}
+    assert anonymous.get("/api/v1/compare", params=params, headers=headers).status_code == 200
+
+
+@pytest.fixture
+def sweep(database: Database) -> str:
+    """α × K × two seeds, a run that has said nothing, and the control."""
+    made = add_group(database)
+    for k in (10, 3):
+        for alpha in (0.5, 0.1):
+            for seed in (0, 1):
+                values = {"learner.rule.k": k, "learner.rule.alpha": alpha, "seed": seed}
+                scores = {0: [0.1], 4: [k / 100 + alpha + seed / 10], 8: [0.2]}
+                rule = GXPO | {"k": k, "alpha": alpha}
+                evaluated_run(database, config(rule, seed), scores, passes=3, group=made, values=values)
+    values = {"learner.rule.k": 20, "learner.rule.alpha": 0.1, "seed": 0}
+    add_run(database, config(GXPO | {"k": 20}), group=made, values=values)
+    control = {"learner.rule.name": "grpo", "learner.optimizer.learning_rate": 1e-4, "seed": 0}
+    evaluated_run(database, config(GRPO, name="control"), RISING, group=made, values=control)
+    return made
+
+
+def test_a_sweep_as_a_heat_map(client: TestClient, sweep: str) -> None:
+    answer = client.get(f"/api/v1/groups/{sweep}/heatmap", params={"show": "best"}).json()
+    assert (answer["x"], answer["y"]) == ("learner.rule.k", "learner.rule.alpha")
+    assert (answer["x_values"], answer["y_values"], answer["mixed"]) == ([3, 10, 20], [0.1, 0.5], [])
+    cells = {(answer["x_values"][cell["x"]], answer["y_values"][cell["y"]]): cell for cell in answer["cells"]}
+    # K = 10, α = .5: .1 + .5 and a tenth more for the other seed.
+    assert cells[10, 0.5]["value"]["mean"] == pytest.approx(0.65)
+    assert cells[10, 0.5]["value"]["num"] == len(cells[10, 0.5]["runs"]) == 2
+    assert cells[20, 0.1]["value"] is None
+    assert (20, 0.5) not in cells
+    reasons = [(run["name"], run["reason"]) for run in answer["left_out"]]
+    absent = "the sweep gave it no learner.rule.k and no learner.rule.alpha"
+    assert reasons == [("control", absent), ("run", "it has no evaluation (yet)")]
+
+
+def test_a_heat_map_shows_what_is_asked_for(client: TestClient, sweep: str) -> None:
+    expected = {"final": 0.2, "steps_to_best": 4, "backward_passes_to_best": 12, "shutoff_step": None}
+    for show, value in expected.items():
+        query = {"x": "learner.rule.alpha", "y": "learner.rule.k", "show": show}
+        answer = client.get(f"/api/v1/groups/{sweep}/heatmap", params=query).json()
+        assert (answer["x"], answer["show"]) == ("learner.rule.alpha", show)
+        first = next(cell for cell in answer["cells"] if answer["x_values"][cell["x"]] == 0.5)
+        assert (first["value"] and first["value"]["mean"]) == (value and pytest.approx(value))
+
+
+def test_a_group_that_varies_too_little_has_no_heat_map(client: TestClient, database: Database, sweep: str) -> None:
+    empty = add_group(database)
+    path = f"/api/v1/groups/{empty}/heatmap"
+    assert "varies no setting" in client.get(path).json()["detail"]
+    assert client.get("/api/v1/groups/g404/heatmap").status_code == 404
+    path = f"/api/v1/groups/{sweep}/heatmap"
+    for query, word in (
+        ({"x": "learner.rule.gate"}, "does not vary"),
+        ({"x": "learner.rule.k", "y": "learner.rule.k"}, "name two settings"),
+    ):
+        answer = client.get(path, params=query)
+        assert answer.status_code == 422
+        assert word in answer.json()["detail"]

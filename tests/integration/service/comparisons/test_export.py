@@ -1,0 +1,185 @@
+"""`/export`: what was reported comes out again, in every format, with everything that JSON and CSV find hard."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+from pyarrow import parquet
+from support import reporting
+from support.reported_runs import add_group, add_run, config, report
+
+from gxpo_services.db.database import Database
+from gxpo_trainer.jsonl import decode_number
+
+NAME = 'π, "quoted"\nline; =1+1 \'\\ 🦆'
+METRIC = 'eval/ä, "b"/pass@1'
+VALUES = {1: 0.1, 2: math.nan, 3: math.inf, 4: -math.inf, 5: 1e-300, 6: 0.1 + 0.2, 200: -0.0}
+FORMATS = ("csv", "parquet", "jsonl")
+
+
+@pytest.fixture
+def run(database: Database) -> str:
+    """Two attempts: the second one goes on after step 4, and step 9 of the first is no more."""
+    run_id = add_run(database, config({"name": "grpo"}, seed=2**40, name=NAME))
+    rows = [
+        reporting.metric_row(step, **{METRIC: value, "loss": step / 3}) for step, value in VALUES.items() if step < 5
+    ]
+    rows += [reporting.metric_row(9, **{METRIC: 9.0, "loss": 9.0, "gone": 1.0})]
+    rows += [reporting.metric_row(step, 2, **{METRIC: value}) for step, value in VALUES.items() if step >= 5]
+    evaluations = [
+        reporting.evaluation_row(
+            0, scores={"pass@1": 0.5, "maj@4": math.nan}, training_s=0.0, num_problems=2, note="n"
+        ),
+        reporting.evaluation_row(9, scores={"pass@1": 0.9}),
+        reporting.evaluation_row(6, 2, scores={"pass@1": math.inf}, num_problems="two"),
+    ]
+    report(database, run_id, metrics=rows, evaluations=evaluations)
+    return run_id
+
+
+def export(client: TestClient, run: str, form: str, *parts: str) -> httpx.Response:
+    answer = client.get("/api/v1/export", params={"runs": run, "format": form, "parts": parts})
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def read(form: str, data: bytes) -> list[dict[str, Any]]:
+    """Rows of a file, by a reader that is not ours."""
+    if form == "parquet":
+        rows: list[dict[str, Any]] = parquet.read_table(io.BytesIO(data)).to_pylist()
+        return rows
+    if form == "jsonl":
+        return [json.loads(line) for line in data.decode().removesuffix("\n").split("\n") if line]
+    return list(csv.DictReader(io.StringIO(data.decode(), newline="")))
+
+
+def number(value: Any) -> float:
+    """Of a cell of any format."""
+    return decode_number(value) if value in ("NaN", "Infinity", "-Infinity") else float(value)
+
+
+def same(first: float, second: float) -> bool:
+    """Bit by bit, but for what NaN holds."""
+    return (math.isnan(first) and math.isnan(second)) or (
+        first == second and math.copysign(1, first) == math.copysign(1, second)
+    )
+
+
+def test_metrics_round_trip(client: TestClient, run: str) -> None:
+    for form in FORMATS:
+        check_metrics(client, run, form)
+
+
+def check_metrics(client: TestClient, run: str, form: str) -> None:
+    answer = export(client, run, form, "metrics")
+    assert answer.headers["content-disposition"] == f'attachment; filename="gxpo-metrics.{form}"'
+    rows = read(form, answer.content)
+    assert list(rows[0]) == ["run", "name", "attempt", "step", "metric", "value"]
+    assert {(row["run"], row["name"]) for row in rows} == {(run, NAME)}
+    found = {int(row["step"]): row for row in rows if row["metric"] == METRIC}
+    assert list(found) == list(VALUES)
+    assert all(same(number(found[step]["value"]), value) for step, value in VALUES.items())
+    assert [int(row["attempt"]) for row in found.values()] == [1, 1, 1, 1, 2, 2, 2]
+    assert {(row["metric"], int(row["step"])) for row in rows if row["metric"] != METRIC} == {
+        ("loss", step) for step in (1, 2, 3, 4)
+    }
+
+
+def test_evaluations_have_a_row_a_score(client: TestClient, run: str) -> None:
+    for form in ("csv", "parquet"):
+        check_scores(client, run, form)
+
+
+def check_scores(client: TestClient, run: str, form: str) -> None:
+    rows = read(form, export(client, run, form, "evaluations").content)
+    found = {(int(row["step"]), row["metric"]): row for row in rows}
+    assert set(found) == {(0, "pass@1"), (0, "maj@4"), (6, "pass@1")}
+    assert number(found[0, "pass@1"]["value"]) == 0.5
+    assert math.isnan(number(found[0, "maj@4"]["value"]))
+    assert number(found[6, "pass@1"]["value"]) == math.inf
+    empty = "" if form == "csv" else None
+    assert (found[0, "pass@1"]["num_problems"], found[6, "pass@1"]["num_problems"]) in (("2", empty), (2, empty))
+    assert found[6, "pass@1"]["training_s"] == empty
+
+
+def test_evaluations_as_jsonl_are_the_trainers_records(client: TestClient, run: str) -> None:
+    rows = read("jsonl", export(client, run, "jsonl", "evaluations").content)
+    assert [row["step"] for row in rows] == [0, 6]
+    assert rows[0]["scores"] == {"pass@1": 0.5, "maj@4": "NaN"}
+    assert (rows[0]["per_problem"], rows[0]["note"], rows[0]["run"]) == ([0.0, 1.0], "n", run)
+
+
+def test_runs_come_with_their_config(client: TestClient, run: str) -> None:
+    for form in FORMATS:
+        (row,) = read(form, export(client, run, form, "runs").content)
+        assert (row["run"], row["name"], int(row["seed"]), row["state"]) == (run, NAME, 2**40, "running")
+        stored = row["config"] if form == "jsonl" else json.loads(row["config"])
+        assert stored["learner"]["rule"] == {"name": "grpo"}
+        assert row["ended_at"] in ("", None)
+
+
+def test_several_tables_are_a_whole_zip(client: TestClient, run: str) -> None:
+    for form in FORMATS:
+        answer = client.get("/api/v1/export", params={"runs": run, "format": form})
+        assert answer.headers["content-type"] == "application/zip"
+        assert answer.headers["content-disposition"] == 'attachment; filename="gxpo-export.zip"'
+        with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
+            assert archive.testzip() is None
+            assert archive.namelist() == [f"metrics.{form}", f"evaluations.{form}", f"runs.{form}"]
+            for name in archive.namelist():
+                alone = read(form, export(client, run, form, name.partition(".")[0]).content)
+                assert str(read(form, archive.read(name))) == str(alone)
+
+
+def test_a_run_that_said_nothing_gives_files_without_rows(client: TestClient, database: Database) -> None:
+    made = add_group(database)
+    run_id = add_run(database, config({"name": "grpo"}), group=made)
+    for form in FORMATS:
+        answer = client.get("/api/v1/export", params={"groups": made, "format": form})
+        with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
+            found = {name: read(form, archive.read(name)) for name in archive.namelist()}
+        assert found[f"metrics.{form}"] == found[f"evaluations.{form}"] == []
+        assert [row["run"] for row in found[f"runs.{form}"]] == [run_id]
+        assert found[f"runs.{form}"][0]["group"] == made
+
+
+def test_long_histories_come_in_several_row_groups(
+    client: TestClient, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gxpo_services.comparisons.file_formats._ROW_GROUP", 100)
+    run_id = add_run(database, config({"name": "grpo"}))
+    names = [f"m{number:02}" for number in range(45)]
+    report(database, run_id, metrics=[reporting.metric_row(s, **dict.fromkeys(names, s / 7)) for s in range(1, 31)])
+    data = export(client, run_id, "parquet", "metrics").content
+    assert parquet.ParquetFile(io.BytesIO(data)).num_row_groups == 3
+    rows = read("parquet", data)
+    assert [(row["metric"], row["step"]) for row in rows] == [(name, s) for name in names for s in range(1, 31)]
+    assert all(row["value"] == row["step"] / 7 for row in rows)
+
+
+def test_what_cannot_be_exported_is_refused(client: TestClient) -> None:
+    refused: list[tuple[dict[str, str], int]] = [
+        ({}, 422),
+        ({"runs": "r404"}, 404),
+        ({"runs": "a b"}, 422),
+        ({"runs": "r1", "format": "xlsx"}, 422),
+        ({"runs": "r1", "parts": "samples"}, 422),
+    ]
+    for query, status in refused:
+        answer = client.get("/api/v1/export", params=query)
+        assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json"), query
+
+
+def test_an_export_needs_a_token(anonymous: TestClient, run: str, token_for: Callable[[str], str]) -> None:
+    assert anonymous.get("/api/v1/export", params={"runs": run}).status_code == 401
+    headers = {"Authorization": f"Bearer {token_for('viewer')}"}
+    assert anonymous.get("/api/v1/export", params={"runs": run}, headers=headers).status_code == 200

@@ -1,0 +1,80 @@
+"""Connections that the server has closed are replaced; what is for questions changes nothing."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select, text
+from support.postgres import PostgresServer
+
+from gxpo_services.db import database as db
+from gxpo_services.db.database import Database
+from gxpo_services.db.migrate import upgrade
+from gxpo_services.db.tables.runs import Group
+
+
+@pytest.fixture
+def database(postgres: PostgresServer) -> Iterator[Database]:
+    name = f"d{uuid.uuid4().hex}"
+    made = Database(postgres.create(name))
+    yield made
+    made.close()
+    postgres.drop(name)
+
+
+def backend(database: Database) -> int:
+    with database.reading() as session:
+        return int(session.execute(text("SELECT pg_backend_pid()")).scalar_one())
+
+
+def end(database: Database, pid: int) -> None:
+    """As a restart of the server does, with a connection beside those of `database`."""
+    other = Database(database.engine.url.render_as_string(hide_password=False))
+    with other.writing() as session:
+        session.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
+    other.close()
+
+
+def test_a_connection_that_was_closed_while_idle_is_replaced(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(db, "_PING_AFTER_S", -1.0)  # idle for long enough, at once
+    first = backend(database)
+    assert backend(database) == first, "one that works is used again"
+    end(database, first)
+    assert backend(database) != first
+
+
+def test_questions_see_what_was_written_and_leave_no_transaction(database: Database) -> None:
+    with database.writing() as session:
+        session.execute(text("CREATE TABLE seen (n int)"))
+    with database.looking() as connection:
+        assert connection.execute(text("SELECT count(*) FROM seen")).scalar_one() == 0
+        with database.writing() as session:
+            session.execute(text("INSERT INTO seen VALUES (1)"))
+        assert connection.execute(text("SELECT count(*) FROM seen")).scalar_one() == 1
+    with database.writing() as session:  # the connection's own way to begin and end is back
+        session.execute(text("INSERT INTO seen VALUES (2)"))
+        session.rollback()
+    with database.looking() as connection:
+        assert connection.execute(text("SELECT count(*) FROM seen")).scalar_one() == 1
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_a_reading_session_refuses_changes(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    if kind == "postgresql":
+        database = request.getfixturevalue("database")
+    else:
+        database = Database(f"sqlite:///{tmp_path / 'some.sqlite'}")
+    upgrade(database.engine.url.render_as_string(hide_password=False))
+    with database.reading() as session:
+        session.add(Group(id="g1", name="one", created_at=1.0, created_by="test"))
+        with pytest.raises(RuntimeError, match="reading session was given changes"):
+            session.flush()
+    with database.reading() as session:
+        assert session.scalar(select(func.count()).select_from(Group)) == 0
+    if kind == "sqlite":
+        database.close()

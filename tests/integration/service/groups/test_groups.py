@@ -1,0 +1,144 @@
+"""Sweeps and groups over HTTP, and the catalogue of what can be asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import func, select
+
+from gxpo_services.db.database import Database
+from gxpo_services.db.tables.events import Event
+from gxpo_services.db.tables.runs import Group, Run
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.io import load_preset, preset_names
+from gxpo_trainer.published import gxpo_paper
+
+API = "/api/v1"
+SWEEP: dict[str, Any] = {
+    "name": "alpha",
+    "base": {"preset": "demo", "overrides": ["budget.steps=10"]},
+    "grid": {"learner.rule.alpha": [0.1, 1.0]},
+    "seeds": [0, 1, 2],
+    "tags": ["night"],
+    "notes": "n",
+    "priority": 2,
+}
+
+
+def count(database: Database, table: type) -> int:
+    with database.reading() as session:
+        return session.scalar(select(func.count()).select_from(table)) or 0
+
+
+def test_a_sweep_queues_all_its_runs_as_one_group(client: TestClient, database: Database) -> None:
+    planned = client.post(f"{API}/sweeps/validate", json=SWEEP).json()
+    assert count(database, Run) == 0
+    answer = client.post(f"{API}/sweeps", json=SWEEP)
+    assert answer.status_code == 201
+    made = answer.json()
+    # 2 values × 3 seeds of 10 steps with 3 passes
+    assert made["cost"] == planned["cost"]
+    assert (made["cost"]["runs"], made["cost"]["steps"], made["cost"]["backward_passes"]) == (6, 60, 180)
+    assert [run["name"] for run in made["runs"]] == [run["name"] for run in planned["runs"]]
+    assert [run["group_values"] for run in made["runs"]] == [run["group_values"] for run in planned["runs"]]
+    assert made["runs"][0]["group_values"] == {"learner.rule.alpha": 0.1, "seed": 0}
+    run = made["runs"][5]
+    assert (run["tags"], run["notes"], run["priority"], run["group"]) == (["night"], "n", 2, made["group"]["id"])
+    config = client.get(f"{API}/runs/{run['id']}").json()["config"]
+    wanted = load_preset("demo", ["budget.steps=10", "learner.rule.alpha=1.0", "seed=2"])
+    assert RunConfig.model_validate(config).sha256() == wanted.sha256()
+    assert [run["progress"]["queue_position"] for run in made["runs"]] == [1, 2, 3, 4, 5, 6]
+    with database.reading() as session:
+        kinds = list(session.scalars(select(Event.kind).where(Event.run_number.is_not(None))))
+        assert kinds == ["submitted"] * 6
+
+
+def test_a_group_shows_its_request_runs_and_states(client: TestClient) -> None:
+    made = client.post(f"{API}/sweeps", json=SWEEP)
+    group = client.get(made.headers["location"]).json()
+    assert group["spec"]["grid"] == SWEEP["grid"]
+    assert group["by_state"] == {"queued": 6}
+    assert [run["id"] for run in group["runs"]] == [run["id"] for run in made.json()["runs"]]
+    client.post(f"{API}/runs/{group['runs'][0]['id']}/cancel")
+    again = client.get(f"{API}/groups/{group['id']}").json()
+    assert again["by_state"] == {"queued": 5, "cancelled": 1}
+    assert again["num_runs"] == 6
+    assert client.get(f"{API}/groups/g0").status_code == 404
+
+
+def test_groups_come_newest_first_in_pages(client: TestClient) -> None:
+    ids = [client.post(f"{API}/groups", json={"name": f"g{n}"}).json()["id"] for n in range(5)]
+    seen: list[str] = []
+    cursor = None
+    while True:
+        query = {"limit": 2, **({"cursor": cursor} if cursor else {})}
+        page = client.get(f"{API}/groups", params=query).json()
+        seen += [group["id"] for group in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert seen == ids[::-1]
+    runs_cursor = client.get(f"{API}/groups", params={"limit": 2}).json()["next_cursor"]
+    assert client.get(f"{API}/runs", params={"cursor": runs_cursor}).status_code == 422
+
+
+def test_a_sweep_with_one_bad_run_makes_nothing(client: TestClient, database: Database) -> None:
+    bad = SWEEP | {"grid": {"learner.rule.alpha": [0.1, 7], "x.y": [1]}}
+    planned = client.post(f"{API}/sweeps/validate", json=bad)
+    assert planned.status_code == 200
+    assert not planned.json()["valid"]
+    answer = client.post(f"{API}/sweeps", json=bad)
+    assert answer.status_code == 422
+    assert answer.json()["errors"] == planned.json()["errors"]
+    assert {error["field"] for error in answer.json()["errors"]} == {"grid.x.y"}
+    assert (count(database, Run), count(database, Group)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"grid": {"a": []}},
+        {"grid": {"learner.rule.k": [10**30]}},
+        {"grid": {"data.split": ["\x00"]}},
+        {"grid": {f"p{n}": [1] for n in range(9)}},
+        {"seeds": [-1]},
+        {"seeds": [2**63]},
+        {"preset": "beta"},
+        {"base": {}},
+        {"name": ""},
+        {"grid": {"learner.rule": [{"name": "grpo"}]}},
+    ],
+)
+def test_a_malformed_sweep_is_refused(change: dict[str, Any], client: TestClient) -> None:
+    answer = client.post(f"{API}/sweeps", json=SWEEP | change)
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["errors"]
+
+
+def test_the_catalogue(client: TestClient) -> None:
+    schema = client.get(f"{API}/schema").json()
+    assert schema == RunConfig.model_json_schema()
+    presets = {preset["name"]: preset for preset in client.get(f"{API}/presets").json()}
+    assert sorted(presets) == preset_names()
+    for name, preset in presets.items():
+        wanted = load_preset(name)
+        assert RunConfig.model_validate(preset["config"]) == wanted
+        valid = client.post(f"{API}/runs/validate", json={"toml": preset["toml"]}).json()
+        assert valid["config"] == preset["config"]
+        assert preset["summary"]
+    assert "embedded word problems" in presets["demo"]["summary"]
+    published = client.get(f"{API}/published").json()
+    assert [table["name"] for table in published["tables"]] == [table.name for table in gxpo_paper().tables]
+    sweeps = {preset["name"]: preset for preset in client.get(f"{API}/sweeps/presets").json()}
+    assert sorted(sweeps) == ["alpha", "k", "rules", "tau"]
+    assert sweeps["rules"]["control"]
+
+
+def test_a_group_for_runs_submitted_one_by_one(client: TestClient) -> None:
+    group = client.post(f"{API}/groups", json={"name": "three rules"}).json()
+    for name in ("demo-grpo", "demo-sfpo", "demo"):
+        client.post(f"{API}/runs", json={"preset": name, "group": group["id"]})
+    runs = client.get(f"{API}/groups/{group['id']}").json()["runs"]
+    assert [run["rule"] for run in runs] == ["grpo", "sfpo", "gxpo"]

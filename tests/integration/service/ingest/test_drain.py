@@ -1,0 +1,167 @@
+"""What a dead trainer left in its folder is read from there, once, by whoever holds the run."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from support import queued_runs as runs
+from support.reporting import (
+    NOTHING,
+    body,
+    evaluation_row,
+    event_row,
+    launch,
+    metric_row,
+    sample_row,
+    send,
+    write_lines,
+)
+
+from gxpo_services.db.database import Database
+from gxpo_services.ingest.drain import drain
+from gxpo_services.metrics import repository
+from gxpo_services.run_states import RunState
+from gxpo_services.runs.lifecycle import StateChanged
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "artifacts" / "run"
+    made.mkdir(parents=True)
+    return made
+
+
+def curve(database: Database, run_id: str, name: str) -> list[tuple[int, float]]:
+    number = runs.get(database, run_id).number
+    with database.reading() as session:
+        numbers = repository.find_numbers(session, [name])
+        firsts = repository.first_steps(session, [number])
+        found = repository.histories(session, list(numbers.values()), firsts)
+    return [pair for records in found.values() for pair in records.tolist()]
+
+
+def test_the_rest_of_the_files_and_the_outcome_are_read(database: Database, folder: Path) -> None:
+    launched = launch(database)
+    run_id = launched.split()[0]
+    rows = [metric_row(step, a=float(step)) for step in range(1200)]
+    send(database, launched, body(1, metrics=rows[:3]))
+    write_lines(folder / "metrics.jsonl", rows)
+    write_lines(folder / "samples.jsonl", [sample_row(1)])
+    write_lines(folder / "evaluations.jsonl", [evaluation_row(1)])
+    write_lines(folder / "events.jsonl", [event_row("finished", "done")])
+    (folder / "run.json").write_text(json.dumps({"config": {"seed": 3}}))
+    (folder / "outcome.json").write_text(
+        json.dumps({"attempt": 1, "outcome": "failed", "reason": "diverged", "message": "NaN", "time": 1.0})
+    )
+    heartbeat = runs.get(database, run_id).heartbeat_at
+    outcome = drain(database, run_id, folder, 1, 1)
+    assert outcome is not None
+    assert (outcome.outcome, outcome.reason, outcome.message) == ("failed", "diverged", "NaN")
+    assert curve(database, run_id, "a") == [(step, float(step)) for step in range(1200)]
+    run = runs.get(database, run_id)
+    assert run.offsets == {"metrics": 1200, "samples": 1, "evaluations": 1, "events": 1}
+    assert (run.step, run.identity) == (1199, {"config": {"seed": 3}})
+    assert run.state == RunState.RUNNING, "what the outcome leads to is the scheduler's to decide"
+    assert run.heartbeat_at == heartbeat, "reading a file is no sign of life"
+    before = runs.row(database, run_id)
+    assert drain(database, run_id, folder, 1, 1) == outcome
+    assert runs.row(database, run_id) == before
+
+
+def test_only_the_outcome_of_this_launch_counts(database: Database, folder: Path) -> None:
+    run_id = launch(database, number=2).split()[0]
+    assert drain(database, run_id, folder, 2, 2) is None
+    for content in ('{"attempt": 1, "outcome": "failed"}', '{"attempt": 2', '{"attempt": 2, "outcome": "?"}', "[]"):
+        (folder / "outcome.json").write_text(content)
+        assert drain(database, run_id, folder, 2, 2) is None
+    (folder / "outcome.json").write_text('{"attempt": 2, "outcome": "paused"}')
+    found = drain(database, run_id, folder, 2, 2)
+    assert found is not None
+    assert found.outcome == "paused"
+
+
+def test_whoever_lost_the_run_reads_nothing(database: Database, folder: Path) -> None:
+    run_id = launch(database, number=2).split()[0]
+    write_lines(folder / "metrics.jsonl", [metric_row(1, a=1.0)])
+    for number, lease_token in ((2, 1), (1, 2)):
+        with pytest.raises(StateChanged):
+            drain(database, run_id, folder, number, lease_token)
+    with pytest.raises(StateChanged):
+        drain(database, "r00000000000000000000", folder, 1, 1)
+    assert runs.get(database, run_id).offsets == {}
+
+
+def test_a_line_that_cannot_be_used_is_left_out_and_said(database: Database, folder: Path) -> None:
+    run_id = launch(database).split()[0]
+    good = [json.dumps(metric_row(step, a=float(step))) for step in range(4)]
+    lines = [good[0], "what?", good[1], json.dumps(metric_row(-1)), '{"attempt": 1, "x": "\\u0000"}', good[2]]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    drain(database, run_id, folder, 1, 1)
+    assert curve(database, run_id, "a") == [(0, 0.0), (1, 1.0), (2, 2.0)]
+    assert runs.get(database, run_id).offsets["metrics"] == 6
+    (told,) = [message for kind, message in runs.messages(database, run_id) if kind == "lines_left_out"]
+    assert told.startswith("metrics.jsonl, line 2 is no JSON")
+    assert told.endswith("and 2 more")
+
+
+def test_what_a_crash_tore_off_is_no_line_yet(database: Database, folder: Path) -> None:
+    run_id = launch(database).split()[0]
+    whole = json.dumps(metric_row(0, a=1.0)) + "\n"
+    (folder / "metrics.jsonl").write_text(whole + '{"attempt": 1, "st\n' + '{"attempt": 1')
+    drain(database, run_id, folder, 1, 1)
+    assert runs.get(database, run_id).offsets["metrics"] == 1
+    # The next launch cuts it off and writes on from there.
+    (folder / "metrics.jsonl").write_text(whole + json.dumps(metric_row(1, 2, a=2.0)) + "\n")
+    drain(database, run_id, folder, 1, 1)
+    assert curve(database, run_id, "a") == [(0, 1.0), (1, 2.0)]
+
+
+def test_a_line_without_an_end_does_not_fill_the_memory(database: Database, folder: Path) -> None:
+    run_id = launch(database).split()[0]
+    long = '{"x": "' + "y" * (9 * 1024 * 1024) + '"}'
+    good = json.dumps(metric_row(0, a=1.0))
+    (folder / "metrics.jsonl").write_text(f"{long}\n{good}\n{long}")
+    drain(database, run_id, folder, 1, 1)
+    assert runs.get(database, run_id).offsets["metrics"] == 2
+    assert curve(database, run_id, "a") == [(0, 1.0)]
+
+
+def test_a_link_in_the_folder_leads_nowhere(database: Database, folder: Path, tmp_path: Path) -> None:
+    run_id = launch(database).split()[0]
+    write_lines(tmp_path / "outside.jsonl", [metric_row(1, a=1.0)])
+    (folder / "metrics.jsonl").symlink_to(tmp_path / "outside.jsonl")
+    (tmp_path / "outcome.json").write_text('{"attempt": 1, "outcome": "succeeded"}')
+    (folder / "outcome.json").symlink_to(tmp_path / "outcome.json")
+    assert drain(database, run_id, folder, 1, 1) is None
+    assert runs.get(database, run_id).offsets == {}
+
+
+def test_a_trainer_that_still_sends_and_the_reading_of_its_files_do_not_double(
+    database: Database, folder: Path
+) -> None:
+    launched = launch(database)
+    run_id = launched.split()[0]
+    rows = [metric_row(step, a=float(step)) for step in range(2000)]
+    events = [event_row("step", str(step)) for step in range(2000)]
+    write_lines(folder / "metrics.jsonl", rows)
+    write_lines(folder / "events.jsonl", events)
+    together = threading.Barrier(2)
+
+    def trainer() -> None:
+        together.wait()
+        for number, begin in enumerate(range(0, 2000, 100), start=1):
+            part = slice(begin, begin + 100)
+            offsets = NOTHING | {"metrics": begin, "events": begin}
+            send(database, launched, body(number, offsets=offsets, metrics=rows[part], events=events[part]))
+
+    thread = threading.Thread(target=trainer)
+    thread.start()
+    together.wait()
+    drain(database, run_id, folder, 1, 1)
+    thread.join()
+    assert curve(database, run_id, "a") == [(step, float(step)) for step in range(2000)]
+    told = [message for kind, message in runs.messages(database, run_id) if kind == "step"]
+    assert told == [str(step) for step in range(2000)]

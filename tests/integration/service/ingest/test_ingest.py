@@ -1,0 +1,348 @@
+"""What trainers report: applied once each, whatever comes twice, late or never; on both databases."""
+
+from __future__ import annotations
+
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select
+from sqlalchemy.orm.attributes import set_committed_value
+from support import queued_runs as runs
+from support.reporting import (
+    body,
+    evaluation_row,
+    event_row,
+    launch,
+    metric_row,
+    post,
+    sample_row,
+    send,
+)
+
+from gxpo_services.db.database import Database
+from gxpo_services.db.tables.metrics import MetricLast, MetricName
+from gxpo_services.metrics import repository
+from gxpo_services.run_states import RunState
+from gxpo_services.runs import lifecycle
+from gxpo_services.runs import repository as runs_repository
+from gxpo_services.settings import ServiceSettings
+
+COUNTERS = ("attempt", "step", "backward_passes", "tokens", "training_s", "score", "score_best", "score_step")
+
+
+def last_values(database: Database, run_id: str) -> dict[str, tuple[Any, ...]]:
+    """metric → (last, last_step, lowest, highest)."""
+    number = runs.get(database, run_id).number
+    query = (
+        select(MetricName.name, MetricLast.last, MetricLast.last_step, MetricLast.lowest, MetricLast.highest)
+        .join(MetricLast, MetricLast.name_number == MetricName.number)
+        .where(MetricLast.run_number == number)
+    )
+    with database.reading() as session:
+        return {row[0]: tuple(row[1:]) for row in session.execute(query)}
+
+
+def curve(database: Database, run_id: str, name: str) -> list[tuple[int, float]]:
+    with database.reading() as session:
+        number = repository.heads(session, [run_id])[run_id][0]
+        numbers = repository.find_numbers(session, [name])
+        firsts = repository.first_steps(session, [number])
+        found = repository.histories(session, list(numbers.values()), firsts)
+    return [pair for records in found.values() for pair in records.tolist()]
+
+
+def counters(database: Database, run_id: str) -> tuple[Any, ...]:
+    run = runs.get(database, run_id)
+    return tuple(getattr(run, name) for name in COUNTERS)
+
+
+def totals(step: int, attempt: int = 1, **more: float) -> dict[str, Any]:
+    """A row as a trainer writes it: 3 passes, 100 tokens and half a second a step."""
+    costs = {
+        "update/backward_passes_total": 3.0 * step,
+        "rollout/tokens_total": 100.0 * step,
+        "time/training_s": 0.5 * step,
+    }
+    return metric_row(step, attempt, **costs, **more)
+
+
+# ---- over HTTP -------------------------------------------------------------------------------------------------
+
+
+def test_the_first_word_of_a_launch_makes_the_run_running(anonymous: TestClient, database: Database) -> None:
+    launched = launch(database)
+    answer = post(anonymous, launched, body(None))
+    assert answer.status_code == 200
+    nothing = {"metrics": 0, "samples": 0, "evaluations": 0, "events": 0}
+    assert answer.json() == {"applied": False, "offsets": nothing, "wish": None}
+    run = runs.get(database, launched.split()[0])
+    assert run.state == RunState.RUNNING
+    assert run.heartbeat_at is not None
+    assert ("state", "launch 1 reported") in runs.messages(database, run.id)
+
+
+def test_rows_arrive_and_the_run_shows_how_far_it_is(anonymous: TestClient, database: Database) -> None:
+    launched = launch(database)
+    run_id = launched.split()[0]
+    content = body(
+        1,
+        metrics=[metric_row(0, **{"eval/average/pass@1": 0.2}), totals(1), totals(2, loss=math.nan)],
+        samples=[sample_row(1), sample_row(2)],
+        evaluations=[evaluation_row(0)],
+        events=[event_row("checkpoint", "step 2 saved", step=2)],
+        identity={"config": {"seed": 0}, "attempts": [{"attempt": 1}]},
+    )
+    answer = post(anonymous, launched, content)
+    assert answer.json() == {
+        "applied": True,
+        "offsets": {"metrics": 3, "samples": 2, "evaluations": 1, "events": 1},
+        "wish": None,
+    }
+    assert counters(database, run_id) == (1, 2, 6.0, 200.0, 1.0, 0.2, 0.2, 0)
+    assert runs.get(database, run_id).identity == {"config": {"seed": 0}, "attempts": [{"attempt": 1}]}
+    assert last_values(database, run_id)["loss"] == (None, 2, None, None)
+    assert ("checkpoint", "step 2 saved") in runs.messages(database, run_id)
+
+
+def test_a_repeated_batch_and_an_overlapping_one_change_nothing_twice(
+    anonymous: TestClient, database: Database
+) -> None:
+    launched = launch(database)
+    first = body(1, metrics=[totals(1), totals(2)], events=[event_row("a")])
+    assert post(anonymous, launched, first).json()["applied"] is True
+    before = runs.row(database, launched.split()[0])
+    again = post(anonymous, launched, first).json()
+    assert (again["applied"], again["offsets"]["metrics"]) == (False, 2)
+    after = runs.row(database, launched.split()[0])
+    assert {k: v for k, v in before.items() if k != "heartbeat_at"} == {
+        k: v for k, v in after.items() if k != "heartbeat_at"
+    }
+    overlapping = body(2, offsets={"metrics": 1}, metrics=[totals(2), totals(3)])
+    assert post(anonymous, launched, overlapping).json()["offsets"]["metrics"] == 3
+    run_id = launched.split()[0]
+    assert curve(database, run_id, "time/training_s") == [(1, 0.5), (2, 1.0), (3, 1.5)]
+    assert [kind for kind, _ in runs.messages(database, run_id)].count("a") == 1
+
+
+def test_a_batch_behind_what_was_received_is_told_where_to_go_on(anonymous: TestClient, database: Database) -> None:
+    launched = launch(database)
+    post(anonymous, launched, body(1, metrics=[totals(1)]))
+    answer = post(anonymous, launched, body(2, offsets={"metrics": 1, "events": 5}, metrics=[totals(2)], events=[None]))
+    assert answer.status_code == 409
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["offsets"] == {"metrics": 1, "samples": 0, "evaluations": 0, "events": 0}
+    assert curve(database, launched.split()[0], "time/training_s") == [(1, 0.5)]
+
+
+def test_a_bad_row_refuses_the_whole_batch_and_is_named(anonymous: TestClient, database: Database) -> None:
+    launched = launch(database)
+    bad = body(1, metrics=[totals(1), metric_row(2, a="much")], samples=[sample_row(1)])  # type: ignore[arg-type]
+    answer = post(anonymous, launched, bad)
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["field"] == "metrics[1].metrics['a']"
+    run_id = launched.split()[0]
+    assert curve(database, run_id, "time/training_s") == []
+    assert runs.get(database, run_id).offsets == {}
+    # The number is free for the batch without it.
+    good = post(anonymous, launched, body(1, metrics=[totals(1), None], samples=[sample_row(1)]))
+    assert (good.status_code, good.json()["offsets"]["metrics"]) == (200, 2)
+
+
+def test_only_the_present_launch_may_report(anonymous: TestClient, database: Database, token_for: Any) -> None:
+    old = launch(database)
+    post(anonymous, old, body(1, metrics=[totals(1)]))
+    run_id = old.split()[0]
+    new = launch(database, run_id, 2, RunState.RECOVERING)
+    assert post(anonymous, old, body(2, metrics=[totals(2)], offsets={"metrics": 1})).status_code == 401
+    assert post(anonymous, new, body(None, attempt=1)).status_code == 401, (
+        "the token of launch 2, the number of launch 1"
+    )
+    for role in ("viewer", "submitter", "admin"):
+        assert post(anonymous, f"{run_id} {token_for(role)}", body(None, 2)).status_code == 401
+    assert anonymous.post(f"/api/v1/runs/{run_id}/ingest", json=body(None, 2)).status_code == 401
+    assert runs.get(database, run_id).state == RunState.RECOVERING, "a refused call is no word of the trainer"
+    answer = post(anonymous, new, body(None, 2))
+    assert (answer.status_code, answer.json()["offsets"]["metrics"]) == (200, 1)
+    # Batch numbers begin anew with each launch.
+    assert post(anonymous, new, body(1, 2, offsets={"metrics": 1}, metrics=[totals(2, 2)])).json()["applied"] is True
+
+
+def test_a_run_that_is_over_or_gone_is_gone(anonymous: TestClient, database: Database) -> None:
+    launched = launch(database)
+    last = body(1, outcome={"attempt": 1, "outcome": "succeeded", "ended_by": "steps"})
+    assert post(anonymous, launched, last).status_code == 200
+    assert post(anonymous, launched, last).status_code == 410
+    assert post(anonymous, "r00000000000000000000 secret", body(None)).status_code == 410
+
+
+def test_wishes_travel_with_the_answer(anonymous: TestClient, database: Database) -> None:
+    launched = launch(database)
+    run_id = launched.split()[0]
+    post(anonymous, launched, body(None))
+    runs.wish(database, run_id, "pause", at=1.0)
+    assert post(anonymous, launched, body(None)).json()["wish"] == "pause"
+    runs.wish(database, run_id, "cancel", at=1.0)
+    assert post(anonymous, launched, body(1, metrics=[totals(1)])).json()["wish"] == "cancel"
+    assert runs.get(database, run_id).state == RunState.CANCELLING, "a report does not take a wish back"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state", "reason"),
+    [
+        ({"outcome": "succeeded", "ended_by": "steps"}, RunState.SUCCEEDED, "steps_done"),
+        ({"outcome": "succeeded", "ended_by": "tokens"}, RunState.SUCCEEDED, "budget_reached"),
+        ({"outcome": "failed", "reason": "diverged", "message": "loss is NaN"}, RunState.FAILED, "diverged"),
+        ({"outcome": "failed", "reason": "boredom"}, RunState.FAILED, "training_error"),
+    ],
+)
+def test_an_outcome_ends_the_run(
+    anonymous: TestClient, database: Database, outcome: dict[str, Any], state: RunState, reason: str
+) -> None:
+    launched = launch(database)
+    answer = post(anonymous, launched, body(1, metrics=[totals(1)], outcome={"attempt": 1, **outcome}))
+    assert answer.status_code == 200
+    run = runs.get(database, launched.split()[0])
+    assert (run.state, run.reason, run.run_token_sha256, run.step) == (state, reason, None, 1)
+    assert run.ended_at is not None
+
+
+def test_an_outcome_of_an_earlier_launch_is_old_news(database: Database) -> None:
+    launched = launch(database, number=2)
+    answer = send(database, launched, body(1, 2, outcome={"attempt": 1, "outcome": "failed"}))
+    assert answer.applied
+    assert runs.get(database, launched.split()[0]).state == RunState.RUNNING
+
+
+def test_the_end_before_a_cancel_counts_and_the_cancel_finds_it(database: Database, client: TestClient) -> None:
+    launched = launch(database)
+    run_id = launched.split()[0]
+    send(database, launched, body(1, outcome={"attempt": 1, "outcome": "succeeded", "ended_by": "steps"}))
+    assert client.post(f"/api/v1/runs/{run_id}/cancel").status_code == 409
+    with database.writing() as session:
+        run = runs_repository.lock(session, run_id)
+        assert run is not None
+        # As somebody sees it who read the run before its end.
+        set_committed_value(run, "state", RunState.RUNNING)
+        with pytest.raises(lifecycle.StateChanged):
+            lifecycle.move(session, run, RunState.CANCELLING, actor="token:ada", message="cancel")
+    assert runs.get(database, run_id).state == RunState.SUCCEEDED
+
+
+def test_a_cancel_and_the_end_at_the_same_time_leave_one_of_both(database: Database, client: TestClient) -> None:
+    for _ in range(5):
+        launched = launch(database)
+        run_id = launched.split()[0]
+        send(database, launched, body(None))
+        together = threading.Barrier(2)
+
+        def cancel(run_id: str = run_id, together: threading.Barrier = together) -> int:
+            together.wait()
+            return client.post(f"/api/v1/runs/{run_id}/cancel").status_code
+
+        def end(launched: str = launched, together: threading.Barrier = together) -> bool:
+            together.wait()
+            outcome = {"attempt": 1, "outcome": "succeeded", "ended_by": "steps"}
+            return send(database, launched, body(1, metrics=[totals(1)], outcome=outcome)).applied
+
+        with ThreadPoolExecutor(2) as pool:
+            status, applied = pool.submit(cancel), pool.submit(end)
+            assert status.result() in (200, 409)
+            assert applied.result() is True
+        run = runs.get(database, run_id)
+        assert (run.state, run.reason, run.step) == (RunState.SUCCEEDED, "steps_done", 1)
+
+
+def test_the_end_after_a_cancel_counts_too(database: Database) -> None:
+    launched = launch(database)
+    run_id = launched.split()[0]
+    send(database, launched, body(None))
+    runs.wish(database, run_id, "cancel", at=1.0)
+    send(database, launched, body(1, outcome={"attempt": 1, "outcome": "succeeded", "ended_by": "steps"}))
+    assert runs.get(database, run_id).state == RunState.SUCCEEDED
+
+
+def test_a_trainer_that_stops_as_asked_is_cancelled_or_paused(database: Database) -> None:
+    for action, word, state in (("cancel", "cancelled", RunState.CANCELLED), ("pause", "paused", RunState.PAUSED)):
+        launched = launch(database)
+        run_id = launched.split()[0]
+        send(database, launched, body(None))
+        runs.wish(database, run_id, action, at=1.0)  # type: ignore[arg-type]
+        send(database, launched, body(1, outcome={"attempt": 1, "outcome": word}))
+        assert runs.get(database, run_id).state == state
+
+
+# ---- attempts --------------------------------------------------------------------------------------------------
+
+
+def test_an_attempt_replaces_what_it_repeats_in_curves_and_counters(database: Database) -> None:
+    launched = launch(database)
+    run_id = launched.split()[0]
+    rows = [totals(step, reward=float(step)) for step in range(1, 8)]
+    rows[2]["metrics"]["eval/average/pass@1"] = 0.5
+    rows[5]["metrics"]["eval/average/pass@1"] = 0.9
+    rows[6]["metrics"]["only/late"] = 1.0
+    send(database, launched, body(1, metrics=rows))
+    assert counters(database, run_id) == (1, 7, 21.0, 700.0, 3.5, 0.9, 0.9, 6)
+    again = [totals(5, 2, reward=50.0)]
+    again[0]["metrics"]["update/backward_passes_total"] = 24.0
+    send(database, launched, body(2, offsets={"metrics": 7}, metrics=again))
+    # Steps 5, 6, 7 of the first attempt are gone, and the 0.9 with them.
+    assert counters(database, run_id) == (2, 5, 24.0, 500.0, 2.5, 0.5, 0.5, 3)
+    assert curve(database, run_id, "reward") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (5, 50.0)]
+    found = last_values(database, run_id)
+    assert found["reward"] == (50.0, 5, 1.0, 50.0)
+    assert found["eval/average/pass@1"] == (0.5, 3, 0.5, 0.5)
+    assert "only/late" not in found
+
+
+def test_an_attempt_from_the_beginning_leaves_nothing_of_the_earlier(database: Database) -> None:
+    launched = launch(database)
+    run_id = launched.split()[0]
+    send(database, launched, body(1, metrics=[totals(1, a=1.0), totals(2, a=2.0)]))
+    send(database, launched, body(2, offsets={"metrics": 2}, metrics=[metric_row(0, 2, b=3.0)]))
+    assert counters(database, run_id) == (2, 0, 0.0, 0.0, 0.0, None, None, None)
+    assert last_values(database, run_id) == {"b": (3.0, 0, 3.0, 3.0)}
+
+
+def test_a_second_row_of_a_step_adds_names_and_replaces_values(database: Database) -> None:
+    launched = launch(database)
+    run_id = launched.split()[0]
+    send(database, launched, body(1, metrics=[metric_row(1, a=9.0), metric_row(2, a=5.0)]))
+    send(database, launched, body(2, offsets={"metrics": 2}, metrics=[metric_row(2, a=1.0, b=7.0)]))
+    assert curve(database, run_id, "a") == [(1, 9.0), (2, 1.0)]
+    assert last_values(database, run_id) == {"a": (1.0, 2, 1.0, 9.0), "b": (7.0, 2, 7.0, 7.0)}
+
+
+def test_nan_and_infinities_come_back_as_they_were(
+    anonymous: TestClient, client: TestClient, database: Database
+) -> None:
+    launched = launch(database)
+    values = [1.5, math.nan, math.inf, -math.inf, -0.0, 5e-324]
+    post(anonymous, launched, body(1, metrics=[metric_row(step, a=value) for step, value in enumerate(values)]))
+    answer = client.get(f"/api/v1/runs/{launched.split()[0]}/metrics", params={"names": "a"}).json()
+    assert answer["series"]["a"]["y"] == [1.5, "NaN", "Infinity", "-Infinity", 0.0, 5e-324]
+    assert math.copysign(1, answer["series"]["a"]["y"][4]) == -1
+    assert last_values(database, launched.split()[0])["a"] == (5e-324, 5, -math.inf, math.inf)
+
+
+def test_numbers_of_names_from_a_transaction_that_failed_are_forgotten(database: Database) -> None:
+    with database.writing() as session:
+        repository.numbers_of(session, ["new/name", "other/name"])
+        session.rollback()
+    launched = launch(database)
+    # Other names take the numbers that the failed transaction had.
+    send(database, launched, body(1, metrics=[metric_row(1, x=1.0, y=2.0)]))
+    send(database, launched, body(2, offsets={"metrics": 1}, metrics=[metric_row(2, **{"new/name": 3.0})]))
+    assert curve(database, launched.split()[0], "new/name") == [(2, 3.0)]
+    assert curve(database, launched.split()[0], "x") == [(1, 1.0)]
+
+
+def test_a_large_body_is_refused_before_it_is_read(
+    anonymous: TestClient, database: Database, settings: ServiceSettings
+) -> None:
+    launched = launch(database)
+    assert post(anonymous, launched, b"x" * (settings.max_body_bytes + 1)).status_code == 413

@@ -1,0 +1,86 @@
+"""`gxpo demo` from its first line to its last: service, queue, scheduler, ingest, watching, comparison and report.
+
+Processes are real and talk over HTTP. Ray and the engines are left out, whose four starts alone take longer than all
+of this: trainers are stand-ins that do everything but train.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from sqlalchemy import select
+from support import stand_in_demo
+
+from gxpo_services.db.database import Database
+from gxpo_services.db.tables.runs import Run
+from gxpo_services.local.demo import PRESETS, TITLE
+
+STEPS = 5
+LONG_S = 300
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Its folder, and what it printed. The folder that was asked for holds something already."""
+    wanted = tmp_path_factory.mktemp("runs") / "demo"
+    wanted.mkdir()
+    (wanted / "mine").write_text("")
+    command = [sys.executable, stand_in_demo.__file__, str(wanted), str(STEPS)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False)
+    return wanted.with_name("demo-2"), ended
+
+
+Demo = tuple[Path, subprocess.CompletedProcess[str]]
+
+
+def test_it_runs_the_three_rules_one_after_the_other(demo: Demo) -> None:
+    home, ended = demo
+    assert ended.returncode == 0, ended.stderr
+    assert [entry.name for entry in home.with_name("demo").iterdir()] == ["mine"], "nothing is overwritten"
+    database = Database(f"sqlite:///{home / 'gxpo.sqlite'}")
+    with database.reading() as session:
+        runs = list(session.scalars(select(Run).order_by(Run.started_at)))
+    database.close()
+    assert [(run.name, run.state, run.reason, run.launch, run.step) for run in runs] == [
+        (name, "succeeded", "steps_done", 1, STEPS) for name in PRESETS
+    ]
+    assert len({run.group_number for run in runs} - {None}) == 1
+    for before, after in itertools.pairwise(runs):
+        assert before.ended_at is not None
+        assert after.started_at is not None
+        assert before.ended_at <= after.started_at
+
+
+def test_it_shows_progress_the_comparison_and_where_the_report_is(demo: Demo) -> None:
+    home, ended = demo
+    for name in PRESETS:
+        assert f"{name}: succeeded  step {STEPS}/{STEPS}" in ended.stderr
+    # By any rule stand-ins take three passes a step and solve step / 200 of the problems: best, at step, steps and
+    # passes to match the baseline.
+    for rule in ("GRPO", r"SFPO K=\d+", r"GXPO K=\d+"):
+        assert re.search(rf"{rule} +2\.5 % +5 +5 \(1\.00×\) +15 \(1\.00×\)", ended.stdout), rule
+    assert "One seed decides nothing: no conclusion follows from these runs." in ended.stdout
+    assert f"Report: {home / 'report.html'}\nCurves: {home / 'curves.png'}" in ended.stdout
+    assert TITLE in (home / "report.html").read_text(encoding="utf-8")
+    assert (home / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_nothing_of_it_is_left_running(demo: Demo) -> None:
+    home, _ = demo
+    assert not (home / "up.json").exists()
+    assert [line for line in command_lines() if str(home) in line] == []
+    for folder in (home / "artifacts").iterdir():
+        outcome: dict[str, Any] = json.loads((folder / "outcome.json").read_text())
+        assert outcome["outcome"] == "succeeded"
+
+
+def command_lines() -> list[str]:
+    return [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]

@@ -1,0 +1,237 @@
+"""The supervisor with real processes: started again, ended whole, and nothing else ever touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gxpo_services.local.supervisor import Child, StartError, Stopped, Supervisor, end_recorded
+from gxpo_trainer.errors import DataError
+from gxpo_trainer.training.run_lock import process_start
+
+LONG_S = 60
+
+
+def python(program: str, *words: object) -> list[str]:
+    return [sys.executable, "-c", textwrap.dedent(program), *map(str, words)]
+
+
+TOUCH = """
+    import pathlib, sys, time
+    pathlib.Path(sys.argv[1]).write_text(str(__import__("os").getpid()))
+    time.sleep(600)
+"""
+
+
+def until(condition: Callable[[], object], round_: Callable[[], object] = lambda: None) -> None:
+    give_up = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < give_up, "it never came"
+        round_()
+        time.sleep(0.02)
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path, said: list[str]) -> Iterator[Supervisor]:
+    made = Supervisor(tmp_path / "up.json", tmp_path / "logs", said.append, threading.Event(), first_pause_s=0.01)
+    yield made
+    made.stop()
+
+
+def pid_in(file: Path) -> int:
+    return int(file.read_text() or 0) if file.exists() else 0
+
+
+def test_a_child_that_dies_is_started_again_and_said(supervisor: Supervisor, said: list[str], tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    supervisor.start(Child("api", python(TOUCH, mark), lambda: pid_in(mark) > 0))
+    first = pid_in(mark)
+    os.kill(first, signal.SIGKILL)
+    until(lambda: pid_in(mark) not in (0, first), supervisor.tend)
+    assert is_there(pid_in(mark))
+    assert not is_there(first)
+    assert said[0].startswith("api: ready after")
+    assert said[1:] == ["api: ended with signal 9; starting it again in 0.01 s"]
+    recorded = json.loads((tmp_path / "up.json").read_text())
+    (process,) = recorded["processes"]
+    assert (process["pid"], process["start"]) == (pid_in(mark), process_start(pid_in(mark)))
+
+
+def test_the_pause_doubles_while_a_child_keeps_dying(supervisor: Supervisor, said: list[str]) -> None:
+    supervisor.start(Child("api", python("raise SystemExit(3)"), lambda: True))
+    until(lambda: len(said) >= 4, supervisor.tend)
+    assert said[1:4] == [
+        "api: ended with code 3; starting it again in 0.01 s",
+        "api: ended with code 3; starting it again in 0.02 s",
+        "api: ended with code 3; starting it again in 0.04 s",
+    ]
+
+
+def test_a_child_that_cannot_start_is_an_error_with_the_end_of_its_log(supervisor: Supervisor) -> None:
+    broken = Child("api", python("import sys; print('no such table'); sys.exit(7)"), lambda: False)
+    with pytest.raises(StartError, match=r"(?s)api ended with code 7 while starting.*no such table"):
+        supervisor.start(broken)
+
+
+def test_a_start_may_be_tried_again(supervisor: Supervisor, tmp_path: Path, said: list[str]) -> None:
+    program = """
+        import pathlib, sys, time
+        first, mark = map(pathlib.Path, sys.argv[1:])
+        if not first.exists():
+            first.touch()
+            sys.exit(1)
+        mark.write_text("1")
+        time.sleep(600)
+    """
+    mark = tmp_path / "mark"
+    supervisor.start(Child("ray", python(program, tmp_path / "first", mark), mark.exists, tries=2))
+    assert said[0] == "ray: ended with code 1 while starting; trying again"
+
+
+def test_the_wish_to_end_ends_the_waiting(tmp_path: Path) -> None:
+    wish = threading.Event()
+    wish.set()
+    supervisor = Supervisor(tmp_path / "up.json", tmp_path / "logs", print, wish)
+    with pytest.raises(Stopped):
+        supervisor.start(Child("api", python("import time; time.sleep(600)"), lambda: False))
+    (process,) = json.loads((tmp_path / "up.json").read_text())["processes"]
+    supervisor.stop()
+    assert not is_there(process["pid"])
+    assert not (tmp_path / "up.json").exists()
+
+
+def test_a_stop_ends_deaf_children_and_their_children(supervisor: Supervisor, tmp_path: Path) -> None:
+    program = """
+        import os, pathlib, signal, subprocess, sys, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        inner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        pathlib.Path(sys.argv[1]).write_text(str(inner.pid))
+        time.sleep(600)
+    """
+    mark = tmp_path / "mark"
+    supervisor.start(Child("ray", python(program, mark), lambda: pid_in(mark) > 0, stop_s=0.2))
+    inner = pid_in(mark)
+    assert is_there(inner)
+    supervisor.stop()
+    assert not is_there(inner)
+
+
+# Leaves a process behind that belongs to nobody, then lives on.
+DAEMON = """
+    import os, pathlib, sys, time
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
+            time.sleep(600)
+        os._exit(0)
+    os.wait()
+    pathlib.Path(sys.argv[2]).write_text(str(os.getpid()))
+    time.sleep(600)
+"""
+
+# A process of its own, as `gxpo up` is one: it adopts what its children orphan.
+WHOLE = """
+    import pathlib, sys, threading, time
+    from gxpo_services.local.supervisor import Child, Supervisor
+
+    folder = pathlib.Path(sys.argv[1])
+    supervisor = Supervisor(folder / "up.json", folder / "logs", print, threading.Event())
+    supervisor.adopt_orphans()
+    marks = [folder / "orphan", folder / "child"]
+    words = [sys.executable, "-c", sys.argv[2], *map(str, marks)]
+    supervisor.start(Child("ray", words, lambda: all(mark.exists() and mark.read_text() for mark in marks)))
+    (folder / "ready").touch()
+    while not (folder / "end").exists():
+        supervisor.tend()
+        time.sleep(0.05)
+    supervisor.stop()
+"""
+
+
+def whole_process(folder: Path) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(python(WHOLE, folder, textwrap.dedent(DAEMON)))
+    until((folder / "ready").exists)
+    return process
+
+
+def test_a_stop_ends_daemons_too(tmp_path: Path) -> None:
+    whole = whole_process(tmp_path)
+    orphan = pid_in(tmp_path / "orphan")
+    assert psutil.Process(orphan).ppid() == whole.pid
+    (tmp_path / "end").touch()
+    assert whole.wait(LONG_S) == 0
+    assert not is_there(orphan)
+
+
+def test_children_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    whole = whole_process(tmp_path)
+    child, orphan = pid_in(tmp_path / "child"), pid_in(tmp_path / "orphan")
+    try:
+        whole.kill()
+        whole.wait()
+        until(lambda: not is_there(child))
+    finally:
+        os.kill(orphan, signal.SIGKILL)  # nobody is left to know of it
+
+
+def test_only_recorded_processes_that_are_still_the_same_are_ended(tmp_path: Path) -> None:
+    program = """
+        import pathlib, subprocess, sys, time
+        inner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        pathlib.Path(sys.argv[1]).write_text(str(inner.pid))
+        time.sleep(600)
+    """
+    mark = tmp_path / "mark"
+    left_behind, other = subprocess.Popen(python(program, mark)), subprocess.Popen(python(TOUCH, tmp_path / "other"))
+    try:
+        until(lambda: pid_in(mark))
+        records = [
+            {"name": "ray", "pid": left_behind.pid, "start": process_start(left_behind.pid)},
+            {"name": "api", "pid": other.pid, "start": process_start(other.pid) + 1},
+        ]
+        state = tmp_path / "up.json"
+        state.write_text(json.dumps({"pid": 1, "start": 1, "processes": records}))
+        said: list[str] = []
+        end_recorded(state, said.append)
+        assert not is_there(left_behind.pid)
+        assert not is_there(pid_in(mark))
+        assert other.poll() is None
+        assert len(said) == 1
+        assert not state.exists()
+    finally:
+        for process in (left_behind, other):
+            process.kill()
+            process.wait()
+
+
+def test_a_state_that_cannot_be_read_is_an_error_not_a_guess(tmp_path: Path) -> None:
+    state = tmp_path / "up.json"
+    end_recorded(state, print)
+    state.write_text('{"processes": [{"pid": ')
+    with pytest.raises(DataError, match=r"up\.json cannot be read"):
+        end_recorded(state, print)
+    assert state.exists()

@@ -1,0 +1,145 @@
+"""`gxpo up` as a process of its own, without Ray: what it starts, keeps alive and ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from gxpo_services.network.ports import free_port
+
+LONG_S = 120
+
+
+def until(condition: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:
+    give_up = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < give_up, "it never came"
+        assert process is None or process.poll() is None, "gxpo up ended"
+        time.sleep(0.05)
+
+
+class Up:
+    """A running `gxpo up`. GXPO_RAY_ADDRESS names a Ray of somebody else's, so none is started."""
+
+    def __init__(self, home: Path, *words: str) -> None:
+        self.home = home
+        self._log = home.with_name(f"{home.name}.log").open("w+")
+        command = [sys.executable, "-m", "gxpo_trainer.cli", "up", "--home", str(home), "--no-dashboard", *words]
+        env = {name: value for name, value in os.environ.items() if not name.startswith("GXPO_")}
+        env |= {"GXPO_RAY_ADDRESS": f"http://127.0.0.1:{free_port()}", "GXPO_TICK_S": "0.2"}
+        self.process = subprocess.Popen(command, stdout=self._log, stderr=self._log, text=True, env=env)
+
+    @property
+    def printed(self) -> str:
+        return Path(self._log.name).read_text()
+
+    def wait_until_up(self) -> None:
+        until(lambda: "Ctrl-C ends everything." in self.printed, self.process)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.home / "up.json").read_text())
+        return found
+
+    def pid(self, name: str) -> int:
+        return next(int(part["pid"]) for part in self.state["processes"] if part["name"] == name)
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(LONG_S)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Up]]:
+    made: list[Up] = []
+
+    def up(*words: str) -> Up:
+        made.append(Up(tmp_path / "home", *words))
+        return made[-1]
+
+    yield up
+    for one in made:
+        if one.process.poll() is None:
+            one.end()
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_it_serves_restarts_what_dies_and_ends_whole(start: Callable[..., Up], tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = int(taken.getsockname()[1])
+        up = start("--port", str(port))
+        up.wait_until_up()
+    url = up.state["url"]
+    assert f"api: port {port} is taken; using" in up.printed
+    assert url != f"http://127.0.0.1:{port}"
+    token = (up.home / "token").read_text().strip()
+    answer = httpx.get(f"{url}/api/v1/runs", headers={"Authorization": f"Bearer {token}"})
+    assert (answer.status_code, answer.json()["items"]) == (200, [])
+    assert token not in up.printed
+
+    api = up.pid("api")
+    os.kill(api, signal.SIGKILL)
+    until(lambda: up.pid("api") != api, up.process)
+    until(lambda: answers(f"{url}/health/ready"), up.process)
+    assert "api: ended with signal 9; starting it again in 1 s" in up.printed
+
+    second = Up(up.home)
+    assert second.process.wait(LONG_S) == 1
+    assert f"is up already (process {up.process.pid})" in second.printed
+
+    everything = [psutil.Process(up.process.pid), *psutil.Process(up.process.pid).children(recursive=True)]
+    assert up.end() == 0
+    assert [process for process in everything if process.is_running() and is_there(process.pid)] == []
+    assert not (up.home / "up.json").exists()
+    assert "go on from their checkpoints at the next `gxpo up`" in up.printed
+
+
+def test_a_killed_one_leaves_nothing_that_keeps_the_next_from_starting(start: Callable[..., Up]) -> None:
+    first = start("--port", str(free_port()))
+    first.wait_until_up()
+    parts = [first.pid("api"), first.pid("scheduler")]
+    token = (first.home / "token").read_text()
+    first.process.kill()
+    first.process.wait()
+    until(lambda: not any(is_there(pid) for pid in parts))
+    second = start("--port", str(free_port()))
+    second.wait_until_up()
+    assert (second.home / "token").read_text() == token
+    assert second.end() == 0
+
+
+def test_a_setting_that_cannot_be_used_starts_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gxpo_trainer.cli", "up", "--home", str(tmp_path / "home")]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"GXPO_HOST": "0.0.0.0"}, check=False
+    )
+    assert ended.returncode == 2
+    assert "GXPO_HOST = 0.0.0.0" in ended.stderr
+    assert not (tmp_path / "home").exists()
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(url).status_code == 200
+    except httpx.TransportError:
+        return False

@@ -1,0 +1,134 @@
+"""Curves over steps and costs, as they grow and when history is rewritten; on both databases."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fastapi.testclient import TestClient
+from support import queued_runs as runs
+from support.reporting import body, launch, metric_row, send
+
+from gxpo_services.db.database import Database
+
+
+def grown(database: Database, steps: range, *, attempt: int = 1, launched: str | None = None, number: int = 1) -> str:
+    """A run that reports loss = step/10 and its costs; 3 passes, 2 s, 50 tokens a step."""
+    launched = launched or launch(database)
+    rows = [
+        metric_row(
+            step,
+            attempt,
+            **{
+                "loss": step / 10,
+                "update/backward_passes_total": 3.0 * step,
+                "time/training_s": 2.0 * step,
+                "rollout/tokens_total": 50.0 * step,
+            },
+        )
+        for step in steps
+    ]
+    offsets = runs.get(database, launched.split()[0]).offsets
+    send(database, launched, body(number, offsets=offsets, metrics=rows))
+    return launched
+
+
+def get(client: TestClient, run_id: str, **query: Any) -> dict[str, Any]:
+    answer = client.get(f"/api/v1/runs/{run_id}/metrics", params=query)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_a_curve_over_steps(client: TestClient, database: Database) -> None:
+    run_id = grown(database, range(1, 4)).split()[0]
+    found = get(client, run_id, names="loss,none")
+    assert found == {
+        "x": "step",
+        "run": run_id,
+        "last_step": 3,
+        "attempt": 1,
+        "revision": 1,
+        "series": {
+            "loss": {"x": [1, 2, 3], "y": [0.1, 0.2, 0.3], "steps": [1, 2, 3], "downsampled": False},
+            "none": {"x": [], "y": [], "steps": [], "downsampled": False},
+        },
+    }
+    names = client.get(f"/api/v1/runs/{run_id}/metrics/names").json()
+    assert names == ["loss", "rollout/tokens_total", "time/training_s", "update/backward_passes_total"]
+
+
+def test_the_other_axes_say_what_was_spent_by_a_step(client: TestClient, database: Database) -> None:
+    launched = launch(database)
+    run_id = launched.split()[0]
+    # An evaluation before the first step, one of step 3 that comes with no totals of its own, a total that is NaN.
+    send(database, launched, body(1, metrics=[metric_row(0, **{"eval": 0.1})]))
+    grown(database, range(1, 3), launched=launched, number=2)
+    late = [
+        metric_row(3, **{"eval": 0.3}),
+        metric_row(4, **{"eval": 0.4, "time/training_s": math.nan}),
+        metric_row(5, **{"eval": 0.5, "time/training_s": 9.0}),
+    ]
+    send(database, launched, body(3, offsets={"metrics": 3}, metrics=late))
+    assert get(client, run_id, names="eval", x="backward_passes")["series"]["eval"]["x"] == [0, 6, 6, 6]
+    assert get(client, run_id, names="eval", x="tokens")["series"]["eval"]["x"] == [0, 100, 100, 100]
+    by_time = get(client, run_id, names="eval", x="time")["series"]["eval"]
+    assert (by_time["x"], by_time["y"], by_time["steps"]) == ([0, 4, 9], [0.1, 0.3, 0.5], [0, 3, 5])
+    alone = get(client, run_id, names="eval", x="time", after=3)["series"]["eval"]
+    assert (alone["x"], alone["steps"]) == ([9], [5])
+
+
+def test_increments_are_the_points_behind_a_step(client: TestClient, database: Database) -> None:
+    launched = grown(database, range(1, 400))
+    run_id = launched.split()[0]
+    for after, expected in ((-1, range(1, 400)), (127, range(128, 400)), (128, range(129, 400)), (399, range(0))):
+        found = get(client, run_id, names="loss", after=after, max_points=1000)
+        assert found["series"]["loss"]["steps"] == list(expected)
+
+
+def test_a_new_attempt_raises_the_revision(client: TestClient, database: Database) -> None:
+    launched = grown(database, range(1, 10))
+    run_id = launched.split()[0]
+    assert get(client, run_id, names="loss")["revision"] == 1
+    grown(database, range(10, 12), launched=launched, number=2)
+    assert get(client, run_id, names="loss")["revision"] == 1
+    grown(database, range(5, 7), attempt=2, launched=launched, number=3)
+    found = get(client, run_id, names="loss")
+    assert (found["revision"], found["attempt"], found["last_step"]) == (2, 2, 6)
+    assert found["series"]["loss"]["steps"] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_peak(client: TestClient, database: Database) -> None:
+    launched = launch(database)
+    rows = [metric_row(step, a=0.0 if step != 777 else -5.0, b=math.nan) for step in range(2000)]
+    send(database, launched, body(1, metrics=rows))
+    run_id = launched.split()[0]
+    found = get(client, run_id, names=["a", "b"], max_points=50)["series"]
+    assert len(found["a"]["steps"]) <= 50
+    assert found["a"]["downsampled"] is True
+    assert (found["a"]["steps"][0], found["a"]["steps"][-1]) == (0, 1999)
+    assert found["a"]["y"][found["a"]["steps"].index(777)] == -5.0
+    assert set(found["b"]["y"]) == {"NaN"}
+
+
+def test_many_runs_in_one_answer(client: TestClient, database: Database) -> None:
+    ids = [grown(database, range(1, end)).split()[0] for end in (3, 5)]
+    answer = client.get("/api/v1/metrics", params={"runs": ids, "names": "loss", "x": "tokens"}).json()
+    assert {run: found["series"]["loss"]["x"] for run, found in answer["runs"].items()} == {
+        ids[0]: [50, 100],
+        ids[1]: [50, 100, 150, 200],
+    }
+
+
+def test_questions_that_make_no_sense_are_refused(client: TestClient, database: Database) -> None:
+    run_id = grown(database, range(1, 3)).split()[0]
+    path = f"/api/v1/runs/{run_id}/metrics"
+    for query in ({}, {"names": ","}, {"names": "a", "x": "miles"}, {"names": "a", "max_points": 3}, {"names": "\0"}):
+        assert client.get(path, params=query).status_code == 422
+    unknown = "r00000000000000000000"
+    assert client.get(f"/api/v1/runs/{unknown}/metrics", params={"names": "a"}).status_code == 404
+    missing = client.get("/api/v1/metrics", params={"runs": [run_id, unknown], "names": "a"})
+    assert missing.status_code == 404
+    assert unknown in missing.json()["detail"]
+    too_many = {"runs": [run_id, *[f"r{n}" for n in range(100)]], "names": ",".join(f"m{n}" for n in range(30))}
+    assert client.get("/api/v1/metrics", params=too_many).status_code == 422

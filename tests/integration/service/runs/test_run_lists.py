@@ -1,0 +1,402 @@
+"""The list of runs: filters, every order, pages that neither lose nor repeat a run."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import insert, select
+
+from gxpo_services.access.principals import Principal, Role
+from gxpo_services.db.database import Database
+from gxpo_services.db.tables.metrics import Attempt, MetricBlock, MetricLast, MetricName
+from gxpo_services.db.tables.runs import Run
+from gxpo_services.groups.schemas import GroupRequest
+from gxpo_services.groups.service import make_group
+from gxpo_services.metrics.blocks import encode
+from gxpo_services.run_states import RunState
+from gxpo_services.runs import repository
+from gxpo_services.runs.list_repository import COLUMNS
+from gxpo_services.runs.schemas import RunPage
+from gxpo_services.runs.service import new_run, set_tags
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.io import load_preset
+
+API = "/api/v1"
+METRIC = "eval/average/pass@1"
+PRINCIPAL = Principal("t0", "tester", Role.SUBMITTER)
+NUM_RUNS = 300
+
+
+def add_runs(database: Database, amount: int, change: Callable[[Run, int], None]) -> list[str]:
+    """Runs made in one transaction, each changed by its index."""
+    configs = [load_preset("demo"), load_preset("demo-grpo"), load_preset("demo-sfpo")]
+    with database.writing() as session:
+        runs = [new_run(configs[index % 3], PRINCIPAL) for index in range(amount)]
+        for index, run in enumerate(runs):
+            change(run, index)
+        repository.add(session, runs)
+        return [run.id for run in runs]
+
+
+def varied(run: Run, index: int) -> None:
+    """Few different values, so that most are ties, and many without one."""
+    chance = random.Random(index)
+    run.name = chance.choice(["alpha", "Beta", "beta", "über", "zz 100%", "a_b"])
+    run.state = chance.choice(list(RunState))
+    run.reason = chance.choice([None, "diverged", "steps_done"])
+    run.priority = chance.choice([-1, 0, 0, 5])
+    run.created_at = 1000.0 + chance.choice([0.0, 0.5, 1 / 3])
+    run.started_at = chance.choice([None, 2000.25, 2001.0])
+    run.ended_at = chance.choice([None, None, 3000.0])
+    run.score = chance.choice([None, 0.1, 0.1 + 0.2, 0.3])
+    run.score_best = None if run.score is None else run.score + 0.1
+    run.score_step = chance.choice([None, 10, 20])
+    run.step = chance.choice([0, 10, 40])
+    run.seed = chance.choice([0, 1, 2**62])
+    run.backward_passes = chance.choice([0.0, 120.0])
+    run.model = chance.choice(["starter", "org/model"])
+    run.archived = index % 10 == 0
+    set_tags(run, chance.sample(["demo", "night", "x y"], chance.randrange(3)))
+
+
+@pytest.fixture
+def many(database: Database) -> list[str]:
+    return add_runs(database, NUM_RUNS, varied)
+
+
+def walk(client: TestClient, limit: int = 37, **query: Any) -> list[dict[str, Any]]:
+    """All pages, one after the other."""
+    found: list[dict[str, Any]] = []
+    cursor = None
+    for number in range(NUM_RUNS):
+        page = client.get(f"{API}/runs", params={**query, "limit": limit, **({"cursor": cursor} if cursor else {})})
+        assert page.status_code == 200, page.text
+        body = page.json()
+        assert (body["total"] is None) == (number > 0)
+        found += body["items"]
+        cursor = body["next_cursor"]
+        if cursor is None:
+            return found
+        assert len(body["items"]) == limit
+    raise AssertionError("the list has no end")
+
+
+def reference(database: Database, column: str, descending: bool) -> list[str]:
+    """Ids by a plain sort in memory: with a value first, ties by number."""
+    with database.reading() as session:
+        runs = list(session.scalars(select(Run)))
+    sign = -1 if descending else 1
+
+    def key(run: Run) -> tuple[Any, ...]:
+        value = getattr(run, column)
+        return (value is None, 0 if value is None else value, run.number)
+
+    with_value = [run for run in runs if getattr(run, column) is not None]
+    without = [run for run in runs if getattr(run, column) is None]
+    with_value.sort(key=key, reverse=descending)
+    without.sort(key=lambda run: sign * run.number)
+    return [run.id for run in with_value + without]
+
+
+NUMERIC = [name for name, (_, kind, _) in COLUMNS.items() if kind != "text"]
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_every_numeric_column_in_pages_is_the_plain_sort(
+    order: str, client: TestClient, database: Database, many: list[str]
+) -> None:
+    for column in NUMERIC:
+        found = [run["id"] for run in walk(client, sort=column, order=order, archived="any", limit=90)]
+        assert found == reference(database, column, order == "desc"), column
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_columns_of_text_in_pages_neither_lose_nor_repeat_a_run(
+    order: str, client: TestClient, many: list[str]
+) -> None:
+    for column in ("name", "state", "reason", "rule", "model", "created_by"):
+        runs = walk(client, sort=column, order=order, archived="any", limit=90)
+        assert sorted(run["id"] for run in runs) == sorted(many), column
+        values = [run[column] for run in runs]
+        blocks = [value for number, value in enumerate(values) if number == 0 or values[number - 1] != value]
+        assert len(blocks) == len(set(blocks)), "equal values lie side by side"
+        assert None not in values or blocks[-1] is None
+
+
+def test_a_page_of_one_and_a_page_of_all_are_the_same_list(client: TestClient, many: list[str]) -> None:
+    whole = walk(client, limit=200, sort="score", archived="true")
+    assert len(whole) == NUM_RUNS / 10
+    assert walk(client, limit=1, sort="score", archived="true") == whole
+
+
+def test_what_is_listed_has_each_member_of_the_documented_form(client: TestClient, database: Database) -> None:
+    """Lists are written without that form, so it is held against them here, with numbers that JSON has not, too."""
+
+    def odd(run: Run, index: int) -> None:
+        varied(run, index)
+        run.score, run.score_best = (math.nan, math.inf) if index % 2 else (0.5, 0.75)
+        run.tokens, run.hours_budget = (math.inf, 0.1) if index % 3 else (7.0, None)
+
+    add_runs(database, 40, odd)
+    answer = client.get(f"{API}/runs", params={"limit": 200, "archived": "any", "with_metric": METRIC}).json()
+    assert RunPage.model_validate(answer).model_dump(mode="json") == answer
+    assert {run["score_best"] for run in answer["items"]} == {"Infinity", 0.75}
+    assert {run["progress"]["tokens"] for run in answer["items"]} == {"Infinity", 7.0}
+
+
+def test_runs_that_are_made_while_one_pages_move_nothing(
+    client: TestClient, database: Database, many: list[str]
+) -> None:
+    query = {"sort": "score", "order": "desc", "archived": "any", "limit": 100}
+    before = [run["id"] for run in walk(client, **query)]
+    first = client.get(f"{API}/runs", params=query).json()
+    add_runs(database, 50, varied)
+    seen = [run["id"] for run in first["items"]]
+    cursor = first["next_cursor"]
+    while cursor:
+        page = client.get(f"{API}/runs", params={**query, "cursor": cursor}).json()
+        seen += [run["id"] for run in page["items"]]
+        cursor = page["next_cursor"]
+    assert len(seen) == len(set(seen))
+    assert [run_id for run_id in seen if run_id in set(before)] == before
+
+
+def test_filters_alone_and_together(client: TestClient, database: Database, many: list[str]) -> None:
+    with database.reading() as session:
+        runs = list(session.scalars(select(Run)))
+    tags = {run.id: {tag.tag for tag in run.tags} for run in runs}
+    cases: list[tuple[dict[str, Any], Callable[[Run], bool]]] = [
+        ({"archived": "false"}, lambda run: not run.archived),
+        ({"archived": "true"}, lambda run: run.archived),
+        ({"state": ["failed", "queued"]}, lambda run: run.state in ("failed", "queued")),
+        ({"rule": "sfpo"}, lambda run: run.rule == "sfpo"),
+        ({"rule": "none"}, lambda run: False),
+        ({"model": "org/model"}, lambda run: run.model == "org/model"),
+        ({"tag": ["demo", "night"]}, lambda run: {"demo", "night"} <= tags[run.id]),
+        # An id is looked through too, and three letters of it can be those.
+        ({"text": "ETA"}, lambda run: run.name in ("Beta", "beta") or "eta" in run.id),
+        ({"text": "0%"}, lambda run: run.name == "zz 100%"),
+        ({"text": "a_b"}, lambda run: run.name == "a_b"),
+        ({"text": "X Y"}, lambda run: "x y" in tags[run.id]),
+        ({"created_after": 1000.0}, lambda run: run.created_at > 1000.0),
+        ({"created_before": 1000.5}, lambda run: run.created_at < 1000.5),
+        ({"group": "g0"}, lambda run: False),
+        (
+            {"state": "failed", "tag": "demo", "text": "beta", "rule": "gxpo"},
+            lambda run: (
+                (run.state, run.rule) == ("failed", "gxpo")
+                and "demo" in tags[run.id]
+                and ("eta" in run.name or "beta" in run.id)
+            ),
+        ),
+    ]
+    for query, wanted in cases:
+        query = {"archived": "any", **query}
+        expected = {run.id for run in runs if wanted(run)}
+        found = walk(client, limit=200, **query)
+        assert {run["id"] for run in found} == expected, query
+        assert client.get(f"{API}/runs", params={**query, "limit": 1}).json()["total"] == len(expected), query
+
+
+def test_a_search_is_for_parts_of_what_a_run_is_called_now(client: TestClient, database: Database) -> None:
+    ids = add_runs(database, 3, plain_run)
+
+    def found(text: str, **query: Any) -> tuple[list[str], int | None]:
+        body = client.get(f"{API}/runs", params={"text": text, "order": "asc", **query}).json()
+        return [run["id"] for run in body["items"]], body["total"]
+
+    change = {"name": "ÜBER 100%_a", "tags": ["Nacht"], "notes": "erste Zeile\nzweite"}
+    assert client.patch(f"{API}/runs/{ids[0]}", json=change).status_code == 200
+    for text in ("über 100%_A", "nacht", "ZWEITE", "e\nz", ids[0].upper()):
+        assert found(text) == ([ids[0]], 1), text
+    for text in ("100__a", "100%b", "zeilezweite", "\\", "e\\"):
+        assert found(text) == ([], 0), text
+    assert client.patch(f"{API}/runs/{ids[1]}", json={"notes": "C:\\a_b"}).status_code == 200
+    assert found("c:\\a_") == ([ids[1]], 1)
+    assert client.patch(f"{API}/runs/{ids[0]}", json={"tags": [], "archived": True}).status_code == 200
+    assert found("nacht", archived="any") == ([], 0)
+    assert found("zweite") == ([], 0)
+    assert found("zweite", archived="true") == ([ids[0]], 1)
+    assert found("starter", limit=1) == ([ids[1]], 2)
+
+
+def test_runs_of_a_group(client: TestClient, database: Database) -> None:
+    with database.writing() as session:
+        group, _ = make_group(session, PRINCIPAL, GroupRequest(name="g"), None)
+    run = client.post(f"{API}/runs", json={"preset": "demo", "group": group.id}).json()
+    client.post(f"{API}/runs", json={"preset": "demo"})
+    assert [item["id"] for item in walk(client, group=group.id)] == [run["id"]]
+
+
+# Metrics
+
+
+def add_last(database: Database, values: dict[str, tuple[float | None, float | None, float | None]]) -> None:
+    """run id → last, lowest, highest of METRIC."""
+    with database.writing() as session:
+        name = MetricName(name=METRIC)
+        session.add(name)
+        session.flush()
+        for run_id, (last, lowest, highest) in values.items():
+            run = repository.find(session, run_id)
+            assert run is not None
+            keys = {"run_number": run.number, "name_number": name.number, "last_step": 1}
+            session.add(MetricLast(**keys, last=last, lowest=lowest, highest=highest))
+
+
+def plain_run(run: Run, index: int) -> None:
+    run.created_at = float(index)
+
+
+@pytest.mark.parametrize("at", ["last", "best", "highest", "lowest"])
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_sorting_by_a_metrics_last_best_and_lowest_value(
+    at: str, order: str, client: TestClient, database: Database
+) -> None:
+    ids = add_runs(database, 8, plain_run)
+    inf = math.inf
+    triples = [(0.5, 0.1, 0.9), (0.2, 0.2, 0.2), (None, 0.0, 1.0), (inf, 0.3, inf), (-inf, -inf, 0.4), (0.5, 0.5, 0.5)]
+    add_last(database, dict(zip(ids, triples, strict=False)))  # two runs never reported it, one has NaN as its last
+    position = {"last": 0, "lowest": 1, "highest": 2, "best": 2}[at]
+    values = dict(zip(ids, [triple[position] for triple in triples], strict=False))
+    sign = -1 if order == "desc" else 1
+
+    def key(run_id: str) -> tuple[Any, ...]:
+        value, number = values.get(run_id), sign * ids.index(run_id)
+        return (value is None, 0.0 if value is None else sign * value, number)
+
+    found = walk(client, limit=3, sort=f"metric:{METRIC}", metric_at=at, order=order)
+    assert [run["id"] for run in found] == sorted(ids, key=key)
+    words = {inf: "Infinity", -inf: "-Infinity"}
+    for run in found:
+        value = values.get(run["id"])
+        assert run["metrics"][METRIC] == words.get(value, value) if value is not None else True
+
+
+def test_sorting_by_a_metric_that_nobody_reported_is_by_number(client: TestClient, database: Database) -> None:
+    ids = add_runs(database, 5, plain_run)
+    for at in ("last", "3"):
+        found = walk(client, limit=2, sort="metric:never/heard", metric_at=at, order="asc")
+        assert [run["id"] for run in found] == ids
+        assert {run["metrics"]["never/heard"] for run in found} == {None}
+
+
+def add_history(database: Database, run_id: str, attempts: dict[int, dict[int, float]], firsts: dict[int, int]) -> None:
+    """attempts: attempt → step → value of METRIC. firsts: first step that each attempt reported on at all."""
+    with database.writing() as session:
+        run = repository.find(session, run_id)
+        assert run is not None
+        name = session.scalar(select(MetricName).where(MetricName.name == METRIC)) or MetricName(name=METRIC)
+        session.add(name)
+        session.flush()
+        for attempt, first in firsts.items():
+            session.execute(insert(Attempt).values(run_number=run.number, attempt=attempt, first_step=first))
+        for attempt, values in attempts.items():
+            for (_, block), data in encode((step, {METRIC: value}) for step, value in values.items()).items():
+                keys = {"run_number": run.number, "name_number": name.number, "attempt": attempt, "block": block}
+                session.execute(insert(MetricBlock).values(**keys, data=data))
+
+
+def test_a_metric_at_a_step_is_its_newest_value_by_then_in_the_history_that_counts(
+    client: TestClient, database: Database
+) -> None:
+    ids = add_runs(database, 6, plain_run)
+    every_ten = {step: step / 1000 for step in range(10, 401, 10)}
+    add_history(database, ids[0], {1: every_ten}, {1: 1})
+    add_history(database, ids[1], {1: {0: 0.9, 200: 0.1}}, {1: 0})  # at 180: the block of 180 begins too late
+    add_history(database, ids[2], {1: every_ten, 2: {160: 0.5, 170: 0.6}}, {1: 1, 2: 151})
+    add_history(database, ids[3], {1: every_ten}, {1: 1, 2: 5})  # replaced from step 5 on, nothing since
+    add_history(database, ids[4], {1: {150: math.nan}, 2: {}}, {1: 1})
+    # the sixth has nothing
+    expected = {
+        "180": [0.18, 0.9, 0.6, None, None, None],
+        "155": [0.15, 0.9, 0.15, None, None, None],
+        "0": [None, 0.9, None, None, None, None],
+        "999999": [0.4, 0.1, 0.6, None, None, None],
+    }
+    for step, values in expected.items():
+        for order, sign in (("asc", 1), ("desc", -1)):
+            found = walk(client, limit=2, sort=f"metric:{METRIC}", metric_at=step, order=order)
+            got = {run["id"]: run["metrics"][METRIC] for run in found}
+            assert [got[run_id] for run_id in ids] == values, step
+            rows = list(zip(ids, values, strict=True))
+            rows.sort(key=lambda row: (row[1] is None, sign * (row[1] or 0), sign * ids.index(row[0])))
+            assert [run["id"] for run in found] == [run_id for run_id, _ in rows], (step, order)
+
+
+def test_metrics_come_along_when_they_are_asked_for(client: TestClient, database: Database) -> None:
+    ids = add_runs(database, 2, plain_run)
+    add_last(database, {ids[0]: (0.5, 0.1, 0.9)})
+    found = client.get(f"{API}/runs", params={"with_metric": [METRIC, "x"], "order": "asc"}).json()["items"]
+    assert [run["metrics"] for run in found] == [{METRIC: 0.5, "x": None}, {METRIC: None, "x": None}]
+
+
+# Bad requests
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ({"sort": "config"}, "sort"),
+        ({"sort": "metric:"}, "sort"),
+        ({"sort": "number; drop table runs"}, "sort"),
+        ({"order": "up"}, "order"),
+        ({"metric_at": "-1"}, "metric_at"),
+        ({"metric_at": "1e3"}, "metric_at"),
+        ({"limit": 0}, "limit"),
+        ({"limit": 201}, "limit"),
+        ({"cursor": "x"}, "cursor"),
+        ({"text": "a\x00"}, "text"),
+        ({"model": "\x00"}, "model"),
+        ({"tag": "\x00"}, "tag.0"),
+        ({"group": "a b"}, "group"),
+        ({"state": "lost"}, "state.0"),
+        ({"created_after": "nan"}, "created_after"),
+        ({"created_before": "inf"}, "created_before"),
+        ({"archived": "maybe"}, "archived"),
+        ({"with_metric": ""}, "with_metric.0"),
+    ],
+)
+def test_a_bad_parameter_is_named(query: dict[str, Any], field: str, client: TestClient) -> None:
+    answer = client.get(f"{API}/runs", params=query)
+    assert answer.status_code == 422
+    assert [error["field"] for error in answer.json()["errors"]] == [field]
+
+
+def test_a_cursor_is_for_its_own_order(client: TestClient, database: Database) -> None:
+    add_runs(database, 3, plain_run)
+    cursor = client.get(f"{API}/runs", params={"limit": 1, "sort": "score"}).json()["next_cursor"]
+    for query in ({"sort": "name"}, {"sort": "score", "order": "asc"}, {"sort": "metric:score"}, {}):
+        answer = client.get(f"{API}/runs", params={**query, "cursor": cursor})
+        assert answer.status_code == 422
+        assert "another order" in answer.json()["detail"]
+
+
+def test_a_listed_run_can_be_seen_with_its_whole_config(client: TestClient, database: Database) -> None:
+    add_runs(database, 1, plain_run)
+    (run,) = walk(client)
+    assert run["rule_label"] == "GXPO K=5"
+    detail = client.get(f"{API}/runs/{run['id']}").json()
+    assert RunConfig.model_validate(detail["config"]) == load_preset("demo")
+
+
+def test_a_reading_session_ends_where_it_was_used(
+    client: TestClient, database: Database, many: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Well or badly: nothing is left to be ended in a thread of its own."""
+    ended_late: list[Any] = []
+
+    async def late(end: Any) -> None:
+        ended_late.append(end)
+        end()
+
+    monkeypatch.setattr("gxpo_services.api.dependencies.run_in_threadpool", late)
+    assert client.get(f"{API}/runs").status_code == 200
+    assert client.get(f"{API}/runs/{many[0]}").status_code == 200
+    assert client.get(f"{API}/runs/nobody").status_code == 404
+    assert ended_late == []

@@ -1,0 +1,530 @@
+"""Runs over HTTP: submit, check, see, change, steer, copy, try again, delete."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from gxpo_services.access.principals import Principal, Role
+from gxpo_services.api.errors import Conflict
+from gxpo_services.artifacts import trash as artifacts
+from gxpo_services.configs.checks import restored
+from gxpo_services.db.database import Database
+from gxpo_services.db.tables.events import Event
+from gxpo_services.db.tables.metrics import MetricLast, MetricName
+from gxpo_services.db.tables.runs import Run, RunTag
+from gxpo_services.db.tables.tokens import IdempotencyKey
+from gxpo_services.run_states import Action, RunState
+from gxpo_services.runs import lifecycle, repository, service
+from gxpo_services.settings import ServiceSettings
+from gxpo_trainer.config.io import load_preset, to_toml
+
+API = "/api/v1"
+BODY: dict[str, Any] = {"preset": "demo", "tags": ["b", "a", "b"], "notes": "first\nlight"}
+PATHS = {
+    "queued": [],
+    "starting": ["starting"],
+    "running": ["starting", "running"],
+    "recovering": ["starting", "recovering"],
+    "pausing": ["starting", "running", "pausing"],
+    "paused": ["starting", "running", "pausing", "paused"],
+    "cancelling": ["starting", "cancelling"],
+    "succeeded": ["starting", "running", "succeeded"],
+    "failed": ["starting", "failed"],
+    "cancelled": ["cancelled"],
+}
+
+
+@pytest.fixture
+def submit(client: TestClient) -> Callable[..., dict[str, Any]]:
+    def make(**body: Any) -> dict[str, Any]:
+        answer = client.post(f"{API}/runs", json={**BODY, **body})
+        assert answer.status_code == 201, answer.text
+        run: dict[str, Any] = answer.json()
+        return run
+
+    return make
+
+
+@pytest.fixture
+def lead_to(database: Database) -> Callable[[str, str], None]:
+    """Takes a queued run to a state by legal steps."""
+
+    def move(run_id: str, state: str) -> None:
+        for step in PATHS[state]:
+            with database.writing() as session:
+                run = service.find(session, run_id)
+                lifecycle.move(session, run, RunState(step), actor="tests", message="as the test wants")
+
+    return move
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {secret}"}
+
+
+def count(database: Database, table: type) -> int:
+    with database.reading() as session:
+        return session.scalar(select(func.count()).select_from(table)) or 0
+
+
+def test_a_submitted_run_is_queued_whole(client: TestClient, database: Database) -> None:
+    answer = client.post(f"{API}/runs", json=BODY)
+    assert answer.status_code == 201
+    run = answer.json()
+    assert answer.headers["location"] == f"{API}/runs/{run['id']}"
+    assert client.get(answer.headers["location"]).json() == run
+    assert (run["state"], run["rule"], run["rule_label"], run["model"]) == ("queued", "gxpo", "GXPO K=5", "starter")
+    assert (run["tags"], run["notes"], run["created_by"]) == (["a", "b"], "first\nlight", "admin")
+    assert run["cost"]["backward_passes"] == 120
+    assert run["progress"]["fraction"] == 0
+    assert run["progress"]["queue_position"] == 1
+    assert run["possible_actions"] == ["cancel", "clone"]
+    with database.reading() as session:
+        row = service.find(session, run["id"])
+        assert restored(row.config) == load_preset("demo")
+        assert (row.cpus, row.gpus) == (2.0, 0.0)
+        assert row.config_sha256 == load_preset("demo").sha256()
+        event = session.scalars(select(Event).where(Event.run_number == row.number)).one()
+        assert (event.actor, event.kind) == ("token:admin", "submitted")
+
+
+def test_toml_and_overrides_name_and_infinities(client: TestClient) -> None:
+    body = {"toml": to_toml(load_preset("demo")), "overrides": ["learner.rule.gate.threshold=inf"], "name": "μ"}
+    run = client.post(f"{API}/runs", json=body).json()
+    assert run["config"]["learner"]["rule"]["gate"]["threshold"] == "Infinity"
+    assert (run["name"], run["config"]["name"]) == ("μ", "μ")
+
+
+def test_a_refused_run_names_every_bad_member_and_leaves_nothing(client: TestClient, database: Database) -> None:
+    body = {
+        "config": {"learner": {"rule": {"name": "gxpo", "k": 1}}, "placement": {"ray_address": "auto"}},
+        "group": "g0",
+    }
+    answer = client.post(f"{API}/runs", json=body, headers={"Idempotency-Key": "k"})
+    assert answer.status_code == 422
+    assert {error["field"] for error in answer.json()["errors"]} == {
+        "config.learner.rule.k",
+        "config.placement.ray_address",
+        "group",
+    }
+    assert [count(database, table) for table in (Run, Event, IdempotencyKey)] == [0, 1, 0]  # the event: a token
+    assert client.post(f"{API}/runs", json=BODY, headers={"Idempotency-Key": "k"}).status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{", 422),
+        (b'{"preset": "demo", "name": "a\\u0000b"}', 422),
+        (b'{"preset": "demo", "tags": ["\\ud800"]}', 422),
+        (b'{"preset": "demo", "priority": 3000000000}', 422),
+        (b'{"preset": "demo", "x": 1}', 422),
+        (b'{"preset": "demo", "\\ud800": 1}', 422),
+        (b'{"config": {"\\ud800": 1}}', 422),
+        (b'{"config": {"seed": 99999999999999999999999}}', 422),
+        (b'{"config": {"budget": {"tokens": 1e30}}}', 422),
+        (b'{"config": {"seed": ' + b"9" * 5000 + b"}}", 400),
+        (b'{"config": ' + b'{"a":' * 3000 + b"1" + b"}" * 3000 + b"}", 400),
+        (b"[]", 422),
+        (b"", 422),
+    ],
+)
+def test_hostile_bodies_are_answered_and_not_crashed_on(client: TestClient, body: bytes, status: int) -> None:
+    answer = client.post(f"{API}/runs", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code in (status, 422), answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_validate_shows_errors_cost_completed_config_and_equal_runs(
+    client: TestClient, submit: Callable[..., dict[str, Any]], database: Database
+) -> None:
+    earlier = submit(name="earlier")
+    answer = client.post(f"{API}/runs/validate", json=BODY)
+    assert answer.status_code == 200
+    found = answer.json()
+    assert found["valid"]
+    assert (found["cost"]["steps"], found["cost"]["backward_passes"]) == (40, 120)
+    assert [run["id"] for run in found["equal_runs"]] == [earlier["id"]]
+    assert found["toml"] == to_toml(load_preset("demo"))
+    assert found["config"]["learner"]["rule"]["k"] == 5
+    bad = client.post(f"{API}/runs/validate", json={"config": {"seed": -1}}).json()
+    assert not bad["valid"]
+    assert [error["field"] for error in bad["errors"]] == ["config.seed"]
+    assert count(database, Run) == 1
+
+
+def test_viewers_read_submitters_run_and_only_ones_own_or_an_admin_deletes(
+    anonymous: TestClient, token_for: Callable[[str], str], lead_to: Callable[[str, str], None]
+) -> None:
+    viewer, submitter, admin = (bearer(token_for(role)) for role in ("viewer", "submitter", "admin"))
+    other = bearer(token_for("submitter"))
+    run = anonymous.post(f"{API}/runs", json=BODY, headers=submitter).json()
+    path = f"{API}/runs/{run['id']}"
+    assert anonymous.get(path).status_code == 401
+    for route in (path, f"{API}/runs", f"{API}/groups", f"{API}/schema", f"{API}/presets", f"{API}/published"):
+        assert anonymous.get(route, headers=viewer).status_code == 200, route
+        assert anonymous.get(route).status_code == 401, route
+    for route in ("/runs", "/runs/validate", "/sweeps", "/sweeps/validate", "/groups"):
+        assert anonymous.post(f"{API}{route}", json=BODY, headers=viewer).status_code == 403, route
+    for action in ("cancel", "pause", "resume", "clone", "retry"):
+        assert anonymous.post(f"{path}/{action}", headers=viewer).status_code == 403, action
+    assert anonymous.patch(path, json={"name": "x"}, headers=viewer).status_code == 403
+    assert anonymous.delete(path, headers=viewer).status_code == 403
+    assert anonymous.post(f"{path}/cancel", headers=other).status_code == 200
+    assert anonymous.delete(path, headers=other).status_code == 403
+    assert anonymous.delete(path, headers=submitter).status_code == 204
+    second = anonymous.post(f"{API}/runs", json=BODY, headers=submitter).json()
+    lead_to(second["id"], "failed")
+    assert anonymous.delete(f"{API}/runs/{second['id']}", headers=admin).status_code == 204
+
+
+def test_a_patch_changes_what_it_names_and_is_recorded(
+    client: TestClient, submit: Callable[..., dict[str, Any]], database: Database
+) -> None:
+    run = submit()
+    path = f"{API}/runs/{run['id']}"
+    changed = client.patch(path, json={"name": "new", "tags": ["b", "c"], "archived": True}).json()
+    assert (changed["name"], changed["tags"], changed["archived"]) == ("new", ["b", "c"], True)
+    assert (changed["notes"], changed["config"]) == (run["notes"], run["config"])
+    assert changed["updated_at"] > run["updated_at"]
+    assert client.patch(path, json={}).json() == changed
+    assert client.patch(path, json={"notes": "", "tags": []}).json()["tags"] == []
+    for bad in ({"name": ""}, {"state": "failed"}, {"tags": ["x" * 61]}, {"priority": 10**9}):
+        assert client.patch(path, json=bad).status_code == 422
+    assert client.patch(f"{API}/runs/r0", json={"name": "x"}).status_code == 404
+    with database.reading() as session:
+        kinds = list(session.scalars(select(Event.kind).where(Event.run_number.is_not(None)).order_by(Event.number)))
+        assert kinds == ["submitted", "edited", "edited"]
+
+
+EXPECTED = {
+    # state: (cancel, pause, resume) → the state after it, or 409
+    "queued": ("cancelled", 409, "queued"),
+    "starting": ("cancelling", 409, "starting"),
+    "running": ("cancelling", "pausing", "running"),
+    "recovering": ("cancelling", 409, 409),
+    "pausing": ("cancelling", "pausing", 409),
+    "paused": ("cancelled", "paused", "queued"),
+    "cancelling": ("cancelling", 409, 409),
+    "succeeded": (409, 409, 409),
+    "failed": (409, 409, 409),
+    "cancelled": ("cancelled", 409, 409),
+}
+
+
+@pytest.mark.parametrize("state", EXPECTED)
+def test_wishes_by_state(
+    state: str, client: TestClient, submit: Callable[..., dict[str, Any]], lead_to: Callable[[str, str], None]
+) -> None:
+    for action, expected in zip(("cancel", "pause", "resume"), EXPECTED[state], strict=True):
+        run = submit()
+        lead_to(run["id"], state)
+        answer = client.post(f"{API}/runs/{run['id']}/{action}")
+        if expected == 409:
+            assert answer.status_code == 409, answer.text
+            assert answer.json()["state"] == state
+            assert action in answer.json()["detail"]
+        else:
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["state"] == expected
+        if expected == "cancelled":
+            assert answer.json()["ended_at"] is not None
+
+
+@pytest.mark.parametrize(
+    ("action", "meanwhile", "outcome"),
+    [
+        ("pause", RunState.SUCCEEDED, "409 succeeded"),
+        ("cancel", RunState.SUCCEEDED, "409 succeeded"),
+        ("pause", RunState.CANCELLING, "409 cancelling"),
+        ("cancel", RunState.CANCELLING, "200 cancelling"),
+        ("cancel", RunState.RECOVERING, "200 cancelling"),
+    ],
+)
+def test_the_loser_of_a_race_decides_again_by_what_the_winner_left(
+    action: Action,
+    meanwhile: RunState,
+    outcome: str,
+    database: Database,
+    submit: Callable[..., dict[str, Any]],
+    lead_to: Callable[[str, str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if database.is_sqlite:
+        pytest.skip("SQLite has one writer at a time: nobody comes between the look and the write")
+    run = submit()
+    lead_to(run["id"], "running")
+    asked = []
+
+    def second(session: Session, row: Run, new: RunState, **rest: Any) -> None:
+        if not asked:
+            with database.writing() as other:
+                lifecycle.move(other, service.find(other, run["id"]), meanwhile, actor="first", message="was faster")
+        asked.append(new)
+        lifecycle.move(session, row, new, **rest)
+
+    monkeypatch.setattr(service, "move", second)
+    with database.writing() as session:
+        try:
+            found = f"200 {service.act(session, run['id'], action, actor='second').state}"
+        except Conflict as error:
+            found = f"409 {error.extra['state']}"
+    assert found == outcome
+
+
+@pytest.mark.parametrize("others", [2, 8])
+def test_of_many_who_cancel_and_resume_at_once_each_gets_an_answer(
+    others: int, client: TestClient, submit: Callable[..., dict[str, Any]], lead_to: Callable[[str, str], None]
+) -> None:
+    run = submit()
+    lead_to(run["id"], "paused")
+    with ThreadPoolExecutor(2 * others) as pool:
+        wanted = ["cancel", "resume"] * others
+        answers = list(pool.map(lambda action: client.post(f"{API}/runs/{run['id']}/{action}"), wanted))
+    assert {answer.status_code for answer in answers} <= {200, 409}
+    assert client.get(f"{API}/runs/{run['id']}").json()["state"] == "cancelled"
+
+
+def test_a_clone_has_the_config_with_overrides_and_names_its_original(
+    client: TestClient, submit: Callable[..., dict[str, Any]], lead_to: Callable[[str, str], None]
+) -> None:
+    run = submit(name="original", priority=3)
+    lead_to(run["id"], "running")
+    path = f"{API}/runs/{run['id']}/clone"
+    plain = client.post(path)
+    assert plain.status_code == 201
+    assert plain.json()["config"] == run["config"]
+    assert plain.json()["config_sha256"] == run["config_sha256"]
+    body = {"overrides": ["learner.rule.name=sfpo", "name=other"], "tags": []}
+    changed = client.post(path, json=body).json()
+    assert (changed["parent_id"], changed["parent_kind"]) == (run["id"], "clone")
+    assert (changed["rule"], changed["name"], changed["tags"]) == ("sfpo", "other", [])
+    assert (changed["notes"], changed["priority"], changed["state"]) == (run["notes"], 3, "queued")
+    bad = client.post(path, json={"overrides": ["learner.rule.k=1"]})
+    assert (bad.status_code, bad.json()["errors"][0]["field"]) == (422, "config.learner.rule.k")
+    assert client.post(f"{API}/runs/r0/clone").status_code == 404
+
+
+@pytest.mark.parametrize("state", PATHS)
+def test_retry_is_for_failed_and_cancelled_runs(
+    state: str, client: TestClient, submit: Callable[..., dict[str, Any]], lead_to: Callable[[str, str], None]
+) -> None:
+    group = client.post(f"{API}/groups", json={"name": "g"}).json()
+    run = submit(group=group["id"])
+    lead_to(run["id"], state)
+    answer = client.post(f"{API}/runs/{run['id']}/retry")
+    if state not in ("failed", "cancelled"):
+        assert answer.status_code == 409
+        return
+    again = answer.json()
+    assert answer.status_code == 201
+    assert (again["parent_id"], again["parent_kind"], again["state"]) == (run["id"], "retry", "queued")
+    assert (again["config"], again["group"]) == (run["config"], group["id"])
+
+
+def test_progress_is_that_of_the_bound_nearest_to_its_end(
+    client: TestClient, submit: Callable[..., dict[str, Any]], database: Database, lead_to: Callable[[str, str], None]
+) -> None:
+    run = submit(overrides=["budget.steps=40", "budget.hours=1", "budget.tokens=1000", "budget.backward_passes=90"])
+    lead_to(run["id"], "running")
+    with database.writing() as session:
+        row = service.find(session, run["id"])
+        row.step, row.backward_passes, row.tokens, row.training_s = 10, 30.0, 100.0, 1800.0
+        name = MetricName(name="reward/mean")
+        session.add(name)
+        session.flush()
+        session.add(MetricLast(run_number=row.number, name_number=name.number, last=0.25, last_step=10))
+    found = client.get(f"{API}/runs/{run['id']}").json()
+    # steps 10/40, passes 30/90, tokens 100/1000, hours 0.5/1: the hour is nearest
+    assert found["progress"]["fraction"] == 0.5
+    assert found["progress"]["seconds_left"] == 1800.0
+    assert found["reward"] == 0.25
+    stopping = client.post(f"{API}/runs/{run['id']}/cancel").json()
+    assert stopping["progress"]["seconds_left"] is None
+
+
+def test_places_in_the_queue_go_by_priority_then_age(client: TestClient, submit: Callable[..., dict[str, Any]]) -> None:
+    first, second, urgent = submit(), submit(), submit(priority=5)
+    items = client.get(f"{API}/runs").json()["items"]
+    places = {item["id"]: item["progress"]["queue_position"] for item in items}
+    assert places == {urgent["id"]: 1, first["id"]: 2, second["id"]: 3}
+    client.post(f"{API}/runs/{first['id']}/cancel")
+    assert client.get(f"{API}/runs/{second['id']}").json()["progress"]["queue_position"] == 2
+    assert client.get(f"{API}/runs/{first['id']}").json()["progress"]["queue_position"] is None
+
+
+# Idempotency
+
+
+def test_one_key_and_body_make_one_run_and_another_body_is_refused(client: TestClient, database: Database) -> None:
+    headers = {"Idempotency-Key": "once"}
+    first = client.post(f"{API}/runs", json=BODY, headers=headers)
+    again = client.post(f"{API}/runs", json=BODY, headers=headers)
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert again.json()["id"] == first.json()["id"]
+    other = client.post(f"{API}/runs", json={**BODY, "name": "other"}, headers=headers)
+    assert other.status_code == 409
+    assert client.post(f"{API}/runs/{first.json()['id']}/clone", json={}, headers=headers).status_code == 409
+    assert client.post(f"{API}/groups", json={"name": "g"}, headers=headers).status_code == 409
+    assert count(database, Run) == 1
+    for bad in ("", "a b", "x" * 201, "\t"):
+        assert client.post(f"{API}/runs", json=BODY, headers={"Idempotency-Key": bad}).status_code == 422, bad
+
+
+def test_clone_retry_group_and_sweep_take_keys_too(
+    client: TestClient, submit: Callable[..., dict[str, Any]], lead_to: Callable[[str, str], None]
+) -> None:
+    run = submit()
+    lead_to(run["id"], "failed")
+    sweep = {"name": "s", "base": {"preset": "demo"}, "seeds": [0, 1]}
+    for number, (path, body) in enumerate(
+        [
+            (f"/runs/{run['id']}/clone", {}),
+            (f"/runs/{run['id']}/retry", None),
+            ("/groups", {"name": "g"}),
+            ("/sweeps", sweep),
+        ]
+    ):
+        headers = {"Idempotency-Key": f"k{number}"}
+        first, again = (client.post(f"{API}{path}", json=body, headers=headers) for _ in range(2))
+        assert (first.status_code, again.status_code) == (201, 200), path
+        assert first.json() == again.json()
+
+
+def test_keys_belong_to_their_token(anonymous: TestClient, token_for: Callable[[str], str]) -> None:
+    made = set()
+    for _ in range(2):
+        headers = bearer(token_for("submitter")) | {"Idempotency-Key": "same"}
+        made.add(anonymous.post(f"{API}/runs", json=BODY, headers=headers).json()["id"])
+    assert len(made) == 2
+
+
+def test_a_key_whose_run_was_deleted_says_so(client: TestClient) -> None:
+    headers = {"Idempotency-Key": "once"}
+    run = client.post(f"{API}/runs", json=BODY, headers=headers).json()
+    client.post(f"{API}/runs/{run['id']}/cancel")
+    assert client.delete(f"{API}/runs/{run['id']}").status_code == 204
+    assert client.post(f"{API}/runs", json=BODY, headers=headers).status_code == 410
+
+
+def test_fifty_submissions_at_once_with_one_key_make_one_run(client: TestClient, database: Database) -> None:
+    start = threading.Barrier(50)
+
+    def one(_: int) -> tuple[int, str]:
+        start.wait()
+        answer = client.post(f"{API}/runs", json=BODY, headers={"Idempotency-Key": "fifty"})
+        return answer.status_code, answer.json().get("id", answer.text)
+
+    with ThreadPoolExecutor(50) as pool:
+        answers = list(pool.map(one, range(50)))
+    statuses = [status for status, _ in answers]
+    assert sorted(statuses) == [200] * 49 + [201], answers
+    assert len({run_id for _, run_id in answers}) == 1
+    assert count(database, Run) == 1
+    assert count(database, RunTag) == 2
+
+
+# Deleting
+
+
+def folder_of(settings: ServiceSettings, run_id: str) -> Path:
+    folder = settings.artifacts / run_id
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("{}\n")
+    return folder
+
+
+@pytest.mark.parametrize("state", PATHS)
+def test_only_a_run_that_has_ended_is_deleted_with_rows_and_files(
+    state: str,
+    client: TestClient,
+    submit: Callable[..., dict[str, Any]],
+    lead_to: Callable[[str, str], None],
+    settings: ServiceSettings,
+    database: Database,
+) -> None:
+    run = submit()
+    folder = folder_of(settings, run["id"])
+    lead_to(run["id"], state)
+    answer = client.delete(f"{API}/runs/{run['id']}")
+    if state not in ("succeeded", "failed", "cancelled"):
+        assert answer.status_code == 409
+        assert folder.is_dir()
+        return
+    assert answer.status_code == 204
+    assert not folder.exists()
+    assert list((settings.artifacts / artifacts.TRASH).iterdir()) == []
+    assert client.get(f"{API}/runs/{run['id']}").status_code == 404
+    assert client.delete(f"{API}/runs/{run['id']}").status_code == 404
+    assert (count(database, Run), count(database, RunTag)) == (0, 0)
+    with database.reading() as session:
+        kinds = list(session.scalars(select(Event.kind).order_by(Event.number)))
+        assert kinds == ["token_created", "run_deleted"]
+
+
+def test_deleting_follows_no_link(
+    client: TestClient, submit: Callable[..., dict[str, Any]], settings: ServiceSettings, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("x")
+    inner, whole = submit(), submit()
+    folder = folder_of(settings, inner["id"])
+    (folder / "link").symlink_to(outside)
+    (folder / "checkpoints" / "file").symlink_to(outside / "precious")
+    (settings.artifacts / whole["id"]).symlink_to(outside)
+    for run in (inner, whole):
+        client.post(f"{API}/runs/{run['id']}/cancel")
+        assert client.delete(f"{API}/runs/{run['id']}").status_code == 204
+    assert (outside / "precious").read_text() == "x"
+    assert [entry.name for entry in settings.artifacts.iterdir()] == [artifacts.TRASH]
+    assert list((settings.artifacts / artifacts.TRASH).iterdir()) == []
+
+
+def test_a_crash_before_the_files_are_gone_is_swept_by_the_next_deletion(
+    client: TestClient, submit: Callable[..., dict[str, Any]], settings: ServiceSettings
+) -> None:
+    left = settings.artifacts / artifacts.TRASH / "r0-1234"
+    left.mkdir(parents=True)
+    (left / "big").write_text("x")
+    run = submit()
+    client.post(f"{API}/runs/{run['id']}/cancel")
+    client.delete(f"{API}/runs/{run['id']}")
+    assert not left.exists()
+
+
+def test_files_come_back_when_the_deletion_is_rolled_back(
+    client: TestClient, submit: Callable[..., dict[str, Any]], settings: ServiceSettings, database: Database
+) -> None:
+    run = submit()
+    folder = folder_of(settings, run["id"])
+    client.post(f"{API}/runs/{run['id']}/cancel")
+    admin = Principal("t0", "admin", Role.ADMIN)
+
+    def deleted_but_not_committed() -> None:
+        with database.writing() as session:
+            service.delete(session, settings.artifacts, admin, run["id"])
+            assert not folder.exists()
+            raise OSError("the disk of the database is full")
+
+    with pytest.raises(OSError, match="disk of the database"):
+        deleted_but_not_committed()
+    assert (folder / "metrics.jsonl").exists()
+    with database.reading() as session:
+        assert repository.find(session, run["id"]) is not None
+
+
+def test_ids_that_are_no_ids_lead_nowhere(client: TestClient) -> None:
+    for name in ("..", "%2e%2e", "..%2f..", "%00", "a%00b", "r0/../r1", "x" * 65, "é", "r0%20"):
+        for method in ("GET", "DELETE", "PATCH"):
+            answer = client.request(method, f"{API}/runs/{name}", json={} if method == "PATCH" else None)
+            assert answer.status_code in (404, 405, 422), (method, name, answer.status_code)

@@ -1,0 +1,248 @@
+"""What the scheduler relies on, of the launcher for Ray (a real head) and of the one for plain processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.ray_head import RayHead
+
+from gxpo_services.scheduling.launcher import (
+    Job,
+    JobStatus,
+    Launcher,
+    LauncherUnavailable,
+    RayLauncher,
+    trainer_command,
+)
+from gxpo_services.scheduling.process_launcher import ProcessLauncher
+
+WAIT_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def ray_head() -> Iterator[RayHead]:
+    head = RayHead()
+    try:
+        head.start()
+        yield head
+    finally:
+        head.close()
+
+
+class PatientRay(RayLauncher):
+    """Asks again as the scheduler does: on a busy machine a head may take longer than one question waits."""
+
+    def _ask(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            try:
+                return super()._ask(method, path, **arguments)
+            except LauncherUnavailable:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(1.0)
+
+
+@pytest.fixture
+def ray_launcher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> RayLauncher:
+    head: RayHead = request.getfixturevalue("ray_head")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", head.environment["RAY_AUTH_TOKEN_PATH"])
+    return PatientRay(head.address)
+
+
+@pytest.fixture(params=["process", pytest.param("ray", marks=pytest.mark.engine)])
+def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Launcher:
+    if request.param == "process":
+        return ProcessLauncher(tmp_path / "jobs", kill_after_s=1.0)
+    found: RayLauncher = request.getfixturevalue("ray_launcher")
+    return found
+
+
+@pytest.fixture
+def job(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Job]:
+    """A job of some Python in a folder whose name wants quoting."""
+    folder = tmp_path / "it's a $HOME"
+    folder.mkdir()
+
+    def make(code: str, number: int = 1) -> Job:
+        script = folder / f"job{number}.py"
+        script.write_text(code)
+        name = f"{tmp_path.name}-{number}"
+        return Job(name, (sys.executable, str(script), str(folder), "a;b"), folder / "train.log")
+
+    return make
+
+
+def until(launcher: Launcher, job_id: str, wanted: Callable[[JobStatus], bool]) -> JobStatus:
+    deadline = time.monotonic() + WAIT_S
+    while not wanted(status := launcher.status(job_id)):
+        assert time.monotonic() < deadline, f"still {status}"
+        time.sleep(0.1)
+    return status
+
+
+def ended(launcher: Launcher, job_id: str) -> JobStatus:
+    return until(launcher, job_id, lambda status: not status.is_alive)
+
+
+def until_written(path: Path) -> str:
+    deadline = time.monotonic() + WAIT_S
+    while not path.exists() or not path.read_text().endswith("\n"):
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.05)
+    return path.read_text()
+
+
+def test_a_job_runs_once_however_often_it_is_submitted(launcher: Launcher, job: Callable[..., Job]) -> None:
+    found = job("import sys; print(sys.argv[1:], flush=True); sys.stderr.write('done\\n')")
+    assert launcher.status(found.id) == JobStatus("unknown")
+    launcher.submit(found)
+    launcher.submit(found)
+    assert ended(launcher, found.id).state == "succeeded"
+    launcher.submit(found)
+    assert ended(launcher, found.id).state == "succeeded"
+    assert found.log.read_text() == f"{[str(found.log.parent), 'a;b']}\ndone\n"
+
+
+def test_a_job_that_fails_says_so(launcher: Launcher, job: Callable[..., Job]) -> None:
+    found = job("raise SystemExit(3)")
+    launcher.submit(found)
+    status = ended(launcher, found.id)
+    assert status.state == "failed"
+    assert "exit code 3" in status.message
+    assert not status.out_of_memory
+
+
+@pytest.mark.parametrize("ignores", [False, True])
+def test_a_job_that_is_stopped_ends_even_when_it_does_not_want_to(
+    launcher: Launcher, job: Callable[..., Job], ignores: bool
+) -> None:
+    found = job(
+        "import os, pathlib, signal, sys, time\n"
+        f"if {ignores}: signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "(pathlib.Path(sys.argv[1]) / 'pid').write_text(f'{os.getpid()}\\n')\n"
+        "time.sleep(600)\n"
+    )
+    launcher.submit(found)
+    pid = int(until_written(found.log.parent / "pid"))
+    assert until(launcher, found.id, lambda status: status.state == "running").is_alive
+    deadline = time.monotonic() + WAIT_S
+    while launcher.status(found.id).is_alive:
+        launcher.stop(found.id)
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert not is_alive(pid)
+    launcher.stop(found.id)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_nothing_happens_to_a_job_that_is_not_known(launcher: Launcher) -> None:
+    launcher.stop("nobody")
+    assert launcher.status("nobody") == JobStatus("unknown")
+
+
+@pytest.mark.engine
+def test_ray_says_what_the_cluster_has(ray_launcher: RayLauncher) -> None:
+    assert ray_launcher.resources() == (len(os.sched_getaffinity(0)), 0.0)
+
+
+@pytest.mark.engine
+def test_ray_without_its_token_is_not_there(ray_head: RayHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    with pytest.raises(LauncherUnavailable, match="RAY_AUTH_TOKEN"):
+        RayLauncher(ray_head.address).status("any")
+    token = Path(ray_head.environment["RAY_AUTH_TOKEN_PATH"]).read_text()
+    monkeypatch.setenv("RAY_AUTH_TOKEN", token.strip())
+    assert RayLauncher(ray_head.address).status("any") == JobStatus("unknown")
+
+
+def test_nobody_at_the_address_is_told_from_an_unknown_job() -> None:
+    launcher = RayLauncher("http://127.0.0.1:1")
+    for ask in (lambda: launcher.status("a"), lambda: launcher.stop("a"), launcher.resources):
+        with pytest.raises(LauncherUnavailable, match="does not answer"):
+            ask()
+
+
+def test_what_a_half_started_head_answers_is_not_taken_for_a_status() -> None:
+    answers = [(500, "traceback\nGCS is away"), (200, "not json"), (200, "[]"), (503, "")]
+    for status, text in answers:
+        transport = httpx.MockTransport(lambda _, status=status, text=text: httpx.Response(status, text=text))
+        launcher = RayLauncher("http://ray", transport=transport)
+        for ask in (lambda launcher=launcher: launcher.status("a"), launcher.resources):
+            with pytest.raises(LauncherUnavailable):
+                ask()
+
+
+def test_processes_outlive_their_launcher_and_are_found_again(tmp_path: Path, job: Callable[..., Job]) -> None:
+    found = job("import time; time.sleep(600)")
+    ProcessLauncher(tmp_path / "jobs").submit(found)
+    again = ProcessLauncher(tmp_path / "jobs")
+    assert again.status(found.id).state == "running"
+    session = int(until_written(tmp_path / "jobs" / f"{found.id}.pid"))
+    os.killpg(session, signal.SIGKILL)
+    assert ended(again, found.id) == JobStatus("failed", "its processes were killed")
+    again.submit(found)
+    assert again.status(found.id).state == "failed", "one job, one time"
+
+
+def test_the_job_lives_as_long_as_its_trainer_though_its_shell_is_killed(
+    tmp_path: Path, job: Callable[..., Job]
+) -> None:
+    found = job("import pathlib, sys, time; (pathlib.Path(sys.argv[1]) / 'up').write_text('1\\n'); time.sleep(600)")
+    launcher = ProcessLauncher(tmp_path / "jobs", kill_after_s=0.0)
+    launcher.submit(found)
+    until_written(found.log.parent / "up")
+    os.kill(int((tmp_path / "jobs" / f"{found.id}.pid").read_text()), signal.SIGKILL)
+    assert launcher.status(found.id).state == "running"
+    launcher.stop(found.id)
+    assert not ended(launcher, found.id).is_alive
+
+
+def test_a_launcher_that_died_before_the_fork_left_no_job(tmp_path: Path, job: Callable[..., Job]) -> None:
+    found = job("pass")
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / f"{found.id}.lock").write_text("")
+    launcher = ProcessLauncher(tmp_path / "jobs")
+    assert launcher.status(found.id) == JobStatus("unknown")
+    launcher.submit(found)
+    assert ended(launcher, found.id).state == "succeeded"
+
+
+def test_trainers_do_not_inherit_the_services_secrets(
+    tmp_path: Path, job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GXPO_DATABASE_URL", "postgresql://user:secret@host/db")
+    monkeypatch.setenv("GXPO_TOKEN", "secret")
+    monkeypatch.setenv("GXPO_REWARD_ALLOWLIST", "mine:Reward")
+    found = job("import os; print(sorted(name for name in os.environ if name.startswith('GXPO_')))")
+    launcher = ProcessLauncher(tmp_path / "jobs")
+    launcher.submit(found)
+    ended(launcher, found.id)
+    names = found.log.read_text()
+    assert "GXPO_DATABASE_URL" not in names
+    assert "GXPO_TOKEN" not in names
+    assert "GXPO_REWARD_ALLOWLIST" in names
+
+
+def test_the_command_goes_on_with_what_is_in_the_folder() -> None:
+    folder = Path("/data/runs/r1")
+    assert trainer_command(folder)[1:] == (
+        *("-m", "gxpo_trainer.cli", "train", "/data/runs/r1/config.toml", "--out", "/data/runs/r1"),
+        *("--continue", "--service", "/data/runs/r1/service.json"),
+    )

@@ -1,0 +1,105 @@
+"""Access tokens: roles, secrets, and what a loopback start makes."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from gxpo_services.access.principals import Role, hash_token
+from gxpo_services.access.repository import find_by_secret
+from gxpo_services.api import errors
+from gxpo_services.api.errors import Conflict
+from gxpo_services.db.database import Database
+from gxpo_services.db.tables.tokens import AccessToken
+from gxpo_services.settings import ServiceSettings
+from gxpo_services.tokens import repository, service
+from gxpo_services.tokens.endpoints import router
+from gxpo_services.tokens.local_token import ensure_local_token
+from gxpo_services.tokens.schemas import TokenRequest
+
+
+@pytest.fixture
+def api(settings: ServiceSettings, database: Database) -> Iterator[TestClient]:
+    app = FastAPI()
+    app.state.settings, app.state.database = settings, database
+    errors.install(app)
+    app.include_router(router)
+    with TestClient(app) as client:
+        yield client
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {secret}"}
+
+
+def test_only_admins_manage_tokens_and_each_role_knows_itself(api: TestClient, token_for: Callable[[str], str]) -> None:
+    for role in ("viewer", "submitter"):
+        secret = token_for(role)
+        assert api.get("/tokens", headers=bearer(secret)).status_code == 403
+        assert api.get("/tokens/me", headers=bearer(secret)).json()["role"] == role
+    answer = api.get("/tokens", headers=bearer(token_for("admin")))
+    assert answer.status_code == 200
+    assert "sha256" not in answer.text
+
+
+def test_no_token_and_a_wrong_one_are_refused_with_the_way_in(api: TestClient) -> None:
+    for headers in ({}, bearer("gxpo_wrong"), {"Authorization": "Basic YTpi"}):
+        answer = api.get("/tokens/me", headers=headers)
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_a_revoked_or_expired_token_stops_working(
+    api: TestClient, database: Database, token_for: Callable[[str], str]
+) -> None:
+    admin = bearer(token_for("admin"))
+    made = api.post("/tokens", headers=admin, json={"name": "ci", "role": "viewer", "days": 1}).json()
+    assert api.get("/tokens/me", headers=bearer(made["token"])).status_code == 200
+    assert api.delete(f"/tokens/{made['id']}", headers=admin).status_code == 200
+    assert api.get("/tokens/me", headers=bearer(made["token"])).status_code == 401
+    other = api.post("/tokens", headers=admin, json={"name": "old", "days": 1}).json()
+    with database.writing() as session:
+        row = repository.get(session, other["id"])
+        assert row is not None
+        row.expires_at = row.created_at
+    assert api.get("/tokens/me", headers=bearer(other["token"])).status_code == 401
+
+
+def test_the_last_admin_token_cannot_be_revoked(database: Database, token_for: Callable[[str], str]) -> None:
+    secret = token_for("admin")
+    with database.writing() as session:
+        found = find_by_secret(session, secret)
+        assert found is not None
+        assert found.role is Role.ADMIN
+    with database.writing() as session, pytest.raises(Conflict, match="last admin"):
+        service.revoke(session, found.token_id, actor="tests")
+
+
+def test_only_the_hash_of_a_secret_is_stored(database: Database, token_for: Callable[[str], str]) -> None:
+    secret = token_for("viewer")
+    with database.reading() as session:
+        row = session.query(AccessToken).one()
+        assert row.sha256 == hash_token(secret)
+        assert all(secret not in str(getattr(row, column.key)) for column in AccessToken.__table__.columns)
+
+
+def test_the_local_token_is_made_once_for_its_owner_alone(database: Database, tmp_path: Path) -> None:
+    file = tmp_path / "home" / "token"
+    with database.writing() as session:
+        first = ensure_local_token(session, file)
+    with database.writing() as session:
+        assert ensure_local_token(session, file) == first
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    with database.writing() as session:
+        other = service.create(session, TokenRequest(name="second", role="admin"), actor="tests")
+        found = find_by_secret(session, first)
+        assert found is not None
+        service.revoke(session, found.token_id, actor=f"token:{other.name}")
+    with database.writing() as session:
+        assert ensure_local_token(session, file) != first, "a revoked token must be replaced"

@@ -1,0 +1,74 @@
+"""Backward passes by phase, against what other rules would have spent; numbers by hand."""
+
+from __future__ import annotations
+
+import json
+
+from gxpo_dashboard.charts import budget
+from gxpo_dashboard.charts.gate import FALLBACK, LOOK_AHEAD
+from gxpo_dashboard.view_models.series import Points
+
+GXPO = {"name": "gxpo", "k": 5, "probes": 2}
+
+
+def points(steps: list[int], y: list[float]) -> Points:
+    return Points(steps, [float(step) for step in steps], y)
+
+
+# Three passes a step up to the step that fires (3), one a step from then on.
+SHUT_OFF = {
+    "update/backward_passes_total": points([1, 2, 3, 4, 5], [3, 6, 9, 10, 11]),
+    "gate/active": points([1, 2, 3, 4, 5], [1, 1, 0, 0, 0]),
+}
+
+
+def test_the_step_that_fires_the_gate_still_looked_ahead() -> None:
+    found = budget.passes_by_phase(SHUT_OFF, "gxpo").pivot(index="x", columns="series", values="y")
+    assert list(found[LOOK_AHEAD]) == [3, 6, 9, 9, 9]
+    assert list(found[FALLBACK]) == [0, 0, 0, 1, 2]
+
+
+def test_phases_sum_to_the_total() -> None:
+    found = budget.passes_by_phase(SHUT_OFF, "gxpo").groupby("x")["y"].sum()
+    assert list(found) == [3, 6, 9, 10, 11]
+
+
+def test_grpo_has_one_kind_of_step() -> None:
+    found = budget.passes_by_phase({"update/backward_passes_total": points([1, 2], [1, 2])}, "grpo")
+    assert set(found["series"]) == {budget.PLAIN}
+
+
+def test_a_gxpo_run_is_held_against_grpo_and_sfpo_of_its_depth() -> None:
+    found = budget.others([0, 10], GXPO)
+    last = dict(found[found["x"] == 10][["series", "y"]].to_numpy().tolist())
+    assert last == {"GRPO (1 a step)": 10.0, "SFPO K=5 (6 a step)": 60.0}
+
+
+def test_an_sfpo_run_is_held_against_grpo_and_gxpo() -> None:
+    found = budget.others([4], {"name": "sfpo", "k": 3})
+    assert dict(found[["series", "y"]].to_numpy().tolist()) == {"GRPO (1 a step)": 4.0, "GXPO (3 a step)": 12.0}
+
+
+def test_one_probe_costs_two_passes() -> None:
+    found = budget.others([4], {"name": "sfpo", "k": 3, "probes": 1})
+    assert "GXPO (2 a step)" in set(found["series"])
+
+
+def test_the_budget_is_a_line_and_a_word() -> None:
+    chart = budget.budget_chart(SHUT_OFF, GXPO, 200.0)
+    assert chart.datasets["limit"].to_dict("records") == [{"y": 200.0, "label": "budget 200"}]
+    spent = f"11 backward passes of 200 after 5 steps (9 in {LOOK_AHEAD}, 2 in {FALLBACK})"
+    assert chart.summary == f"{spent}. Others: GRPO (1 a step): 5, SFPO K=5 (6 a step): 30."
+    assert budget.budget_chart(SHUT_OFF, GXPO, None).datasets["limit"].empty
+
+
+def test_new_data_does_not_change_the_specification() -> None:
+    short = {name: points(p.steps[:2], p.y[:2]) for name, p in SHUT_OFF.items()}
+    before, after = budget.budget_chart(short, GXPO, 200.0), budget.budget_chart(SHUT_OFF, GXPO, 200.0)
+    assert json.dumps(before.spec) == json.dumps(after.spec)
+
+
+def test_without_a_step_it_says_so() -> None:
+    chart = budget.budget_chart({}, GXPO, None)
+    assert chart.empty
+    assert chart.summary == "No step is done yet."

@@ -1,0 +1,175 @@
+"""What the service worked out arrives in the pictures unchanged."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from gxpo_dashboard.charts import compare
+from gxpo_dashboard.view_models.series import Points
+
+Json = dict[str, Any]
+
+
+def curve(steps: list[int], accuracy: list[float], per_step: float = 1.0) -> Json:
+    return {
+        "steps": steps,
+        "backward_passes": [per_step * step for step in steps],
+        "hours": [step / 10 for step in steps],
+        "tokens": [100 * step for step in steps],
+        "accuracy": accuracy,
+        "smoothed": [value + 0.001 for value in accuracy],
+        "low": [value - 0.02 for value in accuracy],
+        "high": ["NaN", *[value + 0.02 for value in accuracy[1:]]],
+    }
+
+
+Z = {"gxpo 0": Points([2, 3], [2.0, 3.0], [0.1, 0.7]), "gxpo 1": Points([2, 3], [2.0, 3.0], [math.nan, 0.2])}
+
+
+def run(name: str, seed: int, found: Json, shutoff: int | None = None, tau: Any = 0.5) -> Json:
+    gate = {"steps": [], "z": [], "threshold": tau, "shutoff_step": shutoff, "two_sided": False}
+    return {"id": f"{name} {seed}", "seed": seed, "curve": found, "gate": gate}
+
+
+def answer() -> Json:
+    grpo, gxpo = curve([0, 10], [0.2, 0.3]), curve([0, 10], [0.2, 0.4], 3.0)
+    final = {"accuracy": 0.3}
+    return {
+        "metric": "pass@1",
+        "benchmarks": ["gsm8k"],
+        "smoothing": 0.0,
+        "level": 0.95,
+        "groups": [
+            {"name": "GRPO", "mean": grpo, "final": final, "runs": [run("grpo", 0, grpo, tau=None)]},
+            {
+                "name": "GXPO K=5",
+                "mean": gxpo,
+                "final": {"accuracy": 0.4},
+                "runs": [run("gxpo", 0, gxpo, shutoff=3), run("gxpo", 1, gxpo)],
+            },
+        ],
+        "settings": [{"setting": "learner.rule.k", "values": {"GRPO": None, "GXPO K=5": "5"}}],
+        "differences": [{"setting": "data.source", "values": {"GRPO": ["a"], "GXPO K=5": ["a", "b"]}}],
+    }
+
+
+@pytest.mark.parametrize(("x", "last"), [("step", 10.0), ("backward_passes", 30.0), ("time", 1.0), ("tokens", 1000.0)])
+def test_the_axis_is_the_cost_that_was_chosen(x: str, last: float) -> None:
+    frame = compare.curves_frame(answer(), x)
+    assert frame[frame["series"] == "GXPO K=5"]["x"].tolist() == [0.0, last]
+
+
+def test_the_smoothed_values_are_drawn_with_their_bounds() -> None:
+    frame = compare.curves_frame(answer(), "step")
+    row = frame[(frame["series"] == "GXPO K=5") & (frame["x"] == 10)].iloc[0]
+    assert (row["y"], row["low"], row["high"]) == pytest.approx((0.401, 0.38, 0.42))
+    assert math.isnan(frame.iloc[0]["high"])
+
+
+def test_each_seed_is_drawn_when_asked_for() -> None:
+    chart = compare.accuracy_chart(answer(), "step", seeds=True)
+    assert chart.datasets["seeds"]["seed"].tolist() == ["0", "0", "0", "0", "1", "1"]
+    assert "seeds" not in compare.accuracy_chart(answer(), "step").datasets
+
+
+def test_gates_keep_every_seed_apart_and_each_threshold_once() -> None:
+    chart = compare.gate_chart(answer(), Z)
+    assert chart.datasets["points"]["series"].unique().tolist() == ["GXPO K=5, seed 0", "GXPO K=5, seed 1"]
+    assert chart.datasets["points"]["y"].tolist()[:2] == [0.1, 0.7]
+    assert chart.datasets["rules"].to_dict("records") == [{"y": 0.5, "label": "τ = 0.5"}]
+    assert chart.summary == "Shut off: GXPO K=5, seed 0 at step 3, GXPO K=5, seed 1 not yet."
+
+
+def test_smoothing_is_the_exponential_average() -> None:
+    # m0 = 1; m1 = 0.5 * 1 + 0.5 * 3 = 2; m2 = 0.5 * 2 + 0.5 * 0 = 1
+    assert compare.smooth([1.0, 3.0, 0.0], 0.5) == [1.0, 2.0, 1.0]
+    assert compare.smooth([1.0, 3.0], 0.0) == [1.0, 3.0]
+
+
+def test_smoothing_passes_over_what_is_not_finite() -> None:
+    found = compare.smooth([1.0, math.nan, 3.0, math.inf], 0.5)
+    assert found[0] == 1.0
+    assert math.isnan(found[1])
+    assert found[2:] == [2.0, math.inf]
+
+
+def test_z_scores_are_never_smoothed() -> None:
+    points = {"a": Points([1, 2], [1.0, 2.0], [0.0, 4.0])}
+    assert compare.metric_chart("gate/z", points, "step", 0.9).datasets["points"]["y"].tolist() == [0.0, 4.0]
+    assert compare.metric_chart("reward/mean", points, "step", 0.5).datasets["points"]["y"].tolist() == [0.0, 2.0]
+
+
+def test_time_is_shown_in_hours() -> None:
+    points = {"a": Points([1], [5400.0], [1.0])}
+    assert compare.metric_chart("reward/mean", points, "time", 0.0).datasets["points"]["x"].tolist() == [1.5]
+
+
+def test_tables_of_differences() -> None:
+    assert compare.settings_table(answer()).to_dict("records") == [
+        {"setting": "learner.rule.k", "GRPO": "–", "GXPO K=5": "5"}
+    ]
+    assert compare.conditions_table(answer()).to_dict("records") == [
+        {"condition": "data.source", "GRPO": "a", "GXPO K=5": "a, b"}
+    ]
+
+
+def test_header_cells_that_repeat_stay_apart() -> None:
+    table = {"title": "t", "header": ["run", "best", "best"], "rows": [["a", "1", "2"]]}
+    assert list(compare.text_table(table).columns) == ["run", "best", "best (2)"]
+    assert compare.text_table({**table, "rows": []}).empty
+
+
+def heat() -> Json:
+    interval = {"mean": 0.41, "low": 0.4, "high": 0.42, "num": 3}
+    return {
+        "group": "g1",
+        "x": "learner.rule.alpha",
+        "y": "learner.rule.k",
+        "show": "final",
+        "metric": "pass@1",
+        "x_values": [0.1, 0.5],
+        "y_values": [3, "Infinity"],
+        "cells": [
+            {"x": 0, "y": 0, "value": {**interval, "mean": 0.2, "low": None}, "runs": ["r1"]},
+            {"x": 1, "y": 1, "value": interval, "runs": ["r2", "r3", "r4"]},
+            {"x": 0, "y": 1, "value": None, "runs": ["r5"]},
+        ],
+        "mixed": ["learner.zero_stage"],
+    }
+
+
+def test_heat_map_cells_lie_at_their_values() -> None:
+    frame = compare.heat_map_chart(heat()).datasets["points"]
+    assert frame[["x", "y", "text", "runs"]].to_numpy().tolist() == [
+        ["0.1", "3", "20.0 %", 1],
+        ["0.5", "Infinity", "41.0 %", 3],
+        ["0.1", "Infinity", "–", 1],
+    ]
+    assert frame["interval"].tolist() == ["", "40.0 % to 42.0 %", ""]
+
+
+def test_the_heat_map_in_words() -> None:
+    chart = compare.heat_map_chart(heat())
+    assert chart.summary == (
+        "Highest: 41.0 % at learner.rule.alpha = 0.5, learner.rule.k = Infinity. "
+        "Each cell is a mean over learner.zero_stage, too."
+    )
+
+
+def test_costs_are_not_written_as_shares() -> None:
+    found = heat() | {"show": "steps_to_best"}
+    found["cells"][0]["value"]["mean"] = 210
+    assert compare.heat_map_chart(found).datasets["points"]["text"][0] == "210"
+
+
+def test_specifications_are_json() -> None:
+    for chart in (
+        compare.accuracy_chart(answer(), "tokens", seeds=True),
+        compare.gate_chart(answer(), Z),
+        compare.heat_map_chart(heat()),
+    ):
+        json.dumps(chart.spec, allow_nan=False)

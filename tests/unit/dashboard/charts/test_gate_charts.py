@@ -1,0 +1,99 @@
+"""The gate's pictures hold the right numbers: z, τ, window, phases and shut-off."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from gxpo_dashboard.charts import gate
+from gxpo_dashboard.view_models.series import Points
+
+
+def points(steps: list[int], y: list[float], x: list[float] | None = None) -> Points:
+    return Points(list(steps), list(x or [float(step) for step in steps]), list(y))
+
+
+STEPS = [1, 2, 3, 4, 5]
+SERIES = {
+    # Fired at step 3: the state after steps 1 and 2 is on, after 3 and later off.
+    "gate/active": points(STEPS, [1, 1, 0, 0, 0]),
+    "gate/z": points([2, 3], [0.25, 2.5]),
+    "gate/threshold": points(STEPS, [2.0] * 5),
+    "gate/value": points(STEPS, [0.5, 0.6, 0.9, 0.7, 0.6]),
+    "gate/mean": points(STEPS, [math.nan, 0.5, 0.55, 0.6, 0.62]),
+    "gate/std": points(STEPS, [math.nan, 0.1, 0.05, 0.1, 0.02]),
+    "gate/shutoff_step": points([3, 4, 5], [3.0, 3.0, 3.0]),
+}
+
+
+def test_phases_change_at_the_step_that_fired() -> None:
+    found = gate.phases(SERIES)
+    assert found.to_dict("records") == [
+        {"x": 1.0, "x2": 3.0, "phase": gate.LOOK_AHEAD},
+        {"x": 3.0, "x2": 5.0, "phase": gate.FALLBACK},
+    ]
+
+
+def test_a_rearmed_gate_gives_a_phase_for_each_stretch() -> None:
+    found = gate.phases({"gate/active": points(STEPS, [1, 0, 0, 1, 1])})
+    assert list(found["phase"]) == [gate.LOOK_AHEAD, gate.FALLBACK, gate.LOOK_AHEAD]
+    assert list(found["x"]) == [1.0, 2.0, 4.0]
+
+
+def test_the_z_chart_marks_threshold_and_shutoff() -> None:
+    chart = gate.z_chart(SERIES)
+    assert chart.datasets["points"][["x", "y"]].to_numpy().tolist() == [[2.0, 0.25], [3.0, 2.5]]
+    assert chart.datasets["rules"].to_dict("records") == [{"y": 2.0, "label": "τ = 2"}]
+    assert chart.datasets["shutoff"].to_dict("records") == [{"x": 3.0, "label": "shut off at step 3"}]
+    assert chart.summary == "The gate fired at step 3; τ is 2. The largest z-score was 2.5."
+
+
+def test_a_two_sided_gate_has_both_limits() -> None:
+    chart = gate.z_chart(SERIES, two_sided=True)
+    assert list(chart.datasets["rules"]["y"]) == [2.0, -2.0]
+    assert list(chart.datasets["rules"]["label"]) == ["τ = 2", "−τ = 2"]
+
+
+def test_an_infinite_threshold_is_no_line_but_a_word() -> None:
+    chart = gate.z_chart({**SERIES, "gate/threshold": points([1], [math.inf]), "gate/shutoff_step": Points()})
+    assert chart.datasets["rules"].empty
+    assert "never fires" in chart.summary
+
+
+def test_the_band_is_mean_plus_and_minus_one_spread_where_both_are_known() -> None:
+    chart = gate.value_chart(SERIES)
+    band = chart.datasets["band"]
+    assert list(band["x"]) == [2.0, 3.0, 4.0, 5.0]
+    assert list(band["low"]) == pytest.approx([0.4, 0.5, 0.5, 0.6])
+    assert list(band["high"]) == pytest.approx([0.6, 0.6, 0.7, 0.64])
+
+
+def test_sfpo_is_said_to_watch_entropy() -> None:
+    assert "entropy" in gate.value_chart(SERIES, rule="sfpo").alt
+    assert "g_slow" in gate.value_chart(SERIES, rule="gxpo").alt
+
+
+def test_over_another_axis_the_shutoff_lies_where_that_step_lies() -> None:
+    # Three passes a step until the gate fires at step 3, one afterwards.
+    passes = [3.0, 6.0, 9.0, 10.0, 11.0]
+    series = {name: points(p.steps, p.y, [passes[s - 1] for s in p.steps]) for name, p in SERIES.items()}
+    chart = gate.z_chart(series, "backward_passes")
+    assert list(chart.datasets["shutoff"]["x"]) == [9.0]
+    assert list(chart.datasets["phases"]["x2"]) == [9.0, 11.0]
+    assert list(chart.datasets["points"]["x"]) == [6.0, 9.0]
+
+
+def test_new_data_does_not_change_the_specification() -> None:
+    # The browser swaps data into the drawn chart and keeps its zoom only while the specification stays.
+    short = {name: points(p.steps[:2], p.y[:2]) for name, p in SERIES.items()}
+    for make in (gate.z_chart, gate.value_chart):
+        assert json.dumps(make(short).spec) == json.dumps(make(SERIES).spec)
+        assert make(short).alt == make(SERIES).alt
+
+
+def test_before_the_warm_up_is_over_there_is_a_word_and_no_point() -> None:
+    chart = gate.z_chart({"gate/active": points([1], [1]), "gate/threshold": points([1], [0.5])})
+    assert chart.empty
+    assert "warm-up" in chart.summary

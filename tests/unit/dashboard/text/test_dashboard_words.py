@@ -1,0 +1,101 @@
+"""Foreign text is harmless, numbers are readable, rows hold what the list says."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from gxpo_dashboard.text import formats
+from gxpo_dashboard.text import labels as texts
+from gxpo_dashboard.view_models import tables
+
+Json = dict[str, Any]
+
+
+@pytest.mark.parametrize(
+    "text", ["[a](http://x)", "**b**", "<script>", ":red[c]", "$x$", "# d", "`e`", "~~f~~", "![g](h)", "| i |", "1. j"]
+)
+def test_markdown_is_escaped(text: str) -> None:
+    shown = texts.plain(text)
+    for mark in "[]()*<>:$#`~!|":
+        assert shown.count(mark) == shown.count(f"\\{mark}")
+    assert shown.replace("\\", "").replace("\u2060", "") == text
+
+
+def test_addresses_do_not_become_links() -> None:
+    for text in ("http://x.org", "see www.x.org", "mail a@b.org"):
+        shown = texts.plain(text).replace("\\", "")
+        assert not any(mark in shown for mark in ("://", "www.", "@b"))
+
+
+def test_lines_are_joined() -> None:
+    assert texts.plain("a\n\n# b") == "a \\# b"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0, "0.0 s"), (0.0042, "4.2 ms"), (4.24, "4.2 s"), (59, "59 s"), (75, "1 min 15 s"), (11520, "3 h 12 min"),
+        (200_000, "2 d 7 h"), (None, "–"), (math.nan, "–"),
+    ],
+)  # fmt: skip
+def test_durations(seconds: float | None, words: str) -> None:
+    assert formats.duration(seconds) == words
+
+
+def test_figures() -> None:
+    assert formats.percent(0.4132) == "41.3 %"
+    assert formats.points(-0.012) == "-1.2"
+    assert formats.count(12345.0) == "12,345"
+    assert formats.count(1.5) == "1.50"
+    assert formats.figure(0.00012346) == "0.0001235"
+    assert formats.size(1536) == "1.5 KiB"
+    assert formats.size(512) == "512 B"
+    assert formats.moment(0) == "1970-01-01 00:00:00 UTC"
+    assert formats.percent(math.nan) == formats.NONE
+
+
+def run(**fields: Any) -> Json:
+    progress = {"fraction": 0.5, "steps": 15, "backward_passes": 45, "backward_passes_budget": 90, "seconds_left": 75}
+    base = {
+        "id": "r1", "name": "a", "state": "running", "rule": "gxpo", "rule_label": "GXPO K=5", "model": "m", "seed": 0,
+        "score": 0.4, "score_best": 0.45, "reward": "NaN", "tags": ["t"],
+    }  # fmt: skip
+    return base | {"progress": progress | fields.pop("progress", {})} | fields
+
+
+def test_a_row_of_the_list() -> None:
+    row = tables.runs_table([run()], baseline=run(score=0.35), trends={"r1": [1.0, 2.0]}).iloc[0]
+    assert (row["progress"], row["score"], row["trend"]) == (50.0, 40.0, [1.0, 2.0])
+    assert row["difference"] == pytest.approx(5.0)
+    assert (row["passes"], row["left"], row["state"]) == ("45 of 90", "1 min 15 s", "▶ running")
+    assert math.isnan(row["reward"])
+
+
+def test_without_a_baseline_there_is_no_difference() -> None:
+    assert math.isnan(tables.runs_table([run()]).iloc[0]["difference"])
+
+
+def test_a_waiting_run_shows_its_place() -> None:
+    assert tables.time_left(run(progress={"queue_position": 2, "seconds_left": None})) == "queue: 2"
+    assert tables.passes_used(run(progress={"backward_passes_budget": None})["progress"]) == "45"
+
+
+def test_every_state_and_reason_has_words() -> None:
+    from gxpo_services.run_states import RunState
+    from gxpo_trainer.errors import REASONS
+
+    assert set(texts.STATES) == set(RunState)
+    assert set(REASONS) <= set(texts.REASONS)
+
+
+def test_names_that_repeat_are_told_apart() -> None:
+    views = {
+        "r000001": {"name": "a", "seed": 0}, "r000002": {"name": "a", "seed": 1}, "r000003": {"name": "b", "seed": 0},
+        "r000004": {"name": "c", "seed": 0}, "r000005": {"name": "c", "seed": 0},
+    }  # fmt: skip
+    assert list(texts.unique_labels(views).values()) == [
+        "a (seed 0)", "a (seed 1)", "b", "c (000004)", "c (000005)"
+    ]  # fmt: skip

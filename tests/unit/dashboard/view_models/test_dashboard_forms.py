@@ -1,0 +1,104 @@
+"""The submit form covers every setting of the config, and what is typed becomes settings."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from gxpo_dashboard.view_models import forms
+from gxpo_trainer.config import RunConfig
+
+SCHEMA = RunConfig.model_json_schema()
+
+
+def config(rule: str = "gxpo") -> dict[str, object]:
+    return RunConfig.model_validate({"learner": {"rule": {"name": rule}}}).model_dump(mode="json")
+
+
+def settings(rule: str = "gxpo") -> dict[str, forms.Setting]:
+    return {setting.path: setting for setting in forms.settings_of(SCHEMA, config(rule))}
+
+
+def leaves(value: object, path: str = "") -> set[str]:
+    if isinstance(value, dict):
+        return {leaf for name, part in value.items() for leaf in leaves(part, f"{path}.{name}" if path else name)}
+    return {path}
+
+
+@pytest.mark.parametrize("rule", ["grpo", "sfpo", "gxpo"])
+def test_every_setting_of_a_config_can_be_asked_for(rule: str) -> None:
+    assert set(settings(rule)) == leaves(config(rule))
+
+
+def test_the_form_gives_the_config_back_unchanged() -> None:
+    for setting in settings().values():
+        if setting.kind in ("boolean", "choice", "choices"):
+            assert forms.parse(setting, setting.value) == setting.value
+        else:
+            assert forms.parse(setting, forms.written(setting)) == setting.value, setting.path
+
+
+def test_settings_know_their_kind() -> None:
+    found = settings()
+    kinds = {
+        "learner.rule.k": "integer",
+        "learner.optimizer.learning_rate": "number",
+        "model.trust_remote_code": "boolean",
+        "learner.precision": "choice",
+        "data.difficulty": "choices",
+        "evaluation.benchmarks": "list",
+        "learner.rule.ratio_clip": "json",
+        "model.path": "text",
+        "learner.lora": "json",
+    }
+    assert {path: found[path].kind for path in kinds} == kinds
+
+
+def test_the_rule_can_be_chosen_among_all() -> None:
+    assert set(settings()["learner.rule.name"].options) == {"grpo", "sfpo", "gxpo"}
+
+
+def test_another_rule_starts_from_its_own_defaults() -> None:
+    found = forms.changed(config("gxpo"), {"learner.rule.name": "grpo"})
+    assert found["learner"]["rule"] == {"name": "grpo"}
+    RunConfig.model_validate(found)
+
+
+def test_changes_leave_the_original_alone() -> None:
+    before = config()
+    after = forms.changed(before, {"learner.rule.k": 10, "budget.backward_passes": 90})
+    assert (after["learner"]["rule"]["k"], after["budget"]["backward_passes"]) == (10, 90)
+    assert forms.get(before, "learner.rule.k") == 5
+
+
+def test_empty_means_none_only_where_it_may() -> None:
+    found = settings()
+    assert forms.parse(found["budget.backward_passes"], " ") is None
+    with pytest.raises(forms.BadValue, match=r"learner\.rule\.k must have a value"):
+        forms.parse(found["learner.rule.k"], "")
+
+
+def test_what_is_no_value_is_named() -> None:
+    with pytest.raises(forms.BadValue, match=r"learner\.rule\.k = 'five' is not a whole number"):
+        forms.parse(settings()["learner.rule.k"], "five")
+
+
+def test_infinity_can_be_sent() -> None:
+    value = forms.parse(settings()["learner.rule.gate.threshold"], "inf")
+    body = forms.changed(config(), {"learner.rule.gate.threshold": value})
+    sent = json.loads(json.dumps(body, allow_nan=False))
+    assert RunConfig.model_validate(sent).learner.rule.gate.threshold == math.inf
+
+
+def test_values_of_a_grid() -> None:
+    assert forms.values("3, 0.5; none,true , inf,") == [3, 0.5, "none", True, "Infinity"]
+    assert forms.values("  ") == []
+
+
+def test_curl_quotes_what_a_shell_would_read() -> None:
+    command = forms.curl("http://127.0.0.1:8000/", {"config": {"name": "it's $HOME"}})
+    assert "it'\\''s $HOME" in command
+    assert "/api/v1/runs" in command
+    assert "$GXPO_TOKEN" in command

@@ -1,0 +1,73 @@
+"""Cursors give back what they were made of, and nothing else gets in."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gxpo_services.api.cursors import Kind, Position, decode, encode
+from gxpo_services.api.errors import Invalid
+
+NUMBERS = st.integers(0, 2**63 - 1)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"))
+
+
+@given(st.none() | st.floats(allow_nan=False), NUMBERS)
+def test_floats_and_infinities_come_back_exactly(value: float | None, number: int) -> None:
+    assert decode(encode("-score", Position(value, number)), "-score", "float") == Position(value, number)
+
+
+@given(TEXTS, NUMBERS)
+def test_texts_come_back_exactly(value: str, number: int) -> None:
+    assert decode(encode("+name", Position(value, number)), "+name", "text") == Position(value, number)
+
+
+def made_of(*body: object) -> str:
+    return base64.urlsafe_b64encode(json.dumps(list(body)).encode()).decode().rstrip("=")
+
+
+@pytest.mark.parametrize(
+    ("cursor", "kind"),
+    [
+        (made_of("+x", "text", 1), "float"),
+        (made_of("+x", True, 1), "float"),
+        (made_of("+x", 1.5, 1), "int32"),
+        (made_of("+x", 2**31, 1), "int32"),
+        (made_of("+x", 2**63, 1), "int64"),
+        (made_of("+x", 5, 1), "text"),
+        (made_of("+x", "a\x00b", 1), "text"),
+        (made_of("+x", "\ud800", 1), "text"),
+        (made_of("+x", 1.0, -1), "float"),
+        (made_of("+x", 1.0, 2**63), "float"),
+        (made_of("+x", 1.0, "1"), "float"),
+        (made_of("+x", 1.0, None), "float"),
+        (made_of("+x", [1.0], 1), "float"),
+        (made_of("+x", 1.0), "float"),
+        ("", "float"),
+        ("%%%", "float"),
+        ("é", "float"),
+        ("[" * 2000, "float"),
+        (base64.urlsafe_b64encode(b"[" * 1400).decode(), "float"),
+        (base64.urlsafe_b64encode(b'{"a": 1, "b": 2, "c": 3}').decode(), "float"),
+        (base64.urlsafe_b64encode(b"\xff\xfe\xfd").decode(), "float"),
+    ],
+)
+def test_what_no_list_gave_is_refused(cursor: str, kind: Kind) -> None:
+    with pytest.raises(Invalid, match=r"no cursor of this list|another order"):
+        decode(cursor, "+x", kind)
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_refused_or_read_and_never_crashes(cursor: str) -> None:
+    with pytest.raises(Invalid):
+        decode(cursor, "a sort that no random text names", "float")
+
+
+def test_a_cursor_of_another_order_says_so() -> None:
+    with pytest.raises(Invalid, match="belongs to another order") as caught:
+        decode(encode("+name", Position("a", 1)), "-name", "text")
+    assert caught.value.errors[0].field == "cursor"

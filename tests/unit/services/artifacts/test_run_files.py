@@ -1,0 +1,75 @@
+"""Only what lies in a run's folder is opened, and nothing that blocks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gxpo_services.artifacts.run_files import RunFiles
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFiles:
+    folder = tmp_path / "artifacts" / "r1"
+    (folder / "a" / "b").mkdir(parents=True)
+    (folder / "a" / "b" / "file").write_text("inside")
+    (tmp_path / "artifacts" / "other").write_text("outside")
+    return RunFiles(tmp_path / "artifacts", "r1")
+
+
+def test_a_file_below_is_read(run: RunFiles) -> None:
+    assert run.read("a", "b", "file", most_bytes=6) == b"inside"
+    assert run.names("a") == ["b"]
+    assert run.files() == [("a", "b", "file")]
+    assert run.status("a", "b", "file").st_size == 6
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [("..", "other"), ("a", "..", "..", "other"), ("a/b/file",), ("",), (".",), ("a\0",), ("none",), ("x" * 300,)],
+)
+def test_what_is_no_name_of_something_below_does_not_exist(run: RunFiles, parts: tuple[str, ...]) -> None:
+    with pytest.raises(FileNotFoundError):
+        run.open(*parts)
+    with pytest.raises(FileNotFoundError):
+        run.names(*parts, "more")
+
+
+def test_links_pipes_and_folders_are_no_files(run: RunFiles, tmp_path: Path) -> None:
+    folder = tmp_path / "artifacts" / "r1"
+    (folder / "link").symlink_to(tmp_path / "artifacts" / "other")
+    (folder / "linked_folder").symlink_to(tmp_path / "artifacts")
+    os.mkfifo(folder / "pipe")
+    for parts in (("link",), ("linked_folder", "other"), ("pipe",), ("a",)):
+        with pytest.raises(FileNotFoundError):
+            run.open(*parts)
+    assert run.files() == [("a", "b", "file")]
+
+
+def test_a_folder_of_a_run_that_is_a_link_does_not_exist(run: RunFiles, tmp_path: Path) -> None:
+    (tmp_path / "artifacts" / "r2").symlink_to(tmp_path / "artifacts" / "r1")
+    with pytest.raises(FileNotFoundError):
+        RunFiles(tmp_path / "artifacts", "r2").names()
+
+
+def test_the_root_itself_may_be_a_link(run: RunFiles, tmp_path: Path) -> None:
+    (tmp_path / "volume").symlink_to(tmp_path / "artifacts")
+    assert RunFiles(tmp_path / "volume", "r1").names() == ["a"]
+
+
+def test_a_file_larger_than_allowed_is_refused(run: RunFiles) -> None:
+    with pytest.raises(ValueError, match="larger than 5 bytes"):
+        run.read("a", "b", "file", most_bytes=5)
+
+
+def test_descriptors_are_given_back(run: RunFiles) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        with pytest.raises(FileNotFoundError):
+            run.open("a", "none")
+        with run.open("a", "b", "file"):
+            pass
+        run.files()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -1,0 +1,152 @@
+"""The client: what is tried again, what errors say, where a token may go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gxpo_services.cli import client as module
+from gxpo_services.cli.client import NotThere, RefusedRequest, ServiceAway, ServiceClient, ServiceError, connect
+from gxpo_trainer.errors import ConfigError
+
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses pass at once; a clock that only they move."""
+    now = [0.0]
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+
+
+def client_of(handler: Handler, **options: float) -> ServiceClient:
+    return ServiceClient("http://127.0.0.1:8000", "secret", transport=httpx.MockTransport(handler), **options)
+
+
+def failing(times: int, answer: httpx.Response, seen: list[httpx.Request]) -> Handler:
+    """Loses the first so many connections."""
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        if len(seen) <= times:
+            raise httpx.ConnectError("Connection refused", request=request)
+        return answer
+
+    return handle
+
+
+def test_reads_are_tried_again_and_carry_the_token() -> None:
+    seen: list[httpx.Request] = []
+    with client_of(failing(2, httpx.Response(200, json={"id": "r1"}), seen)) as client:
+        assert client.run("r1")["id"] == "r1"
+    assert len(seen) == 3
+    assert seen[-1].headers["authorization"] == "Bearer secret"
+
+
+def test_a_service_that_stays_away_is_an_error_that_says_what_to_do() -> None:
+    with client_of(failing(10**6, httpx.Response(200), [])) as client, pytest.raises(ServiceAway) as caught:
+        client.run("r1")
+    assert str(caught.value) == (
+        "no service answers at http://127.0.0.1:8000 (Connection refused); start one with `gxpo up`, "
+        "or name another with --url"
+    )
+    assert caught.value.exit_code == 1
+
+
+def test_a_submission_is_repeated_with_the_same_key() -> None:
+    seen: list[httpx.Request] = []
+    with client_of(failing(1, httpx.Response(201, json={"id": "r1"}), seen)) as client:
+        client.submit({"preset": "demo"})
+    assert len({request.headers["idempotency-key"] for request in seen}) == 1
+    assert len(seen) == 2
+
+
+def test_a_change_without_a_key_is_asked_once() -> None:
+    seen: list[httpx.Request] = []
+    with client_of(failing(1, httpx.Response(200, json={}), seen)) as client, pytest.raises(ServiceAway):
+        client.patch("/runs/r1", {"name": "x"})
+    assert len(seen) == 1
+
+
+def test_a_service_that_cannot_work_now_is_asked_again() -> None:
+    answers = [httpx.Response(503, json={"detail": "the database cannot be used now"}), httpx.Response(200, json=[])]
+    with client_of(lambda _: answers.pop(0)) as client:
+        assert client.get("/tokens") == []
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "code", "message"),
+    [
+        (404, {"title": "Not found", "detail": "there is no run r1"}, NotThere, 1, "there is no run r1"),
+        (409, {"title": "Conflict", "detail": "it has ended"}, ServiceError, 1, "it has ended"),
+        (
+            422,
+            {
+                "title": "Cannot be used",
+                "detail": "2 settings cannot be used",
+                "errors": [
+                    {"field": "config.seed", "message": "must be at least 0"},
+                    {"field": "config.learner.rule.k", "message": "must be at least 2"},
+                ],
+            },
+            RefusedRequest,
+            2,
+            "2 settings cannot be used\n  config.seed: must be at least 0\n  config.learner.rule.k: must be at least 2",
+        ),
+        (
+            422,
+            {"title": "Cannot be used", "detail": "sort: bad", "errors": [{"field": "sort", "message": "bad"}]},
+            RefusedRequest,
+            2,
+            "Cannot be used\n  sort: bad",
+        ),
+        (500, None, ServiceError, 1, "the service answered 500: Internal Server Error"),
+    ],
+)
+def test_problem_details_become_one_message_and_an_exit_code(
+    status: int, body: object, kind: type[ServiceError], code: int, message: str
+) -> None:
+    answer = httpx.Response(status, json=body) if body else httpx.Response(status, text="<html>")
+    with client_of(lambda _: answer) as client, pytest.raises(ServiceError) as caught:
+        client.get("/runs/r1")
+    assert (type(caught.value), caught.value.exit_code, str(caught.value)) == (kind, code, message)
+    assert caught.value.status == status
+
+
+def test_a_list_is_read_page_by_page_up_to_its_limit() -> None:
+    asked: list[tuple[str | None, str]] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        query = request.url.params
+        asked.append((query.get("cursor"), query["limit"]))
+        first = int(query.get("cursor") or 0)
+        items = [{"id": f"r{number}"} for number in range(first, first + int(query["limit"]))]
+        return httpx.Response(200, json={"items": items, "next_cursor": str(first + len(items))})
+
+    with client_of(handle) as client:
+        found = client.runs(limit=450, tag=["a", "b"], rule=None)
+    assert [run["id"] for run in found] == [f"r{number}" for number in range(450)]
+    assert asked == [(None, "200"), ("200", "200"), ("400", "50")]
+
+
+def test_ids_cannot_lead_out_of_their_path() -> None:
+    seen: list[httpx.Request] = []
+    with client_of(failing(0, httpx.Response(200, json={}), seen)) as client:
+        client.run("../tokens?x=1")
+    assert seen[0].url.raw_path == b"/api/v1/runs/..%2Ftokens%3Fx%3D1"
+
+
+@pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1", "http://"])
+def test_an_address_that_is_none_is_bad_usage(url: str) -> None:
+    with pytest.raises(ConfigError, match="must look like http"):
+        connect(url)
+
+
+def test_a_token_file_that_is_named_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GXPO_TOKEN", "other")
+    with pytest.raises(ConfigError, match="check --token-file"):
+        connect("http://127.0.0.1:8000", tmp_path / "nothing")

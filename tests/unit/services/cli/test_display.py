@@ -1,0 +1,122 @@
+"""What is shown of runs: lines, bars, tables; nothing in them steers a terminal."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gxpo_services.cli import tables
+from gxpo_services.cli.common import one_line, plain
+from gxpo_services.cli.watch import Bars, describe
+from gxpo_services.local.demo import comparison_link, free_folder
+
+
+def run(**changes: Any) -> Any:
+    progress = {
+        "fraction": 0.4,
+        "steps": 12,
+        "step_budget": 30,
+        "backward_passes": 36.0,
+        "backward_passes_budget": None,
+        "tokens": 1000.0,
+        "training_s": 60.0,
+        "seconds_left": 192.0,
+        "queue_position": None,
+    }
+    base = {
+        "id": "r01jd5cv3q80000000000",
+        "name": "demo",
+        "state": "running",
+        "reason": None,
+        "recoveries": 0,
+        "reward": 0.3125,
+        "score": 0.31,
+    }
+    return base | changes | {"progress": progress | changes.get("progress", {})}
+
+
+@pytest.mark.parametrize(
+    ("view", "line"),
+    [
+        (run(), "running  step 12/30  reward 0.312  BP 36  accuracy 31.0 %  left 3m12s"),
+        (
+            run(progress={"backward_passes_budget": 90, "seconds_left": None}, recoveries=1),
+            "running  step 12/30  reward 0.312  BP 36/90  accuracy 31.0 %  recovered 1 times",
+        ),
+        (run(reward="NaN", score=None), "running  step 12/30  reward NaN  BP 36  left 3m12s"),
+        (
+            run(
+                state="queued",
+                reward=None,
+                score=None,
+                progress={"steps": 0, "backward_passes": 0, "queue_position": 2},
+            ),
+            "queued #2",
+        ),
+        (
+            run(
+                state="failed", reason="disk_full", reward=None, score=None, progress={"steps": 0, "backward_passes": 0}
+            ),
+            "failed (disk_full)",
+        ),
+    ],
+)
+def test_a_run_is_one_line_of_what_is_known(view: Any, line: str) -> None:
+    assert describe(view) == line
+
+
+def test_a_pipe_gets_a_line_a_change() -> None:
+    stream = io.StringIO()
+    with Bars(stream) as bars:
+        bars.update(run())
+        bars.update(run(reward=0.9))
+        bars.message("service away")
+        bars.update(run(progress={"steps": 13}))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("demo: running  step 12/30")
+    assert lines[1] == "service away"
+    assert lines[2].startswith("demo: running  step 13/30")
+
+
+def test_a_terminal_gets_one_bar_a_run() -> None:
+    stream = io.StringIO()
+    with Bars(stream, live=True) as bars:
+        bars.update(run())
+        bars.update(run(id="r2", name="other"))
+        bars.update(run(state="succeeded", progress={"fraction": 0.99}))
+    last = stream.getvalue().rpartition("\x1b[2K")[2]
+    assert "other" in stream.getvalue()
+    assert "succeeded" in stream.getvalue()
+    assert "service away" not in last
+
+
+@pytest.mark.parametrize(
+    ("fraction", "shown"),
+    [(0.0, "··········"), (0.45, "████······"), (0.999, "█████████·"), (1.0, "██████████"), (7.0, "██████████")],
+)
+def test_a_bar_is_full_when_all_is_done(fraction: float, shown: str) -> None:
+    assert tables.bar(fraction) == shown
+
+
+def test_text_of_runs_loses_what_steers_terminals() -> None:
+    assert plain("a\x1b[31mb\x07c\r\nd\te") == "ab�c\nd\te"
+    assert plain("\x9b2J") == "�2J"
+    assert one_line(" a\n b  c ", 4) == "a b…"
+
+
+def test_a_demo_takes_a_folder_that_holds_nothing(tmp_path: Path) -> None:
+    wanted = tmp_path / "demo"
+    assert free_folder(wanted) == wanted
+    wanted.mkdir()
+    assert free_folder(wanted) == wanted
+    (wanted / "gxpo.sqlite").touch()
+    (tmp_path / "demo-2").touch()
+    assert free_folder(wanted) == tmp_path / "demo-3"
+
+
+def test_the_link_names_every_run() -> None:
+    assert comparison_link("http://127.0.0.1:8501", ["r1", "r2"]) == "http://127.0.0.1:8501/compare?runs=r1&runs=r2"

@@ -1,0 +1,188 @@
+"""What a config may name: no spelling of a path, link or name leads out of what the server allows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gxpo_services.configs.policy import refusals
+from gxpo_services.settings import ServiceSettings
+from gxpo_trainer.config import RunConfig
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Path:
+    """allowed/ with a model, a data file and links; secret/ beside it."""
+    for folder in ("allowed/model", "secret/model", "work"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "allowed" / "train.jsonl").write_text("{}\n")
+    (tmp_path / "secret" / "train.jsonl").write_text("{}\n")
+    (tmp_path / "allowed" / "out").symlink_to(tmp_path / "secret")
+    (tmp_path / "allowed" / "file.jsonl").symlink_to(tmp_path / "secret" / "train.jsonl")
+    (tmp_path / "allowed" / "within").symlink_to(tmp_path / "allowed" / "model")
+    (tmp_path / "allowed" / "loop").symlink_to(tmp_path / "allowed" / "loop")
+    (tmp_path / "way").symlink_to(tmp_path / "allowed")
+    return tmp_path
+
+
+def server(**settings: Any) -> ServiceSettings:
+    return ServiceSettings(**settings)
+
+
+def refused(body: dict[str, Any], settings: ServiceSettings) -> list[str]:
+    return [path for path, _ in refusals(body, settings)]
+
+
+def test_the_defaults_and_an_empty_config_are_allowed_on_the_strictest_server(tmp_path: Path) -> None:
+    strict = server(model_roots=[tmp_path], data_roots=[tmp_path], allow_hub=False)
+    assert refusals({}, strict) == []
+    assert refusals(RunConfig().model_dump(), strict) == []
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "{root}/allowed/model",
+        "{root}/allowed/model/../model",
+        "{root}/allowed/within",
+        "{root}/way/model",
+        "{root}/allowed/not-there-yet",
+        "{root}/secret/../allowed/model",
+        "org/model",
+        "model-of-the-hub",
+    ],
+)
+def test_models_inside_a_root_and_hub_names_are_allowed(places: Path, spelling: str) -> None:
+    settings = server(model_roots=[places / "way"])
+    assert refused({"model": {"path": spelling.format(root=places)}}, settings) == []
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "{root}/secret/model",
+        "{root}/allowed/../secret/model",
+        "{root}/allowed/out/model",
+        "{root}/allowed",
+        "{root}/allowed/model/../../secret",
+        "{root}/allowed-not",
+        "{root}/allowed/../allowed-not/model",
+        "/",
+        "/etc/passwd",
+        "~/model",
+        "~root/model",
+        "~nobody-of-that-name/model",
+        "./model",
+        "../secret/model",
+        "secret/..",
+        "org/..",
+        ".hidden",
+        "a/b/c",
+        "%2e%2e/secret",
+        "..%2fsecret",
+        "file:///etc",
+        "{root}/%2e%2e/secret",
+        "\\etc",
+        "{root}/" + "x" * 5000,
+        "",
+    ],
+)
+def test_no_spelling_leads_out_of_the_model_roots(places: Path, spelling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(places / "work")
+    monkeypatch.setenv("HOME", str(places / "secret"))
+    settings = server(model_roots=[places / "allowed" / "model"])
+    found = refusals({"model": {"path": spelling.format(root=places)}}, settings)
+    assert [path for path, _ in found] == ["model.path"]
+    assert str(places / "allowed" / "model") in found[0][1] or "no path that can be used" in found[0][1]
+
+
+def test_a_name_that_is_a_folder_here_is_a_path_and_not_a_hub_name(
+    places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(places)
+    settings = server(model_roots=[places / "allowed"])
+    assert refused({"model": {"path": "secret/model"}}, settings) == ["model.path"]
+    assert refused({"model": {"path": "secret2/model"}}, settings) == []
+
+
+def test_a_link_that_never_ends_is_judged_without_a_crash(places: Path) -> None:
+    settings = server(model_roots=[places / "work"])
+    assert refused({"model": {"path": str(places / "allowed" / "loop")}}, settings) == ["model.path"]
+
+
+def test_data_files_folders_and_benchmarks_are_held_to_the_data_roots(places: Path) -> None:
+    settings = server(data_roots=[places / "allowed"])
+    body = {
+        "data": {"source": str(places / "secret" / "train.jsonl")},
+        "evaluation": {
+            "benchmarks": ["word_problems", "gsm8k", str(places / "allowed" / "file.jsonl"), "train.jsonl"],
+            "data_root": str(places / "allowed" / "out"),
+        },
+    }
+    assert refused(body, settings) == [
+        "data.source",
+        "evaluation.data_root",
+        "evaluation.benchmarks[2]",
+        "evaluation.benchmarks[3]",
+    ]
+    body = {
+        "data": {"source": str(places / "allowed" / "train.jsonl")},
+        "evaluation": {"benchmarks": ["math500"], "data_root": str(places / "allowed")},
+    }
+    assert refused(body, settings) == []
+
+
+@pytest.mark.parametrize("name", ["../../secret", "/etc", "a/../../b", "~root", "..", "a\\..\\b"])
+@pytest.mark.parametrize("setting", ["split", "subset"])
+def test_parts_of_file_names_below_the_data_source_stay_below_it(setting: str, name: str) -> None:
+    assert refused({"data": {setting: name}}, server()) == [f"data.{setting}"]
+    assert refused({"data": {setting: "main"}}, server()) == []
+
+
+@pytest.mark.parametrize("name", ["org/model", "org/.model", "org/..", "mödel/x", "model"])
+def test_without_the_hub_only_what_is_here_has_a_name(name: str, places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(places / "work")
+    settings = server(allow_hub=False)
+    body = {"model": {"path": name}, "data": {"source": name}, "evaluation": {"benchmarks": ["gsm8k"]}}
+    assert refused(body, settings) == ["model.path", "data.source", "evaluation.benchmarks[0]"]
+    local = {"model": {"path": str(places / "secret" / "model")}, "evaluation": {"benchmarks": ["gsm8k"]}}
+    assert refused(local | {"evaluation": {"benchmarks": ["gsm8k"], "data_root": str(places)}}, settings) == []
+
+
+def test_code_and_rays_of_the_clients_choice_are_refused() -> None:
+    body = {
+        "model": {"trust_remote_code": True},
+        "verifier": {"rewards": [{"name": "correctness"}, {"name": "os:system"}, {"name": "team.rewards:Brevity"}]},
+        "placement": {"ray_address": "ray://elsewhere:10001"},
+    }
+    assert refused(body, server()) == [
+        "model.trust_remote_code",
+        "verifier.rewards[1].name",
+        "verifier.rewards[2].name",
+        "placement.ray_address",
+    ]
+    lenient = server(allow_remote_code=True, allowed_rewards=["team.rewards:Brevity"])
+    assert refused(body, lenient) == ["verifier.rewards[1].name", "placement.ray_address"]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+PARTS = st.sampled_from(["model", "data", "evaluation", "verifier", "placement"])
+NAMES = st.sampled_from(
+    ["path", "trust_remote_code", "source", "split", "subset", "data_root", "benchmarks", "rewards", "ray_address"]
+)
+
+
+@given(st.dictionaries(PARTS, JSON | st.dictionaries(NAMES, JSON, max_size=4), max_size=5))
+def test_any_json_is_judged_without_a_crash(body: dict[str, Any]) -> None:
+    strict = server(model_roots=["/models"], data_roots=["/data"], allow_hub=False)
+    for path, message in refusals(body, strict):
+        assert path
+        assert message

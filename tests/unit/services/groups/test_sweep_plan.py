@@ -1,0 +1,168 @@
+"""From a base, a grid and seeds to configs: which runs, what they are called, what they cost, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gxpo_services.api.errors import Invalid
+from gxpo_services.groups.grid import Planned, plan
+from gxpo_services.groups.presets import PRESETS
+from gxpo_services.groups.schemas import SweepRequest
+from gxpo_services.groups.service import validate
+from gxpo_services.settings import ServiceSettings
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.io import load_preset
+
+SERVER = ServiceSettings()
+
+
+def sweep(base: dict[str, Any] | None = None, **members: Any) -> list[Planned]:
+    return plan(SweepRequest.model_validate({"name": "s", "base": base or {"preset": "demo"}, **members}), SERVER)
+
+
+def errors_of(**members: Any) -> dict[str, str]:
+    with pytest.raises(Invalid) as caught:
+        sweep(**members)
+    return {error.field: error.message for error in caught.value.errors}
+
+
+def test_the_grid_times_the_seeds_with_the_seeds_innermost() -> None:
+    runs = sweep(grid={"learner.rule.k": [3, 10], "learner.rule.alpha": [0.1, 1.0]}, seeds=[0, 7])
+    assert [tuple(run.values.values()) for run in runs] == [
+        *((3, 0.1, 0), (3, 0.1, 7), (3, 1.0, 0), (3, 1.0, 7)),
+        *((10, 0.1, 0), (10, 0.1, 7), (10, 1.0, 0), (10, 1.0, 7)),
+    ]
+    first = runs[0].config
+    assert (first.learner.rule.k, first.learner.rule.alpha, first.seed) == (3, 0.1, 0)
+    assert first.name == "s k=3 alpha=0.1 seed=0"
+    assert first.rollout == load_preset("demo").rollout
+
+
+def test_without_grid_and_seeds_it_is_the_base_alone() -> None:
+    (run,) = sweep({"preset": "demo", "overrides": ["seed=5"]})
+    assert run.config == load_preset("demo", ["seed=5"]).model_copy(update={"name": "s seed=5"})
+    assert run.values == {"seed": 5}
+
+
+@pytest.mark.parametrize("name", ["demo", "paper-3b", "paper-1.5b", "paper-7b-lora", "paper-llama-3b"])
+def test_the_rules_of_a_preset_are_its_sibling_presets_and_its_control(name: str) -> None:
+    runs = sweep({"preset": name}, preset="rules", seeds=[0])
+    made = {run.config.sha256() for run in runs}
+    siblings = [f"{name}-grpo", f"{name}-sfpo", name, f"{name}-grpo-lr-control"]
+    rates = [(load_preset(sibling).learner.optimizer.learning_rate) for sibling in siblings]
+    assert [run.config.learner.optimizer.learning_rate for run in runs] == pytest.approx(rates, rel=1e-12)
+    assert len(runs) == 4
+    for sibling in siblings[:3]:
+        assert load_preset(sibling).sha256() in made, sibling
+
+
+def test_the_control_is_grpo_at_the_longer_step_once_a_product_of_alpha_and_k() -> None:
+    grid = {"learner.rule.k": [5, 10], "learner.rule.alpha": [0.5, 1.0]}
+    runs = sweep({"config": {"learner": {"optimizer": {"learning_rate": 1e-5}}}}, grid=grid, control=True, seeds=[0, 1])
+    controls = [run for run in runs if run.config.learner.rule.name == "grpo"]
+    # αK + 1: 3.5, 6, 6, 11
+    rates = sorted({run.config.learner.optimizer.learning_rate for run in controls})
+    assert rates == pytest.approx([3.5e-5, 6e-5, 11e-5], rel=1e-12)
+    assert (len(runs), len(controls)) == (8 + 6, 6)
+    assert controls[0].values.keys() == {"learner.rule.name", "learner.optimizer.learning_rate", "seed"}
+
+
+@pytest.mark.parametrize(("preset", "size"), [("alpha", 9), ("k", 3), ("tau", 4), ("rules", 4)])
+def test_the_papers_ablations(preset: str, size: int) -> None:
+    assert len(sweep({"preset": "paper-1.5b"}, preset=preset, seeds=[0, 1])) == 2 * size
+
+
+def test_the_alpha_ablation_has_the_rows_of_the_papers_table_5() -> None:
+    from gxpo_trainer.published import gxpo_paper
+
+    table = next(table for table in gxpo_paper().tables if table.number == 5)
+    runs = sweep({"preset": "paper-1.5b"}, preset="alpha")
+    ours = {(run.config.learner.rule.k, run.config.learner.rule.alpha) for run in runs}
+    assert ours == {(row["k"], row["alpha"]) for row in table.rows}
+
+
+def test_the_tau_ablation_is_that_of_the_paper() -> None:
+    runs = sweep({"preset": "paper-3b"}, preset="tau")
+    assert {run.config.learner.rule.k for run in runs} == {5}
+    assert [run.config.learner.rule.gate.threshold for run in runs] == [0.7, 1.0, 1.5, 2.0]
+    assert PRESETS["tau"].grid["learner.rule.gate.threshold"] == [0.7, 1.0, 1.5, 2.0]
+
+
+def test_an_axis_of_ones_own_takes_the_place_of_the_presets() -> None:
+    runs = sweep(preset="alpha", grid={"learner.rule.k": [4]})
+    assert [(run.values["learner.rule.k"], run.values["learner.rule.alpha"]) for run in runs] == [
+        (4, 0.1),
+        (4, 0.5),
+        (4, 1.0),
+    ]
+
+
+def test_a_grid_may_hold_whole_rules_words_lists_and_nothing() -> None:
+    grid = {"learner.rule.name": ["grpo", "sfpo"], "data.levels": [[3, 4], None], "data.split": ["a\n'\"b"]}
+    runs = sweep(grid=grid)
+    assert [(run.config.learner.rule.name, run.config.data.levels) for run in runs] == [
+        *(("grpo", (3, 4)), ("grpo", None), ("sfpo", (3, 4)), ("sfpo", None)),
+    ]
+    assert runs[0].config.data.split == "a\n'\"b"
+
+
+def test_every_bad_axis_and_setting_is_named_once() -> None:
+    assert errors_of(grid={"learner.rule.kk": [1], "seed": [1], "learner.rule.k": [3, 3]}, seeds=[1, 1]).keys() == {
+        "grid.seed",
+        "grid.learner.rule.k",
+        "seeds",
+    }
+    found = errors_of(grid={"learner.rule.kk": [1, 2], "learner.rule.alpha": [0.5, 7]}, seeds=[0, 1])
+    assert found.keys() == {"grid.learner.rule.kk"}
+    assert "did you mean learner.rule.k" in found["grid.learner.rule.kk"]
+    found = errors_of(grid={"learner.rule.alpha": [0.5, 7], "placement.ray_address": ["x"]}, seeds=[0, 1])
+    assert found.keys() == {"config.learner.rule.alpha", "config.placement.ray_address"}
+    assert errors_of(base={"preset": "nope"}).keys() == {"base.preset"}
+    assert errors_of(base={"toml": "a ="}).keys() == {"base.toml"}
+    assert errors_of(base={"preset": "demo", "overrides": ["x"]}).keys() == {"base.overrides[0]"}
+
+
+def test_two_combinations_that_are_one_run_are_refused() -> None:
+    found = errors_of(grid={"name": ["a", "b"]})
+    assert "makes one run twice" in found["grid"]
+
+
+def test_a_sweep_has_a_largest_size_control_included() -> None:
+    assert "makes 510 runs" in errors_of(grid={"data.num_problems": list(range(1, 52))}, seeds=list(range(10)))["grid"]
+    found = errors_of(grid={"learner.rule.alpha": [n / 100 for n in range(30)]}, seeds=list(range(10)), control=True)
+    assert "makes 600 runs" in found["grid"]
+
+
+def test_the_rules_need_a_base_that_has_what_they_take_from_it() -> None:
+    found = errors_of(base={"preset": "demo-grpo"}, preset="rules")
+    assert found.keys() == {"config.learner.rule.name"}
+
+
+def test_the_cost_comes_first_in_runs_and_passes() -> None:
+    request = SweepRequest.model_validate({"name": "s", "base": {"preset": "demo"}, "preset": "rules", "seeds": [0, 1]})
+    planned = validate(SERVER, request)
+    assert planned.valid
+    assert planned.cost is not None
+    # 40 steps: GRPO 1, SFPO K=5 6, GXPO 3, control 1 pass a step, two seeds each.
+    assert (planned.cost.runs, planned.cost.steps, planned.cost.backward_passes) == (8, 320, 2 * 40 * (1 + 6 + 3 + 1))
+    assert [run.rule_label for run in planned.runs[::2]] == ["GRPO", "SFPO K=5", "GXPO K=5", "GRPO"]
+    unknown = SweepRequest.model_validate({"name": "s", "base": {"config": {"budget": {"hours": 1}}}})
+    cost = validate(SERVER, unknown).cost
+    assert cost is not None
+    assert (cost.steps, cost.backward_passes) == (None, None)
+
+
+def test_a_plan_that_cannot_be_made_says_why_and_costs_nothing() -> None:
+    request = SweepRequest.model_validate({"name": "s", "base": {"config": {"learner": {"rule": {"name": "x"}}}}})
+    planned = validate(SERVER, request)
+    assert not planned.valid
+    assert planned.cost is None
+    assert [error.field for error in planned.errors] == ["config.learner.rule.name"]
+
+
+def test_names_stay_within_their_column() -> None:
+    runs = sweep(name="n" * 200, grid={"data.template": ["{problem} " * 50]})
+    assert len(runs[0].config.name) == 200
+    assert isinstance(runs[0].config, RunConfig)

@@ -1,0 +1,129 @@
+"""What a trainer may send: each bad row is named, and refuses the batch."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from support.reporting import body, evaluation_row, event_row, metric_row, sample_row
+
+from gxpo_services.ingest.batches import MOST_ROWS, BadRow, TooManyRows, parse
+
+
+def parsed(content: Any) -> Any:
+    return parse(json.dumps(content).encode())
+
+
+def test_the_words_for_what_json_lacks_become_numbers() -> None:
+    batch = parsed(body(1, metrics=[metric_row(5, a=math.nan, b=-math.inf, c=2, d=math.inf)]))
+    (row,) = batch.metrics
+    assert (row.attempt, row.step) == (1, 5)
+    assert math.isnan(row.values["a"])
+    assert {name: row.values[name] for name in "bcd"} == {"b": -math.inf, "c": 2.0, "d": math.inf}
+
+
+def test_what_a_line_has_beside_the_columns_is_kept() -> None:
+    batch = parsed(body(1, samples=[sample_row(3, components={"format": 0.5})], events=[event_row("x", "y", step=3)]))
+    assert batch.samples[0]["extra"] == {"detail": "", "weights_version": 0, "components": {"format": 0.5}}
+    assert batch.samples[0]["group_index"] == 0
+    assert batch.events[0] == {"time": 3.25, "kind": "x", "message": "y", "fields": {"step": 3}}
+
+
+def test_a_row_left_out_is_null_and_still_a_row() -> None:
+    batch = parsed(body(1, metrics=[None, metric_row(0)], evaluations=[None]))
+    assert batch.metrics[0] is None
+    assert len(batch.metrics) == 2
+    assert list(batch.evaluations) == [None]
+
+
+def test_a_missing_answer_has_no_extract_and_no_reward() -> None:
+    (row,) = parsed(body(1, samples=[sample_row(1, extracted=None, reward=None)])).samples
+    assert row["extracted"] is None
+    assert row["reward"] is None
+    (row,) = parsed(body(1, samples=[sample_row(1, reward="NaN")])).samples
+    assert row["reward"] is None
+
+
+BAD: list[tuple[str, Any, str]] = [
+    ("metrics", {"attempt": 1, "step": -1, "time": 1, "metrics": {}}, "step"),
+    ("metrics", {"attempt": 1, "step": 2**31, "time": 1, "metrics": {}}, "step"),
+    ("metrics", {"attempt": 1, "step": True, "time": 1, "metrics": {}}, "step"),
+    ("metrics", {"attempt": 1, "step": 1.0, "time": 1, "metrics": {}}, "step"),
+    ("metrics", {"attempt": 0, "step": 1, "time": 1, "metrics": {}}, "attempt"),
+    ("metrics", {"attempt": 1, "step": 1, "time": 1, "metrics": [1]}, "metrics"),
+    ("metrics", metric_row(1, a="nan"), "no number"),
+    ("metrics", metric_row(1, a=True), "no number"),
+    ("metrics", metric_row(1, a=None), "no number"),
+    ("metrics", metric_row(1, a=10**400), "no number"),
+    ("metrics", metric_row(1, **{"n" * 201: 1.0}), "1 to 200"),
+    ("metrics", metric_row(1, **{"": 1.0}), "1 to 200"),
+    ("metrics", metric_row(1, **{f"n{i}": 1.0 for i in range(501)}), "500"),
+    ("metrics", metric_row(1, **{"a\0b": 1.0}), "NUL"),
+    ("metrics", [], "object"),
+    ("samples", sample_row(1, response="a\0b"), "NUL"),
+    ("samples", sample_row(1, response="\ud800"), "surrogate"),
+    ("samples", sample_row(1, response=7), "response"),
+    ("samples", sample_row(1, prompt_id="p" * 301), "prompt_id"),
+    ("samples", sample_row(1, response="x" * 1_000_001), "response"),
+    ("samples", sample_row(1, verdict="v" * 21), "verdict"),
+    ("samples", sample_row(1, length=-1), "length"),
+    ("samples", sample_row(1, truncated="no"), "truncated"),
+    ("samples", sample_row(1, reward="much"), "no number"),
+    ("evaluations", evaluation_row(1, scores={"a": "b"}), "no number"),
+    ("evaluations", evaluation_row(1, scores=[]), "scores"),
+    ("evaluations", evaluation_row(1, benchmark="b" * 201), "benchmark"),
+    ("events", event_row("k" * 61), "kind"),
+    ("events", event_row("k", "m" * 20_001), "message"),
+    ("events", event_row("k", time="NaN"), "time"),
+    ("events", event_row("k", deep=json.loads("[" * 40 + "]" * 40)), "levels deep"),
+]
+
+
+@pytest.mark.parametrize(("kind", "row", "named"), BAD)
+def test_a_bad_row_is_named(kind: str, row: Any, named: str) -> None:
+    good = {"metrics": metric_row(1), "samples": sample_row(1), "evaluations": evaluation_row(1)}
+    content = body(1)
+    content[kind] = [good.get(kind, event_row("k")), row]
+    with pytest.raises(BadRow, match=named) as caught:
+        parsed(content)
+    assert caught.value.place.startswith(f"{kind}[1]")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"attempt": NaN}',
+        b"\xff",
+        b'{"attempt": 1, "batch": null, "metrics": ' + b"[" * 100_000,
+        b'{"attempt": 1, "batch": null, "a": ' + b"9" * 5000 + b"}",
+        b'{"attempt": 1, "batch": 0}',
+        b'{"attempt": 1, "batch": 1, "metrics": [null]}',
+        b'{"attempt": 1, "batch": 1, "metrics": {}}',
+        b'{"attempt": 1, "batch": null, "metrics": [null]}',
+        b'{"attempt": 1, "batch": 2147483648}',
+        b'{"attempt": 1, "batch": 1, "offsets": {"metrics": -1}}',
+        b'{"attempt": 1, "batch": 1, "offsets": []}',
+        b'{"attempt": 1, "batch": 1, "identity": 4}',
+        b'{"attempt": 1, "batch": 1, "identity": {"a": 1e999}}',
+        b'{"attempt": 1, "batch": 1, "outcome": {"attempt": 1, "outcome": "bored"}}',
+        b'{"batch": null}',
+    ],
+)
+def test_what_is_no_batch_is_refused(data: bytes) -> None:
+    with pytest.raises(BadRow):
+        parse(data)
+
+
+def test_an_endless_batch_is_refused_by_its_size() -> None:
+    with pytest.raises(TooManyRows, match="at most 10000"):
+        parsed(body(1, metrics=[None] * (MOST_ROWS + 1)))
+
+
+def test_a_whole_emoji_in_escapes_passes() -> None:
+    (row,) = parsed(body(1, samples=[sample_row(1, response="\U0001f600")])).samples
+    assert row["response"] == "\U0001f600"

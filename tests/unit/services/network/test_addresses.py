@@ -1,0 +1,104 @@
+"""Which addresses are this machine's own, which can be asked, and that proxies are left out of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from gxpo_services.cli.client import NotThere, ServiceClient
+from gxpo_services.network.addresses import is_http, is_loopback
+from gxpo_services.scheduling.launcher import JobStatus, RayLauncher
+from gxpo_services.scheduling.scheduler import _ApiProbe
+from gxpo_services.settings import ServiceSettings, read_settings
+from gxpo_trainer.errors import ConfigError
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "http://127.8.9.1", "http://localhost:1", "https://[::1]:8"])
+def test_loopback(url: str) -> None:
+    assert is_http(url)
+    assert is_loopback(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://192.0.2.1", "http://127.0.0.1.example", "http://localhost.example", "http://h"]
+)
+def test_elsewhere(url: str) -> None:
+    assert is_http(url)
+    assert not is_loopback(url)
+
+
+@pytest.mark.parametrize("url", ["", "auto", "127.0.0.1:8265", "ray://h:1", "http://", "http://h:x", "http://h:70000"])
+def test_what_cannot_be_asked(url: str) -> None:
+    assert not is_http(url)
+    for name in ("ray_address", "public_url"):
+        with pytest.raises(ConfigError, match=rf"GXPO_{name.upper()}: .*must look like http://host:port"):
+            read_settings(**{name: url})
+
+
+def test_an_address_of_ipv6_has_brackets() -> None:
+    assert ServiceSettings(host="::1").api_url == "http://[::1]:8000"
+
+
+class Answering:
+    """A server that answers 404 to everything and keeps what it was asked for."""
+
+    def __init__(self) -> None:
+        seen: list[str] = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                seen.append(self.path)
+                self.send_response(200 if self.path.endswith("/health/ready") else 404)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                """Nothing on stderr."""
+
+        self.seen = seen
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Answering, Answering]]:
+    """A service on loopback, and the proxy that the environment names."""
+    service, proxy = Answering(), Answering()
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, proxy.url)
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    yield service, proxy
+    service.close()
+    proxy.close()
+
+
+def ask_all(url: str) -> None:
+    """The scheduler of Ray and of the API, and the command line of the service."""
+    assert RayLauncher(url).status("j1") == JobStatus("unknown")
+    assert _ApiProbe(ServiceSettings(public_url=url))()
+    with ServiceClient(url, None) as client, pytest.raises(NotThere):
+        client.run("r1")
+
+
+PATHS = ["/api/jobs/j1", "/health/ready", "/api/v1/runs/r1"]
+
+
+def test_loopback_is_asked_itself_whatever_proxy_there_is(servers: tuple[Answering, Answering]) -> None:
+    service, proxy = servers
+    ask_all(service.url)
+    assert (service.seen, proxy.seen) == (PATHS, [])
+
+
+def test_other_machines_are_asked_through_the_proxy(servers: tuple[Answering, Answering]) -> None:
+    service, proxy = servers
+    ask_all("http://gxpo.invalid:8000")
+    assert (service.seen, proxy.seen) == ([], [f"http://gxpo.invalid:8000{path}" for path in PATHS])
