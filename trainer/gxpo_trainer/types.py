@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 VerdictStatus = Literal["correct", "wrong", "unparsed", "timeout", "error"]
+EVASION = "evades a verdict"
+"""How the detail of a `wrong` verdict begins when the answer asks for more computation than an honest one could."""
 VERDICTS: tuple[VerdictStatus, ...] = ("correct", "wrong", "unparsed", "timeout", "error")
 
 Metrics = dict[str, float]
@@ -63,8 +65,9 @@ class Verdict:
     """What the verifier found about one response.
 
     `extracted` is the final answer that was read from the response, None when there was none. `seconds` is
-    the wall time of the verification. `detail` says more about `unparsed`, `timeout` and `error`. `components`: value
-    of each reward component by its label, and `score` their weighted sum; None where correctness alone is the reward.
+    the wall time of the verification. `detail` says more about `unparsed`, `timeout`, `error` and a `wrong` that evades
+    a verdict. `components`: value of each reward component by its label, and `score` their weighted sum; None where
+    correctness alone is the reward.
     """
 
     status: VerdictStatus
@@ -73,6 +76,11 @@ class Verdict:
     detail: str = ""
     components: dict[str, float] | None = None
     score: float | None = None
+
+    @property
+    def evades(self) -> bool:
+        """Whether the answer is wrong because it asks for more computation than an honest one could."""
+        return self.status == "wrong" and self.detail.startswith(EVASION)
 
     @property
     def reward(self) -> float | None:

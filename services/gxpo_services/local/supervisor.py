@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from gxpo_trainer.errors import DataError, GxpoError
 from gxpo_trainer.jsonl import write_json

@@ -16,7 +16,8 @@ def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, tot
     """`rollout/…` and `verify/…` of one step. total: sampled tokens since the start."""
     samples = [sample for group in rollouts.groups for sample in group.group.samples]
     lengths = np.array([len(sample.token_ids) for sample in samples], dtype=np.float64)
-    verdicts = [verdict.status for group in rollouts.groups for verdict in group.verdicts]
+    found = [verdict for group in rollouts.groups for verdict in group.verdicts]
+    verdicts = [verdict.status for verdict in found]
     metrics: Metrics = {
         "rollout/tokens": float(rollouts.num_tokens),
         "rollout/tokens_total": float(total),
@@ -32,6 +33,7 @@ def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, tot
     metrics.update(component_means(rollouts.groups))
     for status in ("unparsed", "timeout", "error"):
         metrics[f"verify/{status}_fraction"] = verdicts.count(status) / len(verdicts)
+    metrics["verify/evasion_fraction"] = sum(verdict.evades for verdict in found) / len(found)
     if rollouts.num_resampled:
         metrics["rollout/resample_rounds"] = float(rollouts.num_resampled)
     return metrics

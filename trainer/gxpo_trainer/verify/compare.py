@@ -68,9 +68,8 @@ def _num_components(answer: Answer) -> int | None:
 
 def _components(text: str, size: int) -> Answer:
     """The coefficients of i, j, k: the value with one of them 1 and the others 0."""
-    coefficients = [
-        _UNIT_VECTOR.sub(lambda match, unit=unit: "(1)" if match[1] == unit else "(0)", text) for unit in "ijk"
-    ]
+    # In turn, one of them is marked by "1" and the others become 0.
+    coefficients = [_UNIT_VECTOR.sub("(0)", text.replace(f"\\vec{{{unit}}}", "(1)")) for unit in "ijk"]
     beyond = coefficients[size:]
     if any(scalars_equal("0", text) is not True for text in beyond):
         return Scalar(text)
@@ -196,6 +195,8 @@ def _lists(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool | None:
     if named[0] and named[1] and set(names[0]) == set(names[1]):
         by_name = dict(zip(names[1], values[1], strict=True))
         return _all(answers_equal(value, by_name[name]) for name, value in zip(names[0], values[0], strict=True))
+    if named[0] and named[1] and any(len({first_name(name) for name in side}) > 1 for side in names):
+        return False
     if (named[0] != named[1]) and len({first_name(name) for name in names[0 if named[0] else 1]}) > 1:
         return _ordered(*values)
     return _unordered(*values)

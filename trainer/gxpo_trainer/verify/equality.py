@@ -12,8 +12,7 @@ from __future__ import annotations
 import itertools
 import re
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -27,6 +26,7 @@ from gxpo_trainer.verify.evaluate import (
     is_decimal,
     precise,
     rational_value,
+    substituted,
     subtrees,
     symbols,
     value_at,
@@ -42,7 +42,7 @@ FLOAT_TOLERANCE = 1e-9
 MAX_BRANCH_POINTS = 24
 _BRANCHING = ("abs", "sqrt", "ln", "log", "min", "max")
 _STEPS = ("floor", "ceil")
-_SCALES = (
+_SCALES: tuple[tuple[int | str, str], ...] = (
     *((1, "+"), (1, "±"), ("1/3", "+"), ("1/3", "-"), (5, "+"), (5, "±"), ("1/20", "-"), (40, "+"), (40, "±")),
     *((1, "±"), ("1/3", "±"), (300, "±")),
 )
@@ -60,14 +60,25 @@ def expressions_equal(a: Node, b: Node) -> bool:
         if exact_a is not None and exact_b is not None:
             return values_equal(exact_a, exact_b, decimal=decimal)
     tolerance = DECIMAL_TOLERANCE if decimal else None
-    points = [_point(1, "+", 0)] if constant else list(_points(a, b))
+    if constant:
+        points = [_point(1, "+", 0)]
+    elif _alternates(a) or _alternates(b):
+        points = [_integers(index) for index in range(1, 13)]
+    else:
+        points = list(_points(a, b))
     real = not (is_complex(a) or is_complex(b))
     verdict = _agree(a, b, points, real=real, tolerance=tolerance)
-    if verdict is None and not constant:
-        verdict = _agree(a, b, [_integers(i) for i in range(1, 8)], real=real, tolerance=tolerance)
     if verdict is None and real:
         verdict = _agree(a, b, points, real=False, tolerance=tolerance)
     return bool(verdict)
+
+
+def _alternates(node: Node) -> bool:
+    """Whether a formula such as (-1)^n has no real value between whole numbers."""
+    return any(
+        part.kind == "pow" and part.args[0].kind == "neg" and not symbols(part.args[0]) and symbols(part.args[1])
+        for part in subtrees(node)
+    )
 
 
 def values_equal(a: Fraction, b: Fraction, *, decimal: bool) -> bool:
@@ -111,7 +122,7 @@ def _near(candidate: Fraction, mixed: bool) -> Point:
 
 
 def _integers(index: int) -> Point:
-    """Natural numbers, for formulas such as (-1)^n that mean nothing between them."""
+    """Natural numbers."""
     return lambda name: Fraction(index + zlib.crc32(name.encode()) % 5)
 
 
@@ -235,10 +246,13 @@ def equal_up_to_constants(gold: Node, answer: Node) -> bool:
     the constants, or with another number added to the one that is added."""
     own = sorted(name for name in symbols(gold) - symbols(answer) if _CONSTANT.fullmatch(name))
     other = sorted(name for name in symbols(answer) - symbols(gold) if _RENAMED_CONSTANT.fullmatch(name))
+    if any("_" in name for name in own) and any("_" in name for name in other):
+        # C_0 for C_1 may be a slip.
+        return False
     if not symbols(gold) & symbols(answer) or len(own) != len(other) or len(own) > 2 or ("c" in own and other != ["C"]):
         return False
     for names in itertools.permutations(own):
-        renamed = _substituted(answer, {old: Node("sym", name=new) for old, new in zip(other, names, strict=True)})
+        renamed = substituted(answer, {old: Node("sym", name=new) for old, new in zip(other, names, strict=True)})
         if (own and expressions_equal(gold, renamed)) or _differ_by_a_constant(gold, renamed):
             return True
     return False
@@ -249,17 +263,11 @@ def _differ_by_a_constant(gold: Node, answer: Node) -> bool:
         return False
     one_more = {"C": Node("add", (Node("sym", name="C"), Node("num", value=Fraction(1))))}
     for side in (gold, answer):
-        if not expressions_equal(_substituted(side, one_more), Node("add", (side, Node("num", value=Fraction(1))))):
+        if not expressions_equal(substituted(side, one_more), Node("add", (side, Node("num", value=Fraction(1))))):
             return False
     difference = Node("add", (gold, Node("neg", (answer,))))
     elsewhere = {name: Node("sym", name=name + "'") for name in symbols(difference)}
-    return expressions_equal(difference, _substituted(difference, elsewhere))
-
-
-def _substituted(node: Node, values: Mapping[str, Node]) -> Node:
-    if node.kind == "sym":
-        return values.get(node.name, node)
-    return replace(node, args=tuple(_substituted(arg, values) for arg in node.args))
+    return expressions_equal(difference, substituted(difference, elsewhere))
 
 
 def proportional(a: Node, b: Node) -> int | None:

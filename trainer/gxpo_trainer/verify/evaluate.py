@@ -6,7 +6,8 @@ import functools
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -19,6 +20,8 @@ MAX_FACTORIAL = 2_000
 MAX_LOG2 = 200_000.0
 """Of a computed power or exponential, as a natural logarithm of its size."""
 MAX_ANGLE = 1e9
+_RATIONAL_CALLS = ("factorial", "factorial2", "binomial", "abs", "floor", "ceil", "min", "max")
+_CHOSEN: dict[str, Callable[..., Any]] = {"abs": abs, "min": min, "max": max}
 
 
 class Undefined(Exception):
@@ -49,6 +52,13 @@ def subtrees(node: Node) -> Iterator[Node]:
     yield node
     for arg in node.args:
         yield from subtrees(arg)
+
+
+def substituted(node: Node, values: Mapping[str, Node]) -> Node:
+    """The expression with symbols replaced by expressions."""
+    if node.kind == "sym":
+        return values.get(node.name, node)
+    return replace(node, args=tuple(substituted(arg, values) for arg in node.args))
 
 
 def symbols(node: Node) -> frozenset[str]:
@@ -121,7 +131,7 @@ def _rational_power(base: Fraction, exponent: Fraction) -> Fraction | None:
 
 def _rational_call(name: str, values: list[Fraction]) -> Fraction | None:
     if name in ("abs", "min", "max"):
-        return {"abs": abs, "min": min, "max": max}[name](*values)
+        return Fraction(_CHOSEN[name](*values))
     if name in ("floor", "ceil"):
         return Fraction(values[0].__floor__() if name == "floor" else values[0].__ceil__())
     if any(value.denominator != 1 or not 0 <= value <= MAX_FACTORIAL for value in values):
@@ -133,8 +143,9 @@ def _rational_call(name: str, values: list[Fraction]) -> Fraction | None:
 
 
 def value_at(node: Node, context: Any, point: Point, real: bool) -> Any:
-    """Value of the expression with symbols set to the point's numbers, in `context` (mpmath.fp or mp). `real`: roots and
-    logarithms of negative numbers are undefined.
+    """Value of the expression at a point, in `context` (mpmath.fp or mp).
+
+    real: roots and logarithms of negative numbers are undefined.
 
     Raises Undefined, TooLarge.
     """
@@ -237,7 +248,7 @@ def _call(name: str, values: list[Any], context: Any, real: bool) -> Any:
             raise TooLarge
         return context.binomial(*values)
     if name in ("abs", "min", "max"):
-        return {"abs": abs, "min": min, "max": max}[name](*values)
+        return _CHOSEN[name](*values)
     if name == "cis":
         return context.exp(context.mpc(0, 1) * x)
     if name in ("floor", "ceil"):

@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from gxpo_trainer.verify.tokens import FUNCTIONS
 from gxpo_trainer.verify.units import parse_unit
 from gxpo_trainer.verify.words import phrases
 
@@ -52,13 +53,15 @@ _ANSWER = re.compile(
 )
 _CHOICE = re.compile(r"(?<![A-Za-z0-9\\$'{])\(?([A-J])(?![A-Za-z0-9'’])\)?")
 _CHOICE_ANCHOR = re.compile(
-    rf"(?<![A-Za-zÀ-ÿ])(?:{phrases('answer')}|option|choice|opción|选项)(?![A-Za-zÀ-ÿ])|\b(?:therefore|so|it's|it is)\b",
+    rf"(?<![A-Za-zÀ-ÿ])(?:{phrases('answer')}|option|choice|opción|选项)(?![A-Za-zÀ-ÿ])"
+    r"|\b(?:therefore|so|it's|it is)\b",
     re.IGNORECASE,
 )
 _TRAILING_ANCHORS = 4
 _VERB = re.compile(r"\b(?:is|are|equals)\s")
 _REMARK = re.compile(
-    r"(?<=[\w$%}*)])\s*(?:\((?=[^()]*[a-z]{2})|,?\s*(?:(?:which|because|since|that is|where|out of)\b|i\.e\.))",
+    r"(?<=[\w$%}*)])\s*"
+    r"(?:\((?=[^()]*[a-z]{2})|,?\s*(?:(?:which|because|since|that is|where|out of)\b|i\.e\.))",
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"(?<!i\.e)(?<!e\.g)[.!?]\s|。|\n")
@@ -72,7 +75,8 @@ _FORMULA = re.compile(
     re.DOTALL,
 )
 _NUMBER = re.compile(
-    r"(?<![A-Za-z0-9_.,])[-+]?(?:(?P<fraction>\d+\s*/\s*\d+)|[$€£¥₹]?\s?(?:\d{1,3}(?:[ ,]\d{3})+(?!\d)|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d+)(?:[.,]\d+)?(?:[eE][-+]?\d+)?|\.\d+)"
+    r"(?<![A-Za-z0-9_.,])[-+]?(?:\d+\s*/\s*\d+|[$€£¥₹]?\s?"
+    r"(?:\d{1,3}(?:[ ,]\d{3})+(?!\d)|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d+)(?:[.,]\d+)?(?:[eE][-+]?\d+)?|\.\d+)"
     r"(?:\s*(?:%|\\%|percent\b|pct\b))?"
     r"|\(\s*-?[\d./]+(?:\s*,\s*-?[\d./]+)+\s*\)|[-+]?\d*√\s?\d+"
     r"|[-+]?\d*\\(?:[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|sqrt\s*(?:\[\d\])?\s*\{[^{}]*\})"
@@ -83,13 +87,7 @@ _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-zÀ-ÿ]{2,}")
 _TEXT_COMMAND = re.compile(
     r"\\(?:begin|end|text|mathrm|mbox|textbf|mathbf|textnormal|operatorname|textit)\s*\{[^{}]*\}|\\[A-Za-z]+"
 )
-_MATH_WORDS = frozenset(
-    re.findall(
-        r"[A-Za-z]+",
-        "and or percent pct percentage sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp sqrt pi inf "
-        "infty in dx dy dt degrees",
-    )
-)
+_MATH_WORDS = FUNCTIONS | set("and or percent pct percentage pi inf infty in dx dy dt degrees".split())
 
 
 def extract_answer(response: str) -> Extraction | None:
@@ -299,8 +297,9 @@ def extract_choice(response: str) -> Extraction | None:
             is_article = letter[1] in ("A", "I") and re.match(r"\s+[a-z]", sentence[letter.end() :]) is not None
             if not _NEGATED.search(sentence[: letter.start()]) and (not is_article or ")" in letter.group()):
                 return _choice(sentence, letter)
-    if head is not None:
-        return Extraction(head[1], "choice")
+    first = None if head is None else _CHOICE.search(text, max(0, head.start(1) - 1))
+    if first is not None:
+        return _choice(text, first)
     letters = {letter[1] for letter in _CHOICE.finditer(text.rsplit("\n", 1)[-1])}
     return Extraction(letters.pop(), "choice") if len(letters) == 1 and len(text) < 400 else None
 

@@ -16,7 +16,8 @@ _UNICODE = {
     "°": r"^\circ ", "º": r"^\circ ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}",
     "⟨": r"\langle ", "⟩": r"\rangle ", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ",
     "′": "'", "’": "'", "“": '"', "”": '"', "\u00a0": " ", "\u2009": " ", "\u202f": " ", "，": ",", "：": ":",
-    "。": ".", "、": ",", "∠": r"\angle ", "ε": r"\epsilon ", "Ω": r"\Omega ", "∧": r"\text{ and }", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ",
+    "。": ".", "、": ",", "∠": r"\angle ", "ε": r"\epsilon ", "Ω": r"\Omega ", "∧": r"\text{ and }",
+    "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ",
     "θ": r"\theta ", "λ": r"\lambda ", "μ": r"\mu ", "ρ": r"\rho ", "σ": r"\sigma ", "τ": r"\tau ",
     "φ": r"\phi ", "ω": r"\omega ", "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}",
     "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅕": r"\frac{1}{5}", "⅖": r"\frac{2}{5}", "⅗": r"\frac{3}{5}",
@@ -31,14 +32,16 @@ _UNICODE_TABLE = {ord(character): latex for character, latex in _UNICODE.items()
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _RENAMED = {
-    "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "nicefrac": "frac", "sfrac": "frac", "leq": "le", "leqslant": "le", "leqq": "le", "geq": "ge",
+    "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "nicefrac": "frac", "sfrac": "frac",
+    "leq": "le", "leqslant": "le", "leqq": "le", "geq": "ge",
     "geqslant": "ge", "geqq": "ge", "neq": "ne", "lbrace": "{", "rbrace": "}", "infin": "infty",
     "varnothing": "emptyset", "vert": "|", "mid": "|", "lVert": "|", "rVert": "|", "lvert": "|", "rvert": "|",
     "degree": "circ", "dbinom": "binom", "tbinom": "binom", "colon": ":", "backslash": "setminus",
     "simeq": "approx", "thickapprox": "approx", "tg": "tan", "ctg": "cot", "arctg": "arctan",
     "land": "text{ and }", "wedge": "text{ and }", "lor": "text{ or }", "vee": "text{ or }",
     "lt": "<", "gt": ">", "dots": "ldots", "cdots": "ldots", "dotsc": "ldots", "implies": "Rightarrow",
-    "lbrack": "[", "rbrack": "]", "iff": "Leftrightarrow", "varphi": "phi", "varepsilon": "epsilon", "vartheta": "theta",
+    "lbrack": "[", "rbrack": "]", "iff": "Leftrightarrow", "varphi": "phi",
+    "varepsilon": "epsilon", "vartheta": "theta",
 }  # fmt: skip
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _UPRIGHT = re.compile(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 
-from gxpo_trainer.types import Verdict
+from gxpo_trainer.types import EVASION, Verdict
 from gxpo_trainer.verify.compare import answers_equal
 from gxpo_trainer.verify.engine import engine_parses, nesting
 from gxpo_trainer.verify.extract import MAX_ANSWER_CHARS, every_box, extract_answer, extract_choice
@@ -25,7 +25,7 @@ _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 _THOUSANDS = re.compile(r"(?<![\w.,])([1-9][0-9]{0,2}(?:,[0-9]{3})+)(?![\w,])")
 _DECIMAL_COMMA = re.compile(r"([+-]?[0-9]+),([0-9]+)")
 NOT_MATHEMATICAL = "not a mathematical expression"
-TOO_LARGE = "asks for a magnitude beyond the bounds"
+TOO_LARGE = f"{EVASION}: a magnitude beyond the bounds"
 
 
 def gold_answer(gold: str) -> str:

@@ -4,11 +4,14 @@ A thread of the pool owns the workers and is the only one that starts, feeds, ti
 work over with `submit` from any thread and wait on a future. Order of events for one answer:
 
     queued -> sent (in a batch) -> in progress, clock running -> verdict
-                                         |-> deadline passed: worker killed, verdict `timeout`
-                                         |-> worker died: answer asked again alone; died twice: verdict `error`
+                                         |-> deadline passed: worker killed, verdict `wrong` or `timeout`
+                                         |-> worker died: answer resubmitted alone; died twice: verdict `error`
 
-The rest of a killed worker's batch goes back to the head of the queue, uncharged. Start-up of a worker (about two
-seconds, in parallel) is on no answer's clock.
+Which verdict a deadline gives depends on the CPU time of the worker. An honest answer is judged in milliseconds; one
+that computes for most of the deadline is built to evade a verdict, and is `wrong`, with the reason in `detail`. Where
+the worker did not get that CPU time (a busy machine), or where a reward component was running, it is `timeout`, which
+carries no reward. The rest of a killed worker's batch goes back to the head of the queue. Start-up of a worker (about
+two seconds, in parallel) is not charged to an answer.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from types import TracebackType
 from typing import Any
 
 from gxpo_trainer.errors import VerifierFailed
-from gxpo_trainer.types import Verdict
+from gxpo_trainer.types import EVASION, Verdict
 from gxpo_trainer.verify.process import Pair, WorkerDied, WorkerProcess
 
 MAX_BATCH = 32
@@ -34,6 +37,8 @@ MAX_BATCH_CHARS = 200_000
 MAX_DEATHS = 2
 MAX_FAILED_STARTS = 3
 START_LIMIT_S = 120.0
+EVASION_CPU_SHARE = 0.5
+"""Share of the deadline, in CPU time, from which an answer without a verdict is `wrong`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,11 +61,14 @@ class _Answer:
 
 
 @dataclass(slots=True, eq=False)
-class _Seat:
-    """A worker and what it is doing. `batch`: the answers it still owes, the first one in progress since `since`."""
+class _Worker:
+    """A process and its batch; the first answer of the batch is in progress since `since`, when the process had used
+    `cpu_before` seconds of CPU time. `scoring`: its verdict is there, reward components are being computed."""
 
     process: WorkerProcess
     since: float
+    cpu_before: float = 0.0
+    scoring: bool = False
     ready: bool = False
     batch: collections.deque[_Answer] = field(default_factory=collections.deque)
 
@@ -102,7 +110,7 @@ class VerifierPool:
         self._manager = threading.Thread(target=self._run, name="verifier-pool", daemon=True)
         self._selector = selectors.DefaultSelector()
         self._queue: collections.deque[_Answer] = collections.deque()
-        self._seats: list[_Seat] = []
+        self._workers: list[_Worker] = []
         self._failed_starts = 0
         self._submit_lock = threading.Lock()
         self._manager.start()
@@ -127,7 +135,7 @@ class VerifierPool:
 
     def worker_pids(self) -> list[int]:
         """Process ids of the present workers."""
-        return [seat.process.pid for seat in list(self._seats)]
+        return [worker.process.pid for worker in list(self._workers)]
 
     def close(self) -> None:
         """Kill the workers and fail what is still open. May be called twice."""
@@ -168,81 +176,85 @@ class VerifierPool:
 
     def _step(self) -> None:
         """One turn: hand out work, wait for news or the next deadline, take the news, enforce deadlines."""
-        for seat in list(self._seats):
-            if seat.ready and not seat.batch and self._queue:
-                self._feed(seat)
+        for worker in list(self._workers):
+            if worker.ready and not worker.batch and self._queue:
+                self._feed(worker)
         events = self._selector.select(self._seconds_to_next_deadline())
         for key, mask in events:
             if key.data is None:
                 os.read(self._wake_read, 4096)
-            elif key.data in self._seats:
+            elif key.data in self._workers:
                 self._serve(key.data, mask)
         while not self._inbox.empty():
             self._queue.extend(self._inbox.get())
         now = time.monotonic()
-        for seat in list(self._seats):
-            if now >= self._deadline(seat):
-                self._expire(seat, now)
+        for worker in list(self._workers):
+            if now >= self._deadline(worker):
+                self._expire(worker, now)
 
     def _start_worker(self) -> None:
-        seat = _Seat(WorkerProcess(self._memory_mb, self._rewards), since=time.monotonic())
-        self._seats.append(seat)
-        self._selector.register(seat.process.read_fd, selectors.EVENT_READ, seat)
+        worker = _Worker(WorkerProcess(self._memory_mb, self._rewards), since=time.monotonic())
+        self._workers.append(worker)
+        self._selector.register(worker.process.read_fd, selectors.EVENT_READ, worker)
 
-    def _deadline(self, seat: _Seat) -> float:
-        if not seat.ready:
-            return seat.since + START_LIMIT_S
-        return seat.since + self._deadline_s if seat.batch else float("inf")
+    def _deadline(self, worker: _Worker) -> float:
+        if not worker.ready:
+            return worker.since + START_LIMIT_S
+        return worker.since + self._deadline_s if worker.batch else float("inf")
 
     def _seconds_to_next_deadline(self) -> float | None:
-        earliest = min(self._deadline(seat) for seat in self._seats)
+        earliest = min(self._deadline(worker) for worker in self._workers)
         return None if earliest == float("inf") else max(0.0, earliest - time.monotonic())
 
-    def _feed(self, seat: _Seat) -> None:
-        """Send the seat its share of the queue: small enough to keep all workers busy, large enough to be cheap."""
+    def _feed(self, worker: _Worker) -> None:
+        """Send the worker its share of the queue: small enough to keep all workers busy, large enough to be cheap."""
         share = max(1, min(MAX_BATCH, len(self._queue) // (2 * self._num_workers)))
         chars = 0
-        while self._queue and len(seat.batch) < share:
+        while self._queue and len(worker.batch) < share:
             answer = self._queue[0]
             chars += len(answer.pair[0]) + len(answer.pair[1])
             alone = answer.deaths > 0
-            if seat.batch and (alone or chars > MAX_BATCH_CHARS):
+            if worker.batch and (alone or chars > MAX_BATCH_CHARS):
                 break
-            seat.batch.append(self._queue.popleft())
+            worker.batch.append(self._queue.popleft())
             if alone:
                 break
-        seat.since = time.monotonic()
+        worker.since = time.monotonic()
         try:
-            seat.process.send([answer.pair for answer in seat.batch])
+            worker.process.send([answer.pair for answer in worker.batch])
         except WorkerDied:
-            self._bury(seat)
+            self._handle_death(worker)
             return
-        if seat.process.has_outgoing:
-            self._selector.register(seat.process.write_fd, selectors.EVENT_WRITE, seat)
+        if worker.process.has_outgoing:
+            self._selector.register(worker.process.write_fd, selectors.EVENT_WRITE, worker)
 
-    def _serve(self, seat: _Seat, mask: int) -> None:
+    def _serve(self, worker: _Worker, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
             try:
-                seat.process.flush()
+                worker.process.flush()
             except WorkerDied:
-                self._bury(seat)
+                self._handle_death(worker)
                 return
-            if not seat.process.has_outgoing:
-                self._selector.unregister(seat.process.write_fd)
+            if not worker.process.has_outgoing:
+                self._selector.unregister(worker.process.write_fd)
         if mask & selectors.EVENT_READ:
-            messages, is_open = seat.process.receive()
+            messages, is_open = worker.process.receive()
             for message in messages:
-                self._take(seat, message)
+                self._take(worker, message)
             if not is_open:
-                self._bury(seat)
+                self._handle_death(worker)
 
-    def _take(self, seat: _Seat, message: dict[str, Any]) -> None:
-        seat.since = time.monotonic()
+    def _take(self, worker: _Worker, message: dict[str, Any]) -> None:
+        if "scoring" in message:
+            worker.scoring = True
+            return
+        worker.since = time.monotonic()
         if "ready" in message:
-            seat.ready = True
+            worker.ready = True
             self._failed_starts = 0
             return
-        answer = seat.batch.popleft()
+        worker.cpu_before, worker.scoring = message["cpu"], False
+        answer = worker.batch.popleft()
         fields = {name: message.get(name) for name in ("components", "score")}
         found = [message[name] for name in ("status", "extracted", "seconds", "detail")]
         self._settle(answer, Verdict(*found, **fields))
@@ -254,30 +266,35 @@ class VerifierPool:
         if job.missing == 0 and job.future.set_running_or_notify_cancel():
             job.future.set_result([verdict for verdict in job.verdicts if verdict is not None])
 
-    def _expire(self, seat: _Seat, now: float) -> None:
-        """The deadline of a seat has passed: charge the answer in progress, give back the rest, replace the worker."""
-        if seat.ready:
-            answer = seat.batch.popleft()
-            detail = f"no verdict within verifier.deadline_s = {self._deadline_s:g} s"
-            self._settle(answer, Verdict("timeout", None, now - seat.since, detail))
-        self._replace(seat)
+    def _expire(self, worker: _Worker, now: float) -> None:
+        """The deadline of a worker has passed: settle the answer in progress, requeue the rest, replace the worker."""
+        if worker.ready:
+            answer = worker.batch.popleft()
+            cpu_s = worker.process.cpu_seconds() - worker.cpu_before
+            if not worker.scoring and cpu_s >= EVASION_CPU_SHARE * self._deadline_s:
+                detail = f"{EVASION}: {cpu_s:.1f} s of CPU time without a verdict"
+                self._settle(answer, Verdict("wrong", None, now - worker.since, detail))
+            else:
+                detail = f"no verdict within verifier.deadline_s = {self._deadline_s:g} s"
+                self._settle(answer, Verdict("timeout", None, now - worker.since, detail))
+        self._replace(worker)
 
-    def _bury(self, seat: _Seat) -> None:
-        """A worker died by itself or was killed from outside."""
-        if seat.batch:
-            answer = seat.batch[0]
+    def _handle_death(self, worker: _Worker) -> None:
+        """Handle a worker that crashed or was killed from outside."""
+        if worker.batch:
+            answer = worker.batch[0]
             answer.deaths += 1
             if answer.deaths >= MAX_DEATHS:
-                seat.batch.popleft()
-                detail = f"this answer ended its worker process {MAX_DEATHS} times"
-                self._settle(answer, Verdict("error", None, time.monotonic() - seat.since, detail))
-        self._replace(seat)
+                worker.batch.popleft()
+                detail = f"this answer crashed its worker process {MAX_DEATHS} times"
+                self._settle(answer, Verdict("error", None, time.monotonic() - worker.since, detail))
+        self._replace(worker)
 
-    def _replace(self, seat: _Seat) -> None:
-        """Kill what is left of a worker, requeue what it owes, start another. Raises VerifierFailed."""
-        self._queue.extendleft(reversed(seat.batch))
-        errors = self._remove(seat)
-        if not seat.ready:
+    def _replace(self, worker: _Worker) -> None:
+        """Kill what is left of a worker, requeue its batch, start another. Raises VerifierFailed."""
+        self._queue.extendleft(reversed(worker.batch))
+        errors = self._remove(worker)
+        if not worker.ready:
             self._failed_starts += 1
             if self._failed_starts >= MAX_FAILED_STARTS:
                 raise VerifierFailed(
@@ -286,12 +303,12 @@ class VerifierPool:
                 )
         self._start_worker()
 
-    def _remove(self, seat: _Seat) -> str:
-        for fd in (seat.process.read_fd, seat.process.write_fd):
+    def _remove(self, worker: _Worker) -> str:
+        for fd in (worker.process.read_fd, worker.process.write_fd):
             if fd in self._selector.get_map():
                 self._selector.unregister(fd)
-        self._seats.remove(seat)
-        return seat.process.kill()
+        self._workers.remove(worker)
+        return worker.process.kill()
 
     def _shut_down(self, failure: Exception) -> None:
         """Kill all workers; every open future gets `failure`."""
@@ -300,9 +317,9 @@ class VerifierPool:
             while not self._inbox.empty():
                 self._queue.extend(self._inbox.get())
         open_answers = list(self._queue)
-        for seat in list(self._seats):
-            open_answers.extend(seat.batch)
-            self._remove(seat)
+        for worker in list(self._workers):
+            open_answers.extend(worker.batch)
+            self._remove(worker)
         for job in {id(answer.job): answer.job for answer in open_answers}.values():
             if job.future.set_running_or_notify_cancel():
                 job.future.set_exception(failure)

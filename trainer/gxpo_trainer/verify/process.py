@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import gxpo_trainer
 
 Pair = tuple[str, str] | tuple[str, str, Mapping[str, Any]]
@@ -34,9 +36,10 @@ class WorkerProcess:
 
     def __init__(self, memory_mb: int, rewards: Sequence[tuple[str, float]] = ()) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `kill`
+        module = "gxpo_trainer.rewards.worker" if rewards else "gxpo_trainer.verify.worker"
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "gxpo_trainer.verify.worker", str(memory_mb), str(os.getpid())),
+                *(sys.executable, "-m", module, str(memory_mb), str(os.getpid())),
                 *([json.dumps(list(rewards))] if rewards else []),
             ],
             stdin=subprocess.PIPE,
@@ -57,6 +60,14 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    def cpu_seconds(self) -> float:
+        """CPU time that the process has used so far, seconds; 0 when it has ended."""
+        try:
+            times = psutil.Process(self.pid).cpu_times()
+        except psutil.NoSuchProcess:
+            return 0.0
+        return float(times.user + times.system)
+
     @property
     def read_fd(self) -> int:
         return self._stdout.fileno()
@@ -67,7 +78,7 @@ class WorkerProcess:
 
     @property
     def has_outgoing(self) -> bool:
-        """Whether bytes wait for room in the worker's input pipe."""
+        """Whether bytes remain that did not fit into the worker's input pipe."""
         return bool(self._outgoing)
 
     def send(self, batch: Sequence[Pair]) -> None:

@@ -9,12 +9,11 @@ import itertools
 import math
 import re
 from dataclasses import dataclass
-from fractions import Fraction
 
 import mpmath
 
-from gxpo_trainer.verify.evaluate import Undefined, no_symbols, symbols, value_at
-from gxpo_trainer.verify.expression import parse_expression
+from gxpo_trainer.verify.evaluate import Undefined, no_symbols, substituted, symbols, value_at
+from gxpo_trainer.verify.expression import Node, number, parse_expression
 from gxpo_trainer.verify.scalar import read
 from gxpo_trainer.verify.structure import Answer, Relation, Scalar, Sequence, Union, parse_answer
 from gxpo_trainer.verify.tokens import TooLarge, Unsupported
@@ -129,7 +128,7 @@ def _named_set(text: str) -> list[Piece] | None:
 
 
 def _relation_pieces(relation: Relation) -> list[Piece] | None:
-    r"""x < 3, 3 > 2x, 1 \le x < 2, x \ne 3, |x - 1| < 2, x \in [0, 1]; the middle or one side is linear in a variable."""
+    r"""x < 3, 3 > 2x, 1 \le x < 2, x \ne 3, |x - 1| < 2, x \in [0, 1]: one side is linear in a variable."""
     sides, operators = relation.sides, relation.operators
     if operators == ("\\in",) and not _is_numeric(sides[0]):
         return _pieces(parse_answer(sides[1]))
@@ -187,12 +186,17 @@ def _linear(side: str) -> tuple[float, float] | None:
         node = parse_expression(side)
         if len(symbols(node)) != 1 or any(part.endswith("()") for part in symbols(node)):
             return None
-        at = [float(value_at(node, mpmath.fp, lambda name, x=x: x, real=True)) for x in map(Fraction, (0, 1, 3, 8))]
+        at = [float(value_at(_at(node, x), mpmath.fp, no_symbols, real=True)) for x in (0, 1, 3, 8)]
     except (Unsupported, Undefined, TooLarge, TypeError):
         return None
     slope = at[1] - at[0]
     straight = all(_close(value, at[0] + slope * x) for value, x in zip(at[2:], (3, 8), strict=True))
     return (slope, at[0]) if slope and straight else None
+
+
+def _at(node: Node, x: int) -> Node:
+    """The expression with its variable replaced by a number."""
+    return substituted(node, {name: number(x) for name in symbols(node)})
 
 
 def _double_inequality(sides: tuple[str, ...], operators: tuple[str, ...]) -> list[Piece] | None:

@@ -24,11 +24,11 @@ _BASE = re.compile(
     r"(?P<sign>-?)\(?(?P<digits>[0-9A-Z]+(?:\.[0-9A-Z]+)?)\)?_\{?(?:\\text\{)?(?P<base>[0-9]{1,2}|[a-z]+)\}?\}?"
 )
 _CLOCK = re.compile(
-    r"(?P<h>[0-9]{1,2})(?:(?::(?P<m>[0-9]{2})(?::[0-9]{2})?)|(?=\s*(?:\\text\{\s*)?[ap]\.?\s?m))\s*(?:\\text\{\s*)?(?P<half>[ap]\.?\s?m\.?)?(?:\s*\})?",
+    r"(?P<h>[0-9]{1,2})(?:(?::(?P<m>[0-9]{2})(?::(?P<s>[0-9]{2}))?)|(?=\s*(?:\\text\{\s*)?[ap]\.?\s?m))\s*(?:\\text\{\s*)?(?P<half>[ap]\.?\s?m\.?)?(?:\s*\})?",
     re.IGNORECASE,
 )
 _ANGLE = re.compile(r"(?:(?P<d>[0-9.]+)\^\\circ)?\s*(?:(?P<m>[0-9.]+)'(?!'))?\s*(?:(?P<s>[0-9.]+)(?:''|\"))?")
-_LABEL = re.compile(r"(?:\(\s*([A-J])\s*\)|([A-J])\s*[.:)])\s*(?=\S)")
+_LABEL = re.compile(r"(?:\(\s*([A-J])\s*\)|([A-J])\s*[.:)])\s*(?=[^\s,;])")
 _CHOICE = re.compile(r"(?:\\text\{)?\s*\(?\s*([A-Ja-j])\s*[).:]?\s*\}?\.?")
 _ORDINAL = re.compile(r"([0-9])\s*\^?\s*\{?\s*(?:\\text\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\}?(?![A-Za-z])")
 _TO = re.compile(r"(?<=[0-9])\s*(?:\\text\{\s*to\s*\}|to)\s*(?=[0-9])")
@@ -237,7 +237,7 @@ def _clock_times(gold: str, answer: str) -> bool | None:
     a, b = (_CLOCK.fullmatch(s.strip()) for s in (gold, answer))
     if a is None or b is None:
         return None
-    if (a["m"] or "00") != (b["m"] or "00"):
+    if any((a[part] or "00") != (b[part] or "00") for part in "ms"):
         return False
     return _hour(a) == _hour(b) or (bool(a["half"]) != bool(b["half"]) and int(a["h"]) == int(b["h"]))
 

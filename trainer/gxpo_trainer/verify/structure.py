@@ -174,7 +174,7 @@ def _usual_interval(match: re.Match[str]) -> str:
 
 
 def split_condition(s: str) -> tuple[str, str]:
-    r"""(answer, condition behind it): `\text{ for all } n`, `(x > 0)`, `, k \in \mathbb{Z}`; the latter may be empty."""
+    r"""(answer, condition behind it): `\text{ for all } n`, `(x > 0)`, `, k \in \mathbb{Z}`, or nothing."""
     match = _CONDITION.search(s)
     if match is not None and match.start() > 0:
         return s[: match.start()].rstrip(" ,;"), match.group().strip(" ,;")
@@ -236,7 +236,7 @@ def _rows(s: str, nesting: int) -> Answer | None:
         return parse_answer(" ".join(rows[0].replace("&", " ").split()), nesting + 1)
     if "\\begin" in body or len(rows) < 2 or (kind == "array" and "&" in body and not re.search(_RELATION, body)):
         return None
-    items = []
+    items: list[Answer] = []
     for row in rows:
         cells = [_IF.sub("", cell.strip().rstrip(",")).strip() for cell in row.split("&")]
         pair = (

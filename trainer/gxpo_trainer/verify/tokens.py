@@ -19,7 +19,8 @@ class TooLarge(Exception):
 FUNCTIONS = frozenset(
     re.findall(
         r"[A-Za-z]+",
-        "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth ln log lg exp sqrt cis arcsinh arccosh arctanh arsinh arcosh artanh arccsc arcsec abs",
+        "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth arcsinh arccosh arctanh "
+        "arsinh arcosh artanh ln log lg exp sqrt cis abs",
     )
 )
 OPAQUE = frozenset("fghFGHPQ")

@@ -1,10 +1,11 @@
-"""The process that verifies answers: `python -m gxpo_trainer.verify.worker MEMORY_MB PARENT [REWARDS]`.
+"""The process that verifies answers: `python -m gxpo_trainer.verify.worker MEMORY_MB PARENT`.
 
 Frames on standard input and output are a 4-byte big-endian length and UTF-8 JSON. In: `[[gold, response], ...]`, with
-a third entry `{"options": …, "context": …}` where an answer has rules of its own or wants its reward components.
-Out: `{"ready": true}` once, then one `{"i", "status", "extracted", "seconds", "detail"}` per answer, in order, as
-each is done, with `components` and `score` where they were asked for. REWARDS is JSON, `[[name, weight], ...]`. The
-worker imports neither torch nor Ray, ends when its input ends, and dies with its parent.
+a third entry `{"options": …, "context": …}` for an answer with rules of its own, or one to be scored.
+Out: `{"ready": true}` once, then one `{"i", "status", "extracted", "seconds", "cpu", "detail"}` per answer, in order,
+as each is done, where `cpu` is the CPU time of the process so far, seconds. Before reward components of an answer are
+computed, `{"scoring": true}`; they add `components` and `score`. The worker imports neither torch nor Ray, ends when
+its input ends, and dies with its parent. With reward components it is `gxpo_trainer.rewards.worker`.
 """
 
 from __future__ import annotations
@@ -17,56 +18,47 @@ import signal
 import struct
 import sys
 import time
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Callable
+from typing import Any, BinaryIO
 
-if TYPE_CHECKING:
-    from gxpo_trainer.rewards.scoring import Scorer
+from gxpo_trainer.types import Verdict
 
 PR_SET_PDEATHSIG = 1
-UNUSABLE_REWARDS_EXIT = 2
 OUT_OF_MEMORY_EXIT = 3
 
+Score = Callable[[str, str, Verdict, dict[str, Any]], dict[str, Any]]
+"""(gold, response, verdict, context) -> further fields of the answer's message."""
 
-def main(arguments: list[str]) -> int:
-    """Serve answers until the input ends. Exit 2: the rewards cannot be used. Exit 3: out of memory was reported and
-    the process wants replacing."""
-    memory_mb, parent = int(arguments[0]), int(arguments[1])
+
+def serve(memory_mb: int, parent: int, score: Score | None = None) -> int:
+    """Serve answers until the input ends. Exit code 3: out of memory was reported and the process must be replaced."""
     _die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    # Whatever a library prints must not end up between two frames.
+    # Library output must not end up between two frames.
     os.dup2(2, 1)
     limit = memory_mb * 1024 * 1024
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
-    from gxpo_trainer.errors import ConfigError
-
-    try:
-        scorer = _load_scorer(arguments[2]) if len(arguments) > 2 else None
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return UNUSABLE_REWARDS_EXIT
     from gxpo_trainer.verify.engine import warm_up
 
     warm_up()
     _send(sink, {"ready": True})
     while (batch := _receive(source)) is not None:
         for i, entry in enumerate(batch):
-            answer = _verify_one(entry[0], entry[1], entry[2] if len(entry) > 2 else {}, scorer)
-            _send(sink, {"i": i, **answer})
+            extras = entry[2] if len(entry) > 2 else {}
+            scored = score if "context" in extras else None
+            answer = _verify_one(entry[0], entry[1], extras, scored, lambda: _send(sink, {"scoring": True}))
+            _send(sink, {"i": i, **answer, "cpu": time.process_time()})
             if answer.get("detail", "").startswith("out of memory"):
                 return OUT_OF_MEMORY_EXIT
     return 0
 
 
-def _load_scorer(rewards: str) -> Scorer:
-    from gxpo_trainer.rewards.scoring import Scorer
-
-    return Scorer.load([(name, weight) for name, weight in json.loads(rewards)], os.environ)
-
-
-def _verify_one(gold: str, response: str, extras: dict[str, Any], scorer: Scorer | None) -> dict[str, Any]:
+def _verify_one(
+    gold: str, response: str, extras: dict[str, Any], score: Score | None, announce: Callable[[], None]
+) -> dict[str, Any]:
     from gxpo_trainer.verify.math import verify
     from gxpo_trainer.verify.options import VerifyOptions
 
@@ -75,8 +67,9 @@ def _verify_one(gold: str, response: str, extras: dict[str, Any], scorer: Scorer
         rules = extras.get("options")
         verdict = verify(gold, response) if rules is None else verify(gold, response, VerifyOptions.from_dict(rules))
         fields = {"status": verdict.status, "extracted": verdict.extracted, "detail": verdict.detail}
-        if scorer is not None and "context" in extras:
-            fields |= scorer.score(gold, response, verdict, extras["context"])
+        if score is not None:
+            announce()
+            fields |= score(gold, response, verdict, extras["context"])
     except MemoryError:
         fields = {"status": "error", "extracted": None, "detail": "out of memory (verifier.memory_mb)"}
     except Exception as error:
@@ -109,4 +102,4 @@ def _receive(source: BinaryIO) -> list[list[Any]] | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(serve(int(sys.argv[1]), int(sys.argv[2])))

@@ -23,7 +23,7 @@ from gxpo_trainer.types import Group, Prompt, Sample, Verdict
 from gxpo_trainer.verify.pool import VerifierPool
 
 FAULTY_WORKER = """
-import os, sys
+import os, sys, time
 FOLDER = os.path.dirname(__file__)
 import gxpo_trainer.verify.math as grader
 from gxpo_trainer.verify import engine, worker
@@ -31,6 +31,8 @@ from gxpo_trainer.verify import engine, worker
 plain = grader.verify
 
 def verify(gold, response):
+    if response == "sleep":
+        time.sleep(3600)
     if response == "hang":
         while True:
             pass
@@ -52,7 +54,7 @@ def verify(gold, response):
     return plain(gold, response)
 
 grader.verify, engine.warm_up = verify, lambda: None
-sys.exit(worker.main(sys.argv[3:]))
+sys.exit(worker.serve(int(sys.argv[3]), int(sys.argv[4])))
 """
 """The real worker with five answers that make its grader misbehave in a known way. "wait once" hangs when it is
 asked first, after it has told its process id through the named pipe `busy`."""
@@ -139,15 +141,21 @@ def test_a_hostile_answer_to_a_symbolic_gold_leaves_the_rest_of_its_batch_alone(
     assert "correct" not in statuses(verdicts)[0::2]
 
 
+@pytest.mark.parametrize(("answer", "status", "reward"), [("sleep", "timeout", None), ("hang", "wrong", 0.0)])
 @pytest.mark.usefixtures("faulty")
-def test_an_answer_past_its_deadline_is_a_timeout_without_a_reward_and_only_that_answer() -> None:
+def test_a_passed_deadline_is_a_timeout_unless_the_answer_computed_for_most_of_it(
+    answer: str, status: str, reward: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A busy machine may give the worker less than half of a core.
+    monkeypatch.setattr("gxpo_trainer.verify.pool.EVASION_CPU_SHARE", 0.1)
     with VerifierPool(workers=1, deadline_s=SHORT_S) as pool:
         pool.verify_many([("1", "1")])
         first = pool.worker_pids()
-        verdicts = pool.verify_many([("1", "1"), ("2", "hang"), ("3", "3"), ("4", "4")])
-        assert statuses(verdicts) == ["correct", "timeout", "correct", "correct"]
-        assert verdicts[1].reward is None
-        assert "deadline_s" in verdicts[1].detail
+        verdicts = pool.verify_many([("1", "1"), ("2", answer), ("3", "3"), ("4", "4")])
+        assert statuses(verdicts) == ["correct", status, "correct", "correct"]
+        assert verdicts[1].reward == reward
+        assert verdicts[1].evades == (status == "wrong")
+        assert ("CPU time" if status == "wrong" else "deadline_s") in verdicts[1].detail
         assert not psutil.pid_exists(first[0])
 
 

@@ -30,8 +30,8 @@ TENTH = VerifyOptions(tolerance=(0.1,), unit="%")
         ("45", r"45\text{ hours}", MINUTES, "correct", "wrong"),
         ("45", r"45 \mathrm{~min}", MINUTES, "correct", "correct"),
         ("45", "45", MINUTES, "correct", "correct"),
-        # Another quantity, or a unit that is not in the table, is dropped as everywhere.
-        ("45", "45 km", MINUTES, "correct", "correct"),
+        # Another quantity is another answer; a unit that is not in the table is dropped.
+        ("45", "45 km", MINUTES, "correct", "wrong"),
         ("45", "45 fortnights", MINUTES, "correct", "correct"),
         # 166 cm² = 0.0166 m².
         ("166", r"0.0166\text{ m}^2", AREA, "wrong", "correct"),

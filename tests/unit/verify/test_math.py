@@ -1,0 +1,350 @@
+"""Expressions as functions, sets of reals, and the verdicts on whole answers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from fractions import Fraction
+
+import pytest
+
+from gxpo_trainer.types import EVASION
+from gxpo_trainer.verify.equality import expressions_equal, finite_decimal, proportional, values_equal
+from gxpo_trainer.verify.expression import parse_expression
+from gxpo_trainer.verify.math import parse_gold, verify
+from gxpo_trainer.verify.realsets import Piece, pieces_of
+from gxpo_trainer.verify.structure import parse_answer, split_condition
+from gxpo_trainer.verify.tokens import TooLarge, Unsupported, same_tokens
+
+
+def test_decimal_tolerance_is_one_part_in_10000_and_only_for_values_without_a_finite_decimal() -> None:
+    third = Fraction(1, 3)
+    assert values_equal(third, Fraction(3333, 10000), decimal=True)
+    assert not values_equal(third, Fraction(333, 1000), decimal=True)
+    assert not values_equal(third, Fraction(3333, 10000), decimal=False)
+    assert not values_equal(Fraction(5), Fraction(500001, 100000), decimal=True)
+    assert finite_decimal(Fraction(7, 80))
+    assert not finite_decimal(Fraction(1, 6))
+
+
+def test_texts_are_the_same_only_token_by_token() -> None:
+    assert same_tokens(r"2 ^{n} - 1", "2^{n}-1")
+    assert not same_tokens(r"2^{n-1}", "2^{n}-1")
+    assert not same_tokens("1 2", "12")
+    assert not same_tokens(r"\frac12", r"\frac{1}{2}")
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("(r+5)^2", "r^2+10r+25"),
+        (r"\tan^2(y)+1", r"\sec^2(y)"),
+        (r"\frac{5\sqrt{42}}{27}", r"\frac{10\sqrt{10.5}}{27}"),
+        (r"\frac{n(n+1)(2 n+1)}{6}", r"\frac{2n^3+3n^2+n}{6}"),
+        (r"e^{-2t}/3", r"\frac{1}{3e^{2t}}"),
+        (r"\sqrt[3]{-8}", "-2"),
+        (r"\log_2 8", "3"),
+        (r"\binom{5}{2}", "5!/12"),
+        (r"e^{i\pi}", "-1"),
+        (r"2\frac{1}{3}", r"\frac{7}{3}"),
+        (r"\tan 45^\circ", "1"),
+        (r"\sqrt{1-x^2}", r"(1-x^2)^{1/2}"),
+        ("9!!", "945"),
+        (r"\max(3, 7)", "7"),
+        (r"2\cis \frac{\pi}{3}", r"1+\sqrt{3}i"),
+        (r"(-8)^{1/3}", "-2"),
+        (r"\frac{|x|+x}{2}", r"\max(x,0)"),
+        (r"(v/g)^{1/n}", r"v^{1/n}/g^{1/n}"),
+        (r"(-1)^n", r"\cos(n\pi)"),
+    ],
+)
+def test_equal_expressions_are_equal(a: str, b: str) -> None:
+    assert expressions_equal(parse_expression(a), parse_expression(b)) is True
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("x+1", "x-1"),
+        (r"\frac{1}{2}", r"\frac{1}{3}"),
+        ("f(x)", "f(y)"),
+        ("f(x+y)", "f(x)+f(y)"),
+        (r"\frac{dy}{dx}", r"\frac{y}{x}"),
+        ("2^{100}", "2^{101}"),
+        ("10^{30}", "10^{30}+1"),
+        ("n!", "n"),
+        (r"\sqrt{x^2}", "x"),
+        (r"\lceil n/2 \rceil + 1", "2"),
+        ("I(0)", "0"),
+        ("i", "-i"),
+        (r"\ln(x^2)", r"2\ln x"),
+        (r"\ln|x|", r"\ln x"),
+        ("|x-3|", "3-x"),
+        ("|x-100|", "100-x"),
+        ("|x-1|+|x-2|", "|2x-3|"),
+        ("|x|+|y|", "|x+y|"),
+        (r"\arctan(\tan x)", "x"),
+        (r"\lfloor n/2\rfloor+1", r"\lceil n/2\rceil"),
+        (r"2^{n}-1", r"2^{n-1}"),
+        (r"\frac{35}{2}\pi", r"\frac{35}{2\pi}"),
+        (r"\sqrt{2}x", r"\sqrt{2x}"),
+    ],
+)
+def test_different_expressions_are_different(a: str, b: str) -> None:
+    assert expressions_equal(parse_expression(a), parse_expression(b)) is False
+
+
+@pytest.mark.parametrize(
+    "text", ["10^{10^{10^{10}}}", "9^{9^9}", "10^{-10^{10}}", "100!!!", r"\sin(10^{30})", "1e99999"]
+)
+def test_astronomical_values_are_refused_instead_of_computed(text: str) -> None:
+    with pytest.raises(TooLarge):
+        expressions_equal(parse_expression(text), parse_expression("0"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [r"\sum_{k=1}^n k", "x =", "(1", r"\cos t / 5", "1 2", "(" * 500 + ")" * 500, r"\ln(" * 400 + "x" + ")" * 400],
+)
+def test_what_the_grammar_does_not_know_is_unsupported(text: str) -> None:
+    with pytest.raises(Unsupported):
+        parse_expression(text)
+
+
+def test_proportional_finds_the_sign_of_the_factor() -> None:
+    a, minus_twice_a, other = (parse_expression(s) for s in ("2x+4y-3", "-4x-8y+6", "2x+4y-2"))
+    assert proportional(a, minus_twice_a) == -1
+    assert proportional(a, a) == 1
+    assert proportional(a, other) == 0
+
+
+def test_sets_of_reals_become_sorted_disjoint_pieces() -> None:
+    infinity = float("inf")
+    assert pieces_of(parse_answer(r"(3,5) \cup [1,3]")) == [Piece(1, 5, True, False)]
+    assert pieces_of(parse_answer(r"x \ne 2")) == [Piece(-infinity, 2, False, False), Piece(2, infinity, False, False)]
+    assert pieces_of(parse_answer(r"-1 \le x < 4")) == [Piece(-1, 4, True, False)]
+    assert pieces_of(parse_answer("(a, b)")) is None
+    assert pieces_of(parse_answer("|x-3|<2")) == [Piece(1, 5, False, False)]
+    assert pieces_of(parse_answer("|2x+1| \\ge 3")) == [
+        Piece(-infinity, -2, False, True),
+        Piece(1, infinity, True, False),
+    ]
+    assert pieces_of(parse_answer("6-2x < 4")) == [Piece(1, infinity, False, False)]
+    assert pieces_of(parse_answer("]0,1]")) == [Piece(0, 1, False, True)]
+    assert pieces_of(parse_answer(r"\mathbb{R}")) == [Piece(-infinity, infinity, False, False)]
+    assert pieces_of(parse_answer(r"\{\}")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (r"2^n-1\text{ for all }n", ("2^n-1", r"\text{ for all }n")),
+        (r"\frac{\pi}{4}+k\pi, k\in\mathbb{Z}", (r"\frac{\pi}{4}+k\pi", r"k\in\mathbb{Z}")),
+        ("x^2 (x > 0)", ("x^2", "(x > 0)")),
+        ("f(x)", ("f(x)", "")),
+        ("x < 1, x > 3", ("x < 1, x > 3", "")),
+        ("2, 3", ("2, 3", "")),
+    ],
+)
+def test_a_condition_behind_an_answer_is_split_off(text: str, parts: tuple[str, str]) -> None:
+    assert split_condition(text) == parts
+
+
+CORRECT = [
+    ("5", r"\boxed{5}"),
+    ("1/3", r"\boxed{0.333333}"),
+    ("1,000", "1000"),
+    ("12:00", "12:00"),
+    ("2:3", "4:6"),
+    ("x=5", "5"),
+    ("5", "x = 5"),
+    ("f(x)=x^2", "y=x^2"),
+    ("x<3", r"(-\infty,3)"),
+    (r"x \in [-2,7]", r"-2 \le x \le 7"),
+    (r"-1<x<1", "|x|<1"),
+    (r"(-\infty,2)\cup(2,\infty)", r"x \neq 2"),
+    (r"\{1,2,3\}", r"\{3,2,1\}"),
+    ("1,-2", r"\boxed{-2} and \boxed{1}"),
+    (r"\pm 3", "3,-3"),
+    (r"1 \pm \sqrt{19}", r"1+\sqrt{19}, 1-\sqrt{19}"),
+    ("a=1,b=2", "b=2,a=1"),
+    ("AB=4,CD=5", "4, 5"),
+    ("p=5,q=2;p=7,q=2", "(5,2),(7,2)"),
+    ("(p,q)=(3,2)", "(3,2)"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\boxed{\begin{bmatrix}1 & 2\\ 3 & \frac{8}{2}\end{bmatrix}}"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", "(1,2)"),
+    (r"2x+4y-3=0", r"y=-\frac{1}{2}x+\frac{3}{4}"),
+    ("x < 1", "-x > -1"),
+    ("f(2) < f(1) < f(4)", "f(4) > f(1) > f(2)"),
+    (r"\text{Evelyn}", "evelyn"),
+    (r"\text{(B)}", "B"),
+    ("A", "(A) 5"),
+    ("B", r"\boxed{\textbf{(B)}\ 5}"),
+    ("C. x = 42", "C"),
+    ("20:34", r"08:34 \text{P.M.}"),
+    (r"\{x \mid x > 3\}", r"(3,\infty)"),
+    (r"\{1,3\} \cup \{2,4\}", r"\{1,2,3,4\}"),
+    (r"\begin{cases} a+b=\frac12 \\ a-b=1 \end{cases}", r"\begin{cases} a-b=1\\ a+b=0.5\end{cases}"),
+    ("3.5 million", "3500000"),
+    ("3s^2", "3*s**2"),
+    (r"\mbox{four}", "4"),
+    (r"\emptyset", "no solution"),
+    ("204_5", "204_{5}"),
+    (r"\frac{\sqrt{3}}{3} \approx 0.577", r"\frac{1}{\sqrt{3}}"),
+    (r"45^\circ", r"\frac{\pi}{4}"),
+    (r"\sum_{k=1}^{n} k", r"\sum_{k=1}^{n} k"),
+    (r"2.88 \times 10^{-19}", r"\boxed{2.88 \times 10^{-19} \text{ J}}"),
+    (r"4.5 \times 10^{33}", r"\boxed{4.5 \times 10^{33}\ \mathrm{erg}\,\mathrm{s}^{-1}}"),
+    # Choices, ordinals, e-notation, units.
+    ("12", r"\boxed{\textbf{(B) } 12}"),
+    ("D", "Comparing with the five choices, the correct option is **D. 144**."),
+    ("12", r"\boxed{12^{\text{th}}}"),
+    ("10^{-3}", "1e-3"),
+    ("24", r"\boxed{24\,\mathrm{km}\cdot\mathrm{h}^{-1}}"),
+    ("0.64", r"\boxed{0.64N}"),
+    ("2.5", r"\boxed{2.5\ \Omega}"),
+    (r"1500\text{ m}", r"\boxed{1.5\text{ km}}"),
+    (r"\$0.80", r"\boxed{80\text{ cents}}"),
+    ("25\\%", "0.25"),
+    # Bases, sets, conditions, systems.
+    ("1011_2", r"\boxed{(1011)_2}"),
+    ("1011_2", r"\boxed{1011_{\text{two}}}"),
+    (r"(-\infty,\infty)", r"\boxed{\text{all real numbers}}"),
+    ("(1,5)", "|x-3|<2"),
+    ("[0,1)", r"\boxed{[0,1[}"),
+    (r"\emptyset", r"\boxed{\{\}}"),
+    ("2^n-1", r"\boxed{2^n-1\text{ for all }n\ge1}"),
+    (r"\frac{\pi}{4}+k\pi", r"\boxed{\frac{\pi}{4}+k\pi,\ k\in\mathbb{Z}}"),
+    ("x=1,y=2", r"\boxed{\begin{aligned} x&=1\\ y&=2\end{aligned}}"),
+    (r"\boxed{ p = 5, q = 2 \quad \text{and} \quad p = 7, q = 2}", "$p=5,q=2;p=7,q=2$"),
+    # Vectors, functions, constants.
+    (r"\mathbf{i}-2\mathbf{j}", "(1,-2)"),
+    (r"\begin{pmatrix}2\\0\\-3\end{pmatrix}", r"\boxed{2\mathbf i-3\mathbf k}"),
+    ("f(x)=2x", "g(x)=2x"),
+    ("6x", r"\boxed{\frac{dy}{dx}=6x}"),
+    (r"\frac{x^2}{2}+x+C", r"\boxed{\frac{(x+1)^2}{2}+C}"),
+    ("512", r"\boxed{2^9=512}"),
+    ("22.5^\\circ", r"\boxed{22^\circ 30^\prime}"),
+    ("7:32", r"\boxed{\frac{7}{32}}"),
+    # Prose in several languages, corrections.
+    ("220", "Réponse: Janeth aura encore 220 $ à payer d'ici 12 mois."),
+    ("64", "したがって、答えは 64 です。"),
+    ("42", "The answer is #### 42"),
+    ("5", r"\boxed{4}, wait, no, it is \boxed{5}"),
+    ("7", "The answer is seven."),
+]
+WRONG = [
+    ("5", r"\boxed{6}"),
+    ("5", "5.001"),
+    ("16386.17", "16386.16"),
+    ("6.6e-34", "1e-20"),
+    ("(1,2)", "(2,1)"),
+    ("[1,2]", "(1,2)"),
+    (r"\{1,2\}", "(1,2)"),
+    ("1,2", "1,2,3"),
+    ("-2,1", "-2.1"),
+    ("12", "1 2"),
+    ("32349", "32, 349"),
+    ("x=1,y=2", "x=2,y=1"),
+    ("AB=4,CD=5", "5,4"),
+    ("x=5", "y=6"),
+    ("2x+z=1", "1"),
+    ("0", "2x+4y=0"),
+    ("x<3", r"x\le 3"),
+    ("12:00", "1:00"),
+    ("4343_6", "4343"),
+    ("east", "seat"),
+    ("no", "on"),
+    (r"\text{odd}", "oddd"),
+    ("d", r"\text{E}"),
+    ("A", "(A), (B)"),
+    ("A", "A or B"),
+    ("9:24", "3/8"),
+    ("1,2,2", "1,1,2"),
+    ("3", "3xyz"),
+    (r"\infty", r"-\infty"),
+    (r"3 \times 10^{2}", r"3 \times 10^{2} x"),
+    # One brace moved.
+    ("2^{n}-1", "2^{n-1}"),
+    (r"\frac1m t", r"\boxed{\frac{1}{mt}}"),
+    ("e^{-2t}", r"\boxed{e^{-2}t}"),
+    (r"1+\sqrt{3}i", r"\boxed{1+\sqrt{3i}}"),
+    # Marks and units are read alike on both sides.
+    ("25\\%", "0.25\\%"),
+    ("100\\%", "1\\%"),
+    (r"5\text{ m}", r"\boxed{5\text{ cm}}"),
+    (r"7\text{ days}", "She needs 7 weeks."),
+    ("45^\\circ", r"\boxed{45\text{ radians}}"),
+    # Shapes.
+    ("A", r"\boxed{(A), (C)}"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\boxed{\begin{vmatrix}1&2\\3&4\end{vmatrix}}"),
+    ("1", "2x + z = 1"),
+    ("5", r"\boxed{x^2=5}"),
+    (r"\text{Alice: }3, \text{Bob: }5", r"\boxed{\text{Alice: }5, \text{Bob: }3}"),
+    (r"C_{1} e^{t}+C_{2} e^{-t}", r"\boxed{C_{0} e^{t}+C_{2} e^{-t}}"),
+    (r"\vec{a}\times\vec{b}", r"\boxed{\vec{b}\times\vec{a}}"),
+    # Remarks, hedges, corrections.
+    ("9", "Answer: 81 (the square of 9)"),
+    ("7", "Answer: 14, which is twice 7."),
+    ("3", "The answer is either 3 or 4."),
+    ("4", r"\boxed{4}, wait, no, it is \boxed{5}"),
+    ("5", r"$\boxed{5}$ or $\boxed{7}$"),
+]
+
+
+@pytest.mark.parametrize(("gold", "response"), CORRECT)
+def test_equal_answers_are_correct(gold: str, response: str) -> None:
+    assert verify(gold, response).status == "correct"
+
+
+@pytest.mark.parametrize(("gold", "response"), WRONG)
+def test_different_answers_are_wrong(gold: str, response: str) -> None:
+    assert verify(gold, response).status == "wrong"
+
+
+def test_verdict_says_what_was_extracted_and_why_nothing_could_be_read() -> None:
+    assert verify("5", r"so \boxed{ 6 }").extracted == "6"
+    assert verify("5", "").detail == "no final answer found"
+    assert verify("5", r"\boxed{\notacommand{}{}}").status == "unparsed"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "10^{10^{10}}",
+        r"\prod_{n=1}^{10^9} n",
+        r"\sum_{k=1}^{100000} k",
+        "100!!!",
+        "((((x+1)^{99})^{99})^{99})^{10^{12}}",
+    ],
+)
+def test_an_answer_beyond_the_bounds_is_wrong_and_says_so(answer: str) -> None:
+    verdict = verify("5", rf"\boxed{{{answer}}}")
+    assert (verdict.status, verdict.evades) == ("wrong", True)
+    assert verdict.detail.startswith(EVASION)
+    assert verdict.reward == 0
+
+
+@pytest.mark.parametrize("answer", [r"\ln(" * 400 + "2" + ")" * 400, "(" * 61 + "5" + ")" * 61])
+def test_an_answer_nested_too_deeply_is_unparsed(answer: str) -> None:
+    assert verify("5", rf"\boxed{{{answer}}}").status == "unparsed"
+
+
+@pytest.mark.parametrize("gold", ["5", r"\frac{1}{2}", "(1,2)", r"\text{east}", "4.5e33", r"\sum_{k=1}^n a_k", "5, 7"])
+def test_usable_golds_are_accepted(gold: str) -> None:
+    assert parse_gold(gold)
+
+
+@pytest.mark.parametrize("gold", ["", "  ", r"\frac{", "{{{", r"\begin{foo}", "x" * 5000])
+def test_a_gold_that_cannot_be_parsed_is_refused_with_the_fix(gold: str) -> None:
+    with pytest.raises(ValueError, match=r"gold .*(give|write)"):
+        parse_gold(gold)
+
+
+def test_plain_numbers_need_neither_sympy_nor_torch() -> None:
+    code = (
+        "import sys; from gxpo_trainer.verify.math import verify; "
+        "assert verify('5', r'so \\boxed{5}').status == 'correct'; "
+        "assert not {'sympy', 'torch', 'ray', 'vllm'} & set(sys.modules), 'heavy import'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
