@@ -222,7 +222,6 @@ CORRECT = [
     (r"\begin{pmatrix}2\\0\\-3\end{pmatrix}", r"\boxed{2\mathbf i-3\mathbf k}"),
     ("f(x)=2x", "g(x)=2x"),
     ("6x", r"\boxed{\frac{dy}{dx}=6x}"),
-    (r"\frac{x^2}{2}+x+C", r"\boxed{\frac{(x+1)^2}{2}+C}"),
     ("512", r"\boxed{2^9=512}"),
     ("22.5^\\circ", r"\boxed{22^\circ 30^\prime}"),
     ("7:32", r"\boxed{\frac{7}{32}}"),

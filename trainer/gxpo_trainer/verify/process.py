@@ -1,13 +1,15 @@
-"""One worker process as its pool sees it: start, non-blocking frames, kill. The protocol is in `worker.py`."""
+"""One worker process as its pool sees it: start, frames with a deadline, kill. The protocol is in `worker.py`."""
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ class WorkerProcess:
     """
 
     def __init__(self, memory_mb: int, rewards: Sequence[tuple[str, float]] = ()) -> None:
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `kill`
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
         module = "gxpo_trainer.rewards.worker" if rewards else "gxpo_trainer.verify.worker"
         self._process = subprocess.Popen(
             [
@@ -51,9 +53,8 @@ class WorkerProcess:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        # A stopped worker must not block its pool's thread in a write.
         os.set_blocking(self._stdin.fileno(), False)
-        os.set_blocking(self._stdout.fileno(), False)
-        self._outgoing = bytearray()
         self._incoming = bytearray()
 
     @property
@@ -68,66 +69,40 @@ class WorkerProcess:
             return 0.0
         return float(times.user + times.system)
 
-    @property
-    def read_fd(self) -> int:
-        return self._stdout.fileno()
-
-    @property
-    def write_fd(self) -> int:
-        return self._stdin.fileno()
-
-    @property
-    def has_outgoing(self) -> bool:
-        """Whether bytes remain that did not fit into the worker's input pipe."""
-        return bool(self._outgoing)
-
-    def send(self, batch: Sequence[Pair]) -> None:
-        """Queue a batch and write what fits. Raises WorkerDied."""
+    def send(self, batch: Sequence[Pair], until: float) -> bool:
+        """Write a batch; False when the worker has not taken it by `until` (monotonic clock). Raises WorkerDied."""
         body = json.dumps(batch).encode()
-        self._outgoing += _HEADER.pack(len(body)) + body
-        self.flush()
-
-    def flush(self) -> None:
-        """Write queued bytes until the pipe is full. Raises WorkerDied."""
-        while self._outgoing:
+        outgoing = memoryview(_HEADER.pack(len(body)) + body)
+        while outgoing:
+            if not select.select([], [self._stdin], [], max(0.0, until - time.monotonic()))[1]:
+                return False
             try:
-                written = os.write(self.write_fd, self._outgoing[:READ_BYTES])
-            except BlockingIOError:
-                return
+                outgoing = outgoing[os.write(self._stdin.fileno(), outgoing[:READ_BYTES]) :]
             except BrokenPipeError as error:
                 raise WorkerDied(str(self.pid)) from error
-            del self._outgoing[:written]
+        return True
 
-    def receive(self) -> tuple[list[dict[str, Any]], bool]:
-        """All complete messages that have arrived, and whether the worker's output is still open."""
-        is_open = True
+    def receive(self, until: float) -> dict[str, Any] | None:
+        """The next message; None when none has come by `until` (monotonic clock). Raises WorkerDied."""
         while True:
-            try:
-                data = os.read(self.read_fd, READ_BYTES)
-            except BlockingIOError:
-                break
+            if len(self._incoming) >= _HEADER.size:
+                end = _HEADER.size + _HEADER.unpack_from(self._incoming)[0]
+                if len(self._incoming) >= end:
+                    message: dict[str, Any] = json.loads(self._incoming[_HEADER.size : end])
+                    del self._incoming[:end]
+                    return message
+            if not select.select([self._stdout], [], [], max(0.0, until - time.monotonic()))[0]:
+                return None
+            data = os.read(self._stdout.fileno(), READ_BYTES)
             if not data:
-                is_open = False
-                break
+                raise WorkerDied(str(self.pid))
             self._incoming += data
-            if len(data) < READ_BYTES:
-                break
-        return self._complete_messages(), is_open
 
-    def _complete_messages(self) -> list[dict[str, Any]]:
-        messages: list[dict[str, Any]] = []
-        start = 0
-        while len(self._incoming) - start >= _HEADER.size:
-            (length,) = _HEADER.unpack_from(self._incoming, start)
-            end = start + _HEADER.size + length
-            if len(self._incoming) < end:
-                break
-            messages.append(json.loads(self._incoming[start + _HEADER.size : end]))
-            start = end
-        del self._incoming[:start]
-        return messages
+    def kill(self) -> None:
+        """Kill the process; a thread that waits for a message gets WorkerDied. Safe from any thread."""
+        self._process.kill()
 
-    def kill(self) -> str:
+    def close(self) -> str:
         """Kill and reap the process, close the pipes; returns the end of what it wrote to standard error."""
         self._process.kill()
         self._process.wait()

@@ -95,8 +95,6 @@ def relations_equal(gold: Relation, answer: Relation) -> bool | None:
     if op not in _FLIPPED or other not in _FLIPPED:
         return engine_equal(gold.text, answer.text)
     factor_sign = proportional(a, b)
-    if factor_sign is None:
-        return engine_equal(gold.text, answer.text)
     if factor_sign == 0:
         return False
     return other == (op if factor_sign > 0 else _FLIPPED[op]) or (op == other and op in ("=", "\\ne"))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from gxpo_trainer.verify.engine import engine_equal
-from gxpo_trainer.verify.equality import equal_up_to_constants, expressions_equal
+from gxpo_trainer.verify.equality import expressions_equal
 from gxpo_trainer.verify.evaluate import Undefined, rational_value, symbols
 from gxpo_trainer.verify.expression import Node, number, parse_expression
 from gxpo_trainer.verify.tokens import TooLarge, Unsupported, same_tokens
@@ -136,7 +136,7 @@ def _values_equal(gold: Reading, answer: Reading) -> bool:
     alternatives = [(a, b)]
     if gold.mark != answer.mark:
         alternatives += [(_marked_value(a, gold.mark), _marked_value(b, answer.mark))]
-    return any(expressions_equal(x, y) or equal_up_to_constants(x, y) for x, y in alternatives)
+    return any(expressions_equal(x, y) for x, y in alternatives)
 
 
 def _with_degrees(reading: Reading, other: Reading) -> Reading:
