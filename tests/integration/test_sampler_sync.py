@@ -230,7 +230,7 @@ def test_a_broken_sync_is_caught_at_learning_rate_1e_7(pair: Pair, fault: str) -
     with pytest.raises(WeightSyncMismatch, match=place):
         pair.sync()
     # A sampler that failed its proof answers for no version, not even the one before.
-    with pytest.raises(WeightSyncMismatch, match="holds no proven version"):
+    with pytest.raises(WeightSyncMismatch, match="holds no verified version"):
         pair.generate(pair.requests())
     ray.get(pair.actor.mend.remote())
     pair.sync()
@@ -319,7 +319,7 @@ def test_a_killed_sampler_is_made_again_and_leaves_nothing(pair: Pair) -> None:
     pair.actor = start_actor(pair.folder)
     assert ray.get(pair.actor.status.remote())["version"] is None
     # The folder's weights are older than the learner's: only the newest manifest makes it answer.
-    with pytest.raises(WeightSyncMismatch, match="holds no proven version"):
+    with pytest.raises(WeightSyncMismatch, match="holds no verified version"):
         pair.generate(pair.requests())
     pair.sync()
     assert pair.gaps(pair.generate(pair.requests())).mean() <= 1e-6

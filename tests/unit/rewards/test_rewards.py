@@ -155,7 +155,9 @@ def test_a_run_with_a_class_that_is_not_allowed_never_starts(monkeypatch: pytest
 def test_a_worker_refuses_what_its_own_environment_does_not_list(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # The check before the start passes here; the worker's is the one that holds.
     monkeypatch.setattr("gxpo_trainer.rollout.verification.check_allowed", lambda names, environment: None)
-    with pytest.raises(ConfigError, match=r"no worker starts with them: .*'own_rewards:Unlisted' is not allowed"):
+    with pytest.raises(
+        ConfigError, match=r"workers fail to start with these classes: .*'own_rewards:Unlisted' is not allowed"
+    ):
         check_rewards(VerifierConfig(rewards=(RewardConfig(name=f"{module}:Unlisted"),)))
 
 
