@@ -231,7 +231,7 @@ def test_refused_rows_are_events(tmp_path: Path, server: IngestServer) -> None:
         launch.end("steps")
     (event,) = read_events(tmp_path)
     assert event["kind"] == "upload_refused"
-    assert event["message"].startswith("metrics.jsonl, line 1 was refused")
+    assert event["message"].startswith("metrics.jsonl, line 1 was rejected")
 
 
 # ---- the command ---------------------------------------------------------------------------------------------
