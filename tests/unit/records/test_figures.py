@@ -157,7 +157,7 @@ def test_runs_that_differ_only_in_name_and_seed_are_one_group(tmp_path: Path) ->
     # The training problems come from the seed, so they are no difference; rule and learning rate are compared.
     assert compare_groups(groups, "GRPO").differences == ()
     again = write_run(tmp_path / "twice", config(GRPO, 1), RISING)
-    with pytest.raises(DataError, match="seed 1 of this config is already there"):
+    with pytest.raises(DataError, match="same config and seed 1"):
         group_runs([*folders, again])
 
 
@@ -203,7 +203,7 @@ def test_the_report_is_self_contained_and_escaped(two_runs: list[Path], tmp_path
     assert len(pictures) == 1
     assert pictures[0].startswith("data:image/png;base64,")
     assert not [attrs for _, attrs in seen if any(name.startswith("on") or name == "href" for name in attrs)]
-    assert "One seed decides nothing" in page
+    assert "Inconclusive: only one shared seed" in page
     assert comparison.baseline == "GRPO"
     assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
@@ -272,7 +272,7 @@ def test_the_terminal_table_shows_what_the_paper_compares(two_runs: list[Path]) 
     at_passes = next(row for row in budgets.rows if row[1] == "GXPO K=5" and row[2] == "25.0 %")
     assert at_passes[3] == "-37.5"
     assert by_step.rows[1] == ("10", "37.5 (10, 1.0)", "62.5 (30, 1.0)")
-    assert "One seed decides nothing" in shown
+    assert "Inconclusive: only one shared seed" in shown
     assert max(len(line) for line in shown.splitlines()) <= 100
 
 

@@ -1,8 +1,8 @@
-"""Comparing runs: convergence, equal budgets, seeds, intervals and what follows from them.
+"""Comparison of runs: convergence, equal budgets, seeds, confidence intervals and evidence.
 
-Pure functions on numpy arrays, shared by the report of a run and the job service. `rows` makes curves of what a run
-wrote, `curves` reads one of them, `seeds` finds the runs that belong together, `intervals` is the statistics,
-`groups` compares, `differences` says what was not equal, `evidence` puts it in words and `text_tables` in tables.
+Pure functions on numpy arrays, shared by `gxpo report` and the job service. `rows` converts a run's rows to curves,
+`curves` evaluates one curve, `seeds` groups runs, `intervals` has the statistics, `groups` compares groups,
+`differences` lists unequal conditions, `evidence` states the result in words and `text_tables` in tables.
 """
 
 from gxpo_trainer.compare.curves import (
