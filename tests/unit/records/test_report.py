@@ -60,7 +60,7 @@ def test_nan_and_infinities_round_trip(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["nan", "inf", "", True, None, [1]])
 def test_decode_number_rejects_everything_else(value: object) -> None:
-    with pytest.raises(ValueError, match="no number"):
+    with pytest.raises(ValueError, match="not a number"):
         decode_number(value)
 
 
