@@ -72,7 +72,7 @@ def test_a_split_that_one_node_cannot_give_is_refused(ray_on_loopback: None, mon
     monkeypatch.setattr("gxpo_trainer.cluster.placement_group.LEAST_WAIT_S", 1.0)
     config = RunConfig.model_validate({"placement": {"strategy": "split", "device": "cpu"}})
     placement = replace(Placement.decide(config), group=RunPlacementGroup())
-    with pytest.raises(ConfigError, match=r"on nodes of their own.*placement.strategy") as caught:
+    with pytest.raises(ConfigError, match=r"on separate nodes.*placement.strategy") as caught:
         placement.group.reserve(*placement.bundles(), deadline=0.0)
     assert caught.value.reason == "no_resources"
     assert placement.group.handle is None
