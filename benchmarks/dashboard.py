@@ -1,7 +1,7 @@
 """The dashboard in a browser: 20 runs × 5,000 points compared, 500 refreshes, 10,000 runs in the table.
 
 A real API process (`gxpo serve`, SQLite), the real dashboard and headless Chromium, all on this machine. The 20 runs
-are a sweep of four configurations with five seeds; each reports a step a second while the page is looked at, so that
+are a sweep of four configurations with five seeds; each reports one step per second while the page is open, so that
 every refresh has something new to draw.
 
 - first picture: from the moment that the browser asks for the view to the frame after the chart of accuracy is drawn.
@@ -101,7 +101,7 @@ FIRST, BOTH = (
 
 
 class Runs:
-    """A sweep of twenty runs of 5,000 steps that go on; those that look ahead report their gates."""
+    """A sweep of twenty active runs of 5,000 steps; the look-ahead runs report gate values."""
 
     def __init__(self, api: Api) -> None:
         self._database = api.database

@@ -50,7 +50,7 @@ def percentile(name: str, values: list[float], percent: float, unit: str, *, at_
 def ratio(
     name: str, left: list[float], right: list[float], *, at_most: float | None = None, at_least: float | None = None
 ) -> Figure:
-    """median(left)/median(right) with its bootstrap interval; both measured in one run, in turn."""
+    """median(left)/median(right) with its bootstrap interval; measured alternately in one run."""
     draws = np.median(_resample(left, 1), axis=1) / np.median(_resample(right, 2), axis=1)
     return _figure(name, float(np.median(left) / np.median(right)), draws, "×", at_most, at_least)
 

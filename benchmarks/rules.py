@@ -30,7 +30,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 def extrapolation_seconds(num_elements: int, repeats: int = 20) -> list[float]:
-    """Two snapshots and one fused pass over a flat fp32 shard of that size: what GXPO adds beside its passes."""
+    """Two snapshots and one fused pass over a flat fp32 shard of that size: the extra cost of GXPO."""
     generator = torch.Generator().manual_seed(0)
     theta, g0, g1 = (torch.randn(num_elements, generator=generator) for _ in range(3))
     theta0, probe = theta.clone(), g0.clone()

@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     ]
     save("soak", figures, {"steps": args.steps, "seed": args.seed, **SERVICE})
     if problems:
-        print(f"everything is left in {home}", file=sys.stderr)
+        print(f"files are kept in {home}", file=sys.stderr)
     return 1 if problems else 0
 
 
@@ -85,7 +85,7 @@ class Soak:
         self.client = ServiceClient(url, (home / "token").read_text(encoding="utf-8").strip(), patience_s=300.0)
 
     def submit(self, num_runs: int, steps: int) -> list[str]:
-        """Runs of each rule in turn."""
+        """Submit runs, alternating between the rules."""
         found = []
         for number in range(num_runs):
             config = {
@@ -103,7 +103,7 @@ class Soak:
         return found
 
     def kill_and_wait(self, ids: list[str], num_kills: int) -> Counter[str]:
-        """Kill until all runs have ended, `num_kills` times at most; how often what was killed."""
+        """Kill processes at random, at most `num_kills` times, until all runs have ended; returns kills by name."""
         killed: Counter[str] = Counter()
 
         def ended() -> bool:
@@ -122,7 +122,7 @@ class Soak:
         return killed
 
     def check(self, run_id: str, steps: int) -> list[str]:
-        """What is wrong with a run, in words."""
+        """Problems found in a run."""
         run = self.client.run(run_id)
         if run["state"] != "succeeded":
             return [f"{run_id} is {run['state']}: {run['reason']} {run['detail']}"]
@@ -154,7 +154,7 @@ class Soak:
         try:
             return self.client.runs()
         except ServiceError as error:
-            print(f"the API is away: {error}", flush=True)
+            print(f"the API is unavailable: {error}", flush=True)
             return []
 
     def _kill(self, name: str) -> bool:
@@ -167,7 +167,7 @@ class Soak:
         process = self._children().get(name)
         if process is None:
             return False
-        # Of Ray all that belongs to the head, as when the machine goes; it takes the runs' processes along.
+        # Kill Ray's head with all its children, as a host failure does; this includes the runs' processes.
         victims = [process, *(process.children(recursive=True) if name == "ray" else [])]
         for victim in victims:
             if victim.is_running():
@@ -175,7 +175,7 @@ class Soak:
         return True
 
     def _children(self) -> dict[str, psutil.Process]:
-        """The parts of `gxpo up` that live, by their command."""
+        """Running child processes of `gxpo up` by name."""
         marks = {"serve": "api", "scheduler": "scheduler", "start": "ray"}
         found = {}
         for process in psutil.Process(self._up.pid).children():
@@ -197,7 +197,7 @@ class Soak:
 
 
 def _trainers(artifacts: Path) -> list[int]:
-    """Pids that live, by the locks of the runs' folders."""
+    """Pids of running trainers, from the lock files of the runs' folders."""
     found = []
     for lock in artifacts.glob("*/.lock"):
         words = lock.read_text(encoding="utf-8").split()

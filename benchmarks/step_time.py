@@ -19,11 +19,11 @@ from gxpo_trainer.records.reading import read_metrics
 from gxpo_trainer.training.run import train_run
 
 WARM_UP = 2
-"""First steps that are not counted, on both sides: first calls, allocator, caches."""
+"""Warm-up steps excluded on both sides."""
 
 
 def equal_work(policy: Path, work: dict[str, Any], name: str, rule: dict[str, Any]) -> RunConfig:
-    """A run of exactly this many prompts, samples and tokens a step, and nothing beside the steps."""
+    """Config of a run with fixed work per step, without evaluations or checkpoints."""
     return RunConfig.model_validate(
         {
             "name": name,
@@ -49,7 +49,7 @@ def run_ours(policy: Path, work: dict[str, Any], out: Path, rule: dict[str, Any]
 
 
 def run_trl(policy: Path, work: dict[str, Any], out: Path) -> list[float]:
-    """Seconds of each counted step of the peer, in a process of its own."""
+    """Seconds of each counted step of the peer, run in a separate process."""
     problems = [
         {"prompt": [{"role": "user", "content": item.prompt.text}], "gold": item.prompt.gold}
         for item in generate("train", 4096, 0)
@@ -65,7 +65,7 @@ def run_trl(policy: Path, work: dict[str, Any], out: Path) -> list[float]:
 
 
 def compare(name: str, policy: Path, work: dict[str, Any], goal: float, rounds: int, root: Path) -> None:
-    """Ours and the peer in turn, `rounds` times; the ratio of the medians over all counted steps."""
+    """Run gxpo and the peer alternately, `rounds` times; report the ratio of the median step times."""
     ours: list[float] = []
     peer: list[float] = []
     for number in range(rounds):

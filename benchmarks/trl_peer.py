@@ -1,9 +1,9 @@
-"""The peer: steps of TRL's GRPOTrainer on the same policy, prompts, samples and token counts, in a process of its own.
+"""The peer: TRL's GRPOTrainer with the same policy, prompts, samples and token counts, in a separate process.
 
     python -m benchmarks.trl_peer SETTINGS.json OUT.json
 
-Settings of the peer that matter and are written down with the result: transformers generation, one optimizer step a
-batch (num_iterations 1), beta 0, fp32, no padding-free packing, all cores for torch, one batch of all samples.
+Relevant settings of the peer: transformers generation, one optimizer step per batch (num_iterations 1), beta 0, fp32,
+no padding-free packing, all cores for torch, one batch of all samples.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def main(settings_file: str, out_file: str) -> None:
         callbacks=[Clock()],
     )
     trainer.train()
-    # From one step's begin to the next: generation, scoring, loss, backward, optimizer.
+    # Start of a step to the start of the next: generation, scoring, loss, backward, optimizer.
     seconds = [after - before for before, after in itertools.pairwise(marks)]
     Path(out_file).write_text(json.dumps({"seconds": seconds, "tokens": samples * settings["new_tokens"]}), "utf-8")
 

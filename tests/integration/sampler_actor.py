@@ -19,7 +19,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789+-*/=. "
 
 
 class BreakableSamplerActor(SamplerActor):
-    """`break_sync` replaces one step of the next syncs; `mend` undoes it."""
+    """`break_sync` replaces one step of the next syncs; `restore` undoes it."""
 
     def break_sync(self, fault: str, swap: tuple[str, str] = ("", "")) -> None:
         weights, receiver = self._sampler.weights, self._sampler.receiver
@@ -47,7 +47,7 @@ class BreakableSamplerActor(SamplerActor):
         else:
             raise ValueError(fault)
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         weights, receiver = self._sampler.weights, self._sampler.receiver
         for owner, name in ((weights, "load"), (weights, "repack_heads"), (receiver, "verify"), (receiver, "receive")):
             vars(owner).pop(name, None)

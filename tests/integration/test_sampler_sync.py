@@ -182,7 +182,7 @@ def test_score_agrees_with_transformers(pair: Pair) -> None:
 def test_another_version_is_refused(pair: Pair) -> None:
     pair.sync()
     pair.version += 1
-    with pytest.raises(WeightSyncMismatch, match=f"holds version {pair.version - 1} .* asked for {pair.version}"):
+    with pytest.raises(WeightSyncMismatch, match=f"the sampler holds version {pair.version - 1}"):
         pair.generate(pair.requests())
 
 
@@ -210,7 +210,7 @@ def test_prefix_cache_of_earlier_weights_is_never_used(pair: Pair) -> None:
     pair.change(1e-2)
     ray.get(pair.actor.break_sync.remote("same cache"))
     pair.sync()
-    ray.get(pair.actor.mend.remote())
+    ray.get(pair.actor.restore.remote())
     assert pair.gaps(pair.generate(requests)).mean() > 1e-4
 
 
@@ -230,9 +230,9 @@ def test_a_broken_sync_is_caught_at_learning_rate_1e_7(pair: Pair, fault: str) -
     with pytest.raises(WeightSyncMismatch, match=place):
         pair.sync()
     # A sampler that failed its proof answers for no version, not even the one before.
-    with pytest.raises(WeightSyncMismatch, match="holds no proven version"):
+    with pytest.raises(WeightSyncMismatch, match="holds no verified version"):
         pair.generate(pair.requests())
-    ray.get(pair.actor.mend.remote())
+    ray.get(pair.actor.restore.remote())
     pair.sync()
     assert pair.gaps(pair.generate(pair.requests())).mean() <= 1e-6
 
@@ -247,7 +247,7 @@ def test_tensors_swapped_by_a_change_of_1e_7_alone_are_told_apart(pair: Pair) ->
     ray.get(pair.actor.break_sync.remote("swapped tensors", (first, second)))
     with pytest.raises(WeightSyncMismatch, match=r"mlp.down_proj.weight: .* at most by \d(\.\d+)?e-07"):
         pair.sync()
-    ray.get(pair.actor.mend.remote())
+    ray.get(pair.actor.restore.remote())
     with torch.no_grad():
         parameters[second].copy_(before)
     pair.sync()
@@ -265,7 +265,7 @@ def test_a_single_last_bit_is_seen_in_every_tensor(pair: Pair) -> None:
         ray.get(pair.actor.break_sync.remote("stale sampler"))
         with pytest.raises(WeightSyncMismatch, match=f"weight {name}: .*; 1 elements differ"):
             pair.sync()
-        ray.get(pair.actor.mend.remote())
+        ray.get(pair.actor.restore.remote())
     pair.sync()
 
 
@@ -279,7 +279,7 @@ def test_without_the_proof_a_stale_head_goes_unnoticed_by_the_version(pair: Pair
     ray.get(pair.actor.break_sync.remote("blind"))
     pair.sync()
     gap = pair.gaps(pair.generate(pair.requests())).mean()
-    ray.get(pair.actor.mend.remote())
+    ray.get(pair.actor.restore.remote())
     assert gap > 1e-4
     pair.sync()
 
@@ -319,7 +319,7 @@ def test_a_killed_sampler_is_made_again_and_leaves_nothing(pair: Pair) -> None:
     pair.actor = start_actor(pair.folder)
     assert ray.get(pair.actor.status.remote())["version"] is None
     # The folder's weights are older than the learner's: only the newest manifest makes it answer.
-    with pytest.raises(WeightSyncMismatch, match="holds no proven version"):
+    with pytest.raises(WeightSyncMismatch, match="holds no verified version"):
         pair.generate(pair.requests())
     pair.sync()
     assert pair.gaps(pair.generate(pair.requests())).mean() <= 1e-6

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gxpo_trainer.cluster.placement import Placement
-from gxpo_trainer.cluster.placement_group import Seats
+from gxpo_trainer.cluster.placement_group import RunPlacementGroup
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.sync.object_store import ObjectStorePublisher, fetch
@@ -71,8 +71,8 @@ def test_weights_are_gone_for_other_nodes_with_the_learner_that_published_them(o
 def test_a_split_that_one_node_cannot_give_is_refused(ray_on_loopback: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gxpo_trainer.cluster.placement_group.LEAST_WAIT_S", 1.0)
     config = RunConfig.model_validate({"placement": {"strategy": "split", "device": "cpu"}})
-    placement = replace(Placement.decide(config), seats=Seats())
-    with pytest.raises(ConfigError, match=r"on nodes of their own.*placement.strategy") as caught:
-        placement.seats.take(*placement.bundles(), until=0.0)
+    placement = replace(Placement.decide(config), group=RunPlacementGroup())
+    with pytest.raises(ConfigError, match=r"on separate nodes.*placement.strategy") as caught:
+        placement.group.reserve(*placement.bundles(), deadline=0.0)
     assert caught.value.reason == "no_resources"
-    assert placement.seats.group is None
+    assert placement.group.handle is None

@@ -17,7 +17,7 @@ import torch
 from ray.cluster_utils import Cluster
 
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.errors import WeightsGone
+from gxpo_trainer.errors import WeightsUnavailable
 from gxpo_trainer.sync.object_store import ObjectStorePublisher, fetch
 from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher
 from gxpo_trainer.training.run import train_run
@@ -52,7 +52,7 @@ def gone() -> None:
         ray.get(learner.publish.remote())
     try:
         fetch(manifest)
-    except WeightsGone as error:
+    except WeightsUnavailable as error:
         print(error)
 
 

@@ -1,16 +1,16 @@
-"""Every error that gxpo raises on purpose.
+"""Exceptions of gxpo.
 
 GxpoError                      exit code 1
 ├── ConfigError                exit code 2: a setting is unknown, contradictory or impossible here
 ├── DataError                  exit code 2: a data file is missing, empty or malformed (names file and line)
 ├── CheckpointError            exit code 2: a checkpoint is truncated, altered or of another run
-└── TrainingError              a run that had started cannot go on; `reason` is one of REASONS
-    ├── WeightSyncMismatch     sampler and learner disagree about the weights
-    │   └── WeightsGone        they were published and cannot be reached; publishing anew helps
-    ├── Diverged               the loss or its gradient is not finite, several steps in a row
-    └── VerifierFailed         too many verdicts are `timeout` or `error` to trust the reward
+└── TrainingError              a started run cannot continue; `reason` is one of REASONS
+    ├── WeightSyncMismatch     sampler and learner hold different weights
+    │   └── WeightsUnavailable published weights are lost or unreachable; publishing again helps
+    ├── Diverged               loss or gradient not finite in several consecutive steps
+    └── VerifierFailed         too many `timeout` or `error` verdicts to trust the reward
 
-LearnerDied is no GxpoError: the controller catches it and continues from the last checkpoint.
+LearnerDied is not a GxpoError: the controller catches it and continues from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -27,14 +27,20 @@ REASONS = (
     "lost_heartbeat",
     "training_error",
 )
-"""Why a run failed. The words are final: the service stores them and the dashboard shows them."""
+"""Failure reasons of a run. Stable: the service stores them and the dashboard shows them."""
 
 
 class GxpoError(Exception):
-    """Base of all errors that carry a message for the person who started the run."""
+    """Base of all errors with a message for the user. `reason` overrides the class's failure reason."""
 
     exit_code = 1
     reason = "training_error"
+
+    def __init__(self, message: str, *, reason: str | None = None) -> None:
+        if reason is not None and reason not in REASONS:
+            raise ValueError(f"unknown failure reason {reason!r}; use one of {', '.join(REASONS)}")
+        super().__init__(message)
+        self.reason = reason or type(self).reason
 
 
 class ConfigError(GxpoError):
@@ -45,7 +51,7 @@ class ConfigError(GxpoError):
 
 
 class DataError(GxpoError):
-    """A data file cannot be used. The message names the file and, where there is one, the line."""
+    """A data file cannot be used. The message names the file and, if known, the line."""
 
     exit_code = 2
     reason = "invalid_config"
@@ -59,39 +65,30 @@ class CheckpointError(GxpoError):
 
 
 class TrainingError(GxpoError):
-    """A run that had started cannot go on."""
-
-    def __init__(self, message: str, *, reason: str = "training_error") -> None:
-        if reason not in REASONS:
-            raise ValueError(f"unknown failure reason {reason!r}")
-        super().__init__(message)
-        self.reason = reason
+    """A started run cannot continue."""
 
 
 class WeightSyncMismatch(TrainingError):
-    """The sampler does not hold the learner's weights; the message carries both figures."""
+    """Sampler and learner hold different weights; the message has both checksums or the log-probability gap."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, reason="weight_sync_mismatch")
+    reason = "weight_sync_mismatch"
 
 
-class WeightsGone(WeightSyncMismatch):
-    """Published weights cannot be had any more, or not from where the sampler is; publishing them anew helps."""
+class WeightsUnavailable(WeightSyncMismatch):
+    """Published weights no longer exist, or are unreachable from the sampler's node; publish them again."""
 
 
 class Diverged(TrainingError):
     """Loss or gradient norm was NaN or infinite in too many consecutive steps."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, reason="diverged")
+    reason = "diverged"
 
 
 class VerifierFailed(TrainingError):
-    """The share of verdicts `timeout` and `error` passed the limit set in `verifier`."""
+    """The share of `timeout` and `error` verdicts exceeded `verifier.max_failed_fraction`."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, reason="verifier_failed")
+    reason = "verifier_failed"
 
 
 class LearnerDied(Exception):
-    """A learner process ended in mid-call (killed, out of memory). The controller recovers from a checkpoint."""
+    """A learner process died during a call (killed, out of memory). The controller recovers from a checkpoint."""

@@ -1,8 +1,8 @@
-"""JSON lines on disk: written whole, read strictly, with NaN and the infinities as words.
+"""JSON lines files with atomic appends, strict reading, and strings for NaN and infinities.
 
-JSON has no number for NaN and ±∞, so they are the strings "NaN", "Infinity", "-Infinity" in every file and
-answer of gxpo. A line is one write(2) on an append-only descriptor: a reader never sees half of one while
-the writer lives, and a kill can tear the last line only, which the next opening for writing cuts off.
+JSON cannot represent NaN and ±∞, so gxpo's files and REST API use the strings "NaN", "Infinity" and "-Infinity". Each
+line is one write(2) to an append-only descriptor, so readers see whole lines; a kill can tear only the last one, which
+the next writer truncates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 
 class JsonLines:
-    """An append-only file of JSON objects. `bytes_cut`: what opening removed of a torn last line."""
+    """An append-only file of JSON objects. `bytes_cut`: bytes of a torn last line that opening has truncated."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -34,7 +34,7 @@ class JsonLines:
             os.ftruncate(self._fd, whole)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write one line whole. A write that the disk cuts short is taken back before TrainingError is raised."""
+        """Append one line atomically. A partial write is undone, then TrainingError is raised."""
         data = (json.dumps(plain(row), ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "backslashreplace")
         before = os.fstat(self._fd).st_size
         try:
@@ -46,7 +46,7 @@ class JsonLines:
         if written < len(data):
             os.ftruncate(self._fd, before)
             full = failure.errno in (errno.ENOSPC, errno.EDQUOT)
-            message = f"{self.path}: cannot be written ({failure.strerror}); free space or choose another folder"
+            message = f"{self.path}: cannot write ({failure.strerror}); free disk space or choose another folder"
             raise TrainingError(message, reason="disk_full" if full else "training_error") from failure
 
     def sync(self) -> None:
@@ -60,10 +60,10 @@ class JsonLines:
 
 
 def read_lines(path: Path) -> Iterator[Row]:
-    """The objects of a file, none when it does not exist yet.
+    """Yield the objects of a file; nothing if it does not exist.
 
-    A last line without its newline is still being written and is left out. Raises DataError (file and line)
-    for any other line that is no JSON object.
+    An unterminated last line is skipped, because it is still being written. Raises DataError (file and line) for any
+    other line that is not a JSON object.
     """
     if not path.exists():
         return
@@ -76,12 +76,12 @@ def read_lines(path: Path) -> Iterator[Row]:
             except ValueError as error:
                 raise DataError(f"{path}, line {number}: is not JSON ({error}); remove the line") from error
             if not isinstance(row, dict):
-                raise DataError(f"{path}, line {number}: is no JSON object; remove the line")
+                raise DataError(f"{path}, line {number}: is not a JSON object; remove the line")
             yield row
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace a JSON file in one step: whoever reads it finds the old content or the new one, never half."""
+    """Replace a JSON file atomically."""
     part = path.with_name(path.name + ".part")
     with part.open("w", encoding="utf-8") as file:
         json.dump(plain(value), file, indent=2, ensure_ascii=False, allow_nan=False)
@@ -97,16 +97,16 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def decode_number(value: Any) -> float:
-    """A JSON number, or one of the three words for what JSON has no number for. Raises ValueError otherwise."""
+    """Decode a JSON number or one of the three strings for non-finite values. Raises ValueError for anything else."""
     if isinstance(value, str) and value in _WORDS:
         return _WORDS[value]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{value!r} is no number")
+        raise ValueError(f"{value!r} is not a number")
     return float(value)
 
 
 def plain(value: Any) -> Any:
-    """Numbers, texts, lists and objects as JSON has them; numpy's by their own `tolist`."""
+    """Convert a value to JSON types; numpy values through `tolist`."""
     if isinstance(value, float):
         if math.isfinite(value):
             return float(value)
@@ -123,7 +123,7 @@ def plain(value: Any) -> Any:
 
 
 def _whole_size(fd: int, size: int) -> int:
-    """Length of the file up to the end of its last line that is whole and JSON."""
+    """File size up to the end of the last complete line of valid JSON."""
     data = b""
     start = size
     while start > 0:

@@ -1,4 +1,4 @@
-"""The nouns that travel between the parts of the trainer. Free of torch and Ray."""
+"""Data types shared by the trainer's packages. Free of torch and Ray."""
 
 from __future__ import annotations
 
@@ -14,30 +14,29 @@ EVASION = "evades a verdict"
 VERDICTS: tuple[VerdictStatus, ...] = ("correct", "wrong", "unparsed", "timeout", "error")
 
 Metrics = dict[str, float]
-"""One step's metrics by their final names (docs/metrics.md). A value that does not exist is left out."""
+"""One step's metrics by name (docs/metrics.md), without those that have no value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One verifiable problem.
 
-    `text` is the problem as a person reads it, before any template; `gold` is the final answer alone.
+    text: the problem before any template. gold: the final answer alone.
     """
 
     id: str
     text: str
     gold: str
     extra: dict[str, Any] = field(default_factory=dict)
-    """What a benchmark needs beside the gold: level, subject, unit, tolerance, several answers."""
+    """Further fields of the problem's row and its verification options."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One response of the policy.
 
-    token_ids and logprobs have shape [length]; logprobs are the sampler's log π(token), natural log, at
-    the sampling temperature. `finish_reason` is "stop" (end-of-sequence, which is the last token id) or
-    "length" (cut at `rollout.max_new_tokens`).
+    token_ids, logprobs: [length]; logprobs are the sampler's natural log-probabilities at the sampling temperature.
+    finish_reason: "stop" (the last token is end-of-sequence) or "length" (truncated at `rollout.max_new_tokens`).
     """
 
     text: str
@@ -52,7 +51,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All samples of one prompt, drawn by one version of the weights."""
+    """All samples of one prompt, drawn with one version of the weights."""
 
     prompt: Prompt
     prompt_token_ids: npt.NDArray[np.int32]
@@ -62,12 +61,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the verifier found about one response.
+    """Result of verifying one response.
 
-    `extracted` is the final answer that was read from the response, None when there was none. `seconds` is
-    the wall time of the verification. `detail` says more about `unparsed`, `timeout`, `error` and a `wrong` that evades
-    a verdict. `components`: value of each reward component by its label, and `score` their weighted sum; None where
-    correctness alone is the reward.
+    extracted: the final answer in the response, None if there is none. seconds: wall time of the verification. detail:
+    explains `unparsed`, `timeout`, `error`, and a `wrong` that evades a verdict. components, score: value of each reward
+    component by label and their weighted sum; None when correctness is the only reward.
     """
 
     status: VerdictStatus
@@ -84,8 +82,7 @@ class Verdict:
 
     @property
     def reward(self) -> float | None:
-        """The score; without one 1 for correct, 0 for wrong and unparsed. None for timeout and error (no evidence
-        about the policy)."""
+        """The score, or else 1 for correct and 0 for wrong and unparsed; None for timeout and error."""
         if self.status in ("timeout", "error"):
             return None
         if self.score is not None:
@@ -94,7 +91,7 @@ class Verdict:
 
     @property
     def reward_components(self) -> dict[str, float]:
-        """Value of each component; empty without a reward."""
+        """Value of each reward component; empty without a reward."""
         if self.reward is None:
             return {}
         return {"correctness": self.reward} if self.components is None else self.components
@@ -102,7 +99,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """A group with one verdict a sample, in the order of the samples."""
+    """A group with one verdict per sample, in order."""
 
     group: Group
     verdicts: tuple[Verdict, ...]
@@ -110,11 +107,11 @@ class ScoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one rule step did.
+    """Result of one step of a rule.
 
-    metrics: the rule's and the policy's metrics by final name. backward_passes: full-batch gradients that it
-    took, wasted ones of a fallen-back step included. finite: False when the step was skipped because its
-    first gradient was not finite. fallback: why a look-ahead step ended as a plain GRPO step, else None.
+    metrics: the rule's and the policy's metrics. backward_passes: full-batch gradients computed, including those of a
+    step that fell back. finite: False when the step was skipped because its first gradient was not finite. fallback:
+    why a look-ahead step ended as a plain GRPO step, else None.
     """
 
     metrics: Metrics
@@ -125,7 +122,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One benchmark at one policy version, with everything needed to say whether two are comparable."""
+    """Scores of one benchmark at one policy version, with everything that decides comparability."""
 
     benchmark: str
     step: int

@@ -62,14 +62,14 @@ def test_a_printed_preset_passes_the_check(output: str, tmp_path: Path, capsys: 
 def test_a_printed_preset_states_passes_and_the_expected_false_alarm(capsys: pytest.CaptureFixture[str]) -> None:
     run("config", "--preset", "paper-1.5b")
     head = capsys.readouterr().out.splitlines()[:2]
-    assert head[0].startswith("# GXPO: 3 backward passes a step")
+    assert head[0].startswith("# GXPO: 3 backward passes per step")
     assert head[1].startswith("# On noise alone the gate is expected to fire at step 93")
     run("config", "--preset", "paper-1.5b-sfpo", "--set", "learner.rule.gate.threshold=inf")
     head = capsys.readouterr().out.splitlines()[:2]
-    assert head[0].startswith("# SFPO: 6 backward passes a step")
+    assert head[0].startswith("# SFPO: 6 backward passes per step")
     assert head[1] == "# The gate never fires: the look-ahead stays on to the end."
     run("config", "--preset", "demo-grpo")
-    assert capsys.readouterr().out.startswith("# GRPO: 1 backward pass a step.\n\n")
+    assert capsys.readouterr().out.startswith("# GRPO: 1 backward pass per step.\n\n")
 
 
 def test_a_bad_run_file_ends_with_code_2_and_one_line_a_setting(

@@ -41,13 +41,13 @@ def test_a_report_has_tables_the_sentence_a_picture_and_a_page(
     printed = capsys.readouterr().out
     assert "25.0 %" in printed
     assert "50.0 %" in printed
-    assert "One seed decides nothing" in printed
+    assert "Inconclusive: only one shared seed" in printed
     assert printed.endswith(f"Report: {out / 'report.html'}\nCurves: {out / 'curves.png'}\n")
     assert "<title>two &lt;rules&gt;</title>" in (out / "report.html").read_text()
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_unknown_baseline_is_named_with_the_known_ones(
+def test_an_unknown_baseline_is_reported_with_the_known_ones(
     folders: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["report", *folders, "--out", str(tmp_path / "out"), "--baseline", "SFPO"]) == 2

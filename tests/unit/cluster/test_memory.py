@@ -1,4 +1,4 @@
-"""What is made for good is kept away from the garbage collector."""
+"""Objects allocated in `frozen_allocations` are exempt from garbage collection."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import gc
 
 import pytest
 
-from gxpo_trainer.cluster.memory import lasting
+from gxpo_trainer.cluster.memory import frozen_allocations
 
 
-def test_nothing_is_collected_while_lasting_things_are_made_nor_are_they_later():
+def test_objects_allocated_in_the_block_are_never_collected():
     before = gc.get_freeze_count()
     try:
-        with lasting():
+        with frozen_allocations():
             assert not gc.isenabled()
             made = [[] for _ in range(1000)]
         assert gc.isenabled()
@@ -21,9 +21,9 @@ def test_nothing_is_collected_while_lasting_things_are_made_nor_are_they_later()
         gc.unfreeze()
 
 
-def test_collection_goes_on_after_an_import_that_failed():
+def test_collection_resumes_after_a_failed_import():
     try:
-        with pytest.raises(ImportError), lasting():
+        with pytest.raises(ImportError), frozen_allocations():
             raise ImportError("no such engine")
         assert gc.isenabled()
     finally:

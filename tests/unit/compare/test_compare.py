@@ -83,7 +83,7 @@ def test_the_exponential_average_by_hand() -> None:
         smooth([0.1], 1.0)
 
 
-def test_a_budget_takes_the_last_evaluation_within_it_and_never_the_best_so_far() -> None:
+def test_a_budget_selects_the_last_evaluation_within_it() -> None:
     found = at_budget(curve(*CANDIDATE), "backward_passes", 65)
     assert found is not None
     assert (found.index, found.accuracy, found.spent, found.reached) == (2, 0.45, 60, True)
@@ -119,8 +119,8 @@ def test_mean_curve_takes_the_steps_that_all_seeds_share() -> None:
         mean_curve([curve((0,), (0,), (0.1,), (0,)), curve((5,), (1,), (0.2,), (5,))])
 
 
-def test_a_curve_with_unequal_lengths_or_steps_that_go_back_is_refused() -> None:
-    with pytest.raises(ValueError, match="one value each"):
+def test_a_curve_with_unequal_lengths_or_steps_that_go_back_is_rejected() -> None:
+    with pytest.raises(ValueError, match="equal, non-zero lengths"):
         curve((0, 1), (0, 1), (0.1, 0.2, 0.3), (0, 1))
     with pytest.raises(ValueError, match="do not increase"):
         curve((0, 1), (0, 1), (0.1, 0.2), (3, 3))
@@ -171,10 +171,10 @@ def test_differences_over_problems_are_paired_by_problem() -> None:
     assert compare_groups([first, other], "a").group("c").budgets[0].over_problems is None
 
 
-def test_one_seed_decides_nothing_and_the_sentence_says_so() -> None:
+def test_one_shared_seed_is_inconclusive() -> None:
     groups = [SeedGroup("GRPO", (run(curve(*BASELINE)),)), SeedGroup("GXPO", (run(curve(*CANDIDATE)),))]
     text = evidence_sentence(compare_groups(groups, "GRPO"))
-    assert "One seed decides nothing" in text
+    assert "Inconclusive: only one shared seed" in text
     assert "GRPO peaks at 50.0 % after 20 steps, 20 backward passes, 2.00 h." in text
     assert "GXPO reaches that after 10 steps, 30 backward passes, 1.50 h" in text
     assert "2.00× in steps, 0.67× in backward passes, 1.33× in time" in text
@@ -207,7 +207,7 @@ def test_intervals_that_include_no_difference_support_nothing() -> None:
     assert any("more seeds of GXPO" in item for item in evidence.missing)
 
 
-def test_a_seed_that_does_not_arrive_forbids_the_claim() -> None:
+def test_a_seed_that_misses_the_target_rules_out_support() -> None:
     group = three_seeds("GXPO", (5, 5, 4))
     late = linear_run(2, 25)
     evidence = weigh(
@@ -217,7 +217,7 @@ def test_a_seed_that_does_not_arrive_forbids_the_claim() -> None:
     assert any("longer runs of GXPO" in item for item in evidence.missing)
 
 
-def test_unequal_data_forbids_every_claim_and_unequal_hardware_that_of_time() -> None:
+def test_unequal_data_rules_out_support_and_unequal_hardware_that_of_time() -> None:
     base = three_seeds("GRPO", (10, 10, 10), conditions={"data": "a"}, hardware={"cpu": "x"})
     data = three_seeds("GXPO", (5, 5, 4), conditions={"data": "b"}, hardware={"cpu": "x"})
     evidence = weigh(compare_groups([base, data], "GRPO"))
@@ -229,7 +229,7 @@ def test_unequal_data_forbids_every_claim_and_unequal_hardware_that_of_time() ->
     assert any("hardware" in item for item in evidence.missing)
 
 
-def test_what_the_seed_decides_is_no_difference_between_groups() -> None:
+def test_seed_dependent_conditions_are_not_differences() -> None:
     def group(name: str, values: dict[int, str]) -> SeedGroup:
         return SeedGroup(name, tuple(linear_run(s, 5, conditions={"data": v}) for s, v in values.items()))
 
@@ -244,10 +244,10 @@ def test_a_baseline_that_never_learned_gives_no_speed_up() -> None:
     flat = SeedGroup("GRPO", (run(curve((0, 10, 20, 30), (0, 1, 2, 3), (0.4, 0.3, 0.3, 0.2))),))
     found = compare_groups([flat, SeedGroup("GXPO", (run(curve(*CANDIDATE)),))], "GRPO")
     assert found.group("GXPO").speed_ups["steps"] is None
-    assert "never did better than its starting policy" in evidence_sentence(found)
+    assert "never exceeds its initial policy" in evidence_sentence(found)
 
 
-def test_a_run_that_does_not_arrive_is_said_so_with_its_best() -> None:
+def test_a_run_that_misses_the_target_with_its_best() -> None:
     slow = SeedGroup("GXPO", (run(curve((0, 30, 60, 90), (0, 1, 2, 3), (0.2, 0.3, 0.35, 0.3))),))
     text = evidence_sentence(compare_groups([SeedGroup("GRPO", (run(curve(*BASELINE)),)), slow], "GRPO"))
     assert "GXPO does not reach that in 30 steps, 90 backward passes, 3.00 h; its best is 35.0 %." in text
@@ -258,10 +258,10 @@ def test_groups_without_a_shared_seed_are_not_compared_by_seed() -> None:
         [SeedGroup("GRPO", (linear_run(0, 10), linear_run(1, 10))), SeedGroup("GXPO", (linear_run(2, 5),))], "GRPO"
     )
     assert found.group("GXPO").num_paired == 0
-    assert "No run shares a seed with the baseline" in evidence_sentence(found)
+    assert "no run shares a seed with the baseline" in evidence_sentence(found)
 
 
-def test_an_unknown_baseline_an_empty_group_and_a_seed_twice_are_refused() -> None:
+def test_an_unknown_baseline_an_empty_group_and_a_seed_twice_are_rejected() -> None:
     group = SeedGroup("GRPO", (linear_run(0, 10),))
     with pytest.raises(ValueError, match="baseline = 'PPO'"):
         compare_groups([group], "PPO")
@@ -273,5 +273,5 @@ def test_an_unknown_baseline_an_empty_group_and_a_seed_twice_are_refused() -> No
         SeedGroup("x", (linear_run(0, 10), linear_run(0, 5)))
 
 
-def test_a_single_group_has_nothing_to_be_compared_with() -> None:
-    assert "nothing to compare" in evidence_sentence(compare_groups([SeedGroup("a", (linear_run(0, 5),))], "a"))
+def test_a_single_group_cannot_be_compared() -> None:
+    assert "the only configuration" in evidence_sentence(compare_groups([SeedGroup("a", (linear_run(0, 5),))], "a"))

@@ -146,12 +146,12 @@ def test_an_identity_that_states_little_still_gives_a_run() -> None:
         {"step": 1, "benchmark": "a", "scores": {"pass@1": 10**400}},
     ],
 )
-def test_a_row_that_is_no_evaluation_is_refused(row: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match="a row is no evaluation"):
+def test_a_row_that_is_no_evaluation_is_rejected(row: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="a row is not an evaluation"):
         decode_evaluation(row)
 
 
-def test_the_words_of_json_are_numbers_again() -> None:
+def test_strings_for_non_finite_values_are_decoded() -> None:
     found = decode_evaluation({"step": 1, "benchmark": "a", "scores": {"pass@1": "NaN"}, "training_s": "Infinity"})
     assert math.isnan(found["scores"]["pass@1"])
     assert found["training_s"] == math.inf
@@ -164,11 +164,11 @@ def test_runs_are_grouped_by_config_apart_from_name_and_seed() -> None:
     assert config_key(made[0]) != config_key(made[2])
     groups = group_by_config(runs)
     assert [[run.seed for run in group.runs] for group in groups] == [[0, 1], [0, 1]]
-    with pytest.raises(DataError, match="seed 1 of this config is already there"):
+    with pytest.raises(DataError, match="same config and seed 1"):
         group_by_config([*runs, (flat_run(0.5, 1), config(1, "again"))])
 
 
-def test_names_grow_until_they_tell_every_group_apart() -> None:
+def test_group_names_become_unique() -> None:
     def labels(*configs: dict[str, Any]) -> list[str]:
         flat = {str(number): flatten(one) for number, one in enumerate(configs)}
         return list(group_labels(dict.fromkeys(flat, "GXPO K=5"), flat).values())
@@ -205,7 +205,7 @@ def test_the_band_is_the_t_interval_over_seeds() -> None:
     assert np.isnan(seed_band(SeedGroup("g", (flat_run(0.4),)), flat_run(0.4).curve)[0]).all()
 
 
-def test_each_seed_is_held_against_the_baselines_run_of_that_seed() -> None:
+def test_each_seed_is_compared_with_the_baselines_run_of_that_seed() -> None:
     def rising(values: Sequence[float], seed: int) -> RunCurves:
         steps = np.arange(len(values)) * 10.0
         unknown = np.full(len(values), np.nan)
@@ -220,7 +220,7 @@ def test_each_seed_is_held_against_the_baselines_run_of_that_seed() -> None:
     assert (alone.target, alone.match, alone.peak.accuracy) == (None, None, 0.9)
 
 
-def test_budgets_are_spread_up_to_the_largest_that_all_got_to() -> None:
+def test_budgets_are_spread_up_to_the_largest_common_one() -> None:
     groups = [
         SeedGroup("a", (flat_run(0.5, last=300, hours=9.0),)),
         SeedGroup("b", (flat_run(0.5, last=400, hours=12.0),)),

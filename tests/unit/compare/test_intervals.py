@@ -1,4 +1,4 @@
-"""Intervals against tables, hand calculation, an independent resampling, and their coverage by simulation."""
+"""Intervals against printed tables, hand calculation, independent resampling, and coverage by simulation."""
 
 from __future__ import annotations
 
@@ -27,15 +27,8 @@ def test_critical_values_are_those_of_a_printed_t_table(level: float, degrees: i
     assert t_critical(level, degrees) == pytest.approx(expected, abs=6e-4)
 
 
-def test_critical_values_equal_scipy() -> None:
-    stats = pytest.importorskip("scipy.stats")
-    for degrees in (1, 2, 3, 4, 5, 6, 7, 12, 25, 100, 301):
-        for level in (0.5, 0.8, 0.95, 0.999):
-            assert t_critical(level, degrees) == pytest.approx(stats.t.ppf((1 + level) / 2, degrees), rel=1e-9)
-
-
 @pytest.mark.parametrize(("level", "degrees"), [(0.0, 3), (1.0, 3), (0.95, 0)])
-def test_impossible_levels_and_degrees_are_refused(level: float, degrees: int) -> None:
+def test_invalid_levels_and_degrees_are_rejected(level: float, degrees: int) -> None:
     with pytest.raises(ValueError, match=r"level =|degrees ="):
         t_critical(level, degrees)
 
@@ -54,7 +47,7 @@ def test_one_value_has_no_interval_and_excludes_nothing() -> None:
     assert not found.excludes(100.0)
 
 
-def test_no_value_and_a_value_that_is_not_finite_are_refused() -> None:
+def test_empty_and_non_finite_values_are_rejected() -> None:
     with pytest.raises(ValueError, match="no values"):
         mean_interval([])
     with pytest.raises(ValueError, match="not finite"):
@@ -70,15 +63,15 @@ def test_doubling_and_halving_average_to_no_speed_up() -> None:
         ratio_interval([1.0, 0.0])
 
 
-def test_a_constant_difference_has_an_interval_of_no_width() -> None:
-    noisy = np.random.default_rng(0).random((3, 50))
-    found = paired_bootstrap(noisy + 0.1, noisy, over="both")
+def test_a_constant_difference_has_a_zero_width_interval() -> None:
+    noisy = np.random.default_rng(0).random(50)
+    found = paired_bootstrap(noisy + 0.1, noisy)
     assert found.mean == pytest.approx(0.1)
     assert found.low == pytest.approx(0.1)
     assert found.high == pytest.approx(0.1)
 
 
-def test_pairing_takes_out_what_the_problems_share() -> None:
+def test_pairing_removes_the_variance_of_problems() -> None:
     generator = np.random.default_rng(1)
     hardness = generator.random(200)
     first = hardness + 0.05 + 0.01 * generator.normal(size=200)
@@ -93,7 +86,7 @@ def test_pairing_takes_out_what_the_problems_share() -> None:
 
 def test_bootstrap_is_a_function_of_its_seed() -> None:
     generator = np.random.default_rng(2)
-    first, second = generator.random((2, 3, 40))
+    first, second = generator.random((2, 40))
     assert paired_bootstrap(first, second, seed=5) == paired_bootstrap(first, second, seed=5)
     assert paired_bootstrap(first, second, seed=5) != paired_bootstrap(first, second, seed=6)
 
@@ -109,7 +102,7 @@ def test_shared_resamples_agree_with_plain_resampling_by_index() -> None:
         assert found.high == pytest.approx(high, abs=0.05 * (high - low))
 
 
-def test_an_interval_does_not_depend_on_what_shares_its_resamples() -> None:
+def test_an_interval_does_not_depend_on_the_other_rows() -> None:
     rows = np.random.default_rng(7).random((5, 30))
     alone = [shared_bootstrap(row[None], seed=3, num_resamples=700)[0] for row in rows]
     for one, other in zip(shared_bootstrap(rows, seed=3, num_resamples=700), alone, strict=True):
@@ -117,7 +110,7 @@ def test_an_interval_does_not_depend_on_what_shares_its_resamples() -> None:
     assert shared_bootstrap(rows[:1], seed=4, num_resamples=700)[0].low != alone[0].low
 
 
-def test_differences_of_one_problem_have_no_bounds_and_missing_ones_are_refused() -> None:
+def test_one_problem_has_no_bounds_and_missing_scores_are_rejected() -> None:
     (found,) = shared_bootstrap([[0.25]])
     assert (found.mean, found.low, found.high, found.num) == (0.25, None, None, 1)
     for bad in ([], [[]], [0.1, 0.2], [[0.1, math.nan]]):
@@ -125,36 +118,14 @@ def test_differences_of_one_problem_have_no_bounds_and_missing_ones_are_refused(
             shared_bootstrap(bad)
 
 
-@pytest.mark.parametrize("over", ["problems", "seeds", "both"])
-def test_bootstrap_agrees_with_plain_resampling_by_index(over: str) -> None:
-    generator = np.random.default_rng(3)
-    first, second = generator.random((2, 6, 30))
-    difference = first - second
-    means = []
-    for _ in range(10_000):
-        rows = generator.integers(0, 6, 6) if over != "problems" else np.arange(6)
-        columns = generator.integers(0, 30, 30) if over != "seeds" else np.arange(30)
-        means.append(difference[np.ix_(rows, columns)].mean())
-    low, high = np.quantile(means, [0.025, 0.975])
-    found = paired_bootstrap(first, second, over=over)  # type: ignore[arg-type]
-    assert found.mean == pytest.approx(difference.mean())
-    assert found.low == pytest.approx(low, abs=0.05 * (high - low))
-    assert found.high == pytest.approx(high, abs=0.05 * (high - low))
-
-
-def test_one_seed_cannot_be_resampled() -> None:
-    found = paired_bootstrap(np.ones((1, 9)), np.zeros((1, 9)), over="both")
-    assert (found.mean, found.low, found.high, found.num) == (1.0, None, None, 1)
-
-
-def test_unpaired_or_missing_scores_are_refused() -> None:
+def test_unpaired_or_missing_scores_are_rejected() -> None:
     with pytest.raises(ValueError, match="cannot be paired"):
         paired_bootstrap(np.ones(3), np.ones(4))
     with pytest.raises(ValueError, match="not finite"):
         paired_bootstrap([1.0, math.nan], [0.0, 0.0])
 
 
-def test_t_interval_over_four_seeds_covers_the_truth_19_times_in_20() -> None:
+def test_t_interval_over_four_seeds_has_its_nominal_coverage() -> None:
     # 4000 draws: the standard error of the coverage is 0.0034.
     draws = np.random.default_rng(4).normal(0.3, 0.02, size=(4000, 4))
     covered = [not mean_interval(row).excludes(0.3) for row in draws]
@@ -177,23 +148,3 @@ def test_bootstrap_over_problems_covers_the_true_difference() -> None:
         second = generator.binomial(4, rates) / 4
         covered.append(not paired_bootstrap(first, second, num_resamples=500, seed=number).excludes(0.06))
     assert np.mean(covered) == pytest.approx(0.945, abs=0.038)
-
-
-def _crossed_coverage(num_seeds: int, over: str) -> float:
-    generator = np.random.default_rng(7)
-    covered = []
-    for number in range(500):
-        seeds, problems = generator.normal(size=(num_seeds, 1)), generator.normal(size=(1, 40))
-        difference = seeds + problems + generator.normal(size=(num_seeds, 40))
-        zeros = np.zeros_like(difference)
-        found = paired_bootstrap(difference, zeros, over=over, num_resamples=400, seed=number)  # type: ignore[arg-type]
-        covered.append(not found.excludes(0.0))
-    return float(np.mean(covered))
-
-
-def test_crossed_bootstrap_needs_a_dozen_seeds() -> None:
-    assert _crossed_coverage(12, "both") > 0.90
-
-
-def test_bootstrap_over_three_seeds_undercovers_as_its_page_says() -> None:
-    assert _crossed_coverage(3, "seeds") < 0.80

@@ -92,7 +92,9 @@ def test_without_a_data_root_the_hub_is_asked_for_the_split_alone(
 
 def test_a_hub_that_cannot_be_reached_is_an_error_that_names_the_local_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(DataError, match=r"evaluation\.benchmarks: math500 .* set evaluation\.data_root to a folder"):
+    with pytest.raises(
+        DataError, match=r"evaluation\.benchmarks: cannot download math500 .* set evaluation\.data_root to a folder"
+    ):
         load("math500")
 
 
@@ -103,17 +105,17 @@ def test_a_local_file_may_have_any_of_the_benchmarks_names(file: str, tmp_path: 
     assert (prompt.id, prompt.gold) == ("a", "18")
 
 
-def test_a_data_root_without_the_benchmark_is_refused_with_the_fix(tmp_path: Path) -> None:
+def test_a_data_root_without_the_benchmark_is_rejected_with_the_fix(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"evaluation\.data_root = .* no copy of aime24; put aime24\.jsonl or a folder"):
         load("aime24", tmp_path)
-    with pytest.raises(DataError, match=r"is no folder; set it to one"):
+    with pytest.raises(DataError, match=r"is not a folder; correct or remove"):
         load("aime24", tmp_path / "nowhere")
     (tmp_path / "aime24").mkdir()
     with pytest.raises(DataError, match=r"of the split 'train' of aime24"):
         load("aime24", tmp_path)
 
 
-def test_a_row_without_an_answer_is_named(tmp_path: Path) -> None:
+def test_a_row_without_an_answer_is_reported(tmp_path: Path) -> None:
     file = write(tmp_path / "math500.jsonl", {"problem": "p", "answer": "1"}, {"problem": "q"})
     with pytest.raises(DataError, match=rf"{file.name}:2: has no field 'answer' .*evaluation\.data_root"):
         load("math500", tmp_path)
@@ -162,9 +164,9 @@ def test_olympiad_rows_bring_their_rules(fields: dict[str, Any], options: Verify
     assert load("olympiadbench", tmp_path).prompts[0].extra.get("verify") == options
 
 
-def test_an_olympiad_error_that_is_no_number_is_refused(tmp_path: Path) -> None:
+def test_an_olympiad_error_that_is_no_number_is_rejected(tmp_path: Path) -> None:
     write(tmp_path / "olympiadbench.jsonl", {"problem": "p", "final_answer": ["1"], "error": "small"})
-    with pytest.raises(DataError, match=r"olympiadbench\.jsonl:1: error = 'small' is no tolerance"):
+    with pytest.raises(DataError, match=r"olympiadbench\.jsonl:1: error = 'small' is not a tolerance"):
         load("olympiadbench", tmp_path)
 
 
@@ -195,7 +197,7 @@ def test_templates_follow_evaluation_then_training_then_the_benchmark(tmp_path: 
         load("aime24", tmp_path, template="bxed")
 
 
-def test_an_unknown_name_is_refused_with_those_that_exist() -> None:
+def test_an_unknown_name_is_rejected_with_those_that_exist() -> None:
     with pytest.raises(ConfigError, match=r"'math50' is unknown; use word_problems, math500, .* a \.jsonl file"):
         load("math50")
 

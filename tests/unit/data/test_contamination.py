@@ -77,14 +77,14 @@ def data() -> PromptSet:
     return PromptSet(tuple(prompts("1 + 1?", problem.lower(), "2 + 2?")), {"f": "hash"}, {"data.levels": 7})
 
 
-def test_copies_are_left_out_and_counted() -> None:
+def test_exact_copies_are_dropped_and_counted() -> None:
     kept = without_contamination(data(), HELD_OUT, "drop")
     assert [prompt.id for prompt in kept.prompts] == ["t0", "t2"]
     assert kept.num_left_out == {"data.levels": 7, "data.contamination": 1}
     assert kept.sha256 == data().sha256
 
 
-def test_copies_are_refused_or_kept_where_that_is_asked_for() -> None:
+def test_copies_are_rejected_or_kept_as_configured() -> None:
     with pytest.raises(DataError, match=r"data\.contamination = 'refuse': 1 of 3 .*such as t1 is e0 of mine"):
         without_contamination(data(), HELD_OUT, "refuse")
     assert without_contamination(data(), HELD_OUT, "ignore") == data()
@@ -94,13 +94,13 @@ def test_clean_data_is_left_as_it_is() -> None:
     assert without_contamination(data(), {"mine": prompts("3 + 3?")}, "refuse") == data()
 
 
-def test_training_on_the_benchmark_alone_is_refused() -> None:
+def test_training_on_the_benchmark_alone_is_rejected() -> None:
     same = PromptSet(tuple(HELD_OUT["mine"]), {})
     with pytest.raises(DataError, match="train and evaluate on different problems"):
         without_contamination(same, HELD_OUT, "drop")
 
 
-def test_near_problems_are_kept_and_named() -> None:
+def test_near_duplicates_are_kept_and_reported() -> None:
     near = PromptSet(tuple(prompts(" ".join([*LONG[:39], "other"]))), {})
     kept = without_contamination(near, {"mine": [Prompt("e7", " ".join(LONG), "?")]}, "refuse")
     assert len(kept.prompts) == 1

@@ -97,9 +97,7 @@ def test_the_shards_of_a_split_are_read_in_order_and_hashed_each(tmp_path: Path)
     assert sorted(found.sha256) == ["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl"]
 
 
-def test_a_hub_name_is_brought_to_a_folder_with_the_files_of_the_split_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_name_downloads_only_the_files_of_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
     write_parquet(tmp_path / "main/train-00000-of-00001.parquet", [{"question": "1?", "answer": "so\n#### 1"}])
@@ -120,7 +118,9 @@ def test_a_hub_name_is_brought_to_a_folder_with_the_files_of_the_split_alone(
 
 def test_a_hub_that_cannot_be_reached_is_an_error_that_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(DataError, match=r"data.source = 'someone/nothing' is no local file or folder, and as a hub"):
+    with pytest.raises(
+        DataError, match=r"data.source = 'someone/nothing' is not a local file or folder and cannot be downloaded"
+    ):
         load("someone/nothing")
 
 
@@ -153,7 +153,7 @@ def test_golds_read_from_worked_solutions_are_the_given_answers() -> None:
     ("bad", "words"),
     [
         ('{"problem": "1', "is not valid JSON"),
-        ("[1, 2]", "holds a list"),
+        ("[1, 2]", "is a list"),
         ({"problem": "1?"}, r"has no field 'answer' \(its fields: problem\); set data.answer_field"),
         ({"question": "1?", "answer": "1"}, r"has no field 'problem' .*set data.prompt_field"),
         ({"problem": " ", "answer": "1"}, "field 'problem' is empty"),
@@ -163,17 +163,17 @@ def test_golds_read_from_worked_solutions_are_the_given_answers() -> None:
         ({"problem": "1?", "answer": []}, "text is expected"),
         ({"problem": "1?", "answer": "\\boxed{}"}, "answer in 'answer' is empty"),
         ('{"problem": "1?", "answer": NaN}', "is not a finite number"),
-        ({"id": "a", "problem": "1?", "answer": "1"}, r"has the id 'a' of .*mine.jsonl:1; ids must be unique"),
+        ({"id": "a", "problem": "1?", "answer": "1"}, r"repeats the id 'a' of .*mine.jsonl:1; make it unique"),
     ],
 )
-def test_a_bad_row_is_refused_with_file_and_line(bad: Any, words: str, tmp_path: Path) -> None:
+def test_a_bad_row_is_rejected_with_file_and_line(bad: Any, words: str, tmp_path: Path) -> None:
     file = write_jsonl(tmp_path / "mine.jsonl", [ROWS[0], "", bad])
     with pytest.raises(DataError, match=rf"mine\.jsonl:3: .*{words}") as caught:
         load(file)
     assert caught.value.exit_code == 2
 
 
-def test_bytes_that_are_no_text_are_refused_with_their_line(tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_are_rejected_with_their_line(tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_bytes(b'{"problem": "\xff", "answer": "1"}\n')
     with pytest.raises(DataError, match=r"mine\.jsonl:1: is not valid JSON"):
         load(tmp_path / "mine.jsonl")
@@ -190,28 +190,28 @@ def test_golds_that_cannot_be_parsed_are_listed_with_their_lines(tmp_path: Path)
     assert str(caught.value).splitlines() == [
         f"{file}:2: the gold '??' cannot be parsed: no number",
         f"{file}:4: the gold '!!' cannot be parsed: no number",
-        "mend these rows or take them out",
+        "correct or remove these rows",
     ]
 
 
-def test_a_bad_parquet_row_is_refused_with_its_number(tmp_path: Path) -> None:
+def test_a_bad_parquet_row_is_rejected_with_its_number(tmp_path: Path) -> None:
     rows = [{"problem": "1?", "answer": "1"}, {"problem": "", "answer": "2"}]
     with pytest.raises(DataError, match=r"t\.parquet, row 2: field 'problem' is empty"):
         load(write_parquet(tmp_path / "t.parquet", rows))
 
 
-def test_a_damaged_parquet_file_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_parquet_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "t.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(DataError, match=r"t\.parquet: cannot be read as parquet"):
         load(tmp_path / "t.parquet")
 
 
-def test_sources_that_hold_nothing_are_refused(tmp_path: Path) -> None:
+def test_empty_sources_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n\n")
-    with pytest.raises(DataError, match=r"empty\.jsonl: holds no problems"):
+    with pytest.raises(DataError, match=r"empty\.jsonl: contains no problems"):
         load(tmp_path / "empty.jsonl")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(DataError, match=r"folder holds no \.jsonl or \.parquet file"):
+    with pytest.raises(DataError, match=r"folder contains no \.jsonl or \.parquet file"):
         load(tmp_path / "folder")
     with pytest.raises(DataError, match=r"missing\.jsonl' does not exist"):
         load(tmp_path / "missing.jsonl")
@@ -220,14 +220,14 @@ def test_sources_that_hold_nothing_are_refused(tmp_path: Path) -> None:
         load(tmp_path / "data.csv")
 
 
-def test_a_missing_split_is_refused_with_the_files_that_are_there(tmp_path: Path) -> None:
+def test_a_missing_split_is_rejected_with_the_files_that_are_there(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "main/test.jsonl", ROWS)
     with pytest.raises(DataError, match=r"no files of data.split = 'train'.*: main/test\.jsonl"):
         load(tmp_path)
 
 
-def test_a_level_filter_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"data.levels = \[2\] leaves none of the 3 problems"):
+def test_a_level_filter_that_leaves_nothing_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data.levels = \[2\] excludes all 3 problems"):
         load(write_jsonl(tmp_path / "mine.jsonl", ROWS), levels=(2,))
 
 
@@ -281,7 +281,7 @@ def test_a_chat_template_wraps_the_problem_and_opens_the_answer() -> None:
     assert as_text(ids) == "<user>Q: 1 + 1?<assistant>"
 
 
-def test_without_a_chat_template_the_text_stands_alone() -> None:
+def test_without_a_chat_template_the_text_is_tokenized_alone() -> None:
     assert as_text(render(Prompt("a", "1 + 1?", "2"), tokenizer(chat=False), "{problem} =")) == "1 + 1? ="
 
 
@@ -299,13 +299,13 @@ def test_templates_by_name() -> None:
         resolve_template("bxed", "x")
 
 
-def test_prompts_that_are_too_long_are_left_out_and_counted() -> None:
+def test_prompts_that_are_too_long_are_skipped_and_counted() -> None:
     prompts = [Prompt(str(n), "x" * n, "1") for n in (1, 5, 3, 9)]
     found = tokenize_prompts(prompts, tokenizer(chat=False), "{problem}", max_prompt_tokens=4)
     assert [prompt.id for prompt in found.prompts] == ["1", "3"]
     assert [len(ids) for ids in found.token_ids] == [1, 3]
     assert found.num_too_long == 2
-    with pytest.raises(DataError, match=r"max_prompt_tokens = 2 leaves no prompt \(the shortest has 5 tokens\)"):
+    with pytest.raises(DataError, match=r"max_prompt_tokens = 2 excludes all prompts \(the shortest has 5 tokens\)"):
         tokenize_prompts(prompts[1:2], tokenizer(chat=False), "{problem}", max_prompt_tokens=2)
 
 
@@ -337,7 +337,7 @@ def test_the_order_changes_with_the_epoch_and_the_seed() -> None:
     assert list(PromptCursor(4, 0, shuffle=False).next(6)) == [0, 1, 2, 3, 0, 1]
 
 
-def test_a_cursor_of_other_data_is_refused() -> None:
+def test_a_cursor_of_other_data_is_rejected() -> None:
     state = PromptCursor(10, 0).state_dict()
     with pytest.raises(CheckpointError, match="num_prompts = 10 and this run has 11"):
         PromptCursor(11, 0).load_state_dict(state)

@@ -18,7 +18,7 @@ from gxpo_trainer.data.word_problems import (
     Difficulty,
     WordProblem,
     generate,
-    side_of,
+    split_of,
 )
 
 # What each kind of problem asks for, written from its English text: the numbers in reading order → the result.
@@ -104,7 +104,7 @@ def test_side_is_decided_by_the_hash_of_the_calculation(problems: list[WordProbl
     for problem in problems[:300]:
         calculation = problem.prompt.extra["calculation"]
         digest = hashlib.sha256(("gxpo word problem " + calculation).encode()).hexdigest()
-        assert (side_of(calculation) == "heldout") == (int(digest[:16], 16) % 5 == 0)
+        assert (split_of(calculation) == "heldout") == (int(digest[:16], 16) % 5 == 0)
 
 
 def test_swapped_operands_of_sums_and_products_are_the_same_calculation() -> None:
@@ -150,7 +150,7 @@ def test_order_in_which_levels_are_named_does_not_matter() -> None:
     assert generate("train", 50, 0, ("hard", "easy")) == generate("train", 50, 0, ("easy", "hard"))
 
 
-def test_unknown_side_level_and_negative_count_are_refused_with_the_fix() -> None:
+def test_unknown_side_level_and_negative_count_are_rejected_with_the_fix() -> None:
     with pytest.raises(ValueError, match=r"split is 'test'; use one of train, heldout"):
         generate("test", 1, 0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"difficulty is .*'brutal'.*name at least one of easy, medium, hard"):

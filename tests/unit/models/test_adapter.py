@@ -65,7 +65,7 @@ def edit(adapter: Path, **changes: object) -> Path:
     return adapter
 
 
-def test_a_base_that_is_missing_is_named_with_the_setting(adapter: Path) -> None:
+def test_a_base_that_is_missing_is_reported_with_the_setting(adapter: Path) -> None:
     assert base_of(adapter) == str(STARTER_FOLDER)
     with pytest.raises(
         ConfigError, match=r"base model cannot be used .*no/such/folder/at all.*base_model_name_or_path"
@@ -75,13 +75,13 @@ def test_a_base_that_is_missing_is_named_with_the_setting(adapter: Path) -> None
         base_of(edit(adapter, base_model_name_or_path=None))
 
 
-def test_a_pickled_adapter_is_refused(adapter: Path) -> None:
+def test_a_pickled_adapter_is_rejected(adapter: Path) -> None:
     (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
     with pytest.raises(ConfigError, match=r"has no adapter_model\.safetensors; save the adapter in safetensors form"):
         base_of(adapter)
 
 
-def test_an_adapter_of_another_model_is_refused(adapter: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_another_model_is_rejected(adapter: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be merged into .* it must be a LoRA adapter of that model"):
         merge_adapter(edit(adapter, target_modules=["no_such_layer"]), tmp_path / "whole")
     assert not (tmp_path / "whole").exists()

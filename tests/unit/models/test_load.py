@@ -71,8 +71,8 @@ def test_starter_and_hub_names_are_told_from_folders(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "./missing", "a/b/c"])
-def test_a_missing_folder_is_refused(path: str) -> None:
-    with pytest.raises(ConfigError, match=r"model\.path = .*there is no such folder; set model\.path to"):
+def test_a_missing_folder_is_rejected(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"model\.path = .*the folder does not exist; set model\.path to"):
         resolve_model(settings(path))
 
 
@@ -81,19 +81,19 @@ def test_a_file_is_no_model(folder: Path) -> None:
         resolve_model(settings(folder / "config.json"))
 
 
-def test_a_folder_without_config_is_refused(folder: Path) -> None:
+def test_a_folder_without_config_is_rejected(folder: Path) -> None:
     (folder / "config.json").unlink()
     with pytest.raises(ConfigError, match=r"has no config\.json"):
         resolve_model(settings(folder))
 
 
-def test_pickled_weights_alone_are_refused(folder: Path) -> None:
+def test_pickled_weights_alone_are_rejected(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(ConfigError, match=r"neither model\.safetensors .*write the weights as safetensors"):
         resolve_model(settings(folder))
 
 
-def test_a_missing_weight_file_of_several_is_named(folder: Path) -> None:
+def test_a_missing_weight_file_of_several_is_reported(folder: Path) -> None:
     index = {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
@@ -101,13 +101,13 @@ def test_a_missing_weight_file_of_several_is_named(folder: Path) -> None:
         resolve_model(settings(folder))
 
 
-def test_an_incomplete_checkpoint_is_refused_instead_of_filled_with_random_numbers(folder: Path) -> None:
+def test_an_incomplete_checkpoint_is_rejected_instead_of_filled_with_random_numbers(folder: Path) -> None:
     edit_weights(folder, "model.layers.0.mlp.up_proj.weight")
     with pytest.raises(ConfigError, match=r"lacks the weight model\.layers\.0\.mlp\.up_proj\.weight"):
         load_policy(settings(folder), precision="fp32")
 
 
-def test_a_truncated_weight_file_is_refused(folder: Path) -> None:
+def test_a_truncated_weight_file_is_rejected(folder: Path) -> None:
     data = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
     with pytest.raises(ConfigError, match=r"model\.path = .* cannot be loaded"):
@@ -119,7 +119,7 @@ def test_unknown_lora_targets_are_named(folder: Path) -> None:
         load_policy(settings(folder), precision="fp32", lora=LoraConfig(target_modules=("nope",)))
 
 
-def test_a_folder_without_tokenizer_is_refused(folder: Path) -> None:
+def test_a_folder_without_tokenizer_is_rejected(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.path = .* has no tokenizer"):
         load_tokenizer(settings(folder))
 

@@ -151,7 +151,7 @@ def test_a_head_that_was_replaced_is_noticed() -> None:
         policy(micro, 1.0, False)
 
 
-def test_models_with_another_kind_of_head_are_refused() -> None:
+def test_models_with_another_kind_of_head_are_rejected() -> None:
     capped = tiny_policy()
     capped.config.final_logit_softcapping = 30.0
     with pytest.raises(ValueError, match="final_logit_softcapping = 30"):

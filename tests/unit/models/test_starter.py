@@ -16,19 +16,20 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from gxpo_trainer.data.word_problems import WordProblem, generate
 from gxpo_trainer.models import starter
-from gxpo_trainer.models.starter import Recipe, build, file_hashes, starter_path, warmup_answer
+from gxpo_trainer.models.load import STARTER_FOLDER
+from gxpo_trainer.models.starter import Recipe, build, file_hashes, warmup_answer
 
 MAX_NEW_TOKENS = 48
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(starter_path())
+    return AutoTokenizer.from_pretrained(STARTER_FOLDER)
 
 
 @pytest.fixture(scope="module")
 def model() -> Qwen2ForCausalLM:
-    return AutoModelForCausalLM.from_pretrained(starter_path(), dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(STARTER_FOLDER, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")
@@ -60,23 +61,23 @@ def boxed(answer: str) -> str | None:
 
 
 def test_files_are_those_of_the_manifest_and_stay_under_five_megabytes() -> None:
-    manifest = json.loads((starter_path() / starter.MANIFEST).read_text())
-    assert manifest["sha256"] == file_hashes(starter_path())
+    manifest = json.loads((STARTER_FOLDER / starter.MANIFEST).read_text())
+    assert manifest["sha256"] == file_hashes(STARTER_FOLDER)
     assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= set(manifest["sha256"])
-    assert sum(path.stat().st_size for path in starter_path().iterdir()) < 5_000_000
+    assert sum(path.stat().st_size for path in STARTER_FOLDER.iterdir()) < 5_000_000
 
 
 def test_manifest_records_the_default_recipe_and_the_readme_says_how() -> None:
-    manifest = json.loads((starter_path() / starter.MANIFEST).read_text())
+    manifest = json.loads((STARTER_FOLDER / starter.MANIFEST).read_text())
     assert Recipe(**manifest["recipe"]) == Recipe()
-    assert "python -m gxpo_trainer.models.starter --out" in (starter_path() / "README.md").read_text()
+    assert "python -m gxpo_trainer.models.starter --out" in (STARTER_FOLDER / "README.md").read_text()
 
 
 def test_policy_is_a_plain_fp32_qwen2_of_about_a_million_parameters(model: Qwen2ForCausalLM) -> None:
-    config = AutoConfig.from_pretrained(starter_path())
+    config = AutoConfig.from_pretrained(STARTER_FOLDER)
     assert type(model) is Qwen2ForCausalLM
     assert config.model_type == "qwen2"
-    assert "auto_map" not in json.loads((starter_path() / "config.json").read_text())
+    assert "auto_map" not in json.loads((STARTER_FOLDER / "config.json").read_text())
     # By hand: embeddings V·128; a layer: q, k, v, o 4·128² + 3 biases·128, MLP 3·128·384, two norms; a last norm.
     layer = 4 * 128**2 + 3 * 128 + 3 * 128 * 384 + 2 * 128
     expected = config.vocab_size * 128 + 4 * layer + 128
@@ -87,8 +88,8 @@ def test_policy_is_a_plain_fp32_qwen2_of_about_a_million_parameters(model: Qwen2
 
 
 def test_vocabulary_covers_the_tokenizer_and_special_tokens_agree(tokenizer: PreTrainedTokenizerBase) -> None:
-    config = AutoConfig.from_pretrained(starter_path())
-    generation = json.loads((starter_path() / "generation_config.json").read_text())
+    config = AutoConfig.from_pretrained(STARTER_FOLDER)
+    generation = json.loads((STARTER_FOLDER / "generation_config.json").read_text())
     assert config.vocab_size >= len(tokenizer)
     assert config.vocab_size % 64 == 0
     assert len({tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id}) == 3
@@ -123,7 +124,7 @@ def test_auto_tokenizer_splits_as_the_shipped_file_and_as_the_recipe(tokenizer: 
     # AutoTokenizer replaces the splitting rule of a Qwen2 folder by that of its own class, without a word.
     drawn = generate("train", Recipe().num_problems, Recipe().seed)
     built = starter.build_tokenizer(drawn)
-    raw = Tokenizer.from_file(str(starter_path() / "tokenizer.json"))
+    raw = Tokenizer.from_file(str(STARTER_FOLDER / "tokenizer.json"))
     assert len(built) == len(tokenizer) == raw.get_vocab_size()
     for problem in drawn[:200]:
         text = f"{problem.prompt.text}{starter.END}{problem.solution}"

@@ -15,7 +15,7 @@ import pytest
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.records.exporters import export_run, make_exporters
+from gxpo_trainer.records.exporters import make_exporters
 from gxpo_trainer.records.identity import run_identity
 from gxpo_trainer.records.reporter import RunReporter
 
@@ -42,21 +42,13 @@ def tensorboard_scalars(log_dir: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def test_tensorboard_shows_the_history_that_counts(tmp_path: Path) -> None:
+def test_tensorboard_shows_the_merged_history(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     two_attempts(tmp_path, "tensorboard")
     scalars = tensorboard_scalars(tmp_path / "tensorboard")
     assert scalars["reward/mean"] == [(1, 0.1), (2, 0.2), (3, 0.03), (4, 0.04), (5, 0.05)]
     assert [step for step, _ in scalars["gate/z"]] == [3, 4, 5]
     assert all(math.isnan(value) for _, value in scalars["gate/z"])
-
-
-def test_a_finished_run_is_exported_from_its_own_file(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    two_attempts(tmp_path, "")
-    assert export_run(tmp_path, ["tensorboard"]) == 5
-    scalars = tensorboard_scalars(tmp_path / "tensorboard")
-    assert scalars["reward/mean"] == [(1, 0.1), (2, 0.2), (3, 0.03), (4, 0.04), (5, 0.05)]
 
 
 def test_tensorboard_files_are_written_without_torch(tmp_path: Path) -> None:
@@ -85,7 +77,7 @@ def wandb_records(path: Path) -> Iterator[bytes]:
             parts = b""
 
 
-def test_wandb_leaves_one_offline_run_an_attempt(tmp_path: Path) -> None:
+def test_wandb_writes_one_offline_run_per_attempt(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     # A process of its own: W&B keeps a service process and hooks until its parent ends.
     code = (
@@ -107,13 +99,13 @@ def test_wandb_leaves_one_offline_run_an_attempt(tmp_path: Path) -> None:
     assert histories == [[(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)], [(3, 0.03), (4, 0.04), (5, 0.05)]]
 
 
-def test_an_unknown_exporter_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_unknown_exporter_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--log mlflow: unknown; choose from tensorboard, wandb"):
         make_exporters("tensorboard,mlflow", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_absent_package_is_refused_with_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported_with_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"--log wandb: the package 'wandb' is not installed; pip install wandb"):
         make_exporters(["wandb"], tmp_path)

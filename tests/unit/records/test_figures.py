@@ -18,8 +18,9 @@ from gxpo_trainer.compare import SeedGroup, all_tables, compare_groups
 from gxpo_trainer.compare.text_tables import curve_table
 from gxpo_trainer.config import EvaluationConfig, GrpoRule, GxpoRule, LearnerConfig, OptimizerConfig, RunConfig
 from gxpo_trainer.errors import DataError
+from gxpo_trainer.records.comparison_tables import print_tables
 from gxpo_trainer.records.curves import group_runs, load_run
-from gxpo_trainer.records.figures import COLOURS, LINES, MARKERS, compose, draw_curves, print_tables, write_report
+from gxpo_trainer.records.figures import COLOURS, LINES, MARKERS, compose, draw_curves, write_report
 from gxpo_trainer.records.identity import run_identity
 from gxpo_trainer.records.reporter import RunReporter
 
@@ -108,7 +109,7 @@ def test_a_folder_becomes_a_curve(two_runs: list[Path]) -> None:
     np.testing.assert_array_equal(run.gate.steps, range(3, 13))
 
 
-def test_costs_missing_from_an_evaluation_come_from_the_steps_metrics(tmp_path: Path) -> None:
+def test_costs_missing_from_an_evaluation_come_from_metrics(tmp_path: Path) -> None:
     absent = {"backward_passes_total": None, "training_s": None, "tokens_total": None}
     run = load_run(write_run(tmp_path, config(GRPO), RISING, passes=4, **absent))
     np.testing.assert_allclose(run.curve.backward_passes, [0, 40, 80])
@@ -117,7 +118,7 @@ def test_costs_missing_from_an_evaluation_come_from_the_steps_metrics(tmp_path: 
     assert np.isnan(run.curve.tokens[1:]).all()
 
 
-def test_several_benchmarks_are_averaged_alike_whatever_their_size(tmp_path: Path) -> None:
+def test_benchmarks_have_equal_weight_in_the_average(tmp_path: Path) -> None:
     with RunReporter(tmp_path, clock=lambda: 0.0) as reporter:
         reporter.write_identity(identity(config(GRPO)))
         for name, scores in (("big", [1.0, 1.0, 1.0, 0.0]), ("small", [0.25])):
@@ -138,14 +139,14 @@ def test_several_benchmarks_are_averaged_alike_whatever_their_size(tmp_path: Pat
         load_run(tmp_path, "amc23")
 
 
-def test_a_run_without_evaluations_is_refused(tmp_path: Path) -> None:
+def test_a_run_without_evaluations_is_rejected(tmp_path: Path) -> None:
     with RunReporter(tmp_path) as reporter:
         reporter.write_identity(identity(config(GRPO)))
     with pytest.raises(DataError, match="no step has pass@1"):
         load_run(tmp_path)
 
 
-def test_runs_that_differ_in_name_and_seed_alone_are_one_group(tmp_path: Path) -> None:
+def test_runs_that_differ_only_in_name_and_seed_are_one_group(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / f"g{s}", config(GRPO, s, name=f"n{s}"), RISING) for s in (0, 1)]
     folders += [write_run(tmp_path / f"x{s}", config(GXPO, s), FASTER, passes=3) for s in (0, 1)]
     groups = group_runs(folders)
@@ -156,11 +157,11 @@ def test_runs_that_differ_in_name_and_seed_alone_are_one_group(tmp_path: Path) -
     # The training problems come from the seed, so they are no difference; rule and learning rate are compared.
     assert compare_groups(groups, "GRPO").differences == ()
     again = write_run(tmp_path / "twice", config(GRPO, 1), RISING)
-    with pytest.raises(DataError, match="seed 1 of this config is already there"):
+    with pytest.raises(DataError, match="same config and seed 1"):
         group_runs([*folders, again])
 
 
-def test_names_tell_groups_apart(tmp_path: Path) -> None:
+def test_group_names_are_unique(tmp_path: Path) -> None:
     made = [
         config(GRPO),
         config(GRPO, rate=3.5e-5),
@@ -178,14 +179,14 @@ def test_names_tell_groups_apart(tmp_path: Path) -> None:
     ]
 
 
-def test_other_data_is_named_as_a_difference(tmp_path: Path) -> None:
+def test_different_data_is_listed_as_a_difference(tmp_path: Path) -> None:
     first = write_run(tmp_path / "a", config(GRPO), RISING)
     second = write_run(tmp_path / "b", config(GXPO), FASTER, data_sha256="other")
     found = compare_groups(group_runs([first, second]), "GRPO").differences
     assert [difference.setting for difference in found] == ["eval.word_problems.data_sha256"]
 
 
-def test_the_report_is_one_file_that_loads_nothing_and_escapes_everything(two_runs: list[Path], tmp_path: Path) -> None:
+def test_the_report_is_self_contained_and_escaped(two_runs: list[Path], tmp_path: Path) -> None:
     groups = group_runs(two_runs)
     hostile = SeedGroup('GXPO <img src=x onerror="alert(1)">', groups[1].runs)
     comparison = write_report(tmp_path / "out", [groups[0], hostile], title="Demo & <b>more</b>")
@@ -202,7 +203,7 @@ def test_the_report_is_one_file_that_loads_nothing_and_escapes_everything(two_ru
     assert len(pictures) == 1
     assert pictures[0].startswith("data:image/png;base64,")
     assert not [attrs for _, attrs in seen if any(name.startswith("on") or name == "href" for name in attrs)]
-    assert "One seed decides nothing" in page
+    assert "Inconclusive: only one shared seed" in page
     assert comparison.baseline == "GRPO"
     assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
@@ -212,7 +213,7 @@ def png_size(data: bytes) -> tuple[int, int]:
     return width, height
 
 
-def test_the_picture_has_its_size_whatever_the_groups(two_runs: list[Path]) -> None:
+def test_the_picture_has_a_fixed_size(two_runs: list[Path]) -> None:
     groups = group_runs(two_runs)
     many = [SeedGroup(f"_group {number} costs $5 and ${number}", groups[number % 2].runs) for number in range(9)]
     for chosen in (groups[:1], many):
@@ -221,7 +222,7 @@ def test_the_picture_has_its_size_whatever_the_groups(two_runs: list[Path]) -> N
 
 
 @pytest.mark.parametrize(("num_groups", "length"), [(1, 200), (3, 20), (3, 45), (9, 4), (9, 200)])
-def test_no_text_leaves_the_picture_or_lies_on_a_panel(two_runs: list[Path], num_groups: int, length: int) -> None:
+def test_text_stays_inside_the_picture_and_off_the_panels(two_runs: list[Path], num_groups: int, length: int) -> None:
     one = group_runs(two_runs)[1]
     groups = [SeedGroup(f"{'W' * (length - 1)}{number}", one.runs) for number in range(num_groups)]
     figure = compose(groups, compare_groups(groups, groups[0].name), title="Title")
@@ -236,7 +237,7 @@ def test_no_text_leaves_the_picture_or_lies_on_a_panel(two_runs: list[Path], num
     assert not any(legend.overlaps(box) for axes in figure.axes if (box := axes.get_tightbbox()))
 
 
-def test_bands_and_values_that_are_not_finite_do_not_break_the_picture(tmp_path: Path) -> None:
+def test_non_finite_bands_and_values_are_drawn(tmp_path: Path) -> None:
     folder = write_run(tmp_path, config(GXPO), RISING, shutoff=3, scores={"pass@1": 0.5})
     with RunReporter(folder) as reporter:
         reporter.log_metrics(21, {"gate/z": math.inf, "gate/threshold": math.inf})
@@ -271,11 +272,11 @@ def test_the_terminal_table_shows_what_the_paper_compares(two_runs: list[Path]) 
     at_passes = next(row for row in budgets.rows if row[1] == "GXPO K=5" and row[2] == "25.0 %")
     assert at_passes[3] == "-37.5"
     assert by_step.rows[1] == ("10", "37.5 (10, 1.0)", "62.5 (30, 1.0)")
-    assert "One seed decides nothing" in shown
+    assert "Inconclusive: only one shared seed" in shown
     assert max(len(line) for line in shown.splitlines()) <= 100
 
 
-def test_a_long_curve_is_shown_in_a_dozen_rows_with_both_ends(tmp_path: Path) -> None:
+def test_a_long_curve_is_shown_in_twelve_rows_with_both_ends(tmp_path: Path) -> None:
     folder = write_run(tmp_path, config(GRPO), {step: [0.5, 0.5] for step in range(0, 301, 10)})
     table = curve_table(group_runs([folder]))
     assert len(table.rows) == 12

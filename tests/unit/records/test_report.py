@@ -39,7 +39,7 @@ def scored(prompt: str, texts: list[str], verdicts: list[Verdict]) -> ScoredGrou
     return ScoredGroup(Group(Prompt(prompt, f"text of {prompt}", "42"), ids, samples, 7), tuple(verdicts))
 
 
-def test_a_row_is_what_the_page_says(tmp_path: Path) -> None:
+def test_rows_have_the_documented_fields(tmp_path: Path) -> None:
     with reporter(tmp_path) as made:
         made.log_metrics(1, {"reward/mean": 0.5, "update/backward_passes": np.int64(3)})
     line = (tmp_path / "metrics.jsonl").read_text()
@@ -48,7 +48,7 @@ def test_a_row_is_what_the_page_says(tmp_path: Path) -> None:
     )
 
 
-def test_nan_and_infinities_travel_as_words_and_come_back_as_numbers(tmp_path: Path) -> None:
+def test_nan_and_infinities_round_trip(tmp_path: Path) -> None:
     with reporter(tmp_path) as made:
         made.log_metrics(1, {"a": math.nan, "b": math.inf, "c": -math.inf, "d": np.float32(0.5), "e": 1e-308})
     raw = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
@@ -59,12 +59,12 @@ def test_nan_and_infinities_travel_as_words_and_come_back_as_numbers(tmp_path: P
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "", True, None, [1]])
-def test_only_numbers_and_the_three_words_are_numbers(value: object) -> None:
-    with pytest.raises(ValueError, match="no number"):
+def test_decode_number_rejects_everything_else(value: object) -> None:
+    with pytest.raises(ValueError, match="not a number"):
         decode_number(value)
 
 
-def test_a_torn_last_line_is_cut_off_and_said_so(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_truncated_with_an_event(tmp_path: Path) -> None:
     with reporter(tmp_path) as made:
         made.log_metrics(1, {"a": 1.0})
         made.log_metrics(2, {"a": 2.0})
@@ -80,7 +80,7 @@ def test_a_torn_last_line_is_cut_off_and_said_so(tmp_path: Path) -> None:
 
 @given(cut=st.integers(0, 400))
 @settings(max_examples=60, deadline=None)
-def test_wherever_a_file_is_cut_what_remains_is_a_prefix_of_its_rows(cut: int) -> None:
+def test_a_truncated_file_yields_a_prefix_of_its_rows(cut: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "rows.jsonl"
         file = JsonLines(path)
@@ -95,7 +95,7 @@ def test_wherever_a_file_is_cut_what_remains_is_a_prefix_of_its_rows(cut: int) -
         assert path.stat().st_size <= cut
 
 
-def test_a_block_of_zeros_after_a_power_cut_is_cut_off(tmp_path: Path) -> None:
+def test_trailing_zeros_after_a_power_loss_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     good = b'{"a": 1}\n'
     path.write_bytes(good + b"\0" * 200_000 + b"\n")
@@ -105,7 +105,7 @@ def test_a_block_of_zeros_after_a_power_cut_is_cut_off(tmp_path: Path) -> None:
     assert path.read_bytes() == good
 
 
-def test_the_latest_attempt_wins_without_hole_or_double(tmp_path: Path) -> None:
+def test_the_latest_attempt_replaces_repeated_steps(tmp_path: Path) -> None:
     with reporter(tmp_path) as made:
         made.start_attempt(1, 0)
         for step in range(1, 6):
@@ -116,7 +116,7 @@ def test_the_latest_attempt_wins_without_hole_or_double(tmp_path: Path) -> None:
     assert steps_and_attempts(tmp_path) == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 2), (7, 2)]
 
 
-def test_steps_of_an_abandoned_history_do_not_come_back(tmp_path: Path) -> None:
+def test_steps_of_an_abandoned_history_are_excluded(tmp_path: Path) -> None:
     with reporter(tmp_path) as made:
         for step in range(1, 10):
             made.log_metrics(step, {"a": 1.0})
@@ -135,7 +135,7 @@ def test_a_second_row_for_a_step_adds_to_the_first(tmp_path: Path) -> None:
     assert [row["metrics"] for row in read_metrics(tmp_path)] == [{"a": 1.0, "b": 2.0, "eval/x/pass@1": 0.5}]
 
 
-def test_evaluations_are_one_a_step_and_benchmark(tmp_path: Path) -> None:
+def test_evaluations_are_unique_per_step_and_benchmark(tmp_path: Path) -> None:
     with reporter(tmp_path) as made:
         for score in (0.1, math.nan):
             record = {"benchmark": "math500", "scores": {"pass@1": score}, "training_s": 5.0, "attempt": 99}
@@ -149,7 +149,7 @@ def test_evaluations_are_one_a_step_and_benchmark(tmp_path: Path) -> None:
     assert math.isnan(rows[1]["scores"]["pass@1"])
 
 
-def test_samples_keep_the_first_groups_and_words_stay_words(tmp_path: Path) -> None:
+def test_samples_hold_the_first_groups_and_their_text(tmp_path: Path) -> None:
     verdicts = [Verdict("correct", "42", 0.1), Verdict("timeout", None, 5.0, "killed")]
     groups = [scored(f"p{number}", ["NaN", 'an "answer"\n\u2028'], verdicts) for number in range(3)]
     with reporter(tmp_path, samples_per_step=2) as made:
@@ -166,20 +166,20 @@ def test_samples_keep_the_first_groups_and_words_stay_words(tmp_path: Path) -> N
     assert (rows[1]["reward"], rows[1]["response"], rows[1]["length"]) == (None, 'an "answer"\n\u2028', 3)
 
 
-def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
+def test_a_damaged_line_in_the_middle_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"attempt": 1, "step": 1, "time": 0, "metrics": {}}\n{"att\n{}\n')
     with pytest.raises(DataError, match=r"metrics\.jsonl, line 2: is not JSON"):
         read_metrics(path)
 
 
-def test_a_run_that_has_not_begun_has_no_rows(tmp_path: Path) -> None:
+def test_missing_files_have_no_rows(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == []
-    with pytest.raises(DataError, match="there is no such file"):
+    with pytest.raises(DataError, match="does not exist"):
         read_identity(tmp_path)
 
 
-def test_kill_9_in_the_middle_of_writing_loses_no_row_that_was_reported(tmp_path: Path) -> None:
+def test_sigkill_while_writing_loses_no_reported_row(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from gxpo_trainer.records.reporter import RunReporter\n"
         "made = RunReporter(Path(sys.argv[1]))\n"
@@ -204,7 +204,7 @@ def test_kill_9_in_the_middle_of_writing_loses_no_row_that_was_reported(tmp_path
     assert len(read_metrics(tmp_path)) == len(rows) + 1
 
 
-def test_a_full_disk_stops_with_its_reason_and_leaves_whole_lines(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_whole_lines(tmp_path: Path) -> None:
     code = (
         "import resource, sys; from pathlib import Path\n"
         "from gxpo_trainer.errors import TrainingError; from gxpo_trainer.jsonl import JsonLines\n"
@@ -239,7 +239,7 @@ class Failing:
         self.closed = True
 
 
-def test_an_exporter_that_fails_is_left_out_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_failing_exporter_is_disabled(tmp_path: Path) -> None:
     failing = Failing()
     exporters: list[Exporter] = [failing]
     with reporter(tmp_path, exporters=exporters) as made:
@@ -251,30 +251,31 @@ def test_an_exporter_that_fails_is_left_out_and_the_run_goes_on(tmp_path: Path) 
     assert "quota exceeded" in next(event["message"] for event in read_events(tmp_path))
 
 
-def test_attempts_and_steps_that_cannot_be_are_refused(tmp_path: Path) -> None:
+def test_invalid_attempts_and_steps_are_rejected(tmp_path: Path) -> None:
     with reporter(tmp_path) as made, pytest.raises(ValueError, match="attempt = 0"):
         made.start_attempt(0, 0)
 
 
-def test_identity_names_what_two_runs_are_compared_by(tmp_path: Path) -> None:
-    data = tmp_path / "data.jsonl"
-    data.write_text("{}\n")
+def test_identity_holds_everything_that_decides_comparability(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.bin"
+    policy.write_text("{}\n")
     config = RunConfig(seed=3)
-    found = run_identity(config, data_files={"train": data}, seeds={"sampler": 8}, accelerators=["device"])
+    found = run_identity(config, data_sha256={"train": "hash"}, policy=policy, accelerators=["device"])
     assert found["config"] == config.model_dump(mode="json")
     assert found["config_sha256"] == config.sha256()
     # sha256 of the three bytes "{}\n".
-    assert found["data_sha256"] == {"train": "ca3d163bab055381827226140568f3bef7eaac187cebd76878e0b63e9e442356"}
-    assert found["seeds"] == {"run": 3, "sampler": 8}
+    assert found["policy_sha256"] == "ca3d163bab055381827226140568f3bef7eaac187cebd76878e0b63e9e442356"
+    assert found["data_sha256"] == {"train": "hash"}
+    assert found["seeds"] == {"run": 3}
     assert found["packages"]["numpy"] == np.__version__
     assert found["hardware"]["cpu"]
     assert found["hardware"]["memory_bytes"] > 1e8
     assert found["hardware"]["accelerators"] == ["device"]
-    with pytest.raises(DataError, match="cannot be read"):
-        run_identity(config, data_files={"train": tmp_path / "absent"})
+    with pytest.raises(DataError, match="cannot be hashed"):
+        run_identity(config, policy=tmp_path / "absent")
 
 
-def test_a_folders_hash_follows_names_and_content_alone(tmp_path: Path) -> None:
+def test_a_folder_hash_depends_on_names_and_content_only(tmp_path: Path) -> None:
     for folder, name, text in (("a", "x", "1"), ("b", "x", "1"), ("c", "y", "1"), ("d", "x", "2")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / name).write_text(text)
@@ -283,7 +284,7 @@ def test_a_folders_hash_follows_names_and_content_alone(tmp_path: Path) -> None:
     assert len(set(hashes.values())) == 3
 
 
-def test_a_resumed_run_keeps_its_identity_and_notes_what_changed(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_identity_and_records_changes(tmp_path: Path) -> None:
     first = {"config": {"threshold": math.inf}, "python": "3.11.1"}
     with reporter(tmp_path) as made:
         made.write_identity(first)
@@ -295,7 +296,7 @@ def test_a_resumed_run_keeps_its_identity_and_notes_what_changed(tmp_path: Path)
     assert found["attempts"][1]["changed"] == {"python": {"first": "3.11.1", "now": "3.11.2"}}
 
 
-def test_a_json_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_write_json_is_atomic(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     write_json(path, {"a": 1})
     cyclic: dict[str, object] = {}
@@ -305,7 +306,7 @@ def test_a_json_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == {"a": 1}
 
 
-def test_reading_and_writing_a_run_needs_no_torch() -> None:
+def test_records_do_not_import_torch() -> None:
     code = (
         "import sys, gxpo_trainer.records.reporter, gxpo_trainer.records.identity, gxpo_trainer.compare\n"
         "import gxpo_trainer.records.curves\n"

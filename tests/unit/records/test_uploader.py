@@ -1,7 +1,8 @@
-"""Rows on their way to the service: each arrives once and in order, whatever happens on the way."""
+"""The uploader delivers every row once and in order, whatever fails."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import tempfile
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,8 +18,8 @@ from support.ingest_server import KINDS, IngestServer
 
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import JsonLines, write_json
-from gxpo_trainer.records.uploader import ServiceAddress, Timing, Uploader, read_service
-from gxpo_trainer.records.uploader_batches import FILES, MOST_EVENTS, LineTail
+from gxpo_trainer.records.uploader import ServiceAddress, ServiceUnavailable, Timing, Uploader, read_service
+from gxpo_trainer.records.uploader_batches import FILES, MAX_EVENTS, LineTail
 
 QUICK = Timing(poll=0.01, heartbeat=0.05, first_retry=0.005, last_retry=0.02, give_up=20.0)
 OUTCOME = {"attempt": 1, "outcome": "succeeded"}
@@ -31,7 +33,7 @@ def server() -> Iterator[IngestServer]:
 
 
 class Run:
-    """The files of a run and an uploader whose steps the test makes itself."""
+    """The files of a run and an uploader without its thread."""
 
     def __init__(self, folder: Path, server: IngestServer, timing: Timing = QUICK, attempt: int = 1) -> None:
         self.folder = folder
@@ -47,14 +49,18 @@ class Run:
 
     def steps(self, number: int) -> None:
         for _ in range(number):
+            self.step()
+
+    def step(self) -> None:
+        with contextlib.suppress(ServiceUnavailable, httpx.HTTPError):
             self.uploader.step()
 
     def until(self, reached: Callable[[], bool], most: int = 2000) -> None:
         for _ in range(most):
             if reached():
                 return
-            self.uploader.step()
-        raise AssertionError("the service never got there")
+            self.step()
+        raise AssertionError("the condition was never reached")
 
     def on_disk(self) -> dict[str, list[Any]]:
         return {kind: rows_of(self.folder / FILES[kind]) for kind in KINDS}
@@ -76,7 +82,7 @@ def run(tmp_path: Path, server: IngestServer) -> Run:
     return Run(tmp_path, server)
 
 
-def test_rows_arrive_as_they_are_on_the_disk(run: Run, server: IngestServer) -> None:
+def test_rows_arrive_as_stored_on_disk(run: Run, server: IngestServer) -> None:
     run.write("metrics", 3, metrics={"a": float("nan"), "b": float("-inf"), "c": 1e-308, "d": 0.1})
     run.write("samples", 2, response='ä "quoted"\n\u2028 \ud800')
     run.write("events", message="x")
@@ -86,7 +92,7 @@ def test_rows_arrive_as_they_are_on_the_disk(run: Run, server: IngestServer) -> 
     assert (server.calls[0]["batch"], server.calls[0]["attempt"]) == (None, 1)
 
 
-def test_batches_count_from_one_and_hold_200_rows_of_a_kind_and_a_megabyte(run: Run, server: IngestServer) -> None:
+def test_batches_count_from_one_and_are_limited_in_rows_and_bytes(run: Run, server: IngestServer) -> None:
     run.write("metrics", 450)
     run.write("samples", 5, response="x" * 400_000)
     run.write("evaluations", response="x" * 1_500_000)
@@ -99,7 +105,7 @@ def test_batches_count_from_one_and_hold_200_rows_of_a_kind_and_a_megabyte(run: 
     assert sum(size > 1_000_000 for size in sizes) == 1, "one row alone is larger"
 
 
-def test_a_torn_last_line_waits_until_it_is_whole(run: Run, server: IngestServer, tmp_path: Path) -> None:
+def test_an_unterminated_last_line_is_not_sent(run: Run, server: IngestServer, tmp_path: Path) -> None:
     run.write("metrics", 2)
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"number": 3, "te')
@@ -113,7 +119,7 @@ def test_a_torn_last_line_waits_until_it_is_whole(run: Run, server: IngestServer
     assert server.rows["metrics"][2] == {"number": 3, "text": 1}
 
 
-def test_a_damaged_line_is_left_out_and_keeps_its_place(run: Run, server: IngestServer, tmp_path: Path) -> None:
+def test_a_damaged_line_becomes_a_null_row(run: Run, server: IngestServer, tmp_path: Path) -> None:
     run.write("events")
     with (tmp_path / "events.jsonl").open("ab") as file:
         file.write(b'\0\0\0\n{"a": NaN}\n[1]\n\xff\n')
@@ -135,7 +141,7 @@ def test_each_row_arrives_once_whatever_fails(fault: str, run: Run, server: Inge
     assert len(server.rows["metrics"]) == 15
 
 
-def test_an_answer_that_was_lost_costs_no_second_application(run: Run, server: IngestServer) -> None:
+def test_a_batch_is_not_applied_twice_after_a_lost_response(run: Run, server: IngestServer) -> None:
     run.uploader.follow()
     run.until(lambda: bool(server.calls))
     run.write("metrics", 2)
@@ -148,25 +154,28 @@ def test_an_answer_that_was_lost_costs_no_second_application(run: Run, server: I
     assert sent == [(1, 2), (1, 2), (2, 2)], "the same batch again, then the next one"
 
 
-def test_rows_wait_on_the_disk_while_nobody_listens(run: Run, server: IngestServer) -> None:
+def test_rows_stay_on_disk_while_the_service_is_unavailable(run: Run, server: IngestServer) -> None:
     server.stop()
     run.write("metrics", 3)
     run.uploader.follow()
-    delays = [run.uploader.step() for _ in range(4)]
-    assert all(QUICK.first_retry / 2 <= delay <= QUICK.last_retry for delay in delays)
+    run.steps(4)
     run.write("metrics", 3)
     server.start()
     run.arrives(server)
 
 
-def test_the_wait_doubles_and_ends_at_its_longest(run: Run, server: IngestServer) -> None:
-    server.faults.extend(["500"] * 6)
-    delays = [run.uploader.step() for _ in range(6)]
-    bounds = [0.005, 0.01, 0.02, 0.02, 0.02, 0.02]
-    assert all(bound / 2 <= delay <= bound for delay, bound in zip(delays, bounds, strict=True))
+def test_the_back_off_grows_exponentially_to_its_maximum(run: Run, server: IngestServer) -> None:
+    server.faults.extend(["500"] * 200)
+    waits: list[float] = []
+    retrying = run.uploader.retrying.copy(sleep=waits.append)
+    retrying(run.uploader.step)
+    bounds = [0.005, 0.01, *[0.02] * 198]
+    assert all(0.0025 <= wait <= bound for wait, bound in zip(waits, bounds, strict=True))
+    assert max(waits) > 0.019
+    assert len({round(wait, 6) for wait in waits}) > 100, "no jitter"
 
 
-def test_a_launch_goes_on_from_what_the_service_has(tmp_path: Path, server: IngestServer) -> None:
+def test_a_launch_continues_from_the_offsets_of_the_service(tmp_path: Path, server: IngestServer) -> None:
     first = Run(tmp_path, server)
     first.write("metrics", 700)
     first.write("events", 2)
@@ -182,7 +191,7 @@ def test_a_launch_goes_on_from_what_the_service_has(tmp_path: Path, server: Inge
     assert server.calls[before]["batch"] is None, "it asks first"
 
 
-def test_a_service_with_an_older_past_gets_the_missing_rows_again(run: Run, server: IngestServer) -> None:
+def test_rows_lost_by_the_service_are_sent_again(run: Run, server: IngestServer) -> None:
     run.write("metrics", 10)
     run.write("samples", 10)
     run.arrives(server)
@@ -198,7 +207,7 @@ def test_a_service_with_an_older_past_gets_the_missing_rows_again(run: Run, serv
     run.arrives(server)
 
 
-def test_a_heartbeat_notices_that_rows_are_gone(tmp_path: Path, server: IngestServer) -> None:
+def test_a_heartbeat_detects_lost_rows(tmp_path: Path, server: IngestServer) -> None:
     run = Run(tmp_path, server, Timing(poll=0.01, heartbeat=0.0, first_retry=0.005))
     run.write("metrics", 5)
     run.arrives(server)
@@ -206,7 +215,7 @@ def test_a_heartbeat_notices_that_rows_are_gone(tmp_path: Path, server: IngestSe
     run.until(lambda: server.rows == run.on_disk())
 
 
-def test_a_service_that_is_ahead_is_not_sent_what_it_has(run: Run, server: IngestServer) -> None:
+def test_rows_the_service_already_has_are_not_sent(run: Run, server: IngestServer) -> None:
     run.write("metrics", 4)
     server.rows["metrics"] = [{"number": number} for number in (1, 2, 3, 4)]
     run.uploader.follow()
@@ -233,7 +242,7 @@ def test_a_batch_that_is_too_large_is_halved_until_it_fits(
     assert run.uploader.take_events() == []
 
 
-def test_a_row_that_is_too_large_alone_is_left_out_and_said_so(run: Run, server: IngestServer) -> None:
+def test_a_single_row_that_is_too_large_is_skipped_with_an_event(run: Run, server: IngestServer) -> None:
     server.most_bytes = 3000
     run.write("samples", 2, response="x" * 400)
     run.write("samples", response="x" * 4000)
@@ -242,10 +251,10 @@ def test_a_row_that_is_too_large_alone_is_left_out_and_said_so(run: Run, server:
     run.until(lambda: len(server.rows["samples"]) == 5)
     assert [row and row["number"] for row in server.rows["samples"]] == [1, 2, None, 4, 5]
     (event,) = run.uploader.take_events()
-    assert event.startswith("samples.jsonl, line 3 was refused and is left out there: 413: Content Too Large")
+    assert event.startswith("samples.jsonl, line 3 was rejected and skipped: 413: Content Too Large")
 
 
-def test_only_the_rows_that_are_refused_are_left_out(run: Run, server: IngestServer) -> None:
+def test_only_rejected_rows_are_skipped(run: Run, server: IngestServer) -> None:
     server.bad = lambda kind, row: kind == "metrics" and row["number"] in (38, 39, 250)
     run.write("metrics", 300)
     run.write("events", 5)
@@ -255,13 +264,13 @@ def test_only_the_rows_that_are_refused_are_left_out(run: Run, server: IngestSer
     assert server.rows["events"] == run.on_disk()["events"]
     events = run.uploader.take_events()
     assert [event.split(":")[0] for event in events] == [
-        f"metrics.jsonl, line {line} was refused and is left out there" for line in (38, 39, 250)
+        f"metrics.jsonl, line {line} was rejected and skipped" for line in (38, 39, 250)
     ]
     assert events[0].endswith("422: metrics: a bad row")
     assert run.uploader.take_events() == []
 
 
-def test_a_service_that_takes_no_empty_row_either_gets_the_other_files(run: Run, server: IngestServer) -> None:
+def test_a_file_is_closed_when_even_null_rows_are_rejected(run: Run, server: IngestServer) -> None:
     server.bad = lambda kind, row: kind == "samples"
     server.takes_null = False
     run.write("samples", 3)
@@ -271,19 +280,19 @@ def test_a_service_that_takes_no_empty_row_either_gets_the_other_files(run: Run,
     run.write("metrics", 3)
     run.until(lambda: len(server.rows["metrics"]) == 6)
     assert server.rows["samples"] == []
-    assert run.uploader.take_events()[-1].startswith("samples.jsonl: not even an empty row was taken")
+    assert run.uploader.take_events()[-1].startswith("samples.jsonl: an empty row was rejected too")
 
 
-def test_a_service_that_refuses_everything_does_not_fill_the_events(run: Run, server: IngestServer) -> None:
+def test_rejection_events_are_limited(run: Run, server: IngestServer) -> None:
     server.bad = lambda kind, row: True
-    run.write("metrics", 2 * MOST_EVENTS)
+    run.write("metrics", 2 * MAX_EVENTS)
     run.uploader.follow()
-    run.until(lambda: len(server.rows["metrics"]) == 2 * MOST_EVENTS)
-    assert len(run.uploader.take_events()) == MOST_EVENTS
+    run.until(lambda: len(server.rows["metrics"]) == 2 * MAX_EVENTS)
+    assert len(run.uploader.take_events()) == MAX_EVENTS
 
 
 @pytest.mark.parametrize("over", [False, True])
-def test_another_launch_or_the_end_of_the_run_silences_this_one(over: bool, run: Run, server: IngestServer) -> None:
+def test_a_fenced_launch_stops_calling(over: bool, run: Run, server: IngestServer) -> None:
     run.write("metrics", 2)
     run.arrives(server)
     server.token, server.over = ("secret", True) if over else ("newer", False)
@@ -297,24 +306,24 @@ def test_another_launch_or_the_end_of_the_run_silences_this_one(over: bool, run:
     assert server.outcome is None
 
 
-def test_wishes_come_back_with_every_answer(run: Run, server: IngestServer) -> None:
+def test_every_response_carries_the_current_request(run: Run, server: IngestServer) -> None:
     run.steps(1)
-    assert run.uploader.wish is None
+    assert run.uploader.request is None
     server.wish = "pause"
     run.uploader.follow()
     run.steps(1)
-    assert run.uploader.wish == "pause"
+    assert run.uploader.request == "pause"
     server.wish = None
     run.write("metrics")
     run.steps(1)
-    assert run.uploader.wish is None
+    assert run.uploader.request is None
     server.wish = "dance"
     run.write("metrics")
     run.steps(1)
-    assert run.uploader.wish is None
+    assert run.uploader.request is None
 
 
-def test_the_identity_is_sent_once_and_again_when_it_changed(run: Run, server: IngestServer, tmp_path: Path) -> None:
+def test_the_identity_is_sent_once_per_change(run: Run, server: IngestServer, tmp_path: Path) -> None:
     write_json(tmp_path / "run.json", {"config": {"threshold": float("inf")}})
     run.write("metrics")
     run.arrives(server)
@@ -326,7 +335,7 @@ def test_the_identity_is_sent_once_and_again_when_it_changed(run: Run, server: I
     assert [call["identity"] is not None for call in server.calls].count(True) == 2
 
 
-def test_nothing_but_heartbeats_before_the_files_are_open(tmp_path: Path, server: IngestServer) -> None:
+def test_only_heartbeats_are_sent_before_follow(tmp_path: Path, server: IngestServer) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"number": 1}\n')
     address = ServiceAddress(server.url, "r", 1, "secret")
     uploader = Uploader(address, tmp_path, Timing(heartbeat=0.0))
@@ -335,7 +344,7 @@ def test_nothing_but_heartbeats_before_the_files_are_open(tmp_path: Path, server
     assert [call["batch"] for call in server.calls] == [None] * 3
 
 
-def test_the_thread_sends_the_rest_and_the_outcome_last(run: Run, server: IngestServer) -> None:
+def test_the_thread_sends_remaining_rows_then_the_outcome(run: Run, server: IngestServer) -> None:
     run.uploader.start()
     run.uploader.follow()
     server.faults.extend(["ok", "500", "lost", "reset", "ok", "lost"])
@@ -347,11 +356,11 @@ def test_the_thread_sends_the_rest_and_the_outcome_last(run: Run, server: Ingest
     assert all(server.calls[-1][kind] == [] for kind in KINDS)
 
 
-def test_an_outcome_whose_answer_was_lost_has_arrived_when_the_run_is_over(run: Run, server: IngestServer) -> None:
+def test_410_after_a_lost_response_counts_as_a_delivered_outcome(run: Run, server: IngestServer) -> None:
     run.uploader.follow()
     run.steps(2)
     server.faults.append("lost")
-    run.uploader._queue.end_with(OUTCOME)
+    run.uploader._queue.set_outcome(OUTCOME)
     run.steps(1)
     server.over = True
     run.uploader.start()
@@ -359,7 +368,7 @@ def test_an_outcome_whose_answer_was_lost_has_arrived_when_the_run_is_over(run: 
     assert run.uploader.fenced is None
 
 
-def test_a_refused_launch_sends_its_outcome_and_no_rows(tmp_path: Path, server: IngestServer) -> None:
+def test_a_launch_that_never_followed_sends_its_outcome_only(tmp_path: Path, server: IngestServer) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"number": 1}\n')
     uploader = Uploader(ServiceAddress(server.url, "r", 1, "secret"), tmp_path, QUICK)
     uploader.start()
@@ -367,7 +376,7 @@ def test_a_refused_launch_sends_its_outcome_and_no_rows(tmp_path: Path, server: 
     assert (server.outcome, server.rows["metrics"]) == (OUTCOME, [])
 
 
-def test_the_end_gives_up_on_a_service_that_is_away(tmp_path: Path) -> None:
+def test_finish_gives_up_on_an_unavailable_service(tmp_path: Path) -> None:
     with socket.socket() as taken:  # bound, never listening: connections are refused
         taken.bind(("127.0.0.1", 0))
         address = ServiceAddress(f"http://127.0.0.1:{taken.getsockname()[1]}", "r", 1, "secret")
@@ -397,7 +406,7 @@ def shared_server() -> Iterator[IngestServer]:
 
 @given(actions=st.lists(ACTIONS, max_size=25))
 @settings(max_examples=40, deadline=None)
-def test_whatever_fails_the_service_ends_with_the_lines_on_the_disk(
+def test_the_service_ends_with_the_lines_on_disk_whatever_fails(
     shared_server: IngestServer, actions: list[tuple[str, Any, int]]
 ) -> None:
     server = shared_server
@@ -432,7 +441,7 @@ def test_whatever_fails_the_service_ends_with_the_lines_on_the_disk(
 
 @given(lines=st.lists(st.integers(0, 400_000), max_size=12), moves=st.lists(st.integers(0, 14), max_size=20))
 @settings(max_examples=40, deadline=None)
-def test_a_line_is_found_from_anywhere(lines: list[int], moves: list[int]) -> None:
+def test_line_tail_seeks_to_any_line(lines: list[int], moves: list[int]) -> None:
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "rows.jsonl"
         path.write_bytes(b"".join(b"%d %s\n" % (i, b"x" * size) for i, size in enumerate(lines)) + b"torn")
@@ -447,7 +456,7 @@ def test_a_line_is_found_from_anywhere(lines: list[int], moves: list[int]) -> No
 GOOD = {"url": "http://127.0.0.1:8000", "run": "r1", "attempt": 2, "token": "t"}
 
 
-def test_service_json_is_read_and_its_token_stays_out_of_sight(tmp_path: Path) -> None:
+def test_service_json_is_read_and_its_token_is_not_shown(tmp_path: Path) -> None:
     path = tmp_path / "service.json"
     path.write_text(json.dumps({**GOOD, "token": "hush"}))
     found = read_service(path)
@@ -463,10 +472,10 @@ def test_service_json_is_read_and_its_token_stays_out_of_sight(tmp_path: Path) -
         (json.dumps({**GOOD, "token": ""}), "token must be set"),
         (json.dumps({**GOOD, "attempt": "1"}), "attempt must be set"),
         (json.dumps({**GOOD, "url": "ftp://x"}), "must begin with http"),
-        (json.dumps({**GOOD, "url": "http://h:x"}), "is no address"),
+        (json.dumps({**GOOD, "url": "http://h:x"}), "is not a URL"),
     ],
 )
-def test_a_bad_service_json_is_named(text: str, message: str, tmp_path: Path) -> None:
+def test_an_invalid_service_json_is_reported(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "service.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):

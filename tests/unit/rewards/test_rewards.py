@@ -1,4 +1,4 @@
-"""Reward components: what ships, classes of one's own, who may run them, and what happens when they misbehave."""
+"""Reward components: built-in and custom classes, the allowlist, and failures."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         (r"<think>\boxed{4}? \boxed{5}!</think> It is \boxed{5}.", False, 1.0),
     ],
 )
-def test_the_format_is_one_box_and_an_end(response: str, truncated: bool, value: float) -> None:
+def test_format_requires_one_box_and_no_truncation(response: str, truncated: bool, value: float) -> None:
     assert Format()(sample_input(response, truncated=truncated)) == value
 
 
-def test_correctness_is_the_verdict() -> None:
+def test_correctness_follows_the_verdict() -> None:
     assert [Correctness()(sample_input("", status=s)) for s in ("correct", "wrong", "unparsed")] == [1.0, 0.0, 0.0]
 
 
@@ -132,13 +132,13 @@ def test_rewards_survive_a_run_file(tmp_path: Path) -> None:
         ([{"name": "a:X"}, {"name": "b:X"}], "two rewards are called X"),
     ],
 )
-def test_rewards_that_mean_nothing_are_refused(rewards: list[dict[str, Any]], complaint: str) -> None:
+def test_rewards_that_mean_nothing_are_rejected(rewards: list[dict[str, Any]], complaint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build({"verifier": {"rewards": rewards}})
     assert complaint in str(caught.value)
 
 
-def test_a_class_that_the_machine_does_not_list_is_refused_and_never_imported() -> None:
+def test_a_class_not_on_the_allowlist_is_rejected_without_import() -> None:
     assert allowed_classes({ALLOWLIST: "a:B, c.d:E ,"}) == {"a:B", "c.d:E"}
     check_allowed(["correctness", "a:B"], {ALLOWLIST: "a:B"})
     for name in ("a:C", "os:getcwd"):
@@ -152,23 +152,25 @@ def test_a_run_with_a_class_that_is_not_allowed_never_starts(monkeypatch: pytest
         check_rewards(VerifierConfig(rewards=(RewardConfig(name="my.pkg:Mine"),)))
 
 
-def test_a_worker_refuses_what_its_own_environment_does_not_list(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_rejects_classes_missing_from_its_allowlist(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # The check before the start passes here; the worker's is the one that holds.
     monkeypatch.setattr("gxpo_trainer.rollout.verification.check_allowed", lambda names, environment: None)
-    with pytest.raises(ConfigError, match=r"no worker starts with them: .*'own_rewards:Unlisted' is not allowed"):
+    with pytest.raises(
+        ConfigError, match=r"workers fail to start with these classes: .*'own_rewards:Unlisted' is not allowed"
+    ):
         check_rewards(VerifierConfig(rewards=(RewardConfig(name=f"{module}:Unlisted"),)))
 
 
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("Broken", "cannot be made (OSError: no model here)"),
-        ("NotCallable", "cannot be called; give it __call__(sample) -> float"),
-        ("Missing", "cannot be made (AttributeError"),
-        ("number", "cannot be made (TypeError"),
+        ("Broken", "(OSError: no model here)"),
+        ("NotCallable", "is not callable; define __call__(sample) -> float"),
+        ("Missing", "(AttributeError"),
+        ("number", "(TypeError"),
     ],
 )
-def test_a_class_that_cannot_be_made_is_refused_by_name(module: str, name: str, complaint: str) -> None:
+def test_a_class_that_cannot_be_created_is_rejected(module: str, name: str, complaint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Scorer.load([(f"{module}:{name}", 1.0)], {ALLOWLIST: f"{module}:{name}"})
     assert complaint in str(caught.value)
@@ -222,7 +224,7 @@ def test_components_of_every_sample_come_back_with_their_sum(module: str, tmp_pa
     assert rows[0]["reward"] == pytest.approx(2.3)
 
 
-def test_a_component_that_fails_or_hangs_leaves_no_reward_and_harms_no_other(module: str) -> None:
+def test_a_failing_or_hanging_component_affects_only_its_response(module: str) -> None:
     config = VerifierConfig(workers=1, deadline_s=5.0, rewards=(RewardConfig(name=f"{module}:Brevity"),))
     (verdicts,) = score(config, group("raise", r"\boxed{5}", "hang", "nan", "5"))
     assert [verdict.status for verdict in verdicts] == ["error", "correct", "timeout", "error", "correct"]
@@ -232,13 +234,13 @@ def test_a_component_that_fails_or_hangs_leaves_no_reward_and_harms_no_other(mod
     assert component_means([ScoredGroup(group("a"), tuple(verdicts))]) == {"reward/Brevity_mean": 0.8}
 
 
-def test_an_evaluation_asks_for_no_components(module: str) -> None:
+def test_evaluations_compute_no_components(module: str) -> None:
     config = VerifierConfig(workers=1, deadline_s=60.0, rewards=(RewardConfig(name=f"{module}:Brevity"),))
     (verdicts,) = score(config, group(r"raise \boxed{5}"), rewards=False)
     assert (verdicts[0].status, verdicts[0].components) == ("correct", None)
 
 
-def test_a_value_that_is_no_number_is_a_failure() -> None:
+def test_a_non_numeric_value_is_an_error() -> None:
     scorer = Scorer((("odd", 1.0, lambda sample: "much"),))  # type: ignore[arg-type, return-value]
     context: dict[str, Any] = {"problem": "?", "num_tokens": 1, "truncated": False, "extra": {}}
     with pytest.raises(RewardFailed, match="reward odd: ValueError"):

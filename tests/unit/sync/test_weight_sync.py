@@ -1,4 +1,4 @@
-"""The weight publisher and the checksum, without an engine: what is left behind, what is refused, what is seen."""
+"""The weight publishers and the checksum, without an engine."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from gxpo_trainer.rollout.requests import SamplerSettings
 from gxpo_trainer.rollout.sampler import Sampler
 from gxpo_trainer.sync.checksums import checksum
 from gxpo_trainer.sync.nccl import NcclPublisher
-from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher, sweep
+from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher, remove_stale_directories
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is visible")
-def test_nccl_transfer_without_cuda_is_refused() -> None:
+def test_nccl_transfer_without_cuda_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r'needs CUDA .* use the transfer "shared_memory"'):
         NcclPublisher(None, address="127.0.0.1", port=1, num_sampler_gpus=1, dtype=torch.float32)
 
 
-def test_a_sampler_over_several_gpus_is_refused() -> None:
+def test_tensor_parallel_sampler_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"placement.tensor_parallel = 2"):
         Sampler(SamplerSettings(model="none", max_length=8, tensor_parallel=2))
 
 
-def test_a_published_buffer_is_private_and_goes_with_its_publisher() -> None:
+def test_published_buffer_is_private_and_removed_on_close() -> None:
     publisher = SharedMemoryPublisher()
     manifest = publisher.publish(1, [("weight", torch.ones(3, 5))])
     assert manifest.buffer is not None
     assert publisher.directory.stat().st_mode & 0o777 == 0o700
     assert Path(manifest.buffer).stat().st_mode & 0o777 == 0o600
-    assert publisher.directory not in sweep(), "a living publisher's directory was swept"
+    assert publisher.directory not in remove_stale_directories()
     publisher.close()
     assert not publisher.directory.exists()
 
 
-def test_a_killed_publishers_buffers_are_swept_by_the_next() -> None:
+def test_next_publisher_removes_the_buffers_of_a_killed_one() -> None:
     code = (
         "import os, signal, torch\n"
         "from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher\n"
@@ -59,7 +59,7 @@ def test_a_killed_publishers_buffers_are_swept_by_the_next() -> None:
     assert not left.exists()
 
 
-def test_the_version_before_stays_readable_while_the_next_is_written() -> None:
+def test_previous_version_stays_readable_while_the_next_is_written() -> None:
     publisher = SharedMemoryPublisher()
     first = publisher.publish(1, [("weight", torch.full((7,), 1.0))])
     content = Path(str(first.buffer)).read_bytes()
@@ -68,7 +68,7 @@ def test_the_version_before_stays_readable_while_the_next_is_written() -> None:
     publisher.close()
 
 
-def test_a_tensor_need_only_live_until_the_next_one_is_asked_for() -> None:
+def test_published_tensors_may_share_one_storage() -> None:
     publisher = SharedMemoryPublisher()
 
     def stream() -> Iterator[tuple[str, torch.Tensor]]:
@@ -109,7 +109,7 @@ def splitmix(counter: int) -> int:
     return z ^ z >> 31
 
 
-def test_checksum_sees_exchanges_and_last_bits_but_not_memory_layout() -> None:
+def test_checksum_detects_exchanges_and_last_bits_but_not_memory_layout() -> None:
     torch.manual_seed(0)
     tensor = torch.randn(64, 48)
     assert checksum(tensor.t().contiguous().t()) == checksum(tensor)

@@ -231,7 +231,7 @@ def test_refused_rows_are_events(tmp_path: Path, server: IngestServer) -> None:
         launch.end("steps")
     (event,) = read_events(tmp_path)
     assert event["kind"] == "upload_refused"
-    assert event["message"].startswith("metrics.jsonl, line 1 was refused")
+    assert event["message"].startswith("metrics.jsonl, line 1 was rejected")
 
 
 # ---- the command ---------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def test_a_service_learns_of_a_config_that_is_refused(tmp_path: Path, server: In
     assert "seed = -1" in server.outcome["message"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.toml", "outcome.json", "service.json"]
     assert train(config, "--service", address) == 2
-    assert "--service needs --out" in capsys.readouterr().err
+    assert "--service requires --out" in capsys.readouterr().err
 
 
 def test_a_refused_run_leaves_nothing_behind(tmp_path: Path, capsys: Any) -> None:

@@ -1,4 +1,4 @@
-"""What several commands share: their parser, and the types of their arguments."""
+"""Arguments and argument types shared by several commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_set(parser: argparse.ArgumentParser) -> None:
 def names(text: str) -> tuple[str, ...]:
     found = tuple(name.strip() for name in text.split(",") if name.strip())
     if not found:
-        raise argparse.ArgumentTypeError("must name at least one")
+        raise argparse.ArgumentTypeError("must contain at least one name")
     return found
 
 

@@ -57,14 +57,14 @@ def _summary(config: RunConfig) -> str:
 
 
 def _comments(config: RunConfig) -> list[str]:
-    """What the numbers alone do not say: passes a step, and when noise alone would end the look-ahead."""
+    """Backward passes per step, and the expected step at which noise alone fires the gate."""
     from gxpo_trainer.rules.false_alarm import describe
 
     rule = config.learner.rule
     if rule.name == "grpo":
-        return ["GRPO: 1 backward pass a step."]
+        return ["GRPO: 1 backward pass per step."]
     passes = rule.k + 1 if rule.name == "sfpo" else rule.probes + 1
     return [
-        f"{rule.name.upper()}: {passes} backward passes a step while the look-ahead is on, 1 after it.",
+        f"{rule.name.upper()}: {passes} backward passes per step while the look-ahead is on, 1 after it.",
         describe(rule.gate),
     ]

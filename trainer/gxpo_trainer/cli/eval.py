@@ -1,4 +1,4 @@
-"""`gxpo eval`: score a model on benchmarks, without a run."""
+"""`gxpo eval`: evaluate a model on benchmarks, without a run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--benchmark", metavar="NAMES", required=True, type=names, help="comma-separated names or .jsonl files"
     )
-    parser.add_argument("--samples", metavar="N", type=positive, default=16, help="responses a problem; default 16")
-    parser.add_argument("--problems", metavar="N", type=positive, help="only the first so many problems of each")
+    parser.add_argument("--samples", metavar="N", type=positive, default=16, help="responses per problem; default 16")
+    parser.add_argument("--problems", metavar="N", type=positive, help="use the first N problems of each benchmark")
     parser.add_argument("--max-new-tokens", metavar="N", type=positive, help="longest response; default 3072")
     parser.add_argument("--temperature", metavar="T", type=float, default=1.0, help="default 1")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="default 0")
     parser.add_argument("--data-root", metavar="DIR", type=Path, help="folder with local copies of the benchmarks")
     parser.add_argument("--template", metavar="T", default="auto", help="plain, boxed, or a text with {problem}")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="also write the scores there, as JSON lines")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="also write the scores to this file, as JSON lines")
     parser.add_argument("--against", metavar="FILE", type=Path, help="show the difference to an earlier --out file")
-    parser.add_argument("--compare-published", action="store_true", help="show the GXPO paper's numbers beside them")
+    parser.add_argument("--compare-published", action="store_true", help="also show the GXPO paper's results")
     parser.set_defaults(run=run)
 
 

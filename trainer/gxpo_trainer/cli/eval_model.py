@@ -1,4 +1,4 @@
-"""The work of `gxpo eval`: score a transformers folder, an adapter or a hub model on benchmarks, without a run."""
+"""Implementation of `gxpo eval`: evaluate a transformers folder, an adapter or a hub model on benchmarks."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from gxpo_trainer.training.prepare import tokenized_benchmarks
 
 
 def evaluate_model(args: argparse.Namespace) -> int:
-    """Sample, grade, print tables; with --out also one JSON line a benchmark."""
+    """Sample, grade and print tables; with --out also write one JSON line per benchmark."""
     if not (args.temperature > 0 and math.isfinite(args.temperature)):
-        raise ConfigError(f"--temperature {args.temperature}: must be above 0; pass@k needs samples that differ")
+        raise ConfigError(f"--temperature {args.temperature}: must be above 0, because pass@k needs distinct samples")
     earlier = None if args.against is None else _earlier(args.against)
-    with _whole_model(args.model) as path:
+    with _merged_model(args.model) as path:
         config = _config(args, path)
         placement = Placement.decide(config)
         folder = resolve_model(config.model)
@@ -53,8 +53,8 @@ def evaluate_model(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _whole_model(model: str) -> Iterator[str]:
-    """The model to load: an adapter is merged into its base in a temporary folder that ends with the evaluation."""
+def _merged_model(model: str) -> Iterator[str]:
+    """The model to load; an adapter is merged into its base in a temporary folder."""
     folder = Path(model).expanduser()
     if not is_adapter(folder):
         yield model
@@ -65,7 +65,7 @@ def _whole_model(model: str) -> Iterator[str]:
 
 
 def _identity(model: str, folder: str) -> dict[str, Any]:
-    """What was evaluated. A hub name stands for itself; an adapter needs its base's hash too."""
+    """Name and hash of the evaluated model; of an adapter also the hash of its base."""
     given = Path(model).expanduser()
     if is_adapter(given):
         base = Path(base_of(given))
@@ -77,28 +77,28 @@ def _identity(model: str, folder: str) -> dict[str, Any]:
 def _earlier(path: Path) -> list[dict[str, Any]]:
     """Records of an earlier --out file, or of a run's evaluations.jsonl. Raises DataError."""
     if not path.is_file():
-        raise DataError(f"--against {path}: there is no such file; name one that --out has written")
+        raise DataError(f"--against {path}: the file does not exist; give one written by --out")
     records = list(read_lines(path))
     if not records or any("benchmark" not in record or "scores" not in record for record in records):
-        raise DataError(f"--against {path}: holds no evaluations; name a file that --out has written")
+        raise DataError(f"--against {path}: contains no evaluations; give a file written by --out")
     return records
 
 
 def _config(args: argparse.Namespace, model: str) -> RunConfig:
-    """A run config that holds only what an evaluation needs."""
-    longest = args.max_new_tokens or (48 if args.model == "starter" else 3072)
+    """A run config with the settings of the evaluation."""
+    max_new_tokens = args.max_new_tokens or (48 if args.model == "starter" else 3072)
     body = {
         "name": "eval",
         "seed": args.seed,
-        "model": {"path": model, "max_length": longest + 1024},
-        "rollout": {"max_new_tokens": longest, "samples_per_prompt": max(2, args.samples)},
+        "model": {"path": model, "max_length": max_new_tokens + 1024},
+        "rollout": {"max_new_tokens": max_new_tokens, "samples_per_prompt": max(2, args.samples)},
         "evaluation": {
             "benchmarks": list(args.benchmark),
             "data_root": None if args.data_root is None else str(args.data_root),
             "template": args.template,
             "samples_per_prompt": args.samples,
             "num_problems": args.problems,
-            "max_new_tokens": longest,
+            "max_new_tokens": max_new_tokens,
         },
     }
     return RunConfig.model_validate(body)
@@ -113,13 +113,13 @@ def _evaluate(
     from gxpo_trainer.rollout.collector import SampleCollector
     from gxpo_trainer.training.evaluation import Evaluator
 
-    ours = start_ray(placement)
+    owns_ray = start_ray(placement)
     console = Console(stderr=True)
 
-    def tell(kind: str, message: str, **_: object) -> None:
+    def log_event(kind: str, message: str, **_: object) -> None:
         console.print(f"eval: {kind}: {message}", markup=False)
 
-    collector = SampleCollector(config, placement, folder, tell, initial_version=0)
+    collector = SampleCollector(config, placement, folder, log_event, initial_version=0)
     try:
         collector.start()
         evaluator = Evaluator(config, benchmarks)
@@ -129,5 +129,5 @@ def _evaluate(
         return records
     finally:
         collector.kill()
-        if ours:
+        if owns_ray:
             ray.shutdown()

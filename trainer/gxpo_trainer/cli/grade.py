@@ -12,11 +12,17 @@ from gxpo_trainer.cli.arguments import Subparsers, positive, positive_seconds
 def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("grade", help="verify answers in a file")
     parser.add_argument("file", metavar="FILE.jsonl", type=Path, help='lines of {"gold", "prediction"}')
-    parser.add_argument("--workers", metavar="N", type=positive, help="verifier processes; default: one a core")
+    parser.add_argument("--workers", metavar="N", type=positive, help="verifier processes; default: one per core")
     parser.add_argument(
-        "--deadline", metavar="S", type=positive_seconds, default=5.0, help="seconds an answer may take; default 5"
+        "--deadline",
+        metavar="S",
+        type=positive_seconds,
+        default=5.0,
+        help="time limit per answer in seconds; default 5",
     )
-    parser.add_argument("--out", metavar="FILE", type=Path, help="write verdicts there instead of standard output")
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, help="write verdicts to this file instead of standard output"
+    )
     parser.set_defaults(run=run)
 
 
@@ -27,9 +33,9 @@ def run(args: argparse.Namespace) -> int:
     if args.out is None:
         counts = grade_file(args.file, sys.stdout, workers=args.workers, deadline_s=args.deadline)
     elif args.out.resolve() == args.file.resolve():
-        raise ConfigError(f"--out {args.out} is the input file; name another")
+        raise ConfigError(f"--out {args.out} is the input file; choose another")
     else:
-        # Written beside the target and moved at the end: bad input or an interruption overwrites nothing.
+        # Renamed at the end, so that bad input or an interruption does not overwrite the target.
         part = args.out.with_name(f"{args.out.name}.part")
         try:
             with part.open("w", encoding="utf-8") as stream:

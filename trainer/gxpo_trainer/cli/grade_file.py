@@ -1,4 +1,4 @@
-"""The work of `gxpo grade`: JSON lines of gold and prediction in, verdicts out, in order."""
+"""Implementation of `gxpo grade`: reads JSON lines of gold and prediction, writes verdicts in order."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ def grade_file(
     """Grade every line of a JSONL file.
 
     Args:
-        path_in: lines `{"gold": str, "prediction": str}`, with `"verify": {"tolerance", "unit", "several"}` where an
-            answer has rules of its own; other keys are ignored.
-        out_stream: receives one `{"verdict", "extracted", "seconds", "detail"}` line a line, in order.
-        workers: processes; as many as cores when None.
-        deadline_s: wall clock of one answer, seconds.
+        path_in: lines `{"gold": str, "prediction": str}`, optionally with verification options
+            `"verify": {"tolerance", "unit", "several"}`; other keys are ignored.
+        out_stream: receives one line `{"verdict", "extracted", "seconds", "detail"}` per input line, in order.
+        workers: number of processes; one per core when None.
+        deadline_s: time limit per answer, seconds.
         memory_mb: address-space limit of a worker, MiB.
-        progress_stream: where the progress bar goes, standard error when None; no bar unless it is a terminal.
+        progress_stream: stream of the progress bar, standard error when None; no bar unless it is a terminal.
 
     Returns:
-        How many verdicts of each kind there were, all five kinds present.
+        The number of verdicts of each of the five kinds.
 
     Raises:
-        DataError: the file is missing, empty or malformed (found before anything is graded; names the line).
+        DataError: the file is missing, empty or malformed (checked before grading; with the line number).
         VerifierFailed: workers cannot be started.
     """
     total = sum(1 for _ in read_pairs(path_in))
     if total == 0:
-        raise DataError(f"{path_in}: no lines; give one JSON object with gold and prediction a line")
+        raise DataError(f"{path_in}: is empty; write one JSON object with gold and prediction per line")
     counts: Counter[str] = Counter()
     num_workers = workers if workers is not None else len(os.sched_getaffinity(0))
     console = Console(file=progress_stream if progress_stream is not None else sys.stderr)
@@ -74,7 +74,7 @@ def grade_file(
 
 
 def _verdicts(pool: VerifierPool, pairs: Iterator[Pair], ahead: int) -> Iterator[Verdict]:
-    """Verdicts in order, with a bounded number of chunks under way, whatever the size of the file."""
+    """Verdicts in order, with a bounded number of chunks in flight."""
     pending: _Pending = collections.deque()
     while chunk := list(itertools.islice(pairs, CHUNK)):
         pending.append(pool.submit(chunk))
@@ -94,15 +94,12 @@ def _row(verdict: Verdict) -> dict[str, object]:
 
 
 def _printable(text: str | None) -> str | None:
-    """Lone surrogates cannot be written as UTF-8; they are shown as escapes."""
+    """The text with lone surrogates, which UTF-8 cannot encode, as escapes."""
     return None if text is None else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def read_pairs(path: Path) -> Iterator[Pair]:
-    """(gold, prediction) of each line, with its rules where it has some; blank lines are malformed.
-
-    Raises DataError naming file and line.
-    """
+    """(gold, prediction) of each line, with its options if any. Raises DataError with file and line."""
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
@@ -115,7 +112,7 @@ def _pair(path: Path, number: int, line: bytes) -> Pair:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}, line {number}: not JSON ({error}); write one object a line") from error
+        raise DataError(f"{path}, line {number}: not JSON ({error}); write one object per line") from error
     if not isinstance(row, dict):
         raise DataError(f"{path}, line {number}: {type(row).__name__} instead of an object with gold and prediction")
     for key in ("gold", "prediction"):

@@ -1,10 +1,9 @@
-"""The `gxpo` command: parse first, import heavy modules after.
+"""The `gxpo` command. Arguments are parsed before heavy modules are imported.
 
-Each package registers its commands under the entry-point group `gxpo.commands`; an entry point is a function
-`register(subparsers)` that adds one command and sets its `run` default to a function `run(args) -> int | None`.
-So the trainer installs alone, and the service adds its own commands when it is there.
+Each package registers its commands in the entry-point group `gxpo.commands`; an entry point is a function
+`register(subparsers)` that adds one command and sets its default `run` to a function `run(args) -> int | None`.
 
-Exit codes: 0 done, 1 failed, 2 bad usage, config or data, 130 interrupted.
+Exit codes: 0 success, 1 failure, 2 invalid usage, config or data, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -45,6 +44,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("gxpo: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader of a pipe (`gxpo config … | head`) has gone: not a failure, and nothing is left to flush to.
+        # The reader of a pipe (`gxpo config … | head`) has exited; prevent a failing flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

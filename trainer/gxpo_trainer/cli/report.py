@@ -1,4 +1,4 @@
-"""`gxpo report`: compare runs on disk; tables on stdout, figures and an HTML page in a folder."""
+"""`gxpo report`: compare runs on disk; prints tables and writes figures and an HTML page."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("report", help="compare runs on disk: tables, curves and an HTML page")
     parser.add_argument("runs", metavar="RUN_DIR", type=Path, nargs="+", help="output folders of runs")
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("report"), help="default report")
-    parser.add_argument("--baseline", metavar="NAME", help="what the others are compared with; default: GRPO")
+    parser.add_argument("--baseline", metavar="NAME", help="group to compare the others with; default: GRPO")
     parser.add_argument("--benchmark", metavar="NAME", help="default: the average of all")
-    parser.add_argument("--smoothing", metavar="S", type=share, default=0.0, help="weight of the past; default 0")
+    parser.add_argument(
+        "--smoothing", metavar="S", type=share, default=0.0, help="weight of the exponential average; default 0"
+    )
     parser.add_argument("--title", metavar="TEXT", default="Comparison of runs")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs whose configs differ in name and seed alone count as seeds of one group."""
+    """Compare runs; those whose configs differ only in name and seed are seeds of one group."""
     from rich.console import Console
 
     from gxpo_trainer.errors import ConfigError
@@ -34,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     if args.baseline is not None and args.baseline not in names:
         raise ConfigError(f"--baseline {args.baseline}: choose one of {', '.join(names)}")
     comparison = write_report(args.out, groups, baseline=args.baseline, smoothing=args.smoothing, title=args.title)
-    # A pipe has no width of its own, and rich would fold the tables into 80 columns.
+    # Without a terminal rich assumes 80 columns, which would wrap the tables.
     print_tables(groups, comparison, Console(width=None if sys.stdout.isatty() else 120))
     print(f"\nReport: {args.out / HTML_NAME}\nCurves: {args.out / PNG_NAME}")
     return 0

@@ -17,11 +17,16 @@ def register(subparsers: Subparsers) -> None:
     add_set(parser)
     parser.add_argument("--out", metavar="DIR", type=Path, help="output folder; default runs/<name>")
     start = parser.add_mutually_exclusive_group()
-    start.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the output folder")
+    start.add_argument("--resume", action="store_true", help="resume from the last checkpoint in the output folder")
     start.add_argument(
-        "--continue", dest="go_on", action="store_true", help="go on where the output folder holds a run, else start"
+        "--continue",
+        dest="continue_run",
+        action="store_true",
+        help="resume if the output folder contains a run, else start",
     )
-    parser.add_argument("--service", metavar="FILE", type=Path, help="report to the service that wrote this file")
+    parser.add_argument(
+        "--service", metavar="FILE", type=Path, help="service.json of the launch: report to that service"
+    )
     parser.add_argument(
         "--log", metavar="NAMES", type=_loggers, default=(), help="also export to tensorboard,wandb (offline)"
     )
@@ -29,7 +34,7 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`gxpo train`: exit code 0 when the budget was reached or a wish granted; errors travel to the command line."""
+    """Train; exit code 0 when a budget was reached or a pause or cancel request was fulfilled."""
     from gxpo_trainer.config.io import load_run
     from gxpo_trainer.errors import ConfigError
     from gxpo_trainer.records.uploader import read_service
@@ -38,18 +43,18 @@ def run(args: argparse.Namespace) -> int:
 
     service = read_service(args.service) if args.service else None
     if service is not None and args.out is None:
-        raise ConfigError("--service needs --out: the folder that the service made for the run")
-    # A service has made the folder and must learn of a config that is refused; without one nothing is made for it.
+        raise ConfigError("--service requires --out, the folder that the service created for the run")
+    # The service must be told about an invalid config; without a service nothing is created for one.
     config = load_run(args.config, args.set) if service is None else None
     with Launch(args.out or Path("runs") / safe_name(config.name if config else ""), service) as launch:
         config = config or load_run(args.config, args.set)
-        ended = train_in_launch(config, launch, resume=args.resume, go_on=args.go_on, loggers=args.log)
+        ended = train_in_launch(config, launch, resume=args.resume, go_on=args.continue_run, loggers=args.log)
     print(f"{config.name}: {describe_end(ended, launch)}; results in {launch.out_dir}", file=sys.stderr)
     return launch.exit_code
 
 
 def safe_name(name: str) -> str:
-    """A folder name from a run's name: letters, digits, dot, dash and underscore; never hidden, never a path."""
+    """A folder name from a run's name: letters, digits, dot, dash and underscore, without a leading dot."""
     kept = "".join(c if c.isalnum() or c in "._-" else "-" for c in name).lstrip(".")
     return kept or "run"
 

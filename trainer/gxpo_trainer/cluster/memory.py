@@ -1,4 +1,4 @@
-"""Memory of one process."""
+"""Memory and garbage collection of one process."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from contextlib import contextmanager
 
 
 def peak_resident_bytes() -> int:
-    """Largest resident set of this process so far. Linux counts it in KiB (getrusage(2))."""
+    """Peak resident set size of this process, in bytes. Linux reports KiB (getrusage(2))."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @contextmanager
-def lasting() -> Iterator[None]:
-    """What is made in this block stays for good, so no collection ever looks through it, in the block or later.
+def frozen_allocations() -> Iterator[None]:
+    """Exclude the objects allocated in this block from garbage collection, during the block and after it.
 
-    Importing an engine makes a million objects; those that build engines collect several times, at half a second each.
+    Importing an engine allocates a million objects, and building one runs several collections at half a second each.
     """
     gc.disable()
     try:

@@ -1,6 +1,6 @@
-"""Which process runs where.
+"""Resources and Ray options of each process of a run.
 
-Logical CPUs are fractional. A sum above what Ray has would leave an actor pending for ever, so it is refused
+Logical CPUs are fractional. A request above Ray's total would leave an actor pending indefinitely, so it is rejected
 before anything starts.
 """
 
@@ -11,54 +11,53 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gxpo_trainer.cluster.placement_group import Seats
+from gxpo_trainer.cluster.placement_group import RunPlacementGroup
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The settings of `placement` with every automatic value decided."""
+    """The settings of `placement` with every automatic value resolved."""
 
     config: RunConfig
     device: Literal["cpu", "gpu"]
     learner_threads: int
     sampler_threads: int
-    seats: Seats = field(default_factory=Seats)
+    group: RunPlacementGroup = field(default_factory=RunPlacementGroup)
 
     @classmethod
     def decide(cls, config: RunConfig) -> Placement:
-        """Settle `auto` values. Raises ConfigError when a GPU is asked for and none is visible."""
-        wanted = config.placement
+        """Resolve `auto` values. Raises ConfigError when a GPU is requested and none is visible."""
+        requested = config.placement
         visible = _visible_gpus()
-        if wanted.device == "gpu" and not visible and ray_address(config) is None:
+        if requested.device == "gpu" and not visible and ray_address(config) is None:
             raise ConfigError('placement.device = "gpu" but no GPU is visible; set it to "cpu" or "auto"')
-        device: Literal["cpu", "gpu"] = (
-            "gpu" if wanted.device == "gpu" or (wanted.device == "auto" and visible) else "cpu"
-        )
+        use_gpu = requested.device == "gpu" or (requested.device == "auto" and visible)
         cores = usable_cores()
-        threads = wanted.learner_threads or max(1, cores // wanted.learner_ranks)
-        return cls(config, device, threads, wanted.sampler_threads or cores)
+        threads = requested.learner_threads or max(1, cores // requested.learner_ranks)
+        return cls(config, "gpu" if use_gpu else "cpu", threads, requested.sampler_threads or cores)
 
     def learner_options(self, rank: int = 0) -> dict[str, Any]:
         """Ray options of one learner rank."""
+        accelerator = "cuda" if self.device == "gpu" else "cpu"
         return {
-            **self.seats.learner(rank),
+            **self.group.learner_options(rank),
             "num_cpus": self.config.placement.learner_cpus,
             "num_gpus": 1 if self.device == "gpu" else 0,
-            "runtime_env": {"env_vars": {**self._threads(self.learner_threads), "DS_ACCELERATOR": self._accelerator()}},
+            "runtime_env": {"env_vars": {**_thread_variables(self.learner_threads), "DS_ACCELERATOR": accelerator}},
         }
 
     def sampler_options(self) -> dict[str, Any]:
         """Ray options of the sampler."""
         variables = {
-            **self._threads(self.sampler_threads),
+            **_thread_variables(self.sampler_threads),
             "VLLM_CPU_KVCACHE_SPACE": str(self.config.rollout.cpu_kv_cache_gib),
         }
         if self.device == "cpu":
             variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         return {
-            **self.seats.sampler(),
+            **self.group.sampler_options(),
             "num_cpus": self.config.placement.sampler_cpus,
             "num_gpus": self.config.placement.tensor_parallel if self.device == "gpu" else 0,
             "runtime_env": {"env_vars": variables},
@@ -67,67 +66,67 @@ class Placement:
     def verifier_options(self) -> dict[str, Any]:
         """Ray options of the verifier."""
         return {
-            **self.seats.sampler(),
+            **self.group.sampler_options(),
             "num_cpus": self.config.placement.verifier_cpus,
             "num_gpus": 0,
             "max_concurrency": 64,
-            "runtime_env": {"env_vars": self._threads(1)},
+            "runtime_env": {"env_vars": _thread_variables(1)},
         }
 
     def check_fits(self, cluster: dict[str, float]) -> None:
-        """Raises ConfigError when the processes of this run can never all be placed."""
+        """Check this run's total request. Raises ConfigError (`no_resources`) when it exceeds Ray's resources."""
         p = self.config.placement
         cpus = p.learner_ranks * p.learner_cpus + p.sampler_cpus + p.verifier_cpus
         gpus = (p.learner_ranks + p.tensor_parallel) if self.device == "gpu" else 0
         if cpus > cluster.get("CPU", 0) + 1e-9:
             raise ConfigError(
-                f"placement asks for {cpus:g} logical CPUs (learner_ranks × learner_cpus + sampler_cpus + "
-                f"verifier_cpus) but Ray has {cluster.get('CPU', 0):g}; lower them, they may be fractions"
+                f"placement requires {cpus:g} logical CPUs (learner_ranks × learner_cpus + sampler_cpus + "
+                f"verifier_cpus) but Ray has {cluster.get('CPU', 0):g}; lower these settings (fractions are allowed)",
+                reason="no_resources",
             )
         if gpus > cluster.get("GPU", 0) + 1e-9:
             raise ConfigError(
-                f"placement asks for {gpus} GPUs (learner_ranks + tensor_parallel) but Ray has "
-                f"{cluster.get('GPU', 0):g}; lower them, or add workers"
+                f"placement requires {gpus} GPUs (learner_ranks + tensor_parallel) but Ray has "
+                f"{cluster.get('GPU', 0):g}; lower these settings or add workers",
+                reason="no_resources",
             )
 
     def bundles(self) -> tuple[list[dict[str, float]], str]:
-        """What is to be kept free for this run, and Ray's strategy: the learner's first, the sampler's last."""
+        """Bundles of the placement group, the learner's first and the sampler's last, and Ray's strategy."""
         p = self.config.placement
         rank = {"CPU": p.learner_cpus} | ({"GPU": 1.0} if self.device == "gpu" else {})
-        # The verifier sits with the sampler, whose groups it scores.
+        # The verifier shares the sampler's bundle, because it scores the sampler's groups.
         sampler = {"CPU": p.sampler_cpus + p.verifier_cpus}
         sampler |= {"GPU": float(p.tensor_parallel)} if self.device == "gpu" else {}
         if p.strategy == "split":
             return [{name: count * p.learner_ranks for name, count in rank.items()}, sampler], "STRICT_SPREAD"
         return [*[dict(rank) for _ in range(p.learner_ranks)], sampler], "PACK"
 
-    def _threads(self, count: int) -> dict[str, str]:
-        # Ray would set OMP_NUM_THREADS from the logical CPUs, which say nothing about cores here.
-        return {
-            "OMP_NUM_THREADS": str(count),
-            "MKL_NUM_THREADS": str(count),
-            # Sampler, learner and verifier share the cores: a thread that waits for its next task must let go of its
-            # core soon. By default libgomp spins for milliseconds, which made steps several times slower.
-            "GOMP_SPINCOUNT": "3000",
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-
-    def _accelerator(self) -> str:
-        return "cuda" if self.device == "gpu" else "cpu"
-
 
 def ray_address(config: RunConfig) -> str | None:
-    """The Ray to use: `placement.ray_address`, else RAY_ADDRESS, which Ray sets for a job; None: one of our own."""
+    """Address of the Ray to join: `placement.ray_address`, else RAY_ADDRESS (set in Ray jobs). None: start one."""
     return config.placement.ray_address or os.environ.get("RAY_ADDRESS") or None
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
+    """Number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def _thread_variables(count: int) -> dict[str, str]:
+    """Environment variables of a process with `count` threads; Ray would set OMP_NUM_THREADS from logical CPUs."""
+    return {
+        "OMP_NUM_THREADS": str(count),
+        "MKL_NUM_THREADS": str(count),
+        # Sampler, learner and verifier share the cores, so waiting threads must yield soon: libgomp's default of
+        # spinning for milliseconds makes steps several times slower.
+        "GOMP_SPINCOUNT": "3000",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
 def _visible_gpus() -> int:
-    """CUDA devices that this process may use, without importing torch."""
+    """Number of CUDA devices visible to this process, without importing torch."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None:
         return len([entry for entry in hidden.split(",") if entry.strip() not in ("", "-1")])

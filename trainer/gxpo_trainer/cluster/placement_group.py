@@ -1,7 +1,7 @@
-"""The places of a run on a Ray of several nodes, kept by a placement group: all of them or none.
+"""The Ray placement group of a run on several nodes: all bundles are reserved, or none.
 
-Left to itself Ray would put learner and sampler wherever a CPU is free. A place outlives what sits there: an actor
-that is started anew comes back to its node, or, when that has died, to the one that Ray has found for its bundle.
+Without it Ray places learner and sampler wherever a CPU is free. The reservation outlives its actors: a restarted
+actor returns to its bundle, which Ray reschedules when its node dies.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Any
 
 from gxpo_trainer.errors import ConfigError, TrainingError
 
-LEAST_WAIT_S = 30.0
-"""Bundles are placed in milliseconds where there is room; what another run is giving back takes seconds."""
-_LOOK_S = 5.0
-_LONGEST_PAUSE_S = 16.0
+MIN_WAIT_S = 30.0
+"""Free bundles are placed in milliseconds; those that another run is releasing take seconds."""
+_POLL_S = 5.0
+_MAX_BACKOFF_S = 16.0
 
 
 @dataclass(slots=True)
-class Seats:
-    """Filled by `take`; empty on one node, where there is nothing to choose.
+class RunPlacementGroup:
+    """Filled by `reserve`; on a single node `handle` stays None and Ray places the actors.
 
-    Order of the bundles: the learner's (one a rank, or one of all ranks), then that of sampler and verifier.
+    Order of the bundles: the learner's (one per rank, or one for all ranks), then that of sampler and verifier.
     """
 
-    group: Any = None
-    num_learner: int = 0
-    wait_s: float = LEAST_WAIT_S
+    handle: Any = None
+    num_learner_bundles: int = 0
+    wait_s: float = MIN_WAIT_S
 
-    def take(self, bundles: Sequence[dict[str, float]], strategy: str, *, until: float) -> None:
-        """Reserve the bundles. until: on the monotonic clock, how long nodes may still join.
+    def reserve(self, bundles: Sequence[dict[str, float]], strategy: str, *, deadline: float) -> None:
+        """Reserve the bundles; nodes may join until `deadline` (monotonic clock, at least MIN_WAIT_S from now).
 
         Raises ConfigError (`no_resources`) when they cannot be placed by then.
         """
@@ -41,61 +41,60 @@ class Seats:
         if strategy == "PACK" and len(nodes) == 1:
             return
         group = ray.util.placement_group(list(bundles), strategy=strategy)
-        if not group.wait(timeout_seconds=max(LEAST_WAIT_S, until - time.monotonic())):
+        if not group.wait(timeout_seconds=max(MIN_WAIT_S, deadline - time.monotonic())):
             ray.util.remove_placement_group(group)
-            there = "; ".join(_describe(node["Resources"]) for node in ray.nodes() if node["Alive"])
-            wanted = " and ".join(_describe(bundle) for bundle in bundles)
-            how = "on nodes of their own" if strategy == "STRICT_SPREAD" else "at the same time"
-            error = ConfigError(
-                f"placement wants {wanted} {how}, and Ray's nodes have {there}, in part for other runs; lower the "
-                'figures, add workers, or set placement.strategy = "pack"'
+            available = "; ".join(_describe(node["Resources"]) for node in ray.nodes() if node["Alive"])
+            requested = " and ".join(_describe(bundle) for bundle in bundles)
+            how = "on separate nodes" if strategy == "STRICT_SPREAD" else "at the same time"
+            raise ConfigError(
+                f"placement requires {requested} {how}; Ray's nodes have {available}, partly used by other runs. Lower "
+                'the placement settings, add workers, or set placement.strategy = "pack"',
+                reason="no_resources",
             )
-            error.reason = "no_resources"
-            raise error
-        self.group, self.num_learner = group, len(bundles) - 1
+        self.handle, self.num_learner_bundles = group, len(bundles) - 1
 
-    def answer(self, call: Any) -> Any:
-        """What an actor answers. Raises what it raises; TrainingError (`no_resources`) when its node stays away."""
+    def get(self, call: Any) -> Any:
+        """`ray.get` for an actor call. Raises TrainingError (`no_resources`) when the actor's node stays lost."""
         import ray
 
-        while self.group is not None and not ray.wait([call], timeout=_LOOK_S)[0]:
-            # An actor whose node is lost waits for ever, unless somebody asks after its place.
-            if not self.group.wait(timeout_seconds=self.wait_s):
+        while self.handle is not None and not ray.wait([call], timeout=_POLL_S)[0]:
+            # A call to an actor whose bundle cannot be rescheduled never returns.
+            if not self.handle.wait(timeout_seconds=self.wait_s):
                 raise TrainingError(
-                    f"a node of this run is lost and no other had room for its processes within {self.wait_s:.0f} s "
-                    "(placement.wait_s); add workers, then retry",
+                    f"a node of this run was lost, and no other node had room for its processes within "
+                    f"{self.wait_s:.0f} s (placement.wait_s); add workers, then retry",
                     reason="no_resources",
                 )
         return ray.get(call)
 
-    def pause(self, restarts: int) -> None:
-        """Before an actor is started anew, for the n-th time: Ray takes half a minute to notice that a node is gone,
-        and until then starts what belongs there, where it dies at once."""
-        if self.group is not None:
-            time.sleep(min(2.0**restarts, _LONGEST_PAUSE_S))
+    def back_off(self, restarts: int) -> None:
+        """Sleep before the n-th restart of an actor: until Ray notices a lost node (about 30 s) it schedules actors
+        there, which die at once."""
+        if self.handle is not None:
+            time.sleep(min(2.0**restarts, _MAX_BACKOFF_S))
 
-    def release(self) -> None:
-        """Give the places back; whoever still sits there is ended by Ray."""
-        if self.group is not None:
+    def remove(self) -> None:
+        """Remove the placement group; Ray kills its actors."""
+        if self.handle is not None:
             import ray
 
-            ray.util.remove_placement_group(self.group)
-            self.group = None
+            ray.util.remove_placement_group(self.handle)
+            self.handle = None
 
-    def learner(self, rank: int) -> dict[str, Any]:
-        """Ray options that put learner rank `rank` into its place."""
-        return self._place(min(rank, self.num_learner - 1))
+    def learner_options(self, rank: int) -> dict[str, Any]:
+        """Ray options that place learner rank `rank` in its bundle."""
+        return self._bundle_options(min(rank, self.num_learner_bundles - 1))
 
-    def sampler(self) -> dict[str, Any]:
-        """The same for the sampler and the verifier."""
-        return self._place(self.num_learner)
+    def sampler_options(self) -> dict[str, Any]:
+        """Ray options that place the sampler or the verifier."""
+        return self._bundle_options(self.num_learner_bundles)
 
-    def _place(self, bundle: int) -> dict[str, Any]:
-        if self.group is None:
+    def _bundle_options(self, bundle: int) -> dict[str, Any]:
+        if self.handle is None:
             return {}
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, bundle)}
+        return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self.handle, bundle)}
 
 
 def _describe(resources: dict[str, float]) -> str:

@@ -1,14 +1,13 @@
-"""Comparing runs: convergence, equal budgets, seeds, intervals and what follows from them.
+"""Comparison of runs: convergence, equal budgets, seeds, confidence intervals and evidence.
 
-Pure functions on numpy arrays, shared by the report of a run and the job service. `rows` makes curves of what a run
-wrote, `curves` reads one of them, `seeds` finds the runs that belong together, `intervals` is the statistics,
-`groups` compares, `differences` says what was not equal, `evidence` puts it in words and `text_tables` in tables.
+Pure functions on numpy arrays, shared by `gxpo report` and the job service. `rows` converts a run's rows to curves,
+`curves` evaluates one curve, `seeds` groups runs, `intervals` has the statistics, `groups` compares groups,
+`differences` lists unequal conditions, `evidence` states the result in words and `text_tables` in tables.
 """
 
 from gxpo_trainer.compare.curves import (
     AXES,
     Axis,
-    BudgetPoint,
     EvaluationCurve,
     GateTrace,
     Point,
@@ -21,18 +20,16 @@ from gxpo_trainer.compare.curves import (
     speed_up,
 )
 from gxpo_trainer.compare.differences import Difference, differing_settings, find_differences
-from gxpo_trainer.compare.evidence import MIN_SEEDS, Evidence, evidence_sentence, format_hours, weigh
+from gxpo_trainer.compare.evidence import Evidence, evidence_sentence, weigh
 from gxpo_trainer.compare.groups import (
-    BudgetResult,
     Comparison,
     GroupResult,
     SeedResult,
-    common_budgets,
     compare_groups,
     default_baseline,
     spread_budgets,
 )
-from gxpo_trainer.compare.heat_map import HeatCell, HeatMap, heat_map, varied_settings
+from gxpo_trainer.compare.heat_map import heat_map, varied_settings
 from gxpo_trainer.compare.intervals import (
     Interval,
     mean_interval,
@@ -42,7 +39,6 @@ from gxpo_trainer.compare.intervals import (
     t_critical,
 )
 from gxpo_trainer.compare.rows import (
-    FREE,
     GATE_Z,
     LAST_ONLY,
     SERIES_NAMES,
@@ -50,7 +46,6 @@ from gxpo_trainer.compare.rows import (
     benchmark_names,
     decode_evaluation,
     flatten,
-    is_under,
     rule_label,
     run_curves,
     series_needed,
@@ -60,22 +55,16 @@ from gxpo_trainer.compare.text_tables import Table, all_tables, equal_cost_table
 
 __all__ = [
     "AXES",
-    "FREE",
     "GATE_Z",
     "LAST_ONLY",
-    "MIN_SEEDS",
     "SERIES_NAMES",
     "Axis",
-    "BudgetPoint",
-    "BudgetResult",
     "Comparison",
     "Difference",
     "EvaluationCurve",
     "Evidence",
     "GateTrace",
     "GroupResult",
-    "HeatCell",
-    "HeatMap",
     "Interval",
     "Point",
     "RunCurves",
@@ -86,7 +75,6 @@ __all__ = [
     "all_tables",
     "at_budget",
     "benchmark_names",
-    "common_budgets",
     "compare_groups",
     "config_key",
     "decode_evaluation",
@@ -97,11 +85,9 @@ __all__ = [
     "find_differences",
     "first_reaching",
     "flatten",
-    "format_hours",
     "group_by_config",
     "group_labels",
     "heat_map",
-    "is_under",
     "mean_curve",
     "mean_interval",
     "paired_bootstrap",

@@ -1,5 +1,4 @@
-"""Are two evaluation records comparable, and if not, why. Pure; works on the rows of evaluations.jsonl and of
-`gxpo eval --out`."""
+"""Comparability of evaluation records: rows of evaluations.jsonl and of `gxpo eval --out`. Pure."""
 
 from __future__ import annotations
 
@@ -18,8 +17,10 @@ _CONDITIONS = (
 
 
 def incomparable(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Why two numbers of pass@1 must not be compared; empty when they may. A condition that a record does not state
-    is a reason too. Numbers of pass@k for larger k also need equal `samples_per_prompt`."""
+    """Reasons why the pass@1 of two records is not comparable; empty if it is.
+
+    A condition missing from a record is a reason. pass@k for larger k also requires equal `samples_per_prompt`.
+    """
     reasons = []
     for path, words in _CONDITIONS:
         values = [_at(record, path) for record in (first, second)]

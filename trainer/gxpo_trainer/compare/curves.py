@@ -1,15 +1,15 @@
-"""What one run achieved, as a curve over four costs, and how to read it. Pure, numpy only.
+"""Evaluation curve of one run over four costs, and the figures derived from it. Pure, numpy only.
 
-Definitions, all on the evaluations a run made (nothing is interpolated between them):
+Definitions, all on a run's evaluations, without interpolation:
 
 - exponential average of weight w: m₀ = a₀, mᵢ = w·mᵢ₋₁ + (1 − w)·aᵢ (w = 0: the curve itself);
 - peak: the earliest, lowest-BP maximiser (Tables 2 and 5 of arXiv 2605.06755);
-- cost to reach a target: that of the first evaluation at or above it;
+- cost to reach a target: the cost of the first evaluation at or above it;
 - speed-up: the baseline's cost divided by the candidate's;
 - accuracy at a budget: the last evaluation at or before it, never the best so far.
 
-The first two favour luck: a peak is the maximum of noisy values and a first crossing may be one, too. The
-average lowers both; several seeds show what is left.
+Peaks and first crossings are biased upwards, because they select among noisy values. The exponential average reduces
+the bias; several seeds show what remains.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ AXES: tuple[Axis, ...] = get_args(Axis)
 class EvaluationCurve:
     """A run's evaluations in order of steps; every array has shape [num_evaluations].
 
-    backward_passes: since the start, repeated and diagnostic ones left out. hours: training time without
-    evaluation, diagnostics and checkpoints. tokens: sampled. accuracy in [0, 1] (a macro average may carry
-    `per_problem` scores above 1, weighted so that their mean is the accuracy). ci_low, ci_high: 95 % over
-    problems, NaN where unknown. per_problem: [num_evaluations, num_problems] or None; problem_ids names the
-    columns. Raises ValueError for unequal lengths, no evaluation, or steps that do not increase.
+    backward_passes: since the start, without repeated and diagnostic ones. hours: training time without evaluation,
+    diagnostics and checkpoints. tokens: sampled tokens. accuracy: in [0, 1]. ci_low, ci_high: 95% interval over
+    problems, NaN if unknown. per_problem: [num_evaluations, num_problems] or None, weighted so that row means are the
+    accuracy (a macro average may have scores above 1); problem_ids: its columns. Raises ValueError for unequal lengths,
+    no evaluation, or steps that do not increase.
     """
 
     steps: Floats
@@ -52,9 +52,11 @@ class EvaluationCurve:
         num = self.steps.size
         arrays = (*(self.cost(axis) for axis in AXES), self.accuracy, self.ci_low, self.ci_high)
         if num == 0 or any(array.shape != (num,) for array in arrays):
-            raise ValueError(f"curve arrays have shapes {[array.shape for array in arrays]}; give one value each")
+            raise ValueError(
+                f"curve arrays have shapes {[array.shape for array in arrays]}; use equal, non-zero lengths"
+            )
         if (np.diff(self.steps) <= 0).any():
-            raise ValueError("evaluation steps do not increase; keep one evaluation a step, the latest attempt's")
+            raise ValueError("evaluation steps do not increase; keep one evaluation per step, of the latest attempt")
         if self.per_problem is not None and self.per_problem.shape != (num, len(self.problem_ids)):
             raise ValueError(f"per_problem has shape {self.per_problem.shape}; expected {(num, len(self.problem_ids))}")
 
@@ -66,7 +68,7 @@ class EvaluationCurve:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GateTrace:
-    """The gate's z-score over the steps at which there was one; `threshold` is τ, None without a gate."""
+    """The gate's z-score at the steps that have one; `threshold` is τ, None without a gate."""
 
     steps: Floats
     z: Floats
@@ -81,10 +83,10 @@ def no_gate() -> GateTrace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunCurves:
-    """One run, ready to be compared.
+    """One run of a comparison.
 
-    conditions: what must be equal for two accuracies to be comparable (data, start policy, sampling …);
-    hardware: what must be equal for two hours to be. Values are shown to people as they are.
+    conditions: settings that must be equal for accuracies to be comparable (data, initial policy, sampling …);
+    hardware: settings that must be equal for times to be comparable. Values are displayed unchanged.
     """
 
     name: str
@@ -98,7 +100,7 @@ class RunCurves:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One evaluation: its accuracy and what had been spent by then."""
+    """One evaluation: its accuracy and costs."""
 
     accuracy: float
     steps: float
@@ -113,7 +115,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class BudgetPoint:
-    """The evaluation that counts at a budget. `reached`: the run went on at least up to the budget."""
+    """The evaluation that counts at a budget. `reached`: the run spent at least the budget."""
 
     index: int
     accuracy: float
@@ -127,7 +129,7 @@ def smooth(accuracy: npt.ArrayLike, weight: float) -> Floats:
     Raises ValueError for a weight outside [0, 1).
     """
     if not 0.0 <= weight < 1.0:
-        raise ValueError(f"smoothing = {weight} is no weight; set it in [0, 1), 0 for none")
+        raise ValueError(f"smoothing = {weight} is out of range; set it in [0, 1), 0 for none")
     averaged = np.array(accuracy, dtype=np.float64)
     if weight == 0.0:
         return averaged
@@ -172,16 +174,16 @@ def at_budget(curve: EvaluationCurve, axis: Axis, budget: float, smoothing: floa
 
 
 def mean_curve(curves: Sequence[EvaluationCurve]) -> EvaluationCurve:
-    """Mean over seeds at the steps that all of them evaluated; costs are averaged likewise.
+    """Mean of accuracies and costs over seeds, at the steps that all of them evaluated.
 
-    Per-problem scores are averaged where every curve has the same problems. Bounds are left to the caller
-    (NaN) unless there is one curve only, which is returned as it is. Raises ValueError without a common step.
+    Per-problem scores are averaged if all curves have the same problems. Bounds are NaN, to be set by the caller; a
+    single curve is returned unchanged. Raises ValueError without a common step.
     """
     if len(curves) == 1:
         return curves[0]
     common = sorted(set.intersection(*(set(curve.steps.tolist()) for curve in curves)))
     if not common:
-        raise ValueError("the seeds share no evaluation step; set the same evaluation.every_steps")
+        raise ValueError("the seeds have no evaluation step in common; set the same evaluation.every_steps")
     rows = [np.searchsorted(curve.steps, common) for curve in curves]
 
     def mean(name: str) -> Floats:

@@ -1,4 +1,4 @@
-"""In what compared runs differ: in conditions, which spoil a comparison, and in settings, which are its point."""
+"""Differences between compared runs: in conditions, which invalidate a comparison, and in settings under test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNSTATED = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A condition that is not the same everywhere: group name → its values."""
+    """A condition that differs between groups. values: group name → its values."""
 
     setting: str
     values: dict[str, tuple[str, ...]]
@@ -23,9 +23,8 @@ class Difference:
 def find_differences(groups: Sequence[SeedGroup], baseline: str | None = None) -> list[Difference]:
     """Conditions and hardware in which a group differs from the baseline (by default the first group).
 
-    Runs are held against the baseline's run of the same seed, because a seed may rightly decide something
-    (generated problems); without a shared seed, the sets of values are compared. A setting that a run does
-    not state counts as `unknown`.
+    Runs are compared with the baseline's run of the same seed, because some conditions depend on the seed (generated
+    problems); without a shared seed the sets of values are compared. A missing setting counts as `unknown`.
     """
     reference = next((group for group in groups if group.name == baseline), groups[0])
     found = []
@@ -44,7 +43,7 @@ def find_differences(groups: Sequence[SeedGroup], baseline: str | None = None) -
 
 
 def differing_settings(configs: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str | None]]:
-    """Setting → group → value, for the settings (flat, JSON text) that are not the same in all; None: not there."""
+    """Setting → group → value (JSON text, None if missing), for the settings that differ between groups."""
     names = dict.fromkeys(name for config in configs.values() for name in config)
     rows = {name: {group: config.get(name) for group, config in configs.items()} for name in names}
     return {name: values for name, values in rows.items() if len(set(values.values())) > 1}

@@ -1,10 +1,9 @@
-"""What a comparison shows, in words that a person can check against its numbers. Pure.
+"""The result of a comparison in words. Pure.
 
-A candidate is said to be supported on one axis only when all of these hold: at least MIN_SEEDS seeds shared
-with the baseline; every one of them reached the baseline's peak; the interval of its speed-up over seeds
-lies wholly above 1; and the runs had the same data and settings (for hours also the same hardware).
-Everything else is called an observation, and what is missing is listed. Several candidates are not corrected
-for: among twenty useless ones, one will look supported.
+A candidate is supported on an axis only if it shares at least MIN_SEEDS seeds with the baseline, each of them reached
+the baseline's peak, the interval of its speed-up over seeds is entirely above 1, and the runs had the same data and
+settings (for time also the same hardware). Otherwise the missing evidence is listed. There is no correction for
+multiple comparisons: of twenty ineffective candidates one is expected to look supported.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _NOUN = {"steps": "steps", "backward_passes": "backward passes", "hours": "time"
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """supported: candidate → axes on which it beats the baseline by the rule above."""
+    """supported: candidate → axes on which it beats the baseline by the criteria above. missing: further evidence."""
 
     sentence: str
     supported: dict[str, tuple[Axis, ...]]
@@ -30,23 +29,23 @@ class Evidence:
 
 
 def evidence_sentence(comparison: Comparison) -> str:
-    """Which run reaches the baseline's peak with the least, whether that is supported, what is missing.
+    """Which run reaches the baseline's peak at the lowest cost, whether that is supported, and what is missing.
 
-    One statement a line.
+    One statement per line.
     """
     return weigh(comparison).sentence
 
 
 def weigh(comparison: Comparison) -> Evidence:
-    """The same with its parts."""
+    """The evidence of a comparison: sentence, supported axes and missing evidence."""
     candidates = [group for group in comparison.groups if group.name != comparison.baseline]
     if not candidates:
-        text = f"There is nothing to compare {comparison.baseline} with: add a run."
+        text = f"{comparison.baseline} is the only configuration; add another run to compare it with."
         return Evidence(text, {}, ("a second run",))
     target, name = comparison.target, comparison.baseline
     parts: list[str] = []
     if target.steps == 0:
-        parts.append(f"{name} never did better than its starting policy ({_percent(target.accuracy)}).")
+        parts.append(f"{name} never exceeds its initial policy ({_percent(target.accuracy)}).")
     else:
         parts.append(f"{name} peaks at {_percent(target.accuracy)} after {_costs(target)}.")
         parts += [_reach(group, name) for group in candidates]
@@ -83,7 +82,7 @@ def _equal_budgets(group: GroupResult, baseline: str) -> str:
 
 
 def _winners(comparison: Comparison) -> str:
-    """Who reaches the target cheapest, per cost; the baseline takes part."""
+    """The groups that reach the target at the lowest cost, per axis, including the baseline."""
     reached = [group for group in comparison.groups if group.match is not None]
     words = []
     for axis in COSTS:
@@ -105,9 +104,9 @@ def _supports(comparison: Comparison, group: GroupResult, axis: Axis) -> bool:
 
 def _verdict(comparison: Comparison, candidates: list[GroupResult], supported: dict[str, tuple[Axis, ...]]) -> str:
     if all(group.num_paired == 0 for group in candidates):
-        return "No run shares a seed with the baseline: no conclusion follows from these runs."
+        return "Inconclusive: no run shares a seed with the baseline."
     if all(group.num_paired <= 1 for group in candidates):
-        return "One seed decides nothing: no conclusion follows from these runs."
+        return f"Inconclusive: only one shared seed. Run at least {MIN_SEEDS}."
     level = f"{100 * comparison.level:g} %"
     words = []
     for group in candidates:
@@ -132,7 +131,8 @@ def _missing(comparison: Comparison, candidates: list[GroupResult]) -> list[str]
         missing.append(f"seeds shared with the baseline ({fewest} of at least {MIN_SEEDS})")
     for group in candidates:
         if group.num_paired >= MIN_SEEDS and group.num_reached < group.num_paired:
-            missing.append(f"longer runs of {group.name} ({group.num_paired - group.num_reached} seeds did not arrive)")
+            unreached = group.num_paired - group.num_reached
+            missing.append(f"longer runs of {group.name} ({unreached} seeds did not reach the target)")
         open_axes = [
             _NOUN[axis]
             for axis in COSTS
@@ -163,7 +163,7 @@ def _costs(point: Point) -> str:
 
 
 def format_hours(hours: float) -> str:
-    """Hours as people read them: seconds, minutes or hours."""
+    """A duration in hours, formatted in seconds, minutes or hours."""
     if hours < 1 / 60:
         return f"{hours * 3600:.0f} s"
     return f"{hours * 60:.1f} min" if hours < 1 else f"{hours:.2f} h"

@@ -1,8 +1,8 @@
-"""Groups of seeds against a baseline: the paper's Tables 2 to 4 for any runs, with intervals. Pure.
+"""Comparison of seed groups with a baseline: the paper's Tables 2 to 4 for any runs, with intervals. Pure.
 
-A group is one configuration run with several seeds. Two views stand side by side: the mean curve over
-seeds (what a table shows) and each seed against the baseline's run of the same seed (what the intervals
-are made of; pairing takes out what the seed alone decides). Definitions are those of `curves.py`.
+A group is one configuration run with several seeds. Tables show the mean curve over seeds; intervals come from pairing
+each run with the baseline's run of the same seed, which removes the variance due to the seed. curves.py has the
+definitions.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ from gxpo_trainer.compare.seeds import SeedGroup
 class BudgetResult:
     """A group at one budget, and its difference to the baseline at the same budget.
 
-    accuracy: mean over seeds with a t-interval. over_seeds: paired difference, t-interval over seeds that
-    both have. over_problems: the same mean difference, bootstrap over problems; None where per-problem
-    scores are missing or of other problems. all_reached: False when a run of the two groups ended before
-    the budget, so that its last evaluation stands for less than was allowed.
+    accuracy: mean over seeds with a t-interval. over_seeds: paired difference with a t-interval over shared seeds.
+    over_problems: the same difference, bootstrapped over problems; None if per-problem scores are missing or differ in
+    their problems. all_reached: False if a run of either group ended before the budget.
     """
 
     axis: Axis
@@ -53,9 +52,9 @@ class BudgetResult:
 
 @dataclass(frozen=True, slots=True)
 class SeedResult:
-    """One seed: its best, and where it reached the peak of the baseline's run of the same seed (`target`).
+    """One seed: its peak, the peak of the baseline's run of the same seed (`target`), and where it was reached.
 
-    target is None where the baseline lacks the seed, match where the seed did not arrive.
+    target is None if the baseline lacks the seed, match if the target was not reached.
     """
 
     seed: int
@@ -69,10 +68,9 @@ class SeedResult:
 class GroupResult:
     """One row of the comparison.
 
-    peak, match, speed_ups: of the mean curve; match is None when it never reaches the baseline's peak.
-    num_paired: seeds shared with the baseline; num_reached: how many of those reached the peak of the
-    baseline's run of the same seed. seed_speed_ups: geometric mean over these with its interval. by_seed: the
-    same, seed by seed.
+    peak, match, speed_ups: of the mean curve; match is None if it never reaches the baseline's peak. num_paired: seeds
+    shared with the baseline; num_reached: those that reached the peak of the baseline's run of the same seed.
+    seed_speed_ups: geometric mean over them with its interval. by_seed: results per seed.
     """
 
     name: str
@@ -91,7 +89,7 @@ class GroupResult:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything that a report or the service shows; `to_dict` makes it JSON."""
+    """Result of `compare_groups`; `to_dict` gives its JSON form."""
 
     baseline: str
     target: Point
@@ -119,12 +117,12 @@ def compare_groups(
 ) -> Comparison:
     """Compare every group with the one called `baseline`.
 
-    budgets: axis → values (steps, passes, hours or tokens); by default one an axis, the largest that all
-    runs got to. Raises ValueError for an unknown baseline, a name that comes twice or a bad level.
+    budgets: axis → values (steps, passes, hours or tokens); by default one per axis, the largest that all runs
+    reached. Raises ValueError for an unknown baseline, a repeated name or an invalid level.
     """
     names = [group.name for group in groups]
     if baseline not in names:
-        raise ValueError(f"baseline = {baseline!r} is none of the groups {names}; name one of them")
+        raise ValueError(f"baseline = {baseline!r} is unknown; choose one of {names}")
     if len(set(names)) < len(names):
         raise ValueError(f"group names {names} are not unique; rename one")
     reference = groups[names.index(baseline)]
@@ -148,13 +146,13 @@ def default_baseline(names: Sequence[str]) -> str:
 
 
 def common_budgets(groups: Sequence[SeedGroup]) -> dict[Axis, tuple[float, ...]]:
-    """The largest budget of each axis that every run got to; an axis that is unknown somewhere is left out."""
+    """The largest budget of each axis that every run reached, without axes that are unknown in a run."""
     last = {axis: [float(run.curve.cost(axis)[-1]) for group in groups for run in group.runs] for axis in AXES}
     return {axis: (min(ends),) for axis, ends in last.items() if all(math.isfinite(end) for end in ends)}
 
 
 def spread_budgets(groups: Sequence[SeedGroup], num: Mapping[Axis, int]) -> dict[Axis, tuple[float, ...]]:
-    """`num` budgets of each named axis, evenly up to the largest common one; whole numbers but for hours."""
+    """`num` evenly spaced budgets per axis up to the largest common one; whole numbers except for hours."""
     spread: dict[Axis, tuple[float, ...]] = {}
     for axis, (largest,) in common_budgets(groups).items():
         if axis in num:
@@ -165,7 +163,7 @@ def spread_budgets(groups: Sequence[SeedGroup], num: Mapping[Axis, int]) -> dict
 
 
 def _convergence(group: SeedGroup, reference: SeedGroup, target: Point, smoothing: float, level: float) -> GroupResult:
-    """Cost to reach the baseline's peak, by the mean curve and seed by seed."""
+    """Cost to reach the baseline's peak, of the mean curve and per seed."""
     curve = mean_curve([run.curve for run in group.runs])
     match = first_reaching(curve, target.accuracy, smoothing)
     seeds = tuple(_seed_result(run, reference.by_seed.get(run.seed), smoothing) for run in group.runs)
@@ -209,13 +207,13 @@ def _ends(group: SeedGroup, budgets: Sequence[tuple[Axis, float]], smoothing: fl
     }
 
 
-Places = tuple[tuple[int, int], ...]
-"""The evaluation of each run of each pair, a run of the group and the baseline's of the same seed."""
+Indices = tuple[tuple[int, int], ...]
+"""Evaluation indices of each pair of runs: of the group's run and of the baseline's run of the same seed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Versus:
-    """A group against the baseline at one budget after another."""
+    """A group against the baseline at several budgets."""
 
     group: SeedGroup
     reference: SeedGroup
@@ -224,8 +222,8 @@ class _Versus:
     ends: Ends
     reference_ends: Ends
 
-    def at(self, axis: Axis, budget: float, over_problems: Mapping[Places, Interval]) -> BudgetResult | None:
-        """None when a run of the group has no evaluation within the budget. over_problems: of `differences`."""
+    def at(self, axis: Axis, budget: float, over_problems: Mapping[Indices, Interval]) -> BudgetResult | None:
+        """Result at a budget, None if a run of the group has no evaluation within it."""
         own = self.ends[axis, budget].values()
         points = [point for point in own if point is not None]
         if len(points) < len(own):
@@ -237,31 +235,31 @@ class _Versus:
             budget=float(budget),
             accuracy=mean_interval([point.accuracy for point in points], self.level),
             over_seeds=mean_interval([a.accuracy - b.accuracy for a, b in found], self.level) if found else None,
-            over_problems=over_problems.get(_places(found)),
+            over_problems=over_problems.get(_indices(found)),
             all_reached=all(point is not None and point.reached for point in (*own, *others)),
         )
 
-    def differences(self, budgets: Sequence[tuple[Axis, float]]) -> dict[Places, Floats]:
-        """Mean difference per problem, [num_problems], at the evaluations that each budget comes down to.
+    def differences(self, budgets: Sequence[tuple[Axis, float]]) -> dict[Indices, Floats]:
+        """Mean difference per problem, [num_problems], by the evaluations that count at the budgets.
 
-        Several budgets may end at the same ones. Where per-problem scores are missing, or of other problems, none.
+        Several budgets may share them. Empty if per-problem scores are missing or differ in their problems.
         """
         pairs = self._pairs()
         if len({run.curve.problem_ids for pair in pairs for run in pair}) > 1:
             return {}
-        found: dict[Places, Floats] = {}
-        for places in {_places(self._found(axis, budget)) for axis, budget in budgets}:
+        found: dict[Indices, Floats] = {}
+        for indices in {_indices(self._found(axis, budget)) for axis, budget in budgets}:
             rows = []
-            for (run, other), (own, others) in zip(pairs, places, strict=False):
+            for (run, other), (own, others) in zip(pairs, indices, strict=False):
                 scores, against = (_problem_scores(*one, self.smoothing) for one in ((run, own), (other, others)))
                 if scores is not None and against is not None:
                     rows.append(scores - against)
             if rows and len(rows) == len(pairs):
-                found[places] = np.mean(rows, axis=0)
+                found[indices] = np.mean(rows, axis=0)
         return found
 
     def _found(self, axis: Axis, budget: float) -> list[tuple[BudgetPoint, BudgetPoint]]:
-        """Both runs of each pair at a budget; none unless all have an evaluation within it."""
+        """Both runs of each pair at a budget; empty unless all have an evaluation within it."""
         pairs = self._pairs()
         ends, others = self.ends[axis, budget], self.reference_ends[axis, budget]
         found = [(a, b) for run, _ in pairs if (a := ends[run.seed]) and (b := others[run.seed])]
@@ -274,29 +272,29 @@ class _Versus:
         return [(run, others[run.seed]) for run in self.group.runs if run.seed in others]
 
 
-def _places(found: Sequence[tuple[BudgetPoint, BudgetPoint]]) -> Places:
+def _indices(found: Sequence[tuple[BudgetPoint, BudgetPoint]]) -> Indices:
     return tuple((a.index, b.index) for a, b in found)
 
 
 def _over_problems(
-    wanted: Sequence[Mapping[Places, Floats]], level: float, num_resamples: int, seed: int
-) -> list[dict[Places, Interval]]:
-    """An interval over problems for each difference; those of as many problems share their resamples."""
-    by_length: dict[int, list[tuple[int, Places]]] = {}
+    wanted: Sequence[Mapping[Indices, Floats]], level: float, num_resamples: int, seed: int
+) -> list[dict[Indices, Interval]]:
+    """An interval over problems for each difference; differences of equal length share their resamples."""
+    by_length: dict[int, list[tuple[int, Indices]]] = {}
     for number, differences in enumerate(wanted):
-        for places, difference in differences.items():
-            by_length.setdefault(difference.size, []).append((number, places))
-    found: list[dict[Places, Interval]] = [{} for _ in wanted]
+        for indices, difference in differences.items():
+            by_length.setdefault(difference.size, []).append((number, indices))
+    found: list[dict[Indices, Interval]] = [{} for _ in wanted]
     for keys in by_length.values():
-        rows = np.stack([wanted[number][places] for number, places in keys])
+        rows = np.stack([wanted[number][indices] for number, indices in keys])
         intervals = shared_bootstrap(rows, level=level, num_resamples=num_resamples, seed=seed)
-        for (number, places), interval in zip(keys, intervals, strict=True):
-            found[number][places] = interval
+        for (number, indices), interval in zip(keys, intervals, strict=True):
+            found[number][indices] = interval
     return found
 
 
 def _problem_scores(run: RunCurves, index: int, smoothing: float) -> Floats | None:
-    """Per-problem scores at one evaluation, averaged as the accuracy is (the average is linear)."""
+    """Per-problem scores at one evaluation, smoothed like the accuracy."""
     if run.curve.per_problem is None:
         return None
     if smoothing == 0:

@@ -1,4 +1,4 @@
-"""A sweep over two settings as a table of cells: the mean over the runs of each pair of values. Pure."""
+"""Heat map of a sweep over two settings: the mean over the runs of each pair of values. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gxpo_trainer.jsonl import decode_number
 
 @dataclass(frozen=True, slots=True)
 class HeatCell:
-    """interval: mean with its t-interval over the runs that have a value; None when there is none yet."""
+    """interval: mean with its t-interval over the runs that have a value; None if none has."""
 
     x: int
     y: int
@@ -24,10 +24,9 @@ class HeatCell:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """x_values, y_values: in order of their axes; cells: those that a run belongs to, row by row of y.
+    """x_values, y_values: values in axis order; cells: non-empty cells, row by row of y.
 
-    runs in a cell are places in the sequence that was given. mixed: other settings that vary within a cell, over
-    which its mean is taken, too.
+    A cell's runs are indices into the given sequence. mixed: other settings that vary within a cell.
     """
 
     x: str
@@ -47,33 +46,33 @@ def varied_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 def heat_map(
     settings: Sequence[Mapping[str, Any]], values: Sequence[float | None], x: str, y: str, level: float = 0.95
 ) -> HeatMap:
-    """Cells of one mean a pair of values of `x` and `y`.
+    """Mean value for each pair of values of the settings `x` and `y`.
 
-    settings: of each run by dotted path, seed left out. values: of each run, None (or not finite) where it has none.
-    Raises ValueError when x is y, or a run states one of the two nowhere.
+    settings: of each run by dotted path, without the seed. values: of each run, None or not finite if missing. Raises
+    ValueError when x equals y, or a run lacks one of the two settings.
     """
     if x == y:
-        raise ValueError(f"x and y are both {x}; name two settings")
+        raise ValueError(f"x and y are both {x}; choose two settings")
     for name in (x, y):
         if any(name not in one for one in settings):
             raise ValueError(f"{name} is not a setting of every run")
     x_values, y_values = (_in_order([one[name] for one in settings]) for name in (x, y))
-    places: dict[tuple[int, int], list[int]] = {}
+    members_of: dict[tuple[int, int], list[int]] = {}
     for index, one in enumerate(settings):
         key = ([_key(v) for v in y_values].index(_key(one[y])), [_key(v) for v in x_values].index(_key(one[x])))
-        places.setdefault(key, []).append(index)
+        members_of.setdefault(key, []).append(index)
     cells = []
-    for (row, column), members in sorted(places.items()):
+    for (row, column), members in sorted(members_of.items()):
         known = [float(v) for i in members if (v := values[i]) is not None and math.isfinite(v)]
         cells.append(HeatCell(column, row, mean_interval(known, level) if known else None, tuple(members)))
     mixed = dict.fromkeys(
-        name for members in places.values() for name in varied_settings([settings[i] for i in members])
+        name for members in members_of.values() for name in varied_settings([settings[i] for i in members])
     )
     return HeatMap(x, y, tuple(x_values), tuple(y_values), tuple(cells), tuple(mixed))
 
 
 def _in_order(values: Sequence[Any]) -> list[Any]:
-    """Each value once; numbers ascending, everything else in order of appearance."""
+    """Unique values; numbers ascending, anything else in order of appearance."""
     found = list({_key(value): value for value in values}.values())
     numbers = [_number(value) for value in found]
     if any(number is None for number in numbers):
@@ -82,13 +81,13 @@ def _in_order(values: Sequence[Any]) -> list[Any]:
 
 
 def _key(value: Any) -> str:
-    """Equal for equal values: 1 and 1.0 are one, True and 1 are two."""
+    """A key that is equal for equal values: 1 equals 1.0, but not True."""
     number = _number(value)
     return json.dumps(value if number is None else number, sort_keys=True)
 
 
 def _number(value: Any) -> float | None:
-    """Infinities are words in JSON, and numbers all the same."""
+    """The value as a number, including JSON's strings for non-finite ones; None for anything else."""
     try:
         return decode_number(value)
     except ValueError:

@@ -1,7 +1,7 @@
-"""From a run's rows to its curves: evaluations, a few metrics, and what the run is. Pure, no files, no database.
+"""Converts a run's rows to curves. Pure: no files, no database.
 
-Rows are those of evaluations.jsonl (records/reporter.py says how they look), of the history that counts; `identity` is
-run.json, of which `config` must be there. A report reads them from disk, the service from its tables.
+Rows are those of evaluations.jsonl (see records/reporter.py), of the merged history; `identity` is run.json, of which
+`config` is required. `gxpo report` reads them from disk, the service from its tables.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _COST_FIELDS: dict[Axis, str] = {
 GATE_Z = "gate/z"
 _THRESHOLD, _SHUTOFF = "gate/threshold", "gate/shutoff_step"
 LAST_ONLY = frozenset({_THRESHOLD, _SHUTOFF})
-"""Metrics of which curves take the last value alone."""
+"""Metrics of which only the last value is used."""
 SERIES_NAMES = (*COST_METRICS.values(), GATE_Z, _THRESHOLD, _SHUTOFF)
-"""The metrics that curves can need (`series_needed` says which); others in a Series are ignored."""
+"""The metrics that curves may need (see `series_needed`); others in a Series are ignored."""
 
 FREE = ("name", "seed", "learner.rule", "learner.optimizer.learning_rate", "budget", "checkpoint", "diagnostics")
-"""Settings in which compared runs may differ: what is compared, and what no accuracy depends on."""
+"""Settings in which compared runs may differ: those under test, and those that do not affect accuracy."""
 SPEED = ("placement", "rollout.gpu_memory_utilization", "rollout.cpu_kv_cache_gib", "rollout.max_num_seqs")
-"""Settings that decide hours, not accuracy."""
+"""Settings that affect times, but not accuracy."""
 _NOT_COMPARED = (*FREE, *SPEED)
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 _WORDS = {None: "null", True: "true", False: "false"}
@@ -60,10 +60,10 @@ def run_curves(
 ) -> RunCurves:
     """Curves of one run.
 
-    evaluations: at most one a step and benchmark (see decode_evaluation). benchmarks: by name; by default all that
-    the run has. Several count as their macro average, at the steps where all of them have a finite value. metric: a
-    name in `scores`; per-problem scores are kept for pass@1 alone, since they are the share of correct responses,
-    and only with_problems. Raises DataError when the run has no such evaluation.
+    evaluations: at most one per step and benchmark (see `decode_evaluation`). benchmarks: names, by default all of the
+    run; several are macro-averaged at the steps where all have a finite value. metric: a name in `scores`.
+    with_problems: keep per-problem scores, which exist for pass@1 only. Raises DataError when the run has no such
+    evaluation.
     """
     present = benchmark_names(evaluations)
     chosen = list(dict.fromkeys(benchmarks)) if benchmarks is not None else present
@@ -91,7 +91,7 @@ def run_curves(
 
 
 def series_needed(evaluations: Iterable[Row]) -> tuple[str, ...]:
-    """The metrics that curves of these evaluations need: of the costs those alone that an evaluation does not state."""
+    """The metrics that curves of these evaluations need: those of the gate, and costs missing from an evaluation."""
     lacking = {axis for row in evaluations for axis, name in _COST_FIELDS.items() if row.get(name) is None}
     return (*(name for axis, name in COST_METRICS.items() if axis in lacking), GATE_Z, _THRESHOLD, _SHUTOFF)
 
@@ -102,7 +102,7 @@ def benchmark_names(evaluations: Iterable[Row]) -> list[str]:
 
 
 def decode_evaluation(row: Mapping[str, Any]) -> Row:
-    """A row as JSON has it, its numbers floats again. Raises DataError for one that is no evaluation."""
+    """Decode the numbers of a JSON row. Raises DataError for a row that is not an evaluation."""
     try:
         found = dict(row)
         found["step"], found["benchmark"] = int(row["step"]), str(row["benchmark"])
@@ -110,13 +110,13 @@ def decode_evaluation(row: Mapping[str, Any]) -> Row:
         for name in _COST_FIELDS.values():
             if row.get(name) is not None:
                 found[name] = decode_number(row[name])
-        # There are thousands of these in each row: numpy reads the words for NaN and the infinities, too.
+        # Thousands of values per row; numpy also parses the strings for NaN and infinities.
         found["per_problem"] = np.array(row.get("per_problem") or (), dtype=np.float64)
         found["problem_ids"] = list(row.get("problem_ids") or ())
         if found["per_problem"].ndim != 1:
-            raise ValueError("per_problem is no list of numbers")
+            raise ValueError("per_problem is not a list of numbers")
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"a row is no evaluation ({type(error).__name__}: {error})") from None
+        raise DataError(f"a row is not an evaluation ({type(error).__name__}: {error})") from None
     return found
 
 
@@ -157,14 +157,14 @@ def _dotted(prefixes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _curve(points: list[list[Row]], series: Series, metric: str, with_problems: bool) -> EvaluationCurve:
-    """points: for each step one row a benchmark. The macro average weighs benchmarks alike."""
+    """Macro average over benchmarks. points: for each step one row per benchmark."""
     accuracy, low, high = [], [], []
     for rows in points:
         scores = [row["scores"] for row in rows]
-        # Plain floats: of a handful of benchmarks numpy's arrays take longer than what is done with them.
+        # Plain floats are faster than numpy arrays for a handful of benchmarks.
         mean = sum(score[metric] for score in scores) / len(scores)
         accuracy.append(mean)
-        # Bounds of the mean of independent benchmarks: their half-widths add in squares.
+        # Bounds of a mean of independent benchmarks: half-widths add in quadrature.
         below = [score[metric] - score.get(f"{metric}/ci_low", math.nan) for score in scores]
         above = [score.get(f"{metric}/ci_high", math.nan) - score[metric] for score in scores]
         low.append(mean - math.hypot(*below) / len(rows))
@@ -185,7 +185,7 @@ def _curve(points: list[list[Row]], series: Series, metric: str, with_problems: 
 
 
 def _cost(row: Row, series: Series, axis: Axis) -> float:
-    """From the evaluation itself, else from the step's metrics, 0 before the first step, NaN when unknown."""
+    """Cost from the evaluation, else from the step's metrics; 0 at step 0, NaN if unknown."""
     value = row.get(_COST_FIELDS[axis])
     if value is None:
         steps, values = series.get(COST_METRICS[axis], (np.empty(0), np.empty(0)))
@@ -196,9 +196,9 @@ def _cost(row: Row, series: Series, axis: Axis) -> float:
 
 
 def _per_problem(points: list[list[Row]]) -> tuple[npt.NDArray[np.float64] | None, tuple[str, ...]]:
-    """Scores [num_evaluations, num_problems], weighted so that their plain mean is the macro average.
+    """Scores [num_evaluations, num_problems], weighted so that row means are the macro average.
 
-    None when an evaluation lacks them, or is of other problems than the first.
+    None if an evaluation lacks them or has other problems than the first one.
     """
     names = [row.get("problem_ids", ()) for row in points[0]]
     table = []

@@ -1,4 +1,4 @@
-"""Which runs are seeds of one configuration, what such a group is called, and its spread. Pure."""
+"""Groups runs by configuration, names the groups and computes bands over seeds. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONGEST_VALUE = 40
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeedGroup:
-    """Runs that differ in nothing but their seed. Raises ValueError when empty or a seed comes twice."""
+    """Runs that differ only in their seed. Raises ValueError when empty or a seed occurs twice."""
 
     name: str
     runs: tuple[RunCurves, ...]
@@ -39,10 +39,10 @@ class SeedGroup:
 
 
 def group_by_config(runs: Sequence[tuple[RunCurves, Mapping[str, Any]]]) -> list[SeedGroup]:
-    """Group runs whose configs differ in name and seed alone, in order of appearance.
+    """Group runs whose configs differ only in name and seed, in order of appearance.
 
-    A group is called by its rule; the learning rate is added where it is not the same for all, and whatever
-    else of the config tells two groups apart. Raises DataError when one seed of a group comes twice.
+    Groups are named by their rule, plus the learning rate and other settings in which groups differ. Raises DataError
+    when a group has a seed twice.
     """
     configs: dict[str, dict[str, str]] = {}
     members: dict[str, list[RunCurves]] = {}
@@ -51,19 +51,19 @@ def group_by_config(runs: Sequence[tuple[RunCurves, Mapping[str, Any]]]) -> list
         if key not in configs:
             configs[key] = flatten(_body(config))
         if any(run.seed == other.seed for other in members.setdefault(key, [])):
-            raise DataError(f"{run.name}: seed {run.seed} of this config is already there; name one run of the two")
+            raise DataError(f"{run.name}: another run has the same config and seed {run.seed}; remove one of the two")
         members[key].append(run)
     labels = group_labels({key: found[0].rule for key, found in members.items()}, configs)
     return [SeedGroup(labels[key], tuple(found)) for key, found in members.items()]
 
 
 def config_key(config: Mapping[str, Any]) -> str:
-    """Equal for two configs exactly when they differ in nothing but name and seed."""
+    """Hash of a config without name and seed."""
     return hashlib.sha256(json.dumps(_body(config), sort_keys=True).encode()).hexdigest()
 
 
 def group_labels(rules: Mapping[str, str], configs: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """A name of its own for each key, from its rule and the settings (flat) that tell it from the others."""
+    """A unique name for each key, from its rule and the (flat) settings that differ."""
     rates = {key: config.get(_RATE) for key, config in configs.items()}
     several = len(set(rates.values())) > 1
     labels = {
@@ -73,12 +73,12 @@ def group_labels(rules: Mapping[str, str], configs: Mapping[str, Mapping[str, st
     for label in dict.fromkeys(labels.values()):
         same = [key for key in rules if labels[key] == label]
         if len(same) > 1:
-            labels |= _told_apart(label, {key: configs[key] for key in same})
+            labels |= _disambiguate(label, {key: configs[key] for key in same})
     return labels
 
 
-def _told_apart(label: str, configs: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """The label with as many differing settings as make it unique, the rule's first; numbers where none do."""
+def _disambiguate(label: str, configs: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """The label with enough differing settings to be unique, the rule's first, or else with numbers."""
     names = dict.fromkeys(name for config in configs.values() for name in config)
     differ = [n for n in names if n != _RATE and len({config.get(n) for config in configs.values()}) > 1]
     differ.sort(key=lambda name: not name.startswith("learner.rule."))
@@ -97,9 +97,9 @@ def _word(name: str, config: Mapping[str, str]) -> str:
 
 
 def seed_band(group: SeedGroup, curve: EvaluationCurve, level: float = 0.95) -> tuple[Floats, Floats]:
-    """Bounds at each evaluation of the group's mean curve, clipped to [0, 1]; NaN where unknown.
+    """Bounds at each evaluation of the group's mean curve, clipped to [0, 1]; NaN if unknown.
 
-    Of one seed they are its own, over problems; of several the t-interval over seeds.
+    The interval over problems for a single seed, else the t-interval over seeds.
     """
     if len(group.runs) == 1:
         return curve.ci_low, curve.ci_high

@@ -1,4 +1,4 @@
-"""Tables of a comparison as plain text cells, for terminal, HTML report and service alike. Pure.
+"""Tables of a comparison as plain text cells, for terminal, HTML report and service. Pure.
 
 The paper's (arXiv 2605.06755): convergence_table is Table 2, equal_cost_table Tables 3 and 4, best_table Table 5.
 """
@@ -19,13 +19,13 @@ from gxpo_trainer.compare.seeds import SeedGroup
 
 _AXES: tuple[Axis, ...] = ("steps", "backward_passes", "hours")
 _NAMES = {"steps": "steps", "backward_passes": "BP", "hours": "time", "tokens": "tokens"}
-_MOST_ROWS = 12
+_MAX_ROWS = 12
 UNKNOWN = "–"
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The first column names the row and is set left, the others right."""
+    """The first column names the row and is left-aligned, the others right-aligned."""
 
     title: str
     header: tuple[str, ...]
@@ -33,7 +33,7 @@ class Table:
 
 
 def all_tables(groups: Sequence[SeedGroup], comparison: Comparison) -> list[Table]:
-    """Results, convergence, accuracy at equal budgets, the curves, and what was not equal."""
+    """Results, convergence, accuracy at equal budgets, curves and differences."""
     tables = [
         result_table(comparison),
         convergence_table(comparison),
@@ -45,7 +45,7 @@ def all_tables(groups: Sequence[SeedGroup], comparison: Comparison) -> list[Tabl
 
 
 def result_table(comparison: Comparison) -> Table:
-    """One row a group: where it ended and what that took."""
+    """One row per group: final accuracy and costs."""
     header = ("run", "seeds", "accuracy", "steps", "BP", "time", "shut-off step")
     rows = []
     for group in comparison.groups:
@@ -55,7 +55,7 @@ def result_table(comparison: Comparison) -> Table:
 
 
 def convergence_table(comparison: Comparison) -> Table:
-    """One row a group: its best, and what it took to match the baseline's best, with the speed-ups."""
+    """One row per group: its peak, the cost to match the baseline's peak, and speed-ups."""
     header = ("run", "best", "at step", *(f"{_NAMES[axis]} to match" for axis in _AXES))
     rows = []
     for group in comparison.groups:
@@ -68,7 +68,7 @@ def convergence_table(comparison: Comparison) -> Table:
 
 
 def best_table(comparison: Comparison) -> Table:
-    """One row a group: when the gate shut, what the run took in all, and what its own best took (Table 5)."""
+    """One row per group: shut-off step, total cost, and cost to its own peak (Table 5)."""
     header = ("run", "shut-off step", "BP", "time", "best", "at step", "BP to best", "time to best")
     rows = []
     for group in comparison.groups:
@@ -108,9 +108,9 @@ def equal_cost_table(
     order: Sequence[str],
     smoothing: float = 0.0,
 ) -> Table:
-    """One row a group, one column a budget and benchmark, and their average (Tables 3 and 4).
+    """One row per group, one column per budget and benchmark, and their average (Tables 3 and 4).
 
-    order: names of the groups. A group that has no evaluation of a benchmark within a budget has no average.
+    order: names of the groups. A group without an evaluation of a benchmark within a budget has no average.
     """
     columns = [(budget, benchmark) for budget in budgets for benchmark in by_benchmark]
     several = len(by_benchmark) > 1
@@ -125,11 +125,11 @@ def equal_cost_table(
 
 
 def curve_table(groups: Sequence[SeedGroup]) -> Table:
-    """Accuracy by step, with what had been spent; at most a dozen rows, the first and the last among them."""
+    """Accuracy and costs by step, in at most twelve rows including the first and the last."""
     curves = [mean_curve([run.curve for run in group.runs]) for group in groups]
     steps = sorted({float(step) for curve in curves for step in curve.steps})
-    if len(steps) > _MOST_ROWS:
-        steps = [steps[i] for i in np.unique(np.linspace(0, len(steps) - 1, _MOST_ROWS).round().astype(int))]
+    if len(steps) > _MAX_ROWS:
+        steps = [steps[i] for i in np.unique(np.linspace(0, len(steps) - 1, _MAX_ROWS).round().astype(int))]
     rows = []
     for step in steps:
         cells = [f"{step:.0f}"]
@@ -148,7 +148,7 @@ def curve_table(groups: Sequence[SeedGroup]) -> Table:
 
 
 def difference_table(comparison: Comparison) -> Table:
-    """Settings and hardware that were not the same everywhere."""
+    """Settings and hardware that differ between groups."""
     names = [group.name for group in comparison.groups]
     rows = tuple(
         (found.setting + (" (hardware)" if found.hardware else ""), *(" / ".join(found.values[n]) for n in names))
@@ -177,7 +177,7 @@ def _shut(group: GroupResult) -> str:
 
 
 def _mean_at(groups: Sequence[SeedGroup], name: str, axis: Axis, budget: float, smoothing: float) -> float:
-    """Mean over seeds at a budget; NaN when the group is not there or a seed has nothing within it."""
+    """Mean over seeds at a budget; NaN if the group is missing or a seed has no evaluation within it."""
     runs = next((group.runs for group in groups if group.name == name), ())
     points = [at_budget(run.curve, axis, budget, smoothing) for run in runs]
     values = [point.accuracy if point is not None else math.nan for point in points]

@@ -1,4 +1,4 @@
-"""The named benchmarks: where each comes from and how its rows are read, every quirk in one small function."""
+"""The named benchmarks: source of each, and one small function per peculiarity of its rows."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gxpo_trainer.verify.options import VerifyOptions
 
 PROBLEM_FIELDS = ("problem", "question", "Problem")
 ID_FIELDS = ("id", "unique_id", "ID")
-FIX = "a copy of this benchmark has it: mend the row, or set evaluation.data_root to another copy"
+FIX = "copies of this benchmark have it: correct the row, or set evaluation.data_root to another copy"
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkSpec:
     """One benchmark.
 
-    hub, subset, split: the public copy; pattern: its files, where the repository is not in the usual layout.
-    num_problems: of the public copy. names: of local copies and in settings, its own first. gold: the final answer
-    of a row. options: rules of a row beside its gold, None for the common case.
+    names: accepted in settings and for local copies, the canonical one first. hub, subset, split, num_problems: the
+    public copy; pattern: its files, if the repository has an unusual layout. gold: the final answer of a row. options:
+    verification options of a row, None for the defaults.
     """
 
     title: str
@@ -42,25 +42,25 @@ class BenchmarkSpec:
 
 
 def plain_answer(record: Record) -> str:
-    """`answer`, or the last box of `solution`: MATH."""
+    """`answer`, or the last box of `solution` (MATH)."""
     return final_answer(_answer_text(record, "answer", "Answer", "solution"))
 
 
 def number_after_hashes(record: Record) -> str:
-    """What follows ####, without thousands separators: GSM8K writes `#### 2,125`."""
+    """The number after ####, without thousands separators (GSM8K writes `#### 2,125`)."""
     gold = plain_answer(record)
     return gold.replace(",", "") if re.fullmatch(r"-?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?", gold) else gold
 
 
 def whole_number(record: Record) -> str:
-    """An integer as such: AMC's `27.0` is 27, AIME's `073` is 73."""
+    """The answer with whole numbers normalized: AMC's `27.0` is 27, AIME's `073` is 73."""
     gold = plain_answer(record)
     match = re.fullmatch(r"0*([0-9]+)(?:\.0*)?", gold)
     return match[1] if match else gold
 
 
 def minerva_answer(record: Record) -> str:
-    r"""`answer_latex` where a row has it, else the answer in LaTeX: `4.5e33`, `-1./3` and `np.arcsin(x)` are Python."""
+    r"""`answer_latex`, else the answer with Python notation (`4.5e33`, `-1./3`, `np.arcsin(x)`) converted to LaTeX."""
     if isinstance(record.fields.get("answer_latex"), str):
         return field_text(record, "answer_latex", FIX).strip()
     gold = plain_answer(record)
@@ -72,13 +72,13 @@ def minerva_answer(record: Record) -> str:
 
 
 def olympiad_answer(record: Record) -> str:
-    """All answers of `final_answer`, without dollar signs; one gold has a stray letter before its interval."""
+    """All answers of `final_answer`, without dollar signs; corrects one gold with a stray letter."""
     gold = _answer_text(record, "final_answer", "answer").replace("$", "").strip().rstrip(".")
     return {"t(0,4]": "(0,4]"}.get(gold, gold)
 
 
 def olympiad_options(record: Record) -> VerifyOptions | None:
-    """`is_multiple_answer`, `unit`, and `error`: one absolute tolerance, or one an answer, separated by commas."""
+    """`is_multiple_answer`, `unit`, and `error`: one absolute tolerance, or one per answer, separated by commas."""
     given = {name: record.fields.get(name) for name in ("error", "unit", "is_multiple_answer")}
     several = str(given["is_multiple_answer"]).strip().lower() in ("true", "1")
     unit = str(given["unit"] or "").strip() or None
@@ -86,12 +86,12 @@ def olympiad_options(record: Record) -> VerifyOptions | None:
         parts = [part for part in str(given["error"] or "").split(",") if part.strip()]
         options = VerifyOptions(tuple(float(part) for part in parts), unit, several)
     except ValueError:
-        raise DataError(f"{record.place}: error = {given['error']!r} is no tolerance; mend the row") from None
+        raise DataError(f"{record.location}: error = {given['error']!r} is not a tolerance; correct the row") from None
     return None if options == VerifyOptions() else options
 
 
 def _answer_text(record: Record, *names: str) -> str:
-    """The first of the fields that the row has."""
+    """The first of the named fields that the row has."""
     present = [name for name in names if record.fields.get(name) not in (None, "", [])]
     return field_text(record, present[0] if present else names[0], FIX)
 
@@ -118,11 +118,11 @@ BENCHMARKS = {
                       whole_number),
     )
 }  # fmt: skip
-"""By name, in the order of the GXPO paper's tables, AIME24 last."""
+"""Benchmarks by name, in the order of the GXPO paper's tables, AIME24 last."""
 
 _BY_ANY_NAME = {name: spec for spec in BENCHMARKS.values() for name in spec.names}
 
 
 def find_spec(name: str) -> BenchmarkSpec | None:
-    """The benchmark of that name or of one of its other names."""
+    """The benchmark with this name or alias."""
     return _BY_ANY_NAME.get(name)

@@ -1,4 +1,4 @@
-"""What a policy is measured on: held-out problems with their golds, and a hash that says which ones."""
+"""Loads evaluation benchmarks: problems with gold answers, and their hashes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from gxpo_trainer.types import Prompt
 from gxpo_trainer.verify.options import EXTRA_KEY
 
 HELD_OUT_SEED = 0
-"""The held-out problems of the embedded task are the same for every run: seeds are compared on equal ground."""
+"""Every run evaluates the same held-out problems of the embedded task, so that seeds are comparable."""
 HELD_OUT_PROBLEMS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """Problems, the text with {problem} they are put into, and hashes of what was loaded.
+    """Problems, their template (a text with {problem}), and hashes.
 
-    sha256: of the problems, golds and rules that are evaluated. files_sha256: of the whole files they come from.
-    left_out: problems beyond `evaluation.num_problems`, which training must not hold either.
+    sha256: of the evaluated problems, golds and options. files_sha256: of the source files. left_out: problems beyond
+    `evaluation.num_problems`, which must not be trained on either.
     """
 
     name: str
@@ -41,10 +41,10 @@ class Benchmark:
 def load_benchmark(
     name: str, data: DataConfig, evaluation: EvaluationConfig, gold_check: GoldCheck | None = None
 ) -> Benchmark:
-    """A benchmark by name, `word_problems` (the embedded task's held-out set), or a .jsonl file with the fields that
-    `data` names; the first `evaluation.num_problems` of it.
+    """Load the first `evaluation.num_problems` problems of a benchmark.
 
-    Raises ConfigError for an unknown name or template, DataError for missing or bad data.
+    name: a named benchmark, `word_problems` (the embedded task's held-out set), or a .jsonl file with the fields of
+    `data`. Raises ConfigError for an unknown name or template, DataError for missing or invalid data.
     """
     spec = find_spec(name)
     files: dict[str, str] = {}
@@ -62,7 +62,7 @@ def load_benchmark(
         records = [record for path in paths for record in read_records(path)]
         prompts = read_prompts(records, lambda record: read_row(spec, record), gold_check)
         if not prompts:
-            raise DataError(f"{paths[0]}: holds no problems; evaluation.data_root must hold all of {spec.name}")
+            raise DataError(f"{paths[0]}: contains no problems; evaluation.data_root must contain all of {spec.name}")
         label, template = spec.name, _template(data, evaluation, spec.template)
     else:
         known = ", ".join((EMBEDDED, *BENCHMARKS))
@@ -72,19 +72,19 @@ def load_benchmark(
 
 
 def locate(spec: BenchmarkSpec, data_root: str | None) -> list[Path]:
-    """The files of a benchmark: under `evaluation.data_root` when that is set, else from the hub. Raises DataError."""
+    """The files of a benchmark, under `evaluation.data_root` if it is set, else from the hub. Raises DataError."""
     if data_root is None:
         patterns = [spec.pattern] if spec.pattern else [f"*{spec.split}*"]
         folder = download(
             spec.hub,
             patterns,
-            problem=f"evaluation.benchmarks: {spec.name} (hub data set {spec.hub}) cannot be had",
-            fix=f"set evaluation.data_root to a folder that holds {spec.name}.jsonl, or check the connection",
+            problem=f"evaluation.benchmarks: cannot download {spec.name} (hub data set {spec.hub})",
+            fix=f"set evaluation.data_root to a folder that contains {spec.name}.jsonl, or check the connection",
         )
         return _files_in(folder, spec)
     root = Path(data_root).expanduser()
     if not root.is_dir():
-        raise DataError(f"evaluation.data_root = {data_root!r} is no folder; set it to one, or leave it out")
+        raise DataError(f"evaluation.data_root = {data_root!r} is not a folder; correct or remove the setting")
     for name in spec.names:
         for path in (root / f"{name}{suffix}" for suffix in SUFFIXES):
             if path.is_file():
@@ -93,7 +93,7 @@ def locate(spec: BenchmarkSpec, data_root: str | None) -> list[Path]:
             return _files_in(root / name, spec)
     raise DataError(
         f"evaluation.data_root = {data_root!r} has no copy of {spec.name}; put {spec.name}.jsonl or a folder "
-        f"{spec.name} with the files of {spec.hub} there, or leave the setting out to load it from the hub"
+        f"{spec.name} with the files of {spec.hub} there, or remove the setting to load it from the hub"
     )
 
 
@@ -107,18 +107,18 @@ def _files_in(folder: Path, spec: BenchmarkSpec) -> list[Path]:
             with suppress(DataError):
                 return files_of_split(folder, split, subset)
     raise DataError(
-        f"{folder}: holds no .jsonl or .parquet file of the split {spec.split!r} of {spec.name}; "
-        f"set evaluation.data_root to a folder that holds {spec.name}.jsonl"
+        f"{folder}: contains no .jsonl or .parquet file of the split {spec.split!r} of {spec.name}; "
+        f"set evaluation.data_root to a folder that contains {spec.name}.jsonl"
     )
 
 
 def read_row(spec: BenchmarkSpec, record: Record) -> Prompt:
-    """One problem of a named benchmark, with its rules in `extra` where it has some."""
+    """One problem of a named benchmark, with its verification options, if any, in `extra`."""
     fields = record.fields
     problem = next((name for name in PROBLEM_FIELDS if name in fields), PROBLEM_FIELDS[0])
     gold = spec.gold(record)
     if not gold:
-        raise DataError(f"{record.place}: has no final answer; mend the row or take it out")
+        raise DataError(f"{record.location}: has no final answer; correct or remove the row")
     extra = {name: fields[name] for name in ("level", "subject") if fields.get(name) is not None}
     options = spec.options(record)
     if options is not None:
@@ -135,7 +135,7 @@ def _template(data: DataConfig, evaluation: EvaluationConfig, default: str) -> s
 
 
 def _hash(prompts: tuple[Prompt, ...]) -> str:
-    """Of ids, texts and golds, and of the rules where a problem has some."""
+    """SHA-256 of ids, texts, golds and verification options."""
     rows = []
     for prompt in prompts:
         options = prompt.extra.get(EXTRA_KEY)

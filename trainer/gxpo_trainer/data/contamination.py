@@ -1,8 +1,8 @@
-"""Is a training problem also an evaluation problem? Pure.
+"""Detects training problems that are evaluation problems. Pure.
 
-Exact: the same words, numbers and signs, whatever the case, the spacing and the punctuation. Near: at least
-`NEAR` of the runs of `SHINGLE` words of the two texts together are in both (Jaccard): one changed word in a text of 40
-or more. Most of these ask for something else about the same figure, so they are named for a person to read and kept.
+Exact duplicates have the same words, numbers and signs, ignoring case, spacing and punctuation. Near duplicates have a
+Jaccard similarity of their `SHINGLE`-word shingles of at least `NEAR`, such as one changed word in a text of 40.
+Most near duplicates ask for something else about the same setting, so they are kept and reported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gxpo_trainer.types import Prompt
 
 SHINGLE = 8
 NEAR = 0.5
-_LOOK = re.compile(
+_LAYOUT = re.compile(
     r"\\(?:left|right|displaystyle|textstyle|limits|q?quad|[bB]ig{1,2}[lrm]?)(?![a-z])|\\[,;:!() \[\]]"
     r"|\\(?:text|mathrm|mbox|textbf|textit)(?=\s*\{)"
 )
@@ -31,7 +31,7 @@ _TYPOGRAPHY = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "�
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """A training problem and the evaluation problem that it repeats. similarity: Jaccard in [0, 1]."""
+    """A training problem and the evaluation problem that it duplicates. similarity: Jaccard index in [0, 1]."""
 
     train_id: str
     benchmark: str
@@ -41,26 +41,26 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """exact: one entry a training problem. near: each training problem with its most similar evaluation problem."""
+    """Duplicates, one per training problem; near ones with the most similar evaluation problem."""
 
     exact: tuple[Duplicate, ...]
     near: tuple[Duplicate, ...]
 
 
 def words(text: str) -> list[str]:
-    """The text as lower-case words, numbers, LaTeX commands and operators; layout and punctuation are gone."""
+    """The text's lower-case words, numbers, LaTeX commands and operators, without layout and punctuation."""
     text = text if text.isascii() else unicodedata.normalize("NFKC", text).translate(_TYPOGRAPHY)
-    found: list[str] = _TOKEN.findall(_LOOK.sub(" ", text.lower()))
+    found: list[str] = _TOKEN.findall(_LAYOUT.sub(" ", text.lower()))
     return [_SYNONYMS.get(word, word) for word in found] if "\\" in text else found
 
 
 def find_overlap(train: Sequence[Prompt], benchmarks: Mapping[str, Sequence[Prompt]]) -> Overlap:
-    """Training problems that are, or nearly are, problems of the benchmarks (by name)."""
-    places = [(name, prompt) for name, prompts in benchmarks.items() for prompt in prompts]
+    """Find training problems that are exact or near duplicates of problems of the benchmarks (by name)."""
+    evaluated = [(name, prompt) for name, prompts in benchmarks.items() for prompt in prompts]
     texts: dict[str, int] = {}
     shingles: list[frozenset[str]] = []
     containing: dict[str, list[int]] = {}
-    for index, (_, prompt) in enumerate(places):
+    for index, (_, prompt) in enumerate(evaluated):
         found = words(prompt.text)
         texts.setdefault(" ".join(found), index)
         shingles.append(frozenset(_shingles(found)))
@@ -73,23 +73,23 @@ def find_overlap(train: Sequence[Prompt], benchmarks: Mapping[str, Sequence[Prom
         same = texts.get(" ".join(found))
         best = (same, 1.0) if same is not None else _nearest(found, shingles, containing)
         if best is not None:
-            name, other = places[best[0]]
+            name, other = evaluated[best[0]]
             (near if same is None else exact).append(Duplicate(prompt.id, name, other.id, best[1]))
     return Overlap(tuple(exact), tuple(near))
 
 
 def _shingles(found: list[str]) -> list[str]:
-    """All runs of SHINGLE words; none of a shorter text, which can only be repeated exactly."""
+    """All runs of SHINGLE words; none for a shorter text, which has exact duplicates only."""
     return [" ".join(found[i : i + SHINGLE]) for i in range(len(found) - SHINGLE + 1)]
 
 
 def _nearest(
     found: list[str], shingles: list[frozenset[str]], containing: Mapping[str, list[int]]
 ) -> tuple[int, float] | None:
-    """Index and similarity of the most similar text at or above NEAR.
+    """Index and similarity of the most similar text with a similarity of at least NEAR.
 
-    A text that near holds at least NEAR of this one's shingles. So of any 1 − NEAR of them and one more, one is
-    shared, and almost every text is settled by looking up that many.
+    Such a text shares at least NEAR of this one's shingles, so any subset of more than 1 − NEAR of them contains a
+    shared one. Looking up that many is enough to find all candidates.
     """
     num = len(found) - SHINGLE + 1
     few = int(num * (1 - NEAR) + 1e-9) + 1
@@ -112,9 +112,9 @@ def _nearest(
 def without_contamination(
     data: PromptSet, benchmarks: Mapping[str, Sequence[Prompt]], policy: Literal["drop", "refuse", "ignore"]
 ) -> PromptSet:
-    """The training problems that may be trained on, by `data.contamination`.
+    """Apply `data.contamination` to the training problems.
 
-    Raises DataError with `refuse` when one is a problem of a benchmark, with `drop` when none would be left.
+    Raises DataError with `refuse` if one is a problem of a benchmark, with `drop` if none would be left.
     """
     if policy == "ignore":
         return data
@@ -133,7 +133,7 @@ def without_contamination(
         raise DataError(
             f"data.contamination = {policy!r}: {len(repeated)} of {len(data.prompts)} training problems are problems "
             f"of evaluation.benchmarks, such as {example}; "
-            + ('take them out, or set it to "drop"' if kept else "train and evaluate on different problems")
+            + ('remove them, or set it to "drop"' if kept else "train and evaluate on different problems")
         )
     return replace(
         data,

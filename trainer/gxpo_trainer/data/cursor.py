@@ -1,4 +1,4 @@
-"""Which prompts a step draws: a permutation an epoch, resumable to the prompt."""
+"""Resumable selection of each step's prompts: one permutation per epoch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gxpo_trainer.errors import CheckpointError
 
 
 class PromptCursor:
-    """Walks over `num_prompts` prompts, each once an epoch, in an order that (seed, epoch) decides.
+    """Iterates over `num_prompts` prompts, each once per epoch, in an order determined by (seed, epoch).
 
-    A draw that crosses the end of an epoch goes on in the next, so one draw may hold a prompt twice then.
+    A draw that crosses the end of an epoch may contain a prompt twice.
     """
 
     def __init__(self, num_prompts: int, seed: int, shuffle: bool = True) -> None:
         if num_prompts < 1:
-            raise ValueError(f"num_prompts = {num_prompts}: there is nothing to draw from")
+            raise ValueError(f"num_prompts = {num_prompts}: must be at least 1")
         self._identity = {"num_prompts": num_prompts, "seed": seed, "shuffle": shuffle}
         self.epoch = 0
         self.position = 0
@@ -41,16 +41,16 @@ class PromptCursor:
         return np.concatenate(parts)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-serialisable place in the data, with what it is a place in."""
+        """JSON-serializable position, with the arguments that it belongs to."""
         return {**self._identity, "epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved place; CheckpointError when it belongs to other data, another seed or another order."""
+        """Restore a position. Raises CheckpointError when it belongs to other data, another seed or another order."""
         for name, here in self._identity.items():
             if state.get(name) != here:
                 raise CheckpointError(
                     f"the checkpoint's data cursor has {name} = {state.get(name)} and this run has {here}; "
-                    "resume with the data, the seed and the order that the checkpoint was made with"
+                    "resume with the checkpoint's data, seed and order"
                 )
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
         self._order = self._permutation(self.epoch)

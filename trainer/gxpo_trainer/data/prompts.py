@@ -1,7 +1,7 @@
-"""Training prompts: from the embedded task, a file, a folder in hub layout or the hub, to token ids.
+"""Loads training prompts from the embedded task, a file, a folder in hub layout or the hub, and tokenizes them.
 
-Free of torch; a tokenizer is whatever transformers gives. Refused with the file and the line: rows that are not
-objects, lack the prompt or the answer, repeat an id, or hold a gold that the verifier cannot parse.
+Free of torch; tokenizers are those of transformers. Rows are rejected, with file and line, if they are not objects,
+lack the prompt or the answer, repeat an id, or have a gold answer that the verifier cannot parse.
 """
 
 from __future__ import annotations
@@ -33,16 +33,15 @@ TEMPLATES = {
 }
 
 GoldCheck = Callable[[str], str | None]
-"""Says why a gold cannot be used, None when it can."""
+"""Returns why a gold answer cannot be used, None if it can."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """Training problems and where they came from.
+    """Training problems and their provenance.
 
-    sha256: of each data file by name; of the generated problems under `word_problems`. num_left_out: rows that
-    a filter took out, by the setting that did. near_duplicates: problems kept though an evaluated one is much the
-    same, in words.
+    sha256: hash of each data file by name, of generated problems under `word_problems`. num_left_out: number of
+    filtered rows by setting. near_duplicates: descriptions of kept problems that are similar to evaluation problems.
     """
 
     prompts: tuple[Prompt, ...]
@@ -53,7 +52,7 @@ class PromptSet:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompts:
-    """Prompts that fit, with their token ids in the same order; each int32 of shape [prompt length]."""
+    """Prompts within the length limit, with their token ids, int32[prompt length] each, in the same order."""
 
     prompts: tuple[Prompt, ...]
     token_ids: tuple[npt.NDArray[np.int32], ...]
@@ -61,20 +60,20 @@ class TokenizedPrompts:
 
 
 def load_prompts(data: DataConfig, seed: int, gold_check: GoldCheck | None = None) -> PromptSet:
-    """The training problems that `data` names, filtered by level.
+    """Load the training problems of `data`, filtered by level.
 
-    Raises DataError naming file and line (or setting) when there is nothing to train on or a row cannot be used.
+    Raises DataError, with file and line or setting, when there is no problem or a row is invalid.
     """
     if data.source == EMBEDDED and not Path(data.source).exists():
         return _embedded(data, seed)
     files = find_files(data.source, data.split, data.subset)
     records = [record for file in files for record in read_records(file)]
     if not records:
-        raise DataError(f"{files[0]}: holds no problems; set data.source to a file that does")
+        raise DataError(f"{files[0]}: contains no problems; set data.source to a file that does")
     kept = [r for r in records if data.levels is None or read_level(r.fields.get("level")) in data.levels]
     prompts = read_prompts(kept, lambda record: _prompt(record, data), gold_check)
     if not prompts:
-        raise DataError(f"data.levels = {list(data.levels or ())} leaves none of the {len(records)} problems; widen it")
+        raise DataError(f"data.levels = {list(data.levels or ())} excludes all {len(records)} problems; add levels")
     left_out = {"data.levels": len(records) - len(kept)} if len(kept) < len(records) else {}
     return PromptSet(prompts, {file.name: sha256_of_file(file) for file in files}, left_out)
 
@@ -82,22 +81,24 @@ def load_prompts(data: DataConfig, seed: int, gold_check: GoldCheck | None = Non
 def read_prompts(
     records: Iterable[Record], read: Callable[[Record], Prompt], gold_check: GoldCheck | None
 ) -> tuple[Prompt, ...]:
-    """What `read` makes of each row. Raises DataError for an id that comes twice and for golds that fail the check."""
+    """Convert rows with `read`. Raises DataError for a repeated id and for golds that fail the check."""
     prompts: list[Prompt] = []
-    places: dict[str, str] = {}
+    locations: dict[str, str] = {}
     bad_golds: list[str] = []
     for record in records:
         prompt = read(record)
-        if prompt.id in places:
-            raise DataError(f"{record.place}: has the id {prompt.id!r} of {places[prompt.id]}; ids must be unique")
-        places[prompt.id] = record.place
+        if prompt.id in locations:
+            raise DataError(
+                f"{record.location}: repeats the id {prompt.id!r} of {locations[prompt.id]}; make it unique"
+            )
+        locations[prompt.id] = record.location
         reason = gold_check(prompt.gold) if gold_check else None
         if reason is not None:
-            bad_golds.append(f"{record.place}: the gold {prompt.gold[:80]!r} cannot be parsed: {reason}")
+            bad_golds.append(f"{record.location}: the gold {prompt.gold[:80]!r} cannot be parsed: {reason}")
         prompts.append(prompt)
     if bad_golds:
         more = f"\n… and {len(bad_golds) - 5} more" if len(bad_golds) > 5 else ""
-        raise DataError("\n".join(bad_golds[:5]) + more + "\nmend these rows or take them out")
+        raise DataError("\n".join(bad_golds[:5]) + more + "\ncorrect or remove these rows")
     return tuple(prompts)
 
 
@@ -115,40 +116,39 @@ def _prompt(record: Record, data: DataConfig) -> Prompt:
     text = field_text(record, data.prompt_field, "set data.prompt_field to one of them")
     gold = final_answer(field_text(record, data.answer_field, "set data.answer_field to one of them"))
     if not gold:
-        raise DataError(f"{record.place}: the answer in {data.answer_field!r} is empty; mend the row or take it out")
+        raise DataError(f"{record.location}: the answer in {data.answer_field!r} is empty; correct or remove the row")
     left_out = {"id", "solution", data.prompt_field, data.answer_field}
     extra = {name: value for name, value in record.fields.items() if name not in left_out and value is not None}
     if EXTRA_KEY in extra:
         try:
             extra[EXTRA_KEY] = VerifyOptions.from_dict(extra[EXTRA_KEY])
         except ValueError as error:
-            raise DataError(f"{record.place}: {EXTRA_KEY!r}: {error}") from None
+            raise DataError(f"{record.location}: {EXTRA_KEY!r}: {error}") from None
     given = record.fields.get("id")
     return Prompt(record.name if given is None else str(given), text, gold, extra)
 
 
 def field_text(record: Record, name: str, fix: str) -> str:
-    """A field as text: numbers are written out, several answers joined by commas. Raises DataError, with `fix` where
-    the field is missing."""
+    """A field as text, with several answers joined by commas. Raises DataError, with `fix` if the field is missing."""
     if name not in record.fields:
         has = ", ".join(sorted(record.fields)) or "none"
-        raise DataError(f"{record.place}: has no field {name!r} (its fields: {has}); {fix}")
+        raise DataError(f"{record.location}: has no field {name!r} (its fields: {has}); {fix}")
     value = record.fields[name]
     parts = value if isinstance(value, list) else [value]
     if not parts or any(isinstance(part, bool) or not isinstance(part, str | int | float) for part in parts):
-        raise DataError(f"{record.place}: field {name!r} is {json.dumps(value, default=str)[:80]}; text is expected")
+        raise DataError(f"{record.location}: field {name!r} is {json.dumps(value, default=str)[:80]}; text is expected")
     if any(isinstance(part, float) and not math.isfinite(part) for part in parts):
-        raise DataError(f"{record.place}: field {name!r} is not a finite number")
+        raise DataError(f"{record.location}: field {name!r} is not a finite number")
     text = ", ".join(str(part).strip() for part in parts)
     if not text:
-        raise DataError(f"{record.place}: field {name!r} is empty; mend the row or take it out")
+        raise DataError(f"{record.location}: field {name!r} is empty; correct or remove the row")
     return text
 
 
 def final_answer(answer: str) -> str:
-    """The answer alone: the last box of a worked solution, what follows #### (GSM8K), else the text as it is.
+    """The answer alone: the last box of a worked solution, the text after #### (GSM8K), else the whole text.
 
-    Only the last box: earlier ones of a MATH solution are steps or other ways to write the same.
+    Earlier boxes of a MATH solution are steps or alternative notations.
     """
     start = answer.rfind("\\boxed")
     boxed = boxed_answer(answer[start:]) if start >= 0 else None
@@ -158,7 +158,7 @@ def final_answer(answer: str) -> str:
 
 
 def read_level(value: Any) -> int | None:
-    """The difficulty level of MATH as a number: 5, "5" and "Level 5" alike; None for anything else."""
+    """The difficulty level of MATH as a number, from 5, "5" or "Level 5"; None for anything else."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -168,26 +168,23 @@ def read_level(value: Any) -> int | None:
 
 
 def resolve_template(template: str, source: str, setting: str = "data.template") -> str:
-    """The text with {problem} that a template setting stands for.
-
-    Raises ConfigError when it is neither a known name nor such a text.
-    """
+    """The template text of a setting. Raises ConfigError if it is neither a known name nor a text with {problem}."""
     if template == "auto":
         template = "plain" if source == EMBEDDED else "boxed"
     text = TEMPLATES.get(template, template)
     if "{problem}" not in text:
         known = ", ".join(("auto", *TEMPLATES))
-        raise ConfigError(f"{setting} = {template!r}: must be one of {known}, or a text that holds {{problem}}")
+        raise ConfigError(f"{setting} = {template!r}: must be one of {known}, or a text that contains {{problem}}")
     return text
 
 
 def render(prompt: Prompt, tokenizer: Any, template: str) -> npt.NDArray[np.int32]:
-    """Token ids that the policy continues, int32 of shape [length].
+    """Token ids of the prompt, int32[length].
 
-    `template` is a text with {problem} (`resolve_template`). With a chat template the text is the user's turn
-    and the assistant's is opened; without one the text stands alone, as the tokenizer begins a text.
+    `template` is a text with {problem} (`resolve_template`). With a chat template the text is the user's turn, followed
+    by the generation prompt; otherwise it is tokenized alone.
     """
-    # replace, not format: problems and templates are full of LaTeX braces.
+    # str.format would fail on the LaTeX braces of problems and templates.
     text = template.replace("{problem}", prompt.text)
     if getattr(tokenizer, "chat_template", None):
         turns = [{"role": "user", "content": text}]
@@ -201,7 +198,7 @@ def render(prompt: Prompt, tokenizer: Any, template: str) -> npt.NDArray[np.int3
 def tokenize_prompts(
     prompts: Iterable[Prompt], tokenizer: Any, template: str, max_prompt_tokens: int
 ) -> TokenizedPrompts:
-    """Render all prompts; those longer than `max_prompt_tokens` are left out and counted.
+    """Render all prompts; skip and count those longer than `max_prompt_tokens`.
 
     Raises DataError when none is left.
     """
@@ -217,7 +214,7 @@ def tokenize_prompts(
             kept.append((prompt, ids))
     if not kept:
         raise DataError(
-            f"data.max_prompt_tokens = {max_prompt_tokens} leaves no prompt (the shortest has {shortest} tokens); "
+            f"data.max_prompt_tokens = {max_prompt_tokens} excludes all prompts (the shortest has {shortest} tokens); "
             "raise it"
         )
     return TokenizedPrompts(tuple(prompt for prompt, _ in kept), tuple(ids for _, ids in kept), num_too_long)

@@ -1,7 +1,7 @@
-"""Rows of data files, each with the place that an error message names. Free of torch.
+"""Rows of data files with their location, for error messages. Free of torch.
 
-Reads one .jsonl or .parquet file, a local folder laid out like a hub data set, or a hub data set by name (which
-is brought to such a folder first).
+Reads a .jsonl or .parquet file, a local folder in the layout of a hub data set, or a hub data set by name, which is
+downloaded first.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One row. `place` is `file:line`, or `file, row n` for parquet, both counted from 1."""
+    """One row. `location` is `file:line`, or `file, row n` for parquet, both counted from 1."""
 
-    place: str
+    location: str
     name: str
-    """A name for the row when the data gives none: file stem and number."""
+    """Default id of the row: file stem and number."""
     fields: dict[str, Any]
 
 
 def find_files(source: str, split: str, subset: str | None) -> list[Path]:
-    """The data files of `data.source`, in the order in which they are read.
+    """The data files of `data.source`, in reading order.
 
-    Raises DataError when the source is neither a data file, a folder with that split, nor a hub name that can
-    be reached.
+    Raises DataError when the source is neither a data file, a folder with that split, nor a reachable hub name.
     """
     path = Path(source).expanduser()
     if path.is_file():
@@ -50,15 +49,15 @@ def find_files(source: str, split: str, subset: str | None) -> list[Path]:
     copy = download(
         source,
         patterns,
-        problem=f"data.source = {source!r} is no local file or folder, and as a hub data set it cannot be had",
+        problem=f"data.source = {source!r} is not a local file or folder and cannot be downloaded from the hub",
         fix="set it to a local copy, or check the name and the connection",
     )
     return files_of_split(copy, split, subset)
 
 
 def files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:
-    """Files of one split in a hub layout, such as data/train-00000-of-00001.parquet, main/train-….parquet with
-    subset `main`, train.jsonl, or train/….jsonl. Of parquet and JSONL beside each other, parquet is read."""
+    """Files of one split in hub layout: data/train-00000-of-00001.parquet, main/train-….parquet (subset `main`),
+    train.jsonl, or train/….jsonl. Parquet files take precedence over JSONL files."""
     for home in _homes(subset):
         for suffix in (".parquet", ".jsonl"):
             patterns = (f"{split}-*{suffix}", f"{split}{suffix}", f"{split}/*{suffix}")
@@ -67,7 +66,7 @@ def files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:
                 return found
     present = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.suffix in SUFFIXES)
     if not present:
-        raise DataError(f"{folder} holds no .jsonl or .parquet file; set data.source to a folder that does")
+        raise DataError(f"{folder} contains no .jsonl or .parquet file; set data.source to a folder that does")
     listed = ", ".join(present[:8]) + (", …" if len(present) > 8 else "")
     raise DataError(
         f"{folder} has no files of data.split = {split!r}, data.subset = {subset!r}; "
@@ -80,21 +79,21 @@ def _homes(subset: str | None) -> tuple[str, ...]:
 
 
 def download(name: str, patterns: list[str], *, problem: str, fix: str) -> Path:
-    """A local copy of a hub data set's files that match; an earlier copy is used again.
+    """Download the matching files of a hub data set, or reuse the cached copy.
 
-    Raises DataError made of `problem`, the cause and `fix`.
+    Raises DataError with `problem`, the cause and `fix`.
     """
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(name, repo_type="dataset", allow_patterns=patterns))
-    except Exception as error:  # Whatever the hub client raises (offline, no such name, no access) ends here.
+    except Exception as error:  # the hub client raises many types: offline, unknown name, no access
         cause = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
         raise DataError(f"{problem}: {cause}; {fix}") from error
 
 
 def read_records(file: Path) -> Iterator[Record]:
-    """The rows of one file; DataError names the line of the first one that is not a JSON object."""
+    """Yield the rows of one file. Raises DataError with the line of the first one that is not a JSON object."""
     return _parquet(file) if file.suffix == ".parquet" else _jsonl(file)
 
 
@@ -103,14 +102,14 @@ def _jsonl(file: Path) -> Iterator[Record]:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            place = f"{file}:{number}"
+            location = f"{file}:{number}"
             try:
                 fields = json.loads(line)
             except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-                raise DataError(f"{place}: is not valid JSON ({error}); one object a line is expected") from None
+                raise DataError(f"{location}: is not valid JSON ({error}); write one object per line") from None
             if not isinstance(fields, dict):
-                raise DataError(f"{place}: holds a {type(fields).__name__}; one object a line is expected")
-            yield Record(place, f"{file.stem}/{number}", fields)
+                raise DataError(f"{location}: is a {type(fields).__name__}; write one object per line")
+            yield Record(location, f"{file.stem}/{number}", fields)
 
 
 def _parquet(file: Path) -> Iterator[Record]:

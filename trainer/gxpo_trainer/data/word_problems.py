@@ -1,11 +1,10 @@
-"""Generated word problems: the embedded task, so that a run needs no download.
+"""The embedded task: generated word problems, which need no download. Free of torch.
 
-Every problem is plain English with whole numbers, needs one step (easy), two (medium) or three (hard), and
-comes with a worked answer that ends in the result in a box. Free of torch.
+Problems are plain English with whole numbers, need one (easy), two (medium) or three steps (hard), and have a worked
+answer that ends in a boxed result.
 
-Train and held-out problems are disjoint by construction: a problem's side is decided by a hash of the
-calculation that it asks for, whatever the names, the things and the seed. So no held-out calculation is ever
-seen in training, not even in other words.
+Training and held-out problems are disjoint by construction: a hash of the calculation, independent of names, things
+and seed, assigns each problem to a split. No held-out calculation occurs in training, not even in other words.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ DIFFICULTIES: tuple[Difficulty, ...] = get_args(Difficulty)
 SPLITS: tuple[Split, ...] = get_args(Split)
 
 HELDOUT_SHARE = 5
-"""One calculation in so many belongs to the held-out side."""
+"""One in this many calculations is held out."""
 MAX_NUMBER = 199
-"""No number of a problem or of its worked answer is larger."""
+"""Largest number in a problem or worked answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class WordProblem:
     """A problem and its worked answer, e.g. `6*8=48, 48+15=63, so \\boxed{63}`.
 
-    `prompt.gold` is the result as plain digits; `prompt.extra` holds `difficulty`, `family` and
-    `calculation` (the steps that decide the side).
+    `prompt.gold` is the result in digits; `prompt.extra` contains `difficulty`, `family` and `calculation` (the steps,
+    which determine the split).
     """
 
     prompt: Prompt
@@ -43,7 +42,7 @@ class WordProblem:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """A kind of problem. Steps are over the text's numbers a, b, c, d and earlier results x, y."""
+    """A kind of problem. Steps use the text's numbers a, b, c, d and earlier results x, y."""
 
     name: str
     difficulty: Difficulty
@@ -183,10 +182,10 @@ _THINGS = ("apples", "beads", "books", "cards", "coins", "cups", "eggs", "marble
 def generate(
     split: Split, num_problems: int, seed: int, difficulty: tuple[Difficulty, ...] = DIFFICULTIES
 ) -> list[WordProblem]:
-    """Draw `num_problems` distinct problems of one side, the levels in equal shares, in random order.
+    """Generate `num_problems` distinct problems of one split, with equal shares of the levels, in random order.
 
-    The same arguments give the same list on every machine; a shorter list is a prefix of a longer one.
-    Raises ValueError for an unknown side or level, a negative count, or more problems than there are.
+    Deterministic on every machine; a shorter list is a prefix of a longer one. Raises ValueError for an unknown split
+    or level, a negative count, or more problems than exist.
     """
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}; use one of {', '.join(SPLITS)}")
@@ -213,22 +212,22 @@ def generate(
     return problems
 
 
-def side_of(calculation: str) -> Split:
-    """The side that a calculation such as `6*8;15+48` belongs to, for every seed."""
+def split_of(calculation: str) -> Split:
+    """The split of a calculation such as `6*8;15+48`, for every seed."""
     digest = hashlib.sha256(f"gxpo word problem {calculation}".encode()).digest()
     return "heldout" if int.from_bytes(digest[:8], "big") % HELDOUT_SHARE == 0 else "train"
 
 
 def _draw_new(rng: random.Random, families: list[_Family], split: Split, seen: set[str]) -> WordProblem | None:
-    """One problem of this side that was not drawn before, or None after many attempts.
+    """A new problem of this split, or None after many attempts.
 
-    The family is drawn first and kept, so that families in which few draws come out whole are not rare.
+    The family is drawn first and kept, so that families with few valid draws are not underrepresented.
     """
     for _ in range(20):
         family = rng.choice(families)
         for _ in range(5000):
             worked = _work_out(family, {letter: rng.randint(*bounds) for letter, bounds in family.ranges.items()})
-            if worked is None or side_of(worked.calculation) != split:
+            if worked is None or split_of(worked.calculation) != split:
                 continue
             problem = _in_words(rng, family, worked)
             if problem.prompt.text not in seen:
@@ -246,7 +245,7 @@ class _Worked:
 
 
 def _work_out(family: _Family, numbers: dict[str, int]) -> _Worked | None:
-    """Do the steps; None when one of them leaves the whole numbers from 2 to MAX_NUMBER."""
+    """Compute the steps; None if a result is not a whole number from 2 to MAX_NUMBER."""
     values = dict(numbers)
     lines: list[str] = []
     canonical: list[str] = []
@@ -260,7 +259,7 @@ def _work_out(family: _Family, numbers: dict[str, int]) -> _Worked | None:
             return None
         result = values[target] = outcome
         lines.append(f"{left}{operator}{right}={result}")
-        # 3+5 and 5+3 are one calculation, so that a swapped copy cannot cross to the other side.
+        # 3+5 and 5+3 are one calculation, so both are in the same split.
         first, second = sorted((left, right)) if operator in "+*" else (left, right)
         canonical.append(f"{first}{operator}{second}")
     return _Worked(numbers, tuple(lines), ";".join(canonical), result)

@@ -41,7 +41,7 @@ class LearnerGroup:
             for rank in range(size)
         ]
         try:
-            address, port = self.placement.seats.answer(self.ranks[0].endpoint.remote())
+            address, port = self.placement.group.get(self.ranks[0].endpoint.remote())
         except ray.exceptions.RayActorError as error:
             raise LearnerDied(str(error).strip().splitlines()[0]) from error
         self.all("setup", address, port, self.placement.device, self.placement.learner_threads)
@@ -53,12 +53,12 @@ class LearnerGroup:
         """
         for restarts in range(1, MOST_STARTS + 1):
             self.kill()
-            self.placement.seats.pause(restarts)
+            self.placement.group.back_off(restarts)
             try:
                 self.start()
                 return
             except LearnerDied:
-                if self.placement.seats.group is None or restarts == MOST_STARTS:
+                if self.placement.group.handle is None or restarts == MOST_STARTS:
                     raise
 
     def kill(self) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from gxpo_trainer.algo.batch import StepBatch
-from gxpo_trainer.cluster.memory import lasting, peak_resident_bytes
+from gxpo_trainer.cluster.memory import frozen_allocations, peak_resident_bytes
 from gxpo_trainer.cluster.ray_session import this_node
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError
@@ -62,7 +62,7 @@ class LearnerRank:
 
     def setup(self, address: str, port: int, device: str, threads: int) -> None:
         """Build the engine. Heavy modules are imported here, in the actor's process alone."""
-        with lasting():
+        with frozen_allocations():
             import torch
 
             torch.set_num_threads(threads)

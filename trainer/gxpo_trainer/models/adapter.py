@@ -1,4 +1,4 @@
-"""A PEFT adapter and its base model as one folder that the sampler loads."""
+"""Merges a PEFT adapter into its base model, for the sampler."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter and no model of its own."""
+    """Whether a folder holds an adapter, but not a full model."""
     return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
 def base_of(folder: Path) -> str:
-    """The base model that an adapter names: a folder or a hub name. Raises ConfigError."""
+    """The adapter's base model: a folder or a hub name. Raises ConfigError."""
     try:
         base = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{folder / CONFIG} cannot be read: {error}; save the adapter anew") from None
+        raise ConfigError(f"{folder / CONFIG} cannot be read: {error}; save the adapter again") from None
     if not isinstance(base, str) or not base:
         raise ConfigError(f"{folder / CONFIG} names no base model; set base_model_name_or_path to its folder")
     if not (folder / WEIGHTS).is_file():
@@ -37,7 +37,7 @@ def base_of(folder: Path) -> str:
 
 
 def merge_adapter(folder: Path, out: Path) -> None:
-    """Write base and adapter as one model, in the base's precision, with the base's tokenizer. Raises ConfigError."""
+    """Save the merged model in the base's precision, with the base's tokenizer. Raises ConfigError."""
     import torch
     from peft import PeftModel
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -1,7 +1,7 @@
-"""The policy and its tokenizer, from the embedded starter, a local transformers folder or a hub name.
+"""Loads the policy and its tokenizer from the embedded starter, a local transformers folder or a hub name.
 
-Only safetensors weights are read: a pickled checkpoint can run code. What makes two passes over one batch
-differ by chance (dropout) is turned off here, because every look-ahead rule compares gradients of the same function.
+Only safetensors weights are loaded, because pickled checkpoints can execute code. Dropout is disabled: look-ahead rules
+compare gradients of the same function over several passes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ STARTER_FOLDER = Path(__file__).with_name("starter_policy")
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+TOKENIZER_FIX = "save one to the model folder with tokenizer.save_pretrained"
 FOLDER_FIX = "set model.path to `starter`, to a folder written by save_pretrained, or to a hub name such as org/model"
 
 
 def resolve_model(config: ModelConfig) -> str:
-    """The folder, or the hub name, that `model.path` stands for. Free of torch; reads no weights.
+    """The folder or hub name of `model.path`. Free of torch; reads no weights.
 
-    Raises ConfigError when a folder is missing or lacks its config, or its weights in safetensors form.
+    Raises ConfigError when a folder is missing or lacks its config or safetensors weights.
     """
     if config.path == STARTER:
         return str(_checked_folder(STARTER_FOLDER, config.path))
@@ -38,18 +39,16 @@ def resolve_model(config: ModelConfig) -> str:
     if folder.exists():
         raise ConfigError(f"model.path = {config.path!r} is a file, not a model folder; {FOLDER_FIX}")
     if not HUB_NAME.fullmatch(config.path):
-        raise ConfigError(f"model.path = {config.path!r}: there is no such folder; {FOLDER_FIX}")
+        raise ConfigError(f"model.path = {config.path!r}: the folder does not exist; {FOLDER_FIX}")
     return config.path
 
 
 def load_policy(
     config: ModelConfig, *, precision: Literal["fp32", "bf16"], lora: LoraConfig | None = None
 ) -> PreTrainedModel:
-    """A causal LM with parameters in `precision`, in training mode without any dropout; under PEFT when `lora` is set.
+    """Load a causal LM with parameters in `precision`, in training mode without dropout, with PEFT if `lora` is set.
 
-    With LoRA only the adapter's parameters require a gradient. Adapters are drawn from torch's global generator:
-    seed it for a reproducible start.
-
+    With LoRA only the adapter's parameters require a gradient. Adapters are initialized from torch's global generator.
     Raises ConfigError for a model that is missing, is not a causal LM, or lacks the LoRA target modules.
     """
     import torch
@@ -77,16 +76,16 @@ def load_policy(
         raise ConfigError(f"{problem}; {FOLDER_FIX}") from error
     model, report = loaded
     if report["missing_keys"]:
-        # transformers would fill them with random numbers.
+        # transformers initializes missing weights randomly.
         raise ConfigError(
             f"model.path = {config.path!r} lacks the weight {min(report['missing_keys'])} ("
-            f"{len(report['missing_keys'])} missing in all); use a complete checkpoint of a causal language model"
+            f"{len(report['missing_keys'])} missing in total); use a complete checkpoint of a causal language model"
         )
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if lora is not None:
         model = _with_adapter(model, lora)
-    # Training mode, because gradient checkpointing acts only there; nothing random is left that it could turn on.
+    # Gradient checkpointing is active in training mode only; dropout stays disabled.
     model.train()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -95,30 +94,28 @@ def load_policy(
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The model's own tokenizer. A missing padding token becomes the end-of-sequence token.
+    """The model's tokenizer, padding with the end-of-sequence token if it has no padding token.
 
-    Raises ConfigError when there is none, or when it has no end-of-sequence token.
+    Raises ConfigError for a missing tokenizer or one without an end-of-sequence token.
     """
     from transformers import AutoTokenizer
 
     source = resolve_model(config)
-    # Without a vocabulary transformers makes an empty tokenizer up.
+    # Without a vocabulary transformers creates an empty tokenizer.
     if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in VOCABULARIES):
         raise ConfigError(
-            f"model.path = {config.path!r} has no tokenizer (none of {', '.join(VOCABULARIES)}); "
-            "save one beside the weights with tokenizer.save_pretrained"
+            f"model.path = {config.path!r} has no tokenizer (none of {', '.join(VOCABULARIES)}); {TOKENIZER_FIX}"
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(
-            f"model.path = {config.path!r} has no usable tokenizer: {_first_line(error)}; "
-            "save one beside the weights with tokenizer.save_pretrained"
+            f"model.path = {config.path!r} has no usable tokenizer: {_first_line(error)}; {TOKENIZER_FIX}"
         ) from error
     if tokenizer.eos_token_id is None:
         raise ConfigError(
-            f"model.path = {config.path!r}: the tokenizer has no end-of-sequence token, so no response could end; "
-            "set eos_token in tokenizer_config.json"
+            f"model.path = {config.path!r}: the tokenizer has no end-of-sequence token; set eos_token in "
+            "tokenizer_config.json"
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -127,7 +124,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 def _checked_folder(folder: Path, setting: str) -> Path:
     if not folder.is_dir():
-        raise ConfigError(f"model.path = {setting!r}: there is no folder {folder.name}; {FOLDER_FIX}")
+        raise ConfigError(f"model.path = {setting!r}: the folder {folder.name} does not exist; {FOLDER_FIX}")
     if not (folder / "config.json").is_file():
         raise ConfigError(f"model.path = {setting!r} has no config.json; {FOLDER_FIX}")
     weights = [folder / name for name in WEIGHTS if (folder / name).is_file()]
@@ -165,7 +162,7 @@ def _with_adapter(model: Any, lora: LoraConfig) -> Any:
         task_type=TaskType.CAUSAL_LM,
     )
     try:
-        # One dtype for all parameters: the engine keeps fp32 masters of the adapter itself.
+        # One dtype for all parameters; the engine keeps fp32 master weights of the adapter.
         return get_peft_model(model, adapter, autocast_adapter_dtype=False)
     except ValueError as error:
         raise ConfigError(

@@ -1,9 +1,9 @@
 """Log-probabilities of response tokens, in bounded memory.
 
-A causal LM's logits are [rows, width, vocabulary]: with 152 k words and 4,096 tokens, 2.5 GB in fp32, and several
-times that with softmax and gradient. But the loss needs one number a response token. So only the positions that
-predict one pass through the head, in chunks; each chunk's logits exist only while it is worked on, and the backward
-pass computes them again. Where all logits fit into one chunk they are kept, and nothing is computed twice.
+A causal LM's logits are [rows, width, vocabulary]: with a vocabulary of 152k and 4,096 tokens 2.5 GB in fp32, and
+several times that with softmax and gradient. The loss needs one number per response token, so only the positions that
+predict one pass through the head, in chunks; the backward pass recomputes each chunk's logits. If all logits fit into
+one chunk they are kept and not recomputed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from gxpo_trainer.algo.batch import MicroBatch
 from gxpo_trainer.algo.losses import TokenOutputs
 
 CHUNK_ELEMENTS = 2**25
-"""Most logits (tokens × vocabulary) that exist at the same time, per copy: 128 MB in fp32."""
+"""Maximum number of logits (tokens × vocabulary) in memory, per copy: 128 MB in fp32."""
 
 
 class PolicyModule(nn.Module):
-    """A transformers causal LM (bare or under PEFT LoRA) that answers with log-probabilities of response tokens.
+    """Wraps a transformers causal LM (with or without PEFT LoRA) to return log-probabilities of response tokens.
 
-    Inside DeepSpeed the backbone is called as a module and the head's weight is a direct parameter of a module of
-    its own (`scorer`), so ZeRO-3's hooks gather both. The weight is shared with the model, not copied:
-    `named_parameters()` lists it once, under the model's name.
+    The backbone is called as a module, and the head's weight is a direct parameter of the submodule `scorer`, so
+    ZeRO-3's hooks gather both. The weight is shared with the model: `named_parameters()` lists it once, under the
+    model's name.
 
     Raises ValueError for a model whose logits are not a plain linear map of its hidden states.
     """
@@ -39,14 +39,14 @@ class PolicyModule(nn.Module):
         causal_lm = model.get_base_model() if hasattr(model, "get_base_model") else model
         _check_plain_head(causal_lm)
         self.scorer = TokenScorer(causal_lm.get_output_embeddings(), chunk_elements)
-        # Not registered a second time: they are parts of `model`.
+        # Bypass module registration: both are already part of `model`.
         object.__setattr__(self, "head", causal_lm.get_output_embeddings())
         object.__setattr__(self, "backbone", getattr(causal_lm, causal_lm.base_model_prefix))
 
     def forward(self, micro: MicroBatch, temperature: float, with_entropy: bool) -> TokenOutputs:
         """log π(token), float32[T], with gradient; entropy of the predicting distribution, float32[T], without."""
         if self.scorer.weight is not self.head.weight:
-            raise RuntimeError("the head's weight was replaced after PolicyModule was built; build it last")
+            raise RuntimeError("the head's weight was replaced after PolicyModule was created; create it last")
         output = self.backbone(
             input_ids=micro.input_ids,
             position_ids=micro.position_ids,
@@ -59,7 +59,7 @@ class PolicyModule(nn.Module):
 
     @property
     def can_share_prompts(self) -> bool:
-        """Whether the layout `shared` is right for this model: full attention that takes an explicit mask."""
+        """Whether the `shared` layout supports this model: full attention with an explicit mask."""
         config = self.model.config
         layers = set(getattr(config, "layer_types", None) or ["full_attention"])
         return config._attn_implementation in ("sdpa", "eager") and layers == {"full_attention"}
@@ -69,7 +69,7 @@ class PolicyModule(nn.Module):
         if mask is None:
             return None
         if not self.can_share_prompts:
-            raise ValueError('learner.packing = "shared" needs full attention by sdpa or eager; use padded or packed')
+            raise ValueError('learner.packing = "shared" needs full attention with sdpa or eager; use padded or packed')
         if self.model.config._attn_implementation == "sdpa":
             return mask
         # The eager kernel adds its mask to the scores.
@@ -128,7 +128,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         num_tokens = hidden.shape[0]
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
-        # A sum over many chunks is kept in fp32: in bf16 each addition would lose what GXPO's ratio g¹/g⁰ lives on.
+        # Sums over many chunks are accumulated in fp32: bf16 rounding would distort GXPO's ratio g¹/g⁰.
         sum_dtype = weight.dtype if kept else torch.promote_types(weight.dtype, torch.float32)
         grad_weight = torch.zeros_like(weight, dtype=sum_dtype) if needs_weight else None
         for part in _parts(num_tokens, ctx.chunk):

@@ -1,14 +1,13 @@
-"""The starter policy: a tiny chat model that can learn the embedded task within minutes on two cores.
+"""The starter policy: a tiny chat model that learns the embedded task within minutes on two cores.
 
     python -m gxpo_trainer.models.starter --out DIR [--seed 0]
 
-builds it from nothing: a byte-level BPE tokenizer trained on the task's own text (every digit a token of its
-own), a Qwen2 model of about one million parameters with random weights, and a supervised warm-up on generated
-training problems. Each warm-up problem is answered in one of two ways: *carefully* (every step written down,
-right) or *hastily* (straight to the box, mostly wrong). The policy learns to sample both, so that
-reinforcement learning has something to find: that writing the steps down pays.
+builds it from scratch: a byte-level BPE tokenizer trained on the task's text (every digit is one token), a randomly
+initialized Qwen2 model of about one million parameters, and a supervised warm-up on generated training problems. Each
+warm-up answer is either *careful* (all steps, correct) or *hasty* (only the box, mostly wrong). The policy learns to
+sample both, so that reinforcement learning can discover that careful answers earn more reward.
 
-The result is shipped in `starter_policy/`; `starter_path()` says where. No held-out problem is used.
+The result is shipped in `starter_policy/`. No held-out problem is used.
 """
 
 from __future__ import annotations
@@ -54,37 +53,32 @@ MANIFEST_KINDS = ("*.json", "*.safetensors", "*.jinja")
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Every choice of the warm-up. The defaults made the shipped policy."""
+    """Settings of the warm-up. The shipped policy was built with the defaults."""
 
     seed: int = 0
     num_problems: int = 30_000
     first_steps: int = 1000
-    """Batches of the first phase, which teaches both ways of answering, the careful one above all."""
+    """Batches of the first phase, which teaches both kinds of answers, mostly careful ones."""
     first_rate: float = 0.02
-    """Its peak learning rate: Muon on the hidden matrices, a fifth of it for AdamW on the rest."""
+    """Peak learning rate of the first phase: Muon on hidden matrices, a fifth of it for AdamW on the rest."""
     first_careful_share: float = 0.75
-    """Share of its answers that are worked out."""
+    """Share of careful answers in the first phase."""
     last_steps: int = 100
-    """Batches of the last phase, which makes the careful way the rarer one."""
+    """Batches of the last phase, which makes careful answers the rarer kind."""
     last_rate: float = 0.002
     last_careful_share: float = 0.3
     batch: int = 64
     hasty_right_share: float = 0.1
-    """Share of the hasty answers that are right."""
+    """Share of the hasty answers that are correct."""
     threads: int = 2
-    """Of torch; another number may round differently and so end in slightly other weights."""
-
-
-def starter_path() -> Path:
-    """The folder of the shipped policy, in transformers layout."""
-    return Path(__file__).resolve().parent / "starter_policy"
+    """torch threads; another number may round differently and give slightly different weights."""
 
 
 def build_tokenizer(problems: list[WordProblem]) -> Qwen2Tokenizer:
-    """A byte-level BPE tokenizer trained on the problems: no text is out of vocabulary, every digit is one token.
+    """Train a byte-level BPE tokenizer on the problems: no text is out of vocabulary, every digit is one token.
 
-    It splits text as Qwen2's own tokenizer does, because `AutoTokenizer` puts that class's splitting rule in
-    the place of any other that a Qwen2 folder's tokenizer.json names: silently, and the policy then reads gibberish.
+    It pre-tokenizes like Qwen2's tokenizer, because `AutoTokenizer` silently replaces any other rule in the
+    tokenizer.json of a Qwen2 folder by that one.
     """
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = Sequence(
@@ -114,7 +108,7 @@ def build_tokenizer(problems: list[WordProblem]) -> Qwen2Tokenizer:
 
 
 def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
-    """A Qwen2 model with random weights: 4 layers of width 128, tied embeddings, fp32."""
+    """A randomly initialized Qwen2 model: 4 layers of width 128, tied embeddings, fp32."""
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=-(-len(tokenizer) // 64) * 64,
@@ -144,7 +138,7 @@ def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
 
 
 def warmup_answer(problem: WordProblem, rng: random.Random, careful_share: float, recipe: Recipe) -> str:
-    """The worked answer, or a box alone with a number near the result."""
+    """The worked answer, or only a box with the result or a number near it."""
     if rng.random() < careful_share:
         return problem.solution
     result = int(problem.prompt.gold)
@@ -155,7 +149,7 @@ def warmup_answer(problem: WordProblem, rng: random.Random, careful_share: float
 
 
 def warm_up(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, recipe: Recipe) -> Iterator[float]:
-    """Supervised training in place, loss on the answers only; yields each batch's loss in nats a token."""
+    """Train the model in place, with loss on the answers only; yields each batch's loss in nats per token."""
     problems = generate("train", recipe.num_problems, recipe.seed)
     prompts = _prompt_ids(tokenizer, [problem.prompt.text for problem in problems])
     rng = random.Random(f"gxpo starter warm-up {recipe.seed}")
@@ -185,7 +179,7 @@ def _train(
     adamw = torch.optim.AdamW(rest, lr=peak / 5, betas=(0.9, 0.98), weight_decay=0.0)
     model.train()
     for step, batch in enumerate(batches, start=1):
-        # Rise over 30 batches, stay, and fall over the last 40 percent.
+        # Linear warm-up over 30 batches, constant, linear decay over the last 40%.
         rate = peak * min(1.0, step / 30, (steps - step + 1) / (0.4 * steps))
         muon.param_groups[0]["lr"], adamw.param_groups[0]["lr"] = rate, rate / 5
         model.zero_grad(set_to_none=True)
@@ -212,17 +206,17 @@ def build(out: Path, recipe: Recipe) -> None:
     tokenizer.save_pretrained(out)
     write_manifest(out, recipe)
     for path in out.iterdir():
-        path.chmod(0o644)  # safetensors writes files that only their owner may read
+        path.chmod(0o644)  # safetensors creates files with mode 0600
 
 
 def write_manifest(folder: Path, recipe: Recipe) -> None:
-    """Record how the policy was made and the SHA-256 of its files."""
+    """Record the recipe and the SHA-256 of the policy's files."""
     body = {"recipe": asdict(recipe), "sha256": file_hashes(folder)}
     (folder / MANIFEST).write_text(json.dumps(body, indent=2, sort_keys=True) + "\n")
 
 
 def file_hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file that belongs to the policy, the manifest left out."""
+    """SHA-256 of every file of the policy, except the manifest."""
     files = sorted(path for kind in MANIFEST_KINDS for path in folder.glob(kind) if path.name != MANIFEST)
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
@@ -235,13 +229,13 @@ def _prompt_ids(tokenizer: Qwen2Tokenizer, texts: list[str]) -> list[list[int]]:
 
 
 def _backward(model: Qwen2ForCausalLM, batch: list[tuple[list[int], list[int]]], pad: int) -> float:
-    """Accumulate the gradient of the mean loss over answer tokens, in parts of like length to save padding."""
+    """Accumulate the gradient of the mean loss over answer tokens, in micro-batches of similar lengths."""
     num_answer_tokens = sum(len(answer) for _, answer in batch)
     by_length = sorted(batch, key=_num_tokens)
     total = 0.0
     for first in range(0, len(batch), MICRO_BATCH):
         input_ids, labels = _pad(by_length[first : first + MICRO_BATCH], pad)
-        # Right padding cannot reach earlier tokens under a causal mask, so no attention mask is needed.
+        # Under a causal mask right padding does not affect earlier tokens, so no attention mask is needed.
         logits = model(input_ids=input_ids).logits[:, :-1]
         losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
         loss = losses / num_answer_tokens

@@ -1,8 +1,8 @@
-"""Published numbers as data: the tables of the GXPO paper, next to which our own evaluations can be shown.
+"""Published results as data: the tables of the GXPO paper. Free of torch.
 
-Free of torch. Scores are in percent, as printed; benchmarks carry the names that `evaluation.benchmarks` uses. What
-does not follow from the printed cells is said in `notes`. Nothing here says that a run of ours is comparable: grader,
-templates and versions of the problem sets are the paper's own.
+Scores are in percent, as printed; benchmarks have the names of `evaluation.benchmarks`. `notes` explains what the
+printed cells do not state. The results are not directly comparable to ours, because the paper uses its own grader,
+templates and versions of the problem sets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """One table. model: of all its rows; None where each row names its own. rows: as printed, keys in plain words."""
+    """One table. model: the model of all rows, None if each row names its own. rows: cells as printed."""
 
     number: int
     name: str
@@ -43,7 +43,7 @@ class PublishedScores:
 
 @dataclass(frozen=True, slots=True)
 class PublishedPaper:
-    """All tables of one paper. units, notes: for a person to read beside them."""
+    """All tables of one paper, with explanations in `units` and `notes`."""
 
     source: str
     units: str
@@ -51,14 +51,14 @@ class PublishedPaper:
     tables: tuple[PublishedTable, ...]
 
     def table(self, name: str) -> PublishedTable:
-        """A table by name. Raises KeyError with the names that there are."""
+        """A table by name. Raises KeyError listing the known names."""
         found = {table.name: table for table in self.tables}
         if name not in found:
-            raise KeyError(f"no published table {name!r}; there are {', '.join(found)}")
+            raise KeyError(f"no published table {name!r}; choose one of {', '.join(found)}")
         return found[name]
 
     def sampled_scores(self, model: str | None = None) -> tuple[PublishedScores, ...]:
-        """Table 1: of one base model by its published name, or of all."""
+        """Table 1, of one base model by its published name or of all models."""
         rows = (PublishedScores(**row) for row in self.table("sampled_pass@1").rows)
         return tuple(row for row in rows if model is None or row.model == model)
 
@@ -73,7 +73,7 @@ def gxpo_paper() -> PublishedPaper:
 
 
 def published_model(path: str) -> str | None:
-    """The paper's base model that a folder or hub name stands for by its name; None when it names none of them.
+    """The paper's base model named in a folder or hub name; None if there is none or more than one.
 
     `Qwen/Qwen2.5-1.5B-Instruct` and `runs/qwen2.5-1.5b-gxpo` are Qwen2.5-1.5B.
     """

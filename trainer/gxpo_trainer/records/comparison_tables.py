@@ -1,4 +1,4 @@
-"""The tables of a comparison on a terminal."""
+"""Tables of a comparison in the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gxpo_trainer.compare import Comparison, SeedGroup, all_tables, evidence_sen
 
 
 def print_tables(groups: Sequence[SeedGroup], comparison: Comparison, console: Console | None = None) -> None:
-    """The comparison on a terminal, the evidence sentence last."""
+    """Print the comparison's tables and its evidence statement."""
     console = console if console is not None else Console()
     for table in all_tables(groups, comparison):
         shown = RichTable(

@@ -1,4 +1,4 @@
-"""Runs from their folders, ready to be compared. Free of torch; the reading of rows is pure (compare/rows.py)."""
+"""Loads runs from their folders for a comparison. Free of torch; compare/rows.py turns rows into curves."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gxpo_trainer.records.reading import EVALUATIONS, read_evaluations, read_ide
 def load_run(out_dir: Path, benchmark: str | None = None, metric: str = "pass@1") -> RunCurves:
     """Curves of one run from metrics.jsonl, evaluations.jsonl and run.json.
 
-    benchmark: one by name; by default the only one, or the macro average of all of them, at the steps where
-    all were evaluated. metric: a name in `scores`. Raises DataError when the run has no such evaluation.
+    benchmark: a name; by default the macro average of all benchmarks, at the steps where all were evaluated.
+    metric: a name in `scores`. Raises DataError when the run has no such evaluation.
     """
     identity = read_identity(out_dir)
     chosen = None if benchmark is None else [benchmark]
@@ -29,9 +29,9 @@ def load_run(out_dir: Path, benchmark: str | None = None, metric: str = "pass@1"
 
 
 def group_runs(folders: Sequence[Path], benchmark: str | None = None, metric: str = "pass@1") -> list[SeedGroup]:
-    """Load runs and group those whose configs differ in name and seed alone, in order of appearance.
+    """Load runs and group those whose configs differ only in name and seed, in order of appearance.
 
-    Raises DataError when one seed of a group comes twice.
+    Raises DataError when a group has a seed twice.
     """
     return group_by_config(
         [(load_run(folder, benchmark, metric), read_identity(folder)["config"]) for folder in folders]
@@ -39,7 +39,7 @@ def group_runs(folders: Sequence[Path], benchmark: str | None = None, metric: st
 
 
 def _series(rows: Sequence[Row]) -> Series:
-    """The metrics that curves need as arrays, from rows in order of steps."""
+    """The metrics that curves need, as arrays, from rows in order of steps."""
     found = {}
     for name in SERIES_NAMES:
         pairs = [(row["step"], row["metrics"][name]) for row in rows if name in row["metrics"]]

@@ -1,4 +1,4 @@
-"""What `gxpo eval` prints: the scores, the difference to earlier ones, and published numbers beside them."""
+"""Output of `gxpo eval`: scores, differences to earlier scores, and published numbers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Record = Mapping[str, Any]
 
 
 def show(table: Table) -> None:
-    # A pipe has no width of its own, and rich would fold the intervals into 80 columns.
+    # Without a terminal rich assumes 80 columns, which would wrap the intervals.
     Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
 def scores_table(records: Sequence[Record], samples: int) -> Table:
-    """One row a benchmark: pass@1, pass@n and maj@n with their intervals, length, truncation."""
-    table = Table(title=f"{samples} samples a problem, 95 % intervals")
+    """One row per benchmark: pass@1, pass@n and maj@n with their intervals, length, truncation."""
+    table = Table(title=f"{samples} samples per problem, 95% intervals")
     names = dict.fromkeys(["pass@1", f"pass@{samples}", f"maj@{samples}"])
     for column in ("benchmark", "problems", *names, "mean length", "truncated"):
         table.add_column(column, justify="left" if column == "benchmark" else "right")
@@ -38,18 +38,15 @@ def scores_table(records: Sequence[Record], samples: int) -> Table:
 
 
 def difference_table(records: Sequence[Record], earlier: Sequence[Record]) -> Table:
-    """pass@1 against earlier records of the same benchmarks: the paired difference, or why there is none.
-
-    Of several earlier records of a benchmark the last counts.
-    """
-    table = Table(title="pass@1 against the earlier evaluation, 95 % intervals, paired by problem")
+    """Paired difference of pass@1 to the last earlier record of each benchmark, or why it is not comparable."""
+    table = Table(title="pass@1 against the earlier evaluation, 95% intervals, paired by problem")
     for column in ("benchmark", "earlier", "now", "difference"):
         table.add_column(column, justify="right" if column in ("earlier", "now") else "left")
     last = {record["benchmark"]: record for record in earlier}
     for record in records:
         before = last.get(record["benchmark"])
         if before is None:
-            table.add_row(record["benchmark"], "–", f"{record['scores']['pass@1']:.1%}", "not evaluated then")
+            table.add_row(record["benchmark"], "–", f"{record['scores']['pass@1']:.1%}", "not in the earlier file")
             continue
         ends = [f"{found['scores']['pass@1']:.1%}" for found in (before, record)]
         table.add_row(record["benchmark"], *ends, _difference(record, before))
@@ -67,9 +64,9 @@ def _difference(record: Record, before: Record) -> str:
 
 
 def published_table(records: Sequence[Record], model: str) -> Table | None:
-    """The paper's sampled pass@1 on the evaluated benchmarks, ours on top; None when it has none of them.
+    """Our pass@1 and the paper's sampled pass@1 on the evaluated benchmarks; None if the paper has none of them.
 
-    Only the lines of the base model that `model` names, all lines when it names none.
+    Limited to the base model that `model` names, if it names one.
     """
     paper = gxpo_paper()
     base = published_model(model)
@@ -78,7 +75,7 @@ def published_table(records: Sequence[Record], model: str) -> Table | None:
     shown = [name for name in ours if any(name in row.scores for row in rows)]
     if not shown:
         return None
-    caption = "The paper's own grader, templates and samples: beside ours for orientation, not a comparison."
+    caption = "For orientation only: the paper uses its own grader, templates and samples."
     table = Table(title=f"sampled pass@1, published: {paper.source}", caption=caption)
     for column in ("model", "rule", *shown):
         table.add_column(column, justify="left" if column in ("model", "rule") else "right")

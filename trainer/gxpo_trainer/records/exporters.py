@@ -1,7 +1,7 @@
-"""TensorBoard and W&B files from the rows of metrics.jsonl, during a run or after it.
+"""TensorBoard and W&B export of a run's metric rows.
 
-Both write to the run's own folder and nothing is sent anywhere: W&B runs offline (`wandb sync` uploads
-later, if a person wants that). Event files are written by TensorBoard's own writer, without torch.
+Both write to the run's folder and send nothing: W&B runs offline, and `wandb sync` uploads later. Event files are
+written with TensorBoard's own writer, without torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import Row
-from gxpo_trainer.records.reading import read_identity, read_metrics
 from gxpo_trainer.records.reporter import Exporter
 
 EXPORTERS = ("tensorboard", "wandb")
@@ -23,46 +22,32 @@ EXPORTERS = ("tensorboard", "wandb")
 def make_exporters(
     names: str | Iterable[str], out_dir: Path, *, run_name: str = "run", config: Mapping[str, Any] | None = None
 ) -> list[Exporter]:
-    """Exporters by name, e.g. "tensorboard,wandb"; an empty text gives none.
+    """Exporters by name, e.g. "tensorboard,wandb", for a RunReporter.
 
-    Raises ConfigError for an unknown name and for one whose package is not installed, before anything is
-    written. Pass the result to RunReporter, which gives them each row and closes them.
+    Raises ConfigError, before anything is written, for an unknown name or a missing package.
     """
-    wanted = [name.strip() for name in (names.split(",") if isinstance(names, str) else names)]
-    wanted = list(dict.fromkeys(name for name in wanted if name))
-    for name in wanted:
+    stripped = [name.strip() for name in (names.split(",") if isinstance(names, str) else names)]
+    selected = list(dict.fromkeys(name for name in stripped if name))
+    for name in selected:
         if name not in EXPORTERS:
             raise ConfigError(f"--log {name}: unknown; choose from {', '.join(EXPORTERS)}")
         if importlib.util.find_spec(name) is None:
             raise ConfigError(
                 f"--log {name}: the package {name!r} is not installed; pip install {name}, or leave it out"
             )
-    made: list[Exporter] = []
-    for name in wanted:
-        if name == "tensorboard":
-            made.append(TensorBoardExporter(out_dir / "tensorboard"))
-        else:
-            made.append(WandbExporter(out_dir, run_name=run_name, config=config or {}))
-    return made
-
-
-def export_run(out_dir: Path, names: str | Iterable[str]) -> int:
-    """Export a finished or interrupted run from its own files; returns the number of rows."""
-    config = read_identity(out_dir)["config"]
-    exporters = make_exporters(names, out_dir, run_name=str(config["name"]), config=config)
-    rows = read_metrics(out_dir)
-    for exporter in exporters:
-        for row in rows:
-            exporter.write(row)
-        exporter.close()
-    return len(rows)
+    return [
+        TensorBoardExporter(out_dir / "tensorboard")
+        if name == "tensorboard"
+        else WandbExporter(out_dir, run_name=run_name, config=config or {})
+        for name in selected
+    ]
 
 
 class TensorBoardExporter:
-    """Scalars as TensorBoard event files, one file a process.
+    """Scalars as TensorBoard event files, one file per process.
 
-    Where a row does not follow the last one (the first row of a resumed run, a step that is repeated after
-    a recovery) a session start is written first: TensorBoard then drops what it had from that step on.
+    Before a row that does not follow the previous one (first row of a resumed run, repeated step after a recovery) a
+    session start is written, which makes TensorBoard discard earlier data from that step on.
     """
 
     name = "tensorboard"
@@ -94,10 +79,9 @@ class TensorBoardExporter:
 
 
 class WandbExporter:
-    """An offline W&B run under `<out_dir>/wandb`, one an attempt: W&B takes no step twice.
+    """Offline W&B runs under `<out_dir>/wandb`, one per attempt, because W&B accepts each step once.
 
-    The attempts of a run share a group. Starts with the first row, so that a run that never trains leaves
-    nothing behind.
+    The attempts of a run share a group. A W&B run is created with the first row.
     """
 
     name = "wandb"
@@ -121,7 +105,7 @@ class WandbExporter:
             self._run = None
 
     def _start(self, attempt: int) -> None:
-        # Set before the import: W&B reads its mode, and whether to report its own errors home, from there.
+        # W&B reads its mode and whether to send crash reports at import.
         os.environ["WANDB_MODE"] = "offline"
         os.environ["WANDB_ERROR_REPORTING"] = "false"
         os.environ["WANDB_SILENT"] = "true"

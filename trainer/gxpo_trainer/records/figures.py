@@ -1,7 +1,7 @@
-"""A comparison as a PNG and as one HTML file that needs nothing else.
+"""A comparison as a PNG and as a self-contained HTML file.
 
-Groups differ in colour (Okabe and Ito's palette, told apart by the colour-blind), in marker and in line
-style, so that a grey print is legible too.
+Groups differ in color (the colorblind-safe Okabe-Ito palette), marker and line style, so that grayscale prints are
+legible.
 """
 
 from __future__ import annotations
@@ -34,10 +34,6 @@ from gxpo_trainer.compare import (
     percent,
     seed_band,
 )
-from gxpo_trainer.records.comparison_tables import print_tables
-from gxpo_trainer.records.curves import group_runs, load_run
-
-__all__ = ["draw_curves", "group_runs", "load_run", "print_tables", "write_report"]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -49,7 +45,7 @@ _PANELS: tuple[tuple[Axis, str, float], ...] = (
 )
 _WIDE_Z = 10.0
 _LEGEND_LINE = 110
-"""Pixels beside a label: its line, and the gaps around both."""
+"""Pixels next to a label: line sample and padding."""
 _LEGEND_LABEL = 56
 PNG_NAME, HTML_NAME = "curves.png", "report.html"
 
@@ -74,8 +70,8 @@ def write_report(
 ) -> Comparison:
     """Write curves.png and report.html into out_dir and return the comparison that they show.
 
-    groups: from `group_runs`. baseline: a group's name; by default the first called GRPO, else the first.
-    All text that comes from runs is escaped; the HTML holds the picture and loads nothing.
+    baseline: a group's name; by default the first GRPO group, else the first group. Text from runs is escaped; the
+    HTML embeds the picture and loads nothing.
     """
     chosen = baseline or default_baseline([group.name for group in groups])
     comparison = compare_groups(groups, chosen, smoothing=smoothing)
@@ -87,9 +83,9 @@ def write_report(
 
 
 def draw_curves(groups: Sequence[SeedGroup], comparison: Comparison, *, title: str = "Comparison of runs") -> bytes:
-    """PNG, 1500 × 1125: accuracy against steps, passes and minutes with 95 % bands, and the gate's z-score.
+    """PNG, 1500 × 1125: accuracy against steps, passes and minutes with 95% bands, and the gate's z-score.
 
-    Bands are over problems for a single seed, t-intervals over seeds for several.
+    Bands are intervals over problems for a single seed, t-intervals over seeds for several.
     """
     buffer = io.BytesIO()
     compose(groups, comparison, title=title).savefig(buffer, format="png", metadata={"Software": None})
@@ -97,7 +93,7 @@ def draw_curves(groups: Sequence[SeedGroup], comparison: Comparison, *, title: s
 
 
 def compose(groups: Sequence[SeedGroup], comparison: Comparison, *, title: str) -> Figure:
-    """The figure of draw_curves, before it becomes pixels."""
+    """The figure of `draw_curves`."""
     figure = Figure(figsize=(12, 9), dpi=125, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     panels = figure.subplots(2, 2)
@@ -125,7 +121,7 @@ def _draw_accuracy(
     axes: Axes, number: int, group: SeedGroup, curve: EvaluationCurve, x: np.ndarray, shade: float
 ) -> None:
     low, high = seed_band(group, curve)
-    colour, marker, line = _look(number)
+    colour, marker, line = _style(number)
     every = max(1, x.size // 40)
     axes.plot(
         x,
@@ -142,20 +138,20 @@ def _draw_accuracy(
 
 
 def _accuracy_limits(curves: Sequence[EvaluationCurve]) -> tuple[float, float]:
-    """Around the curves, not the bands: two seeds have a t-interval wider than any picture."""
+    """Limits around the curves; the t-interval of two seeds can be wider than the axis."""
     values = 100 * np.concatenate([curve.accuracy for curve in curves])
     pad = max(5.0, 0.25 * float(values.max() - values.min()))
     return max(0.0, float(values.min()) - pad), min(100.0, float(values.max()) + pad)
 
 
 def _draw_gates(axes: Axes, groups: Sequence[SeedGroup]) -> None:
-    """z of each group's first seed, its threshold, and a ring where the gate shut."""
+    """Draw z of each group's first seed, its threshold, and a ring at the shut-off step."""
     gated = [(number, group.runs[0]) for number, group in enumerate(groups) if group.runs[0].gate.steps.size]
     axes.set(xlabel="Training steps", ylabel="z")
     if not gated:
         axes.set_title("Gate z-score", fontsize=11)
         axes.set(xticks=(), yticks=())
-        axes.text(0.5, 0.5, "no gate value in these runs", transform=axes.transAxes, ha="center", color="#555555")
+        axes.text(0.5, 0.5, "no gate values in these runs", transform=axes.transAxes, ha="center", color="#555555")
         return
     for number, run in gated:
         _draw_gate(axes, number, run)
@@ -171,7 +167,7 @@ def _draw_gates(axes: Axes, groups: Sequence[SeedGroup]) -> None:
 
 def _draw_gate(axes: Axes, number: int, run: RunCurves) -> None:
     gate = run.gate
-    colour, marker, line = _look(number)
+    colour, marker, line = _style(number)
     every = max(1, gate.steps.size // 40)
     axes.plot(
         gate.steps, gate.z, color=colour, marker=marker, markevery=every, linestyle=line, linewidth=1.3, markersize=4
@@ -187,41 +183,41 @@ def _draw_gate(axes: Axes, number: int, run: RunCurves) -> None:
 
 
 def _columns(canvas: FigureCanvasAgg, font: FontProperties, labels: Sequence[str]) -> int:
-    """How many of the labels fit side by side."""
+    """Number of labels that fit next to each other."""
     renderer = canvas.get_renderer()  # type: ignore[no-untyped-call]
     widest = max(renderer.get_text_width_height_descent(label, font, ismath=False)[0] for label in labels)
     return max(1, min(len(labels), int(canvas.figure.bbox.width / (widest + _LEGEND_LINE))))
 
 
-def _look(number: int) -> tuple[str, str, Any]:
+def _style(number: int) -> tuple[str, str, Any]:
     return COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)], LINES[number % len(LINES)]
 
 
 def _handle(number: int, group: SeedGroup) -> Line2D:
-    colour, marker, line = _look(number)
+    colour, marker, line = _style(number)
     seeds = f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
     label = _literal(_short(group.name) + seeds)
     return Line2D([], [], color=colour, marker=marker, linestyle=line, linewidth=1.8, label=label)
 
 
 def _short(name: str) -> str:
-    """A long name without its middle: what tells two groups apart stands at its ends."""
+    """A long name with its middle elided, because groups differ at the ends of their names."""
     half = _LEGEND_LABEL // 2
     return name if len(name) <= _LEGEND_LABEL else f"{name[:half]}…{name[1 - half :]}"
 
 
 def _literal(text: str) -> str:
-    """A dollar sign would start a formula, and a label that begins with _ is not shown."""
+    """Escape text for matplotlib: $ starts math mode, and labels with a leading _ are hidden."""
     return text.replace("$", r"\$").replace("_", "\u200b_", 1) if text.startswith("_") else text.replace("$", r"\$")
 
 
 def _band_note(groups: Sequence[SeedGroup]) -> str:
     numbers = {len(group.runs) for group in groups}
     if numbers == {1}:
-        return "bands: 95 % over problems; one seed decides nothing"
+        return "bands: 95% over problems; one seed only"
     if 1 in numbers:
-        return "bands: 95 % over seeds, over problems where there is one seed"
-    return "means over seeds; bands: 95 % over seeds"
+        return "bands: 95% over seeds, over problems for single seeds"
+    return "means over seeds; bands: 95% over seeds"
 
 
 def _page(groups: Sequence[SeedGroup], comparison: Comparison, picture: bytes, title: str) -> str:

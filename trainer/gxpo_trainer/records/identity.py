@@ -1,4 +1,4 @@
-"""What a run is: everything needed to say whether two runs are comparable. Free of torch."""
+"""Identity of a run: everything that decides whether two runs are comparable. Free of torch."""
 
 from __future__ import annotations
 
@@ -12,29 +12,23 @@ from typing import Any
 
 import gxpo_trainer
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.data.records import sha256_of_file
 from gxpo_trainer.errors import DataError
-
-_BLOCK = 1 << 20
 
 
 def run_identity(
     config: RunConfig,
     *,
-    data_files: Mapping[str, Path] | None = None,
     data_sha256: Mapping[str, str] | None = None,
     policy: Path | None = None,
     policy_sha256: str | None = None,
-    seeds: Mapping[str, int] | None = None,
     accelerators: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The content of run.json.
 
-    data_files: name → file, hashed here; data_sha256: name → hash already known (generated problems).
-    policy: the start policy's file or folder, hashed here, unless policy_sha256 is given. seeds: every seed
-    beside `config.seed`, by its use. accelerators: device names, which only torch knows. Raises DataError
-    when a file to be hashed cannot be read.
+    data_sha256: hash of each data file or generated set. policy: file or folder of the initial policy, hashed here
+    unless `policy_sha256` is given. accelerators: device names, which only torch knows. Raises DataError.
     """
-    hashes = dict(data_sha256 or {}) | {name: hash_path(path) for name, path in (data_files or {}).items()}
     if policy_sha256 is None and policy is not None:
         policy_sha256 = hash_path(policy)
     return {
@@ -47,20 +41,20 @@ def run_identity(
         "python": platform.python_version(),
         "packages": package_versions(),
         "hardware": hardware(accelerators),
-        "seeds": {"run": config.seed, **(seeds or {})},
-        "data_sha256": dict(sorted(hashes.items())),
+        "seeds": {"run": config.seed},
+        "data_sha256": dict(sorted((data_sha256 or {}).items())),
         "policy_sha256": policy_sha256,
     }
 
 
 def package_versions() -> dict[str, str]:
-    """Every installed distribution with its version, sorted by name."""
+    """Version of every installed distribution, sorted by name."""
     found = {dist.metadata["Name"]: dist.version for dist in importlib.metadata.distributions()}
     return {name: found[name] for name in sorted((name for name in found if name), key=str.lower)}
 
 
 def hardware(accelerators: Sequence[str] = ()) -> dict[str, Any]:
-    """CPU model, cores, those this process may use, memory in bytes and devices. No host name."""
+    """CPU model, cores, usable cores, memory in bytes and accelerators, without the host name."""
     return {
         "cpu": _cpu_model(),
         "machine": platform.machine(),
@@ -73,31 +67,23 @@ def hardware(accelerators: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def hash_path(path: Path, suffix: str = "") -> str:
-    """SHA-256 of a file's bytes, or of a folder: its files' relative names and hashes, in order of names.
+    """SHA-256 of a file's bytes, or of a folder's relative file names and hashes, sorted by name.
 
-    suffix limits a folder to names ending so. Raises DataError when the path cannot be read.
+    suffix: hash only those files of a folder. Raises DataError when the path cannot be read.
     """
     try:
         if not path.is_dir():
-            return _hash_file(path)
+            return sha256_of_file(path)
         total = hashlib.sha256()
         for file in sorted(file for file in path.rglob(f"*{suffix}") if file.is_file()):
-            total.update(f"{file.relative_to(path).as_posix()}\0{_hash_file(file)}\n".encode())
+            total.update(f"{file.relative_to(path).as_posix()}\0{sha256_of_file(file)}\n".encode())
         return total.hexdigest()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read to be hashed ({error.strerror}); check the path") from error
-
-
-def _hash_file(path: Path) -> str:
-    total = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            total.update(block)
-    return total.hexdigest()
+        raise DataError(f"{path}: cannot be hashed ({error.strerror}); check the path") from error
 
 
 def _cpu_model() -> str:
-    """The model as Linux names it; elsewhere what Python knows."""
+    """CPU model from /proc/cpuinfo, else from `platform`."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -1,4 +1,4 @@
-"""How a launch ended: outcome.json, and the reason of a failure."""
+"""Outcome of a launch: outcome.json and the failure reason."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _LONGEST_MESSAGE = 4000
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The last word of a launch that came to an end by itself; one that was killed leaves none.
+    """Outcome of a launch that ended by itself; a killed one leaves none.
 
-    attempt: number of the launch. ended_by: the bound of the budget that a run that succeeded has reached.
-    reason: one of errors.REASONS for a run that failed. time: seconds since 1970.
+    attempt: number of the launch. time: seconds since 1970. ended_by: the budget limit that a succeeded run reached.
+    reason: one of errors.REASONS for a failed run.
     """
 
     attempt: int
@@ -34,27 +34,26 @@ class Outcome:
         return asdict(self)
 
     def write(self, out_dir: Path) -> None:
-        """Replace outcome.json in one step. Raises OSError."""
+        """Replace outcome.json atomically. Raises OSError."""
         write_json(out_dir / OUTCOME, self.as_dict())
 
 
 def failure_message(error: BaseException) -> str:
-    """What went wrong, for people."""
+    """Error message for the user, shortened."""
     text = str(error) if isinstance(error, GxpoError) else f"{type(error).__name__}: {error}"
     return text[:_LONGEST_MESSAGE]
 
 
 def reason_of(error: BaseException, *, setting_up: bool = False) -> str:
-    """One of errors.REASONS.
+    """Map an error to one of errors.REASONS.
 
-    What the machine lacked (memory, disk, room on the cluster) comes before what the error that reached the top
-    says, for it is the cause. setting_up: no step was begun, so an error without a reason is `setup_failed`.
+    Exhausted resources (memory, disk, cluster) anywhere in the chain of causes take precedence over the error's own
+    reason. setting_up: no step has begun, so an error without a reason is `setup_failed`.
     """
     chain = list(_causes(error))
     for cause in chain:
-        found = _lacked(cause)
-        if found is not None:
-            return found
+        if (resource := _exhausted_resource(cause)) is not None:
+            return resource
     for cause in chain:
         if isinstance(cause, GxpoError) and cause.reason != GxpoError.reason:
             return cause.reason
@@ -62,19 +61,19 @@ def reason_of(error: BaseException, *, setting_up: bool = False) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, then what it came from. An error of a Ray task carries the one of its process as `cause`."""
+    """The error and its causes, breadth first. Errors of Ray tasks hold the original exception in `cause`."""
     seen: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        found = waiting.pop(0)
+    queue: list[BaseException | None] = [error]
+    while queue:
+        found = queue.pop(0)
         if isinstance(found, BaseException) and id(found) not in seen:
             seen.add(id(found))
             yield found
-            waiting += [found.__cause__, getattr(found, "cause", None)]
+            queue += [found.__cause__, getattr(found, "cause", None)]
 
 
-def _lacked(error: BaseException) -> str | None:
-    """Errors of Ray and torch are told by their names: neither is imported for this."""
+def _exhausted_resource(error: BaseException) -> str | None:
+    """Failure reason of an exhausted resource. Compares class names, to avoid importing Ray and torch."""
     names = {kind.__name__ for kind in type(error).__mro__}
     died_of_memory = "RayActorError" in names and "OutOfMemoryError" in str(error)
     if names & {"MemoryError", "OutOfMemoryError"} or died_of_memory:

@@ -1,8 +1,8 @@
-"""The files of a run, read back as one history.
+"""Readers of a run's files.
 
-A run that recovers from a checkpoint goes on as a new attempt and repeats steps. The readers give one
-history: from the first step that an attempt reported on, it replaces all earlier attempts, steps that it
-has not reached again included. So there is no step twice, and none from a history that was abandoned.
+A run that recovers from a checkpoint continues as a new attempt and repeats steps. The readers merge attempts into one
+history: from its first reported step on, an attempt replaces all earlier ones, including steps that it has not reached
+again. No step occurs twice, and none of an abandoned history.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ IDENTITY = "run.json"
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """Rows in order of steps, one a step, of the history that counts; values are floats again.
+    """Rows of the merged history in order of steps, one per step, with float values.
 
-    path: metrics.jsonl or the run's folder; a file that does not exist yet has no rows. Raises DataError
-    (file and line) for a line that is no JSON object.
+    path: metrics.jsonl or the run's folder; a missing file has no rows. Raises DataError (file and line) for a line
+    that is not a JSON object.
     """
     file = _locate(path, METRICS)
     rows: dict[tuple[int, int], Row] = {}
@@ -35,7 +35,7 @@ def read_metrics(path: Path) -> list[Row]:
 
 
 def read_evaluations(path: Path) -> list[Row]:
-    """Evaluations in order of steps, one a step and benchmark, of the history that counts. See read_metrics."""
+    """Evaluations of the merged history in order of steps, one per step and benchmark. See `read_metrics`."""
     file = _locate(path, EVALUATIONS)
     rows = list(read_lines(file))
     for row in rows:
@@ -43,18 +43,18 @@ def read_evaluations(path: Path) -> list[Row]:
         for name in ("backward_passes_total", "training_s", "tokens_total"):
             if isinstance(row.get(name), str):
                 row[name] = decode_number(row[name])
-    return _one_history(rows, _siblings_first_steps(file), key=lambda row: (row["step"], row["benchmark"]))
+    return _one_history(rows, _metrics_first_steps(file), key=lambda row: (row["step"], row["benchmark"]))
 
 
 def read_samples(path: Path) -> list[Row]:
-    """Responses in order of steps, of the history that counts. See read_metrics."""
+    """Responses of the merged history in order of steps. See `read_metrics`."""
     file = _locate(path, SAMPLES)
-    firsts = _siblings_first_steps(file)
+    firsts = _metrics_first_steps(file)
     return _one_history(list(read_lines(file)), firsts, key=lambda row: (row["step"], row["group"], row["sample"]))
 
 
 def read_events(path: Path) -> list[Row]:
-    """All events of all attempts, in the order in which they were written."""
+    """All events of all attempts, in the order of writing."""
     return list(read_lines(_locate(path, EVENTS)))
 
 
@@ -64,11 +64,11 @@ def read_identity(out_dir: Path) -> Row:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise DataError(f"{path}: there is no such file; name the folder of a run") from error
+        raise DataError(f"{path} does not exist; give the output folder of a run") from error
     except ValueError as error:
-        raise DataError(f"{path}: is not JSON ({error}); restore it or name another run") from error
+        raise DataError(f"{path} is not valid JSON ({error}); restore it or give another run") from error
     if not isinstance(found, dict):
-        raise DataError(f"{path}: is no JSON object; restore it or name another run")
+        raise DataError(f"{path} is not a JSON object; restore it or give another run")
     return found
 
 
@@ -77,19 +77,19 @@ def _locate(path: Path, name: str) -> Path:
 
 
 def _first_steps(rows: Iterable[Row]) -> dict[int, int]:
-    """The first step that each attempt reported on."""
+    """The first reported step of each attempt."""
     firsts: dict[int, int] = {}
     for row in rows:
         firsts[row["attempt"]] = min(row["step"], firsts.get(row["attempt"], row["step"]))
     return firsts
 
 
-def _siblings_first_steps(path: Path) -> dict[int, int]:
+def _metrics_first_steps(path: Path) -> dict[int, int]:
     return _first_steps(read_lines(path.with_name(METRICS)))
 
 
 def _one_history(rows: list[Row], firsts: Mapping[int, int], key: Callable[[Row], Any]) -> list[Row]:
-    """Rows that no later attempt replaces; of those with one key the latest attempt's, written last."""
+    """Rows not replaced by a later attempt; of rows with equal keys the last one of the latest attempt."""
     chosen: dict[Any, Row] = {}
     for row in sorted(rows, key=lambda row: int(row["attempt"])):
         replaced = any(attempt > row["attempt"] and row["step"] >= first for attempt, first in firsts.items())

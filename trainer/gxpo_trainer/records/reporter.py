@@ -1,14 +1,14 @@
-"""What a run leaves behind: metrics, samples, evaluations and events, one JSON object a line, disk first.
+"""Writer of a run's files: metrics, samples, evaluations and events as JSON lines.
 
-    run.json            what the run is (identity.py); written once, attempts added
+    run.json            identity of the run (identity.py); written once, attempts are appended
     metrics.jsonl       {"attempt", "step", "time", "metrics": {name: value}}
     samples.jsonl       {"attempt", "step", "time", "prompt_id", ..., "verdict", "reward", "length"}
     evaluations.jsonl   {"attempt", "step", "time", "benchmark", "scores": {...}, "per_problem": [...], ...}
     events.jsonl        {"time", "kind", "message", ...}
 
-`time` is seconds since 1970; how a line is written and what NaN looks like is said in jsonl.py.
+`time` is seconds since 1970; jsonl.py documents how lines and non-finite numbers are written.
 
-A run that recovers from a checkpoint goes on as a new attempt and repeats steps; reading.py makes one history of it.
+A run that recovers from a checkpoint continues as a new attempt and repeats steps; reading.py merges the attempts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gxpo_trainer.types import ScoredGroup
 
 
 class Exporter(Protocol):
-    """Takes metric rows as they are written; see exporters.py."""
+    """Receives metric rows as they are written; see exporters.py."""
 
     name: str
 
@@ -33,14 +33,14 @@ class Exporter(Protocol):
 
 
 class RunReporter:
-    """Writes the files of one run. Used by one thread of one process.
+    """Writes the files of one run. Not thread-safe.
 
-    Order: `start_attempt` first, then any of the log calls; `sync` at each checkpoint, before it is
-    announced, so that no checkpoint is newer than the metrics that led to it; `close` at the end.
+    Order: `start_attempt` first, then any of the log calls; `sync` before each checkpoint is published, so that no
+    checkpoint is newer than its metrics on disk; `close` at the end.
 
-    samples_per_step: groups of each step that are kept in samples.jsonl. exporters: receive each metric
-    row after it is on disk; one that raises is closed, recorded as an event and left out from then on, for
-    its rows can be exported again from the file. Raises TrainingError (`disk_full`) when there is no room.
+    samples_per_step: groups per step written to samples.jsonl. exporters: receive each metric row after it is written;
+    one that raises is closed, recorded as an event and dropped, because its rows can be exported later from the file.
+    Raises TrainingError (`disk_full`) when the disk is full.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class RunReporter:
                 self.log_event("torn_line", f"{name}: cut {file.bytes_cut} bytes of an unfinished line", file=name)
 
     def start_attempt(self, attempt: int, resume_step: int) -> None:
-        """Rows from now on belong to `attempt`, whose first step will be `resume_step + 1`."""
+        """Start `attempt`, whose first step is `resume_step + 1`; all following rows belong to it."""
         if attempt < 1 or resume_step < 0:
             raise ValueError(f"attempt = {attempt}, resume_step = {resume_step}: attempts count from 1, steps from 0")
         self.attempt = attempt
@@ -71,7 +71,7 @@ class RunReporter:
         self.log_event("attempt", f"attempt {attempt} {how}", attempt=attempt, resume_step=resume_step)
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One row for (attempt, step); a second one for the same step adds names to the first."""
+        """Write one row for (attempt, step); a second row of a step adds its metrics to the first."""
         row = {"attempt": self.attempt, "step": step, "time": self._clock(), "metrics": dict(metrics)}
         self._files[METRICS].append(row)
         for exporter in list(self._exporters):
@@ -105,16 +105,16 @@ class RunReporter:
                 self._files[SAMPLES].append(row)
 
     def log_evaluation(self, step: int, record: Mapping[str, Any]) -> None:
-        """One benchmark at one step: `record` without attempt, step and time, which are added here."""
+        """Write one evaluation; attempt, step and time are added to `record`."""
         head = {"attempt": self.attempt, "step": step, "time": self._clock()}
         self._files[EVALUATIONS].append({**head, **{k: v for k, v in record.items() if k not in head}})
 
     def log_event(self, kind: str, message: str, **fields: Any) -> None:
-        """Something a person should know about: a restart, a fallback, a checkpoint, the end."""
+        """Write an event for the user: a restart, a fallback, a checkpoint, the end."""
         self._files[EVENTS].append({"time": self._clock(), "kind": kind, "message": message, **fields})
 
     def write_identity(self, identity: Mapping[str, Any]) -> None:
-        """Write run.json; for a later attempt the first identity stays and what changed is added to it."""
+        """Write run.json. A later attempt keeps the first identity and records what changed."""
         path = self.out_dir / IDENTITY
         head: Row = {"attempt": self.attempt, "time": self._clock()}
         if not path.exists():
@@ -130,13 +130,13 @@ class RunReporter:
         write_json(path, {**first, "attempts": [*past, head]})
 
     def sync(self) -> None:
-        """Return once everything written so far is on the disk (fsync). Call it at each checkpoint."""
+        """Flush everything written so far to disk (fsync)."""
         for file in self._files.values():
             file.sync()
 
     def close(self) -> None:
         for exporter in list(self._exporters):
-            self._end(exporter)
+            self._close_exporter(exporter)
         for file in self._files.values():
             file.close()
 
@@ -149,17 +149,14 @@ class RunReporter:
     def _export(self, exporter: Exporter, row: Row) -> None:
         try:
             exporter.write(row)
-        except Exception as error:  # whatever a logging library raises, it must not end a training run
-            self._give_up(exporter, error)
+        except Exception as error:  # an error of a logging library must not end a training run
+            message = f"{exporter.name}: {error}; disabled for this run, metrics.jsonl has every row"
+            self.log_event("exporter_failed", message, exporter=exporter.name)
+            self._close_exporter(exporter)
 
-    def _end(self, exporter: Exporter) -> None:
+    def _close_exporter(self, exporter: Exporter) -> None:
         self._exporters.remove(exporter)
         try:
             exporter.close()
-        except Exception as error:  # the same
+        except Exception as error:  # see _export
             self.log_event("exporter_failed", f"{exporter.name}: {error}", exporter=exporter.name)
-
-    def _give_up(self, exporter: Exporter, error: Exception) -> None:
-        message = f"{exporter.name}: {error}; the run goes on without it, metrics.jsonl has every row"
-        self.log_event("exporter_failed", message, exporter=exporter.name)
-        self._end(exporter)

@@ -1,13 +1,12 @@
-"""Sends a run's files to the service while it trains; the files are the queue, so nothing waits in memory.
+"""Uploads a run's files to the service during training; the files are the queue, so nothing is buffered in memory.
 
-Training never waits for the service: a thread of its own makes the calls, tries for ever while the service is
-away, and goes on from the lines that the service says it has. The answers carry wishes back.
+A background thread makes the calls, so training never blocks on the service. The thread retries while the service is
+unavailable and continues from the lines that the service has. Responses carry pause and cancel requests.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import threading
 import time
 from collections.abc import Mapping
@@ -18,18 +17,19 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 import httpx
+from tenacity import Retrying, retry_if_exception_type, sleep_using_event, stop_when_event_set, wait_random_exponential
 
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.records.uploader_batches import FILES, Batch, BatchQueue
 
-Wish = Literal["pause", "cancel"]
+ControlRequest = Literal["pause", "cancel"]
 _FENCED = (401, 403, 410)
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceAddress:
-    """Where one launch of a run reports to. attempt: number of the launch. token: the run's own, for this launch."""
+    """The service that a launch reports to. attempt: number of the launch. token: valid for this run and launch."""
 
     url: str
     run: str
@@ -39,8 +39,8 @@ class ServiceAddress:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds. poll: between looks at the files; heartbeat: longest silence; first_retry, last_retry: back-off;
-    give_up: longest wait for the service at the end."""
+    """Seconds. poll: interval of file checks; heartbeat: maximum time between calls; first_retry, last_retry: bounds
+    of the exponential back-off; give_up: maximum wait at the end of a run; answer: HTTP timeout."""
 
     poll: float = 0.5
     heartbeat: float = 4.0
@@ -51,14 +51,14 @@ class Timing:
 
 
 def read_service(path: Path) -> ServiceAddress:
-    """service.json: {"url", "run", "attempt", "token"}. Raises ConfigError naming the file and what is wrong."""
+    """Read service.json: {"url", "run", "attempt", "token"}. Raises ConfigError."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"--service {path} cannot be read: {error}") from None
     values = found if isinstance(found, dict) else {}
-    wanted = {"url": str, "run": str, "attempt": int, "token": str}
-    bad = [name for name, kind in wanted.items() if not isinstance(values.get(name), kind) or not values[name]]
+    fields = {"url": str, "run": str, "attempt": int, "token": str}
+    bad = [name for name, kind in fields.items() if not isinstance(values.get(name), kind) or not values[name]]
     if bad:
         raise ConfigError(
             f"--service {path}: {', '.join(bad)} must be set; the service writes this file at each launch"
@@ -67,18 +67,22 @@ def read_service(path: Path) -> ServiceAddress:
     try:
         url = httpx.URL(address.url)
     except httpx.InvalidURL as error:
-        raise ConfigError(f"--service {path}: url = {address.url!r} is no address ({error})") from None
+        raise ConfigError(f"--service {path}: url = {address.url!r} is not a URL ({error})") from None
     if url.scheme not in ("http", "https") or not url.host:
         raise ConfigError(f"--service {path}: url = {address.url!r} must begin with http:// or https://")
     return address
 
 
-class Uploader:
-    """The trainer's side of the protocol, in a thread of its own.
+class ServiceUnavailable(Exception):
+    """The service cannot process the call now; retry."""
 
-    Order: `start` (heartbeats begin), `follow` once the run's files are open for writing, then at any time `wish`,
-    `fenced` and `take_events`; `finish` at the end, when the files are complete, or `abandon`. `step` is what the
-    thread repeats; without the thread a caller may repeat it.
+
+class Uploader:
+    """The trainer's side of the protocol, in a background thread.
+
+    Order: `start` (heartbeats begin), `follow` once the run's files are open for writing, then at any time `request`,
+    `fenced` and `take_events`; `finish` at the end, when the files are complete, or `abandon`. The thread repeats
+    `step` under `retrying`.
     """
 
     def __init__(self, service: ServiceAddress, out_dir: Path, timing: Timing | None = None) -> None:
@@ -91,34 +95,42 @@ class Uploader:
             base_url=service.url,
             headers={"Authorization": f"Bearer {service.token}", "Content-Type": "application/json"},
             timeout=self._timing.answer,
-            # A proxy of the environment cannot reach the loopback of this machine.
-            trust_env=url.host not in _LOOPBACK,
-            verify=url.scheme == "https",  # certificates are read only where they are used
+            trust_env=url.host not in _LOOPBACK,  # never use a proxy for loopback
+            verify=url.scheme == "https",  # loading certificates takes time
         )
         self._thread = threading.Thread(target=self._run, name="uploader", daemon=True)
         self._wake = threading.Event()
+        # The jitter spreads the calls of many runs after a restart of the service. A wake-up ends the back-off.
+        self.retrying = Retrying(
+            retry=retry_if_exception_type((ServiceUnavailable, httpx.HTTPError, OSError)),
+            wait=wait_random_exponential(
+                multiplier=self._timing.first_retry, max=self._timing.last_retry, min=self._timing.first_retry / 2
+            ),
+            sleep=sleep_using_event(self._wake),
+            stop=stop_when_event_set(self._wake),
+            retry_error_callback=lambda state: 0.0,
+        )
         self._follow = self._finishing = False
-        self._greeted = False
-        self._failures = 0
+        self._synced = False
         self._called = -float("inf")
-        self._wish: Wish | None = None
+        self._request: ControlRequest | None = None
         self._fenced: str | None = None
         self._delivered = self._ended = False
 
-    # ---- for the thread that trains ---------------------------------------------------------------------------
+    # ---- called by the training thread ------------------------------------------------------------------------
 
     @property
-    def wish(self) -> Wish | None:
-        """What the service last asked for."""
-        return self._wish
+    def request(self) -> ControlRequest | None:
+        """The service's current pause or cancel request."""
+        return self._request
 
     @property
     def fenced(self) -> str | None:
-        """Why this launch may no longer report: another one owns the run, or the run is gone. None while it may."""
+        """Why this launch may no longer report: another launch owns the run, or it was deleted. None while it may."""
         return self._fenced
 
     def take_events(self) -> list[str]:
-        """Refusals since the last call, for events.jsonl."""
+        """Rejections since the last call, for events.jsonl."""
         events = self._queue.events
         return [events.popleft() for _ in range(len(events))]
 
@@ -126,13 +138,13 @@ class Uploader:
         self._thread.start()
 
     def follow(self) -> None:
-        """Send the rows of the run's files from now on."""
+        """Start sending the rows of the run's files."""
         self._follow = True
         self._wake.set()
 
     def finish(self, outcome: Mapping[str, Any] | None) -> bool:
-        """Send the rest and the outcome; waits `give_up` seconds at most. True when the service has everything."""
-        self._queue.end_with(outcome)
+        """Send the remaining rows and the outcome, for at most `give_up` seconds; returns whether all arrived."""
+        self._queue.set_outcome(outcome)
         self._finishing = True
         self._wake.set()
         self._thread.join(self._timing.give_up)
@@ -140,86 +152,74 @@ class Uploader:
         return self._delivered
 
     def abandon(self) -> None:
-        """Call no more."""
+        """Stop calling the service."""
         self._ended = True
         self._wake.set()
 
-    # ---- the thread -------------------------------------------------------------------------------------------
+    # ---- the background thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
         with closing(self._client):
             while not self._ended:
-                delay = self.step()
-                if delay > 0 and not self._ended and self._wake.wait(delay):
-                    self._wake.clear()
-                    self._failures = 0
+                delay = self.retrying(self.step)
+                if delay > 0 and not self._ended:
+                    self._wake.wait(delay)
+                self._wake.clear()
 
     def step(self) -> float:
-        """Make the call that is due, if one is; returns the seconds until the next one may be."""
-        if self._follow and not self._queue.following:
-            # Only now are the lines final that an earlier launch left behind: ask again where to go on.
-            self._queue.following, self._greeted = True, False
-        try:
-            # Asked for before the files are looked at: what is written before `finish` is sent.
-            finishing = self._finishing
-            batch = self._queue.next() if self._greeted else None
-            if batch is not None:
-                return self._call(batch.body, batch)
-            if self._greeted and finishing:
-                self._delivered = self._ended = True
-                return 0.0
-            if self._greeted and time.monotonic() - self._called < self._timing.heartbeat:
-                return self._timing.poll
-            return self._call(self._queue.heartbeat(), None)
-        except (httpx.HTTPError, OSError):
-            return self._again()
+        """Make the next call if one is due; returns the seconds until the following one.
 
-    def _call(self, body: bytes, batch: Batch | None) -> float:
+        Raises ServiceUnavailable, httpx.HTTPError or OSError for a call to retry.
+        """
+        if self._follow and not self._queue.following:
+            # The lines of an earlier launch are final only now: ask the service for its offsets again.
+            self._queue.following, self._synced = True, False
+        # Read before the files, so that everything written before `finish` is sent.
+        finishing = self._finishing
+        batch = self._queue.next() if self._synced else None
+        if batch is not None:
+            self._call(batch.body, batch)
+            return 0.0
+        if self._synced and finishing:
+            self._delivered = self._ended = True
+            return 0.0
+        if not self._synced or time.monotonic() - self._called >= self._timing.heartbeat:
+            self._call(self._queue.heartbeat(), None)
+        return 0.0 if self._ended or self._finishing else self._timing.poll
+
+    def _call(self, body: bytes, batch: Batch | None) -> None:
         self._called = time.monotonic()
         response = self._client.post(self._path, content=body)
-        if response.status_code == 200:
-            return self._applied(response, batch)
-        if response.status_code == 410 and batch is not None and batch.content == "outcome":
-            self._delivered = self._ended = True  # the run ended by this outcome, whose first answer was lost
-            return 0.0
-        if response.status_code in _FENCED:
-            self._fenced = f"the service no longer takes reports of this launch ({_message(response)})"
+        status = response.status_code
+        if status == 200:
+            self._apply(_json(response), batch)
+        elif status == 410 and batch is not None and batch.content == "outcome":
+            self._delivered = self._ended = True  # the response to an earlier attempt was lost
+        elif status in _FENCED:
+            self._fenced = f"the service no longer accepts reports of this launch ({_message(response)})"
             self._ended = True
-            return 0.0
-        if batch is None:
-            return self._again()
-        if response.status_code == 409:
+        elif batch is not None and status == 409:
             offsets = _offsets(_json(response))
-            return 0.0 if offsets is not None and self._queue.moved(offsets) else self._again()
-        if response.status_code == 413:
+            if offsets is None or not self._queue.conflict(offsets):
+                raise ServiceUnavailable(_message(response))
+        elif batch is not None and status == 413:
             self._queue.too_large(_message(response))
-            return 0.0
-        if response.status_code in (400, 422):
-            self._queue.refused(_message(response))
-            return 0.0
-        return self._again()
+        elif batch is not None and status in (400, 422):
+            self._queue.rejected(_message(response))
+        else:
+            raise ServiceUnavailable(_message(response))
 
-    def _applied(self, response: httpx.Response, batch: Batch | None) -> float:
-        answer = _json(response)
+    def _apply(self, answer: Mapping[str, Any], batch: Batch | None) -> None:
         offsets = _offsets(answer)
-        if offsets is None:  # a proxy's page, say, but not the service
-            return self._again()
-        wish = answer.get("wish")
-        self._wish = wish if wish in ("pause", "cancel") else None
-        self._greeted = True
+        if offsets is None:
+            raise ServiceUnavailable("not an answer of the service, but for example a proxy's page")
+        request = answer.get("wish")
+        self._request = request if request in ("pause", "cancel") else None
+        self._synced = True
         if batch is None:
-            self._queue.move(offsets)
+            self._queue.seek(offsets)
         elif not self._queue.delivered(offsets):
-            return self._again()
-        self._failures = 0
-        return 0.0 if batch is not None or self._finishing else self._timing.poll
-
-    def _again(self) -> float:
-        """Exponential back-off; the jitter keeps many runs from calling a restarted service at once."""
-        timing = self._timing
-        delay = min(timing.last_retry, timing.first_retry * 2.0 ** min(self._failures, 16))
-        self._failures += 1
-        return delay * random.uniform(0.5, 1.0)
+            raise ServiceUnavailable("the batch was accepted, but not applied")
 
 
 def _json(response: httpx.Response) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def _offsets(answer: Mapping[str, Any]) -> dict[str, int] | None:
 
 
 def _message(response: httpx.Response) -> str:
-    """The problem in the service's words, short."""
+    """The service's error message, shortened."""
     answer = _json(response)
     text = answer.get("detail") or answer.get("title") or response.text or response.reason_phrase
     return f"{response.status_code}: {str(text)[:300]}"

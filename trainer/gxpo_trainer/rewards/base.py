@@ -11,12 +11,11 @@ from gxpo_trainer.types import VerdictStatus
 
 @dataclass(frozen=True, slots=True)
 class RewardInput:
-    """One response and what is known about it.
+    """One response with its problem and verdict.
 
-    problem: as a person reads it, before any template. gold: the final answer alone. extra: further fields of the
-    problem's row, JSON-able. num_tokens: length of the response. truncated: cut at the limit. status: the verdict,
-    one of correct, wrong, unparsed (a response without a verdict has no reward and is not asked about). extracted: the
-    final answer that was read, None when there was none.
+    problem: text before any template. gold: the final answer alone. num_tokens: length of the response. truncated: cut
+    at the length limit. status: correct, wrong or unparsed (timeouts and errors have no reward). extracted: the final
+    answer in the response, None if there is none. extra: further JSON-serializable fields of the problem's row.
     """
 
     problem: str
@@ -30,10 +29,10 @@ class RewardInput:
 
 
 class Reward(Protocol):
-    """A component: a finite number for a response. It must depend on nothing but its argument.
+    """A component: maps a response to a finite number, as a pure function of its argument.
 
-    An exception, or a value that is not finite, makes the verdict `error`; a call past `verifier.deadline_s` makes it
-    `timeout`. Neither carries a reward.
+    An exception or a non-finite value makes the verdict `error`, a call longer than `verifier.deadline_s` makes it
+    `timeout`; neither has a reward.
     """
 
     def __call__(self, sample: RewardInput) -> float: ...

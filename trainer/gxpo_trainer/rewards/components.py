@@ -1,4 +1,4 @@
-"""The components that ship."""
+"""Built-in reward components."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from gxpo_trainer.verify.extract import count_boxes
 
 
 class Correctness:
-    """1 when the final answer is the gold, else 0."""
+    """1 if the final answer equals the gold answer, else 0."""
 
     def __call__(self, sample: RewardInput) -> float:
         return 1.0 if sample.status == "correct" else 0.0
 
 
 class Format:
-    """1 when the answer stands in exactly one box and the response came to its end, else 0.
-
-    Boxes inside a thinking part are not counted.
-    """
+    """1 if the response is not truncated and has exactly one box, not counting its thinking part; else 0."""
 
     def __call__(self, sample: RewardInput) -> float:
         return 1.0 if not sample.truncated and count_boxes(sample.response) == 1 else 0.0

@@ -1,7 +1,7 @@
-"""From names in a run file to components, and from components to a score.
+"""Loads the reward components of a run file and computes scores.
 
-A run file may come from somebody who must not run code of their choice here. So a class is imported only when the
-environment of this process, which belongs to the machine and not to the run, lists it.
+The author of a run file may not be trusted to run code on this machine. A class is therefore imported only if the
+environment of this process, which the machine's administrator controls, lists it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ ALLOWLIST = "GXPO_REWARD_ALLOWLIST"
 
 
 def allowed_classes(environment: Mapping[str, str]) -> frozenset[str]:
-    """Entries `package.module:Class` of the allow-list, separated by commas."""
+    """The comma-separated entries `package.module:Class` of the allowlist."""
     return frozenset(name.strip() for name in environment.get(ALLOWLIST, "").split(",") if name.strip())
 
 
 def check_allowed(names: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Raises ConfigError naming the first class that this machine does not allow. Imports nothing."""
+    """Raises ConfigError for the first class that is not allowlisted. Imports nothing."""
     allowed = allowed_classes(environment)
     for name in names:
         if name not in OWN and name not in allowed:
@@ -37,7 +37,7 @@ def check_allowed(names: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 class RewardFailed(Exception):
-    """A component raised, or gave no finite number."""
+    """A component raised an exception or returned a non-finite number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,12 @@ class Scorer:
 
     @classmethod
     def load(cls, rewards: Sequence[tuple[str, float]], environment: Mapping[str, str]) -> Scorer:
-        """Import and build the components of (name, weight) pairs. Raises ConfigError."""
+        """Import and create the components of (name, weight) pairs. Raises ConfigError."""
         check_allowed([name for name, _ in rewards], environment)
         return cls(tuple((name.rpartition(":")[2], weight, _build(name)) for name, weight in rewards))
 
     def score(self, gold: str, response: str, verdict: Verdict, context: Mapping[str, Any]) -> dict[str, Any]:
-        """`components` and `score` of one response; empty when its verdict carries no reward.
+        """`components` and `score` of one response; empty when its verdict has no reward.
 
         context: problem, num_tokens, truncated, extra. Raises RewardFailed.
         """
@@ -72,13 +72,13 @@ def _build(name: str) -> Reward:
     module, _, attribute = name.partition(":")
     try:
         component: Reward = getattr(importlib.import_module(module), attribute)()
-    except Exception as error:  # Whatever somebody else's module raises while it is imported and built.
+    except Exception as error:  # third-party code may raise anything
         raise ConfigError(
-            f"verifier.rewards: {name!r} cannot be made ({type(error).__name__}: {error}); it must be a class on the "
-            "import path of the verifier's machine that is built without arguments"
+            f"verifier.rewards: cannot create {name!r} ({type(error).__name__}: {error}); it must be a class without "
+            "constructor arguments on the import path of the verifier's machine"
         ) from error
     if not callable(component):
-        raise ConfigError(f"verifier.rewards: {name!r} cannot be called; give it __call__(sample) -> float")
+        raise ConfigError(f"verifier.rewards: {name!r} is not callable; define __call__(sample) -> float")
     return component
 
 
@@ -87,7 +87,7 @@ def _value(label: str, component: Reward, sample: RewardInput) -> float:
         value = float(component(sample))
     except MemoryError:
         raise
-    except Exception as error:  # Whatever somebody else's component raises says nothing about the policy.
+    except Exception as error:  # third-party code may raise anything
         raise RewardFailed(f"reward {label}: {type(error).__name__}: {error}") from error
     if not math.isfinite(value):
         raise RewardFailed(f"reward {label} is {value}; it must be a finite number")

@@ -1,8 +1,8 @@
-"""Sampling and scoring as one stream: a group is scored while the next ones are still being sampled.
+"""Streaming collection: groups are scored while later ones are still being sampled.
 
-Both actors may die at any moment. A dead sampler is started anew, given the present weights, and asked for the
-prompts that had not come back; a dead verifier is started anew and asked again for what it owed. Nothing is
-lost and nothing is counted twice, because a group is kept by its prompt's place in the step.
+Both actors may die at any time. A restarted sampler receives the current weights and the prompts without a result;
+groups lost to a verifier crash are resubmitted. Groups are keyed by the index of their request, so none is lost or
+counted twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import ray
 
 from gxpo_trainer.cluster.placement import Placement
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.errors import LearnerDied, TrainingError, WeightsGone
+from gxpo_trainer.errors import LearnerDied, TrainingError, WeightsUnavailable
 from gxpo_trainer.rollout.requests import SampleRequest, SamplerSettings, SamplingSettings
 from gxpo_trainer.rollout.sampler import SamplerActor
 from gxpo_trainer.rollout.verification import VerifierActor
@@ -30,14 +30,19 @@ if TYPE_CHECKING:
 Event = Callable[..., None]
 """log_event(kind, message, **fields)"""
 
-MOST_RESTARTS = 5
-"""Restarts of one actor within one collection before the run gives up: it would die for ever."""
+MAX_RESTARTS = 5
+"""Restarts of one actor within one collection before the run fails."""
+
+_Pending = dict[Any, tuple[list[int], list[Group]]]
+"""Verdict reference → request indices and groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """Scored groups in the order of the requests. rollout_s: until the last group was sampled; verify_s: the
-    rest, that is, the share of scoring that sampling did not hide."""
+    """Scored groups in the order of the requests.
+
+    rollout_s: time until the last group was sampled; verify_s: scoring time after that, not overlapped by sampling.
+    """
 
     groups: list[ScoredGroup]
     rollout_s: float
@@ -69,52 +74,52 @@ class SampleCollector:
         self._node: str | None = None
 
     def start(self) -> None:
-        """Start both actors without waiting for them; the first call waits."""
+        """Start both actors asynchronously; the first call waits for them."""
         self._start_sampler()
         self._start_verifier()
 
     def sync(self, manifest: WeightManifest) -> SyncReport:
-        """Make the sampler hold a published version, proven. Raises WeightSyncMismatch."""
+        """Load a published version into the sampler and verify it. Raises WeightSyncMismatch."""
         self._manifest = manifest
-        report: SyncReport = self._ask_sampler("receive", manifest)
+        report: SyncReport = self._call_sampler("receive", manifest)
         return report
 
     def sampler_node(self) -> str:
-        """The Ray node that the sampler runs on: whether it shares memory with the learner."""
+        """Id of the sampler's Ray node, which decides whether it can map the learner's shared memory."""
         if self._node is None:
-            self._node = str(self._ask_sampler("node"))
+            self._node = str(self._call_sampler("node"))
         return self._node
 
     def score(self, token_ids: Sequence[Any]) -> list[Any]:
-        """The sampler's log-probabilities of given token lists, [length] each; for the canary."""
+        """The sampler's log-probabilities of the given token lists, float32[length - 1] each; for the canary."""
         return list(ray.get(self.sampler.score.remote(list(token_ids))))
 
     def collect(
         self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int, *, rewards: bool = True
     ) -> Collected:
-        """Sample and score all requests by the weights of `version`. rewards: also the reward's components."""
+        """Sample and score all requests with the weights of `version`. rewards: also compute reward components."""
         begin = time.perf_counter()
         groups: dict[int, Group] = {}
-        owed: dict[Any, tuple[list[int], Any]] = {}
+        pending: _Pending = {}
         restarts = 0
         while missing := [index for index in range(len(requests)) if index not in groups]:
             try:
-                self._stream([requests[i] for i in missing], missing, sampling, version, rewards, groups, owed)
+                self._stream([requests[i] for i in missing], missing, sampling, version, rewards, groups, pending)
             except ray.exceptions.RayActorError as error:
                 restarts += 1
-                self._note("sampler", error)
-                if restarts > MOST_RESTARTS:
+                self._log_restart("sampler", error)
+                if restarts > MAX_RESTARTS:
                     raise TrainingError(f"the sampler died {restarts} times in one step; see events.jsonl") from error
                 self._start_sampler()
                 if self._manifest is not None:
                     self.sync(self._manifest)
         sampled = time.perf_counter()
-        scored = self._settle(owed, rewards)
+        scored = self._await_verdicts(pending, rewards)
         done = time.perf_counter()
         return Collected([scored[i] for i in range(len(requests))], sampled - begin, done - sampled)
 
     def kill(self) -> None:
-        """End both actors."""
+        """Kill both actors."""
         for actor in (self.sampler, self.verifier):
             if actor is not None:
                 ray.kill(actor, no_restart=True)
@@ -123,70 +128,70 @@ class SampleCollector:
     def _stream(
         self,
         requests: list[SampleRequest],
-        places: list[int],
+        indices: list[int],
         sampling: SamplingSettings,
         version: int,
         rewards: bool,
         groups: dict[int, Group],
-        owed: dict[Any, tuple[list[int], Any]],
+        pending: _Pending,
     ) -> None:
-        """Take groups as they finish and hand each to the verifier at once, by reference."""
-        # A prompt may stand twice in a step that crosses an epoch; its groups are then interchangeable.
-        waiting: dict[str, deque[int]] = {}
-        for place, request in zip(places, requests, strict=True):
-            waiting.setdefault(request.prompt.id, deque()).append(place)
+        """Receive groups as they finish and submit each to the verifier immediately."""
+        # A step that crosses an epoch may hold a prompt twice; its groups are then interchangeable.
+        open_indices: dict[str, deque[int]] = {}
+        for index, request in zip(indices, requests, strict=True):
+            open_indices.setdefault(request.prompt.id, deque()).append(index)
         for reference in self.sampler.generate.remote(requests, sampling, version):
-            arrived = ray.get(reference)
-            found = [waiting[group.prompt.id].popleft() for group in arrived]
-            groups.update(zip(found, arrived, strict=True))
-            owed[self.verifier.score.remote(arrived, rewards)] = (found, arrived)
+            finished = ray.get(reference)
+            found = [open_indices[group.prompt.id].popleft() for group in finished]
+            groups.update(zip(found, finished, strict=True))
+            pending[self.verifier.score.remote(finished, rewards)] = (found, finished)
 
-    def _settle(self, owed: dict[Any, tuple[list[int], Any]], rewards: bool) -> dict[int, ScoredGroup]:
-        """Wait for all verdicts; what a dead verifier owed is asked of the next one."""
+    def _await_verdicts(self, pending: _Pending, rewards: bool) -> dict[int, ScoredGroup]:
+        """Wait for all verdicts; groups lost to a verifier crash are resubmitted."""
         scored: dict[int, ScoredGroup] = {}
         restarts = 0
-        while owed:
-            failed: list[tuple[list[int], Any]] = []
-            for reference, (places, batch) in owed.items():
+        while pending:
+            failed: list[tuple[list[int], list[Group]]] = []
+            for reference, (indices, batch) in pending.items():
                 try:
-                    scored.update(zip(places, ray.get(reference), strict=True))
+                    scored.update(zip(indices, ray.get(reference), strict=True))
                 except ray.exceptions.RayActorError as error:
                     if not failed:
                         restarts += 1
-                        self._note("verifier", error)
-                        if restarts > MOST_RESTARTS:
+                        self._log_restart("verifier", error)
+                        if restarts > MAX_RESTARTS:
                             raise TrainingError(
                                 f"the verifier died {restarts} times in one step; see events.jsonl",
                                 reason="verifier_failed",
                             ) from error
-                        self.placement.seats.pause(restarts)
+                        self.placement.group.back_off(restarts)
                         self._start_verifier()
-                    failed.append((places, batch))
-            owed = {self.verifier.score.remote(batch, rewards): (places, batch) for places, batch in failed}
+                    failed.append((indices, batch))
+            pending = {self.verifier.score.remote(batch, rewards): (indices, batch) for indices, batch in failed}
         return scored
 
-    def _ask_sampler(self, method: str, *arguments: Any) -> Any:
-        """The sampler's answer; one that dies meanwhile is started anew and asked again.
+    def _call_sampler(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the sampler actor; if the actor dies, restart it and retry.
 
-        Raises LearnerDied when the weights that it is given are gone with their learner, or out of its reach.
+        Raises LearnerDied when the weights to receive were lost with their learner or are unreachable.
         """
-        for restarts in range(1, MOST_RESTARTS + 1):
+        for restarts in range(1, MAX_RESTARTS + 1):
             try:
-                return self.placement.seats.answer(getattr(self.sampler, method).remote(*arguments))
+                return self.placement.group.get(getattr(self.sampler, method).remote(*arguments))
             except ray.exceptions.RayActorError as error:
-                self._note("sampler", error)
-                self.placement.seats.pause(restarts)
+                self._log_restart("sampler", error)
+                self.placement.group.back_off(restarts)
                 self._start_sampler()
-            except WeightsGone as error:
-                raise LearnerDied(f"its weights cannot be had any more ({error.cause})") from error
-        raise TrainingError(f"the sampler died {MOST_RESTARTS} times while it received weights; see events.jsonl")
+            except WeightsUnavailable as error:
+                raise LearnerDied(f"its published weights are unavailable ({error.cause})") from error
+        raise TrainingError(f"the sampler died {MAX_RESTARTS} times while receiving weights; see events.jsonl")
 
     def _start_sampler(self) -> None:
         self._node = None
         if self.sampler is not None:
-            # One that could not be reached may live, and would keep its place.
+            # An unreachable actor may still be alive and hold its resources.
             ray.kill(self.sampler, no_restart=True)
-        # Another seed each time: the same one would draw the first responses of the run again.
+        # A new seed for each start: the same one would repeat the first responses of the run.
         self._starts += 1
         digest = hashlib.sha256(f"{self.config.seed}/{self.attempt}/{self._starts}".encode()).digest()
         settings = replace(self._sampler_settings, seed=int.from_bytes(digest[:4], "big") >> 1)
@@ -197,17 +202,17 @@ class SampleCollector:
         actor = ray.remote(VerifierActor).options(**self.placement.verifier_options())
         self.verifier = actor.remote(self.config.verifier)
 
-    def _note(self, who: str, error: Exception) -> None:
+    def _log_restart(self, actor: str, error: Exception) -> None:
         cause = str(error).strip().splitlines()[0]
-        self._log_event(f"{who}_restarted", f"the {who} died ({cause}) and was started anew")
+        self._log_event(f"{actor}_restarted", f"the {actor} died ({cause}) and was restarted")
 
 
 def sampler_settings(
     config: RunConfig, placement: Placement, model_folder: str, initial_version: int | None = None
 ) -> SamplerSettings:
-    """The sampler of a run: the learner's precision unless `rollout.dtype` says otherwise.
+    """Sampler settings of a run; the dtype follows `learner.precision` unless `rollout.dtype` is set.
 
-    initial_version: the version that the folder's own weights count as; None when a sync comes first.
+    initial_version: version of the weights in the model folder; None when a sync comes first.
     """
     automatic = "float32" if config.learner.precision == "fp32" else "bfloat16"
     return SamplerSettings(

@@ -1,4 +1,4 @@
-"""Which prompts a step samples, with which seeds, and what comes back."""
+"""Selection of each step's prompts and seeds, and the resulting rollouts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """One step's scored groups. num_tokens counts every sampled token, those of re-drawn groups included."""
+    """One step's scored groups. num_tokens counts all sampled tokens, including those of resampled groups."""
 
     groups: list[ScoredGroup]
     num_tokens: int
@@ -32,7 +32,7 @@ class Rollouts:
 
 
 class RolloutPlanner:
-    """Draws prompts by a resumable cursor; owns nothing but the cursor's place."""
+    """Draws prompts with a resumable cursor, whose position is its only state."""
 
     def __init__(
         self, config: RunConfig, prompts: Sequence[Prompt], token_ids: Sequence[npt.NDArray[np.int32]]
@@ -47,44 +47,44 @@ class RolloutPlanner:
         self.restart()
 
     def restart(self) -> None:
-        """Back to the first prompt of the first epoch."""
+        """Return to the first prompt of the first epoch."""
         self.cursor = PromptCursor(len(self.prompts), seed=self.config.seed, shuffle=self.config.data.shuffle)
 
     def collect(self, collector: SampleCollector, step: int, version: int) -> Rollouts:
-        """Sample and score one step's groups by the weights of `version`.
+        """Sample and score one step's groups with the weights of `version`.
 
-        With `zero_variance = "resample"` groups whose rewards are all equal are drawn again, each for another
-        prompt, at most `resample_limit` rounds (dynamic sampling, DAPO, arXiv 2503.14476).
+        With `zero_variance = "resample"`, groups with equal rewards are replaced by groups of other prompts, for at
+        most `resample_limit` rounds (dynamic sampling, DAPO, arXiv 2503.14476).
         """
-        wanted = self.config.rollout.prompts_per_step
+        num_groups = self.config.rollout.prompts_per_step
         kept: list[ScoredGroup] = []
-        spare: list[ScoredGroup] = []
+        flat: list[ScoredGroup] = []
         tokens, rollout_s, verify_s, rounds = 0, 0.0, 0.0, 0
         resample = self.config.learner.loss.zero_variance == "resample"
         limit = self.config.learner.loss.resample_limit if resample else 0
-        while len(kept) < wanted and rounds <= limit:
-            requests = self.requests(self.cursor.next(wanted - len(kept)), step, rounds)
+        while len(kept) < num_groups and rounds <= limit:
+            requests = self.requests(self.cursor.next(num_groups - len(kept)), step, rounds)
             part = collector.collect(requests, self.sampling, version)
             rollout_s, verify_s, rounds = rollout_s + part.rollout_s, verify_s + part.verify_s, rounds + 1
             tokens += sum(len(s.token_ids) for g in part.groups for s in g.group.samples)
             for group in part.groups:
-                flat = resample and zero_variance([verdict.reward for verdict in group.verdicts])
-                (spare if flat else kept).append(group)
-        # Too few with a signal after the last round: the step keeps its size, the rest carries none.
-        filled = kept + spare[: max(0, wanted - len(kept))]
-        return Rollouts(filled, tokens, rollout_s, verify_s, num_resampled=max(0, rounds - 1))
+                is_flat = resample and zero_variance([verdict.reward for verdict in group.verdicts])
+                (flat if is_flat else kept).append(group)
+        # Fill up with zero-variance groups, which have no gradient, so that the batch keeps its size.
+        groups = kept + flat[: max(0, num_groups - len(kept))]
+        return Rollouts(groups, tokens, rollout_s, verify_s, num_resampled=max(0, rounds - 1))
 
     def requests(self, indices: Sequence[int], step: int, round_: int = 0) -> list[SampleRequest]:
-        """One request a prompt; seeded only in the deterministic mode, which is a little slower."""
+        """One request per prompt, seeded only in deterministic mode, which is slightly slower."""
         seeded = self.config.rollout.deterministic
         return [
             SampleRequest(
                 prompt=self.prompts[index],
                 prompt_token_ids=self.token_ids[index],
                 num_samples=self.config.rollout.samples_per_prompt,
-                seed=request_seed(self.config.seed, step, round_, place) if seeded else None,
+                seed=request_seed(self.config.seed, step, round_, position) if seeded else None,
             )
-            for place, index in enumerate(indices)
+            for position, index in enumerate(indices)
         ]
 
     def state_dict(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class RolloutPlanner:
         self.cursor.load_state_dict(state)
 
 
-def request_seed(run_seed: int, step: int, round_: int, place: int) -> int:
-    """A seed of 31 bits that depends on nothing but its arguments, on every machine."""
-    digest = hashlib.sha256(f"{run_seed}/{step}/{round_}/{place}".encode()).digest()
+def request_seed(run_seed: int, step: int, round_: int, position: int) -> int:
+    """A 31-bit seed, a platform-independent hash of its arguments."""
+    digest = hashlib.sha256(f"{run_seed}/{step}/{round_}/{position}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1

@@ -1,4 +1,4 @@
-"""What is asked of the sampler, and what the sampler is built from."""
+"""Sampling requests and the sampler's settings."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gxpo_trainer.types import Prompt
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One prompt to be answered `num_samples` times.
+    """A prompt and the number of responses to sample.
 
-    prompt_token_ids: int32[length], the templated prompt. seed: None for the fast path, which draws from the
-    engine's own stream; a number gives each sample its own stream, derived from it and the sample's index.
+    prompt_token_ids: int32[length], the templated prompt. seed: None draws from the engine's generator (faster); a
+    number gives each sample its own generator, seeded by it and the sample's index.
     """
 
     prompt: Prompt
@@ -27,9 +27,9 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """max_new_tokens: longest response. temperature: > 0, or 0 for greedy decoding in an evaluation.
+    """max_new_tokens: length limit of a response. temperature: > 0, or 0 for greedy decoding in an evaluation.
 
-    ignore_eos: go on past an end token, so that every response has max_new_tokens (measurements at equal work).
+    ignore_eos: sample past the end-of-sequence token, so that every response has max_new_tokens (for benchmarks).
     """
 
     max_new_tokens: int
@@ -39,10 +39,10 @@ class SamplingSettings:
 
 @dataclass(frozen=True, slots=True)
 class SamplerSettings:
-    """What the engine is built from.
+    """Settings of the sampling engine.
 
-    model: a local transformers folder (or a hub name). max_length: prompt plus response, in tokens.
-    initial_version: the version that the folder's weights count as, None when a sync must come first.
+    model: a local transformers folder or a hub name. max_length: prompt plus response, in tokens.
+    initial_version: version of the weights in the folder, None when a sync must come first.
     """
 
     model: str

@@ -1,11 +1,11 @@
-"""The sampler: vLLM in this process (`Sampler`), and the same behind a Ray actor (`SamplerActor`).
+"""The sampler: vLLM in this process (`Sampler`), and its Ray actor (`SamplerActor`).
 
-Order of calls, which the controller keeps: `receive(manifest)` proves version v; `generate(..., weights_version=v)`
-is answered only for the version held. A sync and a generation never overlap, because an actor runs one method at
-a time and a generator must be read to its end or closed first.
+Order of calls: `receive(manifest)` loads and verifies version v; then `generate(..., weights_version=v)` accepts that
+version only. A sync and a generation never overlap: an actor runs one method at a time, and a generator must be
+exhausted or closed first.
 
-Log-probabilities are those of the distribution that was sampled from: softmax(logits / temperature) over the whole
-vocabulary, no truncation.
+Log-probabilities are those of the sampling distribution: softmax(logits / temperature) over the whole vocabulary,
+without truncation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
-from gxpo_trainer.cluster.memory import lasting
+from gxpo_trainer.cluster.memory import frozen_allocations
 from gxpo_trainer.cluster.ray_session import this_node
 from gxpo_trainer.errors import ConfigError, TrainingError, WeightSyncMismatch
 from gxpo_trainer.rollout.requests import SampleRequest, SamplerSettings, SamplingSettings
@@ -29,17 +29,17 @@ from gxpo_trainer.types import Group, Sample
 
 
 class Sampler:
-    """An in-process vLLM engine whose weights can be replaced and whose answers name their version.
+    """An in-process vLLM engine with replaceable, versioned weights.
 
-    Start only one a process: vLLM keeps process-wide state. Raises ConfigError for an impossible setting and
-    WeightSyncMismatch when the weights vLLM loaded are not those in the model folder.
+    Create at most one per process: vLLM keeps process-wide state. Raises ConfigError for an unsupported setting and
+    WeightSyncMismatch when vLLM's loaded weights differ from those in the model folder.
     """
 
     def __init__(self, settings: SamplerSettings) -> None:
         if settings.tensor_parallel != 1:
             raise ConfigError(
-                f"placement.tensor_parallel = {settings.tensor_parallel}: the sampler's weights can be proven only "
-                "when one process holds them all; set it to 1"
+                f"placement.tensor_parallel = {settings.tensor_parallel}: the sampler's weights can be verified only "
+                "if one process holds all of them; set it to 1"
             )
         import_engine(settings)
         from vllm import LLM
@@ -58,19 +58,21 @@ class Sampler:
 
     @property
     def version(self) -> int | None:
-        """The weights version held, None before the first sync and after a failed one."""
+        """Version of the loaded weights, None before the first sync and after a failed one."""
         return self.receiver.version
 
     def generate(
         self, requests: Sequence[SampleRequest], sampling: SamplingSettings, weights_version: int
     ) -> Iterator[list[Group]]:
-        """Sample all requests together; yield the groups that have finished since the last yield.
+        """Sample all requests concurrently; yield groups as they finish.
 
-        Groups come in the order in which they finish; a group's samples are in the order of their index. Closing
-        the iterator early drops what is still running. Raises, at the call, WeightSyncMismatch when another version
-        is held and ValueError when a prompt leaves no room for `max_new_tokens`.
+        A group's samples are ordered by index. Closing the iterator early aborts running requests. Raises, at the
+        call, WeightSyncMismatch when another version is loaded and ValueError when a prompt leaves no room for
+        `max_new_tokens`.
         """
-        self._require(weights_version)
+        if self.version != weights_version:
+            held = "no verified version" if self.version is None else f"version {self.version}"
+            raise WeightSyncMismatch(f"weights version {weights_version} was requested; the sampler holds {held}")
         for request in requests:
             self._check_length(request, sampling)
         return self._generate(requests, sampling, weights_version)
@@ -104,17 +106,12 @@ class Sampler:
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, flat_logprobs=True)
         prompts = [TokensPrompt(prompt_token_ids=ids.tolist()) for ids in token_ids]
         outputs = self._llm.generate(prompts, params, use_tqdm=False)
-        # Position 0 has no predecessor and no entry, so the flat list starts at token 1.
+        # Position 0 has no entry, so the flat list starts at token 1.
         return [np.asarray(output.prompt_logprobs.logprobs, dtype=np.float32) for output in outputs]
 
     def receive(self, manifest: Any) -> Any:
-        """Load and prove a published version; see `sync.receiver.WeightReceiver.receive`."""
+        """Load and verify a published version; see `sync.receiver.WeightReceiver.receive`."""
         return self.receiver.receive(manifest)
-
-    def _require(self, weights_version: int) -> None:
-        if self.version != weights_version:
-            held = "no proven version" if self.version is None else f"version {self.version}"
-            raise WeightSyncMismatch(f"the sampler holds {held} of the weights and was asked for {weights_version}")
 
     def _check_length(self, request: SampleRequest, sampling: SamplingSettings) -> None:
         needed = len(request.prompt_token_ids) + sampling.max_new_tokens
@@ -135,7 +132,7 @@ class Sampler:
                 None if request.seed is None else sample_seed(request.seed, number)
                 for number in range(request.num_samples)
             ],
-            # Blocks computed with earlier weights cannot be found again.
+            # Excludes prefix-cache blocks computed with earlier weights.
             cache_salt=f"sync-{self.receiver.num_syncs}",
         )
 
@@ -146,20 +143,20 @@ class Sampler:
 
 
 def sample_seed(seed: int, index: int) -> int:
-    """The seed of sample `index` of a request: 63 bits from NumPy's SeedSequence of both numbers."""
+    """Seed of sample `index` of a request: 63 bits from NumPy's SeedSequence of both numbers."""
     low, high = np.random.SeedSequence([seed, index]).generate_state(2)
     return (int(high) << 32 | int(low)) >> 1
 
 
 def _sample(response: Response, text: str) -> Sample:
     if response.finish_reason not in ("stop", "length"):
-        raise TrainingError(f"the sampler ended a response with {response.finish_reason!r}")
+        raise TrainingError(f"the sampler finished a response with reason {response.finish_reason!r}")
     token_ids = np.asarray(response.token_ids, dtype=np.int32)
     return Sample(text, token_ids, response.logprobs, cast(Literal["stop", "length"], response.finish_reason))
 
 
 def import_engine(settings: SamplerSettings) -> None:
-    """Import vLLM, which reads the environment meanwhile. Once a process: later settings are not seen."""
+    """Set the environment, which vLLM reads at import, and import it. Later calls in a process have no effect."""
     _set_environment(settings)
     import vllm.entrypoints.llm  # noqa: F401
 
@@ -171,13 +168,13 @@ def _set_environment(settings: SamplerSettings) -> None:
     if settings.device == "cpu":
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings.cpu_kv_cache_gib)
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)
-        # Threads that wait for each other spin for milliseconds by default. Where something else wants the core, the
-        # one awaited cannot run meanwhile: on two busy cores sampling then takes four times as long.
+        # By default waiting threads spin for milliseconds and block the thread they wait for: on two busy cores
+        # sampling takes four times as long.
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
-        # The learner shares the cores: pinning the sampler's threads would only get in its way.
+        # The learner shares the cores, so the sampler's threads are not pinned.
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         if settings.enforce_eager:
-            # vLLM compiles the count behind a token's rank all the same, for each shape of it: seconds at every start.
+            # Even in eager mode vLLM compiles its token-rank function for each shape: seconds at every start.
             os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
 
@@ -193,14 +190,13 @@ def _engine_arguments(settings: SamplerSettings) -> dict[str, Any]:
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
-        # A prompt's first blocks are shared by its samples; the default block of 128 would hold most prompts whole
-        # and share nothing.
         "enable_prefix_caching": True,
     }
     if settings.device == "cpu":
+        # Samples of a prompt share its full blocks; the default of 128 tokens is longer than most prompts.
         arguments["block_size"] = 32
         arguments["max_num_batched_tokens"] = max(8192, settings.max_length)
-        # A prompt that is prefilled in pieces winds its generator back, which CPU generators cannot do.
+        # Chunked prefill rewinds a request's generator, which CPU generators do not support.
         arguments["enable_chunked_prefill"] = False
     else:
         arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
@@ -212,35 +208,35 @@ def _engine_arguments(settings: SamplerSettings) -> dict[str, Any]:
 
 
 class SamplerActor:
-    """`Sampler` behind `ray.remote(SamplerActor).options(...)`.
+    """Ray actor of a `Sampler`.
 
-    The options must set OMP_NUM_THREADS in the actor's environment: Ray would derive it from the logical CPUs. The
-    actor holds no file, lock or socket of its own: after a kill it is simply made again, with a new
-    `SamplerSettings.seed` (the old one would repeat the old draws), and given the newest manifest.
+    The actor's options must set OMP_NUM_THREADS; Ray would derive it from the logical CPUs. The actor owns no file,
+    lock or socket: after a kill, create another one with a new `SamplerSettings.seed` (the old seed repeats the old
+    responses) and send it the latest manifest.
     """
 
     def __init__(self, settings: SamplerSettings) -> None:
         started = time.perf_counter()
-        with lasting():
+        with frozen_allocations():
             import_engine(settings)
         self._sampler = Sampler(settings)
-        # What start-up made stays; collecting it again and again costs several percent of the sampling time.
+        # Start-up objects are permanent; scanning them in every collection costs several percent of sampling time.
         gc.collect()
         gc.freeze()
         self._start_s = time.perf_counter() - started
 
     def status(self) -> dict[str, Any]:
-        """`pid`, `version` (None: nothing proven yet), `start_s`."""
+        """`pid`, `version` (None: none verified yet), `start_s`."""
         return {"pid": os.getpid(), "version": self._sampler.version, "start_s": self._start_s}
 
     def node(self) -> str:
-        """The Ray node that it runs on."""
+        """Id of the actor's Ray node."""
         return this_node()
 
     def generate(
         self, requests: Sequence[SampleRequest], sampling: SamplingSettings, weights_version: int
     ) -> Iterator[list[Group]]:
-        """A streaming generator of lists of finished groups; see `Sampler.generate`."""
+        """Streaming generator of lists of finished groups; see `Sampler.generate`."""
         yield from self._sampler.generate(requests, sampling, weights_version)
 
     def score(self, token_ids: Sequence[npt.NDArray[np.int32]]) -> list[npt.NDArray[np.float32]]:
@@ -249,7 +245,7 @@ class SamplerActor:
     def receive(self, manifest: Any) -> Any:
         return self._sampler.receive(manifest)
 
-    # The four calls of vLLM's trainer-side weight transfer.
+    # Called by vLLM's trainer-side weight transfer.
 
     def init_weight_transfer_engine(self, request: Any) -> None:
         self._sampler.weights.init_transfer(request)

@@ -1,7 +1,7 @@
 """The verifier as a Ray actor: scores groups while the sampler is still sampling.
 
-`ray.remote(VerifierActor).options(...)` makes the actor. Its methods are coroutines, so that many groups can be in
-flight at once; the pool's worker processes do the work and the actor itself imports neither torch nor vLLM.
+The actor is asynchronous, so many groups can be in flight. The pool's worker processes do the work; the actor itself
+imports neither torch nor vLLM.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from gxpo_trainer.verify.process import Pair
 class VerifierActor:
     """Scores groups in killable processes.
 
-    Verdicts `timeout` and `error` are passed on as such: who uses them decides, and counts them. When the workers
-    cannot be started at all, `score` raises VerifierFailed.
+    `timeout` and `error` verdicts are returned as such; the caller counts them. `score` raises VerifierFailed when
+    no worker can be started.
     """
 
     def __init__(self, config: VerifierConfig) -> None:
@@ -33,16 +33,16 @@ class VerifierActor:
         self._components = not config.correctness_alone
 
     async def score(self, groups: Sequence[Group], rewards: bool = True) -> list[ScoredGroup]:
-        """One ScoredGroup a group, in order, with one verdict a sample. Several calls may be in flight.
+        """Score groups, in order, one verdict per sample. Several calls may be in flight.
 
-        rewards: also the components of the reward, which an evaluation has no use for.
+        rewards: also compute reward components, which an evaluation does not use.
         """
         futures = [self._pool.submit(pairs_of(group, rewards and self._components)) for group in groups]
         verdicts = await asyncio.gather(*(asyncio.wrap_future(future) for future in futures))
         return [ScoredGroup(group, tuple(found)) for group, found in zip(groups, verdicts, strict=True)]
 
     async def worker_pids(self) -> list[int]:
-        """Process ids of the present workers."""
+        """Process ids of the current workers."""
         return self._pool.worker_pids()
 
     async def close(self) -> None:
@@ -51,40 +51,32 @@ class VerifierActor:
 
 
 def make_pool(config: VerifierConfig, workers: int) -> VerifierPool:
-    """The pool of a run. A reward of correctness alone needs no components."""
+    """The verifier pool of a run, without reward components when correctness is the only reward."""
     rewards = () if config.correctness_alone else tuple((reward.name, reward.weight) for reward in config.rewards)
     return VerifierPool(workers, config.deadline_s, config.memory_mb, rewards)
 
 
 def pairs_of(group: Group, components: bool) -> list[Pair]:
-    """What the workers need about each sample: more than gold and response only where it is used."""
+    """Worker input for each sample: gold, response and, where needed, options and reward context."""
     options = group.prompt.extra.get(EXTRA_KEY)
     shared: dict[str, Any] = {} if options is None else {"options": options.to_dict()}
     gold = group.prompt.gold
     if not components:
         return [(gold, sample.text, shared) if shared else (gold, sample.text) for sample in group.samples]
     extra = {name: value for name, value in group.prompt.extra.items() if name != EXTRA_KEY}
-    # A row of a parquet file may hold dates and the like, which JSON has no form for.
-    plain = json.loads(json.dumps(extra, default=str))
-    return [
-        (gold, sample.text, {**shared, "context": _context(group.prompt.text, sample, plain)})
-        for sample in group.samples
-    ]
+    # A parquet row may hold dates and other values without a JSON form.
+    context = {"problem": group.prompt.text, "extra": json.loads(json.dumps(extra, default=str))}
 
+    def of_sample(sample: Sample) -> dict[str, Any]:
+        return {**context, "num_tokens": len(sample.token_ids), "truncated": sample.truncated}
 
-def _context(problem: str, sample: Sample, extra: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "problem": problem,
-        "num_tokens": len(sample.token_ids),
-        "truncated": sample.truncated,
-        "extra": extra,
-    }
+    return [(gold, sample.text, {**shared, "context": of_sample(sample)}) for sample in group.samples]
 
 
 def check_rewards(config: VerifierConfig) -> None:
-    """Raises ConfigError when a reward class is not allowed here, or cannot be made in a worker; before a run starts.
+    """Check the reward classes before a run starts, importing them in a worker process only.
 
-    The class itself is imported in a worker process alone, never in this one.
+    Raises ConfigError when a class is not allowlisted or cannot be constructed.
     """
     names = [reward.name for reward in config.rewards]
     check_allowed(names, os.environ)
@@ -94,4 +86,4 @@ def check_rewards(config: VerifierConfig) -> None:
         with make_pool(config, workers=1) as pool:
             pool.verify_many([("1", "1")])
     except VerifierFailed as error:
-        raise ConfigError(f"verifier.rewards: no worker starts with them: {error}") from error
+        raise ConfigError(f"verifier.rewards: workers fail to start with these classes: {error}") from error

@@ -1,8 +1,8 @@
-"""Submitting requests to an in-process vLLM engine and collecting what they produce, for vLLM 0.32.
+"""A minimal driver of an in-process vLLM engine, for vLLM 0.32.
 
-vLLM's own front end turns every step's output of every request into Python objects for detokenising and
-streaming. Training needs neither, so requests go straight to the engine's core (`add_request`, `get_output`: the
-protocol between vLLM's front end and core) and tokens are only collected until their request ends.
+vLLM's front end converts each step's output of every request into Python objects for detokenization and streaming.
+Training needs neither, so requests go directly to the engine core (`add_request`, `get_output`: the protocol between
+vLLM's front end and core) and token ids are collected until the request finishes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 @dataclass(slots=True)
 class Response:
-    """What one request has produced so far; `finish_reason` is vLLM's word and None while it runs."""
+    """Output of one request so far; `finish_reason` is vLLM's, None while the request is running."""
 
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
@@ -26,13 +26,13 @@ class Response:
 
     @property
     def logprobs(self) -> npt.NDArray[np.float32]:
-        """float32[length]: log-probability of each token, processed as it was for sampling."""
-        # Each step's array is [tokens of the step, 1]: the sampled token is the only column asked for.
+        """float32[length]: log-probability of each token under the processed (sampling) distribution."""
+        # Each step's array is [tokens of the step, 1]; the sampled token is its only column.
         return np.concatenate(self._logprobs)[:, 0]
 
 
 class EngineDriver:
-    """Requests in, finished responses out, with nothing between the caller and the engine's core."""
+    """Submits requests to the engine core and returns finished responses."""
 
     def __init__(self, llm: Any) -> None:
         self._engine = llm.llm_engine
@@ -54,9 +54,9 @@ class EngineDriver:
         seeds: Sequence[int | None],
         cache_salt: str,
     ) -> list[Response]:
-        """One request a seed (None: the engine's own stream) for the same prompt; the responses fill as `step` runs.
+        """Add one request per seed (None: the engine's generator) for one prompt; `step` fills the responses.
 
-        cache_salt: enters the prefix cache's keys; only requests of the same salt share blocks.
+        cache_salt: part of the prefix cache's keys; only requests with the same salt share blocks.
         """
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
@@ -89,12 +89,12 @@ class EngineDriver:
         return responses
 
     def step(self) -> list[Response]:
-        """Run the engine once; returns the responses that this finished."""
+        """Run one engine step; returns the responses that it finished."""
         finished = []
         for output in self._core.get_output().outputs:
             response = self._running.get(output.request_id)
             if response is None:
-                continue  # aborted before
+                continue  # aborted earlier
             response.token_ids.extend(output.new_token_ids)
             if output.new_logprobs is not None:
                 response._logprobs.append(output.new_logprobs.logprobs)
@@ -105,6 +105,6 @@ class EngineDriver:
         return finished
 
     def abort(self) -> None:
-        """Drop everything that still runs."""
+        """Abort all running requests."""
         self._core.abort_requests(list(self._running))
         self._running.clear()

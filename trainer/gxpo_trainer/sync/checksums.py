@@ -1,4 +1,4 @@
-"""A checksum of a tensor's bits that two processes can compare, on a CPU or a GPU."""
+"""Tensor checksums that are equal on CPU and GPU and in every process."""
 
 from __future__ import annotations
 
@@ -12,28 +12,24 @@ _CHUNK = 1 << 19  # words
 
 
 def checksum(tensor: torch.Tensor) -> int:
-    """Σ word_i · w_i mod 2^64 over the tensor's bits, row by row, as 64-bit words; w_i odd, pseudo-random in i.
+    """Σ word_i · w_i mod 2^64 over the tensor's row-major bits as 64-bit words; w_i odd, pseudo-random in i.
 
-    Multiplying by an odd weight is a bijection, so a change within one word always shows; any other change, a
-    shift or an exchange of elements is missed with probability about 2^-64. Zeros of either sign have different
-    bits: see `without_signed_zeros`.
+    Multiplication by an odd weight is a bijection, so a change within one word is always detected; any other change
+    is missed with a probability of about 2^-64. +0.0 and -0.0 have different bits: see `without_signed_zeros`.
     """
     words = _words(tensor)
     weights = _position_weights(words.device)
     total = 0
     for chunk, start in enumerate(range(0, words.numel(), _CHUNK)):
         part = words[start : start + _CHUNK]
+        scale = weights[: part.numel()]
         # CUDA has no integer dot product; on a CPU it is ten times as fast as multiply and sum.
-        if part.is_cuda:
-            value = int((part * weights[: part.numel()]).sum())
-        else:
-            value = int(torch.dot(part, weights[: part.numel()]))
-        total += value * _chunk_weight(chunk)
+        total += int((part * scale).sum() if part.is_cuda else torch.dot(part, scale)) * _chunk_weight(chunk)
     return total % (1 << 64)
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """The bits of `tensor` as int64[...], the last word filled up with zeros."""
+    """The bits of `tensor` as int64[...], zero-padded to whole words."""
     flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
     if flat.numel() % 8 or flat.storage_offset() % 8:
         padded = torch.zeros(-(-flat.numel() // 8) * 8, dtype=torch.uint8, device=flat.device)
@@ -43,16 +39,13 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def without_signed_zeros(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` with -0.0 turned into +0.0 and everything else as it was.
-
-    Published tensors are such, because a packed matrix does not give the sign of a zero back.
-    """
+    """`tensor` with -0.0 replaced by +0.0, as published: reading back a packed matrix loses the sign of zeros."""
     return tensor.detach() + 0.0 if tensor.is_floating_point() else tensor.detach()
 
 
 @cache
 def _position_weights(device: torch.device) -> torch.Tensor:
-    """Odd 64-bit weights of the positions of one chunk, made once a device (the same on every device and machine)."""
+    """Odd 64-bit weights of the positions of one chunk; equal on every device and machine."""
     weights = _splitmix64(np.arange(1, _CHUNK + 1, dtype=np.uint64)) | np.uint64(1)
     return torch.from_numpy(weights.view(np.int64)).to(device)
 
@@ -63,7 +56,7 @@ def _chunk_weight(chunk: int) -> int:
 
 
 def _splitmix64(counter: Any) -> Any:
-    """The SplitMix64 generator's output for each uint64 counter (Steele, Lea and Flood, 2014)."""
+    """Output of the SplitMix64 generator for each uint64 counter (Steele, Lea and Flood, 2014)."""
     with np.errstate(over="ignore"):
         z = counter * np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

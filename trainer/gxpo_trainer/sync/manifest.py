@@ -1,8 +1,9 @@
-"""What was published, and what a sync reports. Pure data, and the views that it describes."""
+"""Manifest of a published version, report of a sync, and tensor views into a buffer."""
 
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from gxpo_trainer.sync.checksums import checksum
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One published tensor: transformers' name, dtype and shape, place in the buffer (bytes), checksum."""
+    """One published tensor: transformers' name, dtype, shape, offset in the buffer (bytes), checksum."""
 
     name: str
     dtype: str
@@ -24,8 +25,11 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class WeightManifest:
-    """What was published as `version`, and where: in `buffer`, a shared-memory file; in `reference`, a Ray object
-    of uint8[num_bytes]; or in neither, when NCCL has delivered it."""
+    """Contents and location of a published version.
+
+    buffer: path of a shared-memory file; reference: a Ray object of uint8[num_bytes]. Both are None for NCCL, which
+    has delivered the tensors already.
+    """
 
     version: int
     tensors: tuple[TensorEntry, ...]
@@ -36,10 +40,10 @@ class WeightManifest:
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """One sync on the sampler's side, times in seconds.
+    """Result of one sync on the sampler, times in seconds.
 
-    num_checked counts comparisons (a tied head is one of its own); unreadable are the published names that the
-    sampler cannot show again, for which only the log-probability gap speaks.
+    num_checked: comparisons made (a tied head counts separately). unreadable: published names that the sampler cannot
+    read back; only the log-probability gap covers them.
     """
 
     version: int
@@ -52,7 +56,15 @@ class SyncReport:
     peak_bytes: int
 
 
+def read_only_view(buffer: Any) -> torch.Tensor:
+    """uint8[num_bytes] over a read-only buffer, without a copy and without torch's warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+        return torch.frombuffer(buffer, dtype=torch.uint8)
+
+
 def view_of(whole: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> torch.Tensor:
+    """The tensor at `offset` bytes of a uint8 buffer, without a copy."""
     return whole[offset : offset + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
 

@@ -13,13 +13,13 @@ from gxpo_trainer.sync.vllm_weights import open_nccl_trainer, weight_source
 
 
 class NcclPublisher:
-    """Learner side between GPUs: vLLM's weight transfer, from learner rank 0 to the sampler's GPUs.
+    """Sends weights from learner rank 0 to the sampler's GPUs with vLLM's weight transfer.
 
-    Learner and sampler must own different GPUs (NCCL refuses one device twice); on a shared GPU use
+    Learner and sampler must own different GPUs, because NCCL rejects duplicate devices; on a shared GPU use
     `SharedMemoryPublisher`. `sampler` is the sampler's actor handle. Raises ConfigError without CUDA.
 
-    publish drives the sampler's start, update and finish calls itself and returns when the weights have arrived;
-    the manifest then goes to `WeightReceiver.receive`, which proves them.
+    `publish` drives the sampler's start, update and finish calls and returns when the weights have arrived; pass the
+    manifest to `WeightReceiver.receive`, which verifies them.
     """
 
     def __init__(self, sampler: Any, *, address: str, port: int, num_sampler_gpus: int, dtype: torch.dtype) -> None:
@@ -27,8 +27,8 @@ class NcclPublisher:
         self._dtype = dtype
 
     def publish(self, version: int, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> WeightManifest:
-        """Send the tensors; a copy of all of them is held on the device meanwhile."""
-        # Copied, because the transfer declares every shape before it sends the first tensor.
+        """Send the tensors. Needs device memory for a copy of all of them."""
+        # Copied, because the transfer declares all shapes before it sends the first tensor.
         tensors = [(name, without_signed_zeros(tensor.to(self._dtype)).contiguous()) for name, tensor in named_tensors]
         self._engine.source = weight_source(tensors)
         self._engine.send_weights()

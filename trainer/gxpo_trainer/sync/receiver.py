@@ -1,29 +1,33 @@
-"""The sampler's side of a sync: load what a manifest announces, and prove it."""
+"""The sampler's side of a sync: load the tensors of a manifest and verify them."""
 
 from __future__ import annotations
 
 import mmap
 import os
 import time
-import warnings
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 
 from gxpo_trainer.cluster.memory import peak_resident_bytes
-from gxpo_trainer.errors import WeightsGone, WeightSyncMismatch
+from gxpo_trainer.errors import WeightsUnavailable, WeightSyncMismatch
 from gxpo_trainer.sync.checksums import checksum, without_signed_zeros
-from gxpo_trainer.sync.manifest import SyncReport, TensorEntry, WeightManifest, dtype_name, entry_of, view_of
+from gxpo_trainer.sync.manifest import (
+    SyncReport,
+    TensorEntry,
+    WeightManifest,
+    dtype_name,
+    entry_of,
+    read_only_view,
+    view_of,
+)
 from gxpo_trainer.sync.object_store import fetch
 from gxpo_trainer.sync.vllm_weights import VllmWeights
 
 
 class WeightReceiver:
-    """Sampler side: loads what a manifest announces and proves it.
-
-    `version` is None before the first sync and after a failed one.
-    """
+    """Loads and verifies published weights. `version` is None before the first sync and after a failed one."""
 
     def __init__(self, weights: VllmWeights, version: int | None = None) -> None:
         self._weights = weights
@@ -33,11 +37,11 @@ class WeightReceiver:
         self._expected: dict[str, TensorEntry] = {}
 
     def receive(self, manifest: WeightManifest) -> SyncReport:
-        """Load, pack, read back, compare; then hold `manifest.version`.
+        """Load, repack, read back and compare, then set `version` to the manifest's.
 
-        Names that the manifest leaves out keep their weights and are compared with what was last published of
-        them. Raises WeightSyncMismatch with tensor, place and both checksums when one differs, which it also does
-        when the sampler's dtype cannot hold what was published: publish in the sampler's dtype.
+        Tensors that the manifest omits keep their weights and are compared with their last published entry. Raises
+        WeightSyncMismatch (tensor, location, both checksums) on a difference, also when the sampler's dtype cannot
+        represent the published values: publish in the sampler's dtype.
         """
         started = time.perf_counter()
         self.version = None
@@ -62,7 +66,7 @@ class WeightReceiver:
         )
 
     def _published(self, manifest: WeightManifest) -> dict[str, torch.Tensor] | None:
-        """Views of the published tensors; None where NCCL has already delivered them. Raises WeightsGone."""
+        """Views of the published tensors; None if NCCL has delivered them already. Raises WeightsUnavailable."""
         if manifest.reference is not None:
             whole = fetch(manifest)
         elif manifest.buffer is not None:
@@ -75,29 +79,27 @@ class WeightReceiver:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError as error:
-            raise WeightsGone(
-                f"version {version} was published in {path}, which does not exist here: either "
-                "its publisher has closed, or learner and sampler are on different hosts"
+            raise WeightsUnavailable(
+                f"weights version {version} was published in {path}, which does not exist on this host: either the "
+                "publisher has closed, or learner and sampler are on different hosts"
             ) from error
         try:
             status = os.fstat(descriptor)
             key = (status.st_dev, status.st_ino, status.st_size)
             if key not in self._maps:
-                # At most the two buffers of one publisher: whatever is older can go.
+                # Keep at most the two buffers of one publisher mapped.
                 self._maps = dict(list(self._maps.items())[-1:])
                 buffer = mmap.mmap(descriptor, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ)
-                with warnings.catch_warnings():
-                    warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
-                    self._maps[key] = torch.frombuffer(buffer, dtype=torch.uint8)
+                self._maps[key] = read_only_view(buffer)
             return self._maps[key]
         finally:
             os.close(descriptor)
 
     def verify_checkpoint(self, folder: Path) -> int:
-        """Compare what vLLM loaded from `folder` with the .safetensors files there; returns the comparisons made.
+        """Compare the weights vLLM loaded from `folder` with its .safetensors files; returns the number of comparisons.
 
-        It proves the map from checkpoint names to vLLM's fused layers, with vLLM's own loader as the reference:
-        `receive` writes and reads through one map, so only this and the log-probability gap can show it wrong.
+        This verifies the mapping of checkpoint names to vLLM's fused layers against vLLM's own loader. `receive`
+        writes and reads through the same mapping, so it cannot detect an error in it.
         """
         self._expected = {}
         for file in sorted(folder.glob("*.safetensors")):
@@ -108,10 +110,9 @@ class WeightReceiver:
         return self.verify()[0]
 
     def verify(self, published: dict[str, torch.Tensor] | None = None) -> tuple[int, tuple[str, ...]]:
-        """Compare all that can be read back with the newest manifest of each name.
+        """Compare every readable tensor with its latest manifest entry.
 
-        published: the tensors themselves, to say in the message what is wrong. Returns the number of
-        comparisons and the names that could not be read.
+        published: the tensors, for the error message. Returns the number of comparisons and the unreadable names.
         """
         seen: set[str] = set()
         num_checked = 0
@@ -127,22 +128,21 @@ class WeightReceiver:
                 tensor = without_signed_zeros(tensor)
             if tuple(tensor.shape) != entry.shape or checksum(tensor) != entry.checksum:
                 self.version = None
-                place = f"{read.place}, {dtype_name(read.tensor.dtype)}"
-                raise WeightSyncMismatch(_mismatch(entry, place, tensor, (published or {}).get(entry.name)))
+                location = f"{read.location}, {dtype_name(read.tensor.dtype)}"
+                raise WeightSyncMismatch(_mismatch(entry, location, tensor, (published or {}).get(entry.name)))
         return num_checked, tuple(name for name in self._expected if name not in seen)
 
 
-def _mismatch(entry: TensorEntry, place: str, read: torch.Tensor, wanted: torch.Tensor | None) -> str:
-    found = checksum(read)
+def _mismatch(entry: TensorEntry, location: str, read: torch.Tensor, published: torch.Tensor | None) -> str:
     message = (
         f"weight {entry.name}: the learner published checksum {entry.checksum:016x} ({entry.dtype}, shape "
-        f"{list(entry.shape)}), the sampler holds {found:016x} (shape {list(read.shape)}) in {place}"
+        f"{list(entry.shape)}), the sampler holds {checksum(read):016x} (shape {list(read.shape)}) in {location}"
     )
-    if wanted is None or wanted.shape != read.shape:
+    if published is None or published.shape != read.shape:
         return message
-    if checksum(wanted) != entry.checksum:
-        return message + "; the shared buffer was written over after its publication"
-    if not bool(torch.isfinite(wanted).all()):
+    if checksum(published) != entry.checksum:
+        return message + "; the shared buffer was overwritten after its publication"
+    if not bool(torch.isfinite(published).all()):
         return message + "; the published tensor is not finite"
-    difference = (wanted.to(read.device).double() - read.double()).abs()
+    difference = (published.to(read.device).double() - read.double()).abs()
     return message + f"; {int((difference > 0).sum())} elements differ, at most by {float(difference.max()):.3g}"

@@ -1,8 +1,7 @@
-"""Weights on one host: two buffers under /dev/shm that take turns."""
+"""Weight transport on one host: two alternating buffers under /dev/shm."""
 
 from __future__ import annotations
 
-import fcntl
 import math
 import mmap
 import os
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.sync.manifest import TensorEntry, WeightManifest, entry_of, view_of
@@ -24,22 +24,21 @@ _ALIGNMENT = 64
 
 
 class SharedMemoryPublisher:
-    """Learner side on one host: writes each version into one of two buffers in a private directory.
+    """Writes each version into one of two alternating buffers in a private directory (mode 0700).
 
-    Two buffers take turns, so a sampler that still maps the last version never reads half of the next. The
-    directory (mode 0700) goes with `close`, at exit, or, after a kill, when the next publisher starts: the
-    owner holds a file lock that the kernel releases at death, so a directory without one is nobody's.
+    A sampler that still maps the previous version thus never reads parts of the next. `close` or process exit removes
+    the directory; after a kill the next publisher does, because the kernel has released the owner's file lock.
 
-    dtype: what is published; None keeps each tensor's own. It must be the sampler's.
+    dtype: the published dtype, which must be the sampler's; None keeps each tensor's own.
     """
 
     def __init__(self, *, dtype: torch.dtype | None = None, root: Path = SHM_ROOT) -> None:
-        sweep(root)
+        remove_stale_directories(root)
         self._dtype = dtype
         fresh = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=root))
-        lock = os.open(fresh / "owner.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Renamed only once it is locked: a sweep looks at the final name alone.
+        lock = _owner_lock(fresh)
+        lock.acquire()
+        # Renamed after it is locked: `remove_stale_directories` considers final names only.
         self.directory = fresh.rename(root / fresh.name.removeprefix("."))
         self._buffers = [torch.empty(0, dtype=torch.uint8)] * 2
         self._published: list[Any] = [None, None]
@@ -47,9 +46,9 @@ class SharedMemoryPublisher:
         self._close = weakref.finalize(self, _remove, self.directory, lock)
 
     def publish(self, version: int, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> WeightManifest:
-        """Copy the tensors (transformers' names, any device) into shared memory, one at a time as they come.
+        """Copy the tensors (transformers' names, any device) into shared memory, one at a time.
 
-        A tensor need only live until the next one is asked for. Raises TrainingError (disk_full).
+        The iterable may reuse a tensor's storage for the next one. Raises TrainingError (disk_full).
         """
         self._turn ^= 1
         entries: list[TensorEntry] = []
@@ -66,69 +65,72 @@ class SharedMemoryPublisher:
         return WeightManifest(version, tuple(entries), size, str(self._path()))
 
     def changed_fraction(self, manifest: WeightManifest) -> float | None:
-        """Share of the elements of `manifest`, the version just published, that differ from the version before it.
+        """Fraction of elements of the just published `manifest` that differ from the previous version.
 
-        None when that was the first, or had another layout.
+        None for the first version and after a change of layout.
         """
         if self._published[0] != self._published[1]:
             return None
         new, old = self._buffers[self._turn], self._buffers[self._turn ^ 1]
         changed = 0
         for entry in manifest.tensors:
-            place = getattr(torch, entry.dtype), entry.shape, entry.offset
-            changed += int((view_of(new, *place) != view_of(old, *place)).sum())
+            layout = getattr(torch, entry.dtype), entry.shape, entry.offset
+            changed += int((view_of(new, *layout) != view_of(old, *layout)).sum())
         return changed / sum(math.prod(entry.shape) for entry in manifest.tensors)
 
     def newest(self, manifest: WeightManifest) -> torch.Tensor:
-        """uint8[num_bytes], the version just published; written over by the next but one."""
+        """The just published version, uint8[num_bytes]; overwritten by the next but one."""
         return self._buffers[self._turn][: manifest.num_bytes]
 
     def close(self) -> None:
-        """Remove the directory; samplers that map a buffer keep it until they let go."""
+        """Remove the directory; the memory is freed when samplers have unmapped it."""
         self._close()
 
     def _path(self) -> Path:
         return self.directory / f"buffer-{self._turn}"
 
     def _buffer(self, size: int) -> torch.Tensor:
-        """This turn's buffer as uint8[>= size]; it grows, keeping what was written, until all tensors have passed."""
+        """The current buffer as uint8[>= size], grown as needed with its contents kept."""
         buffer = self._buffers[self._turn]
         if buffer.numel() >= size:
             return buffer
         descriptor = os.open(self._path(), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            # Reserved at once: writing to a full tmpfs through a map would be a SIGBUS, not an error.
+            # Allocated up front: writing to a full tmpfs through a mapping raises SIGBUS.
             os.posix_fallocate(descriptor, 0, size)
             buffer = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
         except OSError as error:
-            message = f"{size} bytes of shared memory are not to be had: {error.strerror}; enlarge /dev/shm"
-            raise TrainingError(message, reason="disk_full") from error
+            raise TrainingError(
+                f"cannot allocate {size} bytes of shared memory ({error.strerror}); enlarge /dev/shm "
+                "(shm_size in Docker)",
+                reason="disk_full",
+            ) from error
         finally:
             os.close(descriptor)
         self._buffers[self._turn] = buffer
         return buffer
 
 
-def sweep(root: Path = SHM_ROOT) -> list[Path]:
-    """Remove the directories of publishers that died without closing; returns what was removed."""
+def remove_stale_directories(root: Path = SHM_ROOT) -> list[Path]:
+    """Remove and return the directories of publishers that died without closing."""
     removed = []
     for directory in root.glob(f"{_PREFIX}*"):
+        lock = _owner_lock(directory)
         try:
             if directory.stat().st_uid != os.getuid():
                 continue
-            lock = os.open(directory / "owner.lock", os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue  # closed by its owner in this moment
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            continue
+            lock.acquire()
+        except (Timeout, FileNotFoundError):
+            continue  # in use, or removed by its owner just now
         _remove(directory, lock)
         removed.append(directory)
     return removed
 
 
-def _remove(directory: Path, lock: int) -> None:
+def _owner_lock(directory: Path) -> FileLock:
+    return FileLock(directory / "owner.lock", mode=0o600, blocking=False, thread_local=False)
+
+
+def _remove(directory: Path, lock: FileLock) -> None:
     shutil.rmtree(directory, ignore_errors=True)
-    os.close(lock)
+    lock.release()

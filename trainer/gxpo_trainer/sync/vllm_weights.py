@@ -1,13 +1,12 @@
-"""Every call that reaches into vLLM's model or its weight-transfer API, for vLLM 0.32.
+"""Access to the weights of vLLM's model and to its weight-transfer API, for vLLM 0.32.
 
-Names in vLLM's weight code change between releases, so nothing outside this file uses them.
+vLLM renames these internals between releases, so no other file uses them.
 
-On a CPU vLLM packs the matrix of each linear layer for oneDNN (`layer.cpu_linear`) and drops the plain one;
-the head keeps a plain matrix beside its packed copy. With tied embeddings an update of the plain matrix leaves
-that copy as it was (the stale head). Here a packed layer is therefore always packed again after an update, and
-it is read back through the packed product itself: an identity matrix times the packed weights gives the
-weights, bit for bit (each output is one weight plus exact zeros), except that -0.0 becomes +0.0. So a packed
-copy is compared as strictly as a plain tensor.
+On a CPU vLLM packs the matrix of each linear layer for oneDNN (`layer.cpu_linear`) and drops the plain one; the head
+keeps both. With tied embeddings an update of the plain matrix leaves the packed copy stale. Here packed layers are
+always repacked after an update and read back through the packed product: the identity matrix times the packed weights
+gives the weights bit for bit (each output is one weight plus exact zeros), except that -0.0 becomes +0.0. A packed copy
+is thus compared as strictly as a plain tensor.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from gxpo_trainer.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where one checkpoint tensor lives: rows [start, stop) of `module.attribute`."""
+    """Location of one checkpoint tensor: rows [start, stop) of `module.attribute`."""
 
     name: str
     module: Any  # a torch.nn.Module with vLLM's own attributes
@@ -35,20 +34,22 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Readback:
-    """One tensor as the sampler uses it. `place` says where it was read, for messages; `packed` that it was
-    multiplied out of a packed copy, which turns -0.0 into +0.0."""
+    """One tensor as the sampler uses it.
+
+    location: where it was read, for messages. packed: it was read from a packed copy, which turns -0.0 into +0.0.
+    """
 
     name: str
-    place: str
+    location: str
     tensor: torch.Tensor
     packed: bool
 
 
 class VllmWeights:
-    """Load, pack and read back the weights of an in-process vLLM engine (one worker).
+    """Loads, packs and reads back the weights of an in-process vLLM engine (one worker).
 
-    Checkpoint names (those of transformers) are mapped to vLLM's fused layers through the model class's own
-    `packed_modules_mapping`. Tensors that have no such place (experts of a mixture, for one) are loaded by
+    transformers' checkpoint names are mapped to vLLM's fused layers through the model class's
+    `packed_modules_mapping`. Tensors without such a location (for example mixture-of-experts weights) are loaded by
     vLLM's `reload_weights` and listed in `unreadable`.
     """
 
@@ -69,10 +70,9 @@ class VllmWeights:
         return tuple(self._slots)
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load checkpoint tensors (host or device, any dtype) into the live model and pack what is packed.
+        """Load checkpoint tensors (any device, any dtype) into the live model and repack its packed layers.
 
-        A subset is fine: the other rows of a fused layer keep their values. Raises ValueError when a tensor has
-        another shape than the model's.
+        A subset may be given; the other rows of a fused layer keep their values. Raises ValueError for a wrong shape.
         """
         unknown = [name for name in tensors if name not in self._slots]
         with torch.inference_mode():
@@ -84,16 +84,16 @@ class VllmWeights:
         self.unreadable = tuple(unknown)
 
     def repack_heads(self) -> None:
-        """Pack tied heads again from the embedding they share; a no-op where nothing is packed."""
+        """Repack tied heads from the embedding they share."""
         for _, head in self._tied_heads:
             if _is_packed(head):
                 head.quant_method.process_weights_after_loading(head)
 
     def read_back(self) -> Iterator[Readback]:
-        """Every mapped tensor by its checkpoint name, packed copies through their packed product.
+        """Yield every mapped tensor, packed copies through their packed product.
 
-        A tied head yields the embedding's name a second time, read through the head. Tensors may share memory
-        with the live model: do not write to them.
+        A tied head yields the embedding's name a second time, read through the head. Tensors may share memory with the
+        live model and must not be modified.
         """
         fused: dict[tuple[str, str], torch.Tensor] = {}
         with torch.inference_mode():
@@ -101,9 +101,9 @@ class VllmWeights:
                 key = (slot.path, slot.attribute)
                 if key not in fused:
                     fused[key] = self._read(slot.module, slot.attribute)
-                place = f"{slot.path}.{slot.attribute}[{slot.start}:{slot.stop}]"
-                packed = self._multiplies(slot.module, slot.attribute)
-                yield Readback(slot.name, place, fused[key][slot.start : slot.stop], packed)
+                location = f"{slot.path}.{slot.attribute}[{slot.start}:{slot.stop}]"
+                packed = self._uses_packed_copy(slot.module, slot.attribute)
+                yield Readback(slot.name, location, fused[key][slot.start : slot.stop], packed)
             for path, head in self._tied_heads:
                 slot = next(s for s in self._slots.values() if getattr(s.module, s.attribute) is head.weight)
                 if _is_packed(head):
@@ -138,7 +138,7 @@ class VllmWeights:
         parts = list(packed_names.get(leaf, (leaf,)))
         sizes: list[int] = list(module.output_partition_sizes)
         if len(parts) != len(sizes):
-            return  # left to vLLM's own loader and reported as unreadable
+            return  # loaded by vLLM's own loader and reported as unreadable
         start = 0
         for part, size in zip(parts, sizes, strict=True):
             self._add(path, module, attribute, f"{parent}.{part}" if parent else part, start, start + size)
@@ -152,7 +152,7 @@ class VllmWeights:
         repack: dict[str, tuple[Any, torch.Tensor]] = {}
         for name, tensor in tensors.items():
             slot = self._slots[name]
-            if self._multiplies(slot.module, slot.attribute):
+            if self._uses_packed_copy(slot.module, slot.attribute):
                 if slot.path not in repack:
                     repack[slot.path] = (slot.module, self._writable(slot, tensors))
                 target = repack[slot.path][1]
@@ -168,7 +168,7 @@ class VllmWeights:
             module.quant_method.process_weights_after_loading(module)
 
     def _writable(self, slot: Slot, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """A plain matrix for a packed layer: the live one where it was kept, else a new one."""
+        """A plain matrix for a packed layer: the live one if vLLM kept it, else a new one."""
         module = slot.module
         if module.weight.numel():
             live: torch.Tensor = module.weight.data
@@ -180,14 +180,14 @@ class VllmWeights:
 
     def _read(self, module: Any, attribute: str) -> torch.Tensor:
         parameter: torch.Tensor = getattr(module, attribute)
-        if not self._multiplies(module, attribute):
+        if not self._uses_packed_copy(module, attribute):
             return parameter.detach()
         # [in, in] @ packed [in, out] -> [in, out]; transposed it is the checkpoint's [out, in].
         product: Callable[..., torch.Tensor] = module.cpu_linear
         return product(self._identity(_in_features(module), self.dtype, parameter.device), parameter, None).t()
 
-    def _multiplies(self, module: Any, attribute: str) -> bool:
-        """Whether the forward pass uses a packed copy of this parameter; an embedding only looks rows up."""
+    def _uses_packed_copy(self, module: Any, attribute: str) -> bool:
+        """Whether the forward pass uses a packed copy of this parameter, rather than a row lookup."""
         return attribute == "weight" and _is_packed(module) and module not in self._lookups
 
     def _identity(self, size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -200,7 +200,7 @@ class VllmWeights:
         pairs: Iterable[tuple[str, torch.Tensor]] = tensors.items()
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(pairs)})
 
-    # vLLM's weight transfer between GPUs, sampler side: the four calls that its trainer engine drives.
+    # Sampler side of vLLM's weight transfer between GPUs, called by its trainer engine.
 
     def init_transfer(self, request: Any) -> None:
         """Join the trainer's NCCL group. Raises ConfigError without CUDA."""
@@ -220,10 +220,10 @@ class VllmWeights:
 
 
 def open_nccl_trainer(sampler: Any, *, address: str, port: int, num_sampler_gpus: int) -> Any:
-    """vLLM's trainer-side NCCL engine, connected to a sampler actor. Raises ConfigError without CUDA.
+    """Connect vLLM's trainer-side NCCL engine to a sampler actor. Raises ConfigError without CUDA.
 
-    sampler: a Ray actor handle with vLLM's four weight-update methods. The group is learner rank 0 and the
-    sampler's GPUs.
+    sampler: a Ray actor handle with vLLM's four weight-update methods. The NCCL group consists of learner rank 0 and
+    the sampler's GPUs.
     """
     require_cuda()
     from vllm.distributed.weight_transfer import RayVLLMWeightSyncClient, WeightTransferTrainerFactory
@@ -236,7 +236,7 @@ def open_nccl_trainer(sampler: Any, *, address: str, port: int, num_sampler_gpus
 
 
 def weight_source(named_tensors: Sequence[tuple[str, torch.Tensor]]) -> Any:
-    """The tensors of one publication as vLLM's trainer engine wants them."""
+    """The tensors as a WeightSource of vLLM's trainer engine."""
     from vllm.distributed.weight_transfer import ParamMeta, WeightSource
 
     class Source(WeightSource):
@@ -252,8 +252,8 @@ def weight_source(named_tensors: Sequence[tuple[str, torch.Tensor]]) -> Any:
 def require_cuda() -> None:
     if not torch.cuda.is_available():
         raise ConfigError(
-            'weight transfer "nccl" needs CUDA devices for learner and sampler and none is visible here; '
-            'use the transfer "shared_memory", which works between any two processes of one host'
+            'weight transfer "nccl" needs CUDA devices for learner and sampler, and none is visible; '
+            'use the transfer "shared_memory", which works between two processes of one host'
         )
 
 

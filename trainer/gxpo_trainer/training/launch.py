@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.records.outcome import OUTCOME, Outcome, failure_message, reason_of
 from gxpo_trainer.records.reporter import RunReporter
-from gxpo_trainer.records.uploader import ServiceAddress, Uploader, Wish
+from gxpo_trainer.records.uploader import ControlRequest, ServiceAddress, Uploader
 from gxpo_trainer.training.run_lock import WAIT_S, RunLock
 
 TERMINATED = 128 + signal.SIGTERM
@@ -85,7 +85,7 @@ class Launch:
         if self._uploader is not None:
             self._uploader.follow()
 
-    def wish(self) -> Wish | None:
+    def wish(self) -> ControlRequest | None:
         """What is to happen at this step boundary. Raises TrainingError when another launch owns the run."""
         self._check_owner()
         if self._uploader is not None and self._reporter is not None:
@@ -93,7 +93,7 @@ class Launch:
                 self._reporter.log_event("upload_refused", message)
         if self.terminated:
             return "pause"
-        return self._uploader.wish if self._uploader is not None else None
+        return self._uploader.request if self._uploader is not None else None
 
     def end(self, ended: str) -> None:
         """The run is over: the bound of the budget that was reached, or the wish that was granted."""

@@ -106,7 +106,7 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
         if controller is not None:
             controller.learners.close()
             controller.collector.kill()
-        prepared.placement.seats.release()
+        prepared.placement.group.remove()
         if ours:
             ray.shutdown()
 

@@ -63,7 +63,7 @@ def test_two_runs_by_hand(client: TestClient, two: tuple[str, str]) -> None:
     assert (run["gate"]["threshold"], run["gate"]["shutoff_step"], run["gate"]["downsampled"]) == (0.5, 12, False)
     assert run["gate"]["steps"] == list(range(1, 13))
     assert run["gate"]["z"][-2:] == pytest.approx([-1.1, 0.9])
-    assert "One seed decides nothing" in answer["evidence"]
+    assert "Inconclusive: only one shared seed" in answer["evidence"]
     assert answer["supported"] == {"GXPO K=5": []}
     assert answer["missing"] == ["seeds shared with the baseline (1 of at least 3)"]
     assert answer["left_out"] == answer["differences"] == []
@@ -180,7 +180,7 @@ def test_of_two_runs_of_one_seed_the_one_that_came_further_counts(client: TestCl
     assert [run["id"] for run in answer["groups"][0]["runs"]] == [long]
     assert answer["left_out"][0]["run"] == short
     assert long in answer["left_out"][0]["reason"]
-    assert "nothing to compare" in answer["evidence"]
+    assert "the only configuration" in answer["evidence"]
 
 
 def test_seeds_that_share_no_step_are_left_out(client: TestClient, database: Database, two: tuple[str, str]) -> None:
