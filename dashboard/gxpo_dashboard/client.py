@@ -1,7 +1,7 @@
 """The REST service as the dashboard sees it: typed calls, three kinds of failure.
 
 ServiceError
-├── ServiceAway     it does not answer, or answers that it cannot now; asking again may help
+├── ServiceUnavailable     it does not answer, or answers that it cannot now; asking again may help
 ├── NotSignedIn     no token, or one that the service does not (any more) accept
 └── Refused         it answered no: `status`, `title`, `detail`, and `errors` with every bad field
 """
@@ -24,7 +24,7 @@ class ServiceError(Exception):
     """Base of what can go wrong between page and service."""
 
 
-class ServiceAway(ServiceError):
+class ServiceUnavailable(ServiceError):
     """The service does not answer now."""
 
 
@@ -227,7 +227,7 @@ class Client:
             return self._memory.answers[key]
         try:
             answer = self._request("GET", path, params=params).json()
-        except ServiceAway:
+        except ServiceUnavailable:
             self._memory.away = True
             if key in self._memory.answers:
                 return self._memory.answers[key]
@@ -247,7 +247,7 @@ class Client:
         try:
             answer = self._http.request(method, path, headers=headers, **request)
         except httpx.TransportError as error:
-            raise ServiceAway(f"{self._http.base_url} does not answer ({type(error).__name__})") from error
+            raise ServiceUnavailable(f"{self._http.base_url} does not answer ({type(error).__name__})") from error
         if answer.is_success:
             return answer
         raise _failure(answer)
@@ -261,7 +261,7 @@ def _failure(answer: httpx.Response) -> ServiceError:
     body = body if isinstance(body, dict) else {}
     title, detail = str(body.get("title") or answer.reason_phrase), str(body.get("detail") or "")
     if answer.status_code in (502, 503, 504):
-        return ServiceAway(detail or title)
+        return ServiceUnavailable(detail or title)
     if answer.status_code == 401:
         return NotSignedIn(detail or title)
     errors = [(str(item.get("field", "")), str(item.get("message", ""))) for item in body.get("errors") or []]

@@ -50,7 +50,7 @@ def edit(args: argparse.Namespace) -> int:
     wanted = {name: getattr(args, name) for name in ("name", "tags", "notes", "priority", "archived")}
     changes = {name: value for name, value in wanted.items() if value is not None}
     if not changes:
-        raise UsageError("say what to change: --name, --tags, --notes, --priority, --archive or --unarchive")
+        raise UsageError("nothing to change; use --name, --tags, --notes, --priority, --archive or --unarchive")
     with client_of(args) as client:
         changed: RunDetail = client.patch(run_path(resolve(client, args.run_id)), changes)
     _print(args, [changed], lambda run: f"{run['id']} {one_line(run['name'])}: changed {', '.join(changes)}")
@@ -62,12 +62,12 @@ def delete(args: argparse.Namespace) -> int:
         ids = resolve_all(client, args.runs)
         names = ", ".join(f"{run_id} ({one_line(client.run(run_id)['name'], 60)})" for run_id in ids)
         if not confirmed(f"Delete {named(ids, 'run')} with metrics, samples and checkpoints: {names}?", args.yes):
-            say("nothing was deleted")
+            say("nothing deleted")
             return 1
         for run_id in ids:
             client.delete(run_path(run_id))
             if not args.json:
-                print(f"{run_id} is deleted")
+                print(f"{run_id} deleted")
         if args.json:
             print_json(ids)
     return 0
@@ -76,7 +76,7 @@ def delete(args: argparse.Namespace) -> int:
 def _each(
     args: argparse.Namespace, act: Callable[[ServiceClient, str], RunDetail], words: Callable[[RunDetail], str]
 ) -> int:
-    """Do it to every run; one that refuses is named and does not keep the others from it."""
+    """Apply an action to every run; failures are reported and do not stop the others."""
     done, refused = [], 0
     with client_of(args) as client:
         for run_id in resolve_all(client, args.runs):

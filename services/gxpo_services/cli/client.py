@@ -3,7 +3,7 @@
 ServiceError (GxpoError)     exit code 1: the service refused, or failed
 ├── RefusedRequest           exit code 2: what was asked cannot be used (422, 400); names every bad setting
 ├── NotThere                 404 or 410: no such thing
-└── ServiceAway              nothing answers at the address, or it answers that it cannot work now
+└── ServiceUnavailable              nothing answers at the address, or it answers that it cannot work now
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class NotThere(ServiceError):
     """There is no such run, group or token."""
 
 
-class ServiceAway(ServiceError):
+class ServiceUnavailable(ServiceError):
     """Nothing answers, or only that it cannot work now."""
 
 
@@ -206,14 +206,14 @@ class ServiceClient:
                 problem = self._away(error)
             if problem is None:
                 return response.json() if response.content else None
-            if not isinstance(problem, ServiceAway) or time.monotonic() + pause > give_up:
+            if not isinstance(problem, ServiceUnavailable) or time.monotonic() + pause > give_up:
                 raise problem
             time.sleep(pause)
             pause = min(2 * pause, 2.0)
 
-    def _away(self, error: httpx.TransportError) -> ServiceAway:
+    def _away(self, error: httpx.TransportError) -> ServiceUnavailable:
         what = str(error) or type(error).__name__
-        return ServiceAway(
+        return ServiceUnavailable(
             f"no service answers at {self.url} ({what}); start one with `gxpo up`, or name another with --url"
         )
 
@@ -296,6 +296,6 @@ def _error_of(response: httpx.Response) -> ServiceError:
         # The detail of a refused body may be the same list in one line.
         detail = "\n".join([title if str(body["errors"][0].get("message")) in detail else detail, *lines])
     if status in _AWAY:
-        return ServiceAway(detail, status)
+        return ServiceUnavailable(detail, status)
     kind = {400: RefusedRequest, 422: RefusedRequest, 404: NotThere, 410: NotThere}.get(status, ServiceError)
     return kind(detail, status)

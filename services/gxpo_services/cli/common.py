@@ -1,4 +1,4 @@
-"""What every client command does: connect, find the run that a word means, ask, print."""
+"""Shared by the client commands: connect, resolve runs, confirm, print."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 class UsageError(ConfigError):
-    """The command cannot mean what was written; exit code 2."""
+    """Invalid command-line arguments; exit code 2."""
 
 
 def client_of(args: argparse.Namespace, *, patience_s: float = 3.0) -> ServiceClient:
@@ -26,15 +26,15 @@ def client_of(args: argparse.Namespace, *, patience_s: float = 3.0) -> ServiceCl
 
 
 def resolve(client: ServiceClient, word: str) -> str:
-    """The id of the one run that a word means: an id, a beginning or end of one, or a name.
+    """The id of the run that a word names: an id, a prefix or suffix of one, or a name.
 
-    Raises NotThere when no run is meant, UsageError with the candidates when several are.
+    Raises NotThere for no match, UsageError with the candidates for several.
     """
     if _ID.fullmatch(word):
         return word
     runs = client.runs(text=word, archived="any")
     found = {run["id"]: run["name"] for run in runs if run["name"] == word or _shortens(word, run["id"])}
-    # A name that is spelled out beats a piece of an id.
+    # An exact name takes precedence over a part of an id.
     named = [run_id for run_id, name in found.items() if name == word]
     meant = named or list(found)
     if not meant:
@@ -42,22 +42,22 @@ def resolve(client: ServiceClient, word: str) -> str:
     if len(meant) > 1:
         shown = "\n".join(f"  {run_id}  {plain(found[run_id])}" for run_id in meant[:10])
         more = f"\n  and {len(meant) - 10} more" if len(meant) > 10 else ""
-        raise UsageError(f"{word!r} could be any of {len(meant)} runs; name one by its id:\n{shown}{more}")
+        raise UsageError(f"{word!r} matches {len(meant)} runs; use an id:\n{shown}{more}")
     return meant[0]
 
 
 def resolve_all(client: ServiceClient, words: Iterable[str]) -> list[str]:
-    """Ids of the runs that the words mean, each once, in their order."""
+    """Unique ids of the named runs, in order."""
     return list(dict.fromkeys(resolve(client, word) for word in words))
 
 
 def _shortens(word: str, run_id: str) -> bool:
-    """The beginning of an id is its time and its end is chance: four characters of either may be enough."""
+    """Whether a word of at least four characters is a prefix (time) or a suffix (random) of an id."""
     return len(word) >= 4 and (run_id.startswith(word) or run_id.endswith(word))
 
 
 def group_runs(client: ServiceClient, group_id: str) -> list[RunView]:
-    """The runs of a group in the order in which they were made."""
+    """The runs of a group in order of creation."""
     from urllib.parse import quote
 
     runs: list[RunView] = client.get(f"/groups/{quote(group_id, safe='')}")["runs"]
@@ -65,12 +65,12 @@ def group_runs(client: ServiceClient, group_id: str) -> list[RunView]:
 
 
 def print_json(value: Any) -> None:
-    """The answer as it came, for other programs."""
+    """Print a response as JSON."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def plain(text: str) -> str:
-    """Text from a run without what could steer a terminal."""
+    """Text without terminal escape sequences and control characters."""
     return _CONTROL.sub("�", _ESCAPE.sub("", text.replace("\r\n", "\n")))
 
 
@@ -80,17 +80,17 @@ def one_line(text: str, most: int = 200) -> str:
 
 
 def confirmed(question: str, yes: bool) -> bool:
-    """Whether a person agrees. Raises UsageError where nobody can be asked."""
+    """Ask the user for confirmation. Raises UsageError without a terminal."""
     if yes:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(f"{question} Nobody can be asked here; add --yes")
+        raise UsageError(f"{question} No terminal to confirm on; add --yes")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def say(text: str) -> None:
-    """A word to the person; results go to stdout, this does not."""
+    """Print a message to stderr; results go to stdout."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""`gxpo submit` and `gxpo sweep`: settings are read and checked here first, then by the service."""
+"""`gxpo submit` and `gxpo sweep`: settings are validated locally first, then by the service."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def submit(args: argparse.Namespace) -> int:
 
 
 def run_body(config: RunConfig, client: ServiceClient, args: argparse.Namespace) -> Json:
-    """A request for one run. The config travels as TOML, which has infinities and says what is absent."""
+    """A request for one run. The config is sent as TOML, which represents infinities and missing values."""
     config = with_absolute_paths(config) if is_loopback(client.url) else config
     return {
         "toml": to_toml(config),
@@ -50,7 +50,7 @@ def run_body(config: RunConfig, client: ServiceClient, args: argparse.Namespace)
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Relative paths of files that are here, made absolute: a service on this machine works in another folder."""
+    """Make relative paths of existing files absolute: a local service has another working directory."""
     evaluation = config.evaluation.model_copy(
         update={
             "benchmarks": tuple(_absolute(name, ("word_problems",)) for name in config.evaluation.benchmarks),
@@ -78,9 +78,9 @@ def _check(client: ServiceClient, body: Json, *, as_json: bool) -> int:
     elif answer["valid"]:
         print(f"valid; {cost_words(answer['cost'])}")
         for run in answer["equal_runs"]:
-            print(f"an equal run is there already: {run['id']} {one_line(run['name'])} ({run['state']})")
+            print(f"a run with the same config exists: {run['id']} {one_line(run['name'])} ({run['state']})")
     else:
-        raise RefusedRequest("\n".join(["the config cannot be used:", *_error_lines(answer)]))
+        raise RefusedRequest("\n".join(["invalid config:", *_error_lines(answer)]))
     return 0 if answer["valid"] else 2
 
 
@@ -94,15 +94,15 @@ def cost_words(cost: Json) -> str:
 
 
 def sweep(args: argparse.Namespace) -> int:
-    """The grid's size and cost first; then, when a person agrees, its runs."""
+    """Show the size and cost of a grid; submit its runs after confirmation."""
     if (args.config is None) == (args.base is None):
-        raise UsageError("name a run file, or a preset with --base")
+        raise UsageError("name either a run file or a preset with --base")
     config = load_preset(args.base, args.set) if args.base else load_run(args.config, args.set)
     with client_of(args) as client:
         body = _sweep_body(config, client, args)
         plan = client.post("/sweeps/validate", body)
         if not plan["valid"]:
-            raise RefusedRequest("\n".join(["the sweep cannot be made:", *_error_lines(plan)]))
+            raise RefusedRequest("\n".join(["invalid sweep:", *_error_lines(plan)]))
         if args.check and args.json:
             print_json(plan)
         elif not args.json:
@@ -110,7 +110,7 @@ def sweep(args: argparse.Namespace) -> int:
         if args.check:
             return 0
         if not confirmed(f"Submit {named(plan['runs'], 'run')}?", args.yes):
-            say("nothing was submitted")
+            say("nothing submitted")
             return 1
         made = client.post("/sweeps", body, key=secrets.token_hex(16))
     if args.json:
@@ -151,7 +151,7 @@ def _print_plan(plan: Json) -> None:
         (one_line(run["name"], 80), run["rule_label"], str(run["seed"]), _passes(run["backward_passes"]))
         for run in plan["runs"]
     ]
-    tables.console().print(tables.table(("run", "rule", "seed", "BP at most"), rows, left=2))
+    tables.console().print(tables.table(("run", "rule", "seed", "max. backward passes"), rows, left=2))
     print(f"{named(plan['runs'], 'run')}: {cost_words(plan['cost'])}")
 
 

@@ -1,4 +1,4 @@
-"""`/groups` and `/sweeps`: many runs as one thing."""
+"""`/groups` and `/sweeps`: groups of runs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from gxpo_services.groups.schemas import (
 
 router = APIRouter(route_class=ServiceRoute, tags=["groups"], responses=responses(401, 403, 422, 503))
 
-_LOCATION = {"Location": {"description": "Where the group is.", "schema": {"type": "string"}}}
+_LOCATION = {"Location": {"description": "URL of the group.", "schema": {"type": "string"}}}
 _MADE: dict[int | str, dict[str, Any]] = {
-    201: {"description": "It is made.", "headers": _LOCATION},
+    201: {"description": "Created.", "headers": _LOCATION},
     **responses(400, 409, 410, 413),
 }
-_BEFORE = "This key has made it before."
+_BEFORE = "The resource that this key created before."
 
 
 @router.post(
@@ -50,20 +50,20 @@ def submit_sweep(
     request: Request,
     key: IdempotencyHeader = None,
 ) -> Response:
-    """Queue every combination of the grid with every seed, as one group; all of them or none."""
+    """Queue every combination of the grid with every seed as one group, atomically."""
     made, is_new = service.sweep(session, settings, principal, body, key)
     return _made(made, made.group.id, is_new, request)
 
 
 @router.post("/sweeps/validate", summary="Check a sweep without submitting it", responses=responses(400, 413))
 def validate_sweep(body: SweepRequest, _: Submitter, settings: Settings) -> SweepPlan:
-    """Every bad setting, or the runs that it would make and their cost in runs and backward passes."""
+    """All invalid settings, or the runs of the sweep and their cost in backward passes."""
     return service.validate(settings, body)
 
 
-@router.get("/sweeps/presets", summary="Ready-made sweeps")
+@router.get("/sweeps/presets", summary="Sweep presets")
 def list_sweep_presets(_: Viewer) -> list[SweepPresetView]:
-    """The paper's ablations, and the rules beside each other with their control."""
+    """The paper's ablations, and a comparison of the rules with a learning-rate control."""
     return preset_views()
 
 
@@ -71,17 +71,17 @@ def list_sweep_presets(_: Viewer) -> list[SweepPresetView]:
 def list_groups(
     _: Viewer,
     session: ReadSession,
-    limit: Annotated[int, Query(ge=1, le=200, description="Most groups in the answer.")] = 50,
-    cursor: Annotated[Text | None, Query(max_length=2000, description="`next_cursor` of the part before.")] = None,
+    limit: Annotated[int, Query(ge=1, le=200, description="Page size.")] = 50,
+    cursor: Annotated[Text | None, Query(max_length=2000, description="`next_cursor` of the previous page.")] = None,
 ) -> Response:
-    """Newest first, with the states of their runs."""
+    """Newest first, with run counts by state."""
     return answer(service.list_groups(session, cursor, limit))
 
 
 @router.post(
     "/groups",
     status_code=201,
-    summary="Make an empty group",
+    summary="Create an empty group",
     response_model=GroupView,
     responses=_MADE | {200: {"model": GroupView, "description": _BEFORE, "headers": _LOCATION}},
 )
@@ -92,14 +92,14 @@ def create_group(
     request: Request,
     key: IdempotencyHeader = None,
 ) -> Response:
-    """For runs that are submitted one by one with its id."""
+    """For runs that are submitted individually with its id."""
     group, is_new = service.make_group(session, principal, body, key)
     return _made(group, group.id, is_new, request)
 
 
 @router.get("/groups/{group_id}", summary="A group with its runs", response_model=GroupDetail, responses=responses(404))
 def get_group(group_id: GroupId, _: Viewer, session: ReadSession) -> Response:
-    """What was asked for, and the runs that it made."""
+    """The group with the request that created it and its runs."""
     return answer(service.get_group(session, group_id))
 
 

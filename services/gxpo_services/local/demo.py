@@ -1,4 +1,4 @@
-"""`gxpo demo`: GRPO, SFPO and GXPO on the embedded task through the service, then what came out."""
+"""`gxpo demo`: train GRPO, SFPO and GXPO on the embedded task through the service and compare them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ from gxpo_trainer.config_io import load_preset, to_toml
 from gxpo_trainer.errors import TrainingError
 
 PRESETS = ("demo-grpo", "demo-sfpo", "demo")
-_LOOK_S = 2.0
-"""Between two looks: the runs have the two cores to themselves."""
+_POLL_S = 2.0
+"""Polling interval; long, so that the runs get the CPU."""
 TITLE = "gxpo demo: three update rules on the embedded task"
 
 
 def demo_command(wanted: Path, steps: int, *, dashboard: bool, stack_of: type[Stack] = Stack) -> int:
-    """A service of its own in a free folder, three runs over REST, tables on stdout, a report in the folder.
+    """Start a service in a new folder, run three trainings over REST, print their comparison and write a report.
 
-    stack_of: what the service is made of. Exit code 0 when all three succeeded and were compared; else errors travel
-    to the command line. Whatever happens, everything that was started has ended.
+    stack_of: for tests. Returns 0 when all three succeeded, otherwise raises. All processes are stopped in any case.
     """
-    # A service of its own: the settings of another one, such as its database, are not for it.
+    # Settings of another service, such as its database, must not apply.
     for name in [name for name in os.environ if name.startswith("GXPO_")]:
         del os.environ[name]
     home = free_folder(wanted)
@@ -56,7 +55,7 @@ def demo_command(wanted: Path, steps: int, *, dashboard: bool, stack_of: type[St
 
 
 def free_folder(wanted: Path) -> Path:
-    """`wanted`, or the first of wanted-2, wanted-3, … that holds nothing: a demo never overwrites an earlier one."""
+    """`wanted`, or the first empty one of wanted-2, wanted-3, …: a demo never overwrites an earlier one."""
     candidate, number = wanted, 1
     while candidate.exists() and (not candidate.is_dir() or any(candidate.iterdir())):
         number += 1
@@ -70,7 +69,7 @@ def comparison_link(dashboard_url: str, ids: list[str]) -> str:
 
 
 def _submit(client: ServiceClient, steps: int) -> list[str]:
-    """The three runs as one group, in the order in which they are to run."""
+    """Submit the three runs as a group, in execution order."""
     group = client.post("/groups", {"name": "demo: GRPO, SFPO and GXPO"})["id"]
     ids = []
     for preset in PRESETS:
@@ -82,9 +81,9 @@ def _submit(client: ServiceClient, steps: int) -> list[str]:
 
 def _watch(client: ServiceClient, ids: list[str], stack: Stack, until: threading.Event) -> list[RunView]:
     def pause() -> None:
-        if until.wait(_LOOK_S):
-            raise Stopped("interrupted; the runs so far are kept")
-        stack.tend()
+        if until.wait(_POLL_S):
+            raise Stopped("interrupted; completed runs are kept")
+        stack.check()
 
     with Bars() as bars:
         return follow(client, ids, bars, pause=pause)
@@ -98,8 +97,8 @@ def _all_succeeded(runs: list[RunView]) -> None:
 
 
 def _write_report(folders: list[Path], home: Path) -> None:
-    """By the trainer's own command, so that the service needs nothing of its figures."""
+    """Write the report with the trainer's own command."""
     command = [sys.executable, "-m", "gxpo_trainer.cli", "report", *map(str, folders), "--out", str(home)]
     ended = subprocess.run([*command, "--title", TITLE], capture_output=True, text=True, check=False)
     if ended.returncode != 0:
-        raise TrainingError(f"the report could not be written:\n{ended.stderr.strip()}")
+        raise TrainingError(f"cannot write the report:\n{ended.stderr.strip()}")

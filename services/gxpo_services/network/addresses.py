@@ -1,4 +1,4 @@
-"""What can be told from an address without asking it."""
+"""Checks of URLs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import httpx
 
 
 def is_http(url: str) -> bool:
-    """Whether requests can be sent there."""
+    """Whether this is an HTTP URL with a valid host and port."""
     try:
         found = httpx.URL(url)
     except httpx.InvalidURL:
@@ -17,7 +17,7 @@ def is_http(url: str) -> bool:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether it is this machine's own; a proxy of the environment cannot reach that."""
+    """Whether the URL points to this machine, which no proxy can reach."""
     try:
         host = httpx.URL(url).host
         return host == "localhost" or ip_address(host).is_loopback

@@ -1,4 +1,4 @@
-"""`/runs`: submit runs, see them, and steer them."""
+"""`/runs`: submit, list and control runs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gxpo_services.runs.schemas import CloneRequest, ListQuery, RunDetail, RunPa
 
 router = APIRouter(route_class=ServiceRoute, prefix="/runs", tags=["runs"], responses=responses(401, 403, 422, 503))
 
-_LOCATION = {"Location": {"description": "Where the run is.", "schema": {"type": "string"}}}
+_LOCATION = {"Location": {"description": "URL of the run.", "schema": {"type": "string"}}}
 _MADE: dict[int | str, dict[str, Any]] = {
-    200: {"model": RunDetail, "description": "This key has made this run before.", "headers": _LOCATION},
+    200: {"model": RunDetail, "description": "The run that this key created before.", "headers": _LOCATION},
     201: {"description": "The run is queued.", "headers": _LOCATION},
     **responses(400, 409, 410, 413),
 }
@@ -34,7 +34,7 @@ def submit_run(
     request: Request,
     key: IdempotencyHeader = None,
 ) -> Response:
-    """Queue a run. With an `Idempotency-Key` a repeated request finds the run that the first one made (200)."""
+    """Queue a run. A retry with the same `Idempotency-Key` returns the run created before (200)."""
     return _made(service.submit(session, settings, principal, body, key), request)
 
 
@@ -45,13 +45,13 @@ def submit_run(
     responses=responses(400, 413),
 )
 def validate_run(body: RunRequest, _: Submitter, settings: Settings, session: ReadSession) -> Response:
-    """Every bad setting, the cost in backward passes, the completed config, and earlier runs that are equal."""
+    """All invalid settings, the cost in backward passes, the complete config, and earlier runs with the same config."""
     return answer(service.validate(session, settings, body))
 
 
 @router.get("", summary="List runs", response_model=RunPage)
 def list_runs(query: Annotated[ListQuery, Query()], _: Viewer, session: ReadSession) -> Response:
-    """Filtered, sorted by a column or a metric, part by part: runs that are made meanwhile shift nothing."""
+    """Filtered, sorted by a column or a metric, with keyset pages: new runs do not shift them."""
     return plain_answer(service.list_runs(session, query))
 
 
@@ -68,7 +68,7 @@ def get_run(run_id: RunId, _: Viewer, session: ReadSession) -> Response:
     responses=responses(400, 404, 413),
 )
 def patch_run(run_id: RunId, body: RunPatch, principal: Submitter, session: WriteSession) -> Response:
-    """What is left out stays. The config of a run cannot change; clone it with overrides instead."""
+    """Omitted members keep their values. The config of a run is immutable; clone the run with overrides instead."""
     return answer(service.patch(session, run_id, body, actor=principal.actor))
 
 
@@ -76,26 +76,26 @@ def patch_run(run_id: RunId, body: RunPatch, principal: Submitter, session: Writ
 def delete_run(
     run_id: RunId, principal: Submitter, settings: Settings, session: WriteSession, background: BackgroundTasks
 ) -> None:
-    """Removes its record, metrics, samples, log and checkpoints. For the token that submitted it, and for admins."""
+    """Removes its record, metrics, samples, log and checkpoints. Allowed for the submitting token and for admins."""
     service.delete(session, settings.artifacts, principal, run_id)
     background.add_task(trash.empty_trash, settings.artifacts)
 
 
 @router.post("/{run_id}/cancel", summary="Cancel a run", response_model=RunDetail, responses=responses(404, 409))
 def cancel_run(run_id: RunId, principal: Submitter, session: WriteSession) -> Response:
-    """A run that waits is cancelled at once; one that trains stops at the end of its step."""
+    """A queued or paused run is cancelled immediately; a running one stops at the end of its step."""
     return answer(service.act(session, run_id, "cancel", actor=principal.actor))
 
 
 @router.post("/{run_id}/pause", summary="Pause a run", response_model=RunDetail, responses=responses(404, 409))
 def pause_run(run_id: RunId, principal: Submitter, session: WriteSession) -> Response:
-    """It writes a checkpoint at the end of its step, ends, and frees its resources."""
+    """The trainer writes a checkpoint at the end of its step, exits and frees its resources."""
     return answer(service.act(session, run_id, "pause", actor=principal.actor))
 
 
 @router.post("/{run_id}/resume", summary="Resume a paused run", response_model=RunDetail, responses=responses(404, 409))
 def resume_run(run_id: RunId, principal: Submitter, session: WriteSession) -> Response:
-    """It queues again and goes on from its checkpoint."""
+    """The run is queued again and resumes from its checkpoint."""
     return answer(service.act(session, run_id, "resume", actor=principal.actor))
 
 
@@ -115,14 +115,14 @@ def clone_run(
     body: CloneRequest | None = None,
     key: IdempotencyHeader = None,
 ) -> Response:
-    """The same config with overrides, as a new run that names its original."""
+    """A new run with the same config plus overrides; `parent_id` names the original."""
     return _made(service.clone(session, settings, principal, run_id, body or CloneRequest(), key), request)
 
 
 @router.post(
     "/{run_id}/retry",
     status_code=201,
-    summary="Try a failed or cancelled run again",
+    summary="Retry a failed or cancelled run",
     response_model=RunDetail,
     responses=_MADE | responses(404),
 )
@@ -134,7 +134,7 @@ def retry_run(
     request: Request,
     key: IdempotencyHeader = None,
 ) -> Response:
-    """A new run of the same config, from the start; it names the old one and joins its group."""
+    """A new run with the same config, in the same group; `parent_id` names the original."""
     return _made(service.retry(session, settings, principal, run_id, key), request)
 
 

@@ -1,4 +1,4 @@
-"""Nobody but the person at this machine is signed in with this machine's token."""
+"""The local token is used only for visitors on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client: what is tried again, what errors say, where a token may go."""
+"""The client: retries, error messages, and where a token is sent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from gxpo_services.cli import client as module
-from gxpo_services.cli.client import NotThere, RefusedRequest, ServiceAway, ServiceClient, ServiceError, connect
+from gxpo_services.cli.client import NotThere, RefusedRequest, ServiceClient, ServiceError, ServiceUnavailable, connect
 from gxpo_trainer.errors import ConfigError
 
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -39,7 +39,7 @@ def failing(times: int, answer: httpx.Response, seen: list[httpx.Request]) -> Ha
     return handle
 
 
-def test_reads_are_tried_again_and_carry_the_token() -> None:
+def test_reads_are_retried_with_the_token() -> None:
     seen: list[httpx.Request] = []
     with client_of(failing(2, httpx.Response(200, json={"id": "r1"}), seen)) as client:
         assert client.run("r1")["id"] == "r1"
@@ -47,8 +47,8 @@ def test_reads_are_tried_again_and_carry_the_token() -> None:
     assert seen[-1].headers["authorization"] == "Bearer secret"
 
 
-def test_a_service_that_stays_away_is_an_error_that_says_what_to_do() -> None:
-    with client_of(failing(10**6, httpx.Response(200), [])) as client, pytest.raises(ServiceAway) as caught:
+def test_an_unreachable_service_is_an_error_with_a_fix() -> None:
+    with client_of(failing(10**6, httpx.Response(200), [])) as client, pytest.raises(ServiceUnavailable) as caught:
         client.run("r1")
     assert str(caught.value) == (
         "no service answers at http://127.0.0.1:8000 (Connection refused); start one with `gxpo up`, "
@@ -57,7 +57,7 @@ def test_a_service_that_stays_away_is_an_error_that_says_what_to_do() -> None:
     assert caught.value.exit_code == 1
 
 
-def test_a_submission_is_repeated_with_the_same_key() -> None:
+def test_a_submission_is_retried_with_the_same_key() -> None:
     seen: list[httpx.Request] = []
     with client_of(failing(1, httpx.Response(201, json={"id": "r1"}), seen)) as client:
         client.submit({"preset": "demo"})
@@ -65,14 +65,14 @@ def test_a_submission_is_repeated_with_the_same_key() -> None:
     assert len(seen) == 2
 
 
-def test_a_change_without_a_key_is_asked_once() -> None:
+def test_a_change_without_a_key_is_not_retried() -> None:
     seen: list[httpx.Request] = []
-    with client_of(failing(1, httpx.Response(200, json={}), seen)) as client, pytest.raises(ServiceAway):
+    with client_of(failing(1, httpx.Response(200, json={}), seen)) as client, pytest.raises(ServiceUnavailable):
         client.patch("/runs/r1", {"name": "x"})
     assert len(seen) == 1
 
 
-def test_a_service_that_cannot_work_now_is_asked_again() -> None:
+def test_an_unavailable_service_is_retried() -> None:
     answers = [httpx.Response(503, json={"detail": "the database cannot be used now"}), httpx.Response(200, json=[])]
     with client_of(lambda _: answers.pop(0)) as client:
         assert client.get("/tokens") == []
@@ -86,7 +86,7 @@ def test_a_service_that_cannot_work_now_is_asked_again() -> None:
         (
             422,
             {
-                "title": "Cannot be used",
+                "title": "Invalid request",
                 "detail": "2 settings cannot be used",
                 "errors": [
                     {"field": "config.seed", "message": "must be at least 0"},
@@ -99,10 +99,10 @@ def test_a_service_that_cannot_work_now_is_asked_again() -> None:
         ),
         (
             422,
-            {"title": "Cannot be used", "detail": "sort: bad", "errors": [{"field": "sort", "message": "bad"}]},
+            {"title": "Invalid request", "detail": "sort: bad", "errors": [{"field": "sort", "message": "bad"}]},
             RefusedRequest,
             2,
-            "Cannot be used\n  sort: bad",
+            "Invalid request\n  sort: bad",
         ),
         (500, None, ServiceError, 1, "the service answered 500: Internal Server Error"),
     ],
