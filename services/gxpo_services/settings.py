@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from gxpo_services.network.addresses import is_http
+from gxpo_client.addresses import is_http
 from gxpo_trainer.errors import ConfigError
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gxpo_dashboard.client import is_loopback
+from gxpo_client.addresses import is_loopback_host
 
 FORWARDING_HEADERS = frozenset(
     {"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "cf-connecting-ip"}
@@ -52,10 +52,10 @@ class Visit:
 def may_use_local_token(visit: Visit, service_url: str) -> bool:
     """Whether to sign this visitor in with the local token."""
     return (
-        is_loopback(visit.server_address)
-        and is_loopback(urlsplit(service_url).hostname)
-        and (visit.remote_ip is None or is_loopback(visit.remote_ip))
-        and is_loopback(host_of(visit.host_header))
+        is_loopback_host(visit.server_address)
+        and is_loopback_host(urlsplit(service_url).hostname)
+        and (visit.remote_ip is None or is_loopback_host(visit.remote_ip))
+        and is_loopback_host(host_of(visit.host_header))
         and not visit.header_names & FORWARDING_HEADERS
     )
 

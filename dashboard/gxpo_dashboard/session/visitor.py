@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import streamlit as st
 
-from gxpo_dashboard.client import Client, Memory, NotSignedIn, Refused, ServiceUnavailable, connect
+from gxpo_client.client import Client, NotSignedIn, Refused, ResponseCache, ServiceUnavailable, connect
 from gxpo_dashboard.session.access import Visit, may_use_local_token, read_local_token
 from gxpo_dashboard.text.labels import TERMINAL, plain
 from gxpo_dashboard.view_models.series import MAX_POINTS, LiveSeries, refresh_many
@@ -40,8 +40,8 @@ def _connection(url: str) -> httpx.Client:
 
 def client() -> Client:
     """A client with the visitor's token."""
-    memory = st.session_state.setdefault("memory", Memory())
-    return Client(_connection(service_url()), _token(), memory)
+    cache = st.session_state.setdefault("cache", ResponseCache())
+    return Client(_connection(service_url()), _token(), cache)
 
 
 def _token() -> str | None:
@@ -81,7 +81,7 @@ def may_change() -> bool:
 
 
 def sign_out() -> None:
-    for key in ("token", "me", "series", "memory", "trends", "measured"):
+    for key in ("token", "me", "series", "cache", "trends", "measured"):
         st.session_state.pop(key, None)
     st.session_state["signed_out"] = True
 
@@ -167,9 +167,9 @@ def _watch() -> None:
         st.warning(plain(str(error)))
     else:
         st.session_state.pop("away_since", None)
-        memory: Memory | None = st.session_state.get("memory")
-        if memory is not None and memory.away:
-            memory.away = False
+        cache: ResponseCache | None = st.session_state.get("cache")
+        if cache is not None and cache.offline:
+            cache.offline = False
             st.rerun()
 
 

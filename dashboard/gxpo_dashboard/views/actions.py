@@ -8,7 +8,7 @@ from typing import Any
 
 import streamlit as st
 
-from gxpo_dashboard.client import Refused, ServiceUnavailable
+from gxpo_client.client import Refused, ServiceUnavailable
 from gxpo_dashboard.session import visitor
 from gxpo_dashboard.session.navigation import go
 from gxpo_dashboard.text.labels import ACTIONS, NO_RIGHT, plain

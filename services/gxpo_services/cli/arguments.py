@@ -167,7 +167,8 @@ def lazy(target: str) -> Callable[[argparse.Namespace], int | None]:
     module, function = target.split(":")
 
     def run(args: argparse.Namespace) -> int | None:
-        code: int | None = getattr(import_module(f"gxpo_services.{module}"), function)(args)
+        with import_module("gxpo_services.cli.common").translated_errors():
+            code: int | None = getattr(import_module(f"gxpo_services.{module}"), function)(args)
         return code
 
     return run

@@ -12,9 +12,19 @@ from typing import Any, TextIO
 
 from rich.text import Text
 
+from gxpo_client.client import Client, Json, ServiceUnavailable
 from gxpo_services.cli import tables
-from gxpo_services.cli.client import Json, ServiceClient, ServiceUnavailable, run_path
-from gxpo_services.cli.common import UsageError, client_of, one_line, plain, print_json, resolve, resolve_all, say
+from gxpo_services.cli.common import (
+    UsageError,
+    client_of,
+    message_of,
+    one_line,
+    plain,
+    print_json,
+    resolve,
+    resolve_all,
+    say,
+)
 from gxpo_services.run_states import TERMINAL
 from gxpo_trainer.errors import ConfigError
 
@@ -27,7 +37,7 @@ def runs(args: argparse.Namespace) -> int:
     }
     filters["archived"] = "true" if args.archived else "false"
     with client_of(args) as client:
-        found = client.runs(limit=args.limit, **filters)
+        found = client.all_runs(limit=args.limit, **filters)
     if args.json:
         print_json(found)
     elif found:
@@ -55,11 +65,11 @@ def show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _all_events(client: ServiceClient, run_id: str) -> list[Json]:
+def _all_events(client: Client, run_id: str) -> list[Json]:
     found: list[Json] = []
-    after: int | None = None
+    after = 0
     while True:
-        page = client.get(f"{run_path(run_id)}/events", after=after, limit=200)
+        page = client.events(run_id, after)
         found += page["items"]
         if not page["items"] or page["next_after"] is None:
             return found
@@ -93,12 +103,12 @@ def _tail(text: str, lines: deque[str], args: argparse.Namespace) -> str:
     return rest
 
 
-def _log_piece(client: ServiceClient, run_id: str, offset: int) -> tuple[int, str]:
-    answer = client.get(f"{run_path(run_id)}/logs", offset=offset, limit=1 << 20)
+def _log_piece(client: Client, run_id: str, offset: int) -> tuple[int, str]:
+    answer = client.logs(run_id, offset, limit=1 << 20)
     return answer["next_offset"], answer["text"]
 
 
-def _follow_log(client: ServiceClient, run_id: str, offset: int) -> None:
+def _follow_log(client: Client, run_id: str, offset: int) -> None:
     """Follow the log. The state is read before the log, so that no last lines are missed."""
     is_away = False
     while True:
@@ -107,7 +117,7 @@ def _follow_log(client: ServiceClient, run_id: str, offset: int) -> None:
             offset, piece = _log_piece(client, run_id, offset)
         except ServiceUnavailable as error:
             if not is_away:
-                say(f"gxpo: {error}; retrying; Ctrl-C stops")
+                say(f"gxpo: {message_of(error)}; retrying; Ctrl-C stops")
             is_away = True
             time.sleep(1.0)
             continue
@@ -130,19 +140,13 @@ def compare(args: argparse.Namespace) -> int:
         ids = resolve_all(client, args.runs)
         if not ids and not args.group:
             raise UsageError("name runs to compare, or use --group")
-        answer = get_comparison(
-            client, ids, args.group, baseline=args.baseline, metric=args.metric, benchmark=args.benchmark
-        )
+        options = {"baseline": args.baseline, "metric": args.metric, "benchmark": args.benchmark}
+        answer = client.compare(runs=ids, groups=args.group, **options)
     if args.json:
         print_json(answer)
     else:
         print_comparison(answer)
     return 0
-
-
-def get_comparison(client: ServiceClient, ids: list[str], groups: list[str], **options: Any) -> Json:
-    answer: Json = client.get("/compare", runs=ids, groups=groups, **options)
-    return answer
 
 
 def print_comparison(answer: Json) -> None:

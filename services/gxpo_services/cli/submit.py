@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import secrets
 import tomllib
 from pathlib import Path
 from typing import Any
 
+from gxpo_client.addresses import is_loopback
+from gxpo_client.client import Client, InvalidRequest, Json
 from gxpo_services.cli import tables
-from gxpo_services.cli.client import Json, RefusedRequest, ServiceClient
 from gxpo_services.cli.common import UsageError, client_of, confirmed, named, one_line, print_json, say
-from gxpo_services.network.addresses import is_loopback
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config_io import load_preset, load_run, to_toml
 from gxpo_trainer.jsonl import plain
@@ -37,7 +36,7 @@ def submit(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_body(config: RunConfig, client: ServiceClient, args: argparse.Namespace) -> Json:
+def run_body(config: RunConfig, client: Client, args: argparse.Namespace) -> Json:
     """A request for one run. The config is sent as TOML, which represents infinities and missing values."""
     config = with_absolute_paths(config) if is_loopback(client.url) else config
     return {
@@ -71,8 +70,8 @@ def _absolute(name: str, words: tuple[str, ...] = ()) -> str:
     return str(path.resolve()) if name not in words and path.exists() else name
 
 
-def _check(client: ServiceClient, body: Json, *, as_json: bool) -> int:
-    answer = client.post("/runs/validate", body)
+def _check(client: Client, body: Json, *, as_json: bool) -> int:
+    answer = client.validate(body)
     if as_json:
         print_json(answer)
     elif answer["valid"]:
@@ -80,7 +79,7 @@ def _check(client: ServiceClient, body: Json, *, as_json: bool) -> int:
         for run in answer["equal_runs"]:
             print(f"a run with the same config exists: {run['id']} {one_line(run['name'])} ({run['state']})")
     else:
-        raise RefusedRequest("\n".join(["invalid config:", *_error_lines(answer)]))
+        raise InvalidRequest("\n".join(["invalid config:", *_error_lines(answer)]))
     return 0 if answer["valid"] else 2
 
 
@@ -100,9 +99,9 @@ def sweep(args: argparse.Namespace) -> int:
     config = load_preset(args.base, args.set) if args.base else load_run(args.config, args.set)
     with client_of(args) as client:
         body = _sweep_body(config, client, args)
-        plan = client.post("/sweeps/validate", body)
+        plan = client.validate_sweep(body)
         if not plan["valid"]:
-            raise RefusedRequest("\n".join(["invalid sweep:", *_error_lines(plan)]))
+            raise InvalidRequest("\n".join(["invalid sweep:", *_error_lines(plan)]))
         if args.check and args.json:
             print_json(plan)
         elif not args.json:
@@ -112,7 +111,7 @@ def sweep(args: argparse.Namespace) -> int:
         if not confirmed(f"Submit {named(plan['runs'], 'run')}?", args.yes):
             say("nothing submitted")
             return 1
-        made = client.post("/sweeps", body, key=secrets.token_hex(16))
+        made = client.sweep(body)
     if args.json:
         print_json(made)
     else:
@@ -122,7 +121,7 @@ def sweep(args: argparse.Namespace) -> int:
     return 0
 
 
-def _sweep_body(config: RunConfig, client: ServiceClient, args: argparse.Namespace) -> Json:
+def _sweep_body(config: RunConfig, client: Client, args: argparse.Namespace) -> Json:
     base = run_body(config, client, args)
     body: Json = {name: base[name] for name in ("name", "tags", "notes", "priority")}
     body |= {"base": {"toml": base["toml"]}, "grid": dict(_grid_axis(text) for text in args.grid)}

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gxpo_services.cli.client import Json, RunDetail, RunView
+from gxpo_client.client import Json
 from gxpo_services.cli.common import one_line
 from gxpo_trainer.progress import format_seconds
 
@@ -41,7 +41,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str | Text]], *, title:
     return shown
 
 
-def runs_table(runs: Sequence[RunView]) -> Table:
+def runs_table(runs: Sequence[Json]) -> Table:
     header = (
         "id",
         "name",
@@ -58,7 +58,7 @@ def runs_table(runs: Sequence[RunView]) -> Table:
     return table(header, [_run_row(run) for run in runs], left=5)
 
 
-def _run_row(run: RunView) -> tuple[str | Text, ...]:
+def _run_row(run: Json) -> tuple[str | Text, ...]:
     progress = run["progress"]
     return (
         run["id"],
@@ -75,7 +75,7 @@ def _run_row(run: RunView) -> tuple[str | Text, ...]:
     )
 
 
-def state_text(run: RunView) -> Text:
+def state_text(run: Json) -> Text:
     """The state, with the failure reason or the queue position."""
     words = run["state"]
     position = run["progress"]["queue_position"]
@@ -86,7 +86,7 @@ def state_text(run: RunView) -> Text:
     return Text(words, style=_COLOURS.get(run["state"], ""))
 
 
-def run_details(run: RunDetail, events: Sequence[Json]) -> list[Table | Text]:
+def run_details(run: Json, events: Sequence[Json]) -> list[Table | Text]:
     """Details of a run: settings, progress and latest events."""
     progress = run["progress"]
     budgets = [
@@ -136,7 +136,7 @@ def number(value: Any) -> str:
     return str(value) if value is not None else UNKNOWN
 
 
-def left(run: RunView) -> str:
+def left(run: Json) -> str:
     seconds = run["progress"]["seconds_left"]
     return format_seconds(seconds) if seconds is not None and run["state"] != "queued" else UNKNOWN
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import time
 from typing import Any
-from urllib.parse import quote
 
 from gxpo_services.cli import tables
 from gxpo_services.cli.common import client_of, one_line, print_json, say
@@ -78,7 +77,7 @@ def _state(token: dict[str, Any]) -> str:
 
 def revoke(args: argparse.Namespace) -> int:
     with client_of(args) as client:
-        revoked = [client.delete(f"/tokens/{quote(token, safe='')}") for token in args.tokens]
+        revoked = [client.revoke_token(token) for token in args.tokens]
     if args.json:
         print_json(revoked)
     else:

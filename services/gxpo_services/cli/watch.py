@@ -15,9 +15,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 from rich.text import Text
 
+from gxpo_client.client import Client, Json, NotFound, ServiceUnavailable
 from gxpo_services.cli import tables
-from gxpo_services.cli.client import NotThere, RunView, ServiceClient, ServiceUnavailable, run_path
-from gxpo_services.cli.common import UsageError, client_of, group_runs, one_line, resolve_all
+from gxpo_services.cli.common import UsageError, client_of, group_runs, message_of, one_line, resolve_all
 from gxpo_services.run_states import TERMINAL
 
 _QUIET = {"submitted", "state", "checkpoint", "finished", "attempt"}
@@ -40,17 +40,17 @@ def watch(args: argparse.Namespace) -> int:
 class Display(Protocol):
     """Output of `follow`."""
 
-    def update(self, run: RunView) -> None: ...
+    def update(self, run: Json) -> None: ...
 
     def message(self, text: str) -> None: ...
 
 
-def follow(client: ServiceClient, ids: Sequence[str], display: Display, *, pause: Callable[[], None]) -> list[RunView]:
+def follow(client: Client, ids: Sequence[str], display: Display, *, pause: Callable[[], None]) -> list[Json]:
     """Poll runs until all have ended; returns their final views in the order of `ids`.
 
     pause: called between polls. Keeps polling while the service is unavailable.
     """
-    seen: dict[str, RunView] = {}
+    seen: dict[str, Json] = {}
     newest: dict[str, int] = {}
     is_away = False
     while True:
@@ -60,7 +60,7 @@ def follow(client: ServiceClient, ids: Sequence[str], display: Display, *, pause
                     seen[run_id] = _poll(client, run_id, display, newest)
         except ServiceUnavailable as error:
             if not is_away:
-                display.message(f"{one_line(str(error))}; retrying; Ctrl-C stops watching")
+                display.message(f"{one_line(message_of(error))}; retrying; Ctrl-C stops watching")
             is_away = True
         else:
             if is_away:
@@ -71,11 +71,11 @@ def follow(client: ServiceClient, ids: Sequence[str], display: Display, *, pause
         pause()
 
 
-def _poll(client: ServiceClient, run_id: str, display: Display, newest: dict[str, int]) -> RunView:
+def _poll(client: Client, run_id: str, display: Display, newest: dict[str, int]) -> Json:
     run = client.run(run_id)
     try:
-        page = client.get(f"{run_path(run_id)}/events", after=newest.get(run_id, 0), limit=200)
-    except NotThere:
+        page = client.events(run_id, newest.get(run_id, 0), limit=200)
+    except NotFound:
         page = {"items": []}
     for event in page["items"]:
         newest[run_id] = event["number"]
@@ -99,7 +99,7 @@ class JsonLines:
     ) -> None:
         sys.stdout.flush()
 
-    def update(self, run: RunView) -> None:
+    def update(self, run: Json) -> None:
         line = json.dumps(run, ensure_ascii=False)
         if self._last.get(run["id"]) != line:
             self._last[run["id"]] = line
@@ -141,7 +141,7 @@ class Bars:
         if self._progress is not None:
             self._progress.stop()
 
-    def update(self, run: RunView) -> None:
+    def update(self, run: Json) -> None:
         progress = run["progress"]
         key = (run["state"], run["reason"], progress["steps"], progress["queue_position"], run["recoveries"])
         name, line = one_line(run["name"], 40), describe(run)
@@ -168,7 +168,7 @@ class Bars:
         self._stream.flush()
 
 
-def describe(run: RunView) -> str:
+def describe(run: Json) -> str:
     """`running  step 12/30  reward 0.312  passes 36  accuracy 31.0%  left 3m12s`, known values only."""
     progress = run["progress"]
     parts = [tables.state_text(run).plain]
@@ -177,9 +177,7 @@ def describe(run: RunView) -> str:
     if run["reward"] is not None:
         parts.append(f"reward {tables.number(run['reward'])}")
     if progress["backward_passes"]:
-        parts.append(
-            f"passes {tables.of_budget(progress['backward_passes'], progress['backward_passes_budget'])}"
-        )
+        parts.append(f"passes {tables.of_budget(progress['backward_passes'], progress['backward_passes_budget'])}")
     if run["score"] is not None:
         parts.append(f"accuracy {tables.percent(run['score'])}")
     if run["recoveries"]:

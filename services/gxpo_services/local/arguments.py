@@ -38,9 +38,6 @@ def register_serve(subparsers: Subparsers) -> None:
 
 def register_scheduler(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("scheduler", help="start the scheduler; settings from GXPO_… (docs/service.md)")
-    parser.add_argument(
-        "--launcher", choices=("ray", "process"), default="ray", help="ray: jobs at GXPO_RAY_ADDRESS; process: here"
-    )
     parser.set_defaults(run=lazy("local.commands:scheduler"))
 
 

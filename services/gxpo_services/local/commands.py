@@ -56,7 +56,7 @@ def scheduler(args: argparse.Namespace) -> int:
     from gxpo_services.scheduling.scheduler import main
 
     read_settings()
-    return main(["--launcher", args.launcher])
+    return main()
 
 
 def migrate(args: argparse.Namespace) -> int:

@@ -9,9 +9,10 @@ import threading
 import time
 from pathlib import Path
 
-from gxpo_services.cli.client import Json, RunView, ServiceClient, connect
+from gxpo_client.client import Client, Json
+from gxpo_services.cli.client import connect
 from gxpo_services.cli.common import say
-from gxpo_services.cli.reading import get_comparison, print_comparison
+from gxpo_services.cli.reading import print_comparison
 from gxpo_services.cli.watch import Bars, follow
 from gxpo_services.local.supervisor import Stopped
 from gxpo_services.local.up import Stack, stop_on_signals
@@ -44,7 +45,7 @@ def demo_command(wanted: Path, steps: int, *, dashboard: bool, stack_of: type[St
             runs = _watch(client, ids, stack, until)
             say(f"demo: trained in {time.monotonic() - begun:.0f} s, start-up included")
             _all_succeeded(runs)
-            comparison = get_comparison(client, ids, [])
+            comparison = client.compare(runs=ids)
         _write_report([stack.artifacts / run_id for run_id in ids], home)
     print_comparison(comparison)
     print(f"\nReport: {home / 'report.html'}\nCurves: {home / 'curves.png'}")
@@ -68,7 +69,7 @@ def comparison_link(dashboard_url: str, ids: list[str]) -> str:
     return f"{dashboard_url}/compare?" + "&".join(f"runs={run_id}" for run_id in ids)
 
 
-def _submit(client: ServiceClient, steps: int) -> list[str]:
+def _submit(client: Client, steps: int) -> list[str]:
     """Submit the three runs as a group, in execution order."""
     group = client.post("/groups", {"name": "demo: GRPO, SFPO and GXPO"})["id"]
     ids = []
@@ -79,7 +80,7 @@ def _submit(client: ServiceClient, steps: int) -> list[str]:
     return ids
 
 
-def _watch(client: ServiceClient, ids: list[str], stack: Stack, until: threading.Event) -> list[RunView]:
+def _watch(client: Client, ids: list[str], stack: Stack, until: threading.Event) -> list[Json]:
     def pause() -> None:
         if until.wait(_POLL_S):
             raise Stopped("interrupted; completed runs are kept")
@@ -89,7 +90,7 @@ def _watch(client: ServiceClient, ids: list[str], stack: Stack, until: threading
         return follow(client, ids, bars, pause=pause)
 
 
-def _all_succeeded(runs: list[RunView]) -> None:
+def _all_succeeded(runs: list[Json]) -> None:
     failed = [run for run in runs if run["state"] != "succeeded"]
     if failed:
         lines = [f"  {run['name']} ({run['id']}): {run['reason'] or run['state']}: {run['detail']}" for run in failed]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import httpx
 
+from gxpo_services.local.ports import free_port
 from gxpo_services.local.supervisor import Child
-from gxpo_services.network.ports import free_port
 from gxpo_trainer.errors import ConfigError
 
 OBJECT_STORE_BYTES = 512 * 1024 * 1024

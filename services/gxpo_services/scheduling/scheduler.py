@@ -6,7 +6,6 @@ database and the launcher.
 
 from __future__ import annotations
 
-import argparse
 import os
 import secrets
 import signal
@@ -22,15 +21,14 @@ import httpx
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
+from gxpo_client.addresses import is_loopback
 from gxpo_services.api.idempotency_keys import delete_expired_keys
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import need_current, upgrade
-from gxpo_services.network.addresses import is_loopback
 from gxpo_services.observability import logs
 from gxpo_services.runs.lifecycle import StateChanged
 from gxpo_services.scheduling import admission, launches, leases
 from gxpo_services.scheduling.launcher import Launcher, LauncherUnavailable, RayLauncher, trainer_command
-from gxpo_services.scheduling.process_launcher import ProcessLauncher
 from gxpo_services.scheduling.run_supervisor import Hold, RunSupervisor
 from gxpo_services.settings import ServiceSettings, make_home, read_settings
 from gxpo_trainer.errors import ConfigError
@@ -215,29 +213,16 @@ class _ApiProbe:
             return False
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """`python -m gxpo_services.scheduling.scheduler`: run until SIGTERM or Ctrl-C.
 
     Exit code 0; 2 when it cannot start.
     """
-    parser = argparse.ArgumentParser(prog="gxpo scheduler", description=main.__doc__)
-    parser.add_argument(
-        "--launcher",
-        choices=("ray", "process"),
-        default="ray",
-        help="ray: jobs of the cluster at GXPO_RAY_ADDRESS; process: processes of this machine",
-    )
-    args = parser.parse_args(argv)
     try:
         settings = read_settings()
         logs.configure(as_json=settings.log_json)
         make_home(settings)
-        launcher: Launcher = (
-            RayLauncher(settings.ray_address)
-            if args.launcher == "ray"
-            else ProcessLauncher(settings.home.resolve() / "jobs")
-        )
-        serve(settings, launcher)
+        serve(settings, RayLauncher(settings.ray_address))
     except ConfigError as error:
         print(f"gxpo: {error}", file=sys.stderr)
         return error.exit_code

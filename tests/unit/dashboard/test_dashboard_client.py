@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from gxpo_dashboard.client import Client, Memory, NotSignedIn, Refused, ServiceUnavailable, connect
+from gxpo_client.client import Client, NotSignedIn, Refused, ResponseCache, ServiceUnavailable, connect
 
 
 class Server(ThreadingHTTPServer):
@@ -116,7 +116,7 @@ def test_submitting_carries_its_key(server: Server, client: Client) -> None:
     assert server.asked[0][4] == {"config": {"seed": 1}}
 
 
-def test_an_unknown_token_is_told_from_a_missing_right(server: Server, client: Client) -> None:
+def test_an_unknown_token_is_distinguished_from_a_missing_role(server: Server, client: Client) -> None:
     server.answers["/api/v1/tokens/me"] = (401, {"title": "Sign in"})
     server.answers["/api/v1/runs/r1/cancel"] = (403, {"title": "Not allowed", "detail": "a viewer may not"})
     with pytest.raises(NotSignedIn):
@@ -136,25 +136,25 @@ def test_nobody_at_the_address_is_away() -> None:
     gone = Server()
     client = Client(connect(gone.url), None)
     gone.close()
-    with pytest.raises(ServiceUnavailable, match="does not answer"):
+    with pytest.raises(ServiceUnavailable, match="does not respond"):
         client.me()
 
 
 def test_while_the_service_is_away_a_page_reads_what_it_last_knew(server: Server) -> None:
-    memory = Memory()
-    client = Client(connect(server.url), None, memory)
+    cache = ResponseCache()
+    client = Client(connect(server.url), None, cache)
     server.answers["/api/v1/runs/r1"] = (200, {"state": "running"})
     client.run("r1")
     server.answers["/api/v1/runs/r1"] = (503, {})
     assert client.run("r1") == {"state": "running"}
-    assert memory.away
+    assert cache.offline
     server.answers["/api/v1/runs/r2"] = (503, {})
     with pytest.raises(ServiceUnavailable):
         client.run("r2")
 
 
 def test_changes_and_who_asks_are_never_answered_from_memory(server: Server) -> None:
-    client = Client(connect(server.url), None, Memory())
+    client = Client(connect(server.url), None, ResponseCache())
     server.answers["/api/v1/tokens/me"] = (200, {"role": "admin"})
     server.answers["/api/v1/runs/r1/cancel"] = (200, {"state": "cancelling"})
     client.me()
@@ -167,10 +167,10 @@ def test_changes_and_who_asks_are_never_answered_from_memory(server: Server) -> 
 
 
 def test_the_memory_forgets_the_oldest() -> None:
-    memory = Memory(most=2)
+    cache = ResponseCache(most=2)
     for key in ("a", "b", "a", "c"):
-        memory.keep(key, key)
-    assert list(memory.answers) == ["a", "c"]
+        cache.put(key, key)
+    assert list(cache.answers) == ["a", "c"]
 
 
 def test_a_sweep_over_one_setting_has_no_heat_map(server: Server, client: Client) -> None:

@@ -14,8 +14,8 @@ from fastapi import FastAPI
 from support.finished_runs import finish
 from support.http_server import HttpServer
 
+from gxpo_client import client as client_module
 from gxpo_services.access.principals import hash_token
-from gxpo_services.cli import client as client_module
 from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import lifecycle, repository
@@ -256,7 +256,7 @@ def test_deleting_asks_first_and_needs_an_ended_run(
     assert gxpo("delete", "mine", "--yes") == 1
     assert gxpo("cancel", "mine") == 0
     assert gxpo("delete", "mine", "--yes") == 0
-    assert f"{run_id} is deleted" in capsys.readouterr().out
+    assert f"{run_id} deleted" in capsys.readouterr().out
     assert gxpo("show", run_id) == 1
 
 
@@ -336,7 +336,7 @@ def test_runs_are_compared_with_tables_and_the_sentence(
     out = capsys.readouterr().out
     assert "50.0 %" in out
     assert "GRPO" in out
-    assert f"left out: unfinished ({plain}): it has no evaluation (yet)\n" in out
+    assert f"excluded: unfinished ({plain}): it has no evaluation (yet)\n" in out
     assert "{'" not in out, "no member is shown as the raw answer has it"
     assert gxpo("compare", "plain", "--json") == 0
     assert answer(capsys)["target"]["steps"] == 2
@@ -358,7 +358,7 @@ def test_an_export_is_a_whole_file_or_none(
     assert gxpo("export", "mine", "--format", "jsonl", "--out", "numbers.zip", "--json") == 0
     assert answer(capsys)["bytes"] == Path("numbers.zip").stat().st_size
     assert gxpo("export", "mine", "--out", "nowhere/numbers.zip") == 2
-    assert "--out nowhere/numbers.zip cannot be written" in capsys.readouterr().err
+    assert "cannot write --out nowhere/numbers.zip" in capsys.readouterr().err
     assert gxpo("export", "r00000000000000000000") == 1
     assert sorted(entry.name for entry in Path().iterdir()) == sorted({file.name, "numbers.zip"})
 
@@ -435,7 +435,7 @@ def test_the_local_token_is_used_on_loopback_and_nowhere_else(
     monkeypatch.setenv("GXPO_HOME", str(home))
     assert gxpo("token", "list") == 0
     with connect("http://192.0.2.1:8000") as client:
-        assert "authorization" not in client._http.headers
+        assert "Authorization" not in client._headers()
 
 
 def test_no_service_and_no_token_are_said_with_the_way_out(

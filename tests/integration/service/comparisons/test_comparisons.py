@@ -365,7 +365,7 @@ def test_the_cache_is_bounded_and_evicts_the_least_recently_used() -> None:
 
 
 REFUSED: list[tuple[dict[str, str], int, str]] = [
-    ({}, 422, "names no run"),
+    ({}, 422, "is empty, and so is groups"),
     ({"runs": "r404"}, 404, "there is no run r404"),
     ({"groups": "g404"}, 404, "there is no group g404"),
     ({"runs": "../x"}, 422, "is no id"),
@@ -428,7 +428,7 @@ def test_a_sweep_as_a_heat_map(client: TestClient, sweep: str) -> None:
     assert cells[20, 0.1]["value"] is None
     assert (20, 0.5) not in cells
     reasons = [(run["name"], run["reason"]) for run in answer["left_out"]]
-    absent = "the sweep gave it no learner.rule.k and no learner.rule.alpha"
+    absent = "it has no value of learner.rule.k and learner.rule.alpha in the sweep"
     assert reasons == [("control", absent), ("run", "it has no evaluation (yet)")]
 
 
@@ -450,7 +450,7 @@ def test_a_group_that_varies_too_little_has_no_heat_map(client: TestClient, data
     path = f"/api/v1/groups/{sweep}/heatmap"
     for query, word in (
         ({"x": "learner.rule.gate"}, "does not vary"),
-        ({"x": "learner.rule.k", "y": "learner.rule.k"}, "name two settings"),
+        ({"x": "learner.rule.k", "y": "learner.rule.k"}, "choose two settings"),
     ):
         answer = client.get(path, params=query)
         assert answer.status_code == 422

@@ -1,4 +1,4 @@
-"""What the scheduler relies on, of the launcher for Ray (a real head) and of the one for plain processes."""
+"""What the scheduler relies on, of Ray (a real head) and of the double that runs plain processes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.process_launcher import ProcessLauncher
 from support.ray_head import RayHead
 
 from gxpo_services.scheduling.launcher import (
@@ -22,7 +23,6 @@ from gxpo_services.scheduling.launcher import (
     RayLauncher,
     trainer_command,
 )
-from gxpo_services.scheduling.process_launcher import ProcessLauncher
 
 WAIT_S = 90.0
 

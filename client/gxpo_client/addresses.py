@@ -1,4 +1,4 @@
-"""Checks of URLs."""
+"""Checks of URLs and hosts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ def is_http(url: str) -> bool:
 def is_loopback(url: str) -> bool:
     """Whether the URL points to this machine, which no proxy can reach."""
     try:
-        host = httpx.URL(url).host
-        return host == "localhost" or ip_address(host).is_loopback
-    except (httpx.InvalidURL, ValueError):
+        return is_loopback_host(httpx.URL(url).host)
+    except httpx.InvalidURL:
+        return False
+
+
+def is_loopback_host(host: str | None) -> bool:
+    """Whether a host name or address is this machine's own; None and empty are not."""
+    name = (host or "").strip().strip("[]").lower()
+    try:
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError:
         return False
