@@ -84,8 +84,7 @@ def long_frame(series: Series, names: Mapping[str, str], x: str = "step") -> pd.
                 (label, axis_value(at, x), value, step)
                 for step, at, value in zip(found.steps, found.x, found.y, strict=True)
             ]
-    frame = pd.DataFrame(rows, columns=["series", "x", "y", "step"])
-    return frame.astype({"series": "str", "x": "float64", "y": "float64", "step": "int64"})
+    return points_frame(rows)
 
 
 def axis_value(value: float, x: str) -> float:
@@ -268,3 +267,44 @@ def metric_chart(
     alt = f"{title}: {', '.join(names.values())} over {AXES[x]}"
     datasets = {"points": frame, "near": near(frame)}
     return Chart(key, title, spec, datasets, alt, summary, note, labels={"x": AXES[x]})
+
+
+def threshold_layers() -> list[Spec]:
+    """Labelled horizontal rules of the dataset `rules`."""
+    y: Spec = {"field": "y", "type": "quantitative"}
+    text = {
+        "align": "right",
+        "baseline": "bottom",
+        "dy": -3,
+        "dx": -4,
+        "color": ALARM,
+        "fontSize": 12,
+        "fontWeight": 600,
+    }
+    rule: Spec = {
+        "data": {"name": "rules"},
+        "mark": {"type": "rule", "aria": False, "strokeDash": [6, 4], "strokeWidth": 2, "color": ALARM},
+        "encoding": {"y": y},
+    }
+    label: Spec = {
+        "data": {"name": "rules"},
+        "mark": {"type": "text", "aria": False, "color": ALARM, **text},
+        "encoding": {"y": y, "x": {"value": "width"}, "text": {"field": "label"}},
+    }
+    return [rule, label]
+
+
+def z_encoding() -> Spec:
+    """y-axis of gate z-scores, with room above τ for its label."""
+    return {**y_encoding("z-score"), "scale": {"zero": True, "nice": False, "padding": 18}}
+
+
+def points_frame(rows: Sequence[tuple[str, float, float, int]]) -> pd.DataFrame:
+    """Rows (series, x, y, step) with their types, also without rows."""
+    frame = pd.DataFrame(rows, columns=["series", "x", "y", "step"])
+    return frame.astype({"series": "str", "x": "float64", "y": "float64", "step": "int64"})
+
+
+def labels_frame(rows: Iterable[tuple[float, str]], value: str = "y") -> pd.DataFrame:
+    """Rows (value, label) with their types, also without rows."""
+    return pd.DataFrame(list(rows), columns=[value, "label"]).astype({value: "float64", "label": "str"})

@@ -15,6 +15,7 @@ from gxpo_dashboard.charts.base import (
     Chart,
     Spec,
     hover_params,
+    labels_frame,
     legend,
     x_encoding,
     zoom_params,
@@ -68,14 +69,14 @@ def budget_chart(series: Series, rule: Mapping[str, Any], budget: float | None) 
     hypothetical = others([0, *steps] if steps else [], rule)
     stacked = [PLAIN] if name == "grpo" else [LOOK_AHEAD, FALLBACK]
     styles = _styles(stacked, list(dict.fromkeys(hypothetical["series"])))
-    limit = pd.DataFrame([(budget, f"budget {count(budget)}")] if budget else [], columns=["y", "label"])
+    limit = labels_frame([(budget, f"budget {count(budget)}")] if budget else [])
     spec: Spec = {"layer": [_area(styles), *_lines(styles), *_limit()]}
     table = pd.concat([own, hypothetical[hypothetical["x"] > 0]], ignore_index=True)
     datasets = {
         "points": table,
         "own": own,
         "others": hypothetical,
-        "limit": limit.astype({"y": "float64", "label": "str"}),
+        "limit": limit,
     }
     return Chart(
         "budget",

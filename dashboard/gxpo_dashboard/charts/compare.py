@@ -9,16 +9,19 @@ from typing import Any
 import pandas as pd
 
 from gxpo_dashboard.charts.base import (
-    ALARM,
     AXES,
     Chart,
     Spec,
     axis_value,
     color,
+    labels_frame,
     line_layers,
     near,
+    points_frame,
+    threshold_layers,
     x_encoding,
     y_encoding,
+    z_encoding,
 )
 from gxpo_dashboard.charts.benchmarks import interval_layers, score_lines
 from gxpo_dashboard.text.formats import figure, known, percent
@@ -87,39 +90,13 @@ def gate_chart(answer: Answer, z: Mapping[str, Points]) -> Chart:
                 limits[tau] = f"τ = {figure(tau)}"
                 if gate["two_sided"]:
                     limits[-tau] = f"−τ = {figure(-tau)}"
-    frame = pd.DataFrame(rows, columns=["series", "x", "y", "step"])
-    frame = frame.astype({"series": "str", "x": "float64", "y": "float64", "step": "int64"})
+    frame = points_frame(rows)
     names = list(dict.fromkeys(frame["series"]))
-    rules = pd.DataFrame(list(limits.items()), columns=["y", "label"]).astype({"y": "float64", "label": "str"})
-    y = {**y_encoding("z-score"), "scale": {"zero": True, "nice": False, "padding": 18}}
-    rule: Spec = {
-        "data": {"name": "rules"},
-        "mark": {"type": "rule", "aria": False, "strokeDash": [6, 4], "color": ALARM},
-        "encoding": {"y": {"field": "y", "type": "quantitative"}},
-    }
-    label_of: Spec = {
-        "data": {"name": "rules"},
-        "mark": {
-            "type": "text",
-            "aria": False,
-            "align": "right",
-            "baseline": "bottom",
-            "dx": -4,
-            "dy": -3,
-            "color": ALARM,
-            "fontSize": 12,
-            "fontWeight": 600,
-        },
-        "encoding": {
-            "y": {"field": "y", "type": "quantitative"},
-            "x": {"value": "width"},
-            "text": {"field": "label"},
-        },
-    }
+    rules = labels_frame(limits.items())
     return Chart(
         "compare-gate",
         "Gates: z-scores",
-        {"layer": [*line_layers(names, "step", y), rule, label_of]},
+        {"layer": [*line_layers(names, "step", z_encoding()), *threshold_layers()]},
         {"points": frame, "near": near(frame), "rules": rules},
         f"z-scores of all runs with a gate over {AXES['step']}",
         _gate_words(answer),
@@ -135,8 +112,7 @@ def metric_chart(name: str, series: Mapping[str, Points], x: str, smoothing: flo
     for label, points in series.items():
         for step, at, value in zip(points.steps, points.x, smooth(points.y, weight), strict=True):
             rows.append((label, axis_value(at, x), value, step))
-    frame = pd.DataFrame(rows, columns=["series", "x", "y", "step"])
-    frame = frame.astype({"series": "str", "x": "float64", "y": "float64", "step": "int64"})
+    frame = points_frame(rows)
     names = [label for label, points in series.items() if points]
     words = ", ".join(f"{label} {figure(series[label].last)}" for label in names)
     return Chart(

@@ -12,17 +12,19 @@ from typing import Any
 import pandas as pd
 
 from gxpo_dashboard.charts.base import (
-    ALARM,
     AXES,
     MUTED,
     Chart,
     Spec,
+    labels_frame,
     line_layers,
     long_frame,
     near,
+    threshold_layers,
     value_at,
     x_encoding,
     y_encoding,
+    z_encoding,
 )
 from gxpo_dashboard.text.formats import figure, known
 from gxpo_dashboard.view_models.series import Points, Series
@@ -67,15 +69,14 @@ def z_chart(series: Series, x: str = "step", two_sided: bool = False) -> Chart:
     frame = long_frame(series, {"gate/z": "z-score"}, x)
     tau = series["gate/threshold"].last if series.get("gate/threshold") else math.nan
     limits = [tau, -tau] if two_sided else [tau]
-    rules = pd.DataFrame(
-        [(limit, f"{'−' if limit < 0 else ''}τ = {figure(abs(limit))}") for limit in limits if known(limit)],
-        columns=["y", "label"],
-    ).astype({"y": "float64", "label": "str"})
+    rules = labels_frame(
+        (limit, f"{'−' if limit < 0 else ''}τ = {figure(abs(limit))}") for limit in limits if known(limit)
+    )
     spec: Spec = {
         "layer": [
             *_phase_layers(x),
-            *line_layers(["z-score"], x, _z_encoding()),
-            *_rule_layers(),
+            *line_layers(["z-score"], x, z_encoding()),
+            *threshold_layers(),
             *_shutoff_layers(x),
         ]
     }
@@ -158,7 +159,7 @@ def _shutoff_frame(series: Series, x: str) -> pd.DataFrame:
     step = shutoff_step(series)
     points: Points | None = series.get("gate/value") or series.get("gate/active")
     rows = [] if step is None else [(value_at(points, step, x), f"shut off at step {step}")]
-    return pd.DataFrame(rows, columns=["x", "label"]).astype({"x": "float64", "label": "str"})
+    return labels_frame(rows, "x")
 
 
 def _phase_layers(x: str) -> list[Spec]:
@@ -174,37 +175,6 @@ def _phase_layers(x: str) -> list[Spec]:
         "encoding": {"x": x_encoding(x), "x2": {"field": "x2"}, "fill": colors},
     }
     return [rect]
-
-
-def _z_encoding() -> Spec:
-    """Padding above τ for its label."""
-    encoding = y_encoding("z-score")
-    return {**encoding, "scale": {"zero": True, "nice": False, "padding": 18}}
-
-
-def _rule_layers() -> list[Spec]:
-    y: Spec = {"field": "y", "type": "quantitative"}
-    rule: Spec = {
-        "data": {"name": "rules"},
-        "mark": {"type": "rule", "aria": False, "strokeDash": [6, 4], "strokeWidth": 2, "color": ALARM},
-        "encoding": {"y": y},
-    }
-    label: Spec = {
-        "data": {"name": "rules"},
-        "mark": {
-            "type": "text",
-            "aria": False,
-            "align": "right",
-            "baseline": "bottom",
-            "dy": -3,
-            "dx": -4,
-            "color": ALARM,
-            "fontSize": 12,
-            "fontWeight": 600,
-        },
-        "encoding": {"y": y, "x": {"value": "width"}, "text": {"field": "label"}},
-    }
-    return [rule, label]
 
 
 def _shutoff_layers(x: str) -> list[Spec]:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO
 
-from gxpo_services.api.zip_stream import zip_stream
+from zipstream import ZipStream
+
 from gxpo_services.artifacts.run_files import RunFiles
 
 CHECKPOINTS, MANIFEST, STATE, POLICY = "checkpoints", "manifest.json", "state.json", "policy"
@@ -82,12 +83,12 @@ def open_policy(run: RunFiles, step: int) -> list[tuple[str, BinaryIO]]:
 
 
 def zipped(files: list[tuple[str, BinaryIO]]) -> Iterator[bytes]:
-    """A zip file of open files, piece by piece; nothing is compressed, for weights do not shrink. Closes the files."""
+    """A zip archive of open files as a stream, uncompressed because weights do not shrink. Closes the files."""
     with ExitStack() as opened:
-        for _, file in files:
-            opened.enter_context(file)
-        contents = ((name, iter(partial(file.read, _PIECE), b"")) for name, file in files)
-        yield from zip_stream(contents, compress=False)
+        archive = ZipStream(sized=False)
+        for name, file in files:
+            archive.add(iter(partial(opened.enter_context(file).read, _PIECE), b""), name)
+        yield from archive
 
 
 def _inspect(run: RunFiles, name: str, step: int) -> CheckpointOnDisk:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gxpo_services.api.zip_stream import zip_stream
+from zipstream import ZIP_DEFLATED, ZIP_STORED, ZipStream
+
 from gxpo_services.comparisons import repository
 from gxpo_services.comparisons.file_formats import MEDIA_TYPES, Columns, Format, Rows, json_lines, write_rows
 from gxpo_services.db.database import Database
@@ -91,8 +92,10 @@ def export(database: Database, runs: Sequence[Run], form: Format, parts: Sequenc
     chosen = list(dict.fromkeys(parts))
     if len(chosen) == 1:
         return ExportFile(f"gxpo-{chosen[0]}.{form}", MEDIA_TYPES[form], _WRITERS[chosen[0]](database, runs, form))
-    files = ((f"{part}.{form}", _WRITERS[part](database, runs, form)) for part in chosen)
-    return ExportFile("gxpo-export.zip", "application/zip", zip_stream(files, compress=form != "parquet"))
+    archive = ZipStream(compress_type=ZIP_STORED if form == "parquet" else ZIP_DEFLATED, compress_level=3)
+    for part in chosen:
+        archive.add(_WRITERS[part](database, runs, form), f"{part}.{form}")
+    return ExportFile("gxpo-export.zip", "application/zip", iter(archive))
 
 
 def _metrics(database: Database, runs: Sequence[Run], form: Format) -> Iterator[bytes]:

@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, BackgroundTasks, Query, Request, Response
+from fastapi import APIRouter, BackgroundTasks, Query, Response
 
 from gxpo_services.api.answers import answer, plain_answer
 from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Settings, Submitter, Viewer, WriteSession
 from gxpo_services.api.errors import responses
 from gxpo_services.api.fields import RunId
-from gxpo_services.api.idempotency import IdempotencyHeader
+from gxpo_services.api.submission import Submission, creation_responses
 from gxpo_services.artifacts import trash
 from gxpo_services.runs import service
 from gxpo_services.runs.schemas import CloneRequest, ListQuery, RunDetail, RunPage, RunPatch, RunRequest, RunValidation
 
 router = APIRouter(route_class=ServiceRoute, prefix="/runs", tags=["runs"], responses=responses(401, 403, 422, 503))
 
-_LOCATION = {"Location": {"description": "URL of the run.", "schema": {"type": "string"}}}
-_MADE: dict[int | str, dict[str, Any]] = {
-    200: {"model": RunDetail, "description": "The run that this key created before.", "headers": _LOCATION},
-    201: {"description": "The run is queued.", "headers": _LOCATION},
-    **responses(400, 409, 410, 413),
-}
+_MADE = creation_responses(RunDetail, "run", "The run is queued.", "The run that this key created before.")
 
 
 @router.post("", status_code=201, summary="Submit a run", response_model=RunDetail, responses=_MADE)
-def submit_run(
-    body: RunRequest,
-    principal: Submitter,
-    settings: Settings,
-    session: WriteSession,
-    request: Request,
-    key: IdempotencyHeader = None,
-) -> Response:
+def submit_run(body: RunRequest, by: Submission) -> Response:
     """Queue a run. A retry with the same `Idempotency-Key` returns the run created before (200)."""
-    return _made(service.submit(session, settings, principal, body, key), request)
+    return _created(by, service.submit(by.session, by.settings, by.principal, body, by.key))
 
 
 @router.post(
@@ -106,17 +94,10 @@ def resume_run(run_id: RunId, principal: Submitter, session: WriteSession) -> Re
     response_model=RunDetail,
     responses=_MADE | responses(404),
 )
-def clone_run(
-    run_id: RunId,
-    principal: Submitter,
-    settings: Settings,
-    session: WriteSession,
-    request: Request,
-    body: CloneRequest | None = None,
-    key: IdempotencyHeader = None,
-) -> Response:
+def clone_run(run_id: RunId, by: Submission, body: CloneRequest | None = None) -> Response:
     """A new run with the same config plus overrides; `parent_id` names the original."""
-    return _made(service.clone(session, settings, principal, run_id, body or CloneRequest(), key), request)
+    made = service.clone(by.session, by.settings, by.principal, run_id, body or CloneRequest(), by.key)
+    return _created(by, made)
 
 
 @router.post(
@@ -126,18 +107,11 @@ def clone_run(
     response_model=RunDetail,
     responses=_MADE | responses(404),
 )
-def retry_run(
-    run_id: RunId,
-    principal: Submitter,
-    settings: Settings,
-    session: WriteSession,
-    request: Request,
-    key: IdempotencyHeader = None,
-) -> Response:
+def retry_run(run_id: RunId, by: Submission) -> Response:
     """A new run with the same config, in the same group; `parent_id` names the original."""
-    return _made(service.retry(session, settings, principal, run_id, key), request)
+    return _created(by, service.retry(by.session, by.settings, by.principal, run_id, by.key))
 
 
-def _made(made: tuple[RunDetail, bool], request: Request) -> Response:
+def _created(by: Submission, made: tuple[RunDetail, bool]) -> Response:
     run, is_new = made
-    return answer(run, 201 if is_new else 200, location=request.url_for("get_run", run_id=run.id).path)
+    return by.created(run, is_new, "get_run", run_id=run.id)

@@ -368,7 +368,7 @@ REFUSED: list[tuple[dict[str, str], int, str]] = [
     ({}, 422, "is empty, and so is groups"),
     ({"runs": "r404"}, 404, "there is no run r404"),
     ({"groups": "g404"}, 404, "there is no group g404"),
-    ({"runs": "../x"}, 422, "is no id"),
+    ({"runs": "../x"}, 422, "is not an id"),
     ({"runs": "r1\x00"}, 422, "NUL"),
     ({"runs": ",".join(f"r{number}" for number in range(201))}, 422, "at most 200"),
     ({"runs": "r1", "metric": "length_mean"}, 422, "metric"),

@@ -82,7 +82,7 @@ def test_the_first_word_of_a_launch_makes_the_run_running(anonymous: TestClient,
     run = runs.get(database, launched.split()[0])
     assert run.state == RunState.RUNNING
     assert run.heartbeat_at is not None
-    assert ("state", "launch 1 reported") in runs.messages(database, run.id)
+    assert ("state", "launch 1 sent its first heartbeat") in runs.messages(database, run.id)
 
 
 def test_rows_arrive_and_the_run_shows_how_far_it_is(anonymous: TestClient, database: Database) -> None:

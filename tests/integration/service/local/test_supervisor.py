@@ -92,7 +92,7 @@ def test_the_back_off_doubles_while_a_child_keeps_dying(supervisor: Supervisor, 
 
 def test_a_child_that_cannot_start_is_an_error_with_the_end_of_its_log(supervisor: Supervisor) -> None:
     broken = Child("api", python("import sys; print('no such table'); sys.exit(7)"), lambda: False)
-    with pytest.raises(StartError, match=r"(?s)api ended with code 7 while starting.*no such table"):
+    with pytest.raises(StartError, match=r"(?s)api ended with code 7 during start-up.*no such table"):
         supervisor.start(broken)
 
 

@@ -55,7 +55,7 @@ def test_nothing_changes_while_the_launcher_is_away_and_a_lost_job_does_not_coun
 
 
 @pytest.mark.parametrize(("max_forgotten", "reached"), [(2, [0, 0, 0]), (2, [4, 3, 4, 2]), (0, [0]), (1, [1, 2, 2, 2])])
-def test_a_run_whose_jobs_are_forgotten_again_and_again_fails(
+def test_a_run_whose_jobs_are_repeatedly_forgotten_fails(
     database: Database,
     launcher: ScriptedLauncher,
     scheduler_of: Make,
@@ -77,7 +77,7 @@ def test_a_run_whose_jobs_are_forgotten_again_and_again_fails(
             runs.report(database, run_id, at=clock.now)
     run = runs.get(database, run_id)
     assert (run.state, run.reason, run.launch, run.recoveries) == (S.FAILED, "lost_heartbeat", len(reached), 0)
-    assert f"{max_forgotten + 1} jobs in a row were lost so without a new step" in run.detail
+    assert f"{max_forgotten + 1} consecutive jobs were lost without progress" in run.detail
     assert f"max_forgotten is {max_forgotten}" in run.detail
     losses = [message for kind, message in runs.messages(database, run_id) if kind == "job_forgotten"]
     assert losses == [
