@@ -37,7 +37,7 @@ test: setup  ## the whole test suite, in JOBS processes
 check: setup  ## ruff, mypy (strict) and import-linter
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy $(addprefix trainer/gxpo_trainer/,$(PURE)) services/gxpo_services dashboard/gxpo_dashboard
+	$(VENV)/bin/mypy $(addprefix trainer/gxpo_trainer/,$(PURE)) client/gxpo_client services/gxpo_services dashboard/gxpo_dashboard
 	$(VENV)/bin/lint-imports --no-cache
 
 bench: setup  ## measure against named peers; prints and saves JSON

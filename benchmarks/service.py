@@ -47,7 +47,7 @@ from gxpo_services.db.migrate import upgrade
 from gxpo_services.db.tables.runs import Run, RunDocument, RunSearch, RunTag
 from gxpo_services.ingest import apply as ingest
 from gxpo_services.ingest.batches import Batch, MetricRow
-from gxpo_services.network.ports import free_port
+from gxpo_services.local.ports import free_port
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import repository
 from gxpo_services.tokens import service as tokens

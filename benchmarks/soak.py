@@ -27,7 +27,8 @@ from typing import Any
 import psutil
 
 from benchmarks.measure import Figure, save
-from gxpo_services.cli.client import STATE_FILE, RunView, ServiceClient, ServiceError
+from gxpo_client.client import Client, Json, ServiceError, connect
+from gxpo_services.cli.client import STATE_FILE
 from gxpo_trainer.jsonl import decode_number
 from gxpo_trainer.records.reading import read_metrics
 from gxpo_trainer.training.run_lock import process_start
@@ -82,7 +83,7 @@ class Soak:
         self._up = subprocess.Popen(command, env={**os.environ, **SERVICE})
         self._until(self._is_up, "gxpo up")
         url = json.loads((home / STATE_FILE).read_text(encoding="utf-8"))["url"]
-        self.client = ServiceClient(url, (home / "token").read_text(encoding="utf-8").strip(), patience_s=300.0)
+        self.client = Client(connect(url), (home / "token").read_text(encoding="utf-8").strip(), patience_s=300.0)
 
     def submit(self, num_runs: int, steps: int) -> list[str]:
         """Submit runs, alternating between the rules."""
@@ -150,7 +151,7 @@ class Soak:
         names = self._children()
         return "scheduler" in names and (self.home / "token").exists()
 
-    def _runs(self) -> list[RunView]:
+    def _runs(self) -> list[Json]:
         try:
             return self.client.runs()
         except ServiceError as error:

@@ -1,1 +1,1 @@
-"""The browser view: a client of the REST service and nothing else."""
+"""The dashboard: a pure client of the REST API."""

@@ -1,4 +1,4 @@
-"""The dashboard: navigation between its views, and who may see them. Run by `streamlit run`."""
+"""Entry point of the dashboard (`streamlit run`): navigation and sign-in."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gxpo_dashboard.views import VIEWS
 
 
 def _nothing() -> None:
-    """Streamlit's pages are only entries here; see navigation.py."""
+    """Streamlit's pages are only entry points; see navigation.py."""
 
 
 @st.cache_resource
 def _set_up() -> None:
-    """After the first page. Streamlit looks for garbage after every run of a part of the page, among all objects of
-    the process, and nothing is sent meanwhile; what the modules made is none and need not be looked at."""
+    """Freeze the objects created at import. Streamlit collects garbage after every fragment run, over all objects of
+    the process, and sends nothing meanwhile."""
     gc.collect()
     gc.freeze()
 
@@ -30,7 +30,7 @@ entry = st.navigation([st.Page(_nothing, title="gxpo", default=True), *entries],
 view = navigation.wanted(st.query_params, entry.url_path, list(VIEWS))
 title, _, show = VIEWS[view]
 st.set_page_config(page_title=f"{title} · gxpo", page_icon=ICON, layout="wide")
-# A visitor without a token sees the sign-in and nothing else, not even what there would be.
+# Without a token only the sign-in is shown.
 if visitor.enter():
     me = st.session_state["me"]
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):

@@ -8,7 +8,7 @@ data=/var/lib/gxpo-postgres/15
 password=/secrets/database/password
 
 if [ ! -s "$data/PG_VERSION" ]; then
-    # Made aside and renamed: what a killed first start has left is made anew.
+    # Created under a temporary name and renamed: an interrupted first start is repeated.
     rm -rf "$data.part"
     initdb --pgdata "$data.part" --username gxpo --pwfile "$password" --encoding UTF8 --locale C.UTF-8 \
         --data-checksums --auth-local peer --auth-host scram-sha-256 >/dev/null

@@ -1,5 +1,5 @@
 #!/bin/sh
-# A node of the Ray cluster in the foreground; it ends when Ray does, and the container's restart starts it anew.
+# A node of the Ray cluster in the foreground; it exits when Ray does, and the container's restart policy restarts it.
 #
 # usage: ray.sh head | worker
 #

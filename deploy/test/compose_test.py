@@ -1,4 +1,4 @@
-"""The whole cluster as somebody else would meet it: built from a clean clone, used, broken, restarted, upgraded.
+"""The cluster as a new user sees it: built from a clean clone, used, broken, restarted, upgraded.
 
 usage: compose_test.py [--report FILE] [--tree] [--keep] [--part NAME …]
 
@@ -190,7 +190,7 @@ class Test:
         self.say(f"killed {name} at step {step}: healthy after {back:.0f} s, the run past it after {gone:.0f} s")
 
     def docker_kill(self) -> None:
-        """`docker kill` is a person's stop to Docker: it is started again by `up -d`."""
+        """Docker does not restart containers stopped with `docker kill`; `up -d` does."""
         for service in STAYING:
             run_id = self.executing(120)
             step = self.step(run_id)

@@ -171,17 +171,17 @@ def pip_settings() -> tuple[dict[str, str], list[http.server.ThreadingHTTPServer
     env = {"BUILD_NETWORK": "host"}
     servers = []
     for name in ("index-url", "extra-index-url", "find-links", "trusted-host"):
-        told = [
+        reported = [
             run("python3", "-m", "pip", "config", "get", f"{part}.{name}", check=False) for part in (":env:", "global")
         ]
-        words = next((value.split() for value in told if value.strip()), [])
+        words = next((value.split() for value in reported if value.strip()), [])
         found = []
         for word in words:
             path = Path(urlsplit(word).path) if word.startswith(("file://", "/")) else None
             if path is None:
                 found.append(word)
                 continue
-            # An index refers to files beside it: its parent is served.
+            # An index refers to sibling files: its parent is served.
             root, rest = (path.parent, f"{path.name}/") if name != "find-links" else (path, "")
             handler = partial(QuietHandler, directory=str(root))
             # The same port each time, as the builder keeps its layers by the arguments.

@@ -14,8 +14,8 @@ from gxpo_services.api.middleware import install as install_middleware
 from gxpo_services.api.openapi import describe
 from gxpo_services.artifacts import trash
 from gxpo_services.checkpoints.endpoints import router as checkpoints
+from gxpo_services.comparisons.cache import ComparisonCache
 from gxpo_services.comparisons.endpoints import router as comparisons
-from gxpo_services.comparisons.memory import Memory
 from gxpo_services.configs.endpoints import router as configs
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import upgrade
@@ -35,10 +35,9 @@ PREFIX = "/api/v1"
 
 
 def create_app(settings: ServiceSettings | None = None) -> FastAPI:
-    """An application of its own, with its own database connections.
+    """Create an application with its own database connections.
 
-    At start-up the database is brought to the newest schema, except on PostgreSQL, where a one-shot job does that
-    before any replica starts (`gxpo migrate`).
+    SQLite is migrated at start-up. PostgreSQL is migrated by a one-shot job (`gxpo migrate`) before any replica starts.
     """
     settings = settings or ServiceSettings()
 
@@ -49,9 +48,9 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         if database.is_sqlite:
             upgrade(settings.url)
         settings.artifacts.mkdir(parents=True, exist_ok=True)
-        trash.empty_trash(settings.artifacts)  # what a crash left of a deletion
+        trash.empty_trash(settings.artifacts)  # finish deletions that a crash interrupted
         app.state.session_gate = anyio.Semaphore(MAX_SESSIONS)
-        app.state.comparisons = Memory()
+        app.state.comparisons = ComparisonCache()
         app.state.read_gate = anyio.Semaphore(READS_AT_ONCE)
         yield
         database.close()

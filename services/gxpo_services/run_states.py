@@ -1,4 +1,4 @@
-"""The life of a run as a pure state machine: states, what may follow what, and who may want what."""
+"""The life cycle of a run as a pure state machine: states, transitions and user requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 
 class RunState(StrEnum):
-    """Where a run is. `pausing` and `cancelling` are wishes: they survive a crash of anything."""
+    """State of a run. `pausing` and `cancelling` are pending requests; they are stored, so they survive any crash."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -38,9 +38,9 @@ TRANSITIONS: dict[RunState, frozenset[RunState]] = {
 }
 TERMINAL = frozenset(state for state, following in TRANSITIONS.items() if not following)
 EXECUTING = frozenset({_S.STARTING, _S.RUNNING, _S.RECOVERING, _S.PAUSING, _S.CANCELLING})
-"""States in which a job exists, or may: they hold a lease and count against quotas."""
+"""States in which a job exists or may exist. These runs hold a lease and count against quotas."""
 
-_WISHES: dict[Action, dict[RunState, RunState]] = {
+_REQUESTED: dict[Action, dict[RunState, RunState]] = {
     "cancel": {
         _S.QUEUED: _S.CANCELLED,
         _S.PAUSED: _S.CANCELLED,
@@ -60,31 +60,31 @@ _REPEATED: dict[Action, frozenset[RunState]] = {
 
 
 class IllegalTransition(ValueError):
-    """What was asked cannot follow the run's state."""
+    """The requested transition is not allowed from the run's state."""
 
 
 def check_transition(old: RunState, new: RunState) -> None:
-    """Raises IllegalTransition when `new` may not follow `old`; a state does not follow itself."""
+    """Raise IllegalTransition unless `new` may follow `old`; a state never follows itself."""
     if new not in TRANSITIONS[old]:
         allowed = ", ".join(sorted(TRANSITIONS[old])) or "nothing: it is final"
         raise IllegalTransition(f"a run that is {old} cannot become {new}; after {old} comes {allowed}")
 
 
-def wanted_state(state: RunState, action: Action) -> RunState | None:
-    """The state that a person's action leads to; None when it is there (or on its way) already.
+def requested_state(state: RunState, action: Action) -> RunState | None:
+    """The state that a user's action leads to; None when the run is already there or on its way.
 
     Raises IllegalTransition when the action makes no sense in this state, e.g. pausing a finished run.
     """
-    if state in _WISHES[action]:
-        return _WISHES[action][state]
+    if state in _REQUESTED[action]:
+        return _REQUESTED[action][state]
     if state in _REPEATED[action]:
         return None
-    possible = ", ".join(sorted(_WISHES[action]))
-    raise IllegalTransition(f"a run that is {state} cannot be asked to {action}; that is for runs that are {possible}")
+    possible = ", ".join(sorted(_REQUESTED[action]))
+    raise IllegalTransition(f"a run that is {state} cannot {action}; {action} applies to runs that are {possible}")
 
 
-def wish_of(state: RunState) -> Literal["pause", "cancel"] | None:
-    """What a trainer is told to do in this state."""
+def pending_request(state: RunState) -> Literal["pause", "cancel"] | None:
+    """The pause or cancel request that the trainer gets in this state, if any."""
     if state is _S.PAUSING:
         return "pause"
     return "cancel" if state in (_S.CANCELLING, _S.CANCELLED) else None

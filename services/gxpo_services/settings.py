@@ -1,4 +1,4 @@
-"""Settings of the service, from the environment (`GXPO_…`) or from arguments; checked once, at the start."""
+"""Settings of the service, from the environment (`GXPO_…`) or from arguments; validated once, at start-up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from gxpo_services.network.addresses import is_http
+from gxpo_client.addresses import is_http
 from gxpo_trainer.errors import ConfigError
 
 
@@ -17,38 +17,44 @@ class ServiceSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="GXPO_", extra="ignore", frozen=True)
 
-    home: Path = Field(Path("gxpo-home"), description="Folder of database, artifacts and local token.")
-    database_url: str | None = Field(None, description="SQLAlchemy URL; none: SQLite in `home`.")
-    database_password_file: Path | None = Field(None, description="File whose content is the database's password.")
-    artifact_root: Path | None = Field(None, description="Where runs' folders are made; none: `home`/artifacts.")
+    home: Path = Field(Path("gxpo-home"), description="Folder for the database, artifacts and local token.")
+    database_url: str | None = Field(None, description="SQLAlchemy URL; default: SQLite in `home`.")
+    database_password_file: Path | None = Field(None, description="File that contains the database password.")
+    artifact_root: Path | None = Field(None, description="Parent of the run folders; default: `home`/artifacts.")
     host: str = Field("127.0.0.1", description="Address that the API listens on.")
     port: int = Field(8000, ge=1, le=65535, description="Port of the API.")
-    public_url: str | None = Field(None, description="URL under which trainers reach the API; none: host and port.")
+    public_url: str | None = Field(None, description="URL at which trainers reach the API; default: host and port.")
 
-    ray_address: str = Field("http://127.0.0.1:8265", description="Ray's jobs endpoint.")
-    max_concurrent_runs: int = Field(1, ge=1, description="Runs that execute at the same time, all users together.")
-    max_runs_per_user: int | None = Field(None, ge=1, description="Of those, at most so many of one token; none: all.")
-    quota_cpus: float | None = Field(None, gt=0, description="Logical CPUs of all executing runs; none: all of Ray's.")
-    quota_gpus: float | None = Field(None, ge=0, description="GPUs of all executing runs; none: all of Ray's.")
+    ray_address: str = Field("http://127.0.0.1:8265", description="Ray's job server.")
+    max_concurrent_runs: int = Field(1, ge=1, description="Maximum number of executing runs.")
+    max_runs_per_user: int | None = Field(
+        None, ge=1, description="Maximum number of executing runs per token; default: no limit."
+    )
+    quota_cpus: float | None = Field(
+        None, gt=0, description="Logical CPUs for all executing runs; default: all that Ray has."
+    )
+    quota_gpus: float | None = Field(None, ge=0, description="GPUs for all executing runs; default: all that Ray has.")
 
-    tick_s: float = Field(1.0, gt=0, description="Pause between two rounds of the scheduler.")
-    lease_s: float = Field(30.0, gt=0, description="A scheduler that is silent for so long has lost its runs.")
-    heartbeat_s: float = Field(120.0, gt=0, description="A run whose trainer is silent for so long is recovered.")
-    start_s: float = Field(900.0, gt=0, description="Longest wait for a launched run's first word.")
-    cancel_grace_s: float = Field(60.0, gt=0, description="Time to stop at a step's end before the job is ended.")
-    pause_grace_s: float = Field(900.0, gt=0, description="The same for a pause, which writes a checkpoint.")
+    tick_s: float = Field(1.0, gt=0, description="Interval between scheduler rounds.")
+    lease_s: float = Field(30.0, gt=0, description="Duration of a scheduler's lease on a run.")
+    heartbeat_s: float = Field(120.0, gt=0, description="Time without a heartbeat after which a run is recovered.")
+    start_s: float = Field(900.0, gt=0, description="Maximum time from launch to the first heartbeat.")
+    cancel_grace_s: float = Field(60.0, gt=0, description="Time to stop at the end of a step before the job is killed.")
+    pause_grace_s: float = Field(900.0, gt=0, description="The same for a pause, including the checkpoint.")
     max_recoveries: int = Field(3, ge=0, description="Recoveries of a run before it fails.")
-    max_forgotten: int = Field(5, ge=0, description="Jobs in a row that Ray may lose without a new step of their run.")
-    idempotency_s: float = Field(604800.0, gt=0, description="Idempotency keys are kept for so long (7 days).")
+    max_forgotten: int = Field(5, ge=0, description="Consecutive jobs that Ray may lose without progress of the run.")
+    idempotency_s: float = Field(604800.0, gt=0, description="Retention of idempotency keys (7 days).")
 
-    model_roots: tuple[Path, ...] = Field((), description="Folders that model.path may lie in; none named: any.")
-    data_roots: tuple[Path, ...] = Field((), description="Folders that data files may lie in; none named: any.")
-    allow_hub: bool = Field(True, description="Models and data sets may be hub names.")
-    allow_remote_code: bool = Field(False, description="model.trust_remote_code may be true.")
-    allowed_rewards: tuple[str, ...] = Field((), description="Custom reward classes (module:Class) a config may name.")
+    model_roots: tuple[Path, ...] = Field((), description="Folders allowed for model.path; default: any.")
+    data_roots: tuple[Path, ...] = Field((), description="Folders allowed for data files; default: any.")
+    allow_hub: bool = Field(True, description="Allow hub names for models and data sets.")
+    allow_remote_code: bool = Field(False, description="Allow model.trust_remote_code.")
+    allowed_rewards: tuple[str, ...] = Field(
+        (), description="Custom reward classes (module:Class) that a config may use."
+    )
 
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Largest request body.")
-    log_json: bool = Field(False, description="Log one JSON object a line; false: text for people.")
+    log_json: bool = Field(False, description="Log one JSON object per line instead of text.")
 
     @field_validator("ray_address", "public_url")
     @classmethod
@@ -64,7 +70,7 @@ class ServiceSettings(BaseSettings):
 
     @property
     def url(self) -> str:
-        """SQLAlchemy URL of the database, the password from its file put in."""
+        """SQLAlchemy URL of the database, including the password from its file."""
         if self.database_url is None:
             return f"sqlite:///{self.home.resolve() / 'gxpo.sqlite'}"
         if self.database_password_file is None:
@@ -80,12 +86,12 @@ class ServiceSettings(BaseSettings):
 
     @property
     def local_token_file(self) -> Path:
-        """The token that a first start on one machine makes; readable by its owner alone."""
+        """The token created at the first start on one machine; readable only by its owner."""
         return self.home.resolve() / "token"
 
     @property
     def api_url(self) -> str:
-        """Where trainers and commands on this machine reach the API."""
+        """URL at which trainers and commands on this machine reach the API."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return self.public_url or f"http://{host}:{self.port}"
 
@@ -95,20 +101,20 @@ class ServiceSettings(BaseSettings):
 
 
 def read_settings(**given: Any) -> ServiceSettings:
-    """The settings of the environment with those that are given over them.
+    """Settings from the environment, overridden by `given`.
 
-    Raises ConfigError that names each bad one by its variable.
+    Raises ConfigError that names each invalid one by its variable.
     """
     try:
         return ServiceSettings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         lines = [f"  GXPO_{'_'.join(str(p) for p in e['loc']).upper()}: {e['msg']}" for e in error.errors()]
-        raise ConfigError("\n".join(["the settings of the service cannot be used:", *lines])) from None
+        raise ConfigError("\n".join(["invalid service settings:", *lines])) from None
 
 
 def make_home(settings: ServiceSettings) -> None:
-    """The home, for its owner alone: it holds tokens. Raises ConfigError when it cannot be made."""
+    """Create the home with mode 0700: it holds tokens. Raises ConfigError."""
     try:
         settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"the home {settings.home} cannot be made ({error.strerror}); check --home") from None
+        raise ConfigError(f"cannot create the home {settings.home} ({error.strerror}); check --home") from None

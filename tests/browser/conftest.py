@@ -51,7 +51,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     )
     headers = {"Authorization": f"Bearer {token_file.read_text(encoding='utf-8').strip()}"}
     try:
-        service.tend()
+        service.check()
         until(service.is_ready, "the API to be ready")
         dashboard.wait()
         with httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, timeout=60, trust_env=False) as http:

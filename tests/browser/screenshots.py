@@ -25,8 +25,8 @@ from support.browsing import Page, find_programs, open_browser  # noqa: E402
 from support.dashboard_process import DashboardProcess  # noqa: E402
 from support.replay import ServedHome  # noqa: E402
 
-from gxpo_dashboard.client import Client, connect  # noqa: E402
-from gxpo_services.network.ports import free_port  # noqa: E402
+from gxpo_client.client import Client, connect  # noqa: E402
+from gxpo_services.local.ports import free_port  # noqa: E402
 
 MODES: tuple[Literal["light"], Literal["dark"]] = ("light", "dark")
 _MOST_COMPARED = 9

@@ -1,4 +1,4 @@
-"""Two recorded trainings are compared, the comparison is linked to, and its data are taken away."""
+"""Two recorded trainings are compared, linked and exported."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def test_two_groups_are_compared_and_the_link_opens_the_same_in_another_browser(
     page.open("compare")
     page.choose("Groups", "recorded demo-grpo (1 runs)")
     page.choose("Groups", "recorded demo (1 runs)")
-    page.shows("What the evidence supports")
+    page.shows("Evidence")
     page.choose("Over", "backward passes")
     assert page.wait(lambda: page.query.get("over"), "the choice in the address") == ["backward_passes"]
     assert page.query["groups"] == [site.groups["demo-grpo"], site.groups["demo"]]
     # Thirty steps: only the passes of GXPO go further.
     page.wait(lambda: (page.chart("compare-accuracy", FURTHEST) or 0) > 30, "the curves over backward passes")
     page.settle()
-    evidence, points = page.card("What the evidence supports"), page.chart("compare-accuracy", AT)
+    evidence, points = page.card("Evidence"), page.chart("compare-accuracy", AT)
     # GRPO takes one pass a step and GXPO three: 30 steps of evaluations every 10.
     assert {(x, name) for name, x, _ in points if x > 0} >= {(10, _grpo(points)), (20, _grpo(points))}
 
@@ -38,7 +38,7 @@ def test_two_groups_are_compared_and_the_link_opens_the_same_in_another_browser(
         there.wait(lambda: there.chart("compare-accuracy", AT), "the same curves")
         there.settle()
         assert there.chart("compare-accuracy", AT) == points
-        assert there.card("What the evidence supports") == evidence
+        assert there.card("Evidence") == evidence
         assert there.query == page.query
 
 

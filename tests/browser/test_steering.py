@@ -13,7 +13,7 @@ def test_a_run_is_submitted_watched_paused_resumed_and_cancelled_from_the_page(s
     page.fill("name", "by hand")
     page.fill("budget.steps", str(LONG))
     page.shows(f"At most {3 * LONG:,} backward passes")
-    page.press("Submit the run")
+    page.press("Submit run")
     page.wait(lambda: page.query.get("view") == ["run"] and page.query.get("run"), "the new run's own view")
     run = page.query["run"][0]
     assert site.http.get(f"/runs/{run}").json()["name"] == "by hand"
@@ -34,7 +34,7 @@ def test_a_run_is_submitted_watched_paused_resumed_and_cancelled_from_the_page(s
 
     page.press("Cancel")
     page.shows("cannot be resumed")
-    page.press("Cancel the run")
+    page.press("Cancel run")
     page.shows("■ cancelled")
     assert site.state(run) == "cancelled"
     page.assert_marked()
@@ -43,10 +43,10 @@ def test_a_run_is_submitted_watched_paused_resumed_and_cancelled_from_the_page(s
 def test_what_cannot_be_used_is_named_and_not_submitted(page: Page) -> None:
     page.open("submit", preset="demo")
     page.fill("learner.rule.k", "many")
-    page.shows("learner.rule.k = 'many' is not a whole number")
+    page.shows("learner.rule.k = 'many' is not an integer")
     page.fill("learner.rule.k", "1")
-    page.shows("setting to mend")
-    assert page.button("Submit the run") is None
+    page.shows("Fix 1 setting")
+    assert page.button("Submit run") is None
 
 
 def test_a_sweep_shows_its_cost_before_it_is_pressed(page: Page) -> None:

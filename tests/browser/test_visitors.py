@@ -43,5 +43,5 @@ def test_a_viewer_sees_runs_and_cannot_cancel_them(site: Site, elsewhere: Page, 
 def test_a_token_that_is_not_known_opens_nothing(elsewhere: Page) -> None:
     elsewhere.open()
     elsewhere.fill("Access token", "gxpo_nobody")
-    elsewhere.shows("does not accept this token")
+    elsewhere.shows("rejected this token")
     assert [heading.text for heading in elsewhere.all("h1")] == ["Sign in"]

@@ -93,13 +93,13 @@ class Page:
         self.driver, self.url = driver, url
 
     def open(self, view: str = "", **query: Any) -> None:
-        """A view with its choices, loaded anew."""
+        """Load a view with its parameters."""
         words = {"view": view, **query} if view else query
         self.driver.get(f"{self.url}/?{urlencode(words, doseq=True)}")
         self.settle()
 
-    def wait(self, what: Callable[[], T], told: str) -> T:
-        """Until `what` gives something true; that. An element that was drawn anew meanwhile is looked for again."""
+    def wait(self, what: Callable[[], T], description: str) -> T:
+        """Wait until `what` returns a true value, and return it. Redrawn elements are located again."""
         deadline = time.monotonic() + WAIT_S
         while True:
             try:
@@ -109,7 +109,7 @@ class Page:
                 pass
             if time.monotonic() > deadline:
                 raise AssertionError(
-                    f"waited {WAIT_S:g} s for {told}; the page shows:\n{' '.join(self.text.split())[:2000]}"
+                    f"waited {WAIT_S:g} s for {description}; the page shows:\n{' '.join(self.text.split())[:2000]}"
                 )
             time.sleep(POLL_S)
 
@@ -231,7 +231,7 @@ class Page:
         self.script("window.gxpoMark = 1")
 
     def assert_marked(self) -> None:
-        assert self.script("return window.gxpoMark") == 1, "the page was loaded anew"
+        assert self.script("return window.gxpoMark") == 1, "the page was reloaded"
 
     def download_to(self, folder: Path) -> None:
         where = {"behavior": "allow", "downloadPath": str(folder)}

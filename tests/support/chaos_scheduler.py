@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from process_launcher import ProcessLauncher
+
 from gxpo_services.observability import logs
-from gxpo_services.scheduling.process_launcher import ProcessLauncher
 from gxpo_services.scheduling.scheduler import serve
-from gxpo_services.settings import ServiceSettings
+from gxpo_services.settings import ServiceSettings, make_home
 
 TRAINER = Path(__file__).with_name("stand_in_trainer.py")
 
@@ -21,4 +22,5 @@ def command(folder: Path) -> list[str]:
 if __name__ == "__main__":
     settings = ServiceSettings()
     logs.configure(as_json=False)
+    make_home(settings)
     serve(settings, ProcessLauncher(settings.home.resolve() / "jobs", kill_after_s=2.0), command=command)

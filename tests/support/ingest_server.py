@@ -19,7 +19,7 @@ class IngestServer:
     "500"     an error, nothing applied
     "reset"   the connection ends before anything is applied
     "lost"    the batch is applied, then the connection ends without an answer
-    "page"    200 and a page of somebody else's
+    "page"    200 and an unrelated page
 
     most_bytes: larger calls are answered 413. bad: a row for which this is true is answered 422, as is null where
     `takes_null` is False. token: the one that is let in; others get 401. over: every call gets 410. watch: is called
@@ -43,7 +43,7 @@ class IngestServer:
         self.port = 0
 
     def reset(self) -> None:
-        """As a service that has never heard of the run."""
+        """As a service that does not know the run."""
         self.rows: dict[str, list[Any]] = {kind: [] for kind in KINDS}
         self.batches: dict[int, int] = {}
         self.identity: Any = None
@@ -54,7 +54,7 @@ class IngestServer:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> IngestServer:
-        """Listen; on the same port again after `stop`."""
+        """Listen, on the same port after `stop`."""
         ingest = self
 
         class Handler(BaseHTTPRequestHandler):

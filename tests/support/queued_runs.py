@@ -1,4 +1,4 @@
-"""Runs put straight into the database, as the API would have, and looked at there."""
+"""Runs written directly to the database and read from there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gxpo_services.api.ids import new_id
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables.events import Event
 from gxpo_services.db.tables.runs import Run
-from gxpo_services.run_states import Action, RunState, wanted_state
+from gxpo_services.run_states import Action, RunState, requested_state
 from gxpo_services.runs import lifecycle
 from gxpo_trainer.config import RunConfig
 
@@ -68,17 +68,17 @@ def move(database: Database, run_id: str, new: RunState) -> None:
         lifecycle.move(session, run, new, actor="tests", message="")
 
 
-def wish(database: Database, run_id: str, action: Action, *, at: float) -> None:
-    """What a person's cancel, pause or resume does."""
-    new = wanted_state(RunState(get(database, run_id).state), action)
+def request(database: Database, run_id: str, action: Action, *, at: float) -> None:
+    """A user's cancel, pause or resume request."""
+    new = requested_state(RunState(get(database, run_id).state), action)
     assert new is not None
     move(database, run_id, new)
     if new in (RunState.PAUSING, RunState.CANCELLING):
         change(database, run_id, wish_at=at)
 
 
-def heard(database: Database, run_id: str, *, at: float) -> None:
-    """The trainer's first word of a launch."""
+def report(database: Database, run_id: str, *, at: float) -> None:
+    """The first heartbeat of a launch."""
     if get(database, run_id).state in (RunState.STARTING, RunState.RECOVERING):
         move(database, run_id, RunState.RUNNING)
     change(database, run_id, heartbeat_at=at)

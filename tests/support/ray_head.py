@@ -1,4 +1,4 @@
-"""The product's Ray head as one process tree that a test can end, kill and start again."""
+"""The product's Ray head as a process tree that a test can stop, kill and restart."""
 
 from __future__ import annotations
 

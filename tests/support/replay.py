@@ -49,13 +49,13 @@ class Recording:
 
 
 class LiveRun:
-    """A run that is being reported, as far as `go_on` was called."""
+    """A run that is being reported, up to the last call of `report`."""
 
     def __init__(self, service: ReplayedService, run: str, recording: Recording, secret: str) -> None:
         self.id, self._service, self._recording, self._secret = run, service, recording, secret
         self._batch, self._step, self._sent = 0, -1, dict.fromkeys(reporting.KINDS, 0)
 
-    def go_on(self, upto: int | None = None) -> None:
+    def report(self, upto: int | None = None) -> None:
         """Report everything up to a step, the whole recording by default."""
         upto = self._recording.last_step if upto is None else upto
         rows = {kind: self._recording.between(kind, self._step, upto) for kind in reporting.KINDS}
@@ -83,7 +83,7 @@ class LiveRun:
 
 
 class ServedHome:
-    """The API on a home's database, in a thread of this process; it can be stopped and started again."""
+    """The API on a home's database, in a thread of this process; it can be stopped and restarted."""
 
     def __init__(self, home: Path, port: int | None = None) -> None:
         self.settings = ServiceSettings(home=home, port=port or free_port())
@@ -139,6 +139,6 @@ class ReplayedService(ServedHome):
     def replay(self, folder: Path, **fields: Any) -> str:
         """A recorded run, reported whole and ended; its id."""
         live = self.launch(folder, **fields)
-        live.go_on()
+        live.report()
         live.end(ended_by="steps")
         return live.id

@@ -15,7 +15,7 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import build
 from support import reporting
 
-SOMEBODY = Principal("t1", "tests", Role.SUBMITTER)
+PRINCIPAL = Principal("t1", "tests", Role.SUBMITTER)
 
 
 def config(rule: Mapping[str, Any], seed: int = 0, name: str = "run", **settings: Any) -> RunConfig:
@@ -36,7 +36,7 @@ def add_run(
     """A queued run; its id."""
     with database.writing() as session:
         owner = repository.groups_by_id(session, [group])[group] if group else None
-        run = service.new_run(made, SOMEBODY, group=owner, group_values=dict(values) if values is not None else None)
+        run = service.new_run(made, PRINCIPAL, group=owner, group_values=dict(values) if values is not None else None)
         session.add(run)
         return run.id
 

@@ -26,11 +26,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def until(what: Callable[[], bool], told: str) -> None:
+def until(what: Callable[[], bool], description: str) -> None:
     deadline = time.monotonic() + WAIT_S
     while not what():
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {WAIT_S:g} s: {told}")
+            raise AssertionError(f"waited {WAIT_S:g} s: {description}")
         time.sleep(0.1)
 
 
@@ -46,7 +46,7 @@ class ServiceProcesses:
         self._logs = logs
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def tend(self) -> None:
+    def check(self) -> None:
         """Start what does not run."""
         for name, arguments in self._commands.items():
             process = self._processes.get(name)

@@ -40,7 +40,7 @@ def evaluation_at(step: int) -> dict[str, Any]:
 
 
 def train(out: Path, config: dict[str, Any], launch: Launch) -> str:
-    """From the newest checkpoint to the last step, or to a wish; what ended it."""
+    """Train from the latest checkpoint to the last step, or to a pause or cancel request; returns the outcome."""
     checkpoints = sorted((out / "checkpoints").glob("step-*.json"))
     resumed = int(checkpoints[-1].stem.removeprefix("step-")) if checkpoints else 0
     past = read_identity(out)["attempts"] if (out / "run.json").exists() else []
@@ -49,11 +49,11 @@ def train(out: Path, config: dict[str, Any], launch: Launch) -> str:
         reporter.write_identity({"config": config})
         launch.begin(reporter)
         for step in range(resumed + 1, config["budget"]["steps"] + 1):
-            wish = launch.wish()
-            if wish == "pause":
+            request = launch.wish()
+            if request == "pause":
                 save(out, step - 1, reporter)
-            if wish is not None:
-                return wish
+            if request is not None:
+                return request
             time.sleep(STEP_S)
             reporter.log_metrics(step, metrics_at(step))
             if step % EVALUATION_STEPS == 0:

@@ -64,8 +64,8 @@ class Verdict:
     """Result of verifying one response.
 
     extracted: the final answer in the response, None if there is none. seconds: wall time of the verification. detail:
-    explains `unparsed`, `timeout`, `error`, and a `wrong` that evades a verdict. components, score: value of each reward
-    component by label and their weighted sum; None when correctness is the only reward.
+    explains `unparsed`, `timeout`, `error`, and a `wrong` that evades a verdict. components, score: value of each
+    reward component by label and their weighted sum; None when correctness is the only reward.
     """
 
     status: VerdictStatus

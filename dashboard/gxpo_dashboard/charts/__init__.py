@@ -1,1 +1,1 @@
-"""Records to chart specs. Pure."""
+"""Charts: records to Vega-Lite specifications. Pure."""

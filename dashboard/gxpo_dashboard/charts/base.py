@@ -1,11 +1,10 @@
-"""What a chart is, and the parts that charts are built of. Pure: records in, Vega-Lite specification out.
+"""Building blocks of charts. Pure: records in, Vega-Lite specification out.
 
-A chart's specification holds no data and no figure: everything that changes while a run goes on lies in the
-named datasets. The browser can then swap data into the drawn chart, which is what keeps zoom and hover through
-a refresh; a specification that changed would be drawn from scratch.
+A specification contains no data: everything that changes during a run is in the named datasets. The browser can then
+swap the data of a drawn chart, which preserves zoom and hover; a changed specification would be redrawn from scratch.
 
-Colour is never the only cue: series also differ in dash and, where points are few, in shape, and every chart
-comes with a sentence (`summary`) and a table.
+Colour is never the only cue: series also differ in dash and, with few points, in shape, and every chart has a summary
+and a table.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ DASHES: tuple[tuple[int, ...], ...] = (
 )  # fmt: skip
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left")
 MUTED = "#7b8794"
-"""Grey that stands out from a white and from a nearly black page (3:1 or better)."""
+"""Grey with a contrast of 3:1 or better on light and dark pages."""
 ALARM = "#d1495b"
 ZOOM = "zoom"
 NUMBER = ",.4~g"
-"""Four significant digits, without an exponent where none is needed."""
+"""Four significant digits, with an exponent only where needed."""
 FEW_POINTS = 60
 
 AXES = {
@@ -44,11 +43,10 @@ AXES = {
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart ready to be shown.
+    """A chart.
 
-    key: of the chart on its page. spec: Vega-Lite without data. datasets: by the names that the spec uses;
-    "points" is the one shown as a table. alt: what it shows, in fixed words. summary: its present content in
-    words, for those who do not see it. note: how to read it.
+    key: unique on its page. spec: Vega-Lite without data. datasets: by the names in the spec; "points" is also a
+    table. alt: fixed alternative text. summary: its current content as text. note: how to read it.
     """
 
     key: str
@@ -67,7 +65,7 @@ class Chart:
         return bool(self.datasets["points"].empty)
 
     def table(self) -> pd.DataFrame:
-        """The points as people read them: one row a step and one column a series where that is possible."""
+        """The points as a table, with one row per x and one column per series if possible."""
         frame = self.datasets["points"]
         if {"series", "x", "y"} <= set(frame.columns) and not frame.duplicated(["series", "x"]).any():
             wide = frame.pivot(index="x", columns="series", values="y")
@@ -86,17 +84,16 @@ def long_frame(series: Series, names: Mapping[str, str], x: str = "step") -> pd.
                 (label, axis_value(at, x), value, step)
                 for step, at, value in zip(found.steps, found.x, found.y, strict=True)
             ]
-    frame = pd.DataFrame(rows, columns=["series", "x", "y", "step"])
-    return frame.astype({"series": "str", "x": "float64", "y": "float64", "step": "int64"})
+    return points_frame(rows)
 
 
 def axis_value(value: float, x: str) -> float:
-    """The API gives time in seconds; people read hours."""
+    """A value on the x-axis; converts seconds to hours."""
     return value / 3600 if x == "time" else value
 
 
 def value_at(points: Points | None, step: int, x: str = "step") -> float:
-    """Where a step lies on the axis: that of the last point at or before it, NaN when there is none."""
+    """Position of a step on the x-axis: that of the last point at or before it, or NaN."""
     if x == "step":
         return float(step)
     before = [at for at, seen in zip(points.x, points.steps, strict=True) if seen <= step] if points else []
@@ -104,7 +101,7 @@ def value_at(points: Points | None, step: int, x: str = "step") -> float:
 
 
 EDGE = 6
-"""Pixels between the first and last point and the plot's edge: zoomable plots cut off what reaches over it."""
+"""Padding in pixels: zoomable plots clip marks at their edge."""
 
 
 def x_encoding(x: str, title: str | None = None) -> Spec:
@@ -124,7 +121,7 @@ def y_encoding(title: str, form: str = NUMBER, zero: bool = False, log: bool = F
         "field": "y",
         "type": "quantitative",
         "title": title,
-        # A logarithmic axis would get a line for every tenth of a decade.
+        # A logarithmic axis would have too many grid lines.
         "axis": {
             "format": form,
             "tickCount": 5,
@@ -137,9 +134,9 @@ def y_encoding(title: str, form: str = NUMBER, zero: bool = False, log: bool = F
 
 
 def legend(names: Sequence[str], marks: bool = False) -> Spec | None:
-    """Above the plot, in as many columns as the longest name leaves room for; none for a single series.
+    """A legend above the plot, in as many columns as fit; None for a single series.
 
-    It shows each series' stroke, or with `marks` the shape of its points.
+    It shows the stroke of each series, or with `marks` the shape of its points.
     """
     if len(names) < 2:
         return None
@@ -161,7 +158,7 @@ def legend(names: Sequence[str], marks: bool = False) -> Spec | None:
 
 
 def color(names: Sequence[str], marks: bool = False) -> Spec:
-    """Lines, their points and their bands share one scale and so one legend."""
+    """Colour encoding, shared by lines, points and bands, so that they have one legend."""
     scale = {"domain": list(names)}
     return {"field": "series", "type": "nominal", "scale": scale, "legend": legend(names, marks), "sort": None}
 
@@ -187,7 +184,7 @@ def shape(names: Sequence[str]) -> Spec:
 
 
 def zoom_params() -> list[Spec]:
-    """Wheel and drag along x; a double click shows everything again."""
+    """Zoom and pan along x; a double click resets."""
     return [{"name": ZOOM, "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}]
 
 
@@ -205,8 +202,8 @@ def tooltip(x: str, form: str, more: Iterable[Spec] = ()) -> list[Spec]:
 def line_layers(
     names: Sequence[str], x: str, y: Spec, *, marks: bool = False, form: str = NUMBER, more: Iterable[Spec] = ()
 ) -> list[Spec]:
-    """Lines of the data `points`, and points that show their value under the pointer: those of `near`, or with `marks`
-    all, always drawn and with a shape a series."""
+    """Lines of the dataset `points`, and hover points: those of `near`, or with `marks` all points, always drawn, one
+    shape per series."""
     line: Spec = {
         "data": {"name": "points"},
         "mark": {"type": "line", "strokeWidth": 2, "interpolate": "linear"},
@@ -229,15 +226,15 @@ def line_layers(
     if marks:
         dots["encoding"]["shape"] = shape(names)
     else:
-        # A description of every point costs more than its picture; the chart has one, and a table.
+        # ARIA descriptions of every point are expensive; the chart has one, and a table.
         line["mark"]["aria"] = dots["mark"]["aria"] = False
         dots["data"] = {"name": "near"}
     return [line, dots]
 
 
 def near(frame: pd.DataFrame, most: int = 500) -> pd.DataFrame:
-    """At most `most` rows, evenly: the points that show their value under the pointer. The nearest one is searched
-    anew at each change of data, which would take seconds for ten thousands."""
+    """At most `most` evenly spaced rows as hover points. The browser rebuilds its nearest-point index on new data,
+    which takes seconds for tens of thousands."""
     return frame.iloc[:: max(1, math.ceil(len(frame) / most))]
 
 
@@ -255,9 +252,9 @@ def metric_chart(
     say: Callable[[float], str] = figure,
     note: str = "",
 ) -> Chart:
-    """A chart of some metrics over the run; `names`: metric → label. Metrics without a point are left out.
+    """A chart of metrics of a run; `names`: metric → label. Metrics without points are omitted.
 
-    log: a logarithmic axis, on which values that are not positive have no place. say: a value in the sentence.
+    log: a logarithmic axis, without non-positive values. say: formats a value in the summary.
     """
     present = {name: label for name, label in names.items() if series.get(name)}
     frame = long_frame(series, present, x)
@@ -266,7 +263,48 @@ def metric_chart(
     spec: Spec = {"layer": line_layers(list(present.values()), x, y_encoding(y_title, form, zero, log))}
     words = [f"{label} {say(series[name].last)}" for name, label in present.items()]
     newest = int(frame["step"].max()) if not frame.empty else 0
-    summary = f"At step {newest}: {', '.join(words)}." if words else "Nothing was reported yet."
+    summary = f"At step {newest}: {', '.join(words)}." if words else "No data yet."
     alt = f"{title}: {', '.join(names.values())} over {AXES[x]}"
     datasets = {"points": frame, "near": near(frame)}
     return Chart(key, title, spec, datasets, alt, summary, note, labels={"x": AXES[x]})
+
+
+def threshold_layers() -> list[Spec]:
+    """Labelled horizontal rules of the dataset `rules`."""
+    y: Spec = {"field": "y", "type": "quantitative"}
+    text = {
+        "align": "right",
+        "baseline": "bottom",
+        "dy": -3,
+        "dx": -4,
+        "color": ALARM,
+        "fontSize": 12,
+        "fontWeight": 600,
+    }
+    rule: Spec = {
+        "data": {"name": "rules"},
+        "mark": {"type": "rule", "aria": False, "strokeDash": [6, 4], "strokeWidth": 2, "color": ALARM},
+        "encoding": {"y": y},
+    }
+    label: Spec = {
+        "data": {"name": "rules"},
+        "mark": {"type": "text", "aria": False, "color": ALARM, **text},
+        "encoding": {"y": y, "x": {"value": "width"}, "text": {"field": "label"}},
+    }
+    return [rule, label]
+
+
+def z_encoding() -> Spec:
+    """y-axis of gate z-scores, with room above τ for its label."""
+    return {**y_encoding("z-score"), "scale": {"zero": True, "nice": False, "padding": 18}}
+
+
+def points_frame(rows: Sequence[tuple[str, float, float, int]]) -> pd.DataFrame:
+    """Rows (series, x, y, step) with their types, also without rows."""
+    frame = pd.DataFrame(rows, columns=["series", "x", "y", "step"])
+    return frame.astype({"series": "str", "x": "float64", "y": "float64", "step": "int64"})
+
+
+def labels_frame(rows: Iterable[tuple[float, str]], value: str = "y") -> pd.DataFrame:
+    """Rows (value, label) with their types, also without rows."""
+    return pd.DataFrame(list(rows), columns=[value, "label"]).astype({value: "float64", "label": "str"})

@@ -1,4 +1,4 @@
-"""How good the policy is: scores with their intervals over training, against published numbers."""
+"""Benchmark charts: scores with confidence intervals over training, with published results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def title_of(benchmark: str) -> str:
 
 
 def scores_frame(evaluations: Iterable[Mapping[str, Any]], metric: str, label: str) -> pd.DataFrame:
-    """Evaluation records of one run as rows; `low` and `high` are the 95 % interval over problems, NaN if unknown."""
+    """Evaluation records of a run as rows; `low` and `high` are the 95% interval over problems, NaN if unknown."""
     rows = []
     for record in evaluations:
         scores = record["scores"]
@@ -42,13 +42,13 @@ def scores_frame(evaluations: Iterable[Mapping[str, Any]], metric: str, label: s
 
 
 def metrics_of(evaluations: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The scores that there are, pass@1 first: `pass@k` and `maj@n` by rising number."""
+    """The scores of evaluations: `pass@k`, then `maj@n`, in ascending order."""
     found = {name for record in evaluations for name in record["scores"] if "@" in name and "/" not in name}
     return sorted(found, key=lambda name: (name.partition("@")[0] != "pass", int(name.partition("@")[2] or 0)))
 
 
 def published_scores(answer: Mapping[str, Any]) -> pd.DataFrame:
-    """Published sampled pass@1 as rows (model, method, benchmark, y in [0, 1]); empty when there is none."""
+    """Published sampled pass@1 as rows (model, method, benchmark, y in [0, 1])."""
     rows = []
     for table in answer.get("tables", []):
         if table.get("name") != "sampled_pass@1":
@@ -64,7 +64,7 @@ def published_scores(answer: Mapping[str, Any]) -> pd.DataFrame:
 def benchmark_chart(
     benchmark: str, frame: pd.DataFrame, metric: str, names: Sequence[str], published: pd.DataFrame | None = None
 ) -> Chart:
-    """One benchmark over training: a line and an interval a run; published values as labelled rules."""
+    """A benchmark over training: line and interval per run; published values as labelled rules."""
     mine = frame[frame["benchmark"] == benchmark]
     present = [name for name in names if name in set(mine["series"])]
     rules = _rules(benchmark, published)
@@ -74,10 +74,10 @@ def benchmark_chart(
         f"{title_of(benchmark)}: {metric}",
         spec,
         {"points": mine.drop(columns=["benchmark"]), "rules": rules},
-        f"{metric} on {title_of(benchmark)} over {AXES['step']} with 95 % intervals",
+        f"{metric} on {title_of(benchmark)} over {AXES['step']} with 95% intervals",
         _words(mine, metric, rules),
-        "Shaded: 95 % interval over problems (bootstrap)." + (" Dashed: published." if len(rules) else ""),
-        labels={"x": AXES["step"], "y": metric, "low": "95 % low", "high": "95 % high"},
+        "Shaded: 95% interval over problems (bootstrap)." + (" Dashed: published." if len(rules) else ""),
+        labels={"x": AXES["step"], "y": metric, "low": "95% low", "high": "95% high"},
     )
 
 
@@ -95,10 +95,10 @@ def accuracy_chart(evaluations: Sequence[Mapping[str, Any]], metric: str = "pass
         f"Benchmark accuracy ({metric})",
         spec,
         {"points": frame.drop(columns=["benchmark"])},
-        f"{metric} over {AXES['step']} with 95 % intervals",
+        f"{metric} over {AXES['step']} with 95% intervals",
         _words(frame, metric, _rules("", None)),
-        "Shaded: 95 % interval over problems (bootstrap).",
-        labels={"x": AXES["step"], "y": metric, "low": "95 % low", "high": "95 % high"},
+        "Shaded: 95% interval over problems (bootstrap).",
+        labels={"x": AXES["step"], "y": metric, "low": "95% low", "high": "95% high"},
     )
 
 
@@ -121,23 +121,23 @@ def interval_layers(names: Sequence[str], x: str = "step") -> list[Spec]:
 def score_lines(names: Sequence[str], metric: str, x: str = "step") -> list[Spec]:
     y = y_encoding(metric, ".0%")
     bounds = [
-        {"field": "low", "title": "95 % low", "format": ".1%"},
-        {"field": "high", "title": "95 % high", "format": ".1%"},
+        {"field": "low", "title": "95% low", "format": ".1%"},
+        {"field": "high", "title": "95% high", "format": ".1%"},
     ]
     return line_layers(names, x, y, marks=True, form=".1%", more=bounds)
 
 
 def score_table(frame: pd.DataFrame, published: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Newest and best score a run and benchmark, and the published values of one model beside them."""
+    """Latest and best score per run and benchmark, with the published values of one model."""
     rows = []
     for (benchmark, label), found in frame.groupby(["benchmark", "series"], sort=False):
         newest, best = found.loc[found["step"].idxmax()], found.loc[found["y"].idxmax()]
         row = {
             "benchmark": title_of(str(benchmark)),
             "run": label,
-            "newest": newest["y"],
-            "95 % low": newest["low"],
-            "95 % high": newest["high"],
+            "latest": newest["y"],
+            "95% low": newest["low"],
+            "95% high": newest["high"],
             "at step": newest["step"],
             "best": best["y"],
             "best at step": best["step"],
@@ -167,7 +167,7 @@ def _rule_layers() -> list[Spec]:
 
 def _words(frame: pd.DataFrame, metric: str, rules: pd.DataFrame) -> str:
     if frame.empty:
-        return "No evaluation yet."
+        return "No evaluations yet."
     parts = []
     for label, found in frame.groupby("series", sort=False):
         row = found.loc[found["step"].idxmax()]

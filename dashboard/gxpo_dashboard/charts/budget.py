@@ -1,4 +1,4 @@
-"""Backward passes: spent, split into look-ahead and fallback steps, beside what the other rules would have spent."""
+"""Backward passes, split into look-ahead and fallback steps, compared with the other rules."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gxpo_dashboard.charts.base import (
     Chart,
     Spec,
     hover_params,
+    labels_frame,
     legend,
     x_encoding,
     zoom_params,
@@ -27,14 +28,14 @@ NAMES = ("update/backward_passes", "update/backward_passes_total")
 PLAIN = "GRPO steps"
 AREA_COLORS = ("#3c7dba", "#9aa5b1")
 DEFAULT_SFPO_K = 3
-"""K of SFPO where the run's own rule has none (its authors' setting)."""
+"""K of SFPO if the run's rule has none (the authors' setting)."""
 
 
 def passes_by_phase(series: Series, rule: str) -> pd.DataFrame:
-    """Rows (step, series, y): passes since the start in each phase, summing to the total.
+    """Rows (step, series, y): cumulative backward passes per phase, summing to the total.
 
-    A step belongs to the phase that the gate left it in, that is, `gate/active` after the step before. Between
-    thinned points the passes of the whole stretch are counted to the phase at its end.
+    The phase of a step is `gate/active` after the step before. Between thinned points, all backward passes count
+    towards the phase at their end.
     """
     total, active = series.get("update/backward_passes_total"), series.get("gate/active")
     after = dict(zip(active.steps, active.y, strict=True)) if active else {}
@@ -54,46 +55,50 @@ def passes_by_phase(series: Series, rule: str) -> pd.DataFrame:
 
 
 def others(steps: list[int], rule: Mapping[str, Any]) -> pd.DataFrame:
-    """Rows (x, series, y): what the other rules spend on the same steps, their gates open."""
+    """Rows (x, series, y): backward passes of the other rules on the same steps with open gates."""
     costs = {name: cost for name, cost in _costs(rule).items() if name.split(" ")[0].lower() != rule.get("name")}
     rows = [(float(step), name, float(cost * step)) for name, cost in costs.items() for step in steps]
     return pd.DataFrame(rows, columns=["x", "series", "y"]).astype({"x": "float64", "series": "str", "y": "float64"})
 
 
 def budget_chart(series: Series, rule: Mapping[str, Any], budget: float | None) -> Chart:
-    """Stacked area of the run's own passes, lines of the hypothetical ones, a rule at the budget."""
+    """Stacked area of the run's backward passes, lines of the other rules, a rule at the budget."""
     name = str(rule.get("name", "grpo"))
     own = passes_by_phase(series, name)
     steps = sorted({int(step) for step in own["x"]})
     hypothetical = others([0, *steps] if steps else [], rule)
     stacked = [PLAIN] if name == "grpo" else [LOOK_AHEAD, FALLBACK]
     styles = _styles(stacked, list(dict.fromkeys(hypothetical["series"])))
-    limit = pd.DataFrame([(budget, f"budget {count(budget)}")] if budget else [], columns=["y", "label"])
+    limit = labels_frame([(budget, f"budget {count(budget)}")] if budget else [])
     spec: Spec = {"layer": [_area(styles), *_lines(styles), *_limit()]}
     table = pd.concat([own, hypothetical[hypothetical["x"] > 0]], ignore_index=True)
     datasets = {
         "points": table,
         "own": own,
         "others": hypothetical,
-        "limit": limit.astype({"y": "float64", "label": "str"}),
+        "limit": limit,
     }
     return Chart(
         "budget",
-        "Backward passes spent",
+        "Backward passes",
         spec,
         datasets,
-        f"Backward passes over {AXES['step']} by phase, against what other rules would have spent",
+        f"Backward passes over {AXES['step']} by phase, compared with other rules",
         _words(own, hypothetical, budget),
-        "Areas: this run. Lines: what the other rules spend on the same steps with their gates open.",
+        "Areas: this run. Lines: other rules on the same steps with open gates.",
         labels={"x": AXES["step"]},
     )
 
 
 def _costs(rule: Mapping[str, Any]) -> dict[str, int]:
-    """Passes a step of each rule; K is this run's where it has one."""
+    """Backward passes per step of each rule; with this run's K if it has one."""
     k = int(rule.get("k") or DEFAULT_SFPO_K)
     probes = int(rule.get("probes") or 2)
-    return {"GRPO (1 a step)": 1, f"SFPO K={k} ({k + 1} a step)": k + 1, f"GXPO ({probes + 1} a step)": probes + 1}
+    return {
+        "GRPO (1 per step)": 1,
+        f"SFPO K={k} ({k + 1} per step)": k + 1,
+        f"GXPO ({probes + 1} per step)": probes + 1,
+    }
 
 
 def _y() -> Spec:
@@ -108,7 +113,7 @@ def _y() -> Spec:
 
 
 def _styles(areas: list[str], lines: list[str]) -> Spec:
-    """One colour and dash a name, areas and lines in one legend."""
+    """One colour and dash per name, areas and lines in one legend."""
     names = [*areas, *lines]
     colors = [*AREA_COLORS[: len(areas)], *[MUTED] * len(lines)]
     dashes = [[1, 0]] * len(areas) + [list(DASHES[i + 1]) for i in range(len(lines))]
@@ -177,7 +182,7 @@ def _limit() -> list[Spec]:
 
 def _words(own: pd.DataFrame, hypothetical: pd.DataFrame, budget: float | None) -> str:
     if own.empty:
-        return "No step is done yet."
+        return "No steps yet."
     newest = own["x"].max()
     spent = own[own["x"] == newest].set_index("series")["y"]
     parts = ", ".join(f"{count(value)} in {name}" for name, value in spent.items() if value)

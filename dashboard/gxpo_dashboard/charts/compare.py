@@ -1,4 +1,4 @@
-"""Configurations against each other: means with bands, gates, sweeps as heat maps. What the service worked out."""
+"""Comparison charts: means with bands, gates, and heat maps of sweeps."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from typing import Any
 import pandas as pd
 
 from gxpo_dashboard.charts.base import (
-    ALARM,
     AXES,
     Chart,
     Spec,
     axis_value,
     color,
+    labels_frame,
     line_layers,
     near,
+    points_frame,
+    threshold_layers,
     x_encoding,
     y_encoding,
+    z_encoding,
 )
 from gxpo_dashboard.charts.benchmarks import interval_layers, score_lines
 from gxpo_dashboard.text.formats import figure, known, percent
@@ -26,13 +29,13 @@ from gxpo_dashboard.view_models.series import Points, number
 
 Answer = Mapping[str, Any]
 COST_OF = {"step": "steps", "backward_passes": "backward_passes", "time": "hours", "tokens": "tokens"}
-"""Axis of a chart → the list of an answer's curve that holds it (hours, not seconds)."""
+"""Axis of a chart → list of a response's curve (hours, not seconds)."""
 NEVER_SMOOTHED = ("gate/",)
 CELLS, NO_VALUE, CELL_TEXT = ("#eaf2fa", "#8fbbe3"), "#d5dbe1", "#0b131d"
 
 
 def curves_frame(answer: Answer, x: str) -> pd.DataFrame:
-    """Rows (series, x, y, low, high, step): the mean of each configuration, smoothed as it was asked for."""
+    """Rows (series, x, y, low, high, step): the smoothed mean of each configuration."""
     rows: list[tuple[Any, ...]] = []
     for group in answer["groups"]:
         rows += _curve_rows(group["name"], group["mean"], x)
@@ -40,7 +43,7 @@ def curves_frame(answer: Answer, x: str) -> pd.DataFrame:
 
 
 def seeds_frame(answer: Answer, x: str) -> pd.DataFrame:
-    """The same of each run, with `seed`."""
+    """The same for each run, with `seed`."""
     frames = [
         _frame(_curve_rows(group["name"], run["curve"], x)).assign(seed=str(run["seed"]))
         for group in answer["groups"]
@@ -50,7 +53,7 @@ def seeds_frame(answer: Answer, x: str) -> pd.DataFrame:
 
 
 def accuracy_chart(answer: Answer, x: str, seeds: bool = False) -> Chart:
-    """Mean accuracy of each configuration with its band; with `seeds` each run as a thin line, too."""
+    """Mean accuracy of each configuration with its band; with `seeds` also each run as a thin line."""
     names = [group["name"] for group in answer["groups"]]
     frame = curves_frame(answer, x)
     metric = answer["metric"]
@@ -75,7 +78,7 @@ def accuracy_chart(answer: Answer, x: str, seeds: bool = False) -> Chart:
 
 
 def gate_chart(answer: Answer, z: Mapping[str, Points]) -> Chart:
-    """z-scores (run → points) of every run with a gate, and each threshold; never smoothed."""
+    """z-scores (run → points) of every run with a gate, with thresholds; never smoothed."""
     rows, limits = [], {}
     for group in answer["groups"]:
         for run in group["runs"]:
@@ -87,56 +90,29 @@ def gate_chart(answer: Answer, z: Mapping[str, Points]) -> Chart:
                 limits[tau] = f"τ = {figure(tau)}"
                 if gate["two_sided"]:
                     limits[-tau] = f"−τ = {figure(-tau)}"
-    frame = pd.DataFrame(rows, columns=["series", "x", "y", "step"])
-    frame = frame.astype({"series": "str", "x": "float64", "y": "float64", "step": "int64"})
+    frame = points_frame(rows)
     names = list(dict.fromkeys(frame["series"]))
-    rules = pd.DataFrame(list(limits.items()), columns=["y", "label"]).astype({"y": "float64", "label": "str"})
-    y = {**y_encoding("z-score (window spreads)"), "scale": {"zero": True, "nice": False, "padding": 18}}
-    rule: Spec = {
-        "data": {"name": "rules"},
-        "mark": {"type": "rule", "aria": False, "strokeDash": [6, 4], "color": ALARM},
-        "encoding": {"y": {"field": "y", "type": "quantitative"}},
-    }
-    label_of: Spec = {
-        "data": {"name": "rules"},
-        "mark": {
-            "type": "text",
-            "aria": False,
-            "align": "right",
-            "baseline": "bottom",
-            "dx": -4,
-            "dy": -3,
-            "color": ALARM,
-            "fontSize": 12,
-            "fontWeight": 600,
-        },
-        "encoding": {
-            "y": {"field": "y", "type": "quantitative"},
-            "x": {"value": "width"},
-            "text": {"field": "label"},
-        },
-    }
+    rules = labels_frame(limits.items())
     return Chart(
         "compare-gate",
-        "Gates: z-score against τ",
-        {"layer": [*line_layers(names, "step", y), rule, label_of]},
+        "Gates: z-scores",
+        {"layer": [*line_layers(names, "step", z_encoding()), *threshold_layers()]},
         {"points": frame, "near": near(frame), "rules": rules},
         f"z-scores of all runs with a gate over {AXES['step']}",
         _gate_words(answer),
-        "Never smoothed.",
+        "Not smoothed.",
         labels={"x": AXES["step"]},
     )
 
 
 def metric_chart(name: str, series: Mapping[str, Points], x: str, smoothing: float) -> Chart:
-    """One training metric of several runs (label → points); gates are never smoothed."""
+    """A training metric of several runs (label → points); gates are never smoothed."""
     weight = 0.0 if name.startswith(NEVER_SMOOTHED) else smoothing
     rows = []
     for label, points in series.items():
         for step, at, value in zip(points.steps, points.x, smooth(points.y, weight), strict=True):
             rows.append((label, axis_value(at, x), value, step))
-    frame = pd.DataFrame(rows, columns=["series", "x", "y", "step"])
-    frame = frame.astype({"series": "str", "x": "float64", "y": "float64", "step": "int64"})
+    frame = points_frame(rows)
     names = [label for label, points in series.items() if points]
     words = ", ".join(f"{label} {figure(series[label].last)}" for label in names)
     return Chart(
@@ -145,7 +121,7 @@ def metric_chart(name: str, series: Mapping[str, Points], x: str, smoothing: flo
         {"layer": line_layers(names, x, y_encoding(name))},
         {"points": frame, "near": near(frame)},
         f"{name} of all runs over {AXES[x]}",
-        f"Newest values: {words}." if words else "No run reported it.",
+        f"Latest values: {words}." if words else "No data yet.",
         f"Exponential average, weight {weight:g}." if weight else "Not smoothed.",
         height=340,
         labels={"x": AXES[x]},
@@ -153,7 +129,7 @@ def metric_chart(name: str, series: Mapping[str, Points], x: str, smoothing: flo
 
 
 def smooth(values: Sequence[float], weight: float) -> list[float]:
-    """m₀ = a₀, mᵢ = weight·mᵢ₋₁ + (1 − weight)·aᵢ; what is not finite stays as it is and is passed over."""
+    """m₀ = a₀, mᵢ = weight·mᵢ₋₁ + (1 − weight)·aᵢ; non-finite values are kept and skipped."""
     averaged: list[float] = []
     last: float | None = None
     for value in values:
@@ -166,7 +142,7 @@ def smooth(values: Sequence[float], weight: float) -> list[float]:
 
 
 def heat_map_chart(answer: Answer) -> Chart:
-    """A sweep over two settings: a cell a pair of values, its mean written in it."""
+    """Heat map of a sweep over two settings, with the mean in each cell."""
     as_share = answer["show"] in ("final", "best")
     say = percent if as_share else figure
     x_names, y_names = [_word(v) for v in answer["x_values"]], [_word(v) for v in answer["y_values"]]
@@ -183,7 +159,7 @@ def heat_map_chart(answer: Answer) -> Chart:
     x: Spec = {"field": "x", "type": "ordinal", "sort": x_names, "title": answer["x"], "axis": {"labelAngle": 0}}
     y: Spec = {"field": "y", "type": "ordinal", "sort": y_names, "title": answer["y"]}
     tips = [{"field": name} for name in ("x", "y", "text", "interval", "runs")]
-    # Light cells in both colour schemes, so that dark figures are readable on each of them.
+    # Light cells in both colour schemes, so that dark text is readable.
     fill = {
         "condition": {"test": "!isValid(datum.value)", "value": NO_VALUE},
         "field": "value",
@@ -202,7 +178,7 @@ def heat_map_chart(answer: Answer) -> Chart:
         "encoding": {"x": x, "y": y, "text": {"field": "text"}},
     }
     best = max((row for row in rows if known(row[2])), key=lambda row: row[2], default=None)
-    mixed = f" Each cell is a mean over {', '.join(answer['mixed'])}, too." if answer["mixed"] else ""
+    mixed = f" Each cell also averages over {', '.join(answer['mixed'])}." if answer["mixed"] else ""
     return Chart(
         f"heat-{answer['group']}",
         f"{answer['y']} × {answer['x']}",
@@ -217,7 +193,7 @@ def heat_map_chart(answer: Answer) -> Chart:
 
 
 def settings_table(answer: Answer) -> pd.DataFrame:
-    """Settings that differ: one row a setting, one column a configuration."""
+    """Differing settings: one row per setting, one column per configuration."""
     names = [group["name"] for group in answer["groups"]]
     rows = [
         (entry["setting"], *(_setting(entry["values"].get(name)) for name in names)) for entry in answer["settings"]
@@ -226,7 +202,7 @@ def settings_table(answer: Answer) -> pd.DataFrame:
 
 
 def conditions_table(answer: Answer) -> pd.DataFrame:
-    """Conditions and hardware that were not equal."""
+    """Differing conditions and hardware."""
     names = [group["name"] for group in answer["groups"]]
     rows = [
         (entry["setting"], *(", ".join(entry["values"].get(name, ["–"])) for name in names))
@@ -236,7 +212,7 @@ def conditions_table(answer: Answer) -> pd.DataFrame:
 
 
 def text_table(table: Mapping[str, Any]) -> pd.DataFrame:
-    """A table of the answer; header cells that repeat are told apart."""
+    """A table of the response; repeated header cells are numbered."""
     seen: dict[str, int] = {}
     header = []
     for cell in table["header"]:

@@ -1,4 +1,4 @@
-"""The health of a run: reward, accuracy, and everything that is a line over steps."""
+"""Line charts of a run's metrics."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from gxpo_dashboard.charts.base import Chart, metric_chart
 from gxpo_dashboard.text.formats import percent, size
 from gxpo_dashboard.view_models.series import Series
 
-REWARD = {"reward/mean": "mean reward", "reward/zero_variance_fraction": "groups without a signal"}
-RETENTION = {"gxpo/retention_mean": "retention r = g¹/g⁰", "gxpo/retention_std": "its spread"}
+REWARD = {"reward/mean": "mean reward", "reward/zero_variance_fraction": "groups without signal"}
+RETENTION = {"gxpo/retention_mean": "retention r = g¹/g⁰", "gxpo/retention_std": "spread of r"}
 SCALE = {"gxpo/scale_mean": "scale S_K(r)/S₂(r)", "gxpo/displacement_ratio": "displacement ratio"}
 COSINE = {"grad/cos_g0_slow": "cos(g⁰, g_slow)"}
 FRACTIONS = {"gxpo/inactive_fraction": "inactive coordinates", "gxpo/ratio_clipped_fraction": "clamped ratios"}
@@ -23,7 +23,7 @@ CLIP = {
     "policy/clip_low_fraction": "at the low side",
     "policy/clip_high_fraction": "at the high side",
 }
-GAP = {"rollout/logprob_gap_mean": "mean gap", "rollout/logprob_gap_max": "largest gap"}
+GAP = {"rollout/logprob_gap_mean": "mean", "rollout/logprob_gap_max": "maximum"}
 LENGTH = {"rollout/length_mean": "mean length"}
 FAILURES = {
     "rollout/truncated_fraction": "truncated",
@@ -48,27 +48,27 @@ NAMES: tuple[str, ...] = (
 
 
 def reward_chart(series: Series, x: str) -> Chart:
-    note = "A group whose rewards are all equal gives no gradient."
+    note = "A group with equal rewards has no gradient."
     return metric_chart("reward", "Reward", series, REWARD, x=x, y_title="fraction", form=".0%", say=percent, note=note)
 
 
 def rule_charts(series: Series, x: str) -> list[Chart]:
-    """What the look-ahead does; metrics that the run's rule does not report are left out."""
+    """Charts of the look-ahead; metrics that the rule does not report are omitted."""
     charts = [
         metric_chart(
             "retention", "Gradient retention", series, RETENTION, x=x, y_title="r",
-            note="Over active coordinates, clamped as used. 1: the gradient did not change over the first step.",
+            note="Over active coordinates, clamped. 1: the gradient did not change in the first step.",
         ),
         metric_chart(
             "scale", "Scale and displacement", series, SCALE, x=x, y_title="factor",
-            note="How much farther than the two probes the extrapolation reaches.",
+            note="Length of the extrapolation relative to the two probes.",
         ),
-        metric_chart("cosine", "Agreement of first and corrective gradient", series, COSINE, x=x, y_title="cosine"),
+        metric_chart("cosine", "Cosine of first and corrective gradient", series, COSINE, x=x, y_title="cosine"),
         metric_chart("norms", "Gradient norms before clipping", series, NORMS, x=x, y_title="norm"),
-        metric_chart("fractions", "Coordinates left alone or clamped", series, FRACTIONS, x=x, y_title="fraction",
+        metric_chart("fractions", "Inactive or clamped coordinates", series, FRACTIONS, x=x, y_title="fraction",
                      form=".1~%", say=percent),
-        metric_chart("update-norm", "Length of the update", series, UPDATE, x=x, y_title="‖Δθ‖", form=".1~e"),
-        metric_chart("trajectory", "Error against a real K-step trajectory", series, TRAJECTORY, x=x,
+        metric_chart("update-norm", "Update norm", series, UPDATE, x=x, y_title="‖Δθ‖", form=".1~e"),
+        metric_chart("trajectory", "Error relative to a real K-step trajectory", series, TRAJECTORY, x=x,
                      y_title="error", zero=True),
     ]  # fmt: skip
     return [chart for chart in charts if not chart.empty]
@@ -76,19 +76,19 @@ def rule_charts(series: Series, x: str) -> list[Chart]:
 
 def policy_charts(series: Series, x: str) -> list[Chart]:
     charts = [
-        metric_chart("entropy", "Entropy of the policy", series, ENTROPY, x=x, y_title="nats a token"),
-        metric_chart("kl", "KL to the reference", series, KL, x=x, y_title="nats a token", zero=True),
+        metric_chart("entropy", "Policy entropy", series, ENTROPY, x=x, y_title="nats per token"),
+        metric_chart("kl", "KL to the reference", series, KL, x=x, y_title="nats per token", zero=True),
         metric_chart("clip", "Clipped tokens", series, CLIP, x=x, y_title="fraction", form=".2~%",
                      zero=True, say=percent),
-        metric_chart("length", "Length of responses", series, LENGTH, x=x, y_title="tokens"),
-        metric_chart("failures", "Responses that could not be graded as they are", series, FAILURES, x=x,
+        metric_chart("length", "Response length", series, LENGTH, x=x, y_title="tokens"),
+        metric_chart("failures", "Responses with grading problems", series, FAILURES, x=x,
                      y_title="fraction", form=".1~%", zero=True, say=percent),
     ]  # fmt: skip
     return [chart for chart in charts if not chart.empty]
 
 
 def system_charts(series: Series, x: str) -> list[Chart]:
-    gap_note = "Between learner and sampler on the step's own responses: the proof that both hold the same weights."
+    gap_note = "Between learner and sampler on the step's responses; small if both have the same weights."
     charts = [
         metric_chart("gap", "Log-probability gap", series, GAP, x=x, y_title="|Δ log π|", form=".0e", log=True,
                      note=gap_note),
@@ -105,7 +105,7 @@ def rule_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def sparkline(values: Sequence[float], most: int = 30) -> list[float]:
-    """At most `most` values that keep the shape, for a table's cell."""
+    """At most `most` evenly spaced values, for a table cell."""
     if len(values) <= most:
         return list(values)
     stride = (len(values) - 1) / (most - 1)

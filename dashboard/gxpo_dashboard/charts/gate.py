@@ -1,6 +1,6 @@
-"""The gate that ends the look-ahead: its z-score against τ, and the watched value against its window.
+"""Gate charts: z-score with threshold τ, and the monitored value with its window.
 
-The z-score is never smoothed: one step over τ is what fires the gate.
+The z-score is never smoothed: a single step above τ fires the gate.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from typing import Any
 import pandas as pd
 
 from gxpo_dashboard.charts.base import (
-    ALARM,
     AXES,
     MUTED,
     Chart,
     Spec,
+    labels_frame,
     line_layers,
     long_frame,
     near,
+    threshold_layers,
     value_at,
     x_encoding,
     y_encoding,
+    z_encoding,
 )
 from gxpo_dashboard.text.formats import figure, known
 from gxpo_dashboard.view_models.series import Points, Series
@@ -36,19 +38,19 @@ NAMES = (
     "gate/std",
     "gate/shutoff_step",
 )
-LOOK_AHEAD, FALLBACK = "look-ahead on", "plain GRPO steps"
+LOOK_AHEAD, FALLBACK = "look-ahead on", "fallback to GRPO"
 
 
 def shutoff_step(series: Series) -> int | None:
-    """The step that fired the gate; None while it is open."""
+    """The step at which the gate fired, if any."""
     found = series.get("gate/shutoff_step")
     return int(found.last) if found and known(found.last) else None
 
 
 def phases(series: Series, x: str = "step") -> pd.DataFrame:
-    """Stretches (x, x2, phase) in which the look-ahead was on or off; a re-armed gate gives several.
+    """Intervals (x, x2, phase) with the look-ahead on or off; several for a re-armed gate.
 
-    `gate/active` is the state after a step, so a change shows from that step on.
+    `gate/active` is the state after a step, so a change applies from that step on.
     """
     active = series.get("gate/active")
     rows: list[tuple[float, float, str]] = []
@@ -63,19 +65,18 @@ def phases(series: Series, x: str = "step") -> pd.DataFrame:
 
 
 def z_chart(series: Series, x: str = "step", two_sided: bool = False) -> Chart:
-    """z against τ, the shut-off marked, the phases shaded; in units of the window's spread around its mean."""
+    """z-score with τ, shut-off and phases, in units of the window's standard deviation."""
     frame = long_frame(series, {"gate/z": "z-score"}, x)
     tau = series["gate/threshold"].last if series.get("gate/threshold") else math.nan
     limits = [tau, -tau] if two_sided else [tau]
-    rules = pd.DataFrame(
-        [(limit, f"{'−' if limit < 0 else ''}τ = {figure(abs(limit))}") for limit in limits if known(limit)],
-        columns=["y", "label"],
-    ).astype({"y": "float64", "label": "str"})
+    rules = labels_frame(
+        (limit, f"{'−' if limit < 0 else ''}τ = {figure(abs(limit))}") for limit in limits if known(limit)
+    )
     spec: Spec = {
         "layer": [
             *_phase_layers(x),
-            *line_layers(["z-score"], x, _z_encoding()),
-            *_rule_layers(),
+            *line_layers(["z-score"], x, z_encoding()),
+            *threshold_layers(),
             *_shutoff_layers(x),
         ]
     }
@@ -88,19 +89,19 @@ def z_chart(series: Series, x: str = "step", two_sided: bool = False) -> Chart:
     }
     return Chart(
         "gate-z",
-        "Gate: z-score against τ",
+        "Gate: z-score",
         spec,
         datasets,
         f"z-score of the gate against its threshold over {AXES[x]}, phases shaded, shut-off marked",
         _z_words(series, tau, two_sided),
-        "Never smoothed. 0 is the window's mean and 1 its spread; at τ the look-ahead ends."
-        + (" Two-sided: −τ ends it too." if two_sided else ""),
+        "Not smoothed. 0 is the window mean, 1 its standard deviation; at τ the look-ahead is switched off."
+        + (" Two-sided: also at −τ." if two_sided else ""),
         labels={"x": AXES[x], "y": "z-score"},
     )
 
 
 def value_chart(series: Series, x: str = "step", rule: str = "gxpo") -> Chart:
-    """The watched value, and the window's mean ± spread as a band."""
+    """The monitored value, and the window's mean ± one standard deviation as a band."""
     watched = "policy entropy" if rule == "sfpo" else "corrective norm ‖g_slow‖"
     names = {"gate/value": watched, "gate/mean": "window mean"}
     present = {name: label for name, label in names.items() if series.get(name)}
@@ -122,19 +123,19 @@ def value_chart(series: Series, x: str = "step", rule: str = "gxpo") -> Chart:
     }
     last = {name: series[name].last for name in ("gate/value", "gate/mean", "gate/std") if series.get(name)}
     words = (
-        f"Newest value {figure(last.get('gate/value'))}; the window has mean {figure(last.get('gate/mean'))} "
-        f"and spread {figure(last.get('gate/std'))}."
+        f"Latest value {figure(last.get('gate/value'))}; window mean {figure(last.get('gate/mean'))} "
+        f"and standard deviation {figure(last.get('gate/std'))}."
         if last
-        else "Nothing was reported yet."
+        else "No data yet."
     )
     return Chart(
         "gate-value",
-        "Gate: watched value against its window",
+        "Gate: monitored value",
         spec,
         datasets,
         f"{watched} with the gate window's mean and spread over {AXES[x]}",
         words,
-        "The band is the window's mean ± one spread.",
+        "Band: window mean ± one standard deviation.",
         labels={"x": AXES[x]},
     )
 
@@ -158,7 +159,7 @@ def _shutoff_frame(series: Series, x: str) -> pd.DataFrame:
     step = shutoff_step(series)
     points: Points | None = series.get("gate/value") or series.get("gate/active")
     rows = [] if step is None else [(value_at(points, step, x), f"shut off at step {step}")]
-    return pd.DataFrame(rows, columns=["x", "label"]).astype({"x": "float64", "label": "str"})
+    return labels_frame(rows, "x")
 
 
 def _phase_layers(x: str) -> list[Spec]:
@@ -174,37 +175,6 @@ def _phase_layers(x: str) -> list[Spec]:
         "encoding": {"x": x_encoding(x), "x2": {"field": "x2"}, "fill": colors},
     }
     return [rect]
-
-
-def _z_encoding() -> Spec:
-    """Room above τ for its label."""
-    encoding = y_encoding("z-score (window spreads)")
-    return {**encoding, "scale": {"zero": True, "nice": False, "padding": 18}}
-
-
-def _rule_layers() -> list[Spec]:
-    y: Spec = {"field": "y", "type": "quantitative"}
-    rule: Spec = {
-        "data": {"name": "rules"},
-        "mark": {"type": "rule", "aria": False, "strokeDash": [6, 4], "strokeWidth": 2, "color": ALARM},
-        "encoding": {"y": y},
-    }
-    label: Spec = {
-        "data": {"name": "rules"},
-        "mark": {
-            "type": "text",
-            "aria": False,
-            "align": "right",
-            "baseline": "bottom",
-            "dy": -3,
-            "dx": -4,
-            "color": ALARM,
-            "fontSize": 12,
-            "fontWeight": 600,
-        },
-        "encoding": {"y": y, "x": {"value": "width"}, "text": {"field": "label"}},
-    }
-    return [rule, label]
 
 
 def _shutoff_layers(x: str) -> list[Spec]:
@@ -228,7 +198,7 @@ def _z_words(series: Series, tau: float, two_sided: bool) -> str:
     seen = [value for value in z.y if known(value)] if z else []
     if step is not None:
         fired = f"The gate fired at step {step}"
-        return f"{fired}; {threshold}." + (f" The largest z-score was {figure(max(seen))}." if seen else "")
+        return f"{fired}; {threshold}." + (f" The maximum z-score was {figure(max(seen))}." if seen else "")
     if not seen:
-        return f"No z-score yet: the gate's warm-up is not over. {threshold}."
-    return f"Newest z-score {figure(seen[-1])}, largest {figure(max(seen))}; {threshold}. The gate is open."
+        return f"No z-score yet: the gate is in its warm-up. {threshold}."
+    return f"Latest z-score {figure(seen[-1])}, maximum {figure(max(seen))}; {threshold}. The gate is open."

@@ -1,4 +1,4 @@
-"""Where a step's time goes."""
+"""Charts of step times."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ PARTS = {
     "time/update_s": "update",
     "time/sync_s": "weight sync",
 }
-REST = "the rest"
-BESIDE = {"time/evaluate_s": "evaluation", "time/checkpoint_s": "checkpoints"}
-"""Not part of a step's time, and so of no comparison by time."""
-NAMES = (*PARTS, *BESIDE, "time/step_s")
+REST = "other"
+OUTSIDE_STEP = {"time/evaluate_s": "evaluation", "time/checkpoint_s": "checkpoints"}
+"""Not part of a step's time, and excluded from comparisons by time."""
+NAMES = (*PARTS, *OUTSIDE_STEP, "time/step_s")
 
 
 def step_parts(series: Series) -> pd.DataFrame:
@@ -75,12 +75,12 @@ def step_time_chart(series: Series) -> Chart:
     }
     return Chart(
         "step-time",
-        "Where a step's time goes",
+        "Step time",
         spec,
         {"points": frame[["x", "series", "y", "order"]]},
-        f"Seconds of sampling, verifying, update, weight sync and the rest, stacked over {AXES['step']}",
+        f"Seconds of sampling, verifying, update, weight sync and other, stacked over {AXES['step']}",
         _words(frame),
-        "Stacked in the legend's order, from below. Evaluation and checkpoints are not part of a step.",
+        "Stacked in legend order, from the bottom. Evaluation and checkpoints are not part of a step.",
         labels={"x": AXES["step"]},
     )
 
@@ -93,7 +93,7 @@ def totals(series: Series) -> pd.DataFrame:
         return pd.DataFrame({"series": pd.Series(dtype="str"), "y": pd.Series(dtype="float64")}).assign(label="")
     means = parts.groupby("series", sort=False)["y"].sum() / steps
     rows = [(str(name), float(value)) for name, value in means.items()]
-    for name, label in BESIDE.items():
+    for name, label in OUTSIDE_STEP.items():
         if found := series.get(name):
             rows.append((label, sum(value for value in found.y if known(value)) / steps))
     frame = pd.DataFrame(rows, columns=["series", "y"])
@@ -101,14 +101,14 @@ def totals(series: Series) -> pd.DataFrame:
 
 
 def totals_chart(series: Series) -> Chart:
-    """Mean seconds a step of everything, evaluation and checkpoints included, as labelled bars."""
+    """Mean seconds per step of each part, including evaluation and checkpoints, as labelled bars."""
     frame = totals(series)
-    names = [*PARTS.values(), REST, *BESIDE.values()]
+    names = [*PARTS.values(), REST, *OUTSIDE_STEP.values()]
     y: Spec = {"field": "series", "type": "nominal", "sort": names, "title": None, "axis": {"labelLimit": 160}}
     x: Spec = {
         "field": "y",
         "type": "quantitative",
-        "title": "mean seconds a step",
+        "title": "mean seconds per step",
         "axis": {"tickCount": 5, "format": NUMBER},
         "scale": {"padding": 40, "nice": False, "zero": True},
     }
@@ -125,14 +125,14 @@ def totals_chart(series: Series) -> Chart:
     words = ", ".join(f"{row.series} {row.label}" for row in frame.itertuples())
     return Chart(
         "time-totals",
-        "Mean time a step",
+        "Mean step time",
         spec,
         {"points": frame},
-        "Mean seconds a step of each part, evaluation and checkpoints included",
-        f"{words[:1].upper()}{words[1:]}." if words else "No step is done yet.",
-        "Evaluation and checkpoints, spread over all steps, stay out of every comparison by time.",
+        "Mean seconds per step of each part, including evaluation and checkpoints",
+        f"{words[:1].upper()}{words[1:]}." if words else "No steps yet.",
+        "Evaluation and checkpoints are averaged over all steps and excluded from comparisons by time.",
         zoomable=False,
-        labels={"series": "part", "y": "seconds a step", "label": "in words"},
+        labels={"series": "part", "y": "seconds per step", "label": "formatted"},
     )
 
 
@@ -143,8 +143,8 @@ def _frame(rows: list[tuple[float, str, float]]) -> pd.DataFrame:
 
 def _words(frame: pd.DataFrame) -> str:
     if frame.empty:
-        return "No step is done yet."
+        return "No steps yet."
     sums = frame.groupby("series", sort=False)["y"].sum()
     whole = float(sums.sum())
-    shares = ", ".join(f"{name} {100 * value / whole:.0f} %" for name, value in sums.items()) if whole else ""
-    return f"Of all steps' time so far: {shares}."
+    shares = ", ".join(f"{name} {100 * value / whole:.0f}%" for name, value in sums.items()) if whole else ""
+    return f"Share of step time: {shares}."

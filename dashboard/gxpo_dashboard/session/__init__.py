@@ -1,1 +1,1 @@
-"""A visitor's session: sign-in, the address, and navigation between views."""
+"""Session state: sign-in, URL parameters and navigation."""

@@ -1,10 +1,8 @@
-"""Who may use this machine's own token. Pure.
+"""Automatic sign-in with this machine's local token. Pure.
 
-On one machine the page may sign itself in with the token file that the service keeps there. That lends the
-rights of whoever started the dashboard, so it is refused unless everything says that the visitor sits at this
-machine: the dashboard listens on loopback only, the service is on loopback, the connection comes from loopback,
-the browser asked for a loopback host name (a foreign name that resolves to loopback is an attack), and nothing
-forwarded the request. What cannot be told counts as no.
+The local token has the rights of the user who started the dashboard, so it is used only for requests from this machine:
+the dashboard and the service listen on loopback, the connection comes from loopback, the Host header is a loopback name
+(a foreign name that resolves to loopback is a DNS rebinding attack), and no proxy header is set. Unknown counts as no.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gxpo_dashboard.client import is_loopback
+from gxpo_client.addresses import is_loopback_host
 
 FORWARDING_HEADERS = frozenset(
     {"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "cf-connecting-ip"}
@@ -33,10 +31,10 @@ def host_of(authority: str | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What is known of a visitor's connection.
+    """Properties of a visitor's connection.
 
-    server_address: the address that the dashboard was told to listen on, None when it was not told.
-    remote_ip: None stands for loopback (Streamlit reports loopback so) and only counts with the rest.
+    server_address: the configured listening address of the dashboard, if any.
+    remote_ip: None means loopback, as reported by Streamlit.
     """
 
     server_address: str | None
@@ -52,18 +50,18 @@ class Visit:
 
 
 def may_use_local_token(visit: Visit, service_url: str) -> bool:
-    """Whether this visitor may be signed in with the machine's own token."""
+    """Whether to sign this visitor in with the local token."""
     return (
-        is_loopback(visit.server_address)
-        and is_loopback(urlsplit(service_url).hostname)
-        and (visit.remote_ip is None or is_loopback(visit.remote_ip))
-        and is_loopback(host_of(visit.host_header))
+        is_loopback_host(visit.server_address)
+        and is_loopback_host(urlsplit(service_url).hostname)
+        and (visit.remote_ip is None or is_loopback_host(visit.remote_ip))
+        and is_loopback_host(host_of(visit.host_header))
         and not visit.header_names & FORWARDING_HEADERS
     )
 
 
 def read_local_token(file: str | None) -> str | None:
-    """The token in the file, None when there is none that can be read."""
+    """The token in a file; None when it cannot be read."""
     if not file:
         return None
     try:

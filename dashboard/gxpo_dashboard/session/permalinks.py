@@ -1,8 +1,8 @@
-"""Every view's choices live in the address, so that a link or a refresh opens the same view.
+"""Synchronization of widgets with the URL, so that a link or a reload opens the same view.
 
-Each widget has one query parameter, with the raw values (run ids, never labels). Whoever changed last wins: when
-the address differs from what this session wrote into it (a link, the back button), the address is adopted;
-otherwise the widget's value is written into it. Values at their default stay out of the address.
+Each widget has one query parameter with raw values (run ids, never labels). The last change wins: if the URL differs
+from what this session wrote (a link, the back button), it is adopted; otherwise the widget's value is written to it.
+Default values are omitted from the URL.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ T = TypeVar("T")
 def adopt(
     address: Sequence[str], written: Sequence[str] | None, current: Sequence[str] | None, default: Sequence[str]
 ) -> list[str]:
-    """The values a widget starts with. Pure.
+    """The initial values of a widget. Pure.
 
-    address: now in the URL. written: what this session put there last, None before it put anything. current: the
-    widget's, None when it is not there yet.
+    address: in the URL. written: last written by this session, or None. current: of the widget, None before it exists.
     """
     changed_outside = written is None or list(address) != list(written)
     if changed_outside:
@@ -30,12 +29,12 @@ def adopt(
 
 
 def in_address(values: Sequence[str], default: Sequence[str]) -> list[str]:
-    """What of a widget's values goes into the address. Pure."""
+    """The values to write to the URL. Pure."""
     return [] if list(values) == list(default) else list(values)
 
 
 def _start(name: str, default: Sequence[str], decode: Callable[[list[str]], Any]) -> str:
-    """Seed a widget's session value from the address; its key."""
+    """Initialize a widget's session value from the URL; returns its key."""
     key = f"in_{name}"
     memory = st.session_state.setdefault("address", {})
     current = st.session_state.get(key)
@@ -81,12 +80,12 @@ def check(label: str, name: str, default: bool = False, **widget: Any) -> bool:
 
 
 def select(label: str, name: str, options: Sequence[str], default: str | None = None, **widget: Any) -> str | None:
-    """One of the options; what the address names and is no option falls back to the default."""
+    """One of the options; an unknown option in the URL falls back to the default."""
     return _one(st.selectbox, label, name, options, default, widget)
 
 
 def choice(label: str, name: str, options: Sequence[str], default: str, **widget: Any) -> str:
-    """The same side by side; there is always one chosen."""
+    """The same as horizontal radio buttons; one is always selected."""
     widget = {"label_visibility": "collapsed", "horizontal": True} | widget
     return _one(st.radio, label, name, options, default, widget) or default
 

@@ -1,4 +1,4 @@
-"""A visitor's session: who they are, their client, and what happens when the service is away."""
+"""A visitor's session: identity, client, and behaviour during outages of the service."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import streamlit as st
 
-from gxpo_dashboard.client import Client, Memory, NotSignedIn, Refused, ServiceAway, connect
+from gxpo_client.client import Client, NotSignedIn, Refused, ResponseCache, ServiceUnavailable, connect
 from gxpo_dashboard.session.access import Visit, may_use_local_token, read_local_token
 from gxpo_dashboard.text.labels import TERMINAL, plain
 from gxpo_dashboard.view_models.series import MAX_POINTS, LiveSeries, refresh_many
@@ -24,9 +24,9 @@ LIVE_S = 2.0
 SLOW_S = 5.0
 _MAX_SERIES = 64
 _MAX_DRAWN = 2400
-"""Points of one chart of several runs, which share them: the browser draws each of them anew at every refresh."""
+"""Points of a chart of several runs, shared by them: the browser redraws all points at every refresh."""
 _FEWEST_DRAWN = 60
-"""Of one run among many."""
+"""Minimum points per run."""
 
 
 def service_url() -> str:
@@ -39,9 +39,9 @@ def _connection(url: str) -> httpx.Client:
 
 
 def client() -> Client:
-    """The visitor's own client."""
-    memory = st.session_state.setdefault("memory", Memory())
-    return Client(_connection(service_url()), _token(), memory)
+    """A client with the visitor's token."""
+    cache = st.session_state.setdefault("cache", ResponseCache())
+    return Client(_connection(service_url()), _token(), cache)
 
 
 def _token() -> str | None:
@@ -54,7 +54,7 @@ def _token() -> str | None:
 
 
 def enter() -> bool:
-    """Whether the page may be shown: the visitor is known. Shows the sign-in, or that the service is away, if not."""
+    """Whether the visitor is signed in; otherwise shows the sign-in, or that the service is unavailable."""
     if "me" in st.session_state:
         _watch()
         return True
@@ -63,40 +63,39 @@ def enter() -> bool:
         return False
     try:
         st.session_state["me"] = client().me()
-    except ServiceAway as error:
+    except ServiceUnavailable as error:
         _first_contact(str(error))
         return False
     except NotSignedIn:
         st.session_state.pop("token", None)
         st.session_state["signed_out"] = True
-        _sign_in("The service does not accept this token: it is unknown, revoked or expired.")
+        _sign_in("The service rejected this token: it is unknown, revoked or expired.")
         return False
     _watch()
     return True
 
 
 def may_change() -> bool:
-    """Whether the visitor's role lets them steer runs. The service decides anyway; this only spares a refusal."""
+    """Whether the visitor's role allows changes. The service enforces it; this only disables buttons."""
     return st.session_state.get("me", {}).get("role") in ("submitter", "admin")
 
 
 def sign_out() -> None:
-    for key in ("token", "me", "series", "memory", "trends", "measured"):
+    for key in ("token", "me", "series", "cache", "trends", "measured"):
         st.session_state.pop(key, None)
     st.session_state["signed_out"] = True
 
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Turn the service's failures into what a visitor should see; what is drawn already stays.
+    """Show the service's errors on the page; elements drawn before stay.
 
-    Away, and nothing is remembered: a word; the page's banner says the rest and the next refresh tries again.
-    Not signed in any more: the sign-in.
+    Unavailable without cached data: a caption; the next refresh retries. Signed out: the sign-in.
     """
     try:
         yield
-    except ServiceAway:
-        st.caption("The service does not answer just now; this part follows when it is back.")
+    except ServiceUnavailable:
+        st.caption("The service is not responding. This section appears when it is back.")
     except NotSignedIn:
         sign_out()
         st.rerun()
@@ -107,20 +106,20 @@ def guarded() -> Iterator[None]:
 
 
 def live_series(run: str, x: str, names: tuple[str, ...]) -> LiveSeries:
-    """This session's series of a run, brought up to date."""
+    """This session's series of a run, refreshed."""
     found = _stored(run, x, names, MAX_POINTS)
     service = client()
     try:
         found.refresh(lambda after: service.metrics(run, names, x, after, found.max_points))
-    except ServiceAway:
+    except ServiceUnavailable:
         if found.revision is None:
             raise
     return found
 
 
 def live_series_of(runs: Mapping[str, Json], x: str, names: tuple[str, ...]) -> dict[str, LiveSeries]:
-    """The same of several runs (id → view); what has ended and is here already is not asked for again."""
-    # Twice as many may be held until they are thinned again.
+    """The same for several runs (id → view); complete series of ended runs are not requested again."""
+    # Up to twice as many are held before they are thinned.
     most = min(MAX_POINTS, max(_FEWEST_DRAWN, _MAX_DRAWN // (2 * max(1, len(runs)))))
     series = {run: _stored(run, x, names, most) for run in runs}
     service = client()
@@ -131,7 +130,7 @@ def live_series_of(runs: Mapping[str, Json], x: str, names: tuple[str, ...]) -> 
         or runs[run]["state"] not in TERMINAL
         or runs[run]["progress"]["steps"] > found.last_step
     }
-    with suppress(ServiceAway):
+    with suppress(ServiceUnavailable):
         refresh_many(due, lambda asked, after: service.metrics_of(asked, names, x, after, most))
     return series
 
@@ -147,18 +146,18 @@ def _stored(run: str, x: str, names: tuple[str, ...], max_points: int) -> LiveSe
 
 @st.fragment(run_every=RETRY_S)
 def _watch() -> None:
-    """The banner while the service is away, and the way back without a reload."""
+    """The banner during an outage, and the recovery without a reload."""
     try:
         client().me()
-    except ServiceAway:
+    except ServiceUnavailable:
         if "away_since" not in st.session_state:
-            # The banner may be scrolled out of sight.
-            st.toast("The service does not answer.", icon=":material/cloud_off:", duration="long")
+            # The banner may be out of view.
+            st.toast("The service is not responding.", icon=":material/cloud_off:", duration="long")
         since = st.session_state.setdefault("away_since", time.time())
         seconds = max(0, round(time.time() - since))
         st.warning(
-            f"The service at {plain(service_url())} has not answered for {seconds} s. What you see is the last that it "
-            "said. Trying again by itself; nothing needs to be reloaded.",
+            f"The service at {plain(service_url())} has not responded for {seconds} s. You see the last known data. "
+            "Retrying automatically.",
             icon=":material/cloud_off:",
         )
     except NotSignedIn:
@@ -168,9 +167,9 @@ def _watch() -> None:
         st.warning(plain(str(error)))
     else:
         st.session_state.pop("away_since", None)
-        memory: Memory | None = st.session_state.get("memory")
-        if memory is not None and memory.away:
-            memory.away = False
+        cache: ResponseCache | None = st.session_state.get("cache")
+        if cache is not None and cache.offline:
+            cache.offline = False
             st.rerun()
 
 
@@ -178,18 +177,18 @@ def _watch() -> None:
 def _first_contact(reason: str) -> None:
     try:
         client().me()
-    except ServiceAway:
+    except ServiceUnavailable:
         pass
     else:
         st.rerun()
-    st.title("The service does not answer")
-    st.warning(f"{plain(reason)}. Trying again every {RETRY_S:.0f} s.", icon=":material/cloud_off:")
-    st.write("On one machine, `gxpo up` starts it together with this page.")
+    st.title("The service is not responding")
+    st.warning(f"{plain(reason)}. Retrying every {RETRY_S:.0f} s.", icon=":material/cloud_off:")
+    st.write("To start the service and this dashboard on one machine, run `gxpo up`.")
 
 
 def _sign_in(complaint: str) -> None:
     st.title("Sign in")
-    st.write("This page shows what your own token allows. It is kept for this session only.")
+    st.write("Enter an access token. It is kept for this session only.")
     if complaint:
         st.error(complaint, icon=":material/key_off:")
     with st.form("sign-in", width=520):
@@ -198,4 +197,4 @@ def _sign_in(complaint: str) -> None:
             st.session_state["token"] = token.strip()
             st.session_state["signed_out"] = False
             st.rerun()
-    st.caption("Whoever runs the service makes tokens: `gxpo token create NAME --role viewer`.")
+    st.caption("An admin creates tokens with `gxpo token create NAME --role viewer`.")

@@ -1,4 +1,4 @@
-"""Numbers and times as people read them. Pure."""
+"""Formatting of numbers and times. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def known(value: Any) -> bool:
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """0.4132 → `41.3 %`."""
-    return f"{100 * value:.{digits}f} %" if value is not None and known(value) else NONE
+    """0.4132 → `41.3%`."""
+    return f"{100 * value:.{digits}f}%" if value is not None and known(value) else NONE
 
 
 def points(difference: float | None) -> str:
@@ -26,14 +26,14 @@ def points(difference: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """12345.0 → `12,345`; halves of mini-batches keep two digits."""
+    """12345.0 → `12,345`; fractions keep two digits."""
     if value is None or not known(value):
         return NONE
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
 
 
 def figure(value: float | None) -> str:
-    """Any measured value with four significant digits."""
+    """A value with four significant digits."""
     if value is None:
         return NONE
     if not known(value):

@@ -1,4 +1,4 @@
-"""Words of the pages that more than one place needs, and how foreign text becomes harmless. Pure."""
+"""Shared labels and messages, and escaping of untrusted text. Pure."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ STATES: dict[str, str] = {
     "failed": "✘ failed",
     "cancelled": "■ cancelled",
 }
-"""A sign and a word, so that no state is told by colour alone."""
+"""A symbol and a word: colour is never the only cue."""
 TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
 ACTIVE = tuple(state for state in STATES if state not in TERMINAL)
 
 REASONS: dict[str, str] = {
-    "invalid_config": "The config cannot be used. The detail names the setting; clone the run and mend it.",
-    "no_resources": "The cluster can never offer what the run asks for. Lower its placement, or add machines.",
-    "setup_failed": "It did not start. The log says why: often a model or data path.",
+    "invalid_config": "Invalid config. The message names the setting; clone the run and fix it.",
+    "no_resources": "The cluster is too small for the run. Lower its placement, or add machines.",
+    "setup_failed": "The run did not start; see the log. A common cause is a wrong model or data path.",
     "out_of_memory": "A process ran out of memory. Lower token_budget, prompts_per_step or max_new_tokens.",
-    "disk_full": "The disk is full. The earlier checkpoint is valid; make room and retry.",
-    "verifier_failed": "Too many answers could not be graded. See the samples with verdict timeout or error.",
-    "weight_sync_mismatch": "Sampler and learner disagreed about the policy; nothing after that can be trusted.",
-    "diverged": "Three steps in a row were not finite. Lower the learning rate, or turn the scale clamp on.",
-    "lost_heartbeat": "The trainer fell silent too often. The log and the events say what happened.",
-    "training_error": "The trainer stopped with an error. The log has it.",
+    "disk_full": "The disk is full. The last checkpoint is valid; free space and retry.",
+    "verifier_failed": "Too many answers could not be graded. Check the samples with verdict timeout or error.",
+    "weight_sync_mismatch": "Sampler and learner have different weights; later results would be invalid.",
+    "diverged": "Three consecutive steps were not finite. Lower the learning rate, or enable the scale clamp.",
+    "lost_heartbeat": "The trainer was lost too often. See the log and the events.",
+    "training_error": "The trainer failed with an error; see the log.",
     "steps_done": "All steps are done.",
-    "budget_reached": "A bound of the budget is reached.",
+    "budget_reached": "A budget limit is reached.",
 }
 VERDICTS = {
     "correct": "✔ correct",
@@ -50,15 +50,15 @@ ACTIONS = {
     "clone": ("Clone", ":material/content_copy:"),
     "retry": ("Retry", ":material/replay:"),
 }
-NO_RIGHT = "Your token only reads; this needs a submitter's token."
+NO_RIGHT = "Your token is read-only. Use a token with role submitter."
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+\-.!|~$:<>=^])")
 
 
 def plain(text: object) -> str:
-    """Foreign text for places that would render Markdown: shown as it is, on one line."""
+    """Untrusted text, escaped for Markdown, on one line."""
     words = " ".join(str(text).split())
-    # Addresses become links even when they are escaped; an invisible joiner keeps them text.
+    # URLs become links even when escaped; a word joiner prevents it.
     for mark in ("://", "www.", "@"):
         words = words.replace(mark, f"{mark[:-1]}\u2060{mark[-1]}" if len(mark) > 1 else f"{mark}\u2060")
     return _SPECIAL.sub(r"\\\1", words)
@@ -69,14 +69,14 @@ def state_word(state: str) -> str:
 
 
 def why(run: Mapping[str, Any]) -> str:
-    """What a run's reason means, with its detail; empty when there is none."""
+    """Explanation of a run's reason, with its detail; empty without a reason."""
     reason = run.get("reason")
     meaning = REASONS.get(reason, "") if isinstance(reason, str) else ""
     return " ".join(part for part in (meaning, str(run.get("detail") or "")) if part)
 
 
 def unique_labels(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Run id → a name to show: the run's own, with its seed or the end of its id where names repeat."""
+    """Run id → unique label: the name, with the seed or the end of the id where names repeat."""
     names = {run: str(view["name"]) for run, view in runs.items()}
     labels: dict[str, str] = {}
     for run, name in names.items():

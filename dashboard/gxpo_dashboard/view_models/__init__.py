@@ -1,1 +1,1 @@
-"""Answers of the service as series, rows and form settings. Pure."""
+"""Responses of the service as series, rows and form settings. Pure."""

@@ -1,4 +1,4 @@
-"""The submit form, built from the config's JSON schema: what can be asked, and what was typed as settings. Pure."""
+"""The submit form, built from the config's JSON schema: its settings, and parsing of their values. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MAIN = (
     "learner.rule.gate.threshold", "learner.optimizer.learning_rate", "budget.steps", "budget.backward_passes",
     "rollout.prompts_per_step", "rollout.samples_per_prompt", "rollout.max_new_tokens",
 )  # fmt: skip
-"""Asked first; everything else lies in its section."""
+"""Settings shown first; the others are in their sections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting of the config. optional: may be left empty, which means none."""
+    """A setting of the config. optional: may be empty, which means none."""
 
     path: str
     kind: Kind
@@ -39,24 +39,24 @@ class Setting:
 
     @property
     def label(self) -> str:
-        """`learner.rule.k` → `rule.k`, as short as its section allows."""
+        """The path without its section: `learner.rule.k` → `rule.k`."""
         return self.path.partition(".")[2] or self.path
 
 
 class BadValue(ValueError):
-    """What was typed is no value of the setting's kind."""
+    """The input is not a valid value of the setting."""
 
 
 def settings_of(schema: Mapping[str, Any], config: Mapping[str, Any]) -> list[Setting]:
-    """Every setting of the schema with its present value, in the schema's order.
+    """Every setting of the schema with its current value, in schema order.
 
-    Where a part has variants told apart by a name (the update rule), the settings are those of the chosen one.
+    For a part with variants (the update rule), the settings are those of the selected variant.
     """
     return list(_walk(schema, schema, config, ""))
 
 
 def parse(setting: Setting, typed: Any) -> Any:
-    """What a widget gave as the setting's value; raises BadValue with what was expected."""
+    """Parse a widget's input. Raises BadValue."""
     if setting.kind in ("boolean", "choice", "choices"):
         return list(typed) if setting.kind == "choices" else typed
     text = "" if typed is None else str(typed).strip()
@@ -73,7 +73,7 @@ def parse(setting: Setting, typed: Any) -> Any:
 
 
 def written(setting: Setting) -> str:
-    """A setting's value as text for a text box."""
+    """A setting's value as text for an input field."""
     value = setting.value
     if value is None:
         return ""
@@ -85,7 +85,7 @@ def written(setting: Setting) -> str:
 
 
 def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Json:
-    """A copy of a config with settings, by dotted path, changed. Another rule starts from its own defaults."""
+    """A copy of a config with changed settings, by dotted path. Another rule starts from its defaults."""
     result: Json = copy.deepcopy(dict(config))
     name = changes.get("learner.rule.name")
     if name is not None and name != get(config, "learner.rule.name"):
@@ -102,7 +102,7 @@ def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Json:
 
 
 def get(config: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path, None where there is none."""
+    """The value at a dotted path, or None."""
     place: Any = config
     for part in path.split("."):
         if not isinstance(place, Mapping) or part not in place:
@@ -112,12 +112,12 @@ def get(config: Mapping[str, Any], path: str) -> Any:
 
 
 def values(text: str) -> list[Any]:
-    """`3, 5, 10` → [3, 5, 10]; what is no number stays text. For a sweep's grid."""
+    """`3, 5, 10` → [3, 5, 10]; other values stay text. For a sweep's grid."""
     return [_value(part.strip()) for part in text.replace(";", ",").split(",") if part.strip()]
 
 
 def curl(url: str, body: Mapping[str, Any]) -> str:
-    """The request as a command; the token comes from the environment, never from the page."""
+    """The request as a curl command, with the token from the environment."""
     quoted = json.dumps(body, indent=2).replace("'", "'\\''")
     return (
         f"curl -X POST {url.rstrip('/')}/api/v1/runs \\\n"
@@ -138,7 +138,7 @@ def _walk(root: Mapping[str, Any], node: Mapping[str, Any], config: Any, prefix:
             else:
                 yield Setting(path, "json", _help(entry, found), value, optional=True)
         elif "const" in found and name == "name" and (names := _variants(root, node)):
-            yield Setting(path, "choice", "Which one.", value, names)
+            yield Setting(path, "choice", "Variant.", value, names)
         else:
             yield _leaf(path, entry, found, value, optional)
 
@@ -163,7 +163,7 @@ def _leaf(path: str, entry: Mapping[str, Any], found: Mapping[str, Any], value: 
 
 
 def _resolve(root: Mapping[str, Any], entry: Mapping[str, Any], value: Any) -> tuple[Mapping[str, Any], bool]:
-    """The schema that holds for an entry, and whether it may be null."""
+    """The effective schema of an entry, and whether it is nullable."""
     if "$ref" in entry:
         return _resolve(root, _definition(root, entry["$ref"]), value)
     if "oneOf" in entry and "discriminator" in entry:
@@ -187,7 +187,7 @@ def _definition(root: Mapping[str, Any], reference: str) -> Mapping[str, Any]:
 
 
 def _variants(root: Mapping[str, Any], node: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the variants that a part is one of; empty when it is none."""
+    """Names of all variants that a part belongs to; empty if it is not a variant."""
     for definition in root["$defs"].values():
         for entry in definition.get("properties", {}).values():
             mapping = entry.get("discriminator", {}).get("mapping", {})
@@ -210,7 +210,7 @@ def _value(text: str) -> Any:
 
 
 def _float(text: str) -> float | str:
-    """JSON has no infinity: the API takes it as a word."""
+    """A float; NaN and infinities as the strings that the API expects."""
     value = float(text)
     if math.isfinite(value):
         return value
@@ -222,15 +222,15 @@ def _parsers(kind: Kind) -> Any:
 
 
 def _json(text: str) -> Any:
-    """JSON where it looks like it, otherwise the word itself (`auto`, `none`)."""
+    """JSON if it looks like it, otherwise the text (`auto`, `none`)."""
     return json.loads(text) if text[:1] in '[{"-0123456789' else text
 
 
 _EXPECTED: Mapping[str, str] = {
-    "integer": "a whole number",
+    "integer": "an integer",
     "number": "a number",
     "text": "text",
-    "list": "a list with commas",
+    "list": "a comma-separated list",
     "json": "a value such as [0.5, 2.0]",
 }
 SECTIONS: Sequence[str] = (

@@ -1,8 +1,8 @@
-"""Metric series of a run as they grow: the first answer whole, then increments. Pure but for the fetch it is given.
+"""Incrementally refreshed metric series of a run. Pure, apart from the given fetch function.
 
-The service gives each run a `revision` that grows when its history is written anew (a run recovered from an
-earlier step). A client that sees another revision than its own throws away what it has and asks for everything.
-Increments are asked for from one step before the newest, because an evaluation may report on the same step later.
+The `revision` of a run increases when its history is rewritten (recovery from an earlier step); a client that sees a
+new revision discards its data and requests everything. Increments start one step before the latest one, because an
+evaluation may report on the same step later.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_POINTS = 600
-"""Of one series, about; twice as many before it is thinned again."""
+"""Approximate points per series; up to twice as many before it is thinned stale."""
 
 Fetch = Callable[[int | None], Mapping[str, Any]]
 FetchMany = Callable[[list[str], int | None], Mapping[str, Mapping[str, Any]]]
 
 
 def number(value: Any) -> float:
-    """A JSON value as a float; the API spells NaN and infinities as text. What is no number becomes NaN."""
+    """A JSON value as a float; NaN and infinities are strings in the API. Other values become NaN."""
     if value is None or isinstance(value, bool):
         return math.nan
     try:
@@ -31,7 +31,7 @@ def number(value: Any) -> float:
 
 @dataclass(slots=True)
 class Points:
-    """One metric: equal-length lists. x is the chosen axis (steps, passes, seconds or tokens)."""
+    """A metric as equal-length lists. x: steps, backward passes, seconds or tokens."""
 
     steps: list[int] = field(default_factory=list)
     x: list[float] = field(default_factory=list)
@@ -42,16 +42,16 @@ class Points:
 
     @property
     def last(self) -> float:
-        """Newest value, NaN without any."""
+        """Last value, NaN if empty."""
         return self.y[-1] if self.y else math.nan
 
     def cut(self, step: int) -> None:
-        """Forget what comes after `step`."""
+        """Drop points after `step`."""
         while self.steps and self.steps[-1] > step:
             self.steps.pop(), self.x.pop(), self.y.pop()
 
     def extend(self, entry: Mapping[str, Any]) -> None:
-        """Append an answer's points that are newer than the newest here."""
+        """Append the points of a response after the last one."""
         newest = self.steps[-1] if self.steps else -1
         for step, x, y in zip(entry["steps"], entry["x"], entry["y"], strict=True):
             if step > newest:
@@ -74,9 +74,9 @@ class LiveSeries:
         self.points: dict[str, Points] = {}
 
     def refresh(self, fetch: Fetch) -> None:
-        """`fetch(after)` asks the service for points with a step above `after`, None for all.
+        """Refresh with `fetch(after)`, which returns points after a step, or all for None.
 
-        What grew past twice `max_points` is asked for anew, thinned by the service, so memory stays bounded.
+        A series of more than twice `max_points` is requested stale, thinned by the service, which bounds memory.
         """
         after = self.overlap
         if not self.take(fetch(after), after) or (after is not None and self.overgrown):
@@ -88,11 +88,11 @@ class LiveSeries:
 
     @property
     def overlap(self) -> int | None:
-        """The step after which an increment is asked for: one before the newest; None before anything came."""
+        """The `after` of the next increment: one step before the latest; None without data."""
         return self.last_step - 1 if self.last_step >= 1 else None
 
     def take(self, answer: Mapping[str, Any], after: int | None) -> bool:
-        """Take in an answer to a question with `after`; False when history was written anew and it is of no use."""
+        """Merge the response to a request with `after`; False when its revision does not match."""
         if after is not None and answer["revision"] != self.revision:
             return False
         self._merge(answer, after)
@@ -112,7 +112,7 @@ class LiveSeries:
 
 
 def refresh_many(series: Mapping[str, LiveSeries], fetch: FetchMany) -> None:
-    """The same for several runs with few questions: `fetch(runs, after)` gives the answers by run."""
+    """Refresh several runs with few requests: `fetch(runs, after)` returns responses by run."""
     questions: list[tuple[list[str], int | None]] = []
     fresh = [run for run, found in series.items() if found.overlap is None]
     known = {run: found.overlap for run, found in series.items() if found.overlap is not None}
@@ -120,11 +120,11 @@ def refresh_many(series: Mapping[str, LiveSeries], fetch: FetchMany) -> None:
         questions.append((fresh, None))
     if known:
         questions.append((list(known), min(known.values())))
-    again: list[str] = []
+    stale: list[str] = []
     for runs, after in questions:
         for run, answer in fetch(runs, after).items():
             if not series[run].take(answer, after) or (after is not None and series[run].overgrown):
-                again.append(run)
-    if again:
-        for run, answer in fetch(again, None).items():
+                stale.append(run)
+    if stale:
+        for run, answer in fetch(stale, None).items():
             series[run].take(answer, None)

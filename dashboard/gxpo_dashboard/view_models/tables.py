@@ -22,7 +22,7 @@ COLUMNS: dict[str, str] = {
     "difference": "Δ baseline",
     "reward": "Reward",
     "trend": "Trend",
-    "passes": "Passes",
+    "passes": "Backward passes",
     "left": "Time left",
     "model": "Model",
     "seed": "Seed",
@@ -38,25 +38,25 @@ COLUMNS: dict[str, str] = {
     "id": "Id",
 }
 SHOWN = ("name", "state", "rule", "progress", "score", "difference", "trend", "passes", "left", "model", "tags")
-"""Columns of a first visit."""
+"""Default columns."""
 
 
 def runs_table(
     runs: Sequence[Json], *, baseline: Json | None = None, trends: Mapping[str, Sequence[float]] | None = None
 ) -> pd.DataFrame:
-    """One row a run. Accuracies and differences in percent and percentage points; missing ones are NaN."""
+    """One row per run. Accuracies in percent, differences in percentage points; missing values are NaN."""
     rows = [_row(run, baseline, (trends or {}).get(run["id"])) for run in runs]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def passes_used(progress: Json) -> str:
-    """`37 of 90`, or `37` without a budget in passes."""
+    """`37 of 90`, or `37` without a budget in backward passes."""
     used, budget = count(number(progress.get("backward_passes"))), progress.get("backward_passes_budget")
     return f"{used} of {count(number(budget))}" if known(budget) else used
 
 
 def time_left(run: Json) -> str:
-    """In words; the place in the queue for a run that waits."""
+    """Time left as text; the queue position for a queued run."""
     progress = run.get("progress") or {}
     if (place := progress.get("queue_position")) is not None:
         return f"queue: {place}"

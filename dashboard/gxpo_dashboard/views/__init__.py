@@ -13,4 +13,4 @@ VIEWS: dict[str, tuple[str, str, Callable[[], None]]] = {
     "benchmarks": ("Benchmarks", ":material/leaderboard:", benchmarks.show),
     "submit": ("Submit", ":material/add_circle:", submit.show),
 }
-"""Name in the address → title, icon, and what shows it."""
+"""Name in the URL → title, icon and function."""

@@ -1,4 +1,4 @@
-"""What can be done to runs from the pages. The service decides; a refusal is shown in its own words."""
+"""Actions on runs, with their buttons and dialogs. The service authorizes; its errors are shown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import streamlit as st
 
-from gxpo_dashboard.client import Refused, ServiceAway
+from gxpo_client.client import Refused, ServiceUnavailable
 from gxpo_dashboard.session import visitor
 from gxpo_dashboard.session.navigation import go
 from gxpo_dashboard.text.labels import ACTIONS, NO_RIGHT, plain
@@ -17,12 +17,12 @@ Json = dict[str, Any]
 
 
 def act(runs: Sequence[str], action: str, body: Json | None = None) -> list[Json]:
-    """Do one thing to some runs; says how it went. The runs afterwards, refused ones left out."""
+    """Apply an action to runs and show the result; returns the changed runs."""
     done, refused = [], []
     for run in runs:
         try:
             done.append(visitor.client().act(run, action, body))
-        except (Refused, ServiceAway) as error:
+        except (Refused, ServiceUnavailable) as error:
             refused.append(str(error))
     label = ACTIONS[action][0]
     if done:
@@ -33,7 +33,7 @@ def act(runs: Sequence[str], action: str, body: Json | None = None) -> list[Json
 
 
 def buttons(run: Json, key: str) -> None:
-    """What may be asked of a run in its present state, as buttons in a row."""
+    """Buttons of the possible actions of a run."""
     allowed = visitor.may_change()
     with st.container(horizontal=True, gap="small"):
         for action in ("pause", "resume", "cancel", "retry"):
@@ -61,37 +61,37 @@ def buttons(run: Json, key: str) -> None:
 def ask(dialog: str, run: Json) -> None:
     """Open a dialog: `cancel`, `clone`, `edit`, `delete`.
 
-    It is opened by the page and not by the part that refreshes itself, whose next refresh would close it.
+    The page opens it, because the next refresh of a fragment would close it.
     """
     st.session_state["dialog"] = (dialog, run)
     st.rerun()
 
 
 def dialogs() -> None:
-    """Called by a page outside of what refreshes itself."""
+    """Show the requested dialog. Call it outside fragments."""
     asked = st.session_state.pop("dialog", None)
     if asked is not None:
         shown = {"cancel": _confirm_cancel, "clone": _clone, "edit": _edit, "delete": _confirm_delete}
         shown[asked[0]](asked[1])
 
 
-@st.dialog("Cancel the run?")
+@st.dialog("Cancel this run?")
 def _confirm_cancel(run: Json) -> None:
-    st.write("It stops at its next step and cannot be resumed. What it reported so far stays.")
+    st.write("It stops at the end of its step and cannot be resumed. Its results are kept.")
     st.text(run["name"])
-    if st.button("Cancel the run", type="primary", key="confirm-cancel"):
+    if st.button("Cancel run", type="primary", key="confirm-cancel"):
         act([run["id"]], "cancel")
         st.rerun()
 
 
-@st.dialog("Delete the run?")
+@st.dialog("Delete this run?")
 def _confirm_delete(run: Json) -> None:
-    st.write("Its metrics, samples, logs and checkpoints are removed for good.")
+    st.write("Its metrics, samples, logs and checkpoints are deleted permanently.")
     st.text(run["name"])
-    if st.button("Delete for good", type="primary", key="confirm-delete"):
+    if st.button("Delete run", type="primary", key="confirm-delete"):
         try:
             visitor.client().delete(run["id"])
-        except (Refused, ServiceAway) as error:
+        except (Refused, ServiceUnavailable) as error:
             st.error(plain(str(error)))
             return
         go("runs")
@@ -99,12 +99,12 @@ def _confirm_delete(run: Json) -> None:
 
 @st.dialog("Clone", width="medium")
 def _clone(run: Json) -> None:
-    """A new run with the same settings, some of them changed."""
+    """Clone a run with changed settings."""
     name = st.text_input("Name", value=f"{run['name']} clone", max_chars=200)
     typed = st.text_area(
-        "Changes, one a line",
+        "Changes, one per line",
         placeholder="learner.rule.k=10\nseed=1",
-        help="Settings by their dotted path, as in `gxpo train --set`.",
+        help="Settings by dotted path, as in `gxpo train --set`.",
     )
     if st.button("Submit", type="primary", key="clone-submit"):
         body = {"name": name, "overrides": [line.strip() for line in typed.splitlines() if line.strip()]}
@@ -115,7 +115,7 @@ def _clone(run: Json) -> None:
             for field, message in error.errors:
                 st.text(f"{field}: {message}")
             return
-        except ServiceAway as error:
+        except ServiceUnavailable as error:
             st.error(plain(str(error)))
             return
         go("run", run=made["id"])
@@ -123,23 +123,23 @@ def _clone(run: Json) -> None:
 
 @st.dialog("Edit", width="medium")
 def _edit(run: Json) -> None:
-    """Name, tags, notes, archive."""
+    """Edit name, tags, notes and archived."""
     name = st.text_input("Name", value=run["name"], max_chars=200)
-    tags = st.text_input("Tags", value=", ".join(run["tags"]), help="Words with commas between them.")
+    tags = st.text_input("Tags", value=", ".join(run["tags"]), help="Comma-separated.")
     notes = st.text_area("Notes", value=run["notes"])
-    archived = st.checkbox("Archived", value=run["archived"], help="Archived runs are left out of the list.")
+    archived = st.checkbox("Archived", value=run["archived"], help="Archived runs are hidden from the list.")
     if st.button("Save", type="primary", key="edit-save"):
         words = [tag.strip() for tag in tags.split(",") if tag.strip()]
         try:
             visitor.client().change(run["id"], name=name, tags=words, notes=notes, archived=archived)
-        except (Refused, ServiceAway) as error:
+        except (Refused, ServiceUnavailable) as error:
             st.error(plain(str(error)))
             return
         st.rerun()
 
 
 def tag_runs(runs: Sequence[Json], word: str) -> None:
-    """Put a word on some runs."""
+    """Add a tag to runs."""
     for run in runs:
         if word not in run["tags"]:
             visitor.client().change(run["id"], tags=[*run["tags"], word])
@@ -151,6 +151,6 @@ def archive(runs: Sequence[Json], archived: bool) -> None:
 
 
 def submission_key() -> str:
-    """A key that makes pressing twice submit once; a new one after each success."""
+    """Idempotency key of the next submission; replaced after each success."""
     key: str = st.session_state.setdefault("submission_key", uuid.uuid4().hex)
     return key

@@ -1,4 +1,4 @@
-"""Benchmarks: how good is the policy?"""
+"""Benchmarks view: evaluation scores over training."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def show() -> None:
         runs = picker.runs("Runs", "runs", most=MOST_RUNS)
         if not runs:
             empty(
-                "No run chosen",
-                "Choose runs above. Runs are evaluated at the start, every `evaluation.every_steps` steps, at the end.",
+                "No runs selected",
+                "Select runs above. They are evaluated at the start, every `evaluation.every_steps` steps and the end.",
             )
             return
         _controls_and_body(runs)
@@ -35,14 +35,14 @@ def _controls_and_body(runs: dict[str, Json]) -> None:
     evaluations = {run: visitor.client().evaluations(run) for run in runs}
     metrics = charts.metrics_of(record for found in evaluations.values() for record in found)
     if not metrics:
-        empty("No evaluation yet", "The first one comes before step 1, unless `evaluation.at_start` is off.")
+        empty("No evaluations yet", "The first one runs before step 1, unless `evaluation.at_start` is false.")
         return
     published = charts.published_scores(visitor.client().published())
     with st.container(horizontal=True, vertical_alignment="bottom"):
         metric = permalinks.select("Score", "score", metrics, metrics[0], width=200) or metrics[0]
         models = list(dict.fromkeys(published["model"]))
         model = permalinks.select(
-            "Published numbers of", "published", ["", *models], "", format_func=lambda m: m or "none", width=260
+            "Published results", "published", ["", *models], "", format_func=lambda m: m or "none", width=260
         )
     going = any(view["state"] not in TERMINAL for view in runs.values())
     live(
@@ -56,13 +56,13 @@ def _body(runs: list[str], labels: dict[str, str], metric: str, published: pd.Da
         frames = [charts.scores_frame(visitor.client().evaluations(run), metric, labels[run]) for run in runs]
         frame = pd.concat(frames, ignore_index=True)
         if metric != "pass@1" and not published.empty:
-            st.caption("The published numbers are sampled pass@1; they are left out beside another score.")
+            st.caption("Published results are sampled pass@1 and are hidden for other scores.")
             published = published.iloc[0:0]
         found = list(dict.fromkeys(frame["benchmark"]))
         names = list(labels.values())
         grid([charts.benchmark_chart(name, frame, metric, names, published) for name in found], "-".join(runs)[:80])
         table = charts.score_table(frame, published)
-        st.markdown(f"#### {plain(metric)} so far")
+        st.markdown(f"#### {plain(metric)} summary")
         percent = st.column_config.NumberColumn(format="%.1f %%")
         columns = [name for name in table.columns if table[name].dtype == "float64"]
         config = dict.fromkeys(columns, percent)

@@ -1,4 +1,4 @@
-"""Compare: which is better at the same cost?"""
+"""Compare view: configurations at equal cost."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SMOOTHING = ("0", "0.3", "0.6", "0.9")
 SHOWN = {
     "final": "last accuracy",
     "best": "best accuracy",
-    "steps_to_best": "steps to the best",
-    "backward_passes_to_best": "passes to the best",
-    "hours_to_best": "hours to the best",
+    "steps_to_best": "steps to best",
+    "backward_passes_to_best": "backward passes to best",
+    "hours_to_best": "hours to best",
     "shutoff_step": "shut-off step",
 }
 METRICS = (
@@ -35,9 +35,9 @@ _MOST = 60
 _MOST_LINES = 20
 _GATE_Z = "gate/z"
 _GATES_S = 7.0
-"""Not a multiple of the other parts' times, so that they seldom wait for each other."""
+"""Not a multiple of the other refresh intervals, to avoid contention."""
 _OPEN_TABLES = 4
-"""Result, cost to the baseline's best, accuracy at equal passes and at equal time; the others are drawers."""
+"""Result, cost to the baseline's best, accuracy at equal backward passes and at equal time; others are collapsed."""
 
 
 @charts_ahead()
@@ -48,9 +48,9 @@ def show() -> None:
         groups = _groups()
         if not runs and not groups:
             empty(
-                "Nothing chosen",
-                "Choose runs or groups above, or mark rows in **Runs** and press *Compare chosen*. Runs that differ in "
-                "name and seed alone count as one configuration.",
+                "Nothing selected",
+                "Select runs or groups above, or select rows in **Runs** and press *Compare*. Runs that differ only in "
+                "name and seed form one configuration.",
             )
             return
         members = {run["id"]: run for group in groups for run in visitor.client().group(group)["runs"]}
@@ -76,19 +76,19 @@ def _groups() -> list[str]:
 
 
 def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -> tuple[Json, str, bool]:
-    """The query for the service, the chart's axis, and whether each seed is drawn."""
+    """The query, the chart's x-axis, and whether to draw individual seeds."""
     scores, benchmarks = _measured(one_of_each(everything))
     labels = unique_labels(everything)
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        x = permalinks.select("Over", "over", list(AXES), "step", format_func=AXES.__getitem__) or "step"
+        x = permalinks.select("X-axis", "over", list(AXES), "step", format_func=AXES.__getitem__) or "step"
         baseline = permalinks.select(
-            "Baseline", "baseline", ["", *everything], "", format_func=lambda run: labels.get(run, "the first GRPO")
+            "Baseline", "baseline", ["", *everything], "", format_func=lambda run: labels.get(run, "first GRPO")
         )
         metric = permalinks.select("Score", "score", scores, scores[0])
         benchmark = permalinks.select("Benchmark", "benchmark", ["", *benchmarks], "", format_func=_benchmark_word)
         smoothing = permalinks.select("Smoothing", "smooth", SMOOTHING, "0", format_func=_smoothing_word)
     with st.container(horizontal=True, vertical_alignment="center"):
-        seeds = permalinks.check("Each seed as a thin line", "seeds")
+        seeds = permalinks.check("Individual seeds", "seeds")
     query = {
         "runs": runs,
         "groups": groups,
@@ -103,7 +103,7 @@ def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -
 
 
 def one_of_each(runs: dict[str, Json]) -> list[str]:
-    """Runs that may have been evaluated in different ways: of a sweep one for each of its settings of evaluation."""
+    """Runs with possibly different evaluations: for a sweep, one per combination of evaluation settings."""
     found: dict[Any, str] = {}
     for run, view in runs.items():
         own = {path: value for path, value in (view["group_values"] or {}).items() if path.startswith("evaluation")}
@@ -113,7 +113,7 @@ def one_of_each(runs: dict[str, Json]) -> list[str]:
 
 
 def _measured(runs: list[str]) -> tuple[list[str], list[str]]:
-    """Scores and benchmarks that the runs have, pass@1 first."""
+    """Scores and benchmarks of the runs, pass@1 first."""
     store: dict[str, list[str]] = st.session_state.setdefault("measured", {})
     names: dict[str, None] = {}
     for run in runs:
@@ -135,7 +135,7 @@ def _smoothing_word(weight: str) -> str:
 
 
 def _comparison(query: Json, x: str, seeds: bool, compared: dict[str, Json]) -> None:
-    """Everything that changes with an evaluation; the answer goes into `compared`, too."""
+    """The parts that change with evaluations; stores the response in `compared`."""
     with visitor.guarded():
         answer = compared["answer"] = visitor.client().compare(**query)
         _evidence(answer)
@@ -147,8 +147,7 @@ def _comparison(query: Json, x: str, seeds: bool, compared: dict[str, Json]) -> 
 
 
 def _gates(everything: dict[str, Json], compared: dict[str, Json]) -> None:
-    """z-scores, which come with every step; drawn less often than one run's own, and of so many runs as a session
-    keeps the series of."""
+    """Gate z-scores, which change with every step; limited to the number of series that a session caches."""
     with visitor.guarded():
         answer = compared.get("answer")
         gated = [run for run in gated_runs(answer) if run in everything] if answer else []
@@ -156,34 +155,34 @@ def _gates(everything: dict[str, Json], compared: dict[str, Json]) -> None:
         z = {run: points for run, live_run in found.items() if (points := live_run.points.get(_GATE_Z))}
         if answer and z:
             if len(gated) > _MOST_LINES:
-                st.caption(f"Gates of the first {_MOST_LINES} of {len(gated)} runs that have one.")
+                st.caption(f"Showing the gates of {_MOST_LINES} of {len(gated)} runs.")
             chart(charts.gate_chart(answer, z), "compare")
 
 
 def gated_runs(answer: Json) -> list[str]:
-    """Runs of a comparison that have a gate: the first seed of each configuration, then the second, and so on."""
+    """Runs with a gate: the first seed of each configuration, then the second, and so on."""
     by_seed = zip_longest(*(group["runs"] for group in answer["groups"]))
     members = (run for runs in by_seed for run in runs if run is not None)
     return [run["id"] for run in members if run["gate"]["threshold"] is not None]
 
 
 def _evidence(answer: Json) -> None:
-    """What the numbers support and what they do not, in the service's own words."""
+    """The service's statement of what the evidence supports."""
     with st.container(border=True):
-        st.markdown("##### What the evidence supports")
+        st.markdown("##### Evidence")
         st.markdown("\n".join(f"- {plain(line)}" for line in answer["evidence"].splitlines()))
     for left in answer["left_out"]:
-        st.caption(f"Left out: {plain(left['name'])}: {plain(left['reason'])}")
+        st.caption(f"Excluded: {plain(left['name'])}: {plain(left['reason'])}")
 
 
 def _differences(answer: Json) -> None:
     conditions = charts.conditions_table(answer)
     if not conditions.empty:
-        text_table(conditions, "Conditions that were not equal")
-        st.caption("They spoil the comparison, or, as hardware does, that of hours.")
+        text_table(conditions, "Differing conditions")
+        st.caption("These make the comparison unfair; hardware affects only hours.")
     settings = charts.settings_table(answer)
     if not settings.empty:
-        text_table(settings, "Settings that differ")
+        text_table(settings, "Differing settings")
 
 
 def _heat_map(group: str, query: Json) -> None:
@@ -194,31 +193,31 @@ def _heat_map(group: str, query: Json) -> None:
         if answer is None:
             return
         with st.container(border=True):
-            st.markdown("##### Sweep over two settings")
+            st.markdown("##### Sweep")
             settings = answer["settings"]
             with st.container(horizontal=True, vertical_alignment="bottom"):
-                x = permalinks.select("Across", f"hx-{group}", settings, answer["x"])
-                y = permalinks.select("Down", f"hy-{group}", settings, answer["y"])
+                x = permalinks.select("Columns", f"hx-{group}", settings, answer["x"])
+                y = permalinks.select("Rows", f"hy-{group}", settings, answer["y"])
                 shown = permalinks.select("Show", f"hs-{group}", list(SHOWN), "final", format_func=SHOWN.__getitem__)
             if x == y:
-                st.caption("Choose two different settings.")
+                st.caption("Select two different settings.")
                 return
             answer = visitor.client().heat_map(group, x=x, y=y, show=shown, **asked)
             if answer is not None:
                 chart(charts.heat_map_chart(answer), "heat")
                 for left in answer["left_out"]:
-                    st.caption(f"No part of the grid: {plain(left['name'])}: {plain(left['reason'])}")
+                    st.caption(f"Not in the grid: {plain(left['name'])}: {plain(left['reason'])}")
 
 
 def _metric(everything: dict[str, Json], x: str) -> None:
-    """Any training metric of the runs, beside the evaluations."""
+    """A training metric of the runs."""
     st.markdown("#### Training metrics")
     with st.container(horizontal=True, vertical_alignment="bottom"):
         name = permalinks.select("Metric", "metric", METRICS, METRICS[0]) or METRICS[0]
-        smoothing = permalinks.select("Its smoothing", "msmooth", SMOOTHING, "0", format_func=_smoothing_word)
+        smoothing = permalinks.select("Metric smoothing", "msmooth", SMOOTHING, "0", format_func=_smoothing_word)
     shown = dict(list(everything.items())[:_MOST_LINES])
     if len(shown) < len(everything):
-        st.caption(f"The first {_MOST_LINES} of {len(everything)} runs.")
+        st.caption(f"Showing {_MOST_LINES} of {len(everything)} runs.")
     labels = unique_labels(shown)
     going = any(run["state"] not in TERMINAL for run in shown.values())
 
@@ -232,7 +231,7 @@ def _metric(everything: dict[str, Json], x: str) -> None:
 
 
 def _export(runs: list[str]) -> None:
-    st.markdown("#### Take the data away")
+    st.markdown("#### Export")
     service = visitor.client()
     with st.container(horizontal=True):
         for form in ("csv", "parquet", "jsonl"):

@@ -1,4 +1,4 @@
-"""Choosing runs by name, while the address keeps their ids."""
+"""Selection of runs by name; the URL contains their ids."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import streamlit as st
 
-from gxpo_dashboard.client import Refused
+from gxpo_client.client import Refused
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.text.labels import unique_labels
 
@@ -15,7 +15,7 @@ _RECENT = 100
 
 
 def runs(label: str, name: str, *, most: int, default: tuple[str, ...] = ()) -> dict[str, Json]:
-    """The chosen runs by id, in the order of choice. Offered: recent ones, those found by a search, those chosen."""
+    """The selected runs by id, in order. Options: recent runs, search results and selected runs."""
     text = st.session_state.get(f"search-{name}", "")
     offered = {run["id"]: run for run in visitor.client().runs(limit=_RECENT, text=text, archived="any")["items"]}
     for run in (*st.query_params.get_all(name), *st.session_state.get(f"in_{name}", [])):
@@ -23,7 +23,7 @@ def runs(label: str, name: str, *, most: int, default: tuple[str, ...] = ()) -> 
             try:
                 offered[run] = visitor.client().run(run)
             except Refused:
-                st.caption("A run that the address names is not there any more.")
+                st.caption("A run in the URL no longer exists.")
     names = unique_labels(offered)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = permalinks.multi(
@@ -31,6 +31,6 @@ def runs(label: str, name: str, *, most: int, default: tuple[str, ...] = ()) -> 
             placeholder="by name",
         )  # fmt: skip
         st.text_input(
-            "Find older ones", key=f"search-{name}", placeholder="name, tag, id", width=220, icon=":material/search:"
+            "Search runs", key=f"search-{name}", placeholder="name, tag, id", width=220, icon=":material/search:"
         )
     return {run: offered[run] for run in chosen if run in offered}

@@ -1,4 +1,4 @@
-"""What a run wrote down: samples, events, its log, its config, its checkpoints."""
+"""Records of a run: samples, events, log, config and checkpoints."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Json = dict[str, Any]
 _PAGE = 50
 _LOG_WINDOW = 65_536
 _EVENT_PARTS = 5
-"""Of 1000 events each; later ones of a very long history are left to the API."""
+"""Pages of 1000 events; the rest of a very long history is available from the API."""
 _DIRECT_DOWNLOAD = 200 * 1024 * 1024
-"""Bytes that are passed through the page; larger checkpoints are fetched by a command."""
+"""Maximum size of a download through the page; larger checkpoints show a curl command."""
 
 
 def samples(run: str, x: str) -> None:
-    """Prompt, answer, extracted answer, gold and verdict of each stored response."""
+    """Prompt, response, extracted answer, gold answer and verdict of each sample."""
     first = visitor.client().samples(run, limit=1)
     steps = [str(step) for step in first["steps"]]
     if not steps:
-        empty("No sample yet", "Samples are stored with each step.")
+        empty("No samples yet", "Samples appear after the first step.")
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
         offered = ["", *reversed(steps)]
@@ -43,7 +43,7 @@ def samples(run: str, x: str) -> None:
     answer = visitor.client().samples(run, **query)
     items = answer["items"]
     if not items:
-        empty("No sample fits", "Choose another step or verdict.")
+        empty("No matching samples", "Select another step or verdict.")
         return
     listed, read = st.columns([2, 3])
     with listed:
@@ -71,7 +71,7 @@ def _sample_list(items: list[Json], run: str) -> int:
             "Reward": st.column_config.NumberColumn(format="%.2f", width="small"),
             "Prompt": st.column_config.TextColumn(width="large"),
         },
-        alt="Samples: choose one to read it",
+        alt="Samples: select one to read it",
     )
     chosen = event.selection.rows
     return chosen[0] if chosen and chosen[0] < len(items) else 0
@@ -80,7 +80,7 @@ def _sample_list(items: list[Json], run: str) -> int:
 def _sample(item: Json) -> None:
     words = f"{VERDICTS.get(item['verdict'], item['verdict'])}, reward {number(item['reward']):.2f}"
     st.markdown(f"#### {plain(words)}")
-    cut = ", cut off at the limit" if item["truncated"] else ""
+    cut = ", truncated" if item["truncated"] else ""
     extra = item["extra"]
     version = f", policy version {extra['weights_version']}" if "weights_version" in extra else ""
     st.caption(
@@ -91,7 +91,7 @@ def _sample(item: Json) -> None:
     foreign("Response", item["response"])
     extracted, gold = st.columns(2)
     with extracted:
-        foreign("Extracted answer", item["extracted"] if item["extracted"] is not None else "(none found)")
+        foreign("Extracted answer", item["extracted"] if item["extracted"] is not None else "(none)")
     with gold:
         foreign("Gold answer", item["gold"])
     if extra.get("detail"):
@@ -118,7 +118,7 @@ def _sample_pager(cursors: list[str], following: str | None, num: int) -> None:
 
 
 def events(run: str, x: str) -> None:
-    """Everything that happened to the run, newest first."""
+    """Events of the run, newest first."""
     found: list[Json] = []
     after = 0
     for _ in range(_EVENT_PARTS):
@@ -128,7 +128,7 @@ def events(run: str, x: str) -> None:
             break
         after = answer["next_after"]
     if not found:
-        empty("No event yet", "Changes of state, checkpoints and failures will be listed here.")
+        empty("No events yet", "State changes, checkpoints and failures appear here.")
         return
     rows = [(moment(item["time"]), item["actor"], item["kind"], item["message"]) for item in reversed(found)]
     frame = pd.DataFrame(rows, columns=["Time", "Actor", "Kind", "Message"])
@@ -137,23 +137,23 @@ def events(run: str, x: str) -> None:
 
 
 def log(run: str, x: str) -> None:
-    """The end of the log, following it while the run goes on."""
+    """The end of the log, refreshed while the run executes."""
     answer = visitor.client().logs(run, offset=-_LOG_WINDOW, limit=_LOG_WINDOW)
     if not answer["size"]:
-        empty("The log is empty", "It begins when the run's job starts.")
+        empty("The log is empty", "It starts with the run's job.")
         return
     first = answer["offset"]
-    st.caption(f"The last {size(answer['next_offset'] - first)} of {size(answer['size'])}, following while it grows.")
+    st.caption(f"Showing the last {size(answer['next_offset'] - first)} of {size(answer['size'])}.")
     lines = answer["text"].splitlines()[1 if first else 0 :]
-    # Newest first, so that what follows is in sight without scrolling, and reading on is not disturbed.
-    newest_first = st.checkbox("Newest line first", value=True, key="log-order")
+    # Newest first, so that new lines are visible without scrolling.
+    newest_first = st.checkbox("Newest first", value=True, key="log-order")
     st.code("\n".join(reversed(lines) if newest_first else lines), language=None, height=560)
 
 
 def config(run: str, x: str) -> None:
-    """All settings, and what the run recorded about its surroundings."""
+    """The config and the recorded environment."""
     found = visitor.client().run(run)
-    st.caption(f"Hash {plain(found['config_sha256'])}: equal for runs that differ in name alone.")
+    st.caption(f"Hash {plain(found['config_sha256'])}: equal for runs that differ only in name.")
     text = json.dumps(found["config"], indent=2)
     left, right = st.columns(2)
     with left:
@@ -161,7 +161,7 @@ def config(run: str, x: str) -> None:
         st.code(text, language="json", height=620)
         download("Config (JSON)", f"{run}-config.json", text.encode, "config-json")
     with right:
-        st.markdown("**Surroundings: versions, hardware, hashes**")
+        st.markdown("**Environment**")
         identity = {name: value for name, value in (found.get("identity") or {}).items() if name != "config"}
         if identity:
             st.code(json.dumps(identity, indent=2), language="json", height=620)
@@ -170,10 +170,10 @@ def config(run: str, x: str) -> None:
 
 
 def checkpoints(run: str, x: str) -> None:
-    """What was saved, and the policy to take away."""
+    """Checkpoints with download of the policy."""
     found = visitor.client().checkpoints(run)
     if not found:
-        empty("No checkpoint yet", "They are written every `checkpoint.every_steps` steps.")
+        empty("No checkpoints yet", "Checkpoints are written every `checkpoint.every_steps` steps.")
         return
     for item in found:
         step, marks = item["step"], [word for word in ("best", "newest") if item.get(word)]

@@ -1,4 +1,4 @@
-"""Run: is this run healthy?"""
+"""Run view: progress and health of one run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def show() -> None:
 
 
 def _chosen() -> Json | None:
-    """The run that the address names; a list to choose from otherwise."""
+    """The run in the URL; otherwise a list to select from."""
     run = st.query_params.get("run", "")
     with visitor.guarded():
         if run:
@@ -55,9 +55,9 @@ def _chosen() -> Json | None:
         st.title("Run")
         recent = visitor.client().runs(limit=20)["items"]
         if not recent:
-            empty("No run yet", "Open **Submit** to start one.")
+            empty("No runs yet", "Open **Submit** to start one.")
             return None
-        st.write("Choose a run:")
+        st.write("Select a run:")
         for item in recent:
             words = f"{state_word(item['state'])} · {item.get('rule_label') or item['rule']}"
             if st.button(f"{plain(item['name'])} · {plain(words)}", key=item["id"], width=520):
@@ -85,7 +85,7 @@ def _header(run_id: str, was_ended: bool) -> None:
         if run["state"] not in ("succeeded",) and (explained := why(run)):
             st.error(f"**{plain(run['reason'])}** {plain(explained)}", icon=":material/error:")
         if run["recoveries"]:
-            st.caption(f"Recovered {run['recoveries']} times; see the events.")
+            st.caption(f"Recovered {run['recoveries']}×; see Events.")
         fraction = min(1.0, max(0.0, number(progress["fraction"] or 0.0)))
         st.progress(fraction, text=f"{percent(fraction, 0)} of the budget · {_bounds(progress)}")
         with st.container(horizontal=True):
@@ -103,7 +103,7 @@ def _bounds(progress: Json) -> str:
         f"{count(number(progress[used]))} of {count(number(progress[bound]))} {word}"
         for used, bound, word in (
             ("steps", "step_budget", "steps"),
-            ("backward_passes", "backward_passes_budget", "passes"),
+            ("backward_passes", "backward_passes_budget", "backward passes"),
             ("tokens", "tokens_budget", "tokens"),
         )
         if progress.get(bound)
@@ -129,7 +129,7 @@ def _overview(run_id: str, x: str) -> None:
     rule = curves.rule_of(run["config"])
     evaluations = visitor.client().evaluations(run_id)
     if not series and not evaluations:
-        empty("Nothing was reported yet", "The first step takes the longest: engines start and compile.")
+        empty("No data yet", "The first step takes longest, because engines start and compile.")
         return
     charts = [curves.reward_chart(series, x), accuracy_chart(evaluations)]
     if rule.get("name") != "grpo":
@@ -142,7 +142,7 @@ def _gate(run_id: str, x: str) -> None:
     rule = curves.rule_of(run["config"])
     series = visitor.live_series(run_id, x, OVERVIEW).points
     if rule.get("name") == "grpo":
-        empty("GRPO has no gate", "One backward pass a step from the first step to the last.")
+        empty("GRPO has no gate", "GRPO takes one backward pass per step.")
     else:
         chart(gate.z_chart(series, x, _two_sided(rule)), run_id)
         chart(gate.value_chart(series, x, str(rule.get("name"))), run_id)
@@ -150,7 +150,7 @@ def _gate(run_id: str, x: str) -> None:
 
 
 def _budget(run_id: str, series: Series, x: str, run: Json) -> Chart:
-    """Passes are shown over steps whatever the other charts' axis: over passes they would be a straight line."""
+    """Backward passes over steps, whatever the x-axis: over themselves they would be a straight line."""
     over_steps = series if x == "step" else visitor.live_series(run_id, "step", (*budget.NAMES, "gate/active")).points
     bound = run["progress"].get("backward_passes_budget")
     return budget.budget_chart(over_steps, curves.rule_of(run["config"]), number(bound) if bound else None)
@@ -184,7 +184,7 @@ def _grid_or_empty(charts: list[Chart], run_id: str) -> None:
     if charts:
         grid(charts, run_id)
     else:
-        empty("Nothing was reported yet", "Either the run has no step so far, or its rule does not measure this.")
+        empty("No data yet", "Either the run has no step yet, or its rule does not report these metrics.")
 
 
 CHARTED = ("Overview", "Gate and budget", "Look-ahead", "Policy", "System")
@@ -201,4 +201,4 @@ PARTS: dict[str, tuple[Callable[[str, str], None], float | None]] = {
     "Config": (records.config, None),
     "Checkpoints": (records.checkpoints, visitor.SLOW_S),
 }
-"""Name of each part, what shows it, and how often it is drawn anew while the run goes on."""
+"""Name of each part, its function, and its refresh interval while the run executes."""

@@ -1,4 +1,4 @@
-"""Runs: what is going on?"""
+"""Runs view: list, filter and control runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SORTS = {
 }
 PAGE_SIZES = ("25", "50", "100", "200")
 _TREND_RUNS = 100
-"""Runs a call for the little reward lines."""
+"""Runs per request of reward trends."""
 
 
 def show() -> None:
@@ -45,7 +45,7 @@ def show() -> None:
 
 
 def _filters() -> tuple[Json, list[str], str]:
-    """Filters, order and columns, all in the address."""
+    """Filters, order and columns, all in the URL."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
         text = permalinks.text("Search", "text", placeholder="name, notes, tag, model, id", icon=":material/search:")
         states = permalinks.multi("State", "state", list(STATES), format_func=STATES.__getitem__, placeholder="any")
@@ -54,13 +54,13 @@ def _filters() -> tuple[Json, list[str], str]:
         order = permalinks.select("Order", "order", ["desc", "asc"], "desc", format_func=_ORDER.__getitem__)
     with st.expander("More filters and columns", icon=":material/tune:"):
         with st.container(horizontal=True, vertical_alignment="bottom"):
-            model = permalinks.text("Model", "model", placeholder="model.path, whole")
-            tags = permalinks.text("Tags", "tag", placeholder="all of these, with commas")
-            group = permalinks.text("Group", "group", placeholder="id of a group")
-            baseline = permalinks.text("Baseline run", "base", placeholder="id; or pin one below")
-            size = permalinks.select("Runs a page", "size", PAGE_SIZES, "50") or "50"
+            model = permalinks.text("Model", "model", placeholder="exact model.path")
+            tags = permalinks.text("Tags", "tag", placeholder="all of these, comma-separated")
+            group = permalinks.text("Group", "group", placeholder="group id")
+            baseline = permalinks.text("Baseline run", "base", placeholder="run id, or pin one below")
+            size = permalinks.select("Page size", "size", PAGE_SIZES, "50") or "50"
         columns = permalinks.multi("Columns", "cols", list(COLUMNS), SHOWN, format_func=COLUMNS.__getitem__)
-        archived = permalinks.check("Archived runs too", "archived")
+        archived = permalinks.check("Include archived", "archived")
     query = {
         "text": text,
         "state": states,
@@ -100,7 +100,7 @@ def _list(query: Json, columns: Sequence[str], baseline_id: str) -> None:
 
 
 def _table(runs: list[Json], columns: Sequence[str], baseline: Json | None) -> list[Json]:
-    """The table; the chosen runs."""
+    """Show the table; returns the selected runs."""
     trends = _trends(runs) if "trend" in columns else {}
     frame = runs_table(runs, baseline=baseline, trends=trends)
     frame.insert(0, "open", "Open")
@@ -108,7 +108,7 @@ def _table(runs: list[Json], columns: Sequence[str], baseline: Json | None) -> l
     remembered = st.session_state.get("chosen_runs", [])
     event = st.dataframe(
         frame,
-        # Rows are chosen by position: when the order changes, the choice is carried over by id.
+        # Rows are selected by position: when the order changes, the selection is restored by id.
         key=f"runs-{hash(tuple(ids)) & 0xFFFFFFFF:x}",
         column_order=["open", *columns],
         column_config=_column_config(),
@@ -135,15 +135,15 @@ def _column_config() -> dict[str, Any]:
         "open": column.ButtonColumn("", on_click=_opened, key="open_run", width="small", pinned=True),
         "name": column.TextColumn("Name", width="medium"),
         "progress": column.ProgressColumn("Progress", min_value=0, max_value=100, format="%.0f %%", width="small"),
-        "score": column.NumberColumn("Accuracy", help="Newest macro average of pass@1.", **accuracy),
+        "score": column.NumberColumn("Accuracy", help="Latest macro average of pass@1.", **accuracy),
         "best": column.NumberColumn("Best", **accuracy),
         "reward": column.NumberColumn("Reward", **accuracy),
         "difference": column.NumberColumn(
-            "Δ baseline", help="Percentage points against the pinned run.", format="%+.1f", width="small"
+            "Δ baseline", help="Percentage points relative to the pinned run.", format="%+.1f", width="small"
         ),
         "trend": column.LineChartColumn("Trend", help="Reward so far.", y_min=0, y_max=100, width="small"),
-        "passes": column.TextColumn("Passes", help="Backward passes spent, of the budget.", width="small"),
-        "left": column.TextColumn("Time left", help="By its pace so far.", width="small"),
+        "passes": column.TextColumn("Backward passes", help="Backward passes, of the budget.", width="small"),
+        "left": column.TextColumn("Time left", help="Estimated from the pace so far.", width="small"),
         "tags": column.ListColumn("Tags", width="small"),
     }
 
@@ -156,16 +156,16 @@ def _opened() -> None:
 
 
 def _bar(chosen: list[Json], baseline: Json | None) -> None:
-    """What can be done with the chosen runs, in place."""
+    """Actions on the selected runs."""
     names = ", ".join(plain(run["name"]) for run in chosen[:4]) + (" …" if len(chosen) > 4 else "")
     allowed, ids = visitor.may_change(), [run["id"] for run in chosen]
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        st.markdown(f"**{len(chosen)} chosen** {names}" if chosen else "Choose rows to act on them.", width="content")
+        st.markdown(f"**{len(chosen)} selected** {names}" if chosen else "Select rows to act on them.", width="content")
         if not chosen:
             if baseline is not None:
                 st.caption(f"Baseline: {plain(baseline['name'])}")
             return
-        if st.button("Compare chosen", icon=":material/compare_arrows:", type="primary", disabled=len(ids) < 2):
+        if st.button("Compare", icon=":material/compare_arrows:", type="primary", disabled=len(ids) < 2):
             go("compare", runs=ids)
         if len(chosen) == 1 and st.button("Pin as baseline", icon=":material/push_pin:"):
             st.query_params["base"] = ids[0]
@@ -185,14 +185,14 @@ def _bar(chosen: list[Json], baseline: Json | None) -> None:
             actions.archive(chosen, not away)
             st.rerun(scope="fragment")
         with st.popover("Tag…", icon=":material/label:", disabled=not allowed):
-            word = st.text_input("Word", key="tag-word", max_chars=60)
-            if st.button("Put on the chosen runs", disabled=not word.strip()):
+            word = st.text_input("Tag", key="tag-word", max_chars=60)
+            if st.button("Add tag", disabled=not word.strip()):
                 actions.tag_runs(chosen, word.strip())
                 st.rerun(scope="fragment")
 
 
 def _baseline(run: str, listed: list[Json]) -> Json | None:
-    """The pinned run; None when there is none, or it is gone."""
+    """The pinned run, if any."""
     if not run:
         return None
     found = next((item for item in listed if item["id"] == run), None)
@@ -200,7 +200,7 @@ def _baseline(run: str, listed: list[Json]) -> Json | None:
 
 
 def _trends(runs: Sequence[Json]) -> dict[str, list[float]]:
-    """Rewards so far of each run, in percent; asked for again only when a run has changed."""
+    """Rewards of each run, in percent; requested again only when a run has changed."""
     store: dict[str, tuple[Any, list[float]]] = st.session_state.setdefault("trends", {})
     stale = [run for run in runs if store.get(run["id"], (None,))[0] != (run["attempt"], run["progress"]["steps"])]
     for start in range(0, len(stale), _TREND_RUNS):
@@ -216,7 +216,7 @@ def _trends(runs: Sequence[Json]) -> dict[str, list[float]]:
 
 
 def _cursors(query: Json) -> list[str]:
-    """Cursors of the pages up to the present one; other filters start at the first page."""
+    """Cursors of the pages up to the current one; other filters start at the first page."""
     if st.session_state.get("runs_query") != query:
         st.session_state["runs_query"], st.session_state["runs_cursors"] = query, []
     cursors: list[str] = st.session_state["runs_cursors"]
@@ -243,13 +243,13 @@ def _nothing(query: Json, later_page: bool) -> None:
     if later_page:
         empty("No more runs", "Go back a page.")
     elif filtered:
-        empty("No run fits", "Take a filter away, or look among the archived runs.")
+        empty("No matching runs", "Clear a filter or include archived runs.")
     else:
         empty(
-            "No run yet",
-            "Submit one: open **Submit**, choose the preset *demo* and press *Submit the run*. It trains the embedded "
-            "policy on this machine in about two minutes. From a terminal: `gxpo submit --preset demo`, or `make demo` "
-            "for GRPO, SFPO and GXPO side by side.",
+            "No runs yet",
+            "Open **Submit**, select the preset *demo* and press *Submit run*. It trains the embedded policy on this "
+            "machine in about two minutes. From a terminal, run `gxpo submit --preset demo`, or `make demo` to compare "
+            "GRPO, SFPO and GXPO.",
         )
-        if st.button("Submit a run", type="primary", icon=":material/add_circle:"):
+        if st.button("Submit run", type="primary", icon=":material/add_circle:"):
             go("submit")

@@ -1,4 +1,4 @@
-"""Submit: start a run, or a sweep, without writing a file."""
+"""Submit view: configure and submit a run or a sweep."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from gxpo_dashboard.client import Refused
+from gxpo_client.client import Refused
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.navigation import go
 from gxpo_dashboard.text.formats import count
@@ -27,8 +27,8 @@ SWEEP_PATHS = {
     "learner.optimizer.learning_rate": "learning rate",
 }
 SWEEPS = {
-    "": ("Own values", "Every combination of the values, with every seed. An empty box leaves the setting as above."),
-    "rules": ("Rules", "GRPO, SFPO and GXPO on the settings above, with every seed."),
+    "": ("Custom", "Every combination of the values, with every seed. Empty fields keep the settings above."),
+    "rules": ("Rules", "GRPO, SFPO and GXPO with the settings above, with every seed."),
     "k": ("K ablation", "The paper's values of the virtual depth K."),
     "alpha": ("α ablation", "The paper's values of the reposition strength α, for each of its K."),
     "tau": ("τ ablation", "The paper's values of the gate's threshold τ."),
@@ -37,7 +37,7 @@ SWEEPS = {
 
 @st.cache_data(ttl=300, max_entries=4, show_spinner=False)
 def _catalogue(url: str, _service: Any) -> tuple[Json, list[Json]]:
-    """Schema and presets; the same for every visitor of a service."""
+    """Schema and presets, shared by all visitors."""
     return _service.schema(), _service.presets()
 
 
@@ -47,8 +47,8 @@ def show() -> None:
         schema, presets = _catalogue(visitor.service_url(), visitor.client())
         by_name = {preset["name"]: preset for preset in presets}
         with st.container(horizontal=True, vertical_alignment="bottom"):
-            preset = permalinks.select("Start from", "preset", list(by_name), _first(by_name), width=340)
-            sweep = permalinks.check("Sweep: several runs at once", "sweep")
+            preset = permalinks.select("Preset", "preset", list(by_name), _first(by_name), width=340)
+            sweep = permalinks.check("Sweep", "sweep")
         found = by_name[preset or _first(by_name)]
         st.caption(plain(found["summary"]))
         form, outcome = st.columns([3, 2], gap="large")
@@ -67,12 +67,12 @@ def _first(presets: dict[str, Json]) -> str:
 
 
 def _form(schema: Json, preset: Json) -> tuple[Json, list[str]]:
-    """The config as the widgets have it, and what cannot be read of them."""
+    """The config from the widgets, and the parse errors."""
     base = preset["config"]
     chosen_rule = st.session_state.get(_key(preset["name"], "learner.rule.name"))
     shaped = forms.changed(base, {"learner.rule.name": chosen_rule}) if chosen_rule else base
     settings = {setting.path: setting for setting in forms.settings_of(schema, shaped)}
-    # Kept apart from the widgets, because those of a closed section are not drawn.
+    # Stored separately, because the widgets of a collapsed section are not drawn.
     changes: Json = st.session_state.setdefault(f"changes-{preset['name']}", {})
     problems: list[str] = []
 
@@ -140,23 +140,23 @@ def _sweep_form(config: Json) -> Json:
         paths = [path for path in SWEEP_PATHS if not preset and forms.get(config, path) is not None]
         for place, path in zip(st.columns(max(1, len(paths))), paths, strict=False):
             with place:
-                typed = st.text_input(SWEEP_PATHS[path], key=f"sweep-{path}", help=path, placeholder="with commas")
+                typed = st.text_input(SWEEP_PATHS[path], key=f"sweep-{path}", help=path, placeholder="comma-separated")
                 found = forms.values(typed)
                 if found:
                     grid[path] = found
         seeds = forms.values(st.text_input("Seeds", value="0, 1, 2", key="sweep-seeds"))
         control = st.checkbox(
-            "With the control: GRPO at learning rate × (αK + 1)",
+            "Learning-rate control",
             value=True,
             key="sweep-control",
-            help="A look-ahead in a flat region is a longer step; this is that longer step without the look-ahead.",
+            help="Adds GRPO at learning rate × (αK + 1). In a flat region, a look-ahead equals this longer step.",
         )
     return {"grid": grid, "seeds": seeds, "control": control, "preset": preset or None}
 
 
 def _outcome(config: Json, problems: list[str], sweep: Json | None) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        tags = st.text_input("Tags", key="submit-tags", placeholder="words, with commas")
+        tags = st.text_input("Tags", key="submit-tags", placeholder="comma-separated")
         priority = st.number_input("Priority", value=0, step=1, min_value=-1000, max_value=1000, key="submit-priority")
     words = [tag.strip() for tag in tags.split(",") if tag.strip()]
     if problems:
@@ -178,17 +178,17 @@ def _one_run(config: Json, body: Json) -> None:
         cost = checked["cost"]
         st.success(f"Valid. {_cost_words(cost)}", icon=":material/check_circle:")
         if checked["equal_runs"]:
-            st.info("Runs with these very settings exist already:", icon=":material/content_copy:")
+            st.info("Runs with the same settings exist:", icon=":material/content_copy:")
             for run in checked["equal_runs"][:5]:
                 if st.button(f"{plain(run['name'])} · {plain(state_word(run['state']))}", key=f"equal-{run['id']}"):
                     go("run", run=run["id"])
-    if _press("Submit the run", checked["valid"]):
+    if _press("Submit run", checked["valid"]):
         made = visitor.client().submit(body, actions.submission_key())
         st.session_state.pop("submission_key", None)
         go("run", run=made["id"])
-    with st.expander("The same as TOML", expanded=checked["valid"]):
-        st.code(checked.get("toml") or "# not valid yet", language="toml", height=420)
-    with st.expander("The same as curl"):
+    with st.expander("TOML", expanded=checked["valid"]):
+        st.code(checked.get("toml") or "# invalid config", language="toml", height=420)
+    with st.expander("curl"):
         st.code(forms.curl(visitor.service_url(), body), language="bash", height=300)
 
 
@@ -205,15 +205,15 @@ def _sweep(body: Json) -> None:
     with st.container(horizontal=True):
         st.metric("Runs", count(cost["runs"]), border=True)
         st.metric("Steps", count(cost["steps"]), border=True)
-        st.metric("Backward passes at most", count(cost["backward_passes"]), border=True)
+        st.metric("Max. backward passes", count(cost["backward_passes"]), border=True)
     st.caption(plain(cost["per_step_words"]))
     if _press(f"Submit {cost['runs']} runs", True):
         made = visitor.client().sweep(body, actions.submission_key())
         st.session_state.pop("submission_key", None)
         go("runs", group=made["group"]["id"])
     rows = [(run["name"], run["rule_label"], run["seed"], run["backward_passes"]) for run in plan["runs"]]
-    frame = pd.DataFrame(rows, columns=["Run", "Rule", "Seed", "Passes"])
-    text_table(frame.astype("str"), "The sweep's runs")
+    frame = pd.DataFrame(rows, columns=["Run", "Rule", "Seed", "Backward passes"])
+    text_table(frame.astype("str"), "Planned runs")
 
 
 def _press(label: str, ready: bool) -> bool:
@@ -225,7 +225,7 @@ def _press(label: str, ready: bool) -> bool:
 
 
 def _complaints(errors: list[tuple[str, str]]) -> None:
-    st.error(f"{len(errors)} setting{'s' if len(errors) != 1 else ''} to mend:", icon=":material/error:")
+    st.error(f"Fix {len(errors)} setting{'s' if len(errors) != 1 else ''}:", icon=":material/error:")
     for field, message in errors[:30]:
         st.text(f"{field}: {message}")
 

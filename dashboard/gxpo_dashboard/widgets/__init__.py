@@ -1,1 +1,1 @@
-"""Elements that several views show."""
+"""Widgets shared by several views."""

@@ -1,4 +1,4 @@
-"""Charts, tables and foreign text on a page."""
+"""Widgets for charts, tables and untrusted text."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gxpo_dashboard.text.labels import plain
 
 
 def live(function: Callable[[], None], every_s: float | None) -> None:
-    """Show a part of the page and draw it anew every so many seconds; None: only when something is pressed."""
+    """Show a fragment that refreshes every `every_s` seconds; None: only on interaction."""
     st.fragment(run_every=every_s)(function)()
 
 
 @contextmanager
 def charts_ahead() -> Iterator[None]:
-    """Let the browser fetch what draws charts while the figures of the page are still being worked out. It does so
-    when it meets the first chart of a session: an empty one, which is gone when the page is drawn."""
+    """Preload Vega in the browser while the page's data is being computed, with a temporary empty chart before the
+    first page of a session."""
     if "charts_ahead" in st.session_state:
         yield
         return
@@ -34,18 +34,18 @@ def charts_ahead() -> Iterator[None]:
 
 
 _DRAWING_S = 0.8
-"""About what a browser needs to make ready what draws charts, and to draw twenty lines."""
+"""Approximate time of a browser to load Vega and draw twenty lines."""
 
 
 def draw_first() -> None:
-    """Let the browser draw what it has before more of a session's first page follows. It draws in one thread, and a
-    chart waits there for all that came behind it; the page as a whole is not later for it."""
+    """On the first page of a session, let the browser draw its first chart before sending more. It draws in one thread,
+    where the chart would wait for later elements; the page as a whole is not slower."""
     if "charts_ahead" not in st.session_state:
         time.sleep(_DRAWING_S)
 
 
 def chart(found: Chart, scope: str) -> None:
-    """A chart with its sentence, its data as a table and as CSV. `scope` tells equal charts of two runs apart."""
+    """A chart with its summary, its data as a table and as CSV. `scope` makes keys of equal charts unique."""
     with st.container(border=True, height="stretch"):
         st.markdown(f"##### {plain(found.title)}")
         key = f"{scope}-{found.key}"
@@ -54,7 +54,7 @@ def chart(found: Chart, scope: str) -> None:
             return
         spec = {**found.spec, "datasets": dict(found.datasets), **_FRAME}
         if found.zoomable:
-            # Only a selection that the page listens to survives new data; that is what keeps the zoom.
+            # Only a selection with a listener survives new data; this keeps the zoom.
             st.vega_lite_chart(
                 None, spec, key=key, alt=found.alt, height=found.height, on_select="rerun", selection_mode=[ZOOM]
             )
@@ -68,13 +68,13 @@ _LONG_TABLE = 16
 _FRAME = {
     "autosize": {"type": "fit", "contains": "padding"},
     "padding": {"left": 4, "right": 12, "top": 4, "bottom": 4},
-    # Legends one under another, never over each other.
+    # Stack legends, so that they never overlap.
     "config": {"legend": {"layout": {"top": {"direction": "vertical", "anchor": "start", "margin": 2}}}},
 }
 
 
 def data(make: Callable[[], pd.DataFrame], key: str, title: str) -> None:
-    """A closed drawer with the data behind a picture; made only when it is opened."""
+    """A collapsed table of a chart's data, built when it is opened."""
     drawer = st.expander("Data", key=f"{key}-data", on_change="rerun", icon=":material/table:")
     if drawer.open:
         with drawer:
@@ -84,12 +84,11 @@ def data(make: Callable[[], pd.DataFrame], key: str, title: str) -> None:
 
 
 def text_table(frame: pd.DataFrame, title: str, *, closed: bool = False) -> None:
-    """A table of text in a card, its cells shown as they are; a long one, or one that is `closed`, is made only when
-    it is opened."""
+    """A table of escaped text in a card; a long one, or with `closed`, is collapsed and built when it is opened."""
     with st.container(border=True):
         st.markdown(f"##### {plain(title)}")
         if frame.empty:
-            st.caption("No row yet.")
+            st.caption("No rows yet.")
         elif not closed and len(frame) <= _LONG_TABLE:
             _cells(frame, title)
         else:
@@ -112,7 +111,7 @@ def download(label: str, name: str, make: Callable[[], bytes], key: str) -> None
 
 
 def grid(charts: Sequence[Chart], scope: str, columns: int = 2) -> None:
-    """Charts in rows; the last one of an odd number keeps its width."""
+    """Charts in a grid; a single last one keeps its width."""
     for start in range(0, len(charts), columns):
         for place, found in zip(st.columns(columns), charts[start : start + columns], strict=False):
             with place:
@@ -120,13 +119,13 @@ def grid(charts: Sequence[Chart], scope: str, columns: int = 2) -> None:
 
 
 def foreign(label: str, text: Any, key: str | None = None) -> None:
-    """Text that the product did not write, as text: never Markdown, never HTML, never a link."""
+    """Untrusted text, shown literally: no Markdown, HTML or links."""
     st.markdown(f"**{label}**")
     st.code(str(text) if text not in (None, "") else " ", language=None, wrap_lines=True)
 
 
 def empty(title: str, text: str) -> None:
-    """A state in which there is nothing to show yet, and what to do about it."""
+    """An empty state: what is missing, and what to do."""
     with st.container(border=True):
         st.markdown(f"#### {title}")
         st.markdown(text)

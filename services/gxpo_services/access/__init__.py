@@ -1,1 +1,1 @@
-"""Who may do what: roles, secrets, and the holder of a token."""
+"""Authentication and authorization: roles, secrets and principals."""

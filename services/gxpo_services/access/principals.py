@@ -1,6 +1,6 @@
-"""Who is asking, and what they may do. Tokens are 256 random bits; their SHA-256 is what is stored.
+"""Principals and roles. Tokens are 256 random bits; only their SHA-256 is stored.
 
-A hash without salt or stretching is right for secrets of full entropy: there is nothing to guess.
+Secrets of full entropy need neither salt nor key stretching.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import IntEnum
 
 
 class Role(IntEnum):
-    """Each role may do what the ones below it may."""
+    """Each role includes the permissions of the roles below it."""
 
     VIEWER = 1
     SUBMITTER = 2
@@ -42,15 +42,15 @@ class Principal:
 
 
 def new_token(kind: str = "gxpo") -> str:
-    """A new secret; `kind` tells people what it is for."""
+    """A new secret; `kind` is a prefix that names its purpose."""
     return f"{kind}_{secrets.token_urlsafe(32)}"
 
 
 def hash_token(token: str) -> str:
-    """What is stored of a token."""
+    """SHA-256 of a token."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def same_hash(token: str, stored: str | None) -> bool:
-    """Whether a token is the stored one, in constant time."""
+    """Whether a token matches the stored hash, compared in constant time."""
     return stored is not None and secrets.compare_digest(hash_token(token), stored)

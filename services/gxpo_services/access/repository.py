@@ -1,4 +1,4 @@
-"""SQL of the holder of a token."""
+"""SQL of token look-ups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BY_SECRET = select(_table.id, _table.name, _table.role, _table.revoked_at, _tab
 
 
 def find_by_secret(database: Session | Connection, token: str) -> Principal | None:
-    """The holder of a secret that is neither revoked nor expired. Every request asks: a bare connection is enough."""
+    """The principal of a valid, unexpired secret. Runs on every request, so it takes a connection."""
     row = database.execute(_BY_SECRET, {"sha256": hash_token(token)}).one_or_none()
     if row is None or row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= time.time()):
         return None

@@ -1,1 +1,1 @@
-"""What every endpoint shares: dependencies, errors, middleware, field types, paging, idempotency, OpenAPI."""
+"""Shared by all endpoints: dependencies, errors, middleware, field types, paging, idempotency, OpenAPI."""

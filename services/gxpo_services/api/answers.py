@@ -1,4 +1,4 @@
-"""Answers that are made ready inside the endpoint's own thread."""
+"""Responses serialized in the endpoint's own thread."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pydantic_core import to_json
 
 
 def answer(body: BaseModel, status: int = 200, *, location: str | None = None) -> Response:
-    """`body` as JSON. An endpoint that returns this needs no second thread before its transaction ends.
+    """A JSON response, serialized before the endpoint returns.
 
-    FastAPI checks and writes what a plain endpoint returns in a thread of its limited pool, while the transaction is
-    still open. When every thread of the pool waits for a lock of that very transaction, none of them ever comes free.
+    FastAPI serializes a plain return value in another thread of its bounded pool while the transaction is still open.
+    If every thread of the pool waits for a lock of that transaction, this deadlocks.
     """
     headers = {} if location is None else {"Location": location}
     return Response(body.model_dump_json(), status, headers, "application/json")
 
 
 def plain_answer(body: Mapping[str, Any]) -> Response:
-    """The same of what is in the form of JSON already."""
+    """A JSON response from plain values."""
     return Response(to_json(body, inf_nan_mode="null"), media_type="application/json")

@@ -1,7 +1,7 @@
-"""Opaque cursors: where a list goes on, as the sort value and the number of the last row that was seen.
+"""Opaque keyset cursors: sort value and row number of the last row of a page.
 
-A cursor holds nothing that its client could not ask for anyway, so it is checked and not signed: its order must be the
-request's, and its value of the column's own kind, since it ends in a comparison in SQL.
+A cursor grants no access, so it is validated but not signed: its order must match the request, and its value must have
+the type of the column, because it is compared in SQL.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ Value = str | int | float | None
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A row in an order: its sort value (None: it has none) and, to tell equal ones apart, its number."""
+    """Position of a row in an order: its sort value (None: no value) and its number as tie-breaker."""
 
     value: Value
     number: int
 
 
 def encode(order: str, position: Position) -> str:
-    """order: what the list is sorted by, in one word."""
+    """Encode a position. order: the sort key of the list, as one word."""
     body = json.dumps([order, plain(position.value), position.number], separators=(",", ":"), ensure_ascii=False)
     return base64.urlsafe_b64encode(body.encode()).decode().rstrip("=")
 
 
 def decode(cursor: str, order: str, kind: Kind) -> Position:
-    """Raises Invalid when the cursor is none of ours, or of another order."""
+    """Decode a cursor. Raises Invalid when it is malformed or belongs to another order."""
     try:
         body = json.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True))
         of_order, value, number = body
@@ -44,7 +44,7 @@ def decode(cursor: str, order: str, kind: Kind) -> Position:
             raise ValueError("no row number")
         return Position(_value(value, kind), number)
     except (ValueError, TypeError, RecursionError):
-        raise _refused("is no cursor of this list; take next_cursor as it is") from None
+        raise _refused("is not a cursor of this list; pass next_cursor unchanged") from None
 
 
 def _value(value: object, kind: Kind) -> Value:

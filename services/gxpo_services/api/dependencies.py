@@ -1,7 +1,7 @@
-"""What endpoints ask for: settings, a session in the request's transaction, and who is asking.
+"""FastAPI dependencies: settings, database sessions and the authenticated principal.
 
-A session is committed when the endpoint returns, before the answer is sent, and rolled back when it raises. What does
-not wait for anything is `async`: FastAPI gives everything else a thread of its own, which costs more than the work.
+A session is committed when the endpoint returns, before the response is sent, and rolled back when it raises.
+Dependencies that never block are `async`: FastAPI runs all others in a thread, which costs more than their work.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ DatabaseDep = Annotated[Database, Depends(get_database)]
 
 
 MAX_SESSIONS = 24
-"""Requests that hold or wait for a session at the same time; the others wait without a thread of the pool of 40.
+"""Maximum number of requests that hold or wait for a session; further ones wait without occupying a thread.
 
-If all threads waited for a lock, its holder would find none to finish in, and so would they.
+If all 40 threads of the pool waited for a lock, its holder would get no thread to finish in: a deadlock.
 """
 
 
@@ -72,30 +72,30 @@ def _writing(database: DatabaseDep, _: Gate) -> Iterator[Session]:
 
 
 READS_AT_ONCE = 2
-"""Reading requests that hold a session. They share one interpreter: more of them only take it from each other, so that
-short questions wait for long ones. The second works while the first waits for the database."""
+"""Maximum number of reading requests that hold a session. They share the GIL: with more of them, short queries wait for
+long ones. The second one runs while the first waits for the database."""
 
 
 async def _reading(request: Request, database: DatabaseDep) -> AsyncIterator[Session]:
-    """A session that has asked nothing yet; ServiceRoute ends it where it was used."""
+    """An unused session; ServiceRoute closes it in the thread that used it."""
     async with _gate(request, "read_gate"):
         session = database.read_session()
         try:
             yield session
         finally:
-            if session.in_transaction():  # used by something else than an endpoint of ServiceRoute
+            if session.in_transaction():  # used outside an endpoint of ServiceRoute
                 await run_in_threadpool(session.close)
 
 
-# scope="function": the transaction ends before the answer leaves, so a client that was told "done" finds it done.
+# scope="function": the transaction is committed before the response is sent.
 WriteSession = Annotated[Session, Depends(_writing, scope="function")]
 ReadSession = Annotated[Session, Depends(_reading, scope="function")]
 
 
 async def bearer(credentials: Credentials) -> str:
-    """The token of a request. Raises Unauthorized when there is none."""
+    """The bearer token of a request. Raises Unauthorized."""
     if credentials is None:
-        raise Unauthorized("a bearer token is needed: Authorization: Bearer <token>; `gxpo token create` makes one")
+        raise Unauthorized("missing bearer token; send Authorization: Bearer <token>, made with `gxpo token create`")
     return credentials.credentials
 
 
@@ -103,12 +103,12 @@ BearerToken = Annotated[str, Depends(bearer)]
 
 
 def _principal(token: BearerToken, database: DatabaseDep) -> Principal:
-    with database.looking() as connection:
+    with database.autocommit_connection() as connection:
         return _known(connection, token)
 
 
 def _known(database: Session | Connection, token: str) -> Principal:
-    """Who holds this token. Raises Unauthorized."""
+    """The principal of this token. Raises Unauthorized."""
     found = find_by_secret(database, token)
     if found is None:
         raise Unauthorized("the token is unknown, revoked or expired; sign in with another")
@@ -119,8 +119,8 @@ Viewer = Annotated[Principal, Depends(_principal)]
 
 
 class ServiceRoute(APIRoute):
-    """A route whose endpoint, where it reads, is told who asks by its own session and ends that session itself, all in
-    its own thread: a way into another thread and back takes longer than most questions to the database."""
+    """A route that authenticates, queries and closes the session of a reading endpoint in a single thread: a switch
+    takes longer than most queries."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, _in_one_thread(endpoint), **options)
@@ -128,8 +128,8 @@ class ServiceRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
-        async def known_first(request: Request) -> Response:
-            """What is wrong with a request is told to those alone who may ask."""
+        async def authenticated(request: Request) -> Response:
+            """Authenticate before reporting validation errors."""
             try:
                 return await handle(request)
             except RequestValidationError:
@@ -138,12 +138,12 @@ class ServiceRoute(APIRoute):
                     await run_in_threadpool(_principal, token, request.app.state.database)
                 raise
 
-        return known_first
+        return authenticated
 
 
 def _in_one_thread(endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """The endpoint with its reading session ended, given tokens, of which it makes the Viewers that it wants."""
-    if hasattr(endpoint, _DONE):  # a router that is included makes its routes anew
+    """Wrap an endpoint: resolve its Viewer parameters from tokens in its reading session, and close that session."""
+    if hasattr(endpoint, _DONE):  # include_router creates each route a second time
         return endpoint
     kinds = get_type_hints(endpoint, include_extras=True)
     sessions = [name for name, kind in kinds.items() if kind == ReadSession]
@@ -176,7 +176,9 @@ _DONE = "in_one_thread"
 def _at_least(role: Role) -> object:
     async def check(principal: Viewer) -> Principal:
         if principal.role < role:
-            raise Forbidden(f"this needs the role {role.word}; your token {principal.name!r} is {principal.role.word}")
+            raise Forbidden(
+                f"role {role.word} is required; your token {principal.name!r} has role {principal.role.word}"
+            )
         return principal
 
     return Depends(check)

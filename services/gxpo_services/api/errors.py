@@ -1,4 +1,4 @@
-"""Errors of the API as RFC 9457 problem details: one shape, one place where they become answers."""
+"""Errors of the API as RFC 9457 problem details."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MEDIA_TYPE = "application/problem+json"
 
 
 class FieldError(BaseModel):
-    """One bad part of a request."""
+    """One invalid part of a request."""
 
     field: str = Field(description="Dotted path of the setting or parameter.", examples=["config.learner.rule.k"])
-    message: str = Field(description="What is wrong and how to mend it.", examples=["must be at least 2"])
+    message: str = Field(description="What is wrong and how to fix it.", examples=["must be at least 2"])
 
 
 class ProblemDetails(BaseModel):
@@ -35,7 +35,7 @@ class ProblemDetails(BaseModel):
 
 
 class Problem(Exception):
-    """Base of all answers that are not a success; `extra` become members of the problem."""
+    """Base of all error responses; `extra` become members of the problem."""
 
     status = 500
     title = "Internal error"
@@ -62,7 +62,7 @@ class NotFound(Problem):
 
 
 class Conflict(Problem):
-    """What was asked does not fit the present state."""
+    """The request conflicts with the current state."""
 
     status, title = 409, "Conflict"
 
@@ -76,15 +76,15 @@ class TooLarge(Problem):
 
 
 class Invalid(Problem):
-    """A request that is well-formed and cannot be used; `errors` names every bad setting."""
+    """A well-formed but invalid request; `errors` names every invalid setting."""
 
-    status, title = 422, "Cannot be used"
+    status, title = 422, "Invalid request"
 
 
 class Unavailable(Problem):
-    """A part that the service needs is away; asking again later may help."""
+    """A dependency is unavailable; a retry may succeed."""
 
-    status, title = 503, "Not available now"
+    status, title = 503, "Unavailable"
 
 
 def problem_response(
@@ -103,7 +103,7 @@ def problem_response(
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The error answers of a path for the OpenAPI description."""
+    """Error responses of a path for the OpenAPI description."""
     titles = {kind.status: kind.title for kind in Problem.__subclasses__()} | {400: "Bad request", 405: "Not a method"}
     return {
         status: {
@@ -115,7 +115,7 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def install(app: FastAPI) -> None:
-    """Turn every error into problem details."""
+    """Convert every error into problem details."""
 
     @app.exception_handler(Problem)
     def _problem(_: Request, error: Problem) -> JSONResponse:
@@ -133,12 +133,12 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(PoolTimeout)
     def _busy(_: Request, __: PoolTimeout) -> JSONResponse:
-        return problem_response(503, Unavailable.title, "every database connection is in use; ask again")
+        return problem_response(503, Unavailable.title, "every database connection is in use; retry")
 
     @app.exception_handler(OperationalError)
     def _database(_: Request, error: OperationalError) -> JSONResponse:
-        # The statement and its values stay out of the answer; the log has them.
-        return problem_response(503, Unavailable.title, f"the database cannot be used now: {type(error.orig).__name__}")
+        # The statement and its values go to the log, not to the client.
+        return problem_response(503, Unavailable.title, f"the database is unavailable: {type(error.orig).__name__}")
 
 
 def _path(location: tuple[int | str, ...]) -> str:

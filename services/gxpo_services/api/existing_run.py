@@ -1,4 +1,4 @@
-"""The run that a path names: its number, or 404."""
+"""The run named in a path, or 404."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gxpo_services.db.run_lookup import find_run
 
 
 def run_number(session: Session, run_id: str) -> int:
-    """Raises NotFound."""
+    """Row number of a run. Raises NotFound."""
     found = find_run(session, run_id)
     if found is None:
         raise NotFound(f"there is no run {run_id}")
@@ -22,7 +22,7 @@ def run_number(session: Session, run_id: str) -> int:
 
 
 def _existing(run_id: RunId, _: Viewer, database: DatabaseDep) -> str:
-    """The id of a run that exists, looked up in a transaction that ends before files are read or sent."""
+    """Id of an existing run; the transaction ends before any file is read or sent."""
     with database.reading() as session:
         run_number(session, run_id)
     return run_id

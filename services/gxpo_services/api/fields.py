@@ -1,4 +1,4 @@
-"""Kinds of values that requests and answers share: ids, text that every database takes, numbers that JSON lacks."""
+"""Field types of requests and responses: ids, storable text, and numbers including NaN and the infinities."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 from gxpo_trainer.jsonl import plain
 
 MAX_INTEGER = 2**63 - 1
-"""Largest whole number that a database keeps."""
+"""Largest integer that the databases store."""
 MAX_STEP = 2**31 - 1
 """Largest step, attempt or launch."""
 MAX_DEPTH = 32
-"""Deepest nesting of what a client sends as free JSON."""
+"""Maximum nesting of free-form JSON."""
 
 JsonNumber = Annotated[float | Literal["NaN", "Infinity", "-Infinity"], BeforeValidator(plain)]
-"""A number, or one of the three words for what JSON has no number for."""
+"""A number, or one of the strings for the values that JSON cannot represent."""
 
 
 def text_fault(text: str) -> str | None:
-    """Why a text cannot be stored, None when it can."""
+    """Reason why a text cannot be stored; None if it can."""
     if "\x00" in text:
-        return "must not hold the character NUL; take it out"
+        return "must not contain a NUL character"
     try:
         text.encode()
     except UnicodeEncodeError:
-        return "must be whole Unicode characters; it holds half of a surrogate pair"
+        return "must not contain a lone surrogate"
     return None
 
 
@@ -40,7 +40,7 @@ def _storable(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_storable)]
-"""Text that SQLite and PostgreSQL both keep as it is."""
+"""Text that both SQLite and PostgreSQL can store."""
 Word = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
 Tag = Annotated[Text, StringConstraints(strip_whitespace=True, min_length=1, max_length=60)]
 
@@ -51,7 +51,7 @@ Id = Annotated[str, Field(pattern=_ID)]
 
 
 def faults(value: Any) -> list[tuple[str, str]]:
-    """(dotted path, what is wrong) of texts, whole numbers and depths in free JSON that no database takes."""
+    """(dotted path, error) for texts, integers and depths in free-form JSON that the databases cannot store."""
     found: list[tuple[str, str]] = []
     waiting: list[tuple[str, Any, int]] = [("", value, 0)]
     while waiting:
@@ -63,11 +63,11 @@ def faults(value: Any) -> list[tuple[str, str]]:
             if fault is not None:
                 found.append((path, fault))
         elif isinstance(item, int) and abs(item) > MAX_INTEGER:
-            found.append((path, f"must be a whole number of at most {MAX_INTEGER}"))
+            found.append((path, f"must be an integer of at most {MAX_INTEGER}"))
         elif isinstance(item, Mapping):
             for key, inner in item.items():
                 if text_fault(key) is not None:
-                    found.append((path, "holds a setting whose name is no storable text"))
+                    found.append((path, "has a key that cannot be stored"))
                 else:
                     waiting.append((f"{path}.{key}" if path else key, inner, depth + 1))
         elif isinstance(item, list | tuple):

@@ -1,4 +1,4 @@
-"""One key, one deed: a request that is repeated after a lost answer finds what the first one made."""
+"""Idempotency keys: a request retried after a lost response returns what the first one created."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ IdempotencyHeader = Annotated[
 ]
 
 
-def claim(session: Session, principal: Principal, key: str | None, deed: str, body: BaseModel, new: str) -> str:
-    """Id of what this request is about to make (`new`), or of what an equal request with this key has made.
+def claim(session: Session, principal: Principal, key: str | None, action: str, body: BaseModel, new: str) -> str:
+    """Id of the resource to create (`new`), or of the one that an identical request with this key created.
 
-    deed: what is asked, so that one key cannot mean two things. Keys belong to their token. A request that fails
-    gives its key back with its transaction. A key is forgotten after GXPO_IDEMPOTENCY_S (scheduling/scheduler.py).
-    Raises Conflict when the key was used for another request.
+    action: part of what the key stands for. Keys are scoped to a token. A failed request releases its key with its
+    transaction. Keys expire after GXPO_IDEMPOTENCY_S (scheduling/scheduler.py). Raises Conflict when the key was used
+    for a different request.
     """
     if key is None:
         return new
-    said = json.dumps([deed, body.model_dump()], sort_keys=True, default=str)
-    sha256 = hashlib.sha256(said.encode("utf-8", "backslashreplace")).hexdigest()
+    content = json.dumps([action, body.model_dump()], sort_keys=True, default=str)
+    sha256 = hashlib.sha256(content.encode("utf-8", "backslashreplace")).hexdigest()
     mine = IdempotencyKey(
         token_id=principal.token_id, key=key, body_sha256=sha256, resource_id=new, created_at=time.time()
     )
     owner = None
     while owner is None:
-        # The scheduler may delete an old key between the two looks of claim_key: then it is free.
+        # The scheduler may delete an expired key between the two statements of claim_key.
         with suppress(NoResultFound):
             owner = claim_key(session, mine)
     if owner.body_sha256 != sha256:
-        raise Conflict(f"Idempotency-Key {key!r} was used for another request; use a new key, or repeat that request")
+        raise Conflict(f"Idempotency-Key {key!r} was used for a different request; use a new key")
     return owner.resource_id

@@ -10,9 +10,9 @@ from gxpo_services.db.tables.tokens import IdempotencyKey
 
 
 def claim_key(session: Session, key: IdempotencyKey) -> IdempotencyKey:
-    """The owner of an idempotency key: `key` itself when it is the first, else the one that was.
+    """The row that owns an idempotency key: `key` itself, or the one stored before.
 
-    Of two transactions with one key the later waits here until the earlier has ended, and then sees what it made.
+    A concurrent transaction with the same key blocks here until the first one ends.
     """
     insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
     columns = IdempotencyKey.__table__.columns
@@ -23,10 +23,10 @@ def claim_key(session: Session, key: IdempotencyKey) -> IdempotencyKey:
     return session.get_one(IdempotencyKey, (key.token_id, key.key))
 
 
-def forget_keys(session: Session, before: float, most: int) -> int:
-    """Delete at most so many idempotency keys that were used before a time; how many.
+def delete_expired_keys(session: Session, before: float, most: int) -> int:
+    """Delete at most `most` idempotency keys older than `before`; returns how many.
 
-    Keys that another scheduler is about to delete are passed over.
+    Skips keys that another scheduler is deleting.
     """
     columns = (IdempotencyKey.token_id, IdempotencyKey.key)
     query = select(*columns).where(IdempotencyKey.created_at < before).limit(most).with_for_update(skip_locked=True)

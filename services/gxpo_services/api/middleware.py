@@ -1,4 +1,4 @@
-"""What every request passes: an id, a limit on its body, a log line, and counters for Prometheus."""
+"""Middleware of every request: request id, body size limit, access log and Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = get_logger("gxpo_services.requests")
 
 
 class HttpMetrics:
-    """Prometheus series of the API; a registry of its own, so that several applications can live in a process."""
+    """Prometheus metrics of the API in their own registry, so that a process can host several applications."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -32,7 +32,7 @@ class HttpMetrics:
 
 
 class RequestMiddleware:
-    """Pure ASGI, so that streamed answers stay streams."""
+    """Pure ASGI middleware; streamed responses stay streamed."""
 
     def __init__(self, app: ASGIApp, settings: ServiceSettings, metrics: HttpMetrics) -> None:
         self.app, self.limit, self.metrics = app, settings.max_body_bytes, metrics
@@ -75,7 +75,7 @@ class RequestMiddleware:
             _log.info("request", **found, ms=round(seconds * 1e3, 1))
 
     async def _limited(self, scope: Scope, receive: Receive, send: Send, declared: bytes) -> None:
-        """Refuse a body over the limit: by its declared length at once, else while it comes in."""
+        """Reject a body over the limit, by its declared length or while it is received."""
         if declared.isdigit() and int(declared) > self.limit:
             await self._too_large(scope, receive, send)
             return
@@ -105,7 +105,7 @@ class RequestMiddleware:
         await self.app(scope, replay, send)
 
     async def _too_large(self, scope: Scope, receive: Receive, send: Send) -> None:
-        detail = f"the body is larger than {self.limit} bytes; send less at a time"
+        detail = f"the body is larger than {self.limit} bytes; send smaller requests"
         await problem_response(TooLarge.status, TooLarge.title, detail)(scope, receive, send)
 
 

@@ -1,4 +1,4 @@
-"""The OpenAPI description: one shape for every error, and who may call what."""
+"""The OpenAPI description, with one schema for all errors."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from fastapi.openapi.utils import get_openapi
 from gxpo_services.api.errors import MEDIA_TYPE, ProblemDetails, responses
 
 TAGS = [
-    {"name": "runs", "description": "Submit runs, see them, and steer them."},
+    {"name": "runs", "description": "Submit, list and control runs."},
     {"name": "groups", "description": "Sweeps: a grid of settings × seeds as one group."},
     {"name": "metrics", "description": "Metrics, and what trainers report."},
     {"name": "samples", "description": "Responses, evaluations, events, logs and checkpoints of a run."},
-    {"name": "comparisons", "description": "Which run is better at the same cost, and how sure that is."},
-    {"name": "tokens", "description": "Who may do what."},
-    {"name": "health", "description": "For supervisors and Prometheus."},
+    {"name": "comparisons", "description": "Compare runs at equal cost, with confidence intervals."},
+    {"name": "tokens", "description": "Access tokens and roles."},
+    {"name": "health", "description": "Health checks and Prometheus metrics."},
 ]
 
 
 def describe(app: FastAPI) -> None:
-    """Let `app.openapi()` give the finished description, made once."""
+    """Make `app.openapi()` return the complete description, built once."""
 
     def build() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -37,7 +37,7 @@ def describe(app: FastAPI) -> None:
             for path in schema["paths"].values():
                 for operation in path.values():
                     if "requestBody" in operation:
-                        # A body can be no JSON at all, or too large, whatever it is for.
+                        # Any body can be malformed or too large.
                         more = {str(status): text for status, text in responses(400, 413).items()}
                         operation["responses"] = more | operation["responses"]
                     _one_error_shape(operation)
@@ -48,7 +48,7 @@ def describe(app: FastAPI) -> None:
 
 
 def _one_error_shape(operation: dict[str, Any]) -> None:
-    """FastAPI documents its own 422; ours is problem details like every other error."""
+    """Replace FastAPI's 422 schema by problem details."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
     for status, answer in operation.get("responses", {}).items():
         if status.isdigit() and int(status) >= 400:

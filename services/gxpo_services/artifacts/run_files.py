@@ -1,8 +1,8 @@
-"""Reading a run's folder: only what lies in it, no link followed, nothing that could block.
+"""Safe reading of a run's folder: no links, no special files, nothing outside.
 
-A trainer writes the folder and may run a submitter's code, so what lies there is not trusted. Each part of a path
-is opened in the folder before it (openat) and never through a symbolic link: a link that appears in between leads
-nowhere. What is no plain file or folder does not exist for us.
+A trainer writes the folder and may run a submitter's code, so its content is untrusted. Each path component is opened
+with openat and O_NOFOLLOW, which is safe against concurrent symlinks. Everything but plain files and folders is treated
+as missing.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _walk(folder: int, above: tuple[str, ...], levels: int) -> Iterator[tuple[st
                 finally:
                     os.close(inner)
         except FileNotFoundError:
-            continue  # dropped while we look
+            continue  # deleted meanwhile
 
 
 def _absent(error: OSError) -> OSError:

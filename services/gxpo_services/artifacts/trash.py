@@ -1,8 +1,7 @@
-"""Removing a run's folder: first out of the way in one step, then for good.
+"""Deletion of a run's folder: an atomic rename into the trash, then removal.
 
-The folder's name is the id that the server gave the run, so that no client can name another. A crash between the two
-steps leaves a folder in the trash, which the next removal or start empties; one before the database's commit leaves a
-run without its files, whose deletion can be asked again.
+The folder is named by the server-generated run id. After a crash between the two steps, the next deletion or start
+empties the trash; after a crash before the commit, the deletion can be retried.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _log = get_logger(__name__)
 
 
 def set_aside(session: Session, root: Path, run_id: str) -> None:
-    """Move a run's folder into the trash; back again if the session's transaction fails. A link is moved as a link.
+    """Move a run's folder (or a link) into the trash, and back if the session's transaction is rolled back.
 
     Raises OSError.
     """
@@ -37,12 +36,12 @@ def set_aside(session: Session, root: Path, run_id: str) -> None:
         if not folder.exists():
             aside.rename(folder)
 
-    # The session lives as long as its request: after a commit nobody rolls it back.
+    # The session is not reused after its commit, so a later rollback cannot occur.
     event.listen(session, "after_rollback", put_back, once=True)
 
 
 def empty_trash(root: Path) -> None:
-    """Delete everything in the trash, also what a crash has left there. What cannot be deleted now stays for later."""
+    """Delete everything in the trash; entries that cannot be deleted remain for the next call."""
     trash = root / TRASH
     if not trash.is_dir():
         return

@@ -1,4 +1,4 @@
-"""`/runs/{run_id}/checkpoints`: what is on disk, and a policy as a zip file."""
+"""`/runs/{run_id}/checkpoints`: list checkpoints, download a policy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ router = APIRouter(
 
 @router.get("/checkpoints", summary="Checkpoints")
 def checkpoints(run_id: ExistingRun, settings: Settings) -> CheckpointsView:
-    """Checkpoints that are on the disk now; the trainer keeps the newest and the best."""
+    """Checkpoints on disk; the trainer keeps the latest and the best."""
     return service.list_checkpoints(settings, run_id)
 
 
@@ -38,7 +38,7 @@ def checkpoints(run_id: ExistingRun, settings: Settings) -> CheckpointsView:
 def download_checkpoint(
     run_id: ExistingRun, step: Annotated[int, Path(ge=0, le=MAX_STEP)], settings: Settings
 ) -> StreamingResponse:
-    """A zip file of the policy's folder, which transformers and vLLM load as it is."""
+    """A zip archive of the policy's folder, loadable by transformers and vLLM."""
     files = service.open_policy(settings, run_id, step)
     headers = {"Content-Disposition": f'attachment; filename="{run_id}-step-{step}.zip"'}
     return StreamingResponse(zipped(files), media_type="application/zip", headers=headers)

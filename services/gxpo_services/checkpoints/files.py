@@ -1,7 +1,7 @@
-"""A run's checkpoints as they lie on the disk: listing them, and a policy as a zip file that is made while it is sent.
+"""Checkpoints on disk: list them, and stream a policy as a zip archive.
 
-A trainer drops checkpoints at any time. It renames a folder before it deletes it, so what is found here under its
-name is whole, and what vanishes while we look is left out.
+A trainer may delete checkpoints at any time. It renames a folder before deleting it, so a folder found under its name
+is complete; checkpoints that disappear meanwhile are skipped.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO
 
-from gxpo_services.api.zip_stream import zip_stream
+from zipstream import ZipStream
+
 from gxpo_services.artifacts.run_files import RunFiles
 
 CHECKPOINTS, MANIFEST, STATE, POLICY = "checkpoints", "manifest.json", "state.json", "policy"
 MOST_FILES = 400
-"""Of one policy; all are open while it is sent."""
+"""Maximum number of files of a policy; all are open during the download."""
 _NAME = re.compile(r"step-(\d{8,10})")
 _LARGEST_JSON = 16 * 1024 * 1024
 _PIECE = 1 << 18
@@ -40,7 +41,7 @@ class CheckpointOnDisk:
 
 
 def checkpoints(run: RunFiles) -> list[CheckpointOnDisk]:
-    """In order of steps; none when there is no folder."""
+    """Checkpoints in order of steps."""
     try:
         names = run.names(CHECKPOINTS)
     except FileNotFoundError:
@@ -51,14 +52,14 @@ def checkpoints(run: RunFiles) -> list[CheckpointOnDisk]:
         if match is None:
             continue
         try:
-            found.append(_look(run, name, int(match[1])))
+            found.append(_inspect(run, name, int(match[1])))
         except (OSError, ValueError):
-            continue  # dropped meanwhile, or not one that could be loaded
+            continue  # deleted meanwhile, or not loadable
     return sorted(found, key=lambda checkpoint: checkpoint.step)
 
 
 def best(found: list[CheckpointOnDisk]) -> CheckpointOnDisk | None:
-    """The one with the highest score, the earliest of equals: it cost least. None when none was evaluated."""
+    """The checkpoint with the highest score, the earliest of equals; None when none was evaluated."""
     scored = [checkpoint for checkpoint in found if checkpoint.score is not None]
     return max(scored, key=lambda checkpoint: (checkpoint.score or 0.0, -checkpoint.step), default=None)
 
@@ -69,7 +70,7 @@ def open_policy(run: RunFiles, step: int) -> list[tuple[str, BinaryIO]]:
     Raises FileNotFoundError, TooManyFiles.
     """
     name = f"step-{step:08d}"
-    run.read(CHECKPOINTS, name, MANIFEST, most_bytes=_LARGEST_JSON)  # one without it is not whole
+    run.read(CHECKPOINTS, name, MANIFEST, most_bytes=_LARGEST_JSON)  # a checkpoint without it is incomplete
     paths = run.files(CHECKPOINTS, name, POLICY)
     if not paths:
         raise FileNotFoundError(f"{name} has no policy")
@@ -82,15 +83,15 @@ def open_policy(run: RunFiles, step: int) -> list[tuple[str, BinaryIO]]:
 
 
 def zipped(files: list[tuple[str, BinaryIO]]) -> Iterator[bytes]:
-    """A zip file of open files, piece by piece; nothing is compressed, for weights do not shrink. Closes the files."""
+    """A zip archive of open files as a stream, uncompressed because weights do not shrink. Closes the files."""
     with ExitStack() as opened:
-        for _, file in files:
-            opened.enter_context(file)
-        contents = ((name, iter(partial(file.read, _PIECE), b"")) for name, file in files)
-        yield from zip_stream(contents, compress=False)
+        archive = ZipStream(sized=False)
+        for name, file in files:
+            archive.add(iter(partial(opened.enter_context(file).read, _PIECE), b""), name)
+        yield from archive
 
 
-def _look(run: RunFiles, name: str, step: int) -> CheckpointOnDisk:
+def _inspect(run: RunFiles, name: str, step: int) -> CheckpointOnDisk:
     run.read(CHECKPOINTS, name, MANIFEST, most_bytes=_LARGEST_JSON)
     created_at = run.status(CHECKPOINTS, name, MANIFEST).st_mtime
     state: Any = json.loads(run.read(CHECKPOINTS, name, STATE, most_bytes=_LARGEST_JSON))

@@ -8,7 +8,7 @@ from gxpo_services.api.fields import JsonNumber
 
 
 class CheckpointView(BaseModel):
-    """A whole checkpoint."""
+    """A complete checkpoint."""
 
     step: int
     score: JsonNumber | None = Field(description="eval/average/pass@1 at that step, null without an evaluation.")

@@ -33,6 +33,6 @@ def open_policy(settings: ServiceSettings, run_id: str, step: int) -> list[tuple
     try:
         return files.open_policy(RunFiles(settings.artifacts, run_id), step)
     except FileNotFoundError:
-        raise NotFound(f"run {run_id} has no checkpoint of step {step} (any more)") from None
+        raise NotFound(f"run {run_id} has no checkpoint at step {step}") from None
     except files.TooManyFiles as error:
         raise Conflict(str(error)) from None

@@ -6,11 +6,12 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from gxpo_services.cli.client import RunDetail, ServiceClient, ServiceError, run_path
+from gxpo_client.client import Client, Json, ServiceError
 from gxpo_services.cli.common import (
     UsageError,
     client_of,
     confirmed,
+    message_of,
     named,
     one_line,
     print_json,
@@ -50,9 +51,9 @@ def edit(args: argparse.Namespace) -> int:
     wanted = {name: getattr(args, name) for name in ("name", "tags", "notes", "priority", "archived")}
     changes = {name: value for name, value in wanted.items() if value is not None}
     if not changes:
-        raise UsageError("say what to change: --name, --tags, --notes, --priority, --archive or --unarchive")
+        raise UsageError("nothing to change; use --name, --tags, --notes, --priority, --archive or --unarchive")
     with client_of(args) as client:
-        changed: RunDetail = client.patch(run_path(resolve(client, args.run_id)), changes)
+        changed: Json = client.change(resolve(client, args.run_id), **changes)
     _print(args, [changed], lambda run: f"{run['id']} {one_line(run['name'])}: changed {', '.join(changes)}")
     return 0
 
@@ -62,21 +63,19 @@ def delete(args: argparse.Namespace) -> int:
         ids = resolve_all(client, args.runs)
         names = ", ".join(f"{run_id} ({one_line(client.run(run_id)['name'], 60)})" for run_id in ids)
         if not confirmed(f"Delete {named(ids, 'run')} with metrics, samples and checkpoints: {names}?", args.yes):
-            say("nothing was deleted")
+            say("nothing deleted")
             return 1
         for run_id in ids:
-            client.delete(run_path(run_id))
+            client.delete(run_id)
             if not args.json:
-                print(f"{run_id} is deleted")
+                print(f"{run_id} deleted")
         if args.json:
             print_json(ids)
     return 0
 
 
-def _each(
-    args: argparse.Namespace, act: Callable[[ServiceClient, str], RunDetail], words: Callable[[RunDetail], str]
-) -> int:
-    """Do it to every run; one that refuses is named and does not keep the others from it."""
+def _each(args: argparse.Namespace, act: Callable[[Client, str], Json], words: Callable[[Json], str]) -> int:
+    """Apply an action to every run; failures are reported and do not stop the others."""
     done, refused = [], 0
     with client_of(args) as client:
         for run_id in resolve_all(client, args.runs):
@@ -85,13 +84,13 @@ def _each(
             except ServiceError as error:
                 if error.status is None:
                     raise
-                say(f"gxpo: {run_id}: {error}")
+                say(f"gxpo: {run_id}: {message_of(error)}")
                 refused += 1
     _print(args, done, words)
     return 1 if refused else 0
 
 
-def _print(args: argparse.Namespace, runs: list[RunDetail], words: Callable[[RunDetail], str]) -> None:
+def _print(args: argparse.Namespace, runs: list[Json], words: Callable[[Json], str]) -> None:
     if args.json:
         print_json(runs)
     else:
@@ -99,9 +98,9 @@ def _print(args: argparse.Namespace, runs: list[RunDetail], words: Callable[[Run
             print(words(run))
 
 
-def _state(run: RunDetail) -> str:
+def _state(run: Json) -> str:
     return f"{run['id']} {one_line(run['name'])}: {run['state']}"
 
 
-def _new(run: RunDetail) -> str:
+def _new(run: Json) -> str:
     return f"{run['id']} {one_line(run['name'])}: {run['state']}, from {run.get('parent_id')}"

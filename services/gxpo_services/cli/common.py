@@ -1,4 +1,4 @@
-"""What every client command does: connect, find the run that a word means, ask, print."""
+"""Shared by the client commands: connect, resolve runs, confirm, print."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from gxpo_services.cli.client import NotThere, RunView, ServiceClient, connect
-from gxpo_trainer.errors import ConfigError
+from gxpo_client.client import Client, InvalidRequest, Json, NotFound, NotSignedIn, ServiceError, ServiceUnavailable
+from gxpo_services.cli.client import connect
+from gxpo_trainer.errors import ConfigError, GxpoError
 
 _ID = re.compile(r"[a-z][0-9a-hjkmnp-tv-z]{20}")  # api/ids.py
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -18,59 +20,87 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 class UsageError(ConfigError):
-    """The command cannot mean what was written; exit code 2."""
+    """Invalid command-line arguments; exit code 2."""
 
 
-def client_of(args: argparse.Namespace, *, patience_s: float = 3.0) -> ServiceClient:
+class CommandFailed(GxpoError):
+    """An error of the service; exit code 2 for an invalid request, else 1."""
+
+    def __init__(self, error: ServiceError) -> None:
+        super().__init__(message_of(error))
+        self.exit_code = 2 if isinstance(error, InvalidRequest) else 1
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """Raise errors of the service as GxpoError, which the command line reports."""
+    try:
+        yield
+    except ServiceError as error:
+        raise CommandFailed(error) from error
+
+
+def message_of(error: ServiceError) -> str:
+    """An error as text with a hint, and a line for every invalid setting."""
+    detail = str(error)
+    if isinstance(error, NotSignedIn):
+        detail += " (--token-file FILE or GXPO_TOKEN)"
+    elif error.status is None and isinstance(error, ServiceUnavailable):
+        detail += "; start one with `gxpo up`, or name another with --url"
+    elif error.status is not None and (error.status == 413 or error.status >= 500):
+        detail = f"the service responded with {error.status}: {detail}"
+    if error.errors and error.errors[0][1] in detail:
+        detail = error.title  # the detail repeats the list
+    return "\n".join([detail, *(f"  {field}: {message}" for field, message in error.errors)])
+
+
+def client_of(args: argparse.Namespace, *, patience_s: float = 3.0) -> Client:
     return connect(args.url, args.token_file, patience_s=patience_s)
 
 
-def resolve(client: ServiceClient, word: str) -> str:
-    """The id of the one run that a word means: an id, a beginning or end of one, or a name.
+def resolve(client: Client, word: str) -> str:
+    """The id of the run that a word names: an id, a prefix or suffix of one, or a name.
 
-    Raises NotThere when no run is meant, UsageError with the candidates when several are.
+    Raises NotFound for no match, UsageError with the candidates for several.
     """
     if _ID.fullmatch(word):
         return word
-    runs = client.runs(text=word, archived="any")
+    runs = client.all_runs(text=word, archived="any")
     found = {run["id"]: run["name"] for run in runs if run["name"] == word or _shortens(word, run["id"])}
-    # A name that is spelled out beats a piece of an id.
+    # An exact name takes precedence over a part of an id.
     named = [run_id for run_id, name in found.items() if name == word]
     meant = named or list(found)
     if not meant:
-        raise NotThere(f"there is no run {word!r}; `gxpo runs` lists them")
+        raise NotFound(f"there is no run {word!r}; `gxpo runs` lists them")
     if len(meant) > 1:
         shown = "\n".join(f"  {run_id}  {plain(found[run_id])}" for run_id in meant[:10])
         more = f"\n  and {len(meant) - 10} more" if len(meant) > 10 else ""
-        raise UsageError(f"{word!r} could be any of {len(meant)} runs; name one by its id:\n{shown}{more}")
-    return meant[0]
+        raise UsageError(f"{word!r} matches {len(meant)} runs; use an id:\n{shown}{more}")
+    return str(meant[0])
 
 
-def resolve_all(client: ServiceClient, words: Iterable[str]) -> list[str]:
-    """Ids of the runs that the words mean, each once, in their order."""
+def resolve_all(client: Client, words: Iterable[str]) -> list[str]:
+    """Unique ids of the named runs, in order."""
     return list(dict.fromkeys(resolve(client, word) for word in words))
 
 
 def _shortens(word: str, run_id: str) -> bool:
-    """The beginning of an id is its time and its end is chance: four characters of either may be enough."""
+    """Whether a word of at least four characters is a prefix (time) or a suffix (random) of an id."""
     return len(word) >= 4 and (run_id.startswith(word) or run_id.endswith(word))
 
 
-def group_runs(client: ServiceClient, group_id: str) -> list[RunView]:
-    """The runs of a group in the order in which they were made."""
-    from urllib.parse import quote
-
-    runs: list[RunView] = client.get(f"/groups/{quote(group_id, safe='')}")["runs"]
-    return sorted(runs, key=lambda run: (run["created_at"], run["id"]))
+def group_runs(client: Client, group_id: str) -> list[Json]:
+    """The runs of a group in order of creation."""
+    return sorted(client.group(group_id)["runs"], key=lambda run: (run["created_at"], run["id"]))
 
 
 def print_json(value: Any) -> None:
-    """The answer as it came, for other programs."""
+    """Print a response as JSON."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def plain(text: str) -> str:
-    """Text from a run without what could steer a terminal."""
+    """Text without terminal escape sequences and control characters."""
     return _CONTROL.sub("�", _ESCAPE.sub("", text.replace("\r\n", "\n")))
 
 
@@ -80,17 +110,17 @@ def one_line(text: str, most: int = 200) -> str:
 
 
 def confirmed(question: str, yes: bool) -> bool:
-    """Whether a person agrees. Raises UsageError where nobody can be asked."""
+    """Ask the user for confirmation. Raises UsageError without a terminal."""
     if yes:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(f"{question} Nobody can be asked here; add --yes")
+        raise UsageError(f"{question} No terminal to confirm on; add --yes")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def say(text: str) -> None:
-    """A word to the person; results go to stdout, this does not."""
+    """Print a message to stderr; results go to stdout."""
     print(text, file=sys.stderr, flush=True)
 
 

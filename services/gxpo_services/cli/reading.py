@@ -12,9 +12,19 @@ from typing import Any, TextIO
 
 from rich.text import Text
 
+from gxpo_client.client import Client, Json, ServiceUnavailable
 from gxpo_services.cli import tables
-from gxpo_services.cli.client import Json, ServiceAway, ServiceClient, run_path
-from gxpo_services.cli.common import UsageError, client_of, one_line, plain, print_json, resolve, resolve_all, say
+from gxpo_services.cli.common import (
+    UsageError,
+    client_of,
+    message_of,
+    one_line,
+    plain,
+    print_json,
+    resolve,
+    resolve_all,
+    say,
+)
 from gxpo_services.run_states import TERMINAL
 from gxpo_trainer.errors import ConfigError
 
@@ -27,13 +37,13 @@ def runs(args: argparse.Namespace) -> int:
     }
     filters["archived"] = "true" if args.archived else "false"
     with client_of(args) as client:
-        found = client.runs(limit=args.limit, **filters)
+        found = client.all_runs(limit=args.limit, **filters)
     if args.json:
         print_json(found)
     elif found:
         tables.console().print(tables.runs_table(found))
     else:
-        say("no run fits; `gxpo submit --preset demo` makes one")
+        say("no matching runs; submit one with `gxpo submit --preset demo`")
     return 0
 
 
@@ -55,11 +65,11 @@ def show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _all_events(client: ServiceClient, run_id: str) -> list[Json]:
+def _all_events(client: Client, run_id: str) -> list[Json]:
     found: list[Json] = []
-    after: int | None = None
+    after = 0
     while True:
-        page = client.get(f"{run_path(run_id)}/events", after=after, limit=200)
+        page = client.events(run_id, after)
         found += page["items"]
         if not page["items"] or page["next_after"] is None:
             return found
@@ -67,7 +77,7 @@ def _all_events(client: ServiceClient, run_id: str) -> list[Json]:
 
 
 def logs(args: argparse.Namespace) -> int:
-    """With -f until the run has ended and all of its log is printed."""
+    """Print a log; with -f until the run has ended."""
     with client_of(args) as client:
         run_id = resolve(client, args.run_id)
         first = deque[str](maxlen=args.tail)
@@ -84,7 +94,7 @@ def logs(args: argparse.Namespace) -> int:
 
 
 def _tail(text: str, lines: deque[str], args: argparse.Namespace) -> str:
-    """Keep whole lines of which only the last so many are wanted; print them at once when all are."""
+    """Print complete lines, or keep the last --tail of them; returns the incomplete rest."""
     whole, newline, rest = text.rpartition("\n")
     if args.tail is None:
         _write(sys.stdout, whole + newline)
@@ -93,21 +103,21 @@ def _tail(text: str, lines: deque[str], args: argparse.Namespace) -> str:
     return rest
 
 
-def _log_piece(client: ServiceClient, run_id: str, offset: int) -> tuple[int, str]:
-    answer = client.get(f"{run_path(run_id)}/logs", offset=offset, limit=1 << 20)
+def _log_piece(client: Client, run_id: str, offset: int) -> tuple[int, str]:
+    answer = client.logs(run_id, offset, limit=1 << 20)
     return answer["next_offset"], answer["text"]
 
 
-def _follow_log(client: ServiceClient, run_id: str, offset: int) -> None:
-    """Print what comes. The run's end is looked at before its log, so that the last lines are not missed."""
+def _follow_log(client: Client, run_id: str, offset: int) -> None:
+    """Follow the log. The state is read before the log, so that no last lines are missed."""
     is_away = False
     while True:
         try:
             ended = client.run(run_id)["state"] in TERMINAL
             offset, piece = _log_piece(client, run_id, offset)
-        except ServiceAway as error:
+        except ServiceUnavailable as error:
             if not is_away:
-                say(f"gxpo: {error}; still trying, Ctrl-C ends")
+                say(f"gxpo: {message_of(error)}; retrying; Ctrl-C stops")
             is_away = True
             time.sleep(1.0)
             continue
@@ -120,7 +130,7 @@ def _follow_log(client: ServiceClient, run_id: str, offset: int) -> None:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    """As it is into a file or a pipe; without what could steer it to a terminal."""
+    """Write text unchanged to a file or pipe, and without control sequences to a terminal."""
     stream.write(plain(text) if stream.isatty() else text)
     stream.flush()
 
@@ -129,10 +139,9 @@ def compare(args: argparse.Namespace) -> int:
     with client_of(args) as client:
         ids = resolve_all(client, args.runs)
         if not ids and not args.group:
-            raise UsageError("name runs to compare, or a --group")
-        answer = get_comparison(
-            client, ids, args.group, baseline=args.baseline, metric=args.metric, benchmark=args.benchmark
-        )
+            raise UsageError("name runs to compare, or use --group")
+        options = {"baseline": args.baseline, "metric": args.metric, "benchmark": args.benchmark}
+        answer = client.compare(runs=ids, groups=args.group, **options)
     if args.json:
         print_json(answer)
     else:
@@ -140,28 +149,23 @@ def compare(args: argparse.Namespace) -> int:
     return 0
 
 
-def get_comparison(client: ServiceClient, ids: list[str], groups: list[str], **options: Any) -> Json:
-    answer: Json = client.get("/compare", runs=ids, groups=groups, **options)
-    return answer
-
-
 def print_comparison(answer: Json) -> None:
-    """Its tables, what was left out and why, and the sentence about what the evidence supports."""
+    """Print the tables, the excluded runs and what the evidence supports."""
     console = tables.console()
     for part in answer["tables"]:
         rows = [[one_line(cell) for cell in row] for row in part["rows"]]
         console.print(tables.table(part["header"], rows, title=one_line(part["title"])))
     for run in answer["left_out"]:
-        console.print(Text(f"left out: {one_line(run['name'])} ({run['run']}): {one_line(run['reason'])}"))
+        console.print(Text(f"excluded: {one_line(run['name'])} ({run['run']}): {one_line(run['reason'])}"))
     console.print(Text(plain(answer["evidence"])))
 
 
 def export(args: argparse.Namespace) -> int:
-    """The whole file or none: it is written beside its place and moved there at the end."""
+    """Export to a file, written atomically through a temporary file next to it."""
     with client_of(args) as client:
         ids = resolve_all(client, args.runs)
         if not ids and not args.group:
-            raise UsageError("name runs to export, or a --group")
+            raise UsageError("name runs to export, or use --group")
         with client.stream("/export", runs=ids, groups=args.group, format=args.format) as (name, pieces):
             target = args.out or Path(_file_name(name, args.format))
             part = target.with_name(f"{target.name}.part")
@@ -172,7 +176,7 @@ def export(args: argparse.Namespace) -> int:
                 size = part.stat().st_size
                 part.replace(target)
             except OSError as error:
-                raise ConfigError(f"--out {target} cannot be written: {error.strerror}") from None
+                raise ConfigError(f"cannot write --out {target}: {error.strerror}") from None
             finally:
                 part.unlink(missing_ok=True)
     if args.json:
@@ -183,7 +187,7 @@ def export(args: argparse.Namespace) -> int:
 
 
 def _file_name(offered: str | None, form: str) -> str:
-    """The name that the service gives, if it is a plain one: it must not lead out of this folder."""
+    """The file name offered by the service, if it is safe."""
     if offered and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}", offered):
         return offered
     return f"gxpo-export.{form}"

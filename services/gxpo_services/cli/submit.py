@@ -1,17 +1,16 @@
-"""`gxpo submit` and `gxpo sweep`: settings are read and checked here first, then by the service."""
+"""`gxpo submit` and `gxpo sweep`: settings are validated locally first, then by the service."""
 
 from __future__ import annotations
 
 import argparse
-import secrets
 import tomllib
 from pathlib import Path
 from typing import Any
 
+from gxpo_client.addresses import is_loopback
+from gxpo_client.client import Client, InvalidRequest, Json
 from gxpo_services.cli import tables
-from gxpo_services.cli.client import Json, RefusedRequest, ServiceClient
 from gxpo_services.cli.common import UsageError, client_of, confirmed, named, one_line, print_json, say
-from gxpo_services.network.addresses import is_loopback
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset, load_run, to_toml
 from gxpo_trainer.jsonl import plain
@@ -37,8 +36,8 @@ def submit(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_body(config: RunConfig, client: ServiceClient, args: argparse.Namespace) -> Json:
-    """A request for one run. The config travels as TOML, which has infinities and says what is absent."""
+def run_body(config: RunConfig, client: Client, args: argparse.Namespace) -> Json:
+    """A request for one run. The config is sent as TOML, which represents infinities and missing values."""
     config = with_absolute_paths(config) if is_loopback(client.url) else config
     return {
         "toml": to_toml(config),
@@ -50,7 +49,7 @@ def run_body(config: RunConfig, client: ServiceClient, args: argparse.Namespace)
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Relative paths of files that are here, made absolute: a service on this machine works in another folder."""
+    """Make relative paths of existing files absolute: a local service has another working directory."""
     evaluation = config.evaluation.model_copy(
         update={
             "benchmarks": tuple(_absolute(name, ("word_problems",)) for name in config.evaluation.benchmarks),
@@ -71,16 +70,16 @@ def _absolute(name: str, words: tuple[str, ...] = ()) -> str:
     return str(path.resolve()) if name not in words and path.exists() else name
 
 
-def _check(client: ServiceClient, body: Json, *, as_json: bool) -> int:
-    answer = client.post("/runs/validate", body)
+def _check(client: Client, body: Json, *, as_json: bool) -> int:
+    answer = client.validate(body)
     if as_json:
         print_json(answer)
     elif answer["valid"]:
         print(f"valid; {cost_words(answer['cost'])}")
         for run in answer["equal_runs"]:
-            print(f"an equal run is there already: {run['id']} {one_line(run['name'])} ({run['state']})")
+            print(f"a run with the same config exists: {run['id']} {one_line(run['name'])} ({run['state']})")
     else:
-        raise RefusedRequest("\n".join(["the config cannot be used:", *_error_lines(answer)]))
+        raise InvalidRequest("\n".join(["invalid config:", *_error_lines(answer)]))
     return 0 if answer["valid"] else 2
 
 
@@ -94,15 +93,15 @@ def cost_words(cost: Json) -> str:
 
 
 def sweep(args: argparse.Namespace) -> int:
-    """The grid's size and cost first; then, when a person agrees, its runs."""
+    """Show the size and cost of a grid; submit its runs after confirmation."""
     if (args.config is None) == (args.base is None):
-        raise UsageError("name a run file, or a preset with --base")
+        raise UsageError("name either a run file or a preset with --base")
     config = load_preset(args.base, args.set) if args.base else load_run(args.config, args.set)
     with client_of(args) as client:
         body = _sweep_body(config, client, args)
-        plan = client.post("/sweeps/validate", body)
+        plan = client.validate_sweep(body)
         if not plan["valid"]:
-            raise RefusedRequest("\n".join(["the sweep cannot be made:", *_error_lines(plan)]))
+            raise InvalidRequest("\n".join(["invalid sweep:", *_error_lines(plan)]))
         if args.check and args.json:
             print_json(plan)
         elif not args.json:
@@ -110,9 +109,9 @@ def sweep(args: argparse.Namespace) -> int:
         if args.check:
             return 0
         if not confirmed(f"Submit {named(plan['runs'], 'run')}?", args.yes):
-            say("nothing was submitted")
+            say("nothing submitted")
             return 1
-        made = client.post("/sweeps", body, key=secrets.token_hex(16))
+        made = client.sweep(body)
     if args.json:
         print_json(made)
     else:
@@ -122,7 +121,7 @@ def sweep(args: argparse.Namespace) -> int:
     return 0
 
 
-def _sweep_body(config: RunConfig, client: ServiceClient, args: argparse.Namespace) -> Json:
+def _sweep_body(config: RunConfig, client: Client, args: argparse.Namespace) -> Json:
     base = run_body(config, client, args)
     body: Json = {name: base[name] for name in ("name", "tags", "notes", "priority")}
     body |= {"base": {"toml": base["toml"]}, "grid": dict(_grid_axis(text) for text in args.grid)}
@@ -151,7 +150,7 @@ def _print_plan(plan: Json) -> None:
         (one_line(run["name"], 80), run["rule_label"], str(run["seed"]), _passes(run["backward_passes"]))
         for run in plan["runs"]
     ]
-    tables.console().print(tables.table(("run", "rule", "seed", "BP at most"), rows, left=2))
+    tables.console().print(tables.table(("run", "rule", "seed", "max. backward passes"), rows, left=2))
     print(f"{named(plan['runs'], 'run')}: {cost_words(plan['cost'])}")
 
 

@@ -1,4 +1,4 @@
-"""Answers of the service as tables and bars for people. Text from runs is shown as text."""
+"""Responses as tables and bars. Text from runs is never interpreted as markup."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gxpo_services.cli.client import Json, RunDetail, RunView
+from gxpo_client.client import Json
 from gxpo_services.cli.common import one_line
 from gxpo_trainer.training.progress import format_seconds
 
@@ -21,18 +21,18 @@ _COLOURS = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "runni
 
 
 def console() -> Console:
-    """On a terminal as wide as it is; a pipe has no width of its own, and rich would fold tables into 80 columns."""
+    """A console with the terminal's width, or 200 columns for a pipe (rich's default is 80)."""
     return Console(width=None if sys.stdout.isatty() else 200, highlight=False)
 
 
 def bar(fraction: float, width: int = 10) -> str:
-    """`████······`: full only when all is done."""
+    """A bar such as `████······`, full only at 100%."""
     full = int(min(1.0, max(0.0, fraction)) * width)
     return "█" * full + "·" * (width - full)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str | Text]], *, title: str = "", left: int = 1) -> Table:
-    """A plain table; the first `left` columns are set left, the others right."""
+    """A table; the first `left` columns are left-aligned, the others right-aligned."""
     shown = Table(title=Text(title) if title else None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(header):
         shown.add_column(Text(name), justify="left" if number < left else "right", overflow="fold")
@@ -41,19 +41,31 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str | Text]], *, title:
     return shown
 
 
-def runs_table(runs: Sequence[RunView]) -> Table:
-    header = ("id", "name", "state", "rule", "progress", "steps", "BP", "accuracy", "reward", "left", "made")
+def runs_table(runs: Sequence[Json]) -> Table:
+    header = (
+        "id",
+        "name",
+        "state",
+        "rule",
+        "progress",
+        "steps",
+        "backward passes",
+        "accuracy",
+        "reward",
+        "left",
+        "age",
+    )
     return table(header, [_run_row(run) for run in runs], left=5)
 
 
-def _run_row(run: RunView) -> tuple[str | Text, ...]:
+def _run_row(run: Json) -> tuple[str | Text, ...]:
     progress = run["progress"]
     return (
         run["id"],
         one_line(run["name"], 40),
         state_text(run),
         run["rule_label"],
-        f"{bar(progress['fraction'])} {100 * progress['fraction']:3.0f} %",
+        f"{bar(progress['fraction'])} {100 * progress['fraction']:3.0f}%",
         of_budget(progress["steps"], progress["step_budget"]),
         of_budget(progress["backward_passes"], progress["backward_passes_budget"]),
         percent(run["score"]),
@@ -63,8 +75,8 @@ def _run_row(run: RunView) -> tuple[str | Text, ...]:
     )
 
 
-def state_text(run: RunView) -> Text:
-    """The state, and why, where it ended badly or waits."""
+def state_text(run: Json) -> Text:
+    """The state, with the failure reason or the queue position."""
     words = run["state"]
     position = run["progress"]["queue_position"]
     if run["state"] == "queued" and position is not None:
@@ -74,8 +86,8 @@ def state_text(run: RunView) -> Text:
     return Text(words, style=_COLOURS.get(run["state"], ""))
 
 
-def run_details(run: RunDetail, events: Sequence[Json]) -> list[Table | Text]:
-    """One run: what it is, how far it is, what happened last."""
+def run_details(run: Json, events: Sequence[Json]) -> list[Table | Text]:
+    """Details of a run: settings, progress and latest events."""
     progress = run["progress"]
     budgets = [
         ("steps", of_budget(progress["steps"], progress["step_budget"])),
@@ -94,18 +106,18 @@ def run_details(run: RunDetail, events: Sequence[Json]) -> list[Table | Text]:
         ("seed", str(run["seed"])),
         ("tags", one_line(", ".join(run["tags"])) or UNKNOWN),
         ("group", run["group"] or UNKNOWN),
-        ("made", f"{age(run['created_at'])} ago by {one_line(run['created_by'])}"),
+        ("created", f"{age(run['created_at'])} ago by {one_line(run['created_by'])}"),
         ("recoveries", str(run["recoveries"])),
-        ("progress", f"{bar(progress['fraction'], 20)} {100 * progress['fraction']:.0f} %"),
+        ("progress", f"{bar(progress['fraction'], 20)} {100 * progress['fraction']:.0f}%"),
         *budgets,
-        ("possible", ", ".join(run["possible_actions"]) or UNKNOWN),
+        ("actions", ", ".join(run["possible_actions"]) or UNKNOWN),
     ]
     parts: list[Table | Text] = [table(("", one_line(run["name"])), about, left=2)]
     if run["detail"]:
         parts.append(Text(f"{one_line(run['detail'], 2000)}\n", style="red" if run["state"] == "failed" else ""))
     if events:
         rows = [(clock(event["time"]), event["actor"], one_line(event["message"])) for event in events]
-        parts.append(table(("time", "actor", "what happened"), rows, left=3))
+        parts.append(table(("time", "actor", "event"), rows, left=3))
     return parts
 
 
@@ -114,27 +126,27 @@ def of_budget(used: float, budget: float | None) -> str:
 
 
 def percent(value: Any) -> str:
-    return f"{100 * value:.1f} %" if isinstance(value, int | float) else UNKNOWN
+    return f"{100 * value:.1f}%" if isinstance(value, int | float) else UNKNOWN
 
 
 def number(value: Any) -> str:
-    """A metric's value; the service sends NaN and the infinities as words."""
+    """A metric's value; the service sends NaN and the infinities as strings."""
     if isinstance(value, int | float):
         return f"{value:.3f}"
     return str(value) if value is not None else UNKNOWN
 
 
-def left(run: RunView) -> str:
+def left(run: Json) -> str:
     seconds = run["progress"]["seconds_left"]
     return format_seconds(seconds) if seconds is not None and run["state"] != "queued" else UNKNOWN
 
 
 def age(then: float) -> str:
-    """Time since then, in the largest unit that says something."""
+    """Time since `then`, in days from two days on."""
     seconds = max(0.0, time.time() - then)
     return f"{seconds / 86400:.0f}d" if seconds >= 2 * 86400 else format_seconds(seconds)
 
 
 def clock(moment: float | None) -> str:
-    """Local time of a moment in seconds since 1970."""
+    """Local time of seconds since 1970."""
     return UNKNOWN if moment is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))

@@ -1,18 +1,17 @@
-"""`gxpo token`: access tokens, over HTTP or, for the first one, straight in the database."""
+"""`gxpo token`: access tokens, over HTTP or, for the first one, directly in the database."""
 
 from __future__ import annotations
 
 import argparse
 import time
 from typing import Any
-from urllib.parse import quote
 
 from gxpo_services.cli import tables
 from gxpo_services.cli.common import client_of, one_line, print_json, say
 
 
 def create(args: argparse.Namespace) -> int:
-    """The secret goes to stdout alone, so that it can be put into a file."""
+    """Create a token; only its secret goes to stdout, so that it can be redirected to a file."""
     body: dict[str, Any] = {"name": args.name, "role": args.role, "days": args.days}
     if args.database:
         made = _create_in_database(body)
@@ -23,12 +22,12 @@ def create(args: argparse.Namespace) -> int:
         print_json(made)
     else:
         print(made["token"])
-        say(f"token {made['id']} ({made['role']}) for {one_line(made['name'])}; this is the only time it is shown")
+        say(f"token {made['id']} ({made['role']}) for {one_line(made['name'])}; the secret is shown only once")
     return 0
 
 
 def _create_in_database(body: dict[str, Any]) -> dict[str, Any]:
-    """Whoever can write the database could make any token: this needs no other one."""
+    """Create a token without authentication: write access to the database implies it."""
     from gxpo_services.db.database import Database
     from gxpo_services.db.migrate import need_current
     from gxpo_services.settings import read_settings
@@ -51,7 +50,7 @@ def list_tokens(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
         return 0
-    header = ("id", "name", "role", "made", "by", "state")
+    header = ("id", "name", "role", "created", "by", "state")
     rows = [
         (
             t["id"],
@@ -72,13 +71,13 @@ def _state(token: dict[str, Any]) -> str:
         return f"revoked {tables.clock(token['revoked_at'])}"
     expires = token["expires_at"]
     if expires is None:
-        return "works"
-    return f"{'works until' if expires > time.time() else 'expired'} {tables.clock(expires)}"
+        return "valid"
+    return f"{'valid until' if expires > time.time() else 'expired'} {tables.clock(expires)}"
 
 
 def revoke(args: argparse.Namespace) -> int:
     with client_of(args) as client:
-        revoked = [client.delete(f"/tokens/{quote(token, safe='')}") for token in args.tokens]
+        revoked = [client.revoke_token(token) for token in args.tokens]
     if args.json:
         print_json(revoked)
     else:

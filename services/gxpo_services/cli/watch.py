@@ -1,4 +1,4 @@
-"""`gxpo watch`: runs followed to their end, as live bars on a terminal and as plain lines elsewhere."""
+"""`gxpo watch`: follow runs until they end, with live bars on a terminal and plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,67 +15,67 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 from rich.text import Text
 
+from gxpo_client.client import Client, Json, NotFound, ServiceUnavailable
 from gxpo_services.cli import tables
-from gxpo_services.cli.client import NotThere, RunView, ServiceAway, ServiceClient, run_path
-from gxpo_services.cli.common import UsageError, client_of, group_runs, one_line, resolve_all
+from gxpo_services.cli.common import UsageError, client_of, group_runs, message_of, one_line, resolve_all
 from gxpo_services.run_states import TERMINAL
 
 _QUIET = {"submitted", "state", "checkpoint", "finished", "attempt"}
-"""Events that the line of the run tells already."""
+"""Events that the run's own line already shows."""
 
 
 def watch(args: argparse.Namespace) -> int:
-    """Exit code 0 when every run succeeded, else 1. Ctrl-C ends the watching, not the runs."""
+    """Watch runs; exit code 0 if all succeeded, else 1. Ctrl-C does not affect the runs."""
     with client_of(args) as client:
         ids = resolve_all(client, args.runs)
         if args.group:
             ids = list(dict.fromkeys([*ids, *(run["id"] for run in group_runs(client, args.group))]))
         if not ids:
-            raise UsageError("name a run to watch, or a --group")
+            raise UsageError("name runs to watch, or use --group")
         with JsonLines() if args.json else Bars() as display:
             ended = follow(client, ids, display, pause=lambda: time.sleep(args.every))
     return 0 if all(run["state"] == "succeeded" for run in ended) else 1
 
 
 class Display(Protocol):
-    """Where what is seen of runs goes."""
+    """Output of `follow`."""
 
-    def update(self, run: RunView) -> None: ...
+    def update(self, run: Json) -> None: ...
 
     def message(self, text: str) -> None: ...
 
 
-def follow(client: ServiceClient, ids: Sequence[str], display: Display, *, pause: Callable[[], None]) -> list[RunView]:
-    """Look at the runs again and again until all have ended; the last look at each, in the order of `ids`.
+def follow(client: Client, ids: Sequence[str], display: Display, *, pause: Callable[[], None]) -> list[Json]:
+    """Poll runs until all have ended; returns their final views in the order of `ids`.
 
-    pause: called between two looks. A service that does not answer is waited for: runs outlive it.
+    pause: called between polls. Keeps polling while the service is unavailable.
     """
-    seen: dict[str, RunView] = {}
+    seen: dict[str, Json] = {}
     newest: dict[str, int] = {}
     is_away = False
     while True:
         try:
             for run_id in ids:
                 if run_id not in seen or seen[run_id]["state"] not in TERMINAL:
-                    seen[run_id] = _look(client, run_id, display, newest)
-        except ServiceAway as error:
+                    seen[run_id] = _poll(client, run_id, display, newest)
+        except ServiceUnavailable as error:
             if not is_away:
-                display.message(f"{one_line(str(error))}; still trying, Ctrl-C ends the watching")
+                display.message(f"{one_line(message_of(error))}; retrying; Ctrl-C stops watching")
             is_away = True
         else:
             if is_away:
-                display.message("the service answers again")
+                display.message("the service is available again")
             is_away = False
             if all(seen[run_id]["state"] in TERMINAL for run_id in ids):
                 return [seen[run_id] for run_id in ids]
         pause()
 
 
-def _look(client: ServiceClient, run_id: str, display: Display, newest: dict[str, int]) -> RunView:
+def _poll(client: Client, run_id: str, display: Display, newest: dict[str, int]) -> Json:
     run = client.run(run_id)
     try:
-        page = client.get(f"{run_path(run_id)}/events", after=newest.get(run_id, 0), limit=200)
-    except NotThere:
+        page = client.events(run_id, newest.get(run_id, 0), limit=200)
+    except NotFound:
         page = {"items": []}
     for event in page["items"]:
         newest[run_id] = event["number"]
@@ -86,7 +86,7 @@ def _look(client: ServiceClient, run_id: str, display: Display, newest: dict[str
 
 
 class JsonLines:
-    """One JSON line whenever something about a run has changed."""
+    """Print a JSON line whenever a run changes."""
 
     def __init__(self) -> None:
         self._last: dict[str, str] = {}
@@ -99,7 +99,7 @@ class JsonLines:
     ) -> None:
         sys.stdout.flush()
 
-    def update(self, run: RunView) -> None:
+    def update(self, run: Json) -> None:
         line = json.dumps(run, ensure_ascii=False)
         if self._last.get(run["id"]) != line:
             self._last[run["id"]] = line
@@ -110,9 +110,9 @@ class JsonLines:
 
 
 class Bars:
-    """A live bar a run on a terminal; elsewhere a line whenever a run's state or step has changed.
+    """A live bar per run on a terminal, otherwise a line whenever a run's state or step changes.
 
-    stream: stderr by default. live: force (True) or forbid (False) the bars.
+    stream: stderr by default. live: force (True) or disable (False) the bars.
     """
 
     def __init__(self, stream: TextIO | None = None, *, live: bool | None = None) -> None:
@@ -141,7 +141,7 @@ class Bars:
         if self._progress is not None:
             self._progress.stop()
 
-    def update(self, run: RunView) -> None:
+    def update(self, run: Json) -> None:
         progress = run["progress"]
         key = (run["state"], run["reason"], progress["steps"], progress["queue_position"], run["recoveries"])
         name, line = one_line(run["name"], 40), describe(run)
@@ -156,7 +156,7 @@ class Bars:
         self._last[run["id"]] = key
 
     def message(self, text: str) -> None:
-        """A line of its own: above the bars, or between the lines."""
+        """Print a line above the bars or between the lines."""
         if self._progress is None:
             self._write(text)
         else:
@@ -168,8 +168,8 @@ class Bars:
         self._stream.flush()
 
 
-def describe(run: RunView) -> str:
-    """`running  step 12/30  reward 0.312  BP 36  accuracy 31.0 %  left 3m12s`, without what is unknown."""
+def describe(run: Json) -> str:
+    """`running  step 12/30  reward 0.312  passes 36  accuracy 31.0%  left 3m12s`, known values only."""
     progress = run["progress"]
     parts = [tables.state_text(run).plain]
     if progress["steps"] or run["state"] == "running":
@@ -177,7 +177,7 @@ def describe(run: RunView) -> str:
     if run["reward"] is not None:
         parts.append(f"reward {tables.number(run['reward'])}")
     if progress["backward_passes"]:
-        parts.append(f"BP {tables.of_budget(progress['backward_passes'], progress['backward_passes_budget'])}")
+        parts.append(f"passes {tables.of_budget(progress['backward_passes'], progress['backward_passes_budget'])}")
     if run["score"] is not None:
         parts.append(f"accuracy {tables.percent(run['score'])}")
     if run["recoveries"]:

@@ -12,9 +12,9 @@ from gxpo_services.api.errors import responses
 from gxpo_services.api.fields import GroupId
 from gxpo_services.comparisons import export as exports
 from gxpo_services.comparisons import heat, service
+from gxpo_services.comparisons.cache import ComparisonCache
 from gxpo_services.comparisons.file_formats import MEDIA_TYPES
 from gxpo_services.comparisons.loading import split_ids, wanted_runs
-from gxpo_services.comparisons.memory import Memory
 from gxpo_services.comparisons.schemas import CompareQuery, ComparisonView, ExportQuery, HeatMapQuery, HeatMapView
 
 router = APIRouter(route_class=ServiceRoute, tags=["comparisons"], responses=responses(401, 403, 404, 422, 503))
@@ -28,9 +28,9 @@ _FILES: dict[int | str, dict[str, Any]] = {
 }
 
 
-async def _memory(request: Request) -> Memory:
-    memory: Memory = request.app.state.comparisons
-    return memory
+async def _cache(request: Request) -> ComparisonCache:
+    cache: ComparisonCache = request.app.state.comparisons
+    return cache
 
 
 @router.get("/compare", summary="Compare runs", response_model=ComparisonView)
@@ -38,32 +38,32 @@ def compare_runs(
     query: Annotated[CompareQuery, Query()],
     _: Viewer,
     session: ReadSession,
-    memory: Annotated[Memory, Depends(_memory)],
+    cache: Annotated[ComparisonCache, Depends(_cache)],
 ) -> Response:
-    """Runs are grouped by config apart from name and seed, and each such configuration is compared with the baseline.
+    """Runs are grouped by config, ignoring name and seed, and each configuration is compared with the baseline.
 
     Curves over steps, backward passes, hours and tokens; the cost to match the baseline's peak; accuracy at equal
-    budgets; intervals over seeds and over problems; what was not equal; and a sentence about what follows from it.
+    budgets; confidence intervals over seeds and over problems; differing conditions; and what the evidence supports.
     A run without evaluations is listed in `left_out` with the reason.
     """
-    return Response(service.compare_as_json(session, query, memory), media_type="application/json")
+    return Response(service.compare_as_json(session, query, cache), media_type="application/json")
 
 
 @router.get("/groups/{group_id}/heatmap", summary="A sweep over two settings")
 def group_heat_map(
     group_id: GroupId, query: Annotated[HeatMapQuery, Query()], _: Viewer, session: ReadSession
 ) -> HeatMapView:
-    """The mean over seeds for each pair of values of two settings that the group varies."""
+    """The mean over seeds for each combination of two varied settings."""
     return heat.group_heat_map(session, group_id, query)
 
 
 @router.get("/export", summary="Metrics and evaluations as files", response_class=StreamingResponse, responses=_FILES)
 def export_runs(query: Annotated[ExportQuery, Query()], _: Viewer, database: DatabaseDep) -> StreamingResponse:
-    """Everything that runs reported, without a lock-in.
+    """Everything that runs reported, in open formats.
 
-    metrics: one row a value (run, name, attempt, step, metric, value). evaluations: one row a score; as jsonl the
-    records whole, scores of every problem included. runs: what each is, with its config. In csv and jsonl NaN and
-    the infinities are the words NaN, Infinity, -Infinity; in parquet they are floats.
+    metrics: one row per value (run, name, attempt, step, metric, value). evaluations: one row per score; as jsonl the
+    full records including the scores of each problem. runs: one row per run, with its config. NaN and the infinities
+    are the strings NaN, Infinity, -Infinity in csv and jsonl, and floats in parquet.
     """
     ids = (split_ids(query.runs, "runs"), split_ids(query.groups, "groups"))
     with database.reading() as session:

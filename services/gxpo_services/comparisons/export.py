@@ -1,6 +1,6 @@
-"""Metrics, evaluations and runs as files, written while they are sent (file_formats.py says how values look).
+"""Streaming export of metrics, evaluations and runs (formats: file_formats.py).
 
-Each piece is read in a transaction of its own: a client that reads slowly holds no connection of the database.
+Each chunk is read in its own transaction, so a slow client does not hold a database connection.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gxpo_services.api.zip_stream import zip_stream
+from zipstream import ZIP_DEFLATED, ZIP_STORED, ZipStream
+
 from gxpo_services.comparisons import repository
 from gxpo_services.comparisons.file_formats import MEDIA_TYPES, Columns, Format, Rows, json_lines, write_rows
 from gxpo_services.db.database import Database
@@ -79,7 +80,7 @@ RUN_COLUMNS: Columns = {
 
 @dataclass(frozen=True, slots=True)
 class ExportFile:
-    """What to send. name: for the client's disk."""
+    """A file to send. name: offered to the client."""
 
     name: str
     media_type: str
@@ -91,12 +92,14 @@ def export(database: Database, runs: Sequence[Run], form: Format, parts: Sequenc
     chosen = list(dict.fromkeys(parts))
     if len(chosen) == 1:
         return ExportFile(f"gxpo-{chosen[0]}.{form}", MEDIA_TYPES[form], _WRITERS[chosen[0]](database, runs, form))
-    files = ((f"{part}.{form}", _WRITERS[part](database, runs, form)) for part in chosen)
-    return ExportFile("gxpo-export.zip", "application/zip", zip_stream(files, compress=form != "parquet"))
+    archive = ZipStream(compress_type=ZIP_STORED if form == "parquet" else ZIP_DEFLATED, compress_level=3)
+    for part in chosen:
+        archive.add(_WRITERS[part](database, runs, form), f"{part}.{form}")
+    return ExportFile("gxpo-export.zip", "application/zip", iter(archive))
 
 
 def _metrics(database: Database, runs: Sequence[Run], form: Format) -> Iterator[bytes]:
-    """Long form: one row a value, of the history that counts."""
+    """Long form: one row per value of the effective history."""
 
     def rows() -> Rows:
         for run in runs:
@@ -111,7 +114,7 @@ def _metrics(database: Database, runs: Sequence[Run], form: Format) -> Iterator[
 
 
 def _evaluations(database: Database, runs: Sequence[Run], form: Format) -> Iterator[bytes]:
-    """jsonl: the trainer's records whole, scores of every problem included; else one row a score."""
+    """jsonl: the trainer's full records, including the scores of each problem; otherwise one row per score."""
 
     def records() -> Iterator[list[dict[str, Any]]]:
         for run in runs:
@@ -127,7 +130,7 @@ def _evaluations(database: Database, runs: Sequence[Run], form: Format) -> Itera
 
 
 def _scores(record: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """A row a score; a record that is no evaluation has none."""
+    """One row per score; none for an invalid record."""
     try:
         found = decode_evaluation(record)
     except DataError:
@@ -138,7 +141,7 @@ def _scores(record: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def _typed(value: Any, kind: str) -> Any:
-    """The value if a column of this kind can hold it, else None: the trainer's line is not ours to trust."""
+    """The value if it fits a column of this kind, otherwise None: trainers' lines are untrusted."""
     if isinstance(value, bool):
         return None
     if kind == "text":
@@ -149,7 +152,7 @@ def _typed(value: Any, kind: str) -> Any:
 
 
 def _runs(_: Database, runs: Sequence[Run], form: Format) -> Iterator[bytes]:
-    """One row a run. In jsonl nested members are objects, else JSON text."""
+    """One row per run. Nested members are objects in jsonl and JSON text otherwise."""
     found = [_run(run) for run in runs]
     if form == "jsonl":
         return json_lines([found])

@@ -1,9 +1,8 @@
-"""Rows as bytes of a CSV, Parquet or JSON-lines file, piece by piece.
+"""Streaming CSV, Parquet and JSON Lines writers.
 
-csv      the first line names the columns; NaN and the infinities are the words NaN, Infinity, -Infinity; nothing
-         there is an empty cell
-parquet  typed columns; NaN and the infinities as IEEE 754 has them; nothing there is null
-jsonl    one object a line; NaN and the infinities are the strings of csv; nothing there is null
+csv      header line; NaN, Infinity, -Infinity; a missing value is an empty cell
+parquet  typed columns; NaN and the infinities are floats; a missing value is null
+jsonl    one object per line; NaN and the infinities are strings; a missing value is null
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from gxpo_trainer.jsonl import plain
 Format = Literal["csv", "parquet", "jsonl"]
 Kind = Literal["text", "whole", "number"]
 Columns = Mapping[str, Kind]
-"""Column → what its values are; each may be None."""
+"""Column → type of its values; every value may be None."""
 Rows = Iterable[Sequence[tuple[Any, ...]]]
-"""Rows in pieces, values in the order of the columns."""
+"""Chunks of rows, values in column order."""
 
 MEDIA_TYPES: dict[Format, str] = {
     "csv": "text/csv; charset=utf-8",
@@ -33,12 +32,12 @@ _ROW_GROUP = 100_000
 
 
 def write_rows(form: Format, columns: Columns, rows: Rows) -> Iterator[bytes]:
-    """The whole file, header included, in pieces of the size that `rows` has."""
+    """The file including its header, in the chunks of `rows`."""
     return {"csv": _csv, "parquet": _parquet, "jsonl": _jsonl}[form](columns, rows)
 
 
 def json_lines(objects: Iterable[Sequence[Mapping[str, Any]]]) -> Iterator[bytes]:
-    """JSON lines of objects whose members need not be alike."""
+    """JSON Lines of objects with arbitrary members."""
     for piece in objects:
         if piece:
             lines = (json.dumps(plain(one), ensure_ascii=False, allow_nan=False) for one in piece)
@@ -78,7 +77,7 @@ def _parquet(columns: Columns, rows: Rows) -> Iterator[bytes]:
         sink.truncate()
         return data
 
-    # PythonFile counts its own position, so the sink may be emptied while the file grows.
+    # PythonFile tracks its own position, so the sink may be emptied while the file grows.
     with parquet.ParquetWriter(pa.PythonFile(sink, mode="w"), schema) as writer:
         waiting: list[tuple[Any, ...]] = []
         for piece in rows:

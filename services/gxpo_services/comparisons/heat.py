@@ -1,4 +1,4 @@
-"""A group's runs as a heat map over two of the settings that they vary."""
+"""Heat map of a sweep over two of its settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _VALUES: dict[Shown, Callable[[RunCurves], float | None]] = {
 
 
 def group_heat_map(session: Session, group_id: str, query: HeatMapQuery) -> HeatMapView:
-    """Raises NotFound; Invalid when the group does not vary two settings, or not the ones that are named."""
+    """Heat map of a group. Raises NotFound; Invalid when the group does not vary the two settings."""
     group = repository.groups_by_id(session, [group_id]).get(group_id)
     if group is None:
         raise NotFound(f"there is no group {group_id}")
@@ -68,7 +68,7 @@ def _settings(run: Run) -> dict[str, Any]:
 
 
 def _axes(query: HeatMapQuery, varied: Sequence[str]) -> tuple[str, str]:
-    """The two settings that are named, else the first ones that vary."""
+    """The requested settings, by default the first ones that vary."""
     chosen: list[str | None] = []
     for name, other in ((query.x, query.y), (query.y, query.x)):
         taken = {other, *chosen}
@@ -79,21 +79,21 @@ def _axes(query: HeatMapQuery, varied: Sequence[str]) -> tuple[str, str]:
                 field, f"the group varies {' and '.join(varied) or 'no setting'}; a heat map needs two settings"
             )
         if found not in varied:
-            raise invalid(field, f"{found!r} does not vary in the group; choose of {', '.join(varied) or 'none'}")
+            raise invalid(field, f"{found!r} does not vary in the group; choose from {', '.join(varied) or 'none'}")
     if chosen[0] == chosen[1]:
-        raise invalid("y", f"is {chosen[1]!r} like x; name two settings")
+        raise invalid("y", f"is {chosen[1]!r}, the same as x; choose two settings")
     return str(chosen[0]), str(chosen[1])
 
 
 def _members(
     runs: Sequence[Run], settings: Mapping[str, Mapping[str, Any]], axes: Sequence[str]
 ) -> tuple[list[Run], list[LeftOutView]]:
-    """Runs that have both settings, and those that are no part of the grid."""
+    """Runs with both settings, and the others with the reason."""
     members, left_out = [], []
     for run in runs:
         absent = [name for name in axes if name not in settings[run.id]]
         if absent:
-            left_out.append(left_out_view(run, f"the sweep gave it no {' and no '.join(absent)}"))
+            left_out.append(left_out_view(run, f"it has no value of {' and '.join(absent)} in the sweep"))
         else:
             members.append(run)
     return members, left_out

@@ -1,4 +1,4 @@
-"""From ids in a request to runs, and from runs to curves; what cannot take part is listed with the reason."""
+"""Load runs by id and their curves; runs that cannot be compared are listed with the reason."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from gxpo_trainer.jsonl import Row
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _RUNS_AT_ONCE = 25
-"""Runs whose evaluations are fetched with one question: as they come they take several times the room of arrays."""
+"""Runs whose evaluations are fetched per query: as JSON they take several times the memory of arrays."""
 _PARTS_OF_IDENTITY = ("code", "packages", "data_sha256", "hardware")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A run with what it reported."""
+    """A run with its reported data."""
 
     run: Run
     evaluations: list[Row]
     series: Series
 
     def curves(self, benchmarks: Sequence[str], metric: str, *, with_problems: bool = True) -> RunCurves:
-        """Raises DataError when it has no such evaluation."""
+        """Curves of the run. Raises DataError when it has no such evaluation."""
         return run_curves(
             identity_of(self.run),
             self.evaluations,
@@ -60,27 +60,27 @@ class Loaded:
     runs: list[tuple[Source, RunCurves]]
     left_out: list[LeftOutView] = field(default_factory=list)
     series: tuple[str, ...] = ()
-    """The metrics that the curves are made of, beside evaluations."""
+    """The metrics that the curves use, in addition to evaluations."""
 
 
 def split_ids(values: Sequence[str], name: str) -> list[str]:
-    """Ids of repeated and comma-separated parameters, each once. Raises Invalid for a word that can be none."""
+    """Unique ids of repeated and comma-separated parameters. Raises Invalid for a malformed id."""
     ids = [word for value in values for word in (part.strip() for part in value.split(",")) if word]
     bad = [word for word in ids if not _ID.fullmatch(word)]
     if bad:
-        raise invalid(name, f"{bad[0][:100]!r} is no id; ids are letters, digits, - and _")
+        raise invalid(name, f"{bad[0][:100]!r} is not an id; ids consist of letters, digits, - and _")
     if len(ids) > MOST_RUNS:
-        raise invalid(name, f"holds {len(ids)} ids; name at most {MOST_RUNS}")
+        raise invalid(name, f"contains {len(ids)} ids; name at most {MOST_RUNS}")
     return list(dict.fromkeys(ids))
 
 
 def wanted_runs(session: Session, runs: Sequence[str], groups: Sequence[str]) -> list[Run]:
-    """The runs that are named, and those of the groups that are named, each once.
+    """The named runs and the runs of the named groups, each once.
 
-    Raises NotFound for an unknown id, Invalid when none is named or there are too many.
+    Raises NotFound for an unknown id, Invalid for none or too many runs.
     """
     if not runs and not groups:
-        raise invalid("runs", "names no run, and groups names none either; name some")
+        raise invalid("runs", "is empty, and so is groups; name at least one run")
     found, known = repository.runs_by_id(session, runs), repository.groups_by_id(session, groups)
     for kind, ids, there in (("run", runs, found), ("group", groups, known)):
         missing = [one for one in ids if one not in there]
@@ -90,19 +90,19 @@ def wanted_runs(session: Session, runs: Sequence[str], groups: Sequence[str]) ->
     for one in groups:
         chosen |= {run.id: run for run in repository.runs_of(session, known[one], MOST_RUNS + 1)}
     if len(chosen) > MOST_RUNS:
-        raise invalid("groups", f"have more than {MOST_RUNS} runs; name those that matter in runs")
+        raise invalid("groups", f"contain more than {MOST_RUNS} runs; select some of them with runs")
     return list(chosen.values())
 
 
 def load(session: Session, runs: Sequence[Run], benchmark: str | None, metric: str, *, gates: bool = False) -> Loaded:
-    """Curves of runs, with z-scores of `gates` or not. Without a benchmark: the average of those that all runs have.
+    """Load the curves of runs, optionally with gate z-scores. Default benchmark: the average of all common ones.
 
     Raises Invalid when the runs have evaluations and none in common.
     """
     evaluations, left_out = _evaluations(session, runs)
     benchmarks = [benchmark] if benchmark is not None else _common(list(evaluations.values()))
     if evaluations and not benchmarks:
-        raise invalid("benchmark", "the runs have no benchmark in common; name one, and runs without it are left out")
+        raise invalid("benchmark", "the runs have no common benchmark; name one, and runs without it are excluded")
     needed = series_needed(row for rows in evaluations.values() for row in rows)
     names = tuple(name for name in needed if gates or name != GATE_Z)
     series = repository.series_of(session, [run.number for run in runs if run.id in evaluations], names)
@@ -120,7 +120,7 @@ def load(session: Session, runs: Sequence[Run], benchmark: str | None, metric: s
 
 
 def _evaluations(session: Session, runs: Sequence[Run]) -> tuple[dict[str, list[Row]], dict[str, str]]:
-    """Those of each run that has some, by its id; and why the others have none."""
+    """Evaluations by run id, and the reasons for runs without any."""
     found: dict[str, list[Row]] = {}
     left_out: dict[str, str] = {}
     for start in range(0, len(runs), _RUNS_AT_ONCE):
@@ -148,7 +148,7 @@ def invalid(name: str, message: str) -> Invalid:
 
 
 def identity_of(run: Run) -> dict[str, Any]:
-    """run.json as the trainer sent it, with the config that the service keeps."""
+    """run.json as sent by the trainer, with the config stored by the service."""
     stated: Mapping[str, Any] = run.identity or {}
     parts = {name: stated.get(name) for name in _PARTS_OF_IDENTITY}
     kept = {name: value for name, value in parts.items() if isinstance(value, Mapping)}

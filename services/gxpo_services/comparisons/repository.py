@@ -1,4 +1,4 @@
-"""SQL of comparisons and exports. What runs reported is read by the repositories of metrics and samples."""
+"""SQL of comparisons and exports; see also the repositories of metrics and samples."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def groups_by_id(session: Session, ids: Collection[str]) -> dict[str, Group]:
 
 
 def runs_of(session: Session, group: Group, limit: int) -> list[Run]:
-    """Its runs in the order in which they were made, at most `limit` of them."""
+    """Runs of a group in order of creation, at most `limit`."""
     return list(session.scalars(select(Run).where(Run.group_number == group.number).order_by(Run.number).limit(limit)))
 
 
 def series_of(session: Session, run_numbers: Sequence[int], names: Collection[str]) -> dict[int, Series]:
-    """The named metrics of each run as arrays, of the history that counts."""
+    """The named metrics of each run as arrays, from the effective history."""
     numbers = metrics.find_numbers(session, names)
     found: dict[int, dict[str, tuple[np.ndarray, np.ndarray]]] = {number: {} for number in run_numbers}
     names_by_number = {number: name for name, number in numbers.items()}
@@ -48,7 +48,7 @@ def points_of(session: Session, run_number: int, names: Collection[str]) -> list
     points: list[Point] = []
     for (_, number), records in metrics.histories(session, list(names_by_number), firsts).items():
         steps = records["step"]
-        # At each step the latest attempt that had begun by then is the one that counts.
+        # At each step the latest attempt started by then is effective.
         attempts = np.zeros(len(records), dtype=np.int64)
         for attempt, first in sorted(firsts[run_number].items()):
             attempts[steps >= first] = attempt

@@ -18,7 +18,7 @@ _METRIC = Field(
     "pass@1", pattern=r"^(pass|maj)@[0-9]{1,6}$", description="A share in the evaluations: pass@k or maj@n."
 )
 _BENCHMARK = Field(
-    None, max_length=200, description="One benchmark by name; none: the macro average of those that all runs have."
+    None, max_length=200, description="Name of a benchmark; default: the macro average of all common ones."
 )
 
 
@@ -29,7 +29,10 @@ class RunsQuery(BaseModel):
         [], max_length=MOST_RUNS, description="Ids of runs.", examples=[["r01jd5cv3q80000000000"]]
     )
     groups: list[Annotated[Text, Field(max_length=20_000)]] = Field(
-        [], max_length=MOST_RUNS, description="Ids of groups: all their runs.", examples=[["g01jd5cv3q80000000000"]]
+        [],
+        max_length=MOST_RUNS,
+        description="Ids of groups; selects all their runs.",
+        examples=[["g01jd5cv3q80000000000"]],
     )
 
 
@@ -39,36 +42,42 @@ class CompareQuery(RunsQuery):
     baseline: Text | None = Field(
         None,
         max_length=1000,
-        description="Name of a configuration in the answer, or id or name of one of its runs; none: the first GRPO.",
+        description="Name of a configuration, or id or name of one of its runs; default: the first GRPO.",
         examples=["GRPO"],
     )
     metric: str = _METRIC
     benchmark: Text | None = _BENCHMARK
-    x: AxisWord = Field("step", description="The cost that plain numbers in `budgets` mean; time and hours are one.")
+    x: AxisWord = Field("step", description="Unit of plain numbers in `budgets`; time is an alias of hours.")
     budgets: list[Annotated[Text, Field(max_length=1000)]] = Field(
         [],
         max_length=50,
-        description="Budgets to compare at: numbers in units of `x` (hours for time) or `axis:number`; none: chosen.",
+        description="Budgets to compare at: numbers in units of `x` (hours for time) or `axis:number`; default: some.",
         examples=[["backward_passes:108", "backward_passes:300", "hours:4"]],
     )
     smoothing: float = Field(
-        0.0, ge=0, lt=1, allow_inf_nan=False, description="Weight of the exponential average of accuracies; 0: none."
+        0.0,
+        ge=0,
+        lt=1,
+        allow_inf_nan=False,
+        description="Weight of the exponential moving average of accuracies; 0: none.",
     )
     gates: bool = Field(
         True,
-        description="Whether z-scores of gates come along; thresholds and shut-off steps always do. Without them an "
-        "answer is the same until something is evaluated, and comes much sooner.",
+        description="Include gate z-scores; thresholds and shut-off steps are always included. Without z-scores a "
+        "response is cached until the next evaluation and is much faster.",
     )
 
 
 class HeatMapQuery(BaseModel):
     """Two settings of a sweep, and what the cells show."""
 
-    x: Text | None = Field(None, max_length=200, description="Dotted path; none: the first setting that varies.")
-    y: Text | None = Field(None, max_length=200, description="Dotted path; none: the next one.")
+    x: Text | None = Field(None, max_length=200, description="Dotted path; default: the first setting that varies.")
+    y: Text | None = Field(None, max_length=200, description="Dotted path; default: the next one.")
     metric: str = _METRIC
     benchmark: Text | None = _BENCHMARK
-    show: Shown = Field("final", description="The last accuracy, the best, what the best took, or when the gate shut.")
+    show: Shown = Field(
+        "final", description="Last accuracy, best accuracy, cost of the best, or shut-off step of the gate."
+    )
 
 
 class ExportQuery(RunsQuery):
@@ -79,7 +88,7 @@ class ExportQuery(RunsQuery):
         ["metrics", "evaluations", "runs"],
         min_length=1,
         max_length=3,
-        description="Tables to write: one alone is a file, several are a zip of files.",
+        description="Tables to write: one is a file, several are a zip archive.",
     )
 
 
@@ -88,7 +97,7 @@ class _View(BaseModel):
 
 
 class PointView(_View):
-    """One evaluation: its accuracy and what had been spent by then; NaN where unknown."""
+    """An evaluation: accuracy and cumulative cost; NaN where unknown."""
 
     accuracy: JsonNumber = Field(examples=[0.341])
     steps: JsonNumber = Field(examples=[240])
@@ -114,7 +123,7 @@ class CurveView(_View):
     hours: list[JsonNumber]
     tokens: list[JsonNumber]
     accuracy: list[JsonNumber]
-    smoothed: list[JsonNumber] = Field(description="The exponential average that was asked for.")
+    smoothed: list[JsonNumber] = Field(description="Exponential moving average.")
     low: list[JsonNumber] = Field(description="Lower bound: over seeds, over problems where there is one seed.")
     high: list[JsonNumber]
 
@@ -125,9 +134,9 @@ class GateView(_View):
     steps: list[JsonNumber]
     z: list[JsonNumber]
     threshold: JsonNumber | None = Field(description="τ; null without a gate.")
-    shutoff_step: int | None = Field(description="The step at which the look-ahead ended.")
+    shutoff_step: int | None = Field(description="Step at which the look-ahead was switched off.")
     two_sided: bool
-    downsampled: bool = Field(description="Whether points were left out; peaks and dips never are.")
+    downsampled: bool = Field(description="Whether the series was thinned; minima and maxima are kept.")
 
 
 class ComparedRun(_View):
@@ -159,42 +168,42 @@ class BudgetView(_View):
 
 
 class ComparedGroup(_View):
-    """One configuration: runs that differ in name and seed alone."""
+    """A configuration: runs that differ only in name and seed."""
 
-    name: str = Field(description="Its rule, and what tells it from the others.", examples=["GXPO K=5"])
+    name: str = Field(description="Its rule, and the settings that distinguish it.", examples=["GXPO K=5"])
     rule: str
     is_baseline: bool
     seeds: list[int]
     runs: list[ComparedRun]
-    mean: CurveView = Field(description="Over seeds, at the steps that all of them evaluated.")
+    mean: CurveView = Field(description="Mean over seeds, at the steps that all of them evaluated.")
     final: PointView
     peak: PointView
-    match: PointView | None = Field(description="Where the mean reaches the baseline's peak; null: it does not.")
+    match: PointView | None = Field(description="Where the mean reaches the baseline's peak; null: not reached.")
     speed_ups: dict[Axis, JsonNumber | None]
     num_paired: int = Field(description="Seeds shared with the baseline.")
-    num_reached: int = Field(description="Of these, how many reached the peak of the baseline's run.")
+    num_reached: int = Field(description="Number of these that reached the peak of the baseline's run.")
     seed_speed_ups: dict[Axis, IntervalView | None] = Field(description="Geometric mean over seeds.")
     budgets: list[BudgetView]
     shutoff_steps: list[int | None]
 
 
 class DifferenceView(_View):
-    """A condition or piece of hardware that was not equal: values by configuration."""
+    """A differing condition or piece of hardware: values by configuration."""
 
     setting: str
     values: dict[str, list[str]]
-    hardware: bool = Field(description="It spoils the comparison of hours only.")
+    hardware: bool = Field(description="Affects only the comparison of hours.")
 
 
 class SettingView(_View):
-    """A setting that is not the same in all configurations; values are JSON text, null: not there."""
+    """A setting that differs between configurations; values are JSON text, null: absent."""
 
     setting: str = Field(examples=["learner.rule.k"])
     values: dict[str, str | None]
 
 
 class LeftOutView(_View):
-    """A run that could not take part."""
+    """A run that is excluded."""
 
     run: str = Field(description="Its id.")
     name: str
@@ -202,7 +211,7 @@ class LeftOutView(_View):
 
 
 class TableView(_View):
-    """Text cells, ready to be shown."""
+    """A table of text cells."""
 
     title: str
     header: list[str]
@@ -210,30 +219,30 @@ class TableView(_View):
 
 
 class ComparisonView(_View):
-    """Which configuration is better at the same cost, and how sure that is."""
+    """Comparison of configurations at equal cost, with confidence intervals."""
 
     metric: str
-    benchmarks: list[str] = Field(description="What accuracies are the macro average of.")
+    benchmarks: list[str] = Field(description="Benchmarks that accuracies are averaged over.")
     x: Axis
     baseline: str = Field(description="Name of a configuration.")
     smoothing: float
     level: float = Field(description="Of all intervals.", examples=[0.95])
     target: PointView = Field(description="The baseline's peak.")
     groups: list[ComparedGroup]
-    differences: list[DifferenceView] = Field(description="What spoils the comparison.")
-    settings: list[SettingView] = Field(description="All settings that differ, compared ones too.")
-    evidence: str = Field(description="What the numbers support and what they do not, one statement a line.")
-    supported: dict[str, list[Axis]] = Field(description="Configuration → costs on which its advantage is supported.")
-    missing: list[str] = Field(description="What a conclusion would need.")
+    differences: list[DifferenceView] = Field(description="Conditions that make the comparison unfair.")
+    settings: list[SettingView] = Field(description="All differing settings, including the compared ones.")
+    evidence: str = Field(description="What the evidence supports and what it does not, one statement per line.")
+    supported: dict[str, list[Axis]] = Field(description="Configuration → costs at which its advantage is supported.")
+    missing: list[str] = Field(description="What a conclusion would require.")
     left_out: list[LeftOutView]
-    tables: list[TableView] = Field(description="The paper's Tables 2 to 5 for these runs, and what stands behind.")
+    tables: list[TableView] = Field(description="The paper's Tables 2 to 5 for these runs, with supporting tables.")
 
 
 class HeatCellView(_View):
     """One pair of values. mean: over its runs, null when none has a value yet."""
 
-    x: int = Field(description="Place in x_values.")
-    y: int = Field(description="Place in y_values.")
+    x: int = Field(description="Index into x_values.")
+    y: int = Field(description="Index into y_values.")
     value: IntervalView | None
     runs: list[str] = Field(description="Ids.")
 
@@ -251,5 +260,5 @@ class HeatMapView(_View):
     y_values: list[Any]
     cells: list[HeatCellView]
     settings: list[str] = Field(description="Settings that vary: what x and y may be.")
-    mixed: list[str] = Field(description="Settings that vary within a cell, over which its mean is taken, too.")
-    left_out: list[LeftOutView] = Field(description="Runs that are no part of the grid, such as controls.")
+    mixed: list[str] = Field(description="Settings that vary within a cell and are averaged over.")
+    left_out: list[LeftOutView] = Field(description="Runs that are not part of the grid, such as controls.")

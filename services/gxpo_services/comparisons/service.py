@@ -9,8 +9,8 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.api.errors import Invalid
 from gxpo_services.comparisons import loading
+from gxpo_services.comparisons.cache import ComparisonCache, read_versions
 from gxpo_services.comparisons.loading import Loaded, Source, invalid, left_out_view
-from gxpo_services.comparisons.memory import Memory, look
 from gxpo_services.comparisons.schemas import (
     CompareQuery,
     ComparisonView,
@@ -54,28 +54,28 @@ _AXIS_OF: dict[str, Axis] = {
 }
 
 
-def compare_as_json(session: Session, query: CompareQuery, memory: Memory) -> bytes:
-    """A ComparisonView, from memory while nothing has changed.
+def compare_as_json(session: Session, query: CompareQuery, cache: ComparisonCache) -> bytes:
+    """A ComparisonView as JSON, cached until its inputs change.
 
-    Raises NotFound for unknown ids; Invalid for bad words, or when no run has anything to compare.
+    Raises NotFound for unknown ids; Invalid for invalid parameters, or when nothing can be compared.
     """
     budgets = _budgets(query.budgets, _AXIS_OF[query.x])
     ids = (loading.split_ids(query.runs, "runs"), loading.split_ids(query.groups, "groups"))
     question = query.model_dump_json()
-    sources = look(session, *ids)
-    body = memory.find(question, sources)
+    versions = read_versions(session, *ids)
+    body = cache.get(question, versions)
     if body is None:
         runs = loading.wanted_runs(session, *ids)
         loaded = loading.load(session, runs, query.benchmark, query.metric, gates=query.gates)
         body = compare(loaded, query, budgets).model_dump_json().encode()
-        memory.keep(question, sources, loaded.series, body)
+        cache.put(question, versions, loaded.series, body)
     return body
 
 
 def compare(loaded: Loaded, query: CompareQuery, budgets: Mapping[Axis, tuple[float, ...]]) -> ComparisonView:
-    """Compare what runs reported, at these budgets if there are any.
+    """Compare loaded runs, at `budgets` if given.
 
-    Raises Invalid for a baseline that is not there, or when no run has anything to compare.
+    Raises Invalid for an unknown baseline, or when nothing can be compared.
     """
     groups = _grouped(loaded)
     if not groups:
@@ -110,7 +110,7 @@ def compare(loaded: Loaded, query: CompareQuery, budgets: Mapping[Axis, tuple[fl
 
 
 def _budgets(words: Sequence[str], axis: Axis) -> dict[Axis, tuple[float, ...]]:
-    """`108` and `hours:4` as axis → values in ascending order. Raises Invalid for a word that is neither."""
+    """Parse `108` and `hours:4` to axis → ascending values. Raises Invalid."""
     found: dict[Axis, set[float]] = {}
     for word in (part.strip() for value in words for part in value.split(",") if part.strip()):
         name, colon, number = word.rpartition(":")
@@ -121,15 +121,15 @@ def _budgets(words: Sequence[str], axis: Axis) -> dict[Axis, tuple[float, ...]]:
         except ValueError:
             value = math.nan
         if not 0 <= value < math.inf:
-            raise invalid("budgets", f"{word[:100]!r} is no budget; write 108 or hours:4")
+            raise invalid("budgets", f"{word[:100]!r} is not a budget; write 108 or hours:4")
         found.setdefault(_AXIS_OF[name] if colon else axis, set()).add(value)
     if sum(map(len, found.values())) > _MOST_BUDGETS:
-        raise invalid("budgets", f"holds more than {_MOST_BUDGETS}; name fewer")
+        raise invalid("budgets", f"contains more than {_MOST_BUDGETS} budgets; name fewer")
     return {name: tuple(sorted(values)) for name, values in found.items()}
 
 
 def _grouped(loaded: Loaded) -> list[SeedGroup]:
-    """Configurations with their seeds. Of two runs of one seed, and of seeds that share no step, one is left out."""
+    """Configurations with their seeds. Excludes duplicate seeds, and configurations whose seeds share no step."""
     furthest: dict[tuple[str, int], tuple[Source, RunCurves]] = {}
     keys = [(config_key(source.run.config), curves.seed) for source, curves in loaded.runs]
     for key, (source, curves) in zip(keys, loaded.runs, strict=True):
@@ -142,7 +142,7 @@ def _grouped(loaded: Loaded) -> list[SeedGroup]:
         if winner is source.run:
             kept.append((source, curves))
         else:
-            reason = f"run {winner.id} has the same config and seed, and came further or is newer"
+            reason = f"run {winner.id} has the same config and seed, and more steps or a later start"
             loaded.left_out.append(left_out_view(source.run, reason))
     loaded.runs = kept
     groups = group_by_config([(curves, source.run.config) for source, curves in kept])
@@ -180,7 +180,7 @@ def _baseline(word: str | None, groups: Sequence[SeedGroup], rows: Mapping[RunCu
         for group in groups:
             if any(getattr(rows[run], attribute) == word for run in group.runs):
                 return group.name
-    raise invalid("baseline", f"{word!r} is none of {', '.join(map(repr, names))}, nor one of their runs; name one")
+    raise invalid("baseline", f"{word!r} is neither one of {', '.join(map(repr, names))} nor one of their runs")
 
 
 def _settings(groups: Sequence[SeedGroup], rows: Mapping[RunCurves, Run]) -> list[SettingView]:
@@ -198,7 +198,7 @@ def _tables(
     budgets: Mapping[Axis, Sequence[float]],
     metric: str,
 ) -> list[Table]:
-    """Result, the paper's Tables 2 to 5, intervals at each budget, the curves, what was not equal."""
+    """Result, the paper's Tables 2 to 5, intervals at each budget, curves and differing conditions."""
     result, convergence, *others = all_tables(groups, comparison)
     names = [group.name for group in groups]
     by_benchmark = _by_benchmark(loaded, groups, metric)
@@ -211,7 +211,7 @@ def _tables(
 
 
 def _by_benchmark(loaded: Loaded, groups: Sequence[SeedGroup], metric: str) -> dict[str, Sequence[SeedGroup]]:
-    """The same configurations on each benchmark alone."""
+    """The configurations on each benchmark separately."""
     if len(loaded.benchmarks) == 1:
         return {loaded.benchmarks[0]: groups}
     sources = {curves: source for source, curves in loaded.runs}

@@ -1,4 +1,4 @@
-"""From numbers of a comparison to what the API shows. Pure."""
+"""Comparison results to API views. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gxpo_trainer.compare import (
 )
 
 _GATE_POINTS = 2400
-"""Of all gates of an answer, which are drawn in one chart."""
+"""Total number of gate points in a response."""
 _FEWEST_OF_ONE, _MOST_OF_ONE = 60, 500
 
 
@@ -63,7 +63,7 @@ def curve_view(curve: EvaluationCurve, smoothing: float, band: Sequence[Any]) ->
 
 
 def gate_view(gate: GateTrace, most: int) -> GateView:
-    """At most so many points of it."""
+    """A gate trace thinned to at most `most` points."""
     kept = thin(gate.z, most)
     return GateView(
         steps=gate.steps[kept].tolist(),

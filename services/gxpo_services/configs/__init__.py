@@ -1,1 +1,1 @@
-"""From a request to a checked config: policy of this server, expected cost, presets and schema."""
+"""Configs: validation, server policy, expected cost, presets and schema."""

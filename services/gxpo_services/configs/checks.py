@@ -1,4 +1,4 @@
-"""From what a client sends to a config that this server runs: every bad setting is found and named."""
+"""Validation of submitted configs; reports every invalid setting."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Settings = dict[str, Any]
 
 
 def settings_of(source: RunSource, where: str = "") -> Settings:
-    """Nested settings with the source's overrides put in, not yet checked.
+    """Nested settings with the source's overrides applied, not yet validated.
 
-    where: what precedes the names of the source's own members in errors, such as `base.`. Raises Invalid.
+    where: prefix of member names in errors, such as `base.`. Raises Invalid.
     """
     if source.preset is not None:
         if source.preset not in preset_names():
-            message = f"there is no preset {source.preset!r}; choose one of {', '.join(preset_names())}"
+            message = f"there is no preset {source.preset!r}; choose from {', '.join(preset_names())}"
             raise invalid([FieldError(field=f"{where}preset", message=message)])
         values = plain(load_preset(source.preset).model_dump())
     elif source.toml is not None:
@@ -44,7 +44,7 @@ def settings_of(source: RunSource, where: str = "") -> Settings:
 
 
 def overridden(values: Settings, overrides: Sequence[str], field: str) -> Settings:
-    """`values` with every `a.b=c` put in. Raises Invalid naming the bad ones as `field[n]`."""
+    """Apply every `a.b=c` to `values`. Raises Invalid naming the invalid ones as `field[n]`."""
     errors = []
     for number, text in enumerate(overrides):
         try:
@@ -62,7 +62,7 @@ def overridden(values: Settings, overrides: Sequence[str], field: str) -> Settin
 
 
 def checked(values: Settings, server: ServiceSettings) -> RunConfig:
-    """The config, when both the trainer and this server accept it. Raises Invalid with every bad setting."""
+    """The config, if both the trainer and this server accept it. Raises Invalid with every invalid setting."""
     found = refusals(values, server)
     try:
         config = build(values)
@@ -75,7 +75,7 @@ def checked(values: Settings, server: ServiceSettings) -> RunConfig:
 
 
 def invalid(errors: Sequence[FieldError]) -> Invalid:
-    """All bad settings as one error, each once, in the order of their names."""
+    """All invalid settings as one error, without duplicates, sorted by name."""
     unique = {(error.field, error.message): error for error in errors}
     ordered = sorted(unique.values(), key=lambda error: error.field)
     named = "; ".join(f"{error.field}: {error.message}" for error in ordered[:5])
@@ -90,7 +90,7 @@ def _parsed(text: str, field: str) -> Settings:
 
 
 def _unstorable(config: RunConfig) -> list[tuple[str, str]]:
-    """What a run may have by its config and a row of the database may not."""
+    """Settings that the config allows but the database cannot store."""
     found = []
     budget = config.budget
     numbers = {
@@ -114,7 +114,7 @@ def _fields(found: Sequence[tuple[str, str]]) -> list[FieldError]:
 
 
 def stored(config: RunConfig) -> Settings:
-    """The completed config as JSON keeps it; `RunConfig.model_validate` reads it back to an equal one."""
+    """The complete config as JSON values; `RunConfig.model_validate` restores it."""
     body: Settings = plain(config.model_dump(mode="json"))
     return body
 

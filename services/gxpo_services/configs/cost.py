@@ -1,4 +1,4 @@
-"""What a run will cost, from its config alone. Pure."""
+"""Expected cost of a run from its config. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gxpo_trainer.config import GrpoRule, GxpoRule, RunConfig
 class ExpectedCost:
     """An upper bound in full-batch gradients; a gate that fires makes a run cheaper.
 
-    steps: the most training steps; None when only hours or tokens bound them. backward_passes: the same for passes,
-    repeats and diagnostics left out. per_step: passes of one step with the look-ahead on. words: how it comes about.
+    steps: maximum training steps; None when only hours or tokens limit them. backward_passes: maximum backward passes,
+    without repeated steps and diagnostics. per_step: passes per step with the look-ahead on. words: an explanation.
     """
 
     steps: int | None
@@ -35,31 +35,31 @@ def expected_cost(config: RunConfig) -> ExpectedCost:
     if passes is not None and (by_steps is None or passes < by_steps):
         words += f"; budget.backward_passes = {passes} ends the run"
         if per_step > 1:
-            words += f" (a step that has begun is finished: up to {per_step - 1} more)"
+            words += f" (up to {per_step - 1} more to finish the last step)"
         if isinstance(rule, GrpoRule):
             steps = passes
     if not bounds:
         names = " or ".join(f"budget.{name}" for name in ("hours", "tokens") if getattr(budget, name) is not None)
-        words += f"; {names} ends the run, so its steps cannot be foretold"
+        words += f"; {names} ends the run, so the number of steps is unknown"
     return ExpectedCost(steps, min(bounds, default=None), per_step, words)
 
 
 def _per_step(config: RunConfig) -> tuple[int, str]:
     rule = config.learner.rule
     if isinstance(rule, GrpoRule):
-        return 1, "GRPO: 1 backward pass a step"
+        return 1, "GRPO: 1 backward pass per step"
     if isinstance(rule, GxpoRule):
-        # One probe is for replay alone; the config refuses it elsewhere.
+        # One probe is only valid for replay; the config rejects it otherwise.
         per_step = rule.probes + 1
-        words = f"GXPO: {per_step} backward passes a step (probes + 1)"
+        words = f"GXPO: {per_step} backward passes per step (probes + 1)"
     else:
         per_step = rule.k + 1
-        words = f"SFPO: {per_step} backward passes a step (K + 1)"
+        words = f"SFPO: {per_step} backward passes per step (K + 1)"
     if rule.gate.mode == "never" or not math.isfinite(rule.gate.threshold):
         return per_step, words
     if rule.gate.mode == "rearm":
-        return per_step, words + ", 1 while the gate has it off: an upper bound"
-    return per_step, words + ", 1 after the gate has fired: an upper bound"
+        return per_step, words + ", 1 while the gate is closed (upper bound)"
+    return per_step, words + ", 1 after the gate has fired (upper bound)"
 
 
 def resources(config: RunConfig) -> tuple[float, float]:

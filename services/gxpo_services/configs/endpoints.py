@@ -1,4 +1,4 @@
-"""What can be asked for: the settings, ready-made configs, and the paper's numbers."""
+"""`/schema`, `/presets` and `/published`: the config schema, presets and the paper's results."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def get_schema(_: Viewer) -> dict[str, Any]:
     return _schema()
 
 
-@router.get("/presets", summary="Ready-made configs")
+@router.get("/presets", summary="Config presets")
 def list_presets(_: Viewer) -> list[PresetView]:
-    """To submit as they are, or to start from."""
+    """Presets to submit unchanged or to start from."""
     return _presets()
 
 
-@router.get("/published", summary="The paper's numbers")
+@router.get("/published", summary="The paper's results")
 def get_published(_: Viewer) -> PublishedView:
-    """The tables of the GXPO paper. Grader, templates and problem sets are the paper's own."""
+    """Tables of the GXPO paper, with the paper's own grader, templates and problem sets."""
     return PublishedView.model_validate(asdict(gxpo_paper()))
 
 
@@ -54,7 +54,7 @@ def _presets() -> list[PresetView]:
 
 
 def _summary(name: str) -> str:
-    """The comment that a preset's file begins with."""
+    """The leading comment of a preset file."""
     text = (resources.files("gxpo_trainer.config") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
     lines = []
     for line in text.splitlines():

@@ -1,8 +1,7 @@
-"""What a config may name on this server: folders, the hub, code, a Ray.
+"""Server policy for configs: allowed folders, hub names, code and Ray address.
 
-Paths are judged by where they lead: after `~`, `..` and every symbolic link. Nothing is decoded on the way, so
-`%2e%2e` is a name of six characters here as it is for the file system. The check works on plain nested values, so that
-what this server refuses can be told together with what is wrong in itself.
+Paths are checked after resolving `~`, `..` and symbolic links. Nothing is URL-decoded, as in the file system. The check
+works on plain nested values, so that policy violations are reported together with validation errors.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ Refusals = list[tuple[str, str]]
 
 
 def refusals(values: Mapping[str, Any], settings: ServiceSettings) -> Refusals:
-    """(dotted path, why and what to do) of every setting that this server does not allow. values: nested settings,
-    complete or not; what has a wrong type is left to the config's own checks."""
+    """(dotted path, reason and fix) of every setting that this server does not allow. values: nested settings, possibly
+    incomplete; wrong types are left to the config's validation."""
     return [
         *_model(values, settings),
         *_data(values, settings),
@@ -45,7 +44,7 @@ def _model(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tup
     if _get(values, "model.trust_remote_code") not in (None, False) and not settings.allow_remote_code:
         yield (
             "model.trust_remote_code",
-            "is off on this server: no code of a model is run; set it to false",
+            "is not allowed on this server; set it to false",
         )
 
 
@@ -59,7 +58,7 @@ def _data(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tupl
         # Both become parts of file names below data.source.
         part = _get(values, f"data.{name}")
         if isinstance(part, str) and not _is_inner_name(part):
-            yield f"data.{name}", "must be a name inside the data set, without .. and not absolute"
+            yield f"data.{name}", "must be a relative path inside the data set, without .."
 
 
 def _evaluation(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
@@ -77,7 +76,7 @@ def _evaluation(values: Mapping[str, Any], settings: ServiceSettings) -> Iterabl
         if name.endswith(".jsonl"):
             fault = _place_fault(name, settings.data_roots, hub=None)
         elif root is None and not settings.allow_hub:
-            fault = "would be read from the hub, which is off on this server; set evaluation.data_root"
+            fault = "is a hub data set, which this server does not allow; set evaluation.data_root"
         if fault is not None:
             yield f"evaluation.benchmarks[{number}]", fault
 
@@ -88,12 +87,12 @@ def _rewards(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[t
         name = reward.get("name") if isinstance(reward, Mapping) else None
         if isinstance(name, str) and name not in OWN_REWARDS and name not in settings.allowed_rewards:
             allowed = ", ".join((*OWN_REWARDS, *settings.allowed_rewards))
-            yield f"verifier.rewards[{number}].name", f"is not allowed on this server; choose one of {allowed}"
+            yield f"verifier.rewards[{number}].name", f"is not allowed on this server; choose from {allowed}"
 
 
 def _placement(values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     if _get(values, "placement.ray_address") not in (None, "none"):
-        yield "placement.ray_address", "is decided by the service; take it out"
+        yield "placement.ray_address", "is set by the service; remove it"
 
 
 def _place_fault(name: str, roots: tuple[Path, ...], *, hub: bool | None) -> str | None:
@@ -104,7 +103,7 @@ def _place_fault(name: str, roots: tuple[Path, ...], *, hub: bool | None) -> str
         is_path = name.startswith(_PATH_STARTS) or name.endswith(_DATA_FILES) or path.exists()
         if hub is not None and not is_path:
             if not hub:
-                return f"is no local path, and hub names are off on this server; name a local copy{inside}"
+                return f"is not a local path, and this server does not allow hub names; use a local copy{inside}"
             if not roots or _HUB_NAME.fullmatch(name):
                 return None
         if not roots:
@@ -112,8 +111,8 @@ def _place_fault(name: str, roots: tuple[Path, ...], *, hub: bool | None) -> str
         if not path.is_absolute():
             return f"must be an absolute path{inside}" + (", or a hub name" if hub else "")
         real = Path(os.path.realpath(path))
-    except (OSError, RuntimeError, ValueError) as error:  # too long, no such home, not a file name at all
-        return f"is no path that can be used ({error})"
+    except (OSError, RuntimeError, ValueError) as error:  # too long, unknown home, or not a file name
+        return f"is not a valid path ({error})"
     if any(real.is_relative_to(root) for root in roots):
         return None
     return f"is not allowed on this server; it must lie{inside}"

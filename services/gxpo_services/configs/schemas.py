@@ -18,14 +18,14 @@ EXAMPLE_CONFIG: dict[str, Any] = {
 
 
 class RunSource(BaseModel):
-    """Where a config comes from: exactly one of `config`, `toml` and `preset`; then `overrides` are put in."""
+    """Source of a config: exactly one of `config`, `toml` and `preset`, plus `overrides`."""
 
     model_config = ConfigDict(extra="forbid")
 
     config: dict[str, Any] | None = Field(
-        None, description="Nested settings; what is left out has its default.", examples=[EXAMPLE_CONFIG]
+        None, description="Nested settings; omitted ones have their defaults.", examples=[EXAMPLE_CONFIG]
     )
-    toml: Text | None = Field(None, max_length=200_000, description="The same as the text of a run file.")
+    toml: Text | None = Field(None, max_length=200_000, description="The config as the text of a run file.")
     preset: Text | None = Field(None, max_length=100, description="Name of a preset.", examples=["demo"])
     overrides: list[Override] = Field(
         [], max_length=200, description="`a.b=c` as for `gxpo train --set`.", examples=[["learner.rule.k=10"]]
@@ -35,17 +35,19 @@ class RunSource(BaseModel):
     def _exactly_one(self) -> RunSource:
         given = [name for name in ("config", "toml", "preset") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"needs exactly one of config, toml and preset; {' and '.join(given) or 'none'} is given")
+            raise ValueError(
+                f"exactly one of config, toml and preset is required; {' and '.join(given) or 'none'} is given"
+            )
         return self
 
 
 class PresetView(BaseModel):
-    """A ready-made config."""
+    """A config preset."""
 
     name: str = Field(examples=["demo"])
-    summary: str = Field(description="What it is for.")
-    toml: str = Field(description="The completed run file.")
-    config: dict[str, Any] = Field(description="The same as nested settings.")
+    summary: str = Field(description="Purpose.")
+    toml: str = Field(description="The complete run file.")
+    config: dict[str, Any] = Field(description="The config as nested settings.")
 
 
 class PublishedTableView(BaseModel):
@@ -53,14 +55,14 @@ class PublishedTableView(BaseModel):
 
     number: int
     name: str = Field(examples=["sampled_pass@1"])
-    model: str | None = Field(description="Of all its rows; null where each row names its own.")
+    model: str | None = Field(description="Model of all rows; null where each row names its own.")
     rows: list[dict[str, Any]] = Field(description="As printed; scores in percent.")
 
 
 class PublishedView(BaseModel):
-    """The paper's numbers, to show beside one's own."""
+    """The paper's results."""
 
     source: str
     units: str
-    notes: list[str] = Field(description="What does not follow from the printed cells.")
+    notes: list[str] = Field(description="Remarks that do not follow from the tables.")
     tables: list[PublishedTableView]

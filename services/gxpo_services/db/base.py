@@ -1,4 +1,4 @@
-"""What all tables share: their base class, constraint names and column types."""
+"""Base class, constraint names and column types of all tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMING = {
 
 Json = JSON().with_variant(JSONB(), "postgresql")
 Number = BigInteger().with_variant(Integer(), "sqlite")
-"""Row numbers; SQLite counts up by itself only in a column that is called INTEGER."""
+"""Row numbers; SQLite auto-increments only INTEGER columns."""
 
 
 class Base(DeclarativeBase):

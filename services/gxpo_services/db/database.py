@@ -1,4 +1,4 @@
-"""Engines and sessions: one engine a process, one transaction a request. SQLite in WAL mode, or PostgreSQL."""
+"""Engines and sessions of SQLite (WAL mode) and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.orm import Session, sessionmaker
 
 BINARY_ROWS = "gxpo_binary_rows"
-"""Option of a statement: rows in PostgreSQL's binary form. Bytes are else sent and read as text, twice as long."""
+"""Execution option: PostgreSQL's binary format. As text, bytes are twice as long."""
 
 
 _PING_AFTER_S = 1.0
-"""A connection that was idle for longer is asked whether it still works; before each question it would be too often."""
+"""Idle time after which a connection is pinged at check-out; a ping before every query would cost too much."""
 
 
-# The connection that was given back last comes first: it has the pages and the prepared statements. Those that only a
-# rush needs do not share the work of quiet times, in which each would be cold.
+# LIFO: the connection used last has warm pages and prepared statements.
 _POOL = {"pool_size": 10, "max_overflow": 20, "pool_use_lifo": True}
 _READING_POOL = _POOL | {"pool_size": 5, "max_overflow": 10}
-"""Two processes of a kind and two kinds of processes leave room in the 200 connections of a cluster's PostgreSQL."""
+"""Small enough for two API and two scheduler processes within the 200 connections of the cluster's PostgreSQL."""
 
 
 def make_engine(url: str) -> Engine:
-    """An engine with what each database needs to be durable and concurrent.
+    """An engine configured for durability and concurrency.
 
-    SQLite: WAL with synchronous=NORMAL, foreign keys on, and write transactions that take their lock at BEGIN:
-    one that reads first and writes later could otherwise fail half-way with `database is locked`.
+    SQLite: WAL with synchronous=NORMAL, foreign keys, and BEGIN IMMEDIATE for write transactions: upgrading a read lock
+    later could fail with `database is locked`.
     """
     if make_url(url).get_backend_name() != "sqlite":
         return _postgres_engine(url)
@@ -42,7 +41,7 @@ def make_engine(url: str) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _on_connect(connection: Any, _: Any) -> None:
-        connection.isolation_level = None  # the driver must not begin transactions of its own
+        connection.isolation_level = None  # disable the driver's own transactions
         for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "cache_size=-65536"):
             connection.execute(f"PRAGMA {pragma}")
 
@@ -77,10 +76,10 @@ def _postgres_engine(url: str, **options: Any) -> Engine:
 
 
 def _reading_engine(url: str, writing: Engine) -> Engine:
-    """An engine for questions.
+    """An engine for queries.
 
-    On PostgreSQL it has connections of its own, without transactions: each takes two round trips, and questions within
-    one see the newest state each all the same (READ COMMITTED).
+    On PostgreSQL it has its own connections in autocommit mode: a transaction costs two round trips, and under READ
+    COMMITTED every query sees the latest state anyway.
     """
     if writing.dialect.name == "sqlite":
         return writing.execution_options(gxpo_read_only=True)
@@ -88,12 +87,12 @@ def _reading_engine(url: str, writing: Engine) -> Engine:
 
 
 def _refuse_changes(session: Session, *_: Any) -> None:
-    """Without a transaction, changes would stay half-made when a request fails."""
-    raise RuntimeError(f"a reading session was given changes: {[*session.new, *session.dirty, *session.deleted]}")
+    """Reject writes: without a transaction they could not be rolled back."""
+    raise RuntimeError(f"changes in a reading session: {[*session.new, *session.dirty, *session.deleted]}")
 
 
 def _ping(engine: Engine, connection: Any) -> None:
-    """Raises DisconnectionError when the server has gone meanwhile: the pool then takes another connection."""
+    """Raise DisconnectionError for a dead connection, so that the pool replaces it."""
     try:
         alive = engine.dialect.do_ping(connection)
     except engine.dialect.loaded_dbapi.Error as error:
@@ -116,23 +115,23 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
-        """A session in one transaction: committed at the end, rolled back by any exception."""
+        """A session in a transaction: committed at the end, rolled back on any exception."""
         with self._write.begin() as session:
             yield session
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """A session for questions; objects of it that are changed raise RuntimeError."""
+        """A session for queries; changed objects raise RuntimeError."""
         with self.read_session() as session:
             yield session
 
     def read_session(self) -> Session:
-        """The same, to be closed. On SQLite all its questions see one state, on PostgreSQL each the newest one."""
+        """The same, closed by the caller. Its queries see one snapshot on SQLite and the latest state on PostgreSQL."""
         return self._read()
 
     @contextmanager
-    def looking(self) -> Iterator[Connection]:
-        """A connection for single questions of which each sees the newest state, without a session's cost."""
+    def autocommit_connection(self) -> Iterator[Connection]:
+        """A connection for single queries, each of which sees the latest state, without the cost of a session."""
         with self._reading_engine.connect() as connection:
             yield connection
 

@@ -1,4 +1,4 @@
-"""Bringing a database to the newest schema with Alembic, for SQLite and PostgreSQL alike."""
+"""Schema migrations with Alembic, for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def alembic_config(url: str) -> Config:
 
 
 def upgrade(url: str, revision: str = "head") -> None:
-    """Run every migration that the database has not seen; one caller at a time (see migrations/env.py)."""
+    """Run all pending migrations; concurrent callers are serialized (migrations/env.py)."""
     command.upgrade(alembic_config(url), revision)
 
 
 def newest_revision() -> str:
-    """The revision that this version of the code needs."""
+    """The schema revision of this version of the code."""
     head = ScriptDirectory(str(SCRIPTS)).get_current_head()
     assert head is not None
     return head
 
 
 def present_revision(engine: Engine) -> str | None:
-    """The revision of a database, None when it is empty."""
+    """The schema revision of a database; None when it is empty."""
     with engine.connect() as connection:
         return MigrationContext.configure(connection).get_current_revision()
 
@@ -51,6 +51,6 @@ def is_current(url: str) -> bool:
 
 
 def need_current(url: str) -> None:
-    """Raises ConfigError when the database is not at this version's schema."""
+    """Raise ConfigError unless the database is at this version's schema."""
     if not is_current(url):
         raise ConfigError("the database is not at this version's schema; run `gxpo migrate`")

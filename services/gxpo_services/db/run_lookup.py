@@ -1,4 +1,4 @@
-"""Finding a run's row by its public id, for what belongs to a run."""
+"""Look-up of a run by its public id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/runs/{run_id}/events`: what happened to a run."""
+"""`/runs/{run_id}/events`: the audit trail of a run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ router = APIRouter(
 )
 
 
-@router.get("/events", summary="What happened to a run")
+@router.get("/events", summary="Events of a run")
 def events(
     run_id: RunId,
     _: Viewer,
     session: ReadSession,
-    after: Annotated[int, Query(ge=0, le=MAX_INTEGER, description="Number of the last event you have.")] = 0,
+    after: Annotated[int, Query(ge=0, le=MAX_INTEGER, description="Number of the last event received.")] = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> EventPage:
-    """Changes of state, deeds of people and of the scheduler, and what the trainer noted, in order."""
+    """State changes, actions of users and schedulers, and events reported by the trainer, in order."""
     return service.events(session, run_id, after=after, limit=limit)

@@ -1,4 +1,4 @@
-"""The audit trail: every change of state and every deed of a person or the scheduler, with its actor."""
+"""The audit trail: every state change and every action of a user or scheduler, with its actor."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gxpo_services.db.tables.events import Event
 
 
 def record(session: Session, run_number: int | None, actor: str, kind: str, message: str, **fields: Any) -> None:
-    """Add one event in the caller's transaction: it is there exactly when the change is."""
+    """Add an event in the caller's transaction, so that it is stored if and only if the change is."""
     session.add(Event(run_number=run_number, time=time.time(), actor=actor, kind=kind, message=message, fields=fields))
 
 
 def add_reported(session: Session, run_number: int, rows: Sequence[dict[str, Any]], *, actor: str) -> None:
-    """Events with a time of their own. Insert them under the run's lock, so that their numbers are in order."""
+    """Add events reported by a trainer. Call it under the run's lock, so that event numbers are in order."""
     if rows:
         session.execute(insert(Event.__table__), [{"run_number": run_number, "actor": actor, **row} for row in rows])  # type: ignore[arg-type]
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 
 class EventView(BaseModel):
-    """Something that happened to a run, and who did it."""
+    """An event of a run with its actor."""
 
     number: int
     time: float
@@ -22,4 +22,4 @@ class EventPage(BaseModel):
     """Events in order."""
 
     items: list[EventView]
-    next_after: int = Field(description="Pass it as `after` for what comes next.")
+    next_after: int = Field(description="Pass it as `after` to get the next events.")

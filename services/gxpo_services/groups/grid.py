@@ -1,4 +1,4 @@
-"""From a base config, a grid and seeds to the configs of a sweep. Pure but for the server's rules on configs."""
+"""Expansion of base config, grid and seeds to the configs of a sweep. Pure, apart from the server's policy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_ERRORS = 100
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A run of a sweep. values: its own settings by dotted path, seed included."""
+    """A run of a sweep. values: its settings in the sweep by dotted path, including the seed."""
 
     config: RunConfig
     values: dict[str, Any]
@@ -32,9 +32,9 @@ Variant = tuple[RunConfig, dict[str, Any]]
 
 
 def plan(request: SweepRequest, server: ServiceSettings) -> list[Planned]:
-    """Every run of a sweep, named, in the order of the grid with the seeds innermost.
+    """Every run of a sweep with its name, in grid order with the seeds innermost.
 
-    Raises Invalid with every bad member and setting, each once.
+    Raises Invalid with every invalid member and setting.
     """
     grid = _grid(request)
     errors = _shape_errors(request, grid)
@@ -58,7 +58,7 @@ def plan(request: SweepRequest, server: ServiceSettings) -> list[Planned]:
 
 
 def _grid(request: SweepRequest) -> dict[str, list[Any]]:
-    """The preset's axes; the request's own ones are added, or take a preset's place."""
+    """The preset's axes, extended or replaced by the request's own."""
     preset = PRESETS[request.preset].grid if request.preset is not None else {}
     return {**preset, **request.grid}
 
@@ -66,11 +66,11 @@ def _grid(request: SweepRequest) -> dict[str, list[Any]]:
 def _shape_errors(request: SweepRequest, grid: dict[str, list[Any]]) -> list[FieldError]:
     errors = []
     if "seed" in grid:
-        errors.append(FieldError(field="grid.seed", message="belongs into seeds; take it out of the grid"))
+        errors.append(FieldError(field="grid.seed", message="must be set with seeds; remove it from the grid"))
     for path, values in {**{f"grid.{path}": values for path, values in grid.items()}, "seeds": request.seeds}.items():
         twice = [value for number, value in enumerate(values) if value in values[:number]]
         if twice:
-            errors.append(FieldError(field=path, message=f"holds {twice[0]!r} twice; name each value once"))
+            errors.append(FieldError(field=path, message=f"contains {twice[0]!r} twice; name each value once"))
     size = max(1, len(request.seeds))
     for values in grid.values():
         size *= len(values)
@@ -80,13 +80,13 @@ def _shape_errors(request: SweepRequest, grid: dict[str, list[Any]]) -> list[Fie
 
 
 def _too_many(size: int) -> FieldError:
-    return FieldError(field="grid", message=f"makes {size} runs with its seeds; a sweep has at most {MAX_RUNS}")
+    return FieldError(field="grid", message=f"makes {size} runs including seeds; a sweep has at most {MAX_RUNS}")
 
 
 def _variants(
     request: SweepRequest, server: ServiceSettings, base: Settings, grid: dict[str, list[Any]]
 ) -> list[Variant]:
-    """Every combination of the grid, by every rule when the rules are what is compared."""
+    """Every combination of the grid; for the preset `rules`, with every rule."""
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     found: list[Variant] = []
 
@@ -104,7 +104,7 @@ def _variants(
 
 
 def _errors_of(one: Callable[[dict[str, Any]], None], combinations: Sequence[dict[str, Any]]) -> Iterator[FieldError]:
-    """Bad settings of all combinations. Those of overrides are named by their axis."""
+    """Invalid settings of all combinations; those of overrides are named by their axis."""
     for values in combinations:
         try:
             one(values)
@@ -123,7 +123,7 @@ def _override(path: str, value: Any) -> str:
 
 
 def _controls(variants: Sequence[Variant]) -> list[Variant]:
-    """GRPO at learning rate × (αK + 1) of every look-ahead; equal ones once, as K and α may give one product."""
+    """GRPO at learning rate × (αK + 1) for every look-ahead, without duplicates."""
     found: dict[str, Variant] = {}
     present = {config.sha256() for config, _ in variants}
     for config, _ in variants:
@@ -144,7 +144,7 @@ def _seeded(name: str, config: RunConfig, values: dict[str, Any], seed: int) -> 
 
 
 def _short(path: str) -> str:
-    """`rule` for learner.rule.name, `gate.threshold` where `threshold` says too little, else the last part."""
+    """Short name of a setting: `rule` for learner.rule.name, `gate.threshold`, otherwise the last component."""
     parts = path.split(".")
     if parts[-1] == "name" and len(parts) > 1:
         return parts[-2]
@@ -160,5 +160,5 @@ def _check_distinct(planned: Sequence[Planned]) -> None:
     for run in planned:
         other = seen.setdefault(run.config.sha256(), run)
         if other is not run:
-            message = f"makes one run twice: {other.config.name!r} and {run.config.name!r} are equal"
+            message = f"contains a duplicate: {other.config.name!r} and {run.config.name!r} have the same config"
             raise invalid([FieldError(field="grid", message=message)])

@@ -1,4 +1,4 @@
-"""The paper's ablations as sweeps, and the rules beside each other with their control."""
+"""Sweep presets: the paper's ablations, and the rules with a learning-rate control."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gxpo_services.groups.schemas import SweepPreset, SweepPresetView
 from gxpo_trainer.config import GrpoRule, GxpoRule, RunConfig, SfpoGateConfig, SfpoRule
 
 _PAPER_THRESHOLD, _PAPER_SFPO_THRESHOLD = 0.5, 2.0
-"""The paper's τ for GXPO, and the one that it ran SFPO with."""
+"""The paper's thresholds for GXPO and SFPO."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A ready-made sweep. control: GRPO at learning rate × (αK + 1) belongs to it."""
+    """A sweep preset. control: includes GRPO at learning rate × (αK + 1)."""
 
     summary: str
     grid: dict[str, list[Any]] = field(default_factory=dict)
@@ -34,8 +34,8 @@ PRESETS: dict[SweepPreset, Preset] = {
         {"learner.rule.k": [5], "learner.rule.gate.threshold": [0.7, 1.0, 1.5, 2.0]},
     ),
     "rules": Preset(
-        "GRPO, SFPO and GXPO with the base's K and α, and GRPO at learning rate × (αK + 1): a gain counts only when "
-        "this longer step does not have it too.",
+        "GRPO, SFPO and GXPO with the base's K and α, and GRPO at learning rate × (αK + 1), to rule out that a "
+        "gain comes from the longer step alone.",
         control=True,
     ),
 }
@@ -49,10 +49,10 @@ def preset_views() -> list[SweepPresetView]:
 
 
 def rule_variants(base: RunConfig) -> list[tuple[RunConfig, dict[str, Any]]]:
-    """The base by each rule, with what sets it apart. Raises Invalid for a base whose rule has no K and α of GXPO."""
+    """The base with each rule, and its distinguishing settings. Raises Invalid unless the base uses GXPO."""
     rule = base.learner.rule
     if not isinstance(rule, GxpoRule):
-        message = f'is "{rule.name}"; preset rules takes K, α and the gate from a base with "gxpo"'
+        message = f'is "{rule.name}"; preset rules takes K, α and the gate from a base with rule "gxpo"'
         raise invalid([FieldError(field="config.learner.rule.name", message=message)])
     rules = (GrpoRule(), SfpoRule(k=rule.k, alpha=rule.alpha, gate=_sfpo_gate(rule)), rule)
     return [
@@ -65,9 +65,9 @@ def rule_variants(base: RunConfig) -> list[tuple[RunConfig, dict[str, Any]]]:
 
 
 def _sfpo_gate(rule: GxpoRule) -> SfpoGateConfig:
-    """The base's gate, two-sided as SFPO's is; beside the paper's GXPO, the gate that the paper ran SFPO with.
+    """SFPO's gate: the base's gate made two-sided, or the paper's SFPO gate if the base has the paper's GXPO gate.
 
-    The paper's warm-up of GXPO (90 steps, inferred) is about corrective norms and not for a gate on entropy.
+    The paper's warm-up of GXPO (90 steps, inferred) applies to corrective norms, not to a gate on entropy.
     """
     if rule.gate.threshold == _PAPER_THRESHOLD:
         return SfpoGateConfig(threshold=_PAPER_SFPO_THRESHOLD, window=rule.gate.window)

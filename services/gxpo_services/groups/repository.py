@@ -18,13 +18,13 @@ def add(session: Session, group: Group) -> None:
 
 
 def newest(session: Session, before: int | None, limit: int) -> list[Group]:
-    """Groups from the newest on; before: only those older than this number."""
+    """Groups, newest first; before: only those with a smaller number."""
     query = select(Group).order_by(Group.number.desc()).limit(limit)
     return list(session.scalars(query if before is None else query.where(Group.number < before)))
 
 
 def numbers_of(session: Session, group: Group, limit: int) -> list[int]:
-    """Numbers of its runs in the order in which they were made."""
+    """Numbers of a group's runs in order of creation."""
     query = select(Run.number).where(Run.group_number == group.number).order_by(Run.number).limit(limit)
     return list(session.scalars(query))
 

@@ -21,11 +21,11 @@ MAX_RUNS = 500
 
 
 class GroupRequest(BaseModel):
-    """An empty group, for runs that are submitted one by one."""
+    """An empty group, for runs that are submitted individually."""
 
     model_config = ConfigDict(extra="forbid")
 
-    name: Word = Field(description="For people.", examples=["GRPO, SFPO and GXPO"])
+    name: Word = Field(description="Display name.", examples=["GRPO, SFPO and GXPO"])
 
 
 class SweepRequest(BaseModel):
@@ -33,69 +33,69 @@ class SweepRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: Word = Field(description="For people; runs are called after it.", examples=["alpha ablation"])
-    base: RunSource = Field(description="The config that all runs start from.", examples=[{"preset": "demo"}])
+    name: Word = Field(description="Display name; a prefix of the runs' names.", examples=["alpha ablation"])
+    base: RunSource = Field(description="The base config of all runs.", examples=[{"preset": "demo"}])
     grid: dict[Path, Annotated[list[GridValue], Field(min_length=1, max_length=100)]] = Field(
         {},
         max_length=8,
-        description="Dotted path → its values; every combination is a run.",
+        description="Dotted path → values; every combination is a run.",
         examples=[{"learner.rule.k": [3, 5, 10]}],
     )
     seeds: list[Annotated[int, Field(ge=0, le=MAX_INTEGER)]] = Field(
         [],
         max_length=100,
-        description="Each combination with each of these; none: the seed of the base.",
+        description="Seeds of each combination; default: the seed of the base.",
         examples=[[0, 1, 2]],
     )
     preset: SweepPreset | None = Field(
         None,
-        description="A grid of the paper: `alpha` (α × K), `k`, `tau`; or `rules`: GRPO, SFPO and GXPO of the base.",
+        description="A preset grid: the paper's `alpha` (α × K), `k` and `tau`, or `rules`: GRPO, SFPO and GXPO.",
     )
     control: bool = Field(
         False,
-        description="Also GRPO at learning rate × (αK + 1) for every look-ahead, as the control of a longer step.",
+        description="Add GRPO at learning rate × (αK + 1) for every look-ahead, as a control for the longer step.",
     )
-    tags: Tags = Field([], description="Words to find the runs by.")
-    notes: Notes = Field("", description="Free text of every run.")
+    tags: Tags = Field([], description="Tags of every run.")
+    notes: Notes = Field("", description="Notes of every run.")
     priority: Priority = Field(0, description="Higher ones start first.")
 
 
 class SweepPresetView(BaseModel):
-    """A ready-made sweep."""
+    """A sweep preset."""
 
     name: SweepPreset
     summary: str
-    grid: dict[str, list[Any]] = Field(description="Empty for `rules`, which changes the rule as a whole.")
-    control: bool = Field(description="Whether the control of the learning rate is part of it.")
+    grid: dict[str, list[Any]] = Field(description="Empty for `rules`, which replaces the whole rule.")
+    control: bool = Field(description="Whether it includes the learning-rate control.")
 
 
 class SweepCost(BaseModel):
-    """What all runs of a sweep will take at most."""
+    """Maximum cost of all runs of a sweep."""
 
     runs: int
-    steps: int | None = Field(description="Null when a run is bounded by hours or tokens alone.")
+    steps: int | None = Field(description="Null when only hours or tokens limit a run.")
     backward_passes: int | None = Field(description="Full-batch gradients, an upper bound; null when unknown.")
-    per_step_words: str = Field(description="Cost of a step, rule by rule.")
+    per_step_words: str = Field(description="Cost per step of each rule.")
 
 
 class PlannedRun(BaseModel):
-    """A run that a sweep would make."""
+    """A run of a planned sweep."""
 
     name: str
     rule: str
     rule_label: str
     seed: int
-    group_values: dict[str, Any] = Field(description="Its own settings, by dotted path.")
+    group_values: dict[str, Any] = Field(description="Its settings in the sweep, by dotted path.")
     backward_passes: int | None
     config_sha256: str
 
 
 class SweepPlan(BaseModel):
-    """What would become of a sweep."""
+    """Result of validating a sweep."""
 
     valid: bool
     errors: list[FieldError]
-    cost: SweepCost | None = Field(description="Null when the sweep cannot be made.")
+    cost: SweepCost | None = Field(description="Null when the sweep is invalid.")
     runs: list[PlannedRun]
 
 
@@ -104,29 +104,29 @@ class GroupView(BaseModel):
 
     id: str = Field(examples=["g01jd5cv3q80000000000"])
     name: str
-    kind: str = Field(description="sweep, or group for runs submitted one by one.")
+    kind: str = Field(description="sweep, or group for runs submitted individually.")
     created_at: float
     created_by: str
     num_runs: int
-    by_state: dict[RunState, int] = Field(description="Runs in each state that occurs.")
+    by_state: dict[RunState, int] = Field(description="Number of runs by state.")
 
 
 class GroupDetail(GroupView):
     """A group with its runs."""
 
-    spec: dict[str, Any] = Field(description="The request that made it.")
-    runs: list[RunView] = Field(description="In the order in which they were made, at most 1000.")
+    spec: dict[str, Any] = Field(description="The request that created it.")
+    runs: list[RunView] = Field(description="In order of creation, at most 1000.")
 
 
 class GroupPage(BaseModel):
-    """A part of the list of groups, newest first."""
+    """A page of the list of groups, newest first."""
 
     items: list[GroupView]
-    next_cursor: str | None = Field(description="For the next part; null at the end.")
+    next_cursor: str | None = Field(description="Cursor of the next page; null at the end.")
 
 
 class SweepAnswer(BaseModel):
-    """A sweep that was made."""
+    """A submitted sweep."""
 
     group: GroupView
     runs: list[RunView]

@@ -1,4 +1,4 @@
-"""Making sweeps and groups, and seeing them."""
+"""Operations on groups and sweeps."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ORDER = "-groups"
 def make_group(
     session: Session, principal: Principal, request: GroupRequest, key: str | None
 ) -> tuple[GroupView, bool]:
-    """An empty group, and whether it is new."""
+    """Create an empty group; returns it and whether it is new."""
     group_id = new_id("g")
     owner = idempotency.claim(session, principal, key, "group", request, group_id)
     if owner != group_id:
@@ -56,8 +56,8 @@ def make_group(
 def sweep(
     session: Session, server: ServiceSettings, principal: Principal, request: SweepRequest, key: str | None
 ) -> tuple[SweepAnswer, bool]:
-    """A group with all its runs queued, and whether it is new. Raises Invalid, Conflict and Gone as a submission."""
-    planned = plan(request, server)  # before the transaction's first word: it may take a second
+    """Queue all runs of a sweep as a group; returns it and whether it is new. Raises Invalid, Conflict, Gone."""
+    planned = plan(request, server)  # before the transaction starts: it may take a second
     group_id = new_id("g")
     owner = idempotency.claim(session, principal, key, "sweep", request, group_id)
     if owner != group_id:
@@ -85,7 +85,7 @@ def sweep(
 
 
 def validate(server: ServiceSettings, request: SweepRequest) -> SweepPlan:
-    """What `sweep` would make, and its cost, without making it."""
+    """Validate a sweep and compute its cost without submitting it."""
     try:
         planned = plan(request, server)
     except Invalid as error:
@@ -127,7 +127,7 @@ def _new_group(group_id: str, kind: str, request: GroupRequest | SweepRequest, p
 def _repeated(session: Session, group_id: str) -> Group:
     group = runs_repository.find_group(session, group_id)
     if group is None:
-        raise Gone(f"group {group_id}, which this Idempotency-Key made, is gone; use a new key for another group")
+        raise Gone(f"group {group_id}, created with this Idempotency-Key, no longer exists; use a new key")
     return group
 
 

@@ -1,4 +1,4 @@
-"""Is it alive, can it work, and how is it doing: for supervisors and Prometheus."""
+"""`/health/live`, `/health/ready` and Prometheus `/metrics`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gxpo_services.run_states import RunState
 router = APIRouter(tags=["health"])
 
 
-@router.get("/health/live", summary="Is the process alive")
+@router.get("/health/live", summary="Liveness")
 def live() -> dict[str, str]:
-    """Answers as long as the process can answer."""
+    """Succeeds as long as the process responds."""
     return {"status": "alive"}
 
 
-@router.get("/health/ready", summary="Can it serve", responses=responses(503))
+@router.get("/health/ready", summary="Readiness", responses=responses(503))
 def ready(database: DatabaseDep) -> dict[str, str]:
-    """Whether the database answers and has the schema of this version."""
+    """Whether the database is reachable and at this version's schema."""
     present, newest = present_revision(database.engine), newest_revision()
     if present != newest:
         raise Unavailable(f"the database is at revision {present}, this version needs {newest}; run `gxpo migrate`")
@@ -36,7 +36,7 @@ def ready(database: DatabaseDep) -> dict[str, str]:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **responses(401, 503)},
 )
 def prometheus(request: Request, _: Viewer, session: ReadSession) -> Response:
-    """Requests, their times, and runs by state, in Prometheus' text format; needs a token."""
+    """Request counts, latencies and runs by state in Prometheus' text format; requires a token."""
     registry = CollectorRegistry()
     gauge = Gauge("gxpo_runs", "Runs by state.", ("state",), registry=registry)
     counts = repository.count_by_state(session)

@@ -1,1 +1,1 @@
-"""What trainers report: parsing, and application once each."""
+"""Reports of trainers: parsing, and exactly-once application."""

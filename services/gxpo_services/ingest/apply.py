@@ -1,13 +1,12 @@
-"""What a batch of a trainer does to the database, in the caller's one transaction. Knows nothing of HTTP.
+"""Apply a trainer's batch to the database in the caller's transaction. Independent of HTTP.
 
-    attempts      the first step of each attempt that reports
-    metric_blocks, metric_last       values; last and extreme ones of the history that counts
-    samples, evaluations, events     as they come
-    runs          lines received, progress, score, identity, and where the outcome leads
+    attempts                         first step of each attempt
+    metric_blocks, metric_last       values; last and extreme values of the effective history
+    samples, evaluations, events     appended
+    runs                             line offsets, progress, score, identity, and the state that follows the outcome
 
-A batch may come twice, overlap what is there, or come while the scheduler reads the same lines from the disk: its
-number, and the count of lines received, let each line in once. The run's row is locked, so batches of one run are
-applied one after the other.
+A batch may arrive twice, overlap earlier ones, or arrive while the scheduler reads the same lines from disk. Its number
+and the line offsets ensure that each line is applied once. The run's row is locked, so batches of a run are serialized.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from gxpo_services.metrics import repository
 from gxpo_services.metrics.blocks import encode
 from gxpo_services.metrics.names import BACKWARD_PASSES, SCORE, TOKENS, TRAINING_S
 from gxpo_services.metrics.repository import Summary
-from gxpo_services.run_states import RunState, wish_of
+from gxpo_services.run_states import RunState, pending_request
 from gxpo_services.runs import lifecycle
 from gxpo_services.samples import repository as samples
 
@@ -36,33 +35,35 @@ _COUNTED = (BACKWARD_PASSES, TOKENS, TRAINING_S, SCORE)
 
 @dataclass(frozen=True, slots=True)
 class IngestAnswer:
-    """applied: False for a batch that was applied before. offsets: lines received of each file."""
+    """applied: False for a repeated batch. offsets: lines received of each file."""
 
     applied: bool
     offsets: dict[str, int]
-    wish: Literal["pause", "cancel"] | None
+    request: Literal["pause", "cancel"] | None
 
 
 class LinesMissing(Exception):
-    """A batch begins behind the lines that were received; `offsets` says how many those are."""
+    """A batch starts after the lines received so far; `offsets` says how many those are."""
 
     def __init__(self, offsets: dict[str, int]) -> None:
         super().__init__(f"lines received: {offsets}")
         self.offsets = offsets
 
 
-def hear(session: Session, run: Run, actor: str) -> None:
-    """Note that the trainer lives; the first word of a launch makes the run `running`."""
+def record_heartbeat(session: Session, run: Run, actor: str) -> None:
+    """Record a heartbeat; the first one of a launch moves the run to `running`."""
     run.heartbeat_at = time.time()
     if run.state in (RunState.STARTING, RunState.RECOVERING):
-        lifecycle.move(session, run, RunState.RUNNING, actor=actor, message=f"launch {run.launch} reported")
+        lifecycle.move(
+            session, run, RunState.RUNNING, actor=actor, message=f"launch {run.launch} sent its first heartbeat"
+        )
 
 
 def apply_batch(session: Session, run: Run, batch: Batch, actor: str) -> IngestAnswer:
-    """Apply what is new in a batch to a run whose row is locked. Raises LinesMissing."""
+    """Apply the new rows of a batch to a run whose row is locked. Raises LinesMissing."""
     offsets: dict[str, int] = {kind: run.offsets.get(kind, 0) for kind in KINDS}
     if batch.number is not None and batch.number <= run.last_batch:
-        return IngestAnswer(False, offsets, wish_of(RunState(run.state)))
+        return IngestAnswer(False, offsets, pending_request(RunState(run.state)))
     if any(batch.rows(kind) and batch.offsets[kind] > offsets[kind] for kind in KINDS):
         raise LinesMissing(offsets)
     new: dict[str, list[Any]] = {}
@@ -86,7 +87,7 @@ def apply_batch(session: Session, run: Run, batch: Batch, actor: str) -> IngestA
     session.flush()
     if batch.outcome is not None:
         lifecycle.apply_outcome(session, run, batch.outcome, actor=actor)
-    return IngestAnswer(True, offsets, wish_of(RunState(run.state)))
+    return IngestAnswer(True, offsets, pending_request(RunState(run.state)))
 
 
 def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> None:
@@ -127,14 +128,13 @@ def _summarise(
     begun: Mapping[int, int],
     firsts: Mapping[int, int],
 ) -> dict[int, Summary | None]:
-    """Last and extreme values that change, by number of the name; None where no value counts any more.
+    """Changed last and extreme values by metric number; None where no value is left.
 
-    A value of a later step is added to what is there. What an attempt replaces, and a step that comes again, is
-    worked out anew from the blocks.
+    A value of a later step updates the stored summary. Replaced history and repeated steps are recomputed from blocks.
     """
     ends = {a: min((f for b, f in firsts.items() if b > a), default=math.inf) for a in firsts}
     replaced_from = min((first for a, first in begun.items() if min(firsts) < a), default=math.inf)
-    anew = {name for name, summary in present.items() if summary.last_step >= replaced_from}
+    recomputed = {name for name, summary in present.items() if summary.last_step >= replaced_from}
     added: dict[str, Summary] = {}
     for row in rows:
         if row.step >= ends[row.attempt]:
@@ -150,18 +150,18 @@ def _summarise(
             if row.step > summary.last_step:
                 summary.add(row.step, value)
             else:
-                anew.add(numbers[name])
+                recomputed.add(numbers[name])
     changed: dict[int, Summary | None] = {numbers[name]: summary for name, summary in added.items()}
-    if anew:
-        found = repository.histories(session, anew, {run_number: firsts})
-        for name_number in anew:
+    if recomputed:
+        found = repository.histories(session, recomputed, {run_number: firsts})
+        for name_number in recomputed:
             records = found.get((run_number, name_number))
             changed[name_number] = None if records is None else repository.summary_of(records)
     return changed
 
 
 def _count(run: Run, summaries: Mapping[str, Summary | None]) -> None:
-    """Progress and score of the run: last values of the history that counts."""
+    """Update progress and score of the run from the effective history."""
 
     def last(name: str) -> float | None:
         summary = summaries[name]

@@ -1,7 +1,7 @@
-"""What a trainer sends, checked: a batch is taken as a whole or refused with the row that is to blame. Pure.
+"""Parsing of a trainer's batches: accepted as a whole, or rejected with the place of the invalid row. Pure.
 
-The checks are plain code instead of models: a batch has thousands of values, and most of its time would go there.
-A row that is null stands for a line that was left out; it counts as a line and carries nothing.
+Plain code instead of models: a batch has thousands of values, and validation would dominate its cost. A null row stands
+for an omitted line; it counts as a line and has no content.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ LONGEST_TEXT = 1_000_000
 _MOST = 2**31 - 1
 _DEEPEST = 32
 _ODD_TEXT = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
-"""Escapes that may stand for what a database cannot store: NUL, and half of a surrogate pair."""
+"""Escapes of characters that a database cannot store: NUL and lone surrogates."""
 
 
 class BadRow(ValueError):
-    """A row, or a part of a batch, that cannot be used. `place`: where, e.g. metrics[3]."""
+    """An invalid row or member of a batch. `place`: where, e.g. metrics[3]."""
 
     def __init__(self, place: str, message: str) -> None:
         super().__init__(f"{place}: {message}")
@@ -57,9 +57,9 @@ Columns = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of the four files with the line that each begins at.
+    """Rows of the four files with their first line numbers.
 
-    launch: that it speaks for. number: of the batch in this launch; None where the offsets alone guard it.
+    launch: of the sender. number: of the batch in this launch; None when only the offsets deduplicate it.
     """
 
     launch: int
@@ -87,7 +87,7 @@ def parse(body: bytes) -> Batch:
     offsets, rows = _offsets(content), {kind: _rows(content, kind) for kind in KINDS}
     if number is None:
         if any(rows.values()) or content.get("identity") is not None or content.get("outcome") is not None:
-            raise BadRow("batch", "must be a number from 1 unless the call is a mere heartbeat")
+            raise BadRow("batch", "must be a number from 1 unless the call is a heartbeat")
     else:
         _integer(content, "batch", "batch", lowest=1)
     for kind in KINDS:
@@ -109,17 +109,17 @@ def read_json(data: bytes) -> Any:
         return json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise BadRow("body", f"is no JSON ({reason})") from None
+        raise BadRow("body", f"is not valid JSON ({reason})") from None
 
 
 def check_texts(data: bytes, content: Any, place: str) -> None:
-    """Make sure that a database can store the texts of JSON that was read from `data`. Raises BadRow."""
+    """Check that a database can store all texts of `content`, parsed from `data`. Raises BadRow."""
     if _ODD_TEXT.search(data):
         _check_texts(content, place, _DEEPEST)
 
 
 def parse_row(kind: Kind, row: Any, place: str) -> Any:
-    """What one line stands for. Raises BadRow."""
+    """The parsed form of one line. Raises BadRow."""
     if not isinstance(row, dict):
         raise BadRow(place, "must be a JSON object")
     return _PARSERS[kind](row, place)
@@ -153,7 +153,7 @@ def _parsed(kind: Kind, row: Any, index: int) -> Any:
 def _offsets(content: Mapping[str, Any]) -> dict[str, int]:
     offsets = content.get("offsets", {})
     if not isinstance(offsets, dict):
-        raise BadRow("offsets", "must be an object of numbers of lines")
+        raise BadRow("offsets", "must be an object of line counts")
     return {kind: _integer(offsets, kind, f"offsets.{kind}") for kind in KINDS if kind in offsets}
 
 
@@ -245,7 +245,7 @@ def _rest(row: Mapping[str, Any], place: str, known: set[str]) -> dict[str, Any]
 def _integer(row: Mapping[str, Any], name: str, place: str, *, lowest: int = 0) -> int:
     value = row.get(name)
     if type(value) is not int or not lowest <= value <= _MOST:
-        raise BadRow(place, f"{name} must be a whole number from {lowest} to {_MOST}")
+        raise BadRow(place, f"{name} must be an integer from {lowest} to {_MOST}")
     return value
 
 
@@ -253,7 +253,9 @@ def _number(value: Any, place: str) -> float:
     try:
         return decode_number(value)
     except (ValueError, OverflowError):
-        raise BadRow(place, f"{str(value)[:40]!r} is no number; JSON lacks NaN, Infinity, -Infinity: as text") from None
+        raise BadRow(
+            place, f"{str(value)[:40]!r} is not a number; send NaN, Infinity and -Infinity as strings"
+        ) from None
 
 
 def _time(row: Mapping[str, Any], place: str) -> float:
@@ -271,10 +273,10 @@ def _text(row: Mapping[str, Any], name: str, place: str, longest: int = LONGEST_
 
 
 def _check_free(value: Any, place: str, levels: int) -> None:
-    """What is stored as JSON may not hold numbers that JSON lacks (1e999), nor be nested without an end."""
+    """Reject numbers that JSON cannot represent (1e999) and excessive nesting."""
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise BadRow(place, "holds a number out of range")
+            raise BadRow(place, "contains a number out of range")
     elif isinstance(value, dict | list):
         if levels == 0:
             raise BadRow(place, f"is nested more than {_DEEPEST} levels deep")
@@ -285,7 +287,7 @@ def _check_free(value: Any, place: str, levels: int) -> None:
 def _check_texts(value: Any, place: str, levels: int) -> None:
     if isinstance(value, str):
         if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
-            raise BadRow(place, "a text holds NUL or half of a surrogate pair, which cannot be stored")
+            raise BadRow(place, "a text contains NUL or a lone surrogate, which cannot be stored")
     elif isinstance(value, dict | list):
         if levels == 0:
             raise BadRow(place, f"is nested more than {_DEEPEST} levels deep")
@@ -298,4 +300,4 @@ def _check_texts(value: Any, place: str, levels: int) -> None:
 
 
 def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is no JSON; write it as text")
+    raise ValueError(f"{word} is not valid JSON; write it as a string")

@@ -1,6 +1,6 @@
-"""Reading from a run's folder what its trainer could not send any more: the scheduler does it when a launch is over.
+"""Ingest the lines that a trainer did not send from the run's folder, after its launch is over.
 
-The same lines may still come in from a trainer that is not quite dead: the count of lines received lets each in once.
+The trainer may still send the same lines; the line offsets ensure that each is applied once.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ FILES: dict[Kind, str] = {
     "samples": "samples.jsonl",
     "events": "events.jsonl",
 }
-"""Metrics first: they say from where on an attempt replaces earlier ones."""
+"""Metrics first: they define the step from which an attempt replaces earlier ones."""
 IDENTITY, OUTCOME = "run.json", "outcome.json"
 ACTOR = "scheduler"
 _MOST_ROWS = 500
 _MOST_BYTES = 2_000_000
 _LONGEST_LINE = 8 * 1024 * 1024
 _Line = tuple[Any, str | None, int]
-"""The row, why it is left out (None: it is not), and its length in bytes."""
+"""The row, the reason why it is skipped (or None), and its length in bytes."""
 
 
 def drain(database: Database, run_id: str, folder: Path, launch: int, lease_token: int) -> Outcome | None:
-    """Apply the lines of a run's files that the database lacks; the outcome when `launch` has left one.
+    """Apply the lines of a run's files that the database lacks; returns the outcome of `launch`, if any.
 
-    A line that cannot be used is left out and recorded as an event. A transaction holds a part of the lines, so that
-    the run's row is not locked for long; a crash in between leaves nothing to repair. Raises StateChanged when the
-    run is under another lease or launch, or gone.
+    An invalid line is skipped and recorded as an event. Each transaction applies some of the lines, so the run's row
+    is not locked long; a crash in between needs no repair. Raises StateChanged when the run is under another lease or
+    launch, or deleted.
     """
     run = _Leased(database, run_id, launch, lease_token)
     files = RunFiles(folder.parent, folder.name)
@@ -71,7 +71,7 @@ def drain(database: Database, run_id: str, folder: Path, launch: int, lease_toke
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Leased:
-    """A run that this scheduler holds; every transaction makes sure of that."""
+    """A run that this scheduler holds; every transaction verifies the lease."""
 
     database: Database
     run_id: str
@@ -79,16 +79,16 @@ class _Leased:
     lease_token: int
 
     def lines(self, kind: Kind) -> int:
-        """Lines that were received of a file."""
+        """Number of lines received of a file."""
         with self.database.writing() as session:
             return int(self._locked(session).offsets.get(kind, 0))
 
     def apply(self, batch: Batch, left_out: str | None = None) -> None:
-        """Apply a batch, with an event about what was left out of it; lines received meanwhile are passed over."""
+        """Apply a batch, with an event about skipped lines; lines received meanwhile are ignored."""
         with self.database.writing() as session:
             run = self._locked(session)
             if batch.identity is not None and batch.identity == run.identity:
-                return  # it was sent, as most of the time
+                return  # already received
             apply_batch(session, run, batch, ACTOR)
             if left_out is not None:
                 events.record(session, run.number, ACTOR, "lines_left_out", left_out)
@@ -108,11 +108,11 @@ def _drain_file(run: _Leased, kind: Kind, name: str, file: BinaryIO) -> None:
 
     def send() -> None:
         nonlocal begin, size
-        told = None
+        skipped = None
         if problems:
-            told = problems[0] if len(problems) == 1 else f"{problems[0]}; and {len(problems) - 1} more"
+            skipped = problems[0] if len(problems) == 1 else f"{problems[0]}; and {len(problems) - 1} more"
         content: dict[str, Any] = {kind: list(rows)}
-        run.apply(Batch(run.launch, None, {kind: begin}, **content), told)
+        run.apply(Batch(run.launch, None, {kind: begin}, **content), skipped)
         begin += len(rows)
         size = 0
         rows.clear()
@@ -132,7 +132,7 @@ def _drain_file(run: _Leased, kind: Kind, name: str, file: BinaryIO) -> None:
 def _rows(kind: Kind, name: str, file: BinaryIO, begin: int) -> Iterator[_Line]:
     """The rows of whole lines from line `begin` on.
 
-    Lines at the end that are no JSON are not lines yet: a crash can leave such, and the next launch cuts them off.
+    Invalid lines at the end are not counted: a crash can leave a partial line, which the next launch truncates.
     """
     waiting: list[_Line] = []
     for number, line in enumerate(_lines(file)):
@@ -157,7 +157,7 @@ def _rows(kind: Kind, name: str, file: BinaryIO, begin: int) -> Iterator[_Line]:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:
-    """Lines that have their newline, without it; None for one that is too long to be held."""
+    """Complete lines without their newline; None for a line over the limit."""
     rest = b""
     too_long = False
     while piece := file.read(1 << 18):
@@ -170,7 +170,7 @@ def _lines(file: BinaryIO) -> Iterator[bytes | None]:
 
 
 def _read(files: RunFiles, name: str) -> Any:
-    """A JSON file of the run, None when it is missing or no JSON."""
+    """A JSON file of the run; None when it is missing or invalid."""
     try:
         data = files.read(name, most_bytes=_LONGEST_LINE)
         content = read_json(data)

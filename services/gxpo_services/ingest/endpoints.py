@@ -24,11 +24,11 @@ async def _body(request: Request) -> bytes:
     try:
         return await request.body()
     except ClientDisconnect:
-        return b""  # nobody waits for the answer
+        return b""  # the client is gone
 
 
 def _run_token(run_id: RunId, token: BearerToken, database: DatabaseDep) -> str:
-    """The token, when it is that of the run's present launch: before a body is read or a lock is taken for it."""
+    """Check the token of the run's current launch, before the body is read and the row is locked."""
     with database.reading() as session:
         service.check_token(session, run_id, token)
     return token
@@ -47,11 +47,11 @@ def ingest(
     body: Annotated[bytes, Depends(_body)],
     session: WriteSession,
 ) -> Response:
-    """Rows of a run's files, applied once each: a batch number that comes again changes nothing, and rows that the
-    service has are passed over. Needs the token of the run's present launch; access tokens do not open it.
+    """Rows of a run's files, applied exactly once: a repeated batch number changes nothing, and rows that the service
+    already has are skipped. Needs the token of the run's current launch; access tokens are not accepted.
 
-    409 carries `offsets`, the lines that the service has: send on from there. 401 says that another launch owns the
-    run, 410 that the run is over or deleted. 422 names the row that is to blame, and nothing of the batch is applied.
+    409 contains `offsets`, the lines that the service has: continue from there. 401: another launch owns the run. 410:
+    the run is over or deleted. 422 names the invalid row; nothing of the batch is applied.
     """
     answer = service.receive(session, run_id, token, service.read_batch(body))
-    return JSONResponse({"applied": answer.applied, "offsets": answer.offsets, "wish": answer.wish})
+    return JSONResponse({"applied": answer.applied, "offsets": answer.offsets, "wish": answer.request})

@@ -22,13 +22,17 @@ _Rows = Annotated[list[dict[str, Any] | None], Field(max_length=MOST_ROWS)]
 
 
 class IngestRequest(BaseModel):
-    """One call of a trainer: rows of its files, or a mere heartbeat. It describes; the checks are in batches.py."""
+    """A trainer's report: rows of its files, or a heartbeat. For documentation; batches.py validates."""
 
     model_config = ConfigDict(extra="allow")
 
     attempt: int = Field(ge=1, le=2**31 - 1, description="Number of the launch.", examples=[1])
     batch: int | None = Field(
-        None, ge=1, le=2**31 - 1, description="1, 2, 3, … in this launch; none: a heartbeat without rows.", examples=[4]
+        None,
+        ge=1,
+        le=2**31 - 1,
+        description="1, 2, 3, … in this launch; null for a heartbeat without rows.",
+        examples=[4],
     )
     offsets: Offsets = Field(default_factory=Offsets, description="Lines of each file before this batch's rows.")
     metrics: _Rows = Field([], description="Lines of metrics.jsonl; null: a line left out.")
@@ -40,8 +44,10 @@ class IngestRequest(BaseModel):
 
 
 class IngestView(BaseModel):
-    """What became of a call."""
+    """Result of a report."""
 
-    applied: bool = Field(description="False for a heartbeat, and for a batch that was applied before.")
+    applied: bool = Field(description="False for a heartbeat and for a repeated batch.")
     offsets: Offsets = Field(description="Lines that the service has now.")
-    wish: Literal["pause", "cancel"] | None = Field(description="What the trainer is to do at the next step's end.")
+    wish: Literal["pause", "cancel"] | None = Field(
+        description="Pause or cancel request, to be carried out at the end of the step."
+    )

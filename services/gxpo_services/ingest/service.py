@@ -1,4 +1,4 @@
-"""Batches of trainers: whose they are, and what becomes of them."""
+"""Authentication and application of trainers' batches."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gxpo_services.ingest.batches import BadRow, Batch, TooManyRows, parse
 from gxpo_services.runs import repository
 
 ACTOR = "trainer"
-_TAKES_NONE = "the run takes no reports: it has ended, waits for its next launch, or was deleted"
-"""One answer for all of these: who has no token of the run learns nothing about it."""
+_TAKES_NONE = "the run accepts no reports: it has ended, waits for its next launch, or was deleted"
+"""One message for all cases: without the run's token nothing is revealed about it."""
 
 
 def check_token(session: Session, run_id: str, token: str) -> None:
-    """Whether a token is that of the run's present launch. Raises Gone, Unauthorized."""
+    """Check that a token belongs to the run's current launch. Raises Gone, Unauthorized."""
     _check_owner(repository.token_hash(session, run_id), token)
 
 
@@ -31,21 +31,21 @@ def read_batch(body: bytes) -> Batch:
 
 
 def receive(session: Session, run_id: str, token: str, batch: Batch) -> apply.IngestAnswer:
-    """Apply one call of a trainer. Raises Gone, Unauthorized; Conflict when lines are missing before it."""
+    """Apply a trainer's report. Raises Gone, Unauthorized; Conflict when lines are missing before it."""
     run = repository.lock(session, run_id)
     if run is None:
         raise Gone(_TAKES_NONE)
-    # Looked at again under the lock: another launch may own the run by now.
+    # Checked again under the lock: another launch may own the run by now.
     _check_owner(run.run_token_sha256, token)
     if batch.launch != run.launch:
         raise Unauthorized(f"launch {run.launch} owns the run now; launch {batch.launch} may not report any more")
-    apply.hear(session, run, ACTOR)
+    apply.record_heartbeat(session, run, ACTOR)
     try:
         answer = apply.apply_batch(session, run, batch, ACTOR)
     except apply.LinesMissing as error:
-        raise Conflict("lines are missing before this batch; go on from `offsets`", offsets=error.offsets) from None
+        raise Conflict("lines are missing before this batch; continue from `offsets`", offsets=error.offsets) from None
     if batch.number is None:
-        return apply.IngestAnswer(False, answer.offsets, answer.wish)
+        return apply.IngestAnswer(False, answer.offsets, answer.request)
     return answer
 
 
@@ -54,4 +54,4 @@ def _check_owner(stored: str | None, token: str) -> None:
         return
     if stored is None:
         raise Gone(_TAKES_NONE)
-    raise Unauthorized("this is not the token of the run's present launch; another launch owns the run")
+    raise Unauthorized("the token does not belong to the run's current launch; another launch owns the run")

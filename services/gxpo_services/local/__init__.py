@@ -1,1 +1,1 @@
-"""The service on one machine: processes, supervision and demo."""
+"""The service on one machine: child processes, their supervision, and the demo."""

@@ -1,4 +1,4 @@
-"""Arguments of the commands that run a service, or parts of it, on this machine."""
+"""Arguments of the commands that run the service or its parts on this machine."""
 
 from __future__ import annotations
 
@@ -10,41 +10,40 @@ from gxpo_services.cli.arguments import Subparsers, lazy, positive
 
 def register_up(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("up", help="start API, scheduler, Ray and dashboard on this machine")
-    parser.add_argument("--home", metavar="DIR", type=Path, help="database, runs and token; default ./gxpo-home")
-    parser.add_argument("--port", metavar="N", type=_port, help="of the API; default 8000, or the next free one")
     parser.add_argument(
-        "--dashboard-port", metavar="N", type=_port, default=8501, help="default 8501, or the next free"
+        "--home", metavar="DIR", type=Path, help="folder for database, runs and token; default ./gxpo-home"
     )
-    parser.add_argument("--no-dashboard", action="store_true", help="leave the dashboard out")
+    parser.add_argument("--port", metavar="N", type=_port, help="port of the API; default 8000 or the next free one")
+    parser.add_argument(
+        "--dashboard-port", metavar="N", type=_port, default=8501, help="default 8501 or the next free one"
+    )
+    parser.add_argument("--no-dashboard", action="store_true", help="do not start the dashboard")
     parser.set_defaults(run=lazy("local.commands:up"))
 
 
 def register_demo(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser("demo", help="train the three rules on the embedded task and compare them")
+    parser = subparsers.add_parser("demo", help="train with the three rules on the embedded task and compare them")
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("runs/demo"), help="default runs/demo")
     parser.add_argument("--steps", metavar="N", type=positive, default=30, help="steps of each run; default 30")
-    parser.add_argument("--no-dashboard", action="store_true", help="leave the dashboard out")
+    parser.add_argument("--no-dashboard", action="store_true", help="do not start the dashboard")
     parser.set_defaults(run=lazy("local.commands:demo"))
 
 
 def register_serve(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser("serve", help="the API alone; settings from GXPO_… (docs/service.md)")
+    parser = subparsers.add_parser("serve", help="start the API; settings from GXPO_… (docs/service.md)")
     parser.add_argument("--host", metavar="ADDRESS", help="default GXPO_HOST, else 127.0.0.1")
     parser.add_argument("--port", metavar="N", type=_port, help="default GXPO_PORT, else 8000")
     parser.set_defaults(run=lazy("local.commands:serve"))
 
 
 def register_scheduler(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser("scheduler", help="the scheduler alone; settings from GXPO_… (docs/service.md)")
-    parser.add_argument(
-        "--launcher", choices=("ray", "process"), default="ray", help="ray: jobs at GXPO_RAY_ADDRESS; process: here"
-    )
+    parser = subparsers.add_parser("scheduler", help="start the scheduler; settings from GXPO_… (docs/service.md)")
     parser.set_defaults(run=lazy("local.commands:scheduler"))
 
 
 def register_migrate(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser("migrate", help="bring the database of the settings to this version's schema")
-    parser.add_argument("--check", action="store_true", help="only say whether it is; exit code 0 or 1")
+    parser = subparsers.add_parser("migrate", help="migrate the database to this version's schema")
+    parser.add_argument("--check", action="store_true", help="only check; exit code 0 if current, else 1")
     parser.set_defaults(run=lazy("local.commands:migrate"))
 
 

@@ -1,4 +1,4 @@
-"""Commands that run a service, or parts of it, on this machine."""
+"""Commands that run the service or its parts on this machine."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def demo(args: argparse.Namespace) -> int:
 
 
 def serve(args: argparse.Namespace) -> int:
-    """On loopback a first start makes the database's tables and the local token; elsewhere `gxpo migrate` comes first.
+    """Serve the API. On loopback, the first start creates the tables and the local token.
 
-    Behind a proxy or in a container the tables are made once, by one job, before any replica starts.
+    Elsewhere one job runs `gxpo migrate` before any replica starts.
     """
     import uvicorn
 
@@ -42,7 +42,7 @@ def serve(args: argparse.Namespace) -> int:
         create_app(settings),
         host=settings.host,
         port=settings.port,
-        # The application logs each request itself. A stream that is followed must not hold up the end.
+        # The application logs requests itself. Open streams must not delay the shutdown.
         access_log=False,
         log_level="warning",
         timeout_graceful_shutdown=5,
@@ -56,7 +56,7 @@ def scheduler(args: argparse.Namespace) -> int:
     from gxpo_services.scheduling.scheduler import main
 
     read_settings()
-    return main(["--launcher", args.launcher])
+    return main()
 
 
 def migrate(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`gxpo demo`: GRPO, SFPO and GXPO on the embedded task through the service, then what came out."""
+"""`gxpo demo`: train GRPO, SFPO and GXPO on the embedded task through the service and compare them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import threading
 import time
 from pathlib import Path
 
-from gxpo_services.cli.client import Json, RunView, ServiceClient, connect
+from gxpo_client.client import Client, Json
+from gxpo_services.cli.client import connect
 from gxpo_services.cli.common import say
-from gxpo_services.cli.reading import get_comparison, print_comparison
+from gxpo_services.cli.reading import print_comparison
 from gxpo_services.cli.watch import Bars, follow
 from gxpo_services.local.supervisor import Stopped
 from gxpo_services.local.up import Stack, stop_on_signals
@@ -19,18 +20,17 @@ from gxpo_trainer.config.io import load_preset, to_toml
 from gxpo_trainer.errors import TrainingError
 
 PRESETS = ("demo-grpo", "demo-sfpo", "demo")
-_LOOK_S = 2.0
-"""Between two looks: the runs have the two cores to themselves."""
+_POLL_S = 2.0
+"""Polling interval; long, so that the runs get the CPU."""
 TITLE = "gxpo demo: three update rules on the embedded task"
 
 
 def demo_command(wanted: Path, steps: int, *, dashboard: bool, stack_of: type[Stack] = Stack) -> int:
-    """A service of its own in a free folder, three runs over REST, tables on stdout, a report in the folder.
+    """Start a service in a new folder, run three trainings over REST, print their comparison and write a report.
 
-    stack_of: what the service is made of. Exit code 0 when all three succeeded and were compared; else errors travel
-    to the command line. Whatever happens, everything that was started has ended.
+    stack_of: for tests. Returns 0 when all three succeeded, otherwise raises. All processes are stopped in any case.
     """
-    # A service of its own: the settings of another one, such as its database, are not for it.
+    # Settings of another service, such as its database, must not apply.
     for name in [name for name in os.environ if name.startswith("GXPO_")]:
         del os.environ[name]
     home = free_folder(wanted)
@@ -45,7 +45,7 @@ def demo_command(wanted: Path, steps: int, *, dashboard: bool, stack_of: type[St
             runs = _watch(client, ids, stack, until)
             say(f"demo: trained in {time.monotonic() - begun:.0f} s, start-up included")
             _all_succeeded(runs)
-            comparison = get_comparison(client, ids, [])
+            comparison = client.compare(runs=ids)
         _write_report([stack.artifacts / run_id for run_id in ids], home)
     print_comparison(comparison)
     print(f"\nReport: {home / 'report.html'}\nCurves: {home / 'curves.png'}")
@@ -56,7 +56,7 @@ def demo_command(wanted: Path, steps: int, *, dashboard: bool, stack_of: type[St
 
 
 def free_folder(wanted: Path) -> Path:
-    """`wanted`, or the first of wanted-2, wanted-3, … that holds nothing: a demo never overwrites an earlier one."""
+    """`wanted`, or the first empty one of wanted-2, wanted-3, …: a demo never overwrites an earlier one."""
     candidate, number = wanted, 1
     while candidate.exists() and (not candidate.is_dir() or any(candidate.iterdir())):
         number += 1
@@ -69,8 +69,8 @@ def comparison_link(dashboard_url: str, ids: list[str]) -> str:
     return f"{dashboard_url}/compare?" + "&".join(f"runs={run_id}" for run_id in ids)
 
 
-def _submit(client: ServiceClient, steps: int) -> list[str]:
-    """The three runs as one group, in the order in which they are to run."""
+def _submit(client: Client, steps: int) -> list[str]:
+    """Submit the three runs as a group, in execution order."""
     group = client.post("/groups", {"name": "demo: GRPO, SFPO and GXPO"})["id"]
     ids = []
     for preset in PRESETS:
@@ -80,17 +80,17 @@ def _submit(client: ServiceClient, steps: int) -> list[str]:
     return ids
 
 
-def _watch(client: ServiceClient, ids: list[str], stack: Stack, until: threading.Event) -> list[RunView]:
+def _watch(client: Client, ids: list[str], stack: Stack, until: threading.Event) -> list[Json]:
     def pause() -> None:
-        if until.wait(_LOOK_S):
-            raise Stopped("interrupted; the runs so far are kept")
-        stack.tend()
+        if until.wait(_POLL_S):
+            raise Stopped("interrupted; completed runs are kept")
+        stack.check()
 
     with Bars() as bars:
         return follow(client, ids, bars, pause=pause)
 
 
-def _all_succeeded(runs: list[RunView]) -> None:
+def _all_succeeded(runs: list[Json]) -> None:
     failed = [run for run in runs if run["state"] != "succeeded"]
     if failed:
         lines = [f"  {run['name']} ({run['id']}): {run['reason'] or run['state']}: {run['detail']}" for run in failed]
@@ -98,8 +98,8 @@ def _all_succeeded(runs: list[RunView]) -> None:
 
 
 def _write_report(folders: list[Path], home: Path) -> None:
-    """By the trainer's own command, so that the service needs nothing of its figures."""
+    """Write the report with the trainer's own command."""
     command = [sys.executable, "-m", "gxpo_trainer.cli", "report", *map(str, folders), "--out", str(home)]
     ended = subprocess.run([*command, "--title", TITLE], capture_output=True, text=True, check=False)
     if ended.returncode != 0:
-        raise TrainingError(f"the report could not be written:\n{ended.stderr.strip()}")
+        raise TrainingError(f"cannot write the report:\n{ended.stderr.strip()}")

@@ -1,4 +1,4 @@
-"""A Ray head for one machine: on loopback, with a token, its files in the home."""
+"""A Ray head for one machine: on loopback, with token authentication, its files in the home."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pathlib import Path
 
 import httpx
 
+from gxpo_services.local.ports import free_port
 from gxpo_services.local.supervisor import Child
-from gxpo_services.network.ports import free_port
 from gxpo_trainer.errors import ConfigError
 
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
 TOKEN_FILE = "ray-token"
 _INNER = "r"
 _LONGEST_FOLDER = 40
-"""Ray's sockets lie 64 characters below its folder, and the kernel takes paths of 107."""
+"""Ray's socket paths add 64 characters; the kernel limit is 107."""
 
 
 class RayHead:
-    """Where a home's Ray is and how it is started. Its job server runs code for whoever has its token."""
+    """Address and start command of a home's Ray. Its job server executes code for every holder of its token."""
 
     def __init__(self, home: Path) -> None:
         self.folder = _folder(home)
@@ -41,11 +41,11 @@ class RayHead:
 
     @property
     def env(self) -> dict[str, str]:
-        """What every process needs that speaks with this Ray. The token itself stays in its file."""
+        """Environment of processes that connect to this Ray. The token itself stays in its file."""
         return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self._token_file)}
 
     def child(self) -> Child:
-        """The head as a process that stays in the foreground and ends its own processes with itself."""
+        """The head as a foreground process that stops its own children."""
         self._clean()
         options = {
             "node-ip-address": "127.0.0.1",
@@ -53,7 +53,7 @@ class RayHead:
             "dashboard-host": "127.0.0.1",
             "dashboard-port": self._dashboard_port,
             "dashboard-agent-listen-port": self._agent_port,
-            # 0: any free port; the fixed range would meet that of another Ray.
+            # 0: any free port; the default range would collide with another Ray.
             "min-worker-port": 0,
             "max-worker-port": 0,
             "num-cpus": len(os.sched_getaffinity(0)),
@@ -66,16 +66,16 @@ class RayHead:
         command = [sys.executable, "-m", "gxpo_services.local.ray_start", "start", "--head", "--block"]
         env = {
             **self.env,
-            # By default Ray runs workers at nice 15: beside anything else on the machine they would starve.
+            # By default Ray runs workers at nice 15, where other processes starve them.
             "RAY_worker_niceness": "0",
-            # Ray replaces 127.0.0.1 by the host's outer address, unless it is told that there is no cluster.
+            # Without this, Ray replaces 127.0.0.1 by the host's external address.
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             "RAY_USAGE_STATS_ENABLED": "0",
         }
         return Child("ray", [*command, *words], self._ready, env, stop_s=30.0, tries=3)
 
     def _ready(self) -> bool:
-        """Whether the job server answers and there is a node to run jobs on."""
+        """Whether the job server responds and a node is alive."""
         headers = {"Authorization": f"Bearer {self._token}"}
         try:
             answer = httpx.get(f"{self.address}/api/v0/nodes", headers=headers, timeout=5.0, trust_env=False)
@@ -84,7 +84,7 @@ class RayHead:
             return False
 
     def _clean(self) -> None:
-        """Logs and sockets of earlier heads of this home; nobody else writes here."""
+        """Remove logs and sockets of earlier heads of this home."""
         for session in self.folder.glob("session_*"):
             if session.is_symlink():
                 session.unlink()
@@ -93,7 +93,7 @@ class RayHead:
 
 
 def _token(file: Path) -> str:
-    """The home's Ray token: read, or made for its owner alone."""
+    """The home's Ray token: read, or created with mode 0600."""
     if file.exists():
         return file.read_text(encoding="utf-8").strip()
     token = secrets.token_hex(32)
@@ -104,9 +104,9 @@ def _token(file: Path) -> str:
 
 
 def _folder(home: Path) -> Path:
-    """A folder of Ray's own: below `home`, or below the temporary folder where that path is too long for sockets.
+    """Ray's folder: in `home`, or in the temporary folder if that path is too long for sockets.
 
-    Ray makes its folder writable for everybody, so it lies in one that is its owner's alone.
+    Ray makes its folder world-writable, so it is placed in a folder with mode 0700.
     """
     outer = home / "ray"
     if len(str(outer / _INNER)) > _LONGEST_FOLDER:
@@ -115,7 +115,7 @@ def _folder(home: Path) -> Path:
     outer.mkdir(mode=0o700, exist_ok=True)
     found = outer.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise ConfigError(f"{outer} is not a folder for you alone (mode 700); remove it, or choose a shorter --home")
+        raise ConfigError(f"{outer} is not a private folder (mode 700); remove it, or choose a shorter --home")
     inner = outer / _INNER
     inner.mkdir(exist_ok=True)
     return inner

@@ -1,10 +1,9 @@
-"""Processes kept alive: started, waited for, started again when they die, and ended without leaving any behind.
+"""Supervision of child processes: start, readiness, restart with back-off, and complete shutdown.
 
-Order: `start` spawns children and waits until each is ready; then `tend` is called every now and then and starts
-again what has died, with growing pauses; `stop` ends everything, last started first. Every child has a session of
-its own, so that Ctrl-C reaches this process alone, and is told by the kernel when this process dies. What a child
-leaves behind comes to this process where `adopt_orphans` was called, and is ended with the rest. All by pid and
-start time, never by name.
+Order: `start` spawns children and waits until each is ready; `check` is called periodically and restarts dead ones with
+back-off; `stop` stops everything in reverse order. Every child has its own session, so that Ctrl-C reaches only this
+process, and gets SIGTERM from the kernel when this process dies. After `adopt_orphans`, orphaned descendants become
+children of this process and are stopped too. Processes are identified by pid and start time, never by name.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ _REAP_EVERY_S = 10.0
 
 
 class StartError(GxpoError):
-    """A process did not come up; the message has the end of its log."""
+    """A process did not start; the message contains the end of its log."""
 
 
 class Stopped(GxpoError):
-    """The end was asked for while something was still starting."""
+    """Shutdown was requested during start-up."""
 
     exit_code = 130
 
 
 @dataclass(frozen=True)
 class Child:
-    """A process to keep. ready: whether it can be used; start_s: how long that may take; tries: of the first start."""
+    """A process to supervise. ready: readiness check; start_s: its time-out; tries: attempts of the first start."""
 
     name: str
     command: Sequence[str]
@@ -58,20 +57,20 @@ class Child:
 
 
 @dataclass
-class _Kept:
+class _Managed:
     child: Child
     process: subprocess.Popen[bytes]
     begun: float
     deaths: int = 0
-    again_at: float | None = None
-    """When a dead one is started again; None while it lives."""
+    restart_at: float | None = None
+    """Time of the next restart; None while it is alive."""
 
 
 class Supervisor:
-    """Keeps children. state_file: where their pids are written, with `about`; log_dir: one file a child.
+    """Supervises children. state_file: receives their pids and `about`; log_dir: one log file per child.
 
-    say: takes a line for people. until: set when everything is to end. first_pause_s, longest_pause_s: between a
-    death and the next start, doubling; steady_s: a child that lived so long starts anew at the first pause.
+    say: prints a message. until: set to request shutdown. first_pause_s, longest_pause_s: exponential back-off between
+    restarts; steady_s: uptime after which the back-off is reset.
     """
 
     def __init__(
@@ -89,50 +88,50 @@ class Supervisor:
         self._state_file, self._log_dir, self._say, self._until = state_file, log_dir, say, until
         self._about = dict(about or {})
         self._pauses = (first_pause_s, longest_pause_s, steady_s)
-        self._kept: list[_Kept] = []
+        self._kept: list[_Managed] = []
         self._adopts = False
         self._reaped_at = time.monotonic()
         log_dir.mkdir(parents=True, exist_ok=True)
 
     def adopt_orphans(self) -> None:
-        """Make descendants whose parent dies children of this process, so that `stop` ends every one of them.
+        """Become a child subreaper, so that `stop` also stops orphaned descendants.
 
-        For a process that starts nothing but what its supervisor keeps.
+        Only for a process whose children are all supervised.
         """
         if _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
         self._adopts = True
 
     def start(self, *children: Child) -> None:
-        """Spawn all of them, then wait until each is ready. Raises StartError, or Stopped when the end came first."""
+        """Spawn children and wait until each is ready. Raises StartError, or Stopped on a shutdown request."""
         begun = time.monotonic()
-        fresh = [_Kept(child, self._spawn(child), begun) for child in children]
+        fresh = [_Managed(child, self._spawn(child), begun) for child in children]
         self._kept += fresh
         self._record()
         for kept in fresh:
             self._wait(kept)
             self._say(f"{kept.child.name}: ready after {time.monotonic() - begun:.0f} s")
 
-    def tend(self) -> None:
-        """One round: notice the dead, and start again those whose pause is over."""
+    def check(self) -> None:
+        """Detect dead children and restart those whose back-off has passed."""
         now = time.monotonic()
         for kept in self._kept:
             code = kept.process.poll()
-            if code is not None and kept.again_at is None:
-                self._bury(kept, code, now)
-            if kept.again_at is not None and now >= kept.again_at:
-                kept.process, kept.begun, kept.again_at = self._spawn(kept.child), now, None
+            if code is not None and kept.restart_at is None:
+                self._schedule_restart(kept, code, now)
+            if kept.restart_at is not None and now >= kept.restart_at:
+                kept.process, kept.begun, kept.restart_at = self._spawn(kept.child), now, None
                 self._record()
         if self._adopts and now - self._reaped_at > _REAP_EVERY_S:
             self._reaped_at = now
             self._reap()
 
     def stop(self) -> None:
-        """End every child and whatever it left behind: SIGTERM first, SIGKILL after the child's time."""
+        """Stop every child and its descendants: SIGTERM, then SIGKILL after `stop_s`."""
         family = self._family()
         for kept in reversed(self._kept):
             _end(kept.process, kept.child.stop_s)
-        rest = [process for process in {*family, *self._family()} if _lives(process)]
+        rest = [process for process in {*family, *self._family()} if _is_alive(process)]
         for process in rest:
             _signal(process, signal.SIGKILL)
         psutil.wait_procs(rest, timeout=10)
@@ -142,7 +141,7 @@ class Supervisor:
         self._state_file.unlink(missing_ok=True)
 
     def _family(self) -> list[psutil.Process]:
-        """Everything that descends from the children, with what they have orphaned where orphans are adopted."""
+        """All descendants of the children, including adopted orphans."""
         if self._adopts:
             return list(psutil.Process().children(recursive=True))
         found: list[psutil.Process] = []
@@ -166,34 +165,34 @@ class Supervisor:
                 preexec_fn=_end_with_parent,
             )
 
-    def _wait(self, kept: _Kept) -> None:
+    def _wait(self, kept: _Managed) -> None:
         give_up = time.monotonic() + kept.child.start_s
         tries = 1
         while not kept.child.ready():
             if self._until.wait(_POLL_S):
-                raise Stopped("stopped while starting")
+                raise Stopped("stopped during start-up")
             code = kept.process.poll()
             if code is not None and tries < kept.child.tries:
                 tries += 1
-                self._say(f"{kept.child.name}: ended with code {code} while starting; trying again")
+                self._say(f"{kept.child.name}: ended with code {code} during start-up; retrying")
                 kept.process = self._spawn(kept.child)
                 self._record()
             elif code is not None:
-                raise StartError(f"{kept.child.name} ended with code {code} while starting{self._log_tail(kept)}")
+                raise StartError(f"{kept.child.name} ended with code {code} during start-up{self._log_tail(kept)}")
             if time.monotonic() > give_up:
                 raise StartError(
                     f"{kept.child.name} is not ready after {kept.child.start_s:.0f} s{self._log_tail(kept)}"
                 )
 
-    def _bury(self, kept: _Kept, code: int, now: float) -> None:
+    def _schedule_restart(self, kept: _Managed, code: int, now: float) -> None:
         first, longest, steady = self._pauses
         kept.deaths = 1 if now - kept.begun > steady else kept.deaths + 1
         pause = min(longest, first * 2 ** (kept.deaths - 1))
-        kept.again_at = now + pause
+        kept.restart_at = now + pause
         how = f"code {code}" if code >= 0 else f"signal {-code}"
-        self._say(f"{kept.child.name}: ended with {how}; starting it again in {pause:g} s")
+        self._say(f"{kept.child.name}: ended with {how}; restarting in {pause:g} s")
 
-    def _log_tail(self, kept: _Kept) -> str:
+    def _log_tail(self, kept: _Managed) -> str:
         file = self._log_dir / f"{kept.child.name}.log"
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
         return "".join([f"; the end of {file}:", *(f"\n  {line}" for line in lines)]) if lines else f"; see {file}"
@@ -207,7 +206,7 @@ class Supervisor:
         write_json(self._state_file, {**self._about, "pid": own, "start": process_start(own), "processes": processes})
 
     def _reap(self) -> None:
-        """Take the ends of adopted orphans, which nobody else waits for."""
+        """Reap adopted orphans."""
         own = {kept.process.pid for kept in self._kept}
         for process in psutil.Process().children():
             try:
@@ -217,8 +216,8 @@ class Supervisor:
                 continue
 
 
-def end_recorded(state_file: Path, say: Callable[[str], None]) -> None:
-    """End what a supervisor that was killed has left running: the processes of its file that are still the same."""
+def stop_orphans(state_file: Path, say: Callable[[str], None]) -> None:
+    """Stop processes left running by a killed supervisor, identified by its state file."""
     try:
         state = json.loads(state_file.read_text(encoding="utf-8"))
         processes = [(str(p["name"]), int(p["pid"]), int(p["start"])) for p in state["processes"]]
@@ -226,12 +225,12 @@ def end_recorded(state_file: Path, say: Callable[[str], None]) -> None:
         return
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{state_file} cannot be read ({error}); end what is left of that start, then delete it"
+            f"{state_file} cannot be read ({error}); stop the processes of that start, then delete the file"
         ) from None
     for name, pid, start in processes:
         if start == 0 or process_start(pid) != start:
             continue
-        say(f"ending {name} (process {pid}), left behind by a start that was killed")
+        say(f"stopping {name} (process {pid}), orphaned by a killed start")
         try:
             found = psutil.Process(pid)
             family = [*found.children(recursive=True), found]
@@ -247,7 +246,7 @@ def end_recorded(state_file: Path, say: Callable[[str], None]) -> None:
 
 
 def _end_with_parent() -> None:
-    """Runs in the child before its program: the kernel sends it SIGTERM when its parent dies."""
+    """Runs in the child before exec: request SIGTERM when the parent dies."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
@@ -262,7 +261,7 @@ def _end(process: subprocess.Popen[bytes], stop_s: float) -> None:
         process.wait()
 
 
-def _lives(process: psutil.Process) -> bool:
+def _is_alive(process: psutil.Process) -> bool:
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -270,7 +269,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:
-    """psutil looks at the start time first: a pid that another process has meanwhile is left alone."""
+    """Send a signal; psutil compares start times, so a reused pid is safe."""
     try:
         process.send_signal(number)
     except psutil.NoSuchProcess:

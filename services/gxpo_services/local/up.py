@@ -1,4 +1,4 @@
-"""`gxpo up`: API, scheduler, Ray and dashboard on this machine, on loopback, kept alive until it is told to end."""
+"""`gxpo up`: run and supervise API, scheduler, Ray and dashboard on this machine, on loopback."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Self
 import httpx
 
 from gxpo_services.cli.client import STATE_FILE
+from gxpo_services.local.ports import free_port
 from gxpo_services.local.ray_head import RayHead
-from gxpo_services.local.supervisor import Child, Supervisor, end_recorded
-from gxpo_services.network.ports import free_port
+from gxpo_services.local.supervisor import Child, Supervisor, stop_orphans
 from gxpo_services.settings import make_home, read_settings
 from gxpo_services.tokens.local_token import prepare_local
 from gxpo_trainer.errors import ConfigError, GxpoError
@@ -29,15 +29,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class AlreadyUp(GxpoError):
-    """Another `gxpo up` has this home."""
+    """Another `gxpo up` uses this home."""
 
 
 class Stack:
-    """Everything that one machine needs. Entering starts it and waits until it can be used; leaving ends it.
+    """All processes of a service on one machine. Entering starts them and waits for readiness; leaving stops them.
 
-    Order: the home's lock, then what a killed start has left is ended, then database and token, then API and Ray
-    together, then the scheduler, which needs both, then the dashboard. say: takes lines for people. What runs are
-    executed on is `ray_head` and `scheduler`; another stack may have its own.
+    Order: lock of the home, orphans of a killed start, database and token, API and Ray together, the scheduler, which
+    needs both, the dashboard. say: prints a message. Tests override `ray_head` and `scheduler`.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Stack:
         settings = read_settings(home=home)
         if not settings.is_loopback:
             raise ConfigError(
-                f"GXPO_HOST = {settings.host}: `gxpo up` serves this machine alone; use `gxpo serve` and "
+                f"GXPO_HOST = {settings.host}: `gxpo up` serves only this machine; use `gxpo serve` and "
                 "`gxpo scheduler` behind a proxy for others"
             )
         self._say, self._until = say, until
@@ -92,20 +91,20 @@ class Stack:
     def artifacts(self) -> Path:
         return self._settings.artifacts
 
-    def tend(self) -> None:
+    def check(self) -> None:
         """One round of the supervisor."""
         if self._supervisor is not None:
-            self._supervisor.tend()
+            self._supervisor.check()
 
     def ray_head(self) -> RayHead | None:
-        """The Ray to start; None where the setting names one that somebody else runs."""
+        """The Ray head to start; None when the settings name an external one."""
         return RayHead(self.home) if "ray_address" not in self._settings.model_fields_set else None
 
     def scheduler(self, env: dict[str, str]) -> Child:
         return _python("scheduler", "scheduler", env)
 
     def _start(self) -> None:
-        end_recorded(self.home / STATE_FILE, self._say)
+        stop_orphans(self.home / STATE_FILE, self._say)
         self._choose_ports()
         prepare_local(self._settings)
         self._say("database: ready")
@@ -123,13 +122,13 @@ class Stack:
     def _choose_ports(self) -> None:
         chosen = free_port(self._port)
         if chosen != self._port:
-            self._say(f"api: port {self._port} is taken; using {chosen}")
+            self._say(f"api: port {self._port} is in use; using {chosen}")
         self._port = chosen
         app = _dashboard_app() if self._wants_dashboard else None
         if app is not None:
             chosen = free_port(self._dashboard_port)
             if chosen != self._dashboard_port:
-                self._say(f"dashboard: port {self._dashboard_port} is taken; using {chosen}")
+                self._say(f"dashboard: port {self._dashboard_port} is in use; using {chosen}")
             self._dashboard_port = chosen
             self.dashboard_url = f"http://127.0.0.1:{chosen}"
 
@@ -168,16 +167,18 @@ class Stack:
             holder = os.pread(self._lock, 200, 0).decode(errors="replace").strip()
             os.close(self._lock)
             self._lock = -1
-            raise AlreadyUp(f"{self.home} is up already ({holder}); use it, or choose another --home") from None
+            raise AlreadyUp(
+                f"{self.home} is already in use by `gxpo up` ({holder}); use it, or choose another --home"
+            ) from None
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"process {os.getpid()}".encode(), 0)
 
     def _end(self) -> None:
-        """Signals are left aside meanwhile: a second Ctrl-C must not leave processes behind."""
+        """Stop everything, ignoring signals: a second Ctrl-C must not leave orphans."""
         earlier = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS}
         try:
             if self._supervisor is not None:
-                self._say("ending what was started …")
+                self._say("stopping …")
                 self._supervisor.stop()
                 self._supervisor = None
         finally:
@@ -191,27 +192,27 @@ class Stack:
 def up_command(
     home: Path | None, port: int | None, dashboard_port: int, *, dashboard: bool, say: Callable[[str], None]
 ) -> int:
-    """Until Ctrl-C or SIGTERM; exit code 0 after a clean end."""
+    """Run until Ctrl-C or SIGTERM; exit code 0 after a clean shutdown."""
     until = stop_on_signals()
     with Stack(home, say, until, port=port, dashboard_port=dashboard_port, dashboard=dashboard) as stack:
         print(links(stack), flush=True)
         while not until.wait(_ROUND_S):
-            stack.tend()
-    say("ended; runs that were executing go on from their checkpoints at the next `gxpo up`")
+            stack.check()
+    say("stopped; executing runs resume from their checkpoints at the next `gxpo up`")
     return 0
 
 
 def links(stack: Stack) -> str:
-    """Where to look, as lines."""
+    """URLs and paths, one per line."""
     lines = [f"API        {stack.url}/api/v1/docs"]
     if stack.dashboard_url is not None:
         lines.insert(0, f"Dashboard  {stack.dashboard_url}")
     lines += [f"Token      {stack.token_file}", f"Logs       {stack.home / 'logs'}"]
-    return "\n".join([*lines, "Ctrl-C ends everything."])
+    return "\n".join([*lines, "Press Ctrl-C to stop."])
 
 
 def stop_on_signals() -> threading.Event:
-    """An event that Ctrl-C, SIGTERM and a closed terminal set."""
+    """An event set by SIGINT, SIGTERM and SIGHUP."""
     until = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -227,7 +228,7 @@ def _python(name: str, command: str, env: dict[str, str], ready: Callable[[], bo
 
 
 def _dashboard_app() -> Path | None:
-    """The dashboard's page, where the package is installed."""
+    """Path of the dashboard's entry point, if the package is installed."""
     spec = importlib.util.find_spec("gxpo_dashboard")
     if spec is None or spec.origin is None:
         return None

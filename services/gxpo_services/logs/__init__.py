@@ -1,1 +1,1 @@
-"""Trainers' logs: parts, and a stream."""
+"""Trainers' logs: reading and streaming."""

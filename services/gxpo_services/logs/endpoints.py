@@ -1,4 +1,4 @@
-"""`/runs/{run_id}/logs`: what a run's job printed, in parts and as a stream."""
+"""`/runs/{run_id}/logs`: read and stream the log of a run's jobs."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ router = APIRouter(
     route_class=ServiceRoute, prefix="/runs/{run_id}", tags=["samples"], responses=responses(401, 404, 422, 503)
 )
 
-Offset = Annotated[int, Query(ge=-MAX_INTEGER, le=MAX_INTEGER, description="Byte to begin at; negative: from the end.")]
+Offset = Annotated[int, Query(ge=-MAX_INTEGER, le=MAX_INTEGER, description="First byte; negative: from the end.")]
 
 
-@router.get("/logs", summary="A part of the log")
+@router.get("/logs", summary="Read the log")
 def logs(
     run_id: ExistingRun,
     settings: Settings,
     offset: Offset = 0,
-    limit: Annotated[int, Query(ge=4, le=log_file.LARGEST_PIECE, description="Most bytes.")] = 65_536,
+    limit: Annotated[int, Query(ge=4, le=log_file.LARGEST_PIECE, description="Maximum number of bytes.")] = 65_536,
 ) -> LogView:
-    """What the run's job printed. A job that has not begun to print has an empty log."""
+    """Output of the run's jobs, from a byte offset."""
     return service.read_log(settings, run_id, offset, limit)
 
 
 @router.get(
     "/logs/stream",
-    summary="The log as it grows",
+    summary="Stream the log",
     response_class=StreamingResponse,
     responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
 )
@@ -44,10 +44,10 @@ async def stream_log(
     settings: Settings,
     database: DatabaseDep,
     offset: Offset = 0,
-    last_event_id: Annotated[int | None, Header(ge=0, le=MAX_INTEGER, description="Go on from there.")] = None,
+    last_event_id: Annotated[int | None, Header(ge=0, le=MAX_INTEGER, description="Offset to resume from.")] = None,
 ) -> StreamingResponse:
-    """Server-Sent Events: `log` with {text, offset, next_offset}, `truncated` when the log was begun anew, and `end`
-    when the run has ended and all of its log is sent."""
+    """Server-Sent Events: `log` with {text, offset, next_offset}, `truncated` when the log was restarted, and `end`
+    when the run has ended and its whole log has been sent."""
     begin = last_event_id if last_event_id is not None else offset
     run = RunFiles(settings.artifacts, run_id)
     stream = log_file.follow(run, lambda: service.is_over(database, run_id), begin)

@@ -1,4 +1,4 @@
-"""The log of a run's job: parts of it, and the whole as it grows, as Server-Sent Events."""
+"""Read the log of a run, and follow it as Server-Sent Events."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ LARGEST_PIECE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """Text from byte `offset` to `next_offset` of a log of `size` bytes. was_cut: the log is shorter than `offset`
-    was, so it was begun anew."""
+    """Text from byte `offset` to `next_offset` of a log of `size` bytes. was_cut: the log is shorter than
+    `offset`, so it was restarted."""
 
     text: str
     offset: int
@@ -30,10 +30,10 @@ class LogPiece:
 
 
 def read_log(run: RunFiles, offset: int, limit: int) -> LogPiece:
-    """At most `limit` bytes from `offset`, which counts from the end when it is negative.
+    """At most `limit` bytes from `offset`; a negative offset counts from the end.
 
-    A character that is cut in two is left for the next piece. A log that does not exist yet is empty; one that is
-    shorter than `offset` is read from its beginning.
+    An incomplete UTF-8 character is left for the next call. A missing log is empty; a log shorter than `offset` is read
+    from its beginning.
     """
     try:
         file = run.open(LOG)
@@ -81,16 +81,16 @@ async def follow(
     """Server-Sent Events of a log from a byte on, until the run is over and its log is read.
 
         event: log         data: {"text", "offset", "next_offset"}, id: next_offset
-        event: truncated   the log was begun anew; the text that follows is from its beginning
-        event: end         nothing more will come
+        event: truncated   the log was restarted; the following text is from its beginning
+        event: end         the run has ended
 
-    A comment every `heartbeat_s` seconds without text keeps the connection. is_over: whether the run has ended;
-    it is asked in a thread, as the file is read in one.
+    A comment every `heartbeat_s` seconds without text keeps the connection open. is_over: whether the run has ended;
+    called in a thread, like the reads.
     """
     yield b": log\n\n"
     quiet_s = 0.0
     while True:
-        # Asked before the file is read: what a job printed before it ended is then in it.
+        # Checked before the read, so that the last output is not missed.
         over = await run_sync(is_over)
         piece = await run_sync(read_log, run, offset, LARGEST_PIECE)
         if piece.was_cut:

@@ -6,9 +6,9 @@ from pydantic import BaseModel, Field
 
 
 class LogView(BaseModel):
-    """A part of the log. Offsets and sizes are bytes."""
+    """A section of the log. Offsets and sizes are in bytes."""
 
-    text: str = Field(description="What the job printed; bytes that are no UTF-8 are shown as U+FFFD.")
-    offset: int = Field(description="Where the text begins.")
-    next_offset: int = Field(description="Where to read on.")
-    size: int = Field(description="Size of the log now.")
+    text: str = Field(description="The text; invalid UTF-8 is replaced by U+FFFD.")
+    offset: int = Field(description="Offset of the text.")
+    next_offset: int = Field(description="Offset of the next read.")
+    size: int = Field(description="Current size of the log.")

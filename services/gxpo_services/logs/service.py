@@ -1,4 +1,4 @@
-"""Logs of a run, and whether more of one can come."""
+"""Logs of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read_log(settings: ServiceSettings, run_id: str, offset: int, limit: int) ->
 
 
 def is_over(database: Database, run_id: str) -> bool:
-    """Whether a run has ended, or is gone."""
+    """Whether a run has ended or was deleted."""
     with database.reading() as session:
         found = find_run(session, run_id)
     return found is None or found[1] in TERMINAL

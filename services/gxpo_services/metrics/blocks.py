@@ -1,7 +1,7 @@
-"""How a metric's values lie in a block: records of (step int32, value float64), little-endian, 12 bytes each.
+"""Binary encoding of metric blocks: records of (step int32, value float64), little-endian, 12 bytes each.
 
-A database keeps one row for 128 steps of a metric instead of one a value: ingest appends bytes, a picture of
-5,000 steps reads 40 rows, and NaN and the infinities survive as they are. Pure.
+One database row holds 128 steps of a metric instead of one value: ingest appends bytes, a chart of 5,000 steps reads 40
+rows, and NaN and the infinities keep their bits. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Records = npt.NDArray[np.void]
 
 
 def encode(rows: Iterable[tuple[int, Mapping[str, float]]]) -> dict[tuple[str, int], bytes]:
-    """(metric, block) → bytes to append, from (step, {metric: value}) in the order in which they came."""
+    """(metric, block) → bytes to append, from (step, {metric: value}) in order of arrival."""
     gathered: dict[tuple[str, int], list[tuple[int, float]]] = {}
     for step, metrics in rows:
         block = step // BLOCK_STEPS
@@ -28,7 +28,7 @@ def encode(rows: Iterable[tuple[int, Mapping[str, float]]]) -> dict[tuple[str, i
 
 
 def decode(data: Iterable[bytes]) -> Records:
-    """Records of several blocks of one attempt in order of steps; a step that came twice has its last value."""
+    """Records of several blocks of an attempt in order of steps; a repeated step keeps its last value."""
     joined = b"".join(data)
     records = np.frombuffer(joined, dtype=RECORD)
     if _ascends(records):

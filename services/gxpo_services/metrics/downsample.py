@@ -1,4 +1,4 @@
-"""Fewer points of a long curve, such that no peak and no dip is lost. Pure."""
+"""Downsampling that keeps minima and maxima. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import numpy.typing as npt
 
 
 def thin(values: npt.NDArray[np.float64], max_points: int) -> npt.NDArray[np.intp]:
-    """Which of `values` to keep, ascending: at most `max_points` (≥ 4) of them, all when there are no more.
+    """Ascending indices of the values to keep, at most `max_points` (≥ 4).
 
-    The first and the last point stay. Those between them are cut into buckets of equal length, and each bucket
-    gives its lowest and its highest point. NaN is neither: a bucket of NaN alone gives one, so that a gap shows.
+    Keeps the first and the last point, and the minimum and maximum of each of the equal buckets between them. NaN is
+    ignored; a bucket of only NaN keeps one point, so that the gap stays visible.
     """
     if max_points < 4:
         raise ValueError(f"max_points = {max_points}: at least 4 are needed")

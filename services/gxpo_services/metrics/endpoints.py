@@ -21,26 +21,25 @@ Names = Annotated[
     Query(
         min_length=1,
         max_length=500,
-        description="Metrics; repeat the parameter or put commas between them.",
+        description="Metrics, as repeated parameters or comma-separated.",
         examples=[["reward/mean", "gate/z"]],
     ),
 ]
-AxisQuery = Annotated[
-    Axis, Query(description="What x is: steps, or what was spent by then in backward passes, seconds or tokens.")
-]
-After = Annotated[int | None, Query(ge=-1, le=2**31 - 1, description="Only points of later steps.")]
+AxisQuery = Annotated[Axis, Query(description="The x-axis: steps, or cumulative backward passes, seconds or tokens.")]
+After = Annotated[int | None, Query(ge=-1, le=2**31 - 1, description="Only points after this step.")]
 MaxPoints = Annotated[
-    int, Query(ge=4, le=20_000, description="Most points of a curve; each peak and dip stays, as do both ends.")
+    int,
+    Query(ge=4, le=20_000, description="Maximum number of points per series; minima, maxima and both ends are kept."),
 ]
 
 
-@router.get("/runs/{run_id}/metrics/names", summary="Metrics of a run", responses=responses(404))
+@router.get("/runs/{run_id}/metrics/names", summary="Metric names of a run", responses=responses(404))
 def metric_names(run_id: RunId, _: Viewer, session: ReadSession) -> list[str]:
-    """Names of the metrics that a run has reported, in order."""
+    """Sorted names of the metrics of a run."""
     return service.names(session, run_id)
 
 
-@router.get("/runs/{run_id}/metrics", summary="Curves of a run", response_model=MetricsView, responses=responses(404))
+@router.get("/runs/{run_id}/metrics", summary="Metrics of a run", response_model=MetricsView, responses=responses(404))
 def run_metrics(
     run_id: RunId,
     names: Names,
@@ -50,15 +49,15 @@ def run_metrics(
     after: After = None,
     max_points: MaxPoints = 1000,
 ) -> Response:
-    """Values over steps or costs, one a step, of the history that counts. For a live picture ask with `after` one
-    step before the newest you have, and for everything when `revision` has changed."""
+    """Values over steps or costs, one per step, of the effective history. For a live chart pass as `after` one step
+    before the latest one received, and request everything when `revision` has changed."""
     found = service.curves(session, [run_id], service.split_names(names), x, after=after, max_points=max_points)
     return _json(found[run_id])
 
 
-@router.get("/metrics", summary="Curves of several runs", response_model=ManyMetricsView, responses=responses(404))
+@router.get("/metrics", summary="Metrics of several runs", response_model=ManyMetricsView, responses=responses(404))
 def many_metrics(
-    runs: Annotated[list[Id], Query(min_length=1, max_length=200, description="Ids of runs; repeat the parameter.")],
+    runs: Annotated[list[Id], Query(min_length=1, max_length=200, description="Ids of runs, as repeated parameters.")],
     names: Names,
     _: Viewer,
     session: ReadSession,
@@ -66,12 +65,11 @@ def many_metrics(
     after: After = None,
     max_points: MaxPoints = 1000,
 ) -> Response:
-    """The same of several runs in one answer."""
+    """The metrics of several runs in one response."""
     found = service.curves(session, runs, service.split_names(names), x, after=after, max_points=max_points)
     return _json({"runs": found})
 
 
 def _json(content: Any) -> Response:
-    """Written directly, NaN and the infinities as words: a check of tens of thousands of numbers against the schema
-    would cost more than reading them."""
+    """Serialized without validation, which would cost more than the query; NaN and the infinities as strings."""
     return Response(to_json(content, inf_nan_mode="strings"), media_type="application/json")

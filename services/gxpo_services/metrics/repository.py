@@ -1,4 +1,4 @@
-"""SQL of metrics: names, blocks, attempts, last values, and the run row that every report locks first."""
+"""SQL of metrics: names, blocks, attempts and last values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gxpo_services.db.tables.runs import Run
 from gxpo_services.metrics.blocks import BLOCK_STEPS, RECORD, Records, decode, one_history
 
 _NUMBERS: WeakKeyDictionary[Pool, dict[str, int]] = WeakKeyDictionary()
-"""Numbers of metric names by database. A name never changes its number, and none is ever deleted."""
+"""Numbers of metric names, cached by database; they are immutable."""
 _AT_ONCE = 500
 _MADE_NAMES = "gxpo_made_metric_names"
 
@@ -50,7 +50,7 @@ def heads(session: Session, run_ids: Sequence[str]) -> dict[str, tuple[int, int,
 
 
 def find_numbers(session: Session, names: Collection[str]) -> dict[str, int]:
-    """Numbers of the names that are known. A transaction that made names remembers none: it may be rolled back."""
+    """Numbers of known names. Not cached in a transaction that added names: it may be rolled back."""
     known = _NUMBERS.setdefault(session.get_bind().engine.pool, {})
     found = {name: known[name] for name in names if name in known}
     looked_up: dict[str, int] = {}
@@ -65,7 +65,7 @@ def find_numbers(session: Session, names: Collection[str]) -> dict[str, int]:
 
 
 def numbers_of(session: Session, names: Collection[str]) -> dict[str, int]:
-    """Numbers of names, new ones made. They go in one order, so that two writers cannot wait for each other."""
+    """Numbers of names; adds new ones in sorted order, so that two writers cannot deadlock."""
     found = find_numbers(session, names)
     missing = sorted(set(names) - found.keys())
     if not missing:
@@ -112,7 +112,7 @@ def append_blocks(session: Session, run_number: int, attempt: int, parts: Mappin
         for (name, block), data in sorted(parts.items())
     ]
     insert = _insert(session)(MetricBlock.__table__)
-    # SQLite calls two blobs put together a text; the cast makes it a blob again and leaves its bytes alone.
+    # In SQLite, || of two blobs is a text; the cast makes it a blob with the same bytes.
     joined = cast(MetricBlock.data.op("||")(insert.excluded.data), LargeBinary)
     keys = ["run_number", "name_number", "attempt", "block"]
     session.execute(insert.on_conflict_do_update(index_elements=keys, set_={"data": joined}), rows)
@@ -126,7 +126,7 @@ def summaries(session: Session, run_number: int) -> dict[int, Summary]:
 
 
 def put_summaries(session: Session, run_number: int, changed: Mapping[int, Summary | None]) -> None:
-    """Write last and extreme values; None takes them away."""
+    """Write last and extreme values; None deletes them."""
     gone = [name for name, summary in changed.items() if summary is None]
     if gone:
         condition = (MetricLast.run_number == run_number) & MetricLast.name_number.in_(gone)
@@ -159,7 +159,7 @@ def histories(
 ) -> dict[tuple[int, int], Records]:
     """The history that counts of each (run, name) that has values; `firsts`: first steps of attempts, by run.
 
-    after: only steps behind it.
+    after: only later steps.
     """
     table = MetricBlock.__table__.c
     query = (

@@ -1,4 +1,4 @@
-"""Requests and answers about metrics and what trainers report."""
+"""Responses about metrics."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ Axis = Literal["step", "backward_passes", "time", "tokens"]
 
 
 class SeriesView(BaseModel):
-    """One metric's curve; the three lists have equal lengths and follow the steps."""
+    """Series of a metric; the three lists have equal lengths, in order of steps."""
 
-    x: list[float] = Field(description="Position on the axis that was asked for.", examples=[[1, 2, 3]])
+    x: list[float] = Field(description="Position on the requested axis.", examples=[[1, 2, 3]])
     y: list[JsonNumber] = Field(description="Values.", examples=[[0.25, 0.31, "NaN"]])
     steps: list[int] = Field(description="Steps of the points.", examples=[[1, 2, 3]])
-    downsampled: bool = Field(description="Whether points were left out; peaks and dips never are.")
+    downsampled: bool = Field(description="Whether the series was thinned; minima and maxima are kept.")
 
 
 class MetricsView(BaseModel):
-    """Curves of one run, of the history that counts: a later attempt replaces what it repeats."""
+    """Metrics of a run, of the effective history: a later attempt replaces the steps it repeats."""
 
     x: Axis
     run: str = Field(description="Id of the run.")
-    last_step: int = Field(description="Newest step of the run; it may get more metrics yet, an evaluation's say.")
-    attempt: int = Field(description="Newest attempt that reported.")
-    revision: int = Field(description="Grows when a new attempt rewrites history: ask for everything anew then.")
-    series: dict[str, SeriesView] = Field(description="Curves by metric; one without values is empty.")
+    last_step: int = Field(description="Latest step of the run; it may still get more metrics, e.g. of an evaluation.")
+    attempt: int = Field(description="Latest attempt.")
+    revision: int = Field(description="Increases when a new attempt rewrites history; then request everything.")
+    series: dict[str, SeriesView] = Field(description="Series by metric; empty without values.")
 
 
 class ManyMetricsView(BaseModel):
-    """Curves of several runs."""
+    """Metrics of several runs."""
 
     runs: dict[str, MetricsView] = Field(description="By id of the run.")

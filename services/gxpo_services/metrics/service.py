@@ -1,4 +1,4 @@
-"""What trainers report, and curves for those who look."""
+"""Metric series of runs."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def curves(
     """MetricsView of each run; NaN and the infinities are floats yet. Raises NotFound, Invalid for too many curves."""
     run_ids, metrics = list(dict.fromkeys(run_ids)), list(dict.fromkeys(metrics))
     if len(run_ids) * len(metrics) > MOST_CURVES:
-        raise Invalid(f"{len(run_ids)} runs × {len(metrics)} metrics are more than {MOST_CURVES} curves; ask for fewer")
+        raise Invalid(f"{len(run_ids)} runs × {len(metrics)} metrics exceed {MOST_CURVES} series; request fewer")
     heads = _heads(session, run_ids)
     firsts = repository.first_steps(session, [head[0] for head in heads.values()])
     numbers = repository.find_numbers(session, metrics)
     axis = repository.find_numbers(session, [_AXES[x]]) if x != "step" else {}
-    # Of the axis the whole: the newest cost at or before a point may lie before `after`.
+    # The whole axis: the last cost at or before a point may precede `after`.
     whole = {*numbers.values(), *axis.values()} if after is None else set(axis.values())
     read = repository.histories(session, whole, firsts) if whole else {}
     values = read if after is None else repository.histories(session, list(numbers.values()), firsts, after=after)
@@ -59,7 +59,7 @@ def curves(
             "run": run_id,
             "last_step": last_step,
             "attempt": attempt,
-            # Every attempt but the first one takes the place of something.
+            # Every attempt but the first one replaces some history.
             "revision": len(firsts[number]),
             "series": series,
         }
@@ -89,7 +89,7 @@ def _series(records: Records | None, x: Axis, costs: Records | None, max_points:
 
 
 def costs_at(steps: npt.NDArray[np.int32], costs: Records | None) -> npt.NDArray[np.float64]:
-    """What was spent by each step: the newest total at or before it; nothing by step 0; NaN where it is not known."""
+    """Cumulative cost at each step: the last total at or before it, 0 at step 0, NaN where unknown."""
     found = np.where(steps == 0, 0.0, np.nan)
     if costs is None or len(costs) == 0:
         return found
@@ -100,7 +100,7 @@ def costs_at(steps: npt.NDArray[np.int32], costs: Records | None) -> npt.NDArray
 
 
 def split_names(given: Sequence[str]) -> list[str]:
-    """Names from repeated parameters, each of which may hold several between commas. Raises Invalid."""
+    """Names of repeated and comma-separated parameters. Raises Invalid."""
     found = [name for part in given for name in part.split(",") if name]
     if not found:
         raise Invalid("names: name at least one metric", errors=[FieldError(field="names", message="is empty")])

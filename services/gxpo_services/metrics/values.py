@@ -1,4 +1,4 @@
-"""SQL of single values of metrics, for lists of runs: the last ones, and those at a step."""
+"""SQL of single metric values for lists of runs: last values, and values at a step."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def last_values(session: Session, runs: Iterable[int], names: Iterable[str]) -> 
 
 
 def values_at_step(session: Session, metric: str, step: int, runs: Select[Any]) -> dict[int, float]:
-    """run number → the metric's newest value at or before `step` in the history that counts; NaN is left out.
+    """run number → last value of the metric at or before `step` in the effective history, without NaN.
 
-    Of each attempt two blocks are enough: in the newest that begins by `step` everything may lie behind it, the one
-    before lies wholly in front of it, and there is no empty block.
+    Two blocks per attempt suffice: the last block that starts at or before `step` may contain only later steps, but the
+    block before it contains only earlier ones, and no block is empty.
     """
     name = repository.find_numbers(session, [metric]).get(metric)
     if name is None:
         return {}
     rows = session.execute(_newest_blocks(name, step, runs), execution_options={BINARY_ROWS: True}).all()
-    # All blocks of all runs in one array: a call of numpy for each would take longer than what it does.
+    # All blocks of all runs in one array: numpy calls per run would dominate.
     records = np.frombuffer(b"".join(row.data for row in rows), dtype=RECORD)
     lengths = [len(row.data) // RECORD.itemsize for row in rows]
     ends = np.array([step + 1 if row.end is None else min(row.end, step + 1) for row in rows], dtype=np.int64)
     numbers = np.repeat(np.array([row.run_number for row in rows], dtype=np.int64), lengths)
     counts = records["step"] < np.repeat(ends, lengths)
     numbers, records = numbers[counts], records[counts]
-    # By run, then by step; of a step that came twice the later one stays behind the earlier.
+    # By run, then by step; stable for repeated steps.
     order = np.lexsort((records["step"], numbers))
     numbers, values = numbers[order], records["value"][order]
     newest = np.append(np.diff(numbers) != 0, True) & ~np.isnan(values) if len(numbers) else np.empty(0, dtype=bool)
@@ -54,7 +54,7 @@ def values_at_step(session: Session, metric: str, step: int, runs: Select[Any]) 
 
 
 def _newest_blocks(name: int, step: int, runs: Select[Any]) -> Select[Any]:
-    """The two newest blocks of each attempt that begin by `step` and before `end`, from where it is replaced."""
+    """The last two blocks of each attempt that start at or before `step` and before `end`, where it is replaced."""
     later = aliased(Attempt)
     end = (
         select(func.min(later.first_step))

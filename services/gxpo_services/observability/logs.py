@@ -1,4 +1,4 @@
-"""Structured logs: one line an event, with the request's and the run's id bound where they are known."""
+"""Structured logs: one line per event, with request id and run id where known."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import structlog
 
 
 def configure(*, as_json: bool) -> None:
-    """Send structlog and the standard library's loggers to stderr in one form. Idempotent."""
+    """Send structlog and standard library loggers to stderr in one format. Idempotent."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,

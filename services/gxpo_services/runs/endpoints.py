@@ -1,41 +1,29 @@
-"""`/runs`: submit runs, see them, and steer them."""
+"""`/runs`: submit, list and control runs."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, BackgroundTasks, Query, Request, Response
+from fastapi import APIRouter, BackgroundTasks, Query, Response
 
 from gxpo_services.api.answers import answer, plain_answer
 from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Settings, Submitter, Viewer, WriteSession
 from gxpo_services.api.errors import responses
 from gxpo_services.api.fields import RunId
-from gxpo_services.api.idempotency import IdempotencyHeader
+from gxpo_services.api.submission import Submission, creation_responses
 from gxpo_services.artifacts import trash
 from gxpo_services.runs import service
 from gxpo_services.runs.schemas import CloneRequest, ListQuery, RunDetail, RunPage, RunPatch, RunRequest, RunValidation
 
 router = APIRouter(route_class=ServiceRoute, prefix="/runs", tags=["runs"], responses=responses(401, 403, 422, 503))
 
-_LOCATION = {"Location": {"description": "Where the run is.", "schema": {"type": "string"}}}
-_MADE: dict[int | str, dict[str, Any]] = {
-    200: {"model": RunDetail, "description": "This key has made this run before.", "headers": _LOCATION},
-    201: {"description": "The run is queued.", "headers": _LOCATION},
-    **responses(400, 409, 410, 413),
-}
+_MADE = creation_responses(RunDetail, "run", "The run is queued.", "The run that this key created before.")
 
 
 @router.post("", status_code=201, summary="Submit a run", response_model=RunDetail, responses=_MADE)
-def submit_run(
-    body: RunRequest,
-    principal: Submitter,
-    settings: Settings,
-    session: WriteSession,
-    request: Request,
-    key: IdempotencyHeader = None,
-) -> Response:
-    """Queue a run. With an `Idempotency-Key` a repeated request finds the run that the first one made (200)."""
-    return _made(service.submit(session, settings, principal, body, key), request)
+def submit_run(body: RunRequest, by: Submission) -> Response:
+    """Queue a run. A retry with the same `Idempotency-Key` returns the run created before (200)."""
+    return _created(by, service.submit(by.session, by.settings, by.principal, body, by.key))
 
 
 @router.post(
@@ -45,13 +33,13 @@ def submit_run(
     responses=responses(400, 413),
 )
 def validate_run(body: RunRequest, _: Submitter, settings: Settings, session: ReadSession) -> Response:
-    """Every bad setting, the cost in backward passes, the completed config, and earlier runs that are equal."""
+    """All invalid settings, the cost in backward passes, the complete config, and earlier runs with the same config."""
     return answer(service.validate(session, settings, body))
 
 
 @router.get("", summary="List runs", response_model=RunPage)
 def list_runs(query: Annotated[ListQuery, Query()], _: Viewer, session: ReadSession) -> Response:
-    """Filtered, sorted by a column or a metric, part by part: runs that are made meanwhile shift nothing."""
+    """Filtered, sorted by a column or a metric, with keyset pages: new runs do not shift them."""
     return plain_answer(service.list_runs(session, query))
 
 
@@ -68,7 +56,7 @@ def get_run(run_id: RunId, _: Viewer, session: ReadSession) -> Response:
     responses=responses(400, 404, 413),
 )
 def patch_run(run_id: RunId, body: RunPatch, principal: Submitter, session: WriteSession) -> Response:
-    """What is left out stays. The config of a run cannot change; clone it with overrides instead."""
+    """Omitted members keep their values. The config of a run is immutable; clone the run with overrides instead."""
     return answer(service.patch(session, run_id, body, actor=principal.actor))
 
 
@@ -76,26 +64,26 @@ def patch_run(run_id: RunId, body: RunPatch, principal: Submitter, session: Writ
 def delete_run(
     run_id: RunId, principal: Submitter, settings: Settings, session: WriteSession, background: BackgroundTasks
 ) -> None:
-    """Removes its record, metrics, samples, log and checkpoints. For the token that submitted it, and for admins."""
+    """Removes its record, metrics, samples, log and checkpoints. Allowed for the submitting token and for admins."""
     service.delete(session, settings.artifacts, principal, run_id)
     background.add_task(trash.empty_trash, settings.artifacts)
 
 
 @router.post("/{run_id}/cancel", summary="Cancel a run", response_model=RunDetail, responses=responses(404, 409))
 def cancel_run(run_id: RunId, principal: Submitter, session: WriteSession) -> Response:
-    """A run that waits is cancelled at once; one that trains stops at the end of its step."""
+    """A queued or paused run is cancelled immediately; a running one stops at the end of its step."""
     return answer(service.act(session, run_id, "cancel", actor=principal.actor))
 
 
 @router.post("/{run_id}/pause", summary="Pause a run", response_model=RunDetail, responses=responses(404, 409))
 def pause_run(run_id: RunId, principal: Submitter, session: WriteSession) -> Response:
-    """It writes a checkpoint at the end of its step, ends, and frees its resources."""
+    """The trainer writes a checkpoint at the end of its step, exits and frees its resources."""
     return answer(service.act(session, run_id, "pause", actor=principal.actor))
 
 
 @router.post("/{run_id}/resume", summary="Resume a paused run", response_model=RunDetail, responses=responses(404, 409))
 def resume_run(run_id: RunId, principal: Submitter, session: WriteSession) -> Response:
-    """It queues again and goes on from its checkpoint."""
+    """The run is queued again and resumes from its checkpoint."""
     return answer(service.act(session, run_id, "resume", actor=principal.actor))
 
 
@@ -106,38 +94,24 @@ def resume_run(run_id: RunId, principal: Submitter, session: WriteSession) -> Re
     response_model=RunDetail,
     responses=_MADE | responses(404),
 )
-def clone_run(
-    run_id: RunId,
-    principal: Submitter,
-    settings: Settings,
-    session: WriteSession,
-    request: Request,
-    body: CloneRequest | None = None,
-    key: IdempotencyHeader = None,
-) -> Response:
-    """The same config with overrides, as a new run that names its original."""
-    return _made(service.clone(session, settings, principal, run_id, body or CloneRequest(), key), request)
+def clone_run(run_id: RunId, by: Submission, body: CloneRequest | None = None) -> Response:
+    """A new run with the same config plus overrides; `parent_id` names the original."""
+    made = service.clone(by.session, by.settings, by.principal, run_id, body or CloneRequest(), by.key)
+    return _created(by, made)
 
 
 @router.post(
     "/{run_id}/retry",
     status_code=201,
-    summary="Try a failed or cancelled run again",
+    summary="Retry a failed or cancelled run",
     response_model=RunDetail,
     responses=_MADE | responses(404),
 )
-def retry_run(
-    run_id: RunId,
-    principal: Submitter,
-    settings: Settings,
-    session: WriteSession,
-    request: Request,
-    key: IdempotencyHeader = None,
-) -> Response:
-    """A new run of the same config, from the start; it names the old one and joins its group."""
-    return _made(service.retry(session, settings, principal, run_id, key), request)
+def retry_run(run_id: RunId, by: Submission) -> Response:
+    """A new run with the same config, in the same group; `parent_id` names the original."""
+    return _created(by, service.retry(by.session, by.settings, by.principal, run_id, by.key))
 
 
-def _made(made: tuple[RunDetail, bool], request: Request) -> Response:
+def _created(by: Submission, made: tuple[RunDetail, bool]) -> Response:
     run, is_new = made
-    return answer(run, 201 if is_new else 200, location=request.url_for("get_run", run_id=run.id).path)
+    return by.created(run, is_new, "get_run", run_id=run.id)

@@ -16,17 +16,17 @@ from gxpo_trainer.errors import REASONS
 
 
 class StateChanged(Exception):
-    """The run is no longer in the state (or under the lease) that the caller saw; look again."""
+    """The run's state or lease changed concurrently; read it again."""
 
 
 class Outcome(BaseModel):
-    """How a launch ended, as the trainer says (outcome.json)."""
+    """Outcome of a launch as reported by the trainer (outcome.json)."""
 
     model_config = ConfigDict(extra="ignore")
 
     attempt: int = Field(ge=1, description="The launch that it speaks of.")
     outcome: Literal["succeeded", "failed", "paused", "cancelled"]
-    ended_by: str | None = Field(None, max_length=20, description="The bound of the budget that was reached.")
+    ended_by: str | None = Field(None, max_length=20, description="The budget limit that was reached.")
     reason: str | None = Field(None, max_length=40, description="Why it failed.")
     message: str = Field("", max_length=20_000)
 
@@ -41,9 +41,9 @@ def move(
     lease_token: int | None = None,
     **values: Any,
 ) -> None:
-    """Change a run's state, with other columns, and record the event.
+    """Change a run's state and other columns, and record the event.
 
-    Raises IllegalTransition when `new` may not follow, StateChanged when somebody else was faster.
+    Raises IllegalTransition when `new` may not follow, StateChanged after a concurrent change.
     """
     old = RunState(run.state)
     check_transition(old, new)
@@ -67,16 +67,16 @@ def move(
 
 
 def apply_outcome(session: Session, run: Run, outcome: Outcome, *, actor: str, lease_token: int | None = None) -> bool:
-    """Move a run to where its trainer says it ended; False when that says nothing about its present state.
+    """Move a run to the state that follows its outcome; False when the outcome does not apply.
 
-    An outcome of an earlier launch is old news. The end of a run beats a wish that came too late for it; a pause
-    ends as paused even when cancel was wanted meanwhile, so that the wish is carried out: it becomes cancelled.
+    An outcome of an earlier launch is ignored. If a run finishes before a pause or cancel request takes effect, its
+    outcome wins. A run that pauses after a cancel request becomes cancelled.
     """
     state = RunState(run.state)
     if outcome.attempt != run.launch or state in TERMINAL or state in (RunState.QUEUED, RunState.PAUSED):
         return False
     if state in (RunState.STARTING, RunState.RECOVERING) and outcome.outcome != "failed":
-        # It ran, though its first word and its last came together.
+        # It ran: heartbeat and outcome arrived together.
         move(session, run, RunState.RUNNING, actor=actor, message="the trainer reported", lease_token=lease_token)
         state = RunState.RUNNING
     new, values, message = _end(state, outcome)
@@ -90,12 +90,12 @@ def _end(state: RunState, outcome: Outcome) -> tuple[RunState | None, dict[str, 
     if outcome.outcome == "succeeded":
         reason = "steps_done" if outcome.ended_by == "steps" else "budget_reached"
         values = {"reason": reason, "ended_by": outcome.ended_by, "detail": ""}
-        return RunState.SUCCEEDED, values, f"budget.{outcome.ended_by} is reached"
+        return RunState.SUCCEEDED, values, f"budget.{outcome.ended_by} reached"
     if outcome.outcome == "failed":
         reason = outcome.reason if outcome.reason in REASONS else "training_error"
         return RunState.FAILED, {"reason": reason, "detail": outcome.message}, f"{reason}: {outcome.message}"
     if state is RunState.CANCELLING:
         return RunState.CANCELLED, {"reason": None}, "the trainer stopped at the end of a step"
     if state is RunState.PAUSING and outcome.outcome == "paused":
-        return RunState.PAUSED, {}, "a checkpoint is written and the trainer has ended"
+        return RunState.PAUSED, {}, "the trainer wrote a checkpoint and exited"
     return None, {}, ""

@@ -1,8 +1,7 @@
 """SQL of the list of runs: filters, order by a column or by a metric, and keyset pages.
 
-Rows are ordered by (has no value, value, row number), so that those without a value come last either way and equal
-values keep one order. A page begins after a row's place in that order, not after a count of rows: runs that are made
-meanwhile move nothing.
+Rows are ordered by (has no value, value, row number): rows without a value come last in both directions, and ties have
+a stable order. Pages are keyset pages, so new runs do not shift them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from gxpo_services.metrics.values import values_at_step
 from gxpo_services.run_states import RunState
 from gxpo_services.runs.repository import folded_case
 
-# Columns of tables, not of objects: their statements are put together and run in half the time.
+# Table columns instead of ORM attributes: their statements compile and run in half the time.
 _run, _group, _tag, _search, _last = (table.__table__.c for table in (Run, Group, RunTag, RunSearch, MetricLast))
 
 Columns = dict[str, tuple[Any, Kind, bool]]
@@ -53,12 +52,12 @@ COLUMNS: Columns = {
     "score": (_run.score, "float", True),
     "score_best": (_run.score_best, "float", True),
 }
-"""What a list can be sorted by, beside metrics."""
+"""Sortable columns, in addition to metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Which runs; what is empty or None filters nothing. archived: None for both kinds."""
+    """Filters; empty or None means no filter. archived: None for both."""
 
     states: Sequence[RunState] = ()
     rule: str | None = None
@@ -73,7 +72,7 @@ class Filters:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """By a column, or by a metric's last, highest or lowest value or the one at a step."""
+    """Sort order: by a column, or by the last, highest or lowest value of a metric, or its value at a step."""
 
     column: str | None
     metric: str | None
@@ -91,13 +90,13 @@ class Order:
 
 
 Found = list[tuple[int, Value]]
-"""Numbers of runs, each with the value that it is sorted by."""
+"""Run numbers with their sort values."""
 
 
 def page(
     session: Session, filters: Filters, order: Order, after: Position | None, limit: int
 ) -> tuple[Found, int | None]:
-    """At most `limit` runs behind `after`; and how many there are in all, without `after` only."""
+    """At most `limit` runs after `after`; and the total, only without `after`."""
     conditions = _conditions(filters, session.get_bind().dialect.name)
     if isinstance(order.at, int) and order.metric is not None:
         found = _by_value_at_step(session, conditions, order, after, limit)
@@ -130,15 +129,15 @@ def _by_column(
     after: Position | None,
     limit: int,
 ) -> tuple[Found, int | None]:
-    """By a column that every run has. Number and value, nothing else: whole rows are too wide to be sorted."""
+    """Page by a column without NULLs. Selects number and value only: whole rows are too wide to sort."""
     assert order.column is not None
     if after is not None and after.value is None:
-        return [], None  # no run is there
+        return [], None  # no run has no value
     column = COLUMNS[order.column][0]
     query = select(_run.number, column).where(*conditions).order_by(*_directed(order, column, _run.number)).limit(limit)
     if after is not None:
         return _numbered(session.execute(query.where(_behind(column, _run.number, after, order.descending)))), None
-    # A search for a part of a text goes through the whole table: once is enough.
+    # A text search scans the whole table: do it once.
     total = func.count().over() if filters.text else _total(conditions).scalar_subquery()
     rows = session.execute(query.add_columns(total)).all()
     return _numbered(rows), rows[0][2] if rows else 0
@@ -146,13 +145,13 @@ def _by_column(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where values are that not every run has. rows: (number, value) of those that have one."""
+    """Source of values that some runs lack. rows: (number, value) of those that have one."""
 
     rows: Select[int, Any]
     number: Any
     value: Any
     lacks: ColumnElement[bool]
-    """Whether a row of Run has none."""
+    """Whether a row of Run has no value."""
 
 
 def _column_source(order: Order) -> _Source:
@@ -163,7 +162,7 @@ def _column_source(order: Order) -> _Source:
 
 def _metric_source(session: Session, order: Order) -> _Source:
     assert order.metric is not None
-    # -1 is no metric's number: nobody has a value of a metric that was never reported.
+    # -1 is not the number of any metric: a metric that was never reported has no values.
     name = metrics.find_numbers(session, [order.metric]).get(order.metric, -1)
     number, value = _last.run_number, _last[str(order.at)]
     has_value = (_last.name_number == name, value.is_not(None))
@@ -179,7 +178,7 @@ def _by_value(
     after: Position | None,
     limit: int,
 ) -> Found:
-    """First those with a value, in the order of an index, then, if there is room, those without one."""
+    """Page of the runs with a value, in index order, then of those without one."""
     found: Found = []
     if after is None or after.value is not None:
         query = source.rows.where(*conditions).order_by(*_directed(order, source.value, source.number))
@@ -201,7 +200,7 @@ def _directed(order: Order, *columns: Any) -> list[ColumnElement[Any]]:
 def _conditions(filters: Filters, dialect: str) -> list[ColumnElement[bool]]:
     found: list[ColumnElement[bool]] = []
     if filters.archived is not None and (filters.tags or filters.text):
-        # Not as an equality, for which SQLite would take an index of nearly all runs and look up each by itself.
+        # As an inequality: for an equality SQLite would use an index that covers nearly all runs.
         found.append(_run.archived != (not filters.archived))
     elif filters.archived is not None:
         found.append(_run.archived == filters.archived)
@@ -220,16 +219,16 @@ def _conditions(filters: Filters, dialect: str) -> list[ColumnElement[bool]]:
     for tag in set(filters.tags):
         found.append(_run.number.in_(select(_tag.run_number).where(_tag.tag == tag)))
     if filters.text:
-        # Materialized: a plan that does not know the text would look for it in each run by itself.
+        # Materialized: a generic plan would search for the text in each run separately.
         among = select(_search.run_number).where(_has_part(dialect, filters.text)).cte().prefix_with("MATERIALIZED")
         found.append(_run.number.in_(select(among.c.run_number)))
     return found
 
 
 def _has_part(dialect: str, part: str) -> ColumnElement[bool]:
-    """Whether `part` is in a run's text. The pattern is made here: a database would put it together anew for each row.
+    """Whether `part` is in a run's text. The pattern is built here: a database would build it for each row.
 
-    PostgreSQL escapes with a backslash where nothing is said; said, it would translate the pattern for each row.
+    Backslash is PostgreSQL's default escape; stated explicitly, the pattern would be translated for each row.
     """
     escape = "\\"
     pattern = folded_case(part)
@@ -239,7 +238,7 @@ def _has_part(dialect: str, part: str) -> ColumnElement[bool]:
 
 
 def _behind(column: Any, number: Any, after: Position, descending: bool) -> ColumnElement[bool]:
-    """Whether a row with a value comes after a position that has one."""
+    """Whether a row with a value follows a position with one."""
     row, here = tuple_(column, number), tuple_(after.value, after.number)
     behind: ColumnElement[bool] = row < here if descending else row > here
     return behind
@@ -253,7 +252,7 @@ def _further(number: Any, after: Position, descending: bool) -> ColumnElement[bo
 def _by_value_at_step(
     session: Session, conditions: Sequence[ColumnElement[bool]], order: Order, after: Position | None, limit: int
 ) -> Found:
-    """Values at a step lie in bytes that no database reads: they are ordered here."""
+    """Page by values at a step, which are stored in blocks and therefore sorted here."""
     assert order.metric is not None
     assert isinstance(order.at, int)
     chosen = select(_run.number).where(*conditions)
@@ -261,7 +260,7 @@ def _by_value_at_step(
     numbers = np.array(list(session.scalars(chosen)), dtype=np.int64)
     values = np.array([found.get(number, np.nan) for number in numbers.tolist()], dtype=np.float64)
     sign = -1 if order.descending else 1
-    # Those without a value, NaN here, come last either way.
+    # Runs without a value (NaN) come last in both directions.
     ordered = np.lexsort((sign * numbers, sign * values))
     if after is not None:
         assert not isinstance(after.value, str)
@@ -272,7 +271,7 @@ def _by_value_at_step(
 def _follow(
     values: npt.NDArray[np.float64], numbers: npt.NDArray[np.int64], after: Position, sign: int
 ) -> npt.NDArray[np.bool_]:
-    """Which (value, number) come after a position, all of them with the order's sign."""
+    """Which (value, number) pairs follow a position, all multiplied by the order's sign."""
     further = numbers > sign * after.number
     if after.value is None:
         return np.isnan(values) & further

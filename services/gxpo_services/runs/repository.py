@@ -1,4 +1,4 @@
-"""SQL of runs: finding them, making and removing them, and changing their state by compare-and-set."""
+"""SQL of runs: find, add, delete, and compare-and-set of the state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gxpo_services.run_states import TERMINAL, RunState
 
 
 def find(session: Session, run_id: str, *, lock: bool = False) -> Run | None:
-    """A run by its public id. lock: others that want to change it wait for this transaction."""
+    """A run by its public id. lock: SELECT … FOR UPDATE."""
     query = select(Run).where(Run.id == run_id)
     if lock:
         query = query.with_for_update(of=Run).execution_options(populate_existing=True)
@@ -21,7 +21,7 @@ def find(session: Session, run_id: str, *, lock: bool = False) -> Run | None:
 
 
 def lock(session: Session, run_id: str) -> Run | None:
-    """The run, held against every other writer until the transaction ends; without what belongs to it."""
+    """The run, locked until the transaction ends, without its related rows."""
     query = (
         select(Run)
         .where(Run.id == run_id)
@@ -32,7 +32,7 @@ def lock(session: Session, run_id: str) -> Run | None:
 
 
 def token_hash(session: Session, run_id: str) -> str | None:
-    """Hash of the token that a run's trainer reports with; None when it has none, or there is no such run."""
+    """Hash of the trainer's token; None when the run has none or does not exist."""
     return session.scalar(select(Run.run_token_sha256).where(Run.id == run_id))
 
 
@@ -42,7 +42,7 @@ def find_group(session: Session, group_id: str) -> Group | None:
 
 
 def add(session: Session, runs: Sequence[Run]) -> None:
-    """New runs, which have their numbers afterwards."""
+    """Insert runs and assign their numbers."""
     for run in runs:
         run.search_text = search_text(run)
     session.add_all(runs)
@@ -50,17 +50,17 @@ def add(session: Session, runs: Sequence[Run]) -> None:
 
 
 def search_text(run: Run) -> str:
-    """What a search for a part of a run's name, notes, id, model or tags looks through, in folded_case."""
+    """Searchable text of a run (name, notes, id, model and tags) in folded case."""
     return folded_case("\n".join([run.name, run.notes or "", run.id, run.model, *(tag.tag for tag in run.tags)]))
 
 
 def folded_case(text: str) -> str:
-    """Text in which upper and lower case are alike, by Unicode's rules on either database."""
+    """Text in Unicode folded case, the same on both databases."""
     return text.casefold()
 
 
 def remove_ended(session: Session, run: Run) -> bool:
-    """Delete a run with all that hangs on it, if it has ended; whether it had."""
+    """Delete a run and its dependent rows if it has ended; returns whether it had."""
     query = delete(Run).where(Run.number == run.number, Run.state.in_(sorted(TERMINAL)))
     done: bool = session.execute(query.execution_options(synchronize_session=False)).rowcount == 1  # type: ignore[attr-defined]
     if done:
@@ -79,9 +79,9 @@ def equal_runs(session: Session, config_sha256: str, limit: int) -> list[int]:
 def set_where(
     session: Session, run: Run, values: dict[str, Any], *, state: RunState, lease_token: int | None = None
 ) -> bool:
-    """Write `values` if the run still is in `state` (and, for a scheduler, still under its lease); whether it was.
+    """Write `values` if the run is still in `state` (and, for a scheduler, under its lease); returns whether it was.
 
-    The object that the caller holds is refreshed either way.
+    Refreshes the caller's object in both cases.
     """
     query = update(Run).where(Run.number == run.number, Run.state == state)
     if lease_token is not None:

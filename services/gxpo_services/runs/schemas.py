@@ -18,53 +18,55 @@ PossibleAction = Literal["cancel", "pause", "resume", "clone", "retry", "delete"
 
 
 class RunRequest(RunSource):
-    """A run to make."""
+    """A run to submit."""
 
-    name: Word | None = Field(None, description="For people; none: the name in the config.")
-    tags: Tags = Field([], description="Words to find it by.", examples=[["demo"]])
+    name: Word | None = Field(None, description="Display name; default: the config's name.")
+    tags: Tags = Field([], description="Tags to find it by.", examples=[["demo"]])
     notes: Notes = Field("", description="Free text.")
     priority: Priority = Field(0, description="Higher ones start first.")
-    group: Id | None = Field(None, description="Id of the group that it belongs to.")
+    group: Id | None = Field(None, description="Id of its group.")
 
 
 class CloneRequest(BaseModel):
-    """What a clone has otherwise than its original; what is left out is as there."""
+    """Differences of a clone from its original; omitted members are copied."""
 
     model_config = ConfigDict(extra="forbid")
 
-    overrides: list[Override] = Field([], max_length=200, description="`a.b=c`, put into the original's config.")
-    name: Word | None = Field(None, description="For people.")
-    tags: Tags | None = Field(None, description="Words to find it by.")
+    overrides: list[Override] = Field([], max_length=200, description="`a.b=c`, applied to the original's config.")
+    name: Word | None = Field(None, description="Display name.")
+    tags: Tags | None = Field(None, description="Tags to find it by.")
     notes: Notes | None = Field(None, description="Free text.")
     priority: Priority | None = Field(None, description="Higher ones start first.")
-    group: Id | None = Field(None, description="Group of the clone; none: no group.")
+    group: Id | None = Field(None, description="Group of the clone; null: no group.")
 
 
 class RunPatch(BaseModel):
-    """What may be changed of a run that exists; what is left out or null stays."""
+    """Changes of an existing run; omitted or null members keep their values."""
 
     model_config = ConfigDict(extra="forbid")
 
-    name: Word | None = Field(None, description="For people. The config keeps the name that it was submitted with.")
-    tags: Tags | None = Field(None, description="All words, in place of the present ones.")
+    name: Word | None = Field(None, description="Display name. The config keeps its submitted name.")
+    tags: Tags | None = Field(None, description="All tags; they replace the current ones.")
     notes: Notes | None = Field(None, description="Free text.")
-    archived: bool | None = Field(None, description="Archived runs are left out of lists.")
-    priority: Priority | None = Field(None, description="Counts while the run waits.")
+    archived: bool | None = Field(None, description="Archived runs are hidden from lists.")
+    priority: Priority | None = Field(None, description="Effective while the run is queued.")
 
 
 class Progress(BaseModel):
-    """How far a run has come."""
+    """Progress of a run."""
 
-    fraction: float = Field(description="0 to 1, by the bound of the budget that is nearest to its end.")
+    fraction: float = Field(description="0 to 1, by the budget limit closest to exhaustion.")
     steps: int
     step_budget: int | None
     backward_passes: JsonNumber
     backward_passes_budget: int | None
     tokens: JsonNumber
     tokens_budget: int | None
-    training_s: JsonNumber = Field(description="Without evaluation, diagnostics, checkpoints and pauses.")
+    training_s: JsonNumber = Field(description="Excludes evaluation, diagnostics, checkpoints and pauses.")
     hours_budget: JsonNumber | None
-    seconds_left: float | None = Field(description="By its pace so far, evaluations left out; null when unknown.")
+    seconds_left: float | None = Field(
+        description="Estimated from the pace so far, excluding evaluations; null when unknown."
+    )
     queue_position: int | None = Field(description="1: next by priority and age; null unless queued.")
 
 
@@ -74,9 +76,9 @@ class RunView(BaseModel):
     id: str = Field(examples=["r01jd5cv3q80000000000"])
     name: str
     state: RunState
-    reason: str | None = Field(description="Why it failed, or steps_done or budget_reached.")
-    detail: str = Field(description="What went wrong, in words.")
-    ended_by: str | None = Field(description="The bound of the budget that was reached.")
+    reason: str | None = Field(description="Failure reason, or steps_done or budget_reached.")
+    detail: str = Field(description="Error message.")
+    ended_by: str | None = Field(description="The budget limit that was reached.")
     rule: str
     rule_label: str = Field(examples=["GXPO K=5"])
     model: str
@@ -86,8 +88,8 @@ class RunView(BaseModel):
     priority: int
     archived: bool
     group: str | None = Field(description="Id of its group.")
-    group_values: dict[str, Any] | None = Field(description="Its own settings in a sweep, by dotted path.")
-    parent_id: str | None = Field(description="The run that it is a clone or a retry of.")
+    group_values: dict[str, Any] | None = Field(description="Its settings in the sweep, by dotted path.")
+    parent_id: str | None = Field(description="The original of a clone or a retry.")
     parent_kind: Literal["clone", "retry"] | None
     created_by: str = Field(description="Name of the token.")
     created_at: float
@@ -96,74 +98,76 @@ class RunView(BaseModel):
     ended_at: float | None
     launch: int = Field(description="Jobs launched so far.")
     recoveries: int
-    attempt: int = Field(description="The trainer's newest attempt.")
+    attempt: int = Field(description="The trainer's latest attempt.")
     heartbeat_at: float | None
     progress: Progress
-    score: JsonNumber | None = Field(description="Newest eval/average/pass@1.")
+    score: JsonNumber | None = Field(description="Latest eval/average/pass@1.")
     score_best: JsonNumber | None
     score_step: int | None
-    reward: JsonNumber | None = Field(description="Newest reward/mean.")
+    reward: JsonNumber | None = Field(description="Latest reward/mean.")
     metrics: dict[str, JsonNumber | None] = Field(
-        {}, description="Last values of the metrics asked for, and the value that the list is sorted by."
+        {}, description="Last values of the requested metrics, and the sort value."
     )
-    config_sha256: str = Field(description="Equal for runs that differ in name alone.")
+    config_sha256: str = Field(description="Equal for runs that differ only in name.")
     possible_actions: list[PossibleAction]
 
 
 class ExpectedCostView(BaseModel):
-    """What a run will take at most."""
+    """Maximum cost of a run."""
 
-    steps: int | None = Field(description="Null when only hours or tokens bound them.")
+    steps: int | None = Field(description="Null when only hours or tokens limit the run.")
     backward_passes: int | None = Field(description="Full-batch gradients, an upper bound; null when unknown.")
-    per_step_words: str = Field(examples=["GXPO: 3 backward passes a step (probes + 1)"])
+    per_step_words: str = Field(examples=["GXPO: 3 backward passes per step (probes + 1)"])
 
 
 class RunCost(BaseModel):
-    """What a run will take at most, in backward passes."""
+    """Maximum cost of a run in backward passes."""
 
     backward_passes: int | None
-    formula: str = Field(description="How it comes about, in words.")
+    formula: str = Field(description="Explanation of the formula.")
 
 
 class RunDetail(RunView):
-    """A run with all that it was asked to do and said about itself."""
+    """A run with its config, identity and cost."""
 
-    config: dict[str, Any] = Field(description="Every setting; infinities are words.")
-    identity: dict[str, Any] | None = Field(description="Versions, hardware, hashes of data and policy.")
+    config: dict[str, Any] = Field(description="Every setting; infinities are strings.")
+    identity: dict[str, Any] | None = Field(description="Versions, hardware, and hashes of data and policy.")
     cost: RunCost
 
 
 class RunPage(BaseModel):
-    """A part of a list."""
+    """A page of a list."""
 
     items: list[RunView]
-    next_cursor: str | None = Field(description="For the next part; null at the end.")
-    total: int | None = Field(description="Runs that fit the filters; with the first part only.")
+    next_cursor: str | None = Field(description="Cursor of the next page; null at the end.")
+    total: int | None = Field(description="Number of matching runs; on the first page only.")
 
 
 class RunValidation(BaseModel):
-    """What would become of a request."""
+    """Result of validating a run."""
 
     valid: bool
     errors: list[FieldError]
-    cost: ExpectedCostView | None = Field(description="Null when the config cannot be used.")
-    config: dict[str, Any] | None = Field(description="The completed config.")
-    toml: str | None = Field(description="The completed config as a run file.")
-    equal_runs: list[RunView] = Field(description="Earlier runs whose configs differ in name alone, newest first.")
+    cost: ExpectedCostView | None = Field(description="Null when the config is invalid.")
+    config: dict[str, Any] | None = Field(description="The complete config.")
+    toml: str | None = Field(description="The complete config as a run file.")
+    equal_runs: list[RunView] = Field(description="Earlier runs whose configs differ only in name, newest first.")
 
 
 class ListQuery(BaseModel):
-    """Filters, order and part of the list of runs."""
+    """Filters, order and page of the list of runs."""
 
     state: list[RunState] = Field([], max_length=20, description="Any of these.")
     rule: Text | None = Field(None, max_length=20, description="grpo, sfpo or gxpo.")
-    model: Text | None = Field(None, max_length=400, description="model.path, whole.")
+    model: Text | None = Field(None, max_length=400, description="model.path, exact.")
     tag: list[Tag] = Field([], max_length=20, description="All of these.")
     group: Id | None = Field(None, description="Id of a group.")
-    text: Text | None = Field(None, max_length=200, description="Part of name, notes, id, model or a tag.")
-    created_after: float | None = Field(None, ge=0, le=1e11, description="Seconds since 1970, itself left out.")
-    created_before: float | None = Field(None, ge=0, le=1e11, description="Seconds since 1970, itself left out.")
-    archived: Literal["false", "true", "any"] = Field("false", description="Archived runs: without, only, also.")
+    text: Text | None = Field(None, max_length=200, description="Substring of name, notes, id, model or a tag.")
+    created_after: float | None = Field(None, ge=0, le=1e11, description="Seconds since 1970, exclusive.")
+    created_before: float | None = Field(None, ge=0, le=1e11, description="Seconds since 1970, exclusive.")
+    archived: Literal["false", "true", "any"] = Field(
+        "false", description="Exclude, select only, or include archived runs."
+    )
     sort: Text = Field(
         "created_at",
         max_length=207,
@@ -174,9 +178,8 @@ class ListQuery(BaseModel):
     metric_at: str = Field(
         "last",
         pattern=r"^(last|best|highest|lowest|[0-9]{1,9})$",
-        description="Which value of the metric: its last, its highest (best), its lowest, or the newest at or before "
-        "a step.",
+        description="Which value of the metric: its last, highest (best) or lowest value, or its value at a step.",
     )
-    with_metric: list[Word] = Field([], max_length=50, description="Metrics whose last values come along.")
-    limit: int = Field(50, ge=1, le=200, description="Most runs in the answer.")
-    cursor: Text | None = Field(None, max_length=2000, description="`next_cursor` of the part before.")
+    with_metric: list[Word] = Field([], max_length=50, description="Metrics whose last values are included.")
+    limit: int = Field(50, ge=1, le=200, description="Page size.")
+    cursor: Text | None = Field(None, max_length=2000, description="`next_cursor` of the previous page.")

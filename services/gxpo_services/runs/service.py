@@ -1,4 +1,4 @@
-"""What can be done with runs: submit, see, change, steer, copy, try again, delete."""
+"""Operations on runs: submit, show, edit, control, clone, retry, delete."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gxpo_services.configs.cost import expected_cost, resources
 from gxpo_services.db.tables.runs import Group, Run, RunDocument, RunTag
 from gxpo_services.events import repository as events
 from gxpo_services.metrics.values import last_values
-from gxpo_services.run_states import TERMINAL, Action, IllegalTransition, RunState, wanted_state
+from gxpo_services.run_states import TERMINAL, Action, IllegalTransition, RunState, requested_state
 from gxpo_services.runs import list_repository, repository, shown_repository, views
 from gxpo_services.runs.lifecycle import StateChanged, move
 from gxpo_services.runs.schemas import (
@@ -39,13 +39,13 @@ from gxpo_trainer.config.io import to_toml
 
 _SHOWN_EQUALS = 10
 _ATTEMPTS = 10
-"""Looks at a run that others change at the same time; each loss means that somebody else made progress."""
+"""Attempts of a compare-and-set under concurrent changes; each failure means that another change succeeded."""
 
 
 def submit(
     session: Session, server: ServiceSettings, principal: Principal, request: RunRequest, key: str | None
 ) -> tuple[RunDetail, bool]:
-    """The run and whether it is new. Raises Invalid, Conflict (the key), Gone (the key's run was deleted)."""
+    """Submit a run; returns it and whether it is new. Raises Invalid, Conflict (key), Gone (its run was deleted)."""
     run_id = new_id("r")
     owner = idempotency.claim(session, principal, key, "submit", request, run_id)
     if owner != run_id:
@@ -56,7 +56,7 @@ def submit(
 
 
 def validate(session: Session, server: ServiceSettings, request: RunRequest) -> RunValidation:
-    """What `submit` would say and make, without making it."""
+    """Validate a request without submitting it."""
     try:
         config, _ = _prepared(session, server, request)
     except Invalid as error:
@@ -74,7 +74,7 @@ def validate(session: Session, server: ServiceSettings, request: RunRequest) -> 
 
 
 def _prepared(session: Session, server: ServiceSettings, request: RunRequest) -> tuple[RunConfig, Group | None]:
-    """Config and group of a request; every bad member is named at once. Raises Invalid."""
+    """Config and group of a request. Raises Invalid with every invalid member."""
     errors: list[FieldError] = []
     config = group = None
     try:
@@ -95,7 +95,7 @@ def _group(session: Session, group_id: str | None) -> Group | None:
         return None
     group = repository.find_group(session, group_id)
     if group is None:
-        message = f"there is no group {group_id}; leave it out or make one first"
+        message = f"there is no group {group_id}; omit it or create one first"
         raise Invalid(f"group: {message}", errors=[FieldError(field="group", message=message)])
     return group
 
@@ -111,7 +111,7 @@ def new_run(
     group_values: dict[str, Any] | None = None,
     parent: tuple[Run, str] | None = None,
 ) -> Run:
-    """A queued run, not yet in the database. parent: the original and what this one is of it."""
+    """A queued run, not yet in the database. parent: the original, and "clone" or "retry"."""
     now = time.time()
     cpus, gpus = resources(config)
     body, budget = stored(config), config.budget
@@ -146,7 +146,7 @@ def new_run(
 
 
 def set_tags(run: Run, tags: Iterable[str]) -> None:
-    """Each word once."""
+    """Replace a run's tags."""
     wanted = set(tags)
     run.tags[:] = [tag for tag in run.tags if tag.tag in wanted]
     present = {tag.tag for tag in run.tags}
@@ -165,7 +165,7 @@ def _made(session: Session, run: Run, tags: Iterable[str], principal: Principal,
 def _repeated(session: Session, run_id: str) -> RunDetail:
     run = repository.find(session, run_id)
     if run is None:
-        raise Gone(f"run {run_id}, which this Idempotency-Key made, was deleted; use a new key for another run")
+        raise Gone(f"run {run_id}, created with this Idempotency-Key, was deleted; use a new key")
     return shown_in_full(session, run)
 
 
@@ -178,7 +178,7 @@ def find(session: Session, run_id: str, *, lock: bool = False) -> Run:
 
 
 def shown(session: Session, numbers: Sequence[int]) -> list[RunView]:
-    """Runs as one of several each."""
+    """Runs as shown in lists."""
     return [views.view(row) for row in shown_repository.shown_rows(session, numbers)]
 
 
@@ -187,7 +187,7 @@ def shown_in_full(session: Session, run: Run) -> RunDetail:
 
 
 def list_runs(session: Session, query: ListQuery) -> dict[str, Any]:
-    """One part of the list: RunPage as JSON has it. Raises Invalid for an unknown order or a cursor of another one."""
+    """A page of the list, as RunPage in JSON. Raises Invalid for an unknown order or a cursor of another order."""
     order = _order(query)
     filters = list_repository.Filters(
         states=query.state,
@@ -231,7 +231,7 @@ def _order(query: ListQuery) -> list_repository.Order:
 
 
 def patch(session: Session, run_id: str, request: RunPatch, *, actor: str) -> RunDetail:
-    """Change what is for people, and the priority. Raises NotFound."""
+    """Edit name, tags, notes, priority or archived. Raises NotFound."""
     run = find(session, run_id, lock=True)
     changes = {name: value for name, value in request.model_dump().items() if value is not None}
     for name, value in changes.items():
@@ -248,18 +248,18 @@ def patch(session: Session, run_id: str, request: RunPatch, *, actor: str) -> Ru
 
 
 _MESSAGES: dict[Action, str] = {
-    "cancel": "cancel was asked",
-    "pause": "pause was asked",
-    "resume": "resumed: queued again, to go on from its checkpoint",
+    "cancel": "cancel requested",
+    "pause": "pause requested",
+    "resume": "resumed: queued again from its checkpoint",
 }
 
 
 def act(session: Session, run_id: str, action: Action, *, actor: str) -> RunDetail:
-    """Cancel, pause or resume; again when it is so already, with no effect. Raises NotFound, Conflict."""
+    """Cancel, pause or resume a run. Idempotent. Raises NotFound, Conflict."""
     run = find(session, run_id)
     for _ in range(_ATTEMPTS):
         try:
-            wanted = wanted_state(RunState(run.state), action)
+            wanted = requested_state(RunState(run.state), action)
         except IllegalTransition as error:
             raise Conflict(f"run {run_id}: {error}", state=run.state) from None
         if wanted is None:
@@ -267,9 +267,9 @@ def act(session: Session, run_id: str, action: Action, *, actor: str) -> RunDeta
         try:
             move(session, run, wanted, actor=actor, message=_MESSAGES[action])
         except StateChanged:
-            continue  # the loser of a race decides again by what the winner made of the run
+            continue  # lost a race: decide again from the new state
         return shown_in_full(session, run)
-    raise Conflict(f"run {run_id} keeps changing its state; ask again", state=run.state)
+    raise Conflict(f"run {run_id} keeps changing its state; retry", state=run.state)
 
 
 def clone(
@@ -280,7 +280,7 @@ def clone(
     request: CloneRequest,
     key: str | None,
 ) -> tuple[RunDetail, bool]:
-    """A new run of the same config with overrides, and whether it is new."""
+    """Clone a run with overrides; returns the clone and whether it is new."""
     new = new_id("r")
     owner = idempotency.claim(session, principal, key, f"clone {run_id}", request, new)
     if owner != new:
@@ -304,7 +304,7 @@ def clone(
 def retry(
     session: Session, server: ServiceSettings, principal: Principal, run_id: str, key: str | None
 ) -> tuple[RunDetail, bool]:
-    """A new run of a failed or cancelled one, from the start and in its group. Raises Conflict for other states."""
+    """Retry a failed or cancelled run as a new run in its group. Raises Conflict for other states."""
     new = new_id("r")
     owner = idempotency.claim(session, principal, key, f"retry {run_id}", CloneRequest(), new)
     if owner != new:
@@ -328,20 +328,21 @@ def retry(
 
 
 def delete(session: Session, root: Path, principal: Principal, run_id: str) -> None:
-    """Remove a run that has ended, its rows and, once the transaction is through, its folder.
+    """Delete an ended run: its rows and, after the commit, its folder.
 
-    Raises NotFound; Forbidden for somebody else's run unless an admin asks; Conflict for a run that has not ended.
+    Raises NotFound; Forbidden for another token's run unless the principal is an admin; Conflict for a run that has not
+    ended.
     """
     run = find(session, run_id, lock=True)
     if run.created_by_id != principal.token_id and principal.role < Role.ADMIN:
         raise Forbidden(f"run {run_id} was submitted by {run.created_by!r}; only that token or an admin may delete it")
     if run.state not in TERMINAL:
-        raise Conflict(f"run {run_id} is {run.state}; cancel it and wait for its end before you delete it")
+        raise Conflict(f"run {run_id} is {run.state}; cancel it and wait until it has ended")
     try:
         trash.set_aside(session, root, run.id)
     except OSError as error:
-        raise Unavailable(f"the folder of run {run_id} cannot be removed: {error.strerror}") from error
+        raise Unavailable(f"cannot remove the folder of run {run_id}: {error.strerror}") from error
     message = f"run {run.name!r} was deleted"
     if not repository.remove_ended(session, run):
-        raise Conflict(f"run {run_id} is {run.state} now; look again")
+        raise Conflict(f"run {run_id} is {run.state} now; retry")
     events.record(session, None, principal.actor, "run_deleted", message, run=run_id)

@@ -1,4 +1,4 @@
-"""SQL of what a list shows of its runs, in one query: most columns, tags, group, reward and place in the queue."""
+"""SQL of the rows that lists show, in one query: most columns, tags, group, reward and queue position."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _in_list(column: Any) -> ColumnElement[bool]:
 
 
 def _in_array(column: Any) -> ColumnElement[bool]:
-    """One parameter, so that the statement's text, and its plan, are the same for any number of runs."""
+    """One parameter, so that statement and plan are the same for any number of runs."""
     found: ColumnElement[bool] = column == any_(bindparam("numbers", type_=ARRAY(BigInteger)))
     return found
 
@@ -39,7 +39,7 @@ _AMONG: dict[str, Callable[[Any], ColumnElement[bool]]] = {"sqlite": _in_list, "
 
 
 def _counted_place() -> ColumnElement[Any]:
-    """How many queued runs come up to this one: two ranges of an index."""
+    """Queue position by counting two index ranges."""
     other = Run.__table__.alias("other").c
     queued = select(func.count()).where(other.state == RunState.QUEUED)
     before = queued.where(other.priority > _runs.priority)
@@ -51,7 +51,7 @@ def _counted_place() -> ColumnElement[Any]:
 
 
 def _place_in_array() -> ColumnElement[Any]:
-    """The same by the queue in its order, which is made once for all runs of a page, and only if one of them waits."""
+    """Queue position from the ordered queue, computed once per page and only if a run of it is queued."""
     other = Run.__table__.alias("other").c
     order = (other.priority.desc(), other.queued_at, other.number)
     queue = select(func.array_agg(aggregate_order_by(other.number, *order))).where(other.state == RunState.QUEUED)
@@ -59,7 +59,7 @@ def _place_in_array() -> ColumnElement[Any]:
 
 
 def _query(dialect: str, tags_in_one: ColumnElement[Any], place: ColumnElement[Any]) -> Select[Any]:
-    """Columns, not objects: a page of Run objects takes several times as long to make."""
+    """Columns instead of ORM objects, which take several times as long."""
     tags = select(tags_in_one).where(_tags.run_number == _runs.number).scalar_subquery()
     reward = and_(_last.run_number == _runs.number, _last.name_number == bindparam("reward"))
     shown = [column for column in _runs if column.key not in _NOT_SHOWN]
@@ -81,10 +81,10 @@ _QUERIES = {
 def shown_rows(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]:
     """Columns of these runs by name, in the order of `numbers`.
 
-    With `group` (its id), `tags`, `reward`, and `queue_position`: of those that are queued, how many come up to it.
+    Adds `group` (its id), `tags`, `reward` and, for queued runs, `queue_position`.
     """
     session.flush()
-    reward = metrics.find_numbers(session, [REWARD]).get(REWARD, -1)  # -1: nobody has reported one
+    reward = metrics.find_numbers(session, [REWARD]).get(REWARD, -1)  # -1: never reported
     result = session.execute(_QUERIES[session.get_bind().dialect.name], {"numbers": list(numbers), "reward": reward})
     names = list(result.keys())
     rows = {row.number: dict(zip(names, row, strict=True)) for row in result.all()}

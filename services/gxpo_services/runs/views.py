@@ -1,4 +1,4 @@
-"""From rows to what the API shows. Pure."""
+"""Rows to API views. Pure."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Any, get_args
 from gxpo_services.configs.checks import restored
 from gxpo_services.configs.cost import expected_cost
 from gxpo_services.db.tables.runs import RunDocument
-from gxpo_services.run_states import TERMINAL, Action, IllegalTransition, RunState, wanted_state
+from gxpo_services.run_states import TERMINAL, Action, IllegalTransition, RunState, requested_state
 from gxpo_services.runs.schemas import PossibleAction, RunCost, RunDetail, RunView
 from gxpo_trainer.jsonl import plain
 
 RETRIED = frozenset({RunState.FAILED, RunState.CANCELLED})
-"""States of which a run can be tried again."""
+"""States in which a run can be retried."""
 
 
 _LISTED = tuple(name for name in RunView.model_fields if name != "metrics")
-# Those that may be no number, for which JSON has words only.
+# Fields that may be NaN or infinite, which JSON represents as strings.
 _NUMBERS = ("score", "score_best", "reward")
 _NUMBERS_OF_PROGRESS = ("backward_passes", "tokens", "training_s", "hours_budget")
 
 Shown = dict[str, Any]
-"""A run's columns, tags, group, reward and place in the queue (shown_repository.shown_rows)."""
+"""A row of shown_repository.shown_rows."""
 
 
 def view(run: Shown) -> RunView:
-    """A run as one of several."""
+    """A run as shown in a list."""
     return RunView.model_validate(_members(run))
 
 
 def listed(run: Shown, metrics: Mapping[str, float | None]) -> dict[str, Any]:
-    """The same as JSON has it, for lists: checking each member of each run takes as long as finding the runs.
+    """The same as plain JSON values, unvalidated: validation would take as long as the query.
 
-    metrics: values that come along.
+    metrics: additional values.
     """
     members = _members(run)
     found = {name: members[name] for name in _LISTED}
@@ -61,11 +61,11 @@ def _members(run: Shown) -> dict[str, Any]:
 
 @functools.cache
 def possible_actions(state: RunState) -> tuple[PossibleAction, ...]:
-    """What a person can do now that changes something."""
+    """Actions that would have an effect in this state."""
     actions: list[PossibleAction] = []
     for action in get_args(Action):
         try:
-            if wanted_state(state, action) is not None:
+            if requested_state(state, action) is not None:
                 actions.append(action)
         except IllegalTransition:
             continue
@@ -78,7 +78,7 @@ def possible_actions(state: RunState) -> tuple[PossibleAction, ...]:
 
 
 def _progress(run: Shown) -> dict[str, Any]:
-    """Shares of the budget's bounds; the largest one is how far the run is."""
+    """Progress of a run; `fraction` is the largest share of any budget limit."""
     spent = {"steps": run["step"], "backward_passes": run["backward_passes"], "tokens": run["tokens"]}
     bounds = {
         "step_budget": run["step_budget"],

@@ -1,1 +1,1 @@
-"""Responses of a policy, their verdicts, and evaluations."""
+"""Sampled responses with verdicts, and evaluations."""

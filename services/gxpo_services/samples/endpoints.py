@@ -1,4 +1,4 @@
-"""`/runs/{run_id}/samples`, `/runs/{run_id}/evaluations`: responses, their verdicts, and benchmarks."""
+"""`/runs/{run_id}/samples` and `/runs/{run_id}/evaluations`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ router = APIRouter(
 Step = Annotated[int | None, Query(ge=0, le=MAX_STEP, description="Only this step.")]
 
 
-@router.get("/samples", summary="Responses and their verdicts")
+@router.get("/samples", summary="Samples with verdicts")
 def samples(
     run_id: RunId,
     _: Viewer,
     session: ReadSession,
     step: Step = None,
     verdict: Annotated[
-        Annotated[Text, StringConstraints(max_length=20)] | None, Query(description="Only these, e.g. `wrong`.")
+        Annotated[Text, StringConstraints(max_length=20)] | None, Query(description="Filter by verdict, e.g. `wrong`.")
     ] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     cursor: Annotated[Annotated[Text, StringConstraints(max_length=40)] | None, Query()] = None,
 ) -> SamplePage:
-    """What the policy answered in training, of the history that counts, page by page."""
+    """Training samples of the effective history, paged."""
     return service.samples(session, run_id, step=step, verdict=verdict, limit=limit, cursor=cursor)
 
 
@@ -42,8 +42,8 @@ def evaluations(
     _: Viewer,
     session: ReadSession,
     benchmark: Annotated[Annotated[Text, StringConstraints(max_length=200)] | None, Query()] = None,
-    after: Annotated[int | None, Query(ge=-1, le=MAX_STEP, description="Only of later steps.")] = None,
-    per_problem: Annotated[bool, Query(description="With the score of each problem.")] = True,
+    after: Annotated[int | None, Query(ge=-1, le=MAX_STEP, description="Only later steps.")] = None,
+    per_problem: Annotated[bool, Query(description="Include the scores of each problem.")] = True,
 ) -> EvaluationsView:
-    """Benchmarks during training, one record a step and benchmark, of the history that counts."""
+    """Evaluations of the effective history, one record per step and benchmark."""
     return service.evaluations(session, run_id, benchmark=benchmark, after=after, per_problem=per_problem)

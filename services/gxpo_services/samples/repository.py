@@ -1,4 +1,4 @@
-"""SQL of samples, evaluations and events. Reading gives the history that counts (trainer's report.py)."""
+"""SQL of samples and evaluations. Queries return the effective history (trainer's report.py)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_evaluations(session: Session, run_number: int, rows: Sequence[dict[str, 
 def samples(
     session: Session, run_number: int, *, step: int | None, verdict: str | None, after: int, limit: int
 ) -> list[Sample]:
-    """Responses in the order in which they were written, behind the one numbered `after`."""
+    """Samples in order of arrival, after the number `after`."""
     query = select(Sample).where(Sample.run_number == run_number, Sample.number > after, _counts(Sample))
     if step is not None:
         query = query.where(Sample.step == step)
@@ -36,7 +36,7 @@ def samples(
 
 def sample_steps(session: Session, run_number: int) -> list[int]:
     """Steps that have samples."""
-    # Few pairs of step and attempt come out of the index; which of them count is asked for those alone.
+    # The index yields few pairs of step and attempt, which are then filtered.
     pairs = select(Sample.run_number, Sample.step, Sample.attempt).where(Sample.run_number == run_number).distinct()
     found = pairs.subquery()
     query = select(found.c.step).where(_not_replaced(found.c.run_number, found.c.attempt, found.c.step)).distinct()
@@ -46,7 +46,7 @@ def sample_steps(session: Session, run_number: int) -> list[int]:
 def evaluations(
     session: Session, run_number: int, *, benchmark: str | None = None, after: int | None = None
 ) -> list[dict[str, Any]]:
-    """Records in order of steps and benchmarks, one of each: the latest attempt's, written last."""
+    """Records in order of steps and benchmarks, one each: the last one of the latest attempt."""
     return evaluations_of(session, [run_number], benchmark=benchmark, after=after)[run_number]
 
 
@@ -62,7 +62,7 @@ def evaluations_of(
     if after is not None:
         query = query.where(rows.step > after)
     chosen: dict[int, dict[tuple[int, str], dict[str, Any]]] = {number: {} for number in run_numbers}
-    # Put in order here: a database would sort the records with their thousands of scores along.
+    # Sorted here: a database would move the records with their thousands of scores.
     for row in sorted(session.execute(query), key=lambda row: (row.attempt, row.number)):
         chosen[row.run_number][row.step, row.benchmark] = row.record
     return {number: [found[key] for key in sorted(found)] for number, found in chosen.items()}

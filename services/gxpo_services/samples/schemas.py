@@ -1,4 +1,4 @@
-"""Answers about responses and evaluations. Times are seconds since 1970."""
+"""Responses about samples and evaluations. Times are seconds since 1970."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ from gxpo_services.api.fields import JsonNumber
 
 
 class SampleView(BaseModel):
-    """One response of a training step, with its verdict. Its texts are a model's: show them as text only."""
+    """A training sample with its verdict. Its texts are model output: never render them as markup."""
 
-    number: int = Field(description="Counts up in the order in which samples were written.")
+    number: int = Field(description="Sequence number in order of arrival.")
     attempt: int
     step: int
     time: float
-    group: int = Field(description="Prompt of the step, from 0.")
-    sample: int = Field(description="Response to that prompt, from 0.")
+    group: int = Field(description="Index of the prompt in the step, from 0.")
+    sample: int = Field(description="Index of the response, from 0.")
     prompt_id: str
     prompt: str
     response: str
-    extracted: str | None = Field(description="The answer found in the response, null when there was none.")
+    extracted: str | None = Field(description="The answer extracted from the response; null without one.")
     gold: str
     verdict: str = Field(examples=["correct"])
     reward: JsonNumber | None
     length: int = Field(description="Tokens of the response.")
     truncated: bool
-    extra: dict[str, Any] = Field(description="What else the trainer wrote, e.g. detail, weights_version, components.")
+    extra: dict[str, Any] = Field(
+        description="Other members of the trainer's line, e.g. detail, weights_version, components."
+    )
 
 
 class SamplePage(BaseModel):
-    """Samples in the order in which they were written."""
+    """Samples in order of arrival."""
 
     items: list[SampleView]
-    next_cursor: str | None = Field(description="For the next page; null at the end.")
+    next_cursor: str | None = Field(description="Cursor of the next page; null at the end.")
     steps: list[int] = Field(description="All steps of the run that have samples.")
 
 
@@ -43,5 +45,5 @@ class EvaluationsView(BaseModel):
 
     items: list[dict[str, Any]] = Field(
         description="Lines of evaluations.jsonl: attempt, step, time, benchmark, scores, per_problem and more; "
-        'numbers that JSON lacks are the words "NaN", "Infinity", "-Infinity".'
+        "NaN, Infinity and -Infinity are strings."
     )

@@ -22,7 +22,7 @@ def samples(
     """Raises NotFound, Invalid for a cursor that is none of ours."""
     number = run_number(session, run_id)
     if cursor is not None and not _CURSOR.fullmatch(cursor):
-        message = "is no cursor; pass next_cursor of an earlier answer as it is"
+        message = "is not a cursor; pass next_cursor of an earlier response unchanged"
         raise Invalid(f"cursor: {message}", errors=[FieldError(field="cursor", message=message)])
     rows = repository.samples(session, number, step=step, verdict=verdict, after=int(cursor or 0), limit=limit + 1)
     more = len(rows) > limit

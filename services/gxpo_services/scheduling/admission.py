@@ -1,8 +1,8 @@
 """Which queued runs may start now: quotas, priorities, and fairness among submitters. Pure.
 
-The order is: higher priority first; among equals whoever has the fewest executing runs; then whoever has waited
-longest. A run that lacks processors waits for them and those behind it wait too: if smaller runs went past, a large
-one would never start. A run that is held back by its submitter's own limit holds up nobody else.
+Order: priority, then the submitter with the fewest executing runs, then the longest wait. A run that waits for CPUs or
+GPUs blocks the runs behind it, otherwise smaller runs would starve it. A run held back by its submitter's own limit
+blocks nobody.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A run that is queued, or that executes (then its priority and time mean nothing)."""
+    """A queued or executing run; `priority` and `queued_at` matter only while it is queued."""
 
     number: int
     submitter: str
@@ -29,7 +29,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What all executing runs together may have. runs_per_user: of one submitter; None: no limit of its own."""
+    """Quotas of all executing runs together. runs_per_user: per submitter; None: no limit."""
 
     runs: int
     cpus: float
@@ -38,18 +38,18 @@ class Limits:
 
 
 def misfit(run: Candidate, limits: Limits) -> str | None:
-    """Why a run could not even start alone; None when it can."""
+    """Reason why a run could never start, even alone; None if it could."""
     for what, asked, there in (("CPUs", run.cpus, limits.cpus), ("GPUs", run.gpus, limits.gpus)):
         if asked > there + _ROUNDING:
             return (
-                f"the run asks for {asked:g} {what} and runs may have {there:g}; lower placement.* "
+                f"the run needs {asked:g} {what}, but only {there:g} are available; lower placement.* "
                 f"(CPUs may be fractions), add workers, or raise the service's quota"
             )
     return None
 
 
 def admit(waiting: Sequence[Candidate], executing: Sequence[Candidate], limits: Limits) -> list[Candidate]:
-    """The runs that start now, in order; those that can never fit are passed over."""
+    """The runs to start now, in order; runs that can never fit are skipped."""
     busy = Counter(run.submitter for run in executing)
     cpus = limits.cpus - sum(run.cpus for run in executing)
     gpus = limits.gpus - sum(run.gpus for run in executing)

@@ -1,4 +1,4 @@
-"""Where jobs run: the verbs that the scheduler needs, and Ray's job server behind them."""
+"""The launcher interface of the scheduler, and its implementation over Ray's job server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import httpx
 
-from gxpo_services.network.addresses import is_loopback
+from gxpo_client.addresses import is_loopback
 from gxpo_trainer.errors import ConfigError
 
 JobState = Literal["pending", "running", "succeeded", "failed", "stopped", "unknown"]
@@ -23,17 +23,17 @@ _OUT_OF_MEMORY = re.compile(r"OutOfMemory|out of memory|oom[ -]?kill", re.IGNORE
 
 
 class LauncherUnavailable(Exception):
-    """What runs the jobs does not answer, or refuses us; nothing is known about any job."""
+    """The job server does not answer or rejects our token; the state of every job is unknown."""
 
 
 class JobRefused(Exception):
-    """What runs the jobs answers, and does not do what is asked for this one."""
+    """The job server rejected a request for this job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One launch of a run. id: unique for ever. log: file that the command's output is added to, in the run's folder,
-    which the command also works in. env: variables that it gets, none of them secret."""
+    """One launch of a run. id: never reused. log: file in the run's folder (the working directory) for the command's
+    output. env: environment variables, none of them secret."""
 
     id: str
     command: tuple[str, ...]
@@ -43,14 +43,14 @@ class Job:
     @property
     def entrypoint(self) -> str:
         """The command as one line for a shell; `exec` leaves no shell between the job and the trainer."""
-        # In the run's folder no relative name of a config meets a file of somebody else's.
+        # In the run's folder, relative paths of a config cannot refer to foreign files.
         folder, log = shlex.quote(str(self.log.parent)), shlex.quote(str(self.log))
         return f"cd {folder} && exec {shlex.join(self.command)} >> {log} 2>&1"
 
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """How a job is. unknown: the launcher has never heard of it, or has forgotten it."""
+    """Status of a job. unknown: the launcher has no record of it."""
 
     state: JobState
     message: str = ""
@@ -65,22 +65,22 @@ class JobStatus:
 
 
 class Launcher(Protocol):
-    """Runs jobs. Every verb may be repeated. Raises LauncherUnavailable when nothing can be said, JobRefused."""
+    """Runs jobs. Every method is idempotent. Raises LauncherUnavailable, JobRefused."""
 
     def submit(self, job: Job) -> None:
-        """Start a job; one whose id is known already is left as it is."""
+        """Start a job; does nothing when its id is already known."""
 
     def status(self, job_id: str) -> JobStatus: ...
 
     def stop(self, job_id: str) -> None:
-        """Ask a job to end, then make it; returns at once. A job that has ended or is unknown is left alone."""
+        """Terminate a job, then kill it; returns immediately. Does nothing when the job has ended or is unknown."""
 
     def resources(self) -> tuple[float, float]:
         """Logical CPUs and GPUs of the whole cluster, free or not."""
 
 
 def trainer_command(folder: Path) -> tuple[str, ...]:
-    """What a job executes; it starts a run or goes on with it, whichever its folder says."""
+    """The command of a job: starts the run in `folder`, or resumes it from its checkpoint."""
     files = str(folder / "config.toml"), "--out", str(folder), "--continue", "--service", str(folder / "service.json")
     return (sys.executable, "-m", "gxpo_trainer.cli", "train", *files)
 
@@ -88,12 +88,12 @@ def trainer_command(folder: Path) -> tuple[str, ...]:
 class RayLauncher:
     """Ray's job server over its documented REST interface.
 
-    Not through the client of the ray package: that one waits for ever for a head that hangs, while leases run out,
-    and lets RAY_ADDRESS replace the address that it is given.
+    Ray's own client is not used: it has no time-out, so a hanging head would let leases expire, and RAY_ADDRESS
+    overrides its address argument.
 
-    address: of the jobs endpoint. The token is RAY_AUTH_TOKEN, or the content of the file RAY_AUTH_TOKEN_PATH, as
-    for all of Ray; ConfigError when that cannot be read. Jobs take no logical CPU of their own: those of a run are
-    its actors'. No secret is in what is submitted, as whoever reaches the job server can read it.
+    address: of the job server. The token is RAY_AUTH_TOKEN, or the content of the file RAY_AUTH_TOKEN_PATH, as in all
+    of Ray; raises ConfigError when the file cannot be read. Jobs reserve no logical CPU; the run's actors do. A job
+    contains no secret, because every client of the job server can read it.
     """
 
     def __init__(self, address: str, *, transport: httpx.BaseTransport | None = None) -> None:
@@ -107,7 +107,7 @@ class RayLauncher:
         )
 
     def submit(self, job: Job) -> None:
-        # Ray answers 500 to an id that it knows.
+        # Ray responds with 500 to a known id.
         if self.status(job.id).state != "unknown":
             return
         body = {
@@ -118,7 +118,7 @@ class RayLauncher:
         }
         answer = self._ask("POST", "/api/jobs/", json=body)
         if answer.status_code != 200 and self.status(job.id).state == "unknown":
-            raise JobRefused(f"Ray at {self._address} did not take job {job.id}: {_reason(answer)}")
+            raise JobRefused(f"Ray at {self._address} rejected job {job.id}: {_reason(answer)}")
 
     def status(self, job_id: str) -> JobStatus:
         answer = self._ask("GET", f"/api/jobs/{quote(job_id, safe='')}")
@@ -134,12 +134,14 @@ class RayLauncher:
         }
         state = states.get(str(found.get("status")))
         if state is None:
-            raise JobRefused(f"Ray at {self._address} says that job {job_id} is {found.get('status')!r}")
+            raise JobRefused(
+                f"Ray at {self._address} reports an unknown status of job {job_id}: {found.get('status')!r}"
+            )
         return JobStatus(state, str(found.get("message") or "").replace("\0", ""))
 
     def stop(self, job_id: str) -> None:
         answer = self._ask("POST", f"/api/jobs/{quote(job_id, safe='')}/stop")
-        # A job that ended meanwhile makes Ray answer with an error; its state says whether that matters.
+        # Ray responds with an error when the job has just ended; its status tells.
         if answer.status_code not in (200, 404) and self.status(job_id).is_alive:
             raise JobRefused(f"Ray at {self._address} did not stop job {job_id}: {_reason(answer)}")
 
@@ -150,7 +152,9 @@ class RayLauncher:
             totals: list[Mapping[str, float]] = [node["resources_total"] for node in nodes if node["state"] == "ALIVE"]
             cpus, gpus = (sum(float(total.get(name, 0)) for total in totals) for name in ("CPU", "GPU"))
         except (KeyError, TypeError, ValueError) as error:
-            raise LauncherUnavailable(f"Ray at {self._address} gave its nodes in an unknown form: {error!r}") from error
+            raise LauncherUnavailable(
+                f"Ray at {self._address} returned nodes in an unknown format: {error!r}"
+            ) from error
         return cpus, gpus
 
     def close(self) -> None:
@@ -163,7 +167,7 @@ class RayLauncher:
             raise LauncherUnavailable(f"Ray at {self._address} does not answer: {error!r}") from error
         if answer.status_code in (401, 403):
             raise LauncherUnavailable(
-                f"Ray at {self._address} refuses our token ({answer.status_code}); RAY_AUTH_TOKEN must be the cluster's"
+                f"Ray at {self._address} rejects our token ({answer.status_code}); set RAY_AUTH_TOKEN to the cluster's"
             )
         return answer
 
@@ -173,7 +177,7 @@ class RayLauncher:
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise LauncherUnavailable(f"Ray at {self._address} cannot say: {_reason(answer)}")
+            raise LauncherUnavailable(f"Ray at {self._address} returned an invalid response: {_reason(answer)}")
         return found
 
 

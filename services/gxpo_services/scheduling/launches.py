@@ -1,4 +1,4 @@
-"""The scheduler's writes about one run, each in the caller's transaction and fenced by the lease token."""
+"""State changes of a run by the scheduler, each in the caller's transaction and fenced by the lease token."""
 
 from __future__ import annotations
 
@@ -15,32 +15,34 @@ from gxpo_services.scheduling import leases
 
 
 def job_id(run_id: str, launch: int) -> str:
-    """Name of the job of one launch; it never comes back."""
+    """Job id of a launch; never reused."""
     return f"{run_id}-{launch}"
 
 
 def begin(session: Session, run: Run, *, owner: str, actor: str, now: float, until: float) -> str:
-    """queued → starting under a lease of `owner`; the secret of its first (or, after a pause, next) launch.
+    """Move a run from queued to starting under a lease of `owner`; returns the secret of the new launch.
 
     Raises StateChanged when the run is no longer queued.
     """
     token = run.lease_token
     secret, values = _next_launch(run, now)
-    message = f"launch {values['launch']} begins"
-    # Fenced by the old token: whoever claimed the run and let it go in between has counted it up.
+    message = f"launch {values['launch']} started"
+    # Fenced by the old token, which every claim increments.
     lifecycle.move(session, run, RunState.STARTING, actor=actor, message=message, lease_token=token, **values)
     leases.set_held(session, run, token, lease_owner=owner, lease_token=token + 1, lease_expires_at=until)
     return secret
 
 
-def again(session: Session, run: Run, *, lease_token: int, actor: str, now: float, counted: bool, message: str) -> str:
-    """Launch a run again from its last checkpoint; the secret of the new launch.
+def relaunch(
+    session: Session, run: Run, *, lease_token: int, actor: str, now: float, counted: bool, message: str
+) -> str:
+    """Relaunch a run from its last checkpoint; returns the secret of the new launch.
 
-    counted: whether it is one of the `max_recoveries`. Raises StateChanged.
+    counted: whether it counts against `max_recoveries`. Raises StateChanged.
     """
     secret, values = _next_launch(run, now)
     values["recoveries"] = run.recoveries + counted
-    message = f"launch {values['launch']} follows: {message}"
+    message = f"launch {values['launch']} started: {message}"
     if run.state != RunState.RECOVERING:
         lifecycle.move(
             session, run, RunState.RECOVERING, actor=actor, message=message, lease_token=lease_token, **values
@@ -48,22 +50,22 @@ def again(session: Session, run: Run, *, lease_token: int, actor: str, now: floa
     elif leases.set_held(session, run, lease_token, updated_at=now, **values):
         events.record(session, run.number, actor, "recovery", message)
     else:
-        raise lifecycle.StateChanged(f"run {run.id} was taken over or has moved on")
+        raise lifecycle.StateChanged(f"run {run.id} was taken over or changed its state")
     return secret
 
 
 def renew_secret(session: Session, run: Run, *, lease_token: int) -> str:
-    """A new secret for the present launch, whose old one was lost with another scheduler. Raises StateChanged."""
+    """A new secret for the current launch, after its old one was lost with another scheduler. Raises StateChanged."""
     secret = new_token("run")
     if not leases.set_held(session, run, lease_token, run_token_sha256=hash_token(secret)):
-        raise lifecycle.StateChanged(f"run {run.id} was taken over or has moved on")
+        raise lifecycle.StateChanged(f"run {run.id} was taken over or changed its state")
     return secret
 
 
 def fail(session: Session, run: Run, reason: str, detail: str, *, actor: str, lease_token: int) -> None:
     """End a run as failed. Raises StateChanged."""
-    if run.state == RunState.QUEUED:  # only what has been begun can fail
-        begins = "the run is to start"
+    if run.state == RunState.QUEUED:  # queued runs cannot fail
+        begins = "the run is about to start"
         lifecycle.move(session, run, RunState.STARTING, actor=actor, message=begins, lease_token=lease_token)
     message = f"{reason}: {detail}"
     values: dict[str, Any] = {"reason": reason, "detail": detail}

@@ -1,9 +1,8 @@
-"""SQL of the scheduler: leases on executing runs, the queue, jobs, and keys that are old.
+"""SQL of the scheduler: leases on executing runs, the queue and jobs.
 
-A lease is owner, token and expiry. The token counts up with each claim and take-over, and every write of a
-scheduler names the token that it holds: a scheduler that was away for too long, and comes back to a run that
-another has taken over, changes nothing. Expiry is by the wall clocks of the schedulers, which must agree to within
-a fraction of `lease_s`.
+A lease has an owner, a fencing token and an expiry. Each claim and take-over increments the token, and every write of a
+scheduler names the token that it holds, so a stale scheduler changes nothing. Expiry uses the wall clocks of the
+schedulers, which must agree to within a fraction of `lease_s`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _QUEUE_LOCK = 0x67787175  # "gxqu"
 
 
 def renew(session: Session, owner: str, until: float) -> dict[str, int]:
-    """Extend all leases of `owner`; run id → lease token of those it still holds."""
+    """Extend all leases of `owner`; returns run id → lease token of the runs it still holds."""
     query = update(Run).where(Run.lease_owner == owner, _executing()).values(lease_expires_at=until)
     session.execute(query.execution_options(synchronize_session=False))
     rows = session.execute(select(Run.id, Run.lease_token).where(Run.lease_owner == owner, _executing()))
@@ -31,7 +30,7 @@ def renew(session: Session, owner: str, until: float) -> dict[str, int]:
 
 
 def take_over(session: Session, owner: str, now: float, until: float) -> dict[str, int]:
-    """Take every executing run that nobody holds, or whose lease ran out; run id → the new lease token."""
+    """Take over every executing run without a lease or with an expired one; returns run id → new lease token."""
     free = or_(Run.lease_owner.is_(None), Run.lease_expires_at.is_(None), Run.lease_expires_at < now)
     found = session.execute(select(Run.number, Run.id, Run.lease_token).where(_executing(), free)).all()
     taken: dict[str, int] = {}
@@ -44,25 +43,25 @@ def take_over(session: Session, owner: str, now: float, until: float) -> dict[st
 
 
 def release_all(session: Session, owner: str) -> None:
-    """Let go of every lease, so that the next scheduler need not wait for them to run out."""
+    """Release every lease, so that the next scheduler does not wait for them to expire."""
     query = update(Run).where(Run.lease_owner == owner).values(lease_owner=None, lease_expires_at=None)
     session.execute(query.execution_options(synchronize_session=False))
 
 
 def held(session: Session, run_id: str, owner: str, lease_token: int) -> Run | None:
-    """The run as it is now, None when it is not `owner`'s any more or needs nobody."""
+    """The current row of a run; None when `owner` no longer holds it or it no longer executes."""
     query = select(Run).where(Run.id == run_id, Run.lease_owner == owner, Run.lease_token == lease_token, _executing())
     return session.scalar(query)
 
 
 def job_of_ended(session: Session, run_id: str) -> str | None:
-    """The last job of a run that does not execute any more; None when it does, or there is none."""
+    """The last job of a run that no longer executes; None when it executes or has no job."""
     return session.scalar(select(Run.job_id).where(Run.id == run_id, Run.state.not_in(sorted(EXECUTING))))
 
 
 def lost_at(session: Session, run_number: int, kind: str) -> list[int]:
-    """Steps at which a run's jobs were lost, by the schedulers' events of this kind, oldest first."""
-    # The trainer names the kinds of its own events, so the actor must be a scheduler.
+    """Steps at which jobs of a run were lost, from the schedulers' events of this kind, oldest first."""
+    # A trainer chooses the kinds of its own events, so the actor must be a scheduler.
     query = select(Event.fields).where(
         Event.run_number == run_number, Event.kind == kind, Event.actor.startswith("scheduler:")
     )
@@ -70,7 +69,7 @@ def lost_at(session: Session, run_number: int, kind: str) -> list[int]:
 
 
 def set_held(session: Session, run: Run, held_token: int, /, **values: Any) -> bool:
-    """Write values that are no change of state; False when the run was taken over or has moved on meanwhile.
+    """Update columns other than the state; False when the run was taken over or changed its state meanwhile.
 
     The object that the caller holds is refreshed either way.
     """
@@ -81,9 +80,9 @@ def set_held(session: Session, run: Run, held_token: int, /, **values: Any) -> b
 
 
 def lock_queue(session: Session) -> None:
-    """Let one scheduler at a time look at the queue and claim: quotas hold only when nobody else claims meanwhile.
+    """Serialize claims of all schedulers, so that quotas hold.
 
-    SQLite's write transactions exclude each other by themselves.
+    SQLite serializes write transactions anyway.
     """
     if session.get_bind().dialect.name == "postgresql":
         session.execute(select(func.pg_advisory_xact_lock(_QUEUE_LOCK)))
@@ -99,7 +98,7 @@ def queued(session: Session) -> list[Candidate]:
 
 
 def executing(session: Session) -> list[Candidate]:
-    """All runs that count against quotas, whoever holds them."""
+    """All runs that count against quotas, of every scheduler."""
     return _candidates(session, _executing())
 
 

@@ -1,4 +1,4 @@
-"""A run's folder as the scheduler prepares it for a launch, and what an earlier launch may have left in it."""
+"""Prepare a run's folder for a launch, and kill an orphaned trainer of an earlier one."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ CONFIG, SERVICE, LOG = "config.toml", "service.json", "train.log"
 
 
 def prepare(folder: Path, run: Run, *, url: str, token: str) -> None:
-    """Write config.toml and, for its owner alone, service.json. Each is there whole or not at all.
+    """Write config.toml and service.json (mode 0600), each atomically.
 
-    Raises pydantic's ValidationError for a config that this version cannot use, OSError.
+    Raises pydantic's ValidationError for a config that this version does not support, OSError.
     """
     text = to_toml(RunConfig.model_validate(run.config), [f"run {run.id}"])
     address = {"url": url, "run": run.id, "attempt": run.launch, "token": token}
@@ -28,11 +28,11 @@ def prepare(folder: Path, run: Run, *, url: str, token: str) -> None:
     _replace(folder / SERVICE, json.dumps(address, indent=2) + "\n", 0o600)
 
 
-def is_left(folder: Path) -> bool:
-    """Kill the trainer that still has the folder on this machine; False when there is none (any more).
+def kill_orphaned_trainer(folder: Path) -> bool:
+    """Kill a trainer on this machine that still holds the folder's lock; returns whether there was one.
 
-    For a trainer whose job is over, e.g. as the cluster has forgotten it. One on another machine cannot be reached
-    from here: its token is worth nothing any more, which ends it at its next step.
+    Its job is over, e.g. because Ray's head was restarted. An orphan on another machine is not reachable from here: its
+    token is invalid, so it stops at its next step.
     """
     try:
         lock = os.open(folder / LOCK, os.O_RDWR)
@@ -49,14 +49,14 @@ def is_left(folder: Path) -> bool:
 
 
 def _kill(folder: Path, holder: list[bytes]) -> bool:
-    """Kill the process that a lock names, if it is that process; whether it was."""
+    """Kill the process recorded in a lock after verifying its identity; returns whether it was killed."""
     try:
         pid, start = (int(word) for word in holder)
         process = os.pidfd_open(pid)
     except (ValueError, ProcessLookupError):
         return False
     try:
-        # From here on the number cannot pass to another process unnoticed: the descriptor keeps to this one.
+        # The pidfd refers to this process even if its pid is reused.
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         if process_start(pid) != start or os.fsencode(folder) not in command:
             return False

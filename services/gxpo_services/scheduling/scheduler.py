@@ -1,12 +1,11 @@
-"""The scheduler: claims queued runs, launches them as jobs, and sees each one through to its end.
+"""The scheduler: claims queued runs, launches them as jobs and supervises them.
 
-The database owns the truth; jobs are disposable. Whatever dies in between, the next round finds out from the
-database and the launcher what is to be done, so there is no step that a crash could lose.
+The database is the source of truth; jobs are disposable. After any crash, the next round derives what to do from the
+database and the launcher.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import secrets
 import signal
@@ -22,35 +21,34 @@ import httpx
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
-from gxpo_services.api.idempotency_keys import forget_keys
+from gxpo_client.addresses import is_loopback
+from gxpo_services.api.idempotency_keys import delete_expired_keys
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import need_current, upgrade
-from gxpo_services.network.addresses import is_loopback
 from gxpo_services.observability import logs
 from gxpo_services.runs.lifecycle import StateChanged
 from gxpo_services.scheduling import admission, launches, leases
 from gxpo_services.scheduling.launcher import Launcher, LauncherUnavailable, RayLauncher, trainer_command
-from gxpo_services.scheduling.process_launcher import ProcessLauncher
-from gxpo_services.scheduling.run_keeper import Hold, RunKeeper
+from gxpo_services.scheduling.run_supervisor import Hold, RunSupervisor
 from gxpo_services.settings import ServiceSettings, make_home, read_settings
 from gxpo_trainer.errors import ConfigError
 
 MISFIT_S = 60.0
-"""How long a run that is larger than the whole cluster waits for the cluster to grow."""
+"""Time that a run larger than the cluster waits for the cluster to grow."""
 CLEAN_EVERY_S = 600.0
 CLEANED_AT_ONCE = 500
-"""Old idempotency keys that one round deletes; a full batch goes on in the next round."""
+"""Expired idempotency keys deleted per round; after a full batch the next round continues."""
 _DATABASE_AWAY = (OperationalError, InterfaceError)
 
 
 class Scheduler:
-    """One scheduler; several may work on one database.
+    """A scheduler; several may share a database.
 
-    A round (`tick`): renew the leases and take over executing runs that nobody holds; claim queued runs; then for
-    each run that is held look at its job and act (run_keeper.py); every CLEAN_EVERY_S delete old idempotency keys.
+    A round (`tick`): renew leases and take over orphaned runs; claim queued runs; supervise each held run
+    (run_supervisor.py); every CLEAN_EVERY_S delete expired idempotency keys.
 
-    owner: unique for each start of a process. command: what a job executes for a run's folder. api_answers: whether
-    trainers can report now. clock: seconds since 1970.
+    owner: unique per process start. command: of a job, from the run's folder. api_answers: whether trainers can report.
+    clock: seconds since 1970.
     """
 
     def __init__(
@@ -67,7 +65,7 @@ class Scheduler:
         self.owner = owner or f"{socket.gethostname()[:30]}:{os.getpid()}:{secrets.token_hex(6)}"
         self._actor = f"scheduler:{self.owner}"
         self._database, self._settings, self._launcher, self._clock = database, settings, launcher, clock
-        self._keeper = RunKeeper(
+        self._supervisor = RunSupervisor(
             database,
             settings,
             launcher,
@@ -79,54 +77,54 @@ class Scheduler:
         self._held: dict[str, Hold] = {}
         self._renewed_at = self._clean_at = 0.0
         self._misfits: dict[int, float] = {}
-        self._trouble: dict[str, str] = {}
+        self._errors: dict[str, str] = {}
         self._log = logs.get_logger(__name__)
 
     def run_forever(self, stop: threading.Event) -> None:
-        """Rounds until `stop` is set; then the leases are let go, and jobs go on for the next scheduler."""
+        """Run rounds until `stop` is set, then release the leases; jobs keep running for the next scheduler."""
         self._log.info("scheduler started", owner=self.owner)
         while not stop.is_set():
-            with self._trouble_is_told("database", *_DATABASE_AWAY):
+            with self._log_outages("database", *_DATABASE_AWAY):
                 self.tick()
             stop.wait(self._settings.tick_s)
-        with self._trouble_is_told("database", *_DATABASE_AWAY), self._database.writing() as session:
+        with self._log_outages("database", *_DATABASE_AWAY), self._database.writing() as session:
             leases.release_all(session, self.owner)
         self._log.info("scheduler stopped", owner=self.owner)
 
     def tick(self) -> None:
-        """One round. Raises OperationalError while the database is away."""
+        """Run one round. Raises OperationalError while the database is unavailable."""
         self._hold_leases()
-        with self._trouble_is_told("launcher", LauncherUnavailable):
+        with self._log_outages("launcher", LauncherUnavailable):
             self._claim()
             for run_id in list(self._held):
                 if self._clock() - self._renewed_at > self._settings.lease_s / 3:
                     self._hold_leases()
                 if run_id in self._held:
                     self._advance(run_id, self._held[run_id])
-            self._keeper.end_jobs()
+            self._supervisor.end_jobs()
         self._clean()
 
     def _advance(self, run_id: str, hold: Hold) -> None:
         try:
-            if not self._keeper.advance(run_id, hold):
+            if not self._supervisor.advance(run_id, hold):
                 del self._held[run_id]
-                self._keeper.dropped(run_id)
-            self._trouble.pop(run_id, None)
+                self._supervisor.dropped(run_id)
+            self._errors.pop(run_id, None)
         except StateChanged:
-            return  # by a person, the trainer or another scheduler: the next round sees what it is now
+            return  # by a user, the trainer or another scheduler; the next round reads the new state
         except (LauncherUnavailable, *_DATABASE_AWAY):
             raise
-        except Exception as error:  # whatever is wrong with one run must not stop the others
-            if self._trouble.get(run_id) != repr(error):
-                self._trouble[run_id] = repr(error)
-                self._log.exception("run cannot be advanced", run=run_id)
+        except Exception as error:  # an error of one run must not stop the others
+            if self._errors.get(run_id) != repr(error):
+                self._errors[run_id] = repr(error)
+                self._log.exception("supervision of run failed", run=run_id)
 
     def _clean(self) -> None:
         now = self._clock()
         if now < self._clean_at:
             return
         with self._database.writing() as session:
-            cleaned = forget_keys(session, now - self._settings.idempotency_s, CLEANED_AT_ONCE)
+            cleaned = delete_expired_keys(session, now - self._settings.idempotency_s, CLEANED_AT_ONCE)
         if cleaned < CLEANED_AT_ONCE:
             self._clean_at = now + CLEAN_EVERY_S
 
@@ -142,11 +140,11 @@ class Scheduler:
         self._renewed_at = now
         known = {run_id: hold for run_id, hold in self._held.items() if held.get(run_id) == hold.lease_token}
         for run_id in self._held.keys() - known.keys():
-            self._keeper.dropped(run_id)
+            self._supervisor.dropped(run_id)
         self._held = {run_id: known.get(run_id) or Hold(token, now) for run_id, token in (held | taken).items()}
 
     def _claim(self) -> None:
-        """Begin as many queued runs as quotas allow, in one transaction with the look at who executes."""
+        """Claim as many queued runs as quotas allow, in one transaction."""
         with self._database.reading() as session:
             if not leases.num_queued(session) or len(leases.executing(session)) >= self._settings.max_concurrent_runs:
                 return
@@ -178,7 +176,7 @@ class Scheduler:
     def _refuse_misfits(
         self, session: Session, waiting: Sequence[admission.Candidate], limits: admission.Limits, now: float
     ) -> None:
-        """Fail what has been too large for MISFIT_S: a cluster that is just starting has few processors at first."""
+        """Fail runs that have been too large for MISFIT_S; a starting cluster has few CPUs at first."""
         reasons = {run.number: why for run in waiting if (why := admission.misfit(run, limits)) is not None}
         self._misfits = {number: self._misfits.get(number, now) for number in reasons}
         late = [number for number, since in self._misfits.items() if now - since >= MISFIT_S]
@@ -188,21 +186,21 @@ class Scheduler:
                 launches.fail(session, run, "no_resources", why, actor=self._actor, lease_token=lease_token)
 
     @contextmanager
-    def _trouble_is_told(self, what: str, *kinds: type[Exception]) -> Iterator[None]:
-        """Log that something is away once, and once that it is back; nothing else happens meanwhile."""
+    def _log_outages(self, what: str, *kinds: type[Exception]) -> Iterator[None]:
+        """Log the start and the end of an outage once each, and suppress its errors."""
         try:
             yield
         except kinds as error:
-            if what not in self._trouble:
-                self._log.error("cannot work now; trying again", what=what, error=str(error))
-            self._trouble[what] = str(error)
+            if what not in self._errors:
+                self._log.error("unavailable; retrying", what=what, error=str(error))
+            self._errors[what] = str(error)
         else:
-            if self._trouble.pop(what, None) is not None:
-                self._log.info("works again", what=what)
+            if self._errors.pop(what, None) is not None:
+                self._log.info("available again", what=what)
 
 
 class _ApiProbe:
-    """Whether the API on its public address can take reports."""
+    """Probe of the API's readiness at its public address."""
 
     def __init__(self, settings: ServiceSettings) -> None:
         self._url = f"{settings.api_url}/health/ready"
@@ -215,29 +213,16 @@ class _ApiProbe:
             return False
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """`python -m gxpo_services.scheduling.scheduler`: run until SIGTERM or Ctrl-C.
 
-    Exit code 0; 2 when it cannot begin.
+    Exit code 0; 2 when it cannot start.
     """
-    parser = argparse.ArgumentParser(prog="gxpo scheduler", description=main.__doc__)
-    parser.add_argument(
-        "--launcher",
-        choices=("ray", "process"),
-        default="ray",
-        help="ray: jobs of the cluster at GXPO_RAY_ADDRESS; process: processes of this machine",
-    )
-    args = parser.parse_args(argv)
     try:
         settings = read_settings()
         logs.configure(as_json=settings.log_json)
         make_home(settings)
-        launcher: Launcher = (
-            RayLauncher(settings.ray_address)
-            if args.launcher == "ray"
-            else ProcessLauncher(settings.home.resolve() / "jobs")
-        )
-        serve(settings, launcher)
+        serve(settings, RayLauncher(settings.ray_address))
     except ConfigError as error:
         print(f"gxpo: {error}", file=sys.stderr)
         return error.exit_code
@@ -247,9 +232,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(
     settings: ServiceSettings, launcher: Launcher, *, command: Callable[[Path], Sequence[str]] = trainer_command
 ) -> None:
-    """Run a scheduler in this process until a signal tells it to end.
+    """Run a scheduler in this process until SIGTERM or SIGINT.
 
-    Raises ConfigError when the database, other than SQLite's, is not at this version's schema.
+    Raises ConfigError when the database, other than SQLite, is not at this version's schema.
     """
     database = Database(settings.url)
     if database.is_sqlite:

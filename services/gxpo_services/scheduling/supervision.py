@@ -1,4 +1,4 @@
-"""What the scheduler does about a run, from its state, its job and the time that has passed. Pure."""
+"""The scheduler's next action for a run, from its state, its job and elapsed times. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Literal
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling.launcher import JobStatus
 
-Deed = Literal["wait", "submit", "stop", "finish"]
-"""submit: start the job of the present launch. stop: end the job. finish: the launch is over, see what became of it."""
+Action = Literal["wait", "submit", "stop", "finish"]
+"""submit: start the job of the current launch. stop: stop the job. finish: the launch is over, conclude it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +23,13 @@ class Limits:
     pause_grace_s: float
 
 
-def next_deed(
-    state: RunState, job: JobStatus, *, launch_age_s: float, silence_s: float, wish_age_s: float, limits: Limits
-) -> tuple[Deed, str]:
-    """The deed and the reason in words.
+def next_action(
+    state: RunState, job: JobStatus, *, launch_age_s: float, silence_s: float, request_age_s: float, limits: Limits
+) -> tuple[Action, str]:
+    """The next action and its reason.
 
-    launch_age_s: since the launch was decided. silence_s: since the trainer was last heard, or could not have been.
-    wish_age_s: since pause or cancel was asked.
+    launch_age_s: since the launch was recorded. silence_s: since the last heartbeat or API outage. request_age_s: since
+    the pause or cancel request.
     """
     begins = state in (RunState.STARTING, RunState.RECOVERING)
     if begins and job.state == "unknown" and launch_age_s <= limits.start_s:
@@ -37,15 +37,15 @@ def next_deed(
     if not job.is_alive:
         return "finish", _ended(job)
     if begins:
-        return _stop_after(silence_s, limits.start_s, "its trainer did not report within start_s")
+        return _stop_after(silence_s, limits.start_s, "its trainer sent no heartbeat within start_s")
     if state is RunState.CANCELLING:
-        return _stop_after(wish_age_s, limits.cancel_grace_s, "it did not stop by itself within cancel_grace_s")
-    if state is RunState.PAUSING and wish_age_s > limits.pause_grace_s:
-        return "stop", f"it did not pause by itself within pause_grace_s = {limits.pause_grace_s:g} s"
-    return _stop_after(silence_s, limits.heartbeat_s, "its trainer was silent for longer than heartbeat_s")
+        return _stop_after(request_age_s, limits.cancel_grace_s, "it did not stop within cancel_grace_s")
+    if state is RunState.PAUSING and request_age_s > limits.pause_grace_s:
+        return "stop", f"it did not pause within pause_grace_s = {limits.pause_grace_s:g} s"
+    return _stop_after(silence_s, limits.heartbeat_s, "its trainer sent no heartbeat for longer than heartbeat_s")
 
 
-def _stop_after(age_s: float, limit_s: float, why: str) -> tuple[Deed, str]:
+def _stop_after(age_s: float, limit_s: float, why: str) -> tuple[Action, str]:
     return ("stop", f"{why} = {limit_s:g} s") if age_s > limit_s else ("wait", "")
 
 
@@ -55,10 +55,10 @@ def _ended(job: JobStatus) -> str:
     return f"its job has {'ended' if job.state == 'succeeded' else job.state}, without an outcome"
 
 
-def lost_in_vain(steps: Iterable[int]) -> int:
-    """Losses since the run last came further than ever before.
+def losses_without_progress(steps: Iterable[int]) -> int:
+    """Number of losses since the run last made progress.
 
-    steps: the step that the run was at when each of its jobs was lost, in order.
+    steps: step of the run at each loss of a job, in order.
     """
     furthest = count = 0
     for step in steps:
@@ -68,7 +68,7 @@ def lost_in_vain(steps: Iterable[int]) -> int:
 
 
 def failure_reason(state: RunState, job: JobStatus) -> str:
-    """One of errors.REASONS for a run that may not be recovered again."""
+    """The failure reason (one of errors.REASONS) of a run whose recoveries are used up."""
     if job.out_of_memory:
         return "out_of_memory"
     return "setup_failed" if state in (RunState.STARTING, RunState.RECOVERING) else "lost_heartbeat"

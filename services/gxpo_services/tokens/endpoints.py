@@ -1,4 +1,4 @@
-"""`/tokens`: for admins only."""
+"""`/tokens`: management of access tokens, for admins."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from gxpo_services.tokens.schemas import NewTokenView, RoleWord, TokenRequest, T
 router = APIRouter(route_class=ServiceRoute, prefix="/tokens", tags=["tokens"], responses=responses(401, 403, 422, 503))
 
 
-@router.get("/me", summary="The token that asks")
+@router.get("/me", summary="The current token")
 def me(principal: Viewer) -> dict[str, str]:
-    """Name, id and role of the token that was sent."""
+    """Name, id and role of the current token."""
     role: RoleWord = principal.role.word  # type: ignore[assignment]
     return {"id": principal.token_id, "name": principal.name, "role": role}
 
 
 @router.get("", summary="List tokens")
 def list_tokens(_: Admin, session: ReadSession) -> list[TokenView]:
-    """All tokens without their secrets, revoked ones too."""
+    """All tokens including revoked ones, without secrets."""
     return service.list_tokens(session)
 
 
-@router.post("", status_code=201, summary="Make a token")
+@router.post("", status_code=201, summary="Create a token")
 def create_token(request: TokenRequest, principal: Admin, session: WriteSession) -> NewTokenView:
-    """The answer shows the secret, this once."""
+    """The response contains the secret, which is shown only once."""
     return service.create(session, request, actor=principal.actor)
 
 
 @router.delete("/{token_id}", summary="Revoke a token", responses=responses(404, 409))
 def revoke_token(token_id: str, principal: Admin, session: WriteSession) -> TokenView:
-    """The token stops working at once; its record stays."""
+    """The token is invalid immediately; its record is kept."""
     return service.revoke(session, token_id, actor=principal.actor)

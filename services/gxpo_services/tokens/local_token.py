@@ -1,4 +1,4 @@
-"""First start on one machine: the database's schema and the token of this machine's owner."""
+"""First start on one machine: database schema and local admin token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gxpo_services.tokens.service import create
 
 
 def prepare_local(settings: ServiceSettings) -> None:
-    """Bring the database to the newest schema and make the local token where it is missing. Idempotent."""
+    """Migrate the database and create the local token if it is missing. Idempotent."""
     make_home(settings)
     upgrade(settings.url)
     database = Database(settings.url)
@@ -28,7 +28,7 @@ def prepare_local(settings: ServiceSettings) -> None:
 
 
 def ensure_local_token(session: Session, file: Path) -> str:
-    """The token of this machine's owner: read from its file, or made at the first start (mode 0600)."""
+    """The local admin token: read from its file, or created at the first start (mode 0600)."""
     if file.exists():
         secret = file.read_text(encoding="utf-8").strip()
         if find_by_secret(session, secret) is not None:

@@ -10,13 +10,15 @@ RoleWord = Literal["viewer", "submitter", "admin"]
 
 
 class TokenRequest(BaseModel):
-    """A token to make."""
+    """A token to create."""
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str = Field(min_length=1, max_length=100, description="Whose it is, for people.", examples=["ci"])
-    role: RoleWord = Field("viewer", description="viewer reads, submitter runs, admin manages tokens.")
-    days: float | None = Field(None, gt=0, le=36500, description="Days until it expires; none: never.")
+    name: str = Field(min_length=1, max_length=100, description="Name of its owner.", examples=["ci"])
+    role: RoleWord = Field(
+        "viewer", description="viewer: read; submitter: submit and control runs; admin: manage tokens."
+    )
+    days: float | None = Field(None, gt=0, le=36500, description="Days until it expires; null: never.")
 
 
 class TokenView(BaseModel):
@@ -32,6 +34,6 @@ class TokenView(BaseModel):
 
 
 class NewTokenView(TokenView):
-    """A token just made; the secret is shown this once."""
+    """A new token with its secret, which is shown only once."""
 
     token: str

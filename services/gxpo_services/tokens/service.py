@@ -1,4 +1,4 @@
-"""Making and revoking access tokens."""
+"""Create, list and revoke access tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gxpo_services.tokens.schemas import NewTokenView, TokenRequest, TokenView
 
 
 def create(session: Session, request: TokenRequest, *, actor: str) -> NewTokenView:
-    """Make a token; the answer holds its secret, which is stored nowhere."""
+    """Create a token; the response contains its secret, which is not stored."""
     secret = new_token()
     now = time.time()
     row = AccessToken(
@@ -31,20 +31,20 @@ def create(session: Session, request: TokenRequest, *, actor: str) -> NewTokenVi
     )
     repository.add(session, row)
     events.record(
-        session, None, actor, "token_created", f"token {request.name!r} ({request.role}) was made", token=row.id
+        session, None, actor, "token_created", f"token {request.name!r} ({request.role}) was created", token=row.id
     )
     return NewTokenView(token=secret, **view(row).model_dump())
 
 
 def revoke(session: Session, token_id: str, *, actor: str) -> TokenView:
-    """Revoke a token. Raises NotFound; Conflict for the last admin token, without which nobody could make another."""
+    """Revoke a token. Raises NotFound; Conflict for the last valid admin token."""
     row = repository.get(session, token_id)
     if row is None:
         raise NotFound(f"there is no token {token_id}")
     if row.revoked_at is None:
         expired = row.expires_at is not None and row.expires_at <= time.time()
         if row.role == Role.ADMIN.word and not expired and repository.count_admins(session) == 1:
-            raise Conflict("this is the last admin token; make another one before you revoke it")
+            raise Conflict("this is the last admin token; create another one first")
         row.revoked_at = time.time()
         events.record(session, None, actor, "token_revoked", f"token {row.name!r} was revoked", token=row.id)
     return view(row)

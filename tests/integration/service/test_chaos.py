@@ -58,7 +58,7 @@ def test_whatever_is_killed_every_run_ends_once_with_a_whole_history(
     service = ServiceProcesses(environment, SCHEDULER, home / "logs")
     client = PatientClient(service.url, token_for("submitter"))
     try:
-        service.tend()
+        service.check()
         until(service.is_ready, "the API to be ready")
         ids = [submit(client, number) for number in range(num_runs)]
         assert len(set(ids)) == num_runs
@@ -84,7 +84,7 @@ def submit(client: PatientClient, number: int) -> str:
 def disturb(
     service: ServiceProcesses, client: PatientClient, artifacts: Path, num_kills: int, chance: random.Random
 ) -> set[str]:
-    """Kill something again and again, and steer a few runs meanwhile; the ids of those that were to be cancelled."""
+    """Kill processes repeatedly and control a few runs meanwhile; returns the ids of cancelled runs."""
     cancelled: set[str] = set()
     num_others = num_kills // 6
     plan = [*["trainer"] * (num_kills - 2 * num_others - 1), *["api", "scheduler"] * num_others, "all"]
@@ -93,7 +93,7 @@ def disturb(
         time.sleep(chance.uniform(0.05, 0.8))
         strike(victim, service, client, artifacts, chance)
         time.sleep(chance.uniform(0.0, 0.3))
-        service.tend()
+        service.check()
         if number % 4 == 1:
             running = client.ask("GET", "/runs", params={"state": "running"}).json()["items"]
             for run in sorted(running, key=lambda run: run["progress"]["steps"])[:1]:
@@ -129,7 +129,7 @@ def finish(service: ServiceProcesses, client: PatientClient, ids: list[str]) -> 
     """Nothing is killed any more; what was paused goes on."""
 
     def ended() -> bool:
-        service.tend()
+        service.check()
         items = client.ask("GET", "/runs", params={"limit": 200}).json()["items"]
         for run in items:
             if run["state"] == "paused":
@@ -164,9 +164,9 @@ def check(database: Database, folder: Path, run_id: str, *, may_be_cancelled: bo
     files = {kind: list(read_lines(folder / f"{kind}.jsonl")) for kind in ("metrics", "evaluations", "events")}
     assert {kind: run.offsets[kind] for kind in files} == {kind: len(lines) for kind, lines in files.items()}
     assert num_evaluations == len(files["evaluations"])
-    told = Counter(event.message for event in events if event.actor == "trainer" and event.kind != "state")
-    assert told == Counter(event["message"] for event in files["events"])
-    # And the history that counts is whole: an attempt replaces what earlier ones reported from its first step on.
+    reported = Counter(event.message for event in events if event.actor == "trainer" and event.kind != "state")
+    assert reported == Counter(event["message"] for event in files["events"])
+    # And the effective history is whole: an attempt replaces what earlier ones reported from its first step on.
     steps = STEPS if run.state == "succeeded" else rows[-1]["step"] if rows else 0
     assert (run.step, run.backward_passes) == (steps, trainer.PASSES_PER_STEP * steps)
     for name in trainer.metrics_at(1):

@@ -11,11 +11,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from gxpo_dashboard.client import Client, Memory, NotSignedIn, Refused, ServiceAway, connect
+from gxpo_client.client import Client, NotSignedIn, Refused, ResponseCache, ServiceUnavailable, connect
 
 
 class Server(ThreadingHTTPServer):
-    """Answers what it was told to, and remembers what it was asked."""
+    """Serves configured responses and records requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -100,7 +100,7 @@ def test_what_a_visitor_put_in_the_address_cannot_reach_another_path(server: Ser
 
 def test_a_refusal_names_every_bad_field(server: Server, client: Client) -> None:
     errors = [{"field": "config.learner.rule.k", "message": "must be at least 2"}]
-    problem = {"title": "Cannot be used", "detail": "1 bad setting", "errors": errors}
+    problem = {"title": "Invalid request", "detail": "1 bad setting", "errors": errors}
     server.answers["/api/v1/runs"] = (422, problem)
     with pytest.raises(Refused) as refused:
         client.submit({"config": {}}, "key")
@@ -116,7 +116,7 @@ def test_submitting_carries_its_key(server: Server, client: Client) -> None:
     assert server.asked[0][4] == {"config": {"seed": 1}}
 
 
-def test_an_unknown_token_is_told_from_a_missing_right(server: Server, client: Client) -> None:
+def test_an_unknown_token_is_distinguished_from_a_missing_role(server: Server, client: Client) -> None:
     server.answers["/api/v1/tokens/me"] = (401, {"title": "Sign in"})
     server.answers["/api/v1/runs/r1/cancel"] = (403, {"title": "Not allowed", "detail": "a viewer may not"})
     with pytest.raises(NotSignedIn):
@@ -128,7 +128,7 @@ def test_an_unknown_token_is_told_from_a_missing_right(server: Server, client: C
 @pytest.mark.parametrize("status", [502, 503, 504])
 def test_a_service_that_cannot_now_is_away(server: Server, client: Client, status: int) -> None:
     server.answers["/api/v1/runs/r1"] = (status, b"<html>proxy</html>")
-    with pytest.raises(ServiceAway):
+    with pytest.raises(ServiceUnavailable):
         client.run("r1")
 
 
@@ -136,45 +136,45 @@ def test_nobody_at_the_address_is_away() -> None:
     gone = Server()
     client = Client(connect(gone.url), None)
     gone.close()
-    with pytest.raises(ServiceAway, match="does not answer"):
+    with pytest.raises(ServiceUnavailable, match="does not respond"):
         client.me()
 
 
 def test_while_the_service_is_away_a_page_reads_what_it_last_knew(server: Server) -> None:
-    memory = Memory()
-    client = Client(connect(server.url), None, memory)
+    cache = ResponseCache()
+    client = Client(connect(server.url), None, cache)
     server.answers["/api/v1/runs/r1"] = (200, {"state": "running"})
     client.run("r1")
     server.answers["/api/v1/runs/r1"] = (503, {})
     assert client.run("r1") == {"state": "running"}
-    assert memory.away
+    assert cache.offline
     server.answers["/api/v1/runs/r2"] = (503, {})
-    with pytest.raises(ServiceAway):
+    with pytest.raises(ServiceUnavailable):
         client.run("r2")
 
 
 def test_changes_and_who_asks_are_never_answered_from_memory(server: Server) -> None:
-    client = Client(connect(server.url), None, Memory())
+    client = Client(connect(server.url), None, ResponseCache())
     server.answers["/api/v1/tokens/me"] = (200, {"role": "admin"})
     server.answers["/api/v1/runs/r1/cancel"] = (200, {"state": "cancelling"})
     client.me()
     client.act("r1", "cancel")
     server.answers.update({"/api/v1/tokens/me": (503, {}), "/api/v1/runs/r1/cancel": (503, {})})
-    with pytest.raises(ServiceAway):
+    with pytest.raises(ServiceUnavailable):
         client.me()
-    with pytest.raises(ServiceAway):
+    with pytest.raises(ServiceUnavailable):
         client.act("r1", "cancel")
 
 
 def test_the_memory_forgets_the_oldest() -> None:
-    memory = Memory(most=2)
+    cache = ResponseCache(most=2)
     for key in ("a", "b", "a", "c"):
-        memory.keep(key, key)
-    assert list(memory.answers) == ["a", "c"]
+        cache.put(key, key)
+    assert list(cache.answers) == ["a", "c"]
 
 
 def test_a_sweep_over_one_setting_has_no_heat_map(server: Server, client: Client) -> None:
-    server.answers["/api/v1/groups/g1/heatmap"] = (422, {"title": "Cannot be used", "detail": "one setting"})
+    server.answers["/api/v1/groups/g1/heatmap"] = (422, {"title": "Invalid request", "detail": "one setting"})
     assert client.heat_map("g1") is None
     with pytest.raises(Refused):
         client.heat_map("g2")

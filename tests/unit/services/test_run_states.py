@@ -16,8 +16,8 @@ from gxpo_services.run_states import (
     IllegalTransition,
     RunState,
     check_transition,
-    wanted_state,
-    wish_of,
+    pending_request,
+    requested_state,
 )
 from gxpo_services.runs.schemas import PossibleAction
 from gxpo_services.runs.views import possible_actions
@@ -74,22 +74,22 @@ def test_every_state_can_be_reached_and_left_for_a_final_one() -> None:
 
 
 @given(STATES, ACTIONS)
-def test_a_wish_is_a_legal_step_or_nothing_or_refused_with_the_states_it_is_for(
+def test_a_request_is_a_legal_transition_a_no_op_or_an_error_with_the_allowed_states(
     state: RunState, action: Action
 ) -> None:
     if action in possible_actions(state):
-        wanted = wanted_state(state, action)
+        wanted = requested_state(state, action)
         assert wanted is not None
         check_transition(state, wanted)
-        assert wanted_state(wanted, action) is None, "asking twice is asking once"
+        assert requested_state(wanted, action) is None, "asking twice is asking once"
         return
     try:
-        assert wanted_state(state, action) is None
+        assert requested_state(state, action) is None
     except IllegalTransition as error:
         refusal = str(error)
     else:
         return
-    assert f"a run that is {state} cannot be asked to {action}" in refusal
+    assert f"a run that is {state} cannot {action}" in refusal
 
 
 def test_what_people_may_ask_by_state() -> None:
@@ -111,8 +111,8 @@ def test_what_people_may_ask_by_state() -> None:
 
 @given(STATES)
 def test_a_trainer_is_told_to_stop_exactly_when_somebody_wants_it_to(state: RunState) -> None:
-    wishes = {RunState.PAUSING: "pause", RunState.CANCELLING: "cancel", RunState.CANCELLED: "cancel"}
-    assert wish_of(state) == wishes.get(state)
+    requests = {RunState.PAUSING: "pause", RunState.CANCELLING: "cancel", RunState.CANCELLED: "cancel"}
+    assert pending_request(state) == requests.get(state)
 
 
 def test_only_states_with_a_job_execute() -> None:

@@ -22,15 +22,15 @@ class Group(Base):
     name: Mapped[str] = mapped_column(String(200))
     kind: Mapped[str] = mapped_column(String(20), default="sweep")
     spec: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
-    """The request that made it: base config, grid, seeds."""
+    """The request that created it: base config, grid, seeds."""
     created_at: Mapped[float]
     created_by: Mapped[str] = mapped_column(String(100))
 
 
 class Run(Base):
-    """One run: where it is, who executes it, how far it has come, and of what was asked what a list shows.
+    """A run: state, lease, progress and the settings that lists show.
 
-    Lists go through thousands of these rows, so what is large lies in RunDocument.
+    Lists scan thousands of these rows, so large values are in RunDocument.
     """
 
     __tablename__ = "runs"
@@ -76,7 +76,7 @@ class Run(Base):
 
     lease_owner: Mapped[str | None] = mapped_column(String(64))
     lease_token: Mapped[int] = mapped_column(Number, default=0)
-    """Counts up with each claim; a write under an older one changes nothing."""
+    """Fencing token: incremented by each claim; a write under an older one changes nothing."""
     lease_expires_at: Mapped[float | None]
     launch: Mapped[int] = mapped_column(default=0)
     """Jobs launched so far; the trainer calls it its attempt at the service."""
@@ -85,7 +85,7 @@ class Run(Base):
     launched_at: Mapped[float | None]
     heartbeat_at: Mapped[float | None]
     wish_at: Mapped[float | None]
-    """When pause or cancel was asked, for the grace period."""
+    """Time of the pause or cancel request, for the grace period."""
     recoveries: Mapped[int] = mapped_column(default=0)
 
     last_batch: Mapped[int] = mapped_column(default=0)
@@ -98,7 +98,7 @@ class Run(Base):
     tokens: Mapped[float] = mapped_column(default=0.0)
     training_s: Mapped[float] = mapped_column(default=0.0)
     score: Mapped[float | None]
-    """Newest eval/average/pass@1."""
+    """Latest eval/average/pass@1."""
     score_best: Mapped[float | None]
     score_step: Mapped[int | None]
 
@@ -113,7 +113,7 @@ class Run(Base):
     search_text: AssociationProxy[str] = association_proxy("search", "text", creator=lambda text: RunSearch(text=text))
 
     __table_args__ = (
-        # Pages of the list and their totals come out of these alone; none has a column that every report changes.
+        # Covering indexes for pages and totals of the list; none contains a column that every report changes.
         Index("ix_runs_created", "archived", "created_at", "number"),
         Index("ix_runs_state", "archived", "state", "created_at", "number"),
         Index("ix_runs_name", "archived", "name", "number"),
@@ -125,7 +125,7 @@ class Run(Base):
 
 
 class RunDocument(Base):
-    """What a run was asked in full, and what it said of itself."""
+    """The config and the identity of a run."""
 
     __tablename__ = "run_documents"
 
@@ -137,7 +137,7 @@ class RunDocument(Base):
 
 
 class RunSearch(Base):
-    """What a search for a part of a text looks through, all of it each time: rows as narrow as they can be."""
+    """Searchable text of a run; searches scan the whole table, so its rows are narrow."""
 
     __tablename__ = "run_searches"
 

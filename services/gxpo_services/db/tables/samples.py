@@ -1,4 +1,4 @@
-"""Tables of what a policy answered and how it was scored."""
+"""Tables of responses and evaluations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Sample(Base):
     length: Mapped[int]
     truncated: Mapped[bool]
     extra: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
-    """What else the trainer's line held (detail, weights_version, components)."""
+    """Other members of the trainer's line (detail, weights_version, components)."""
 
 
 class EvaluationRow(Base):
@@ -48,4 +48,4 @@ class EvaluationRow(Base):
     step: Mapped[int]
     benchmark: Mapped[str] = mapped_column(String(200))
     record: Mapped[dict[str, Any]] = mapped_column(Json)
-    """The whole line; numbers that JSON lacks are the words NaN, Infinity, -Infinity."""
+    """The whole line; NaN, Infinity and -Infinity are strings."""

@@ -24,7 +24,7 @@ class AccessToken(Base):
 
 
 class IdempotencyKey(Base):
-    """What a key was used for: the same key and body get the same answer, another body is refused."""
+    """Use of an idempotency key: the same key and body get the same response, another body is rejected."""
 
     __tablename__ = "idempotency_keys"
 

@@ -113,7 +113,7 @@ def test_no_single_request_finds_an_undocumented_answer(schema: OpenApiSchema, t
 
     for result in schema.get_all_operations():
         for mode in GenerationMode:
-            # Anew, for the operation before may have deleted them.
+            # Recreated, because the previous operation may have deleted them.
             ids = {name: cycle([*values, None]) for name, values in known().items()}
             cases = result.ok().as_strategy(generation_mode=mode)
             # What takes no input cannot be asked wrongly.

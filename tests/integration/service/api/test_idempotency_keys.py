@@ -11,7 +11,7 @@ from support.scripted_launcher import ScriptedLauncher
 
 from gxpo_services.access.principals import Principal, Role
 from gxpo_services.api.idempotency import claim
-from gxpo_services.api.idempotency_keys import forget_keys
+from gxpo_services.api.idempotency_keys import delete_expired_keys
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables.tokens import IdempotencyKey
 from gxpo_services.runs.schemas import CloneRequest
@@ -83,7 +83,7 @@ def test_many_old_keys_go_a_few_in_a_round(
 def test_a_full_batch_fits_one_statement(database: Database) -> None:
     add_keys(database, *[2 * WEEK_S] * (module.CLEANED_AT_ONCE + 1))
     with database.writing() as session:
-        assert forget_keys(session, NOW, module.CLEANED_AT_ONCE) == module.CLEANED_AT_ONCE
+        assert delete_expired_keys(session, NOW, module.CLEANED_AT_ONCE) == module.CLEANED_AT_ONCE
     assert len(keys(database)) == 1
 
 
@@ -119,7 +119,7 @@ def test_a_key_that_vanishes_while_it_is_looked_up_is_free(database: Database, d
     def delete_it(*arguments: Any) -> None:
         if arguments[2].startswith("INSERT INTO idempotency_keys") and not deleted:
             with other.writing() as session:
-                deleted.append(forget_keys(session, NOW, 10))
+                deleted.append(delete_expired_keys(session, NOW, 10))
 
     event.listen(database.engine, "after_cursor_execute", delete_it)
     with database.writing() as session:

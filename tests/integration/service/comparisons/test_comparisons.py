@@ -13,7 +13,7 @@ from support import reporting
 from support.reported_runs import add_group, add_run, config, evaluated_run, report
 
 from gxpo_services.comparisons import service
-from gxpo_services.comparisons.memory import Memory, Sources
+from gxpo_services.comparisons.cache import ComparisonCache, Versions
 from gxpo_services.db.database import Database
 
 GRPO: dict[str, Any] = {"name": "grpo"}
@@ -157,7 +157,7 @@ def test_a_run_without_evaluations_is_listed_and_the_rest_is_compared(
     assert refused.json()["left_out"][0]["run"] == waiting
     refused = client.get("/api/v1/compare", params={"runs": [*two, other]})
     assert refused.status_code == 422
-    assert "no benchmark in common" in refused.json()["detail"]
+    assert "no common benchmark" in refused.json()["detail"]
 
 
 def test_more_runs_than_one_question_fetches_are_compared_all_the_same(
@@ -342,33 +342,33 @@ def test_every_change_is_in_the_next_answer(client: TestClient, database: Databa
         change()
         answer = compare(client, groups=group_id)
         assert answer != before, word
-        state(client).comparisons = Memory()
+        state(client).comparisons = ComparisonCache()
         assert compare(client, groups=group_id) == answer, word
         before = answer
 
 
-def test_the_memory_is_bounded_and_drops_what_was_not_asked_for_the_longest() -> None:
-    sources = Sources({1: (1.0,)}, {1: 5}, {1: {"gate/z": 0.5, "gate/threshold": 1.0}})
-    memory = Memory(max_bytes=10)
+def test_the_cache_is_bounded_and_evicts_the_least_recently_used() -> None:
+    versions = Versions({1: (1.0,)}, {1: 5}, {1: {"gate/z": 0.5, "gate/threshold": 1.0}})
+    cache = ComparisonCache(max_bytes=10)
     for question in ("a", "b"):
-        memory.keep(question, sources, ("gate/z",), b"12345")
-    assert memory.find("a", sources) == b"12345"
-    memory.keep("c", sources, ("gate/threshold",), b"12345")
-    assert [memory.find(question, sources) for question in "abc"] == [b"12345", None, b"12345"]
-    more = Sources({1: (1.0,)}, {1: 6}, {1: {"gate/z": 0.5, "gate/threshold": 1.0}})
-    assert [memory.find(question, more) for question in "ac"] == [
+        cache.put(question, versions, ("gate/z",), b"12345")
+    assert cache.get("a", versions) == b"12345"
+    cache.put("c", versions, ("gate/threshold",), b"12345")
+    assert [cache.get(question, versions) for question in "abc"] == [b"12345", None, b"12345"]
+    more = Versions({1: (1.0,)}, {1: 6}, {1: {"gate/z": 0.5, "gate/threshold": 1.0}})
+    assert [cache.get(question, more) for question in "ac"] == [
         None,
         b"12345",
     ]  # a threshold is the same after another line
-    assert memory.find("c", Sources({1: (1.0,)}, {1: 5}, {1: {"gate/z": 0.5, "gate/threshold": 2.0}})) is None
-    assert memory.find("c", Sources({1: (2.0,)}, {1: 5}, {1: {"gate/z": 0.5, "gate/threshold": 1.0}})) is None
+    assert cache.get("c", Versions({1: (1.0,)}, {1: 5}, {1: {"gate/z": 0.5, "gate/threshold": 2.0}})) is None
+    assert cache.get("c", Versions({1: (2.0,)}, {1: 5}, {1: {"gate/z": 0.5, "gate/threshold": 1.0}})) is None
 
 
 REFUSED: list[tuple[dict[str, str], int, str]] = [
-    ({}, 422, "names no run"),
+    ({}, 422, "is empty, and so is groups"),
     ({"runs": "r404"}, 404, "there is no run r404"),
     ({"groups": "g404"}, 404, "there is no group g404"),
-    ({"runs": "../x"}, 422, "is no id"),
+    ({"runs": "../x"}, 422, "is not an id"),
     ({"runs": "r1\x00"}, 422, "NUL"),
     ({"runs": ",".join(f"r{number}" for number in range(201))}, 422, "at most 200"),
     ({"runs": "r1", "metric": "length_mean"}, 422, "metric"),
@@ -428,7 +428,7 @@ def test_a_sweep_as_a_heat_map(client: TestClient, sweep: str) -> None:
     assert cells[20, 0.1]["value"] is None
     assert (20, 0.5) not in cells
     reasons = [(run["name"], run["reason"]) for run in answer["left_out"]]
-    absent = "the sweep gave it no learner.rule.k and no learner.rule.alpha"
+    absent = "it has no value of learner.rule.k and learner.rule.alpha in the sweep"
     assert reasons == [("control", absent), ("run", "it has no evaluation (yet)")]
 
 
@@ -450,7 +450,7 @@ def test_a_group_that_varies_too_little_has_no_heat_map(client: TestClient, data
     path = f"/api/v1/groups/{sweep}/heatmap"
     for query, word in (
         ({"x": "learner.rule.gate"}, "does not vary"),
-        ({"x": "learner.rule.k", "y": "learner.rule.k"}, "name two settings"),
+        ({"x": "learner.rule.k", "y": "learner.rule.k"}, "choose two settings"),
     ):
         answer = client.get(path, params=query)
         assert answer.status_code == 422

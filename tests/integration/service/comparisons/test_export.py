@@ -1,4 +1,4 @@
-"""`/export`: what was reported comes out again, in every format, with everything that JSON and CSV find hard."""
+"""`/export`: reported data round-trips in every format, including values that JSON and CSV cannot represent."""
 
 from __future__ import annotations
 

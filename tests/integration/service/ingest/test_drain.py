@@ -1,4 +1,4 @@
-"""What a dead trainer left in its folder is read from there, once, by whoever holds the run."""
+"""Files of a dead trainer are ingested exactly once by the scheduler that holds the run."""
 
 from __future__ import annotations
 
@@ -102,9 +102,9 @@ def test_a_line_that_cannot_be_used_is_left_out_and_said(database: Database, fol
     drain(database, run_id, folder, 1, 1)
     assert curve(database, run_id, "a") == [(0, 0.0), (1, 1.0), (2, 2.0)]
     assert runs.get(database, run_id).offsets["metrics"] == 6
-    (told,) = [message for kind, message in runs.messages(database, run_id) if kind == "lines_left_out"]
-    assert told.startswith("metrics.jsonl, line 2 is no JSON")
-    assert told.endswith("and 2 more")
+    (reported,) = [message for kind, message in runs.messages(database, run_id) if kind == "lines_left_out"]
+    assert reported.startswith("metrics.jsonl, line 2 is not valid JSON")
+    assert reported.endswith("and 2 more")
 
 
 def test_what_a_crash_tore_off_is_no_line_yet(database: Database, folder: Path) -> None:
@@ -163,5 +163,5 @@ def test_a_trainer_that_still_sends_and_the_reading_of_its_files_do_not_double(
     drain(database, run_id, folder, 1, 1)
     thread.join()
     assert curve(database, run_id, "a") == [(step, float(step)) for step in range(2000)]
-    told = [message for kind, message in runs.messages(database, run_id) if kind == "step"]
-    assert told == [str(step) for step in range(2000)]
+    reported = [message for kind, message in runs.messages(database, run_id) if kind == "step"]
+    assert reported == [str(step) for step in range(2000)]

@@ -82,7 +82,7 @@ def test_the_first_word_of_a_launch_makes_the_run_running(anonymous: TestClient,
     run = runs.get(database, launched.split()[0])
     assert run.state == RunState.RUNNING
     assert run.heartbeat_at is not None
-    assert ("state", "launch 1 reported") in runs.messages(database, run.id)
+    assert ("state", "launch 1 sent its first heartbeat") in runs.messages(database, run.id)
 
 
 def test_rows_arrive_and_the_run_shows_how_far_it_is(anonymous: TestClient, database: Database) -> None:
@@ -128,7 +128,7 @@ def test_a_repeated_batch_and_an_overlapping_one_change_nothing_twice(
     assert [kind for kind, _ in runs.messages(database, run_id)].count("a") == 1
 
 
-def test_a_batch_behind_what_was_received_is_told_where_to_go_on(anonymous: TestClient, database: Database) -> None:
+def test_a_batch_with_missing_lines_gets_the_current_offsets(anonymous: TestClient, database: Database) -> None:
     launched = launch(database)
     post(anonymous, launched, body(1, metrics=[totals(1)]))
     answer = post(anonymous, launched, body(2, offsets={"metrics": 1, "events": 5}, metrics=[totals(2)], events=[None]))
@@ -167,7 +167,7 @@ def test_only_the_present_launch_may_report(anonymous: TestClient, database: Dat
     assert runs.get(database, run_id).state == RunState.RECOVERING, "a refused call is no word of the trainer"
     answer = post(anonymous, new, body(None, 2))
     assert (answer.status_code, answer.json()["offsets"]["metrics"]) == (200, 1)
-    # Batch numbers begin anew with each launch.
+    # Batch numbers restart with each launch.
     assert post(anonymous, new, body(1, 2, offsets={"metrics": 1}, metrics=[totals(2, 2)])).json()["applied"] is True
 
 
@@ -183,11 +183,11 @@ def test_wishes_travel_with_the_answer(anonymous: TestClient, database: Database
     launched = launch(database)
     run_id = launched.split()[0]
     post(anonymous, launched, body(None))
-    runs.wish(database, run_id, "pause", at=1.0)
+    runs.request(database, run_id, "pause", at=1.0)
     assert post(anonymous, launched, body(None)).json()["wish"] == "pause"
-    runs.wish(database, run_id, "cancel", at=1.0)
+    runs.request(database, run_id, "cancel", at=1.0)
     assert post(anonymous, launched, body(1, metrics=[totals(1)])).json()["wish"] == "cancel"
-    assert runs.get(database, run_id).state == RunState.CANCELLING, "a report does not take a wish back"
+    assert runs.get(database, run_id).state == RunState.CANCELLING, "a report does not withdraw a request"
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_the_end_before_a_cancel_counts_and_the_cancel_finds_it(database: Databa
     with database.writing() as session:
         run = runs_repository.lock(session, run_id)
         assert run is not None
-        # As somebody sees it who read the run before its end.
+        # As seen by a reader before the end of the run.
         set_committed_value(run, "state", RunState.RUNNING)
         with pytest.raises(lifecycle.StateChanged):
             lifecycle.move(session, run, RunState.CANCELLING, actor="token:ada", message="cancel")
@@ -260,7 +260,7 @@ def test_the_end_after_a_cancel_counts_too(database: Database) -> None:
     launched = launch(database)
     run_id = launched.split()[0]
     send(database, launched, body(None))
-    runs.wish(database, run_id, "cancel", at=1.0)
+    runs.request(database, run_id, "cancel", at=1.0)
     send(database, launched, body(1, outcome={"attempt": 1, "outcome": "succeeded", "ended_by": "steps"}))
     assert runs.get(database, run_id).state == RunState.SUCCEEDED
 
@@ -270,7 +270,7 @@ def test_a_trainer_that_stops_as_asked_is_cancelled_or_paused(database: Database
         launched = launch(database)
         run_id = launched.split()[0]
         send(database, launched, body(None))
-        runs.wish(database, run_id, action, at=1.0)  # type: ignore[arg-type]
+        runs.request(database, run_id, action, at=1.0)  # type: ignore[arg-type]
         send(database, launched, body(1, outcome={"attempt": 1, "outcome": word}))
         assert runs.get(database, run_id).state == state
 

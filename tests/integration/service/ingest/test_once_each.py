@@ -54,7 +54,7 @@ def histories(draw: st.DrawFn) -> Rows:
 
 
 class Trainer:
-    """Sends what it is told to, whether that makes sense or not."""
+    """A trainer that sends arbitrary batches."""
 
     def __init__(self, database: Database, rows: Rows, folder: Path) -> None:
         self.database, self.rows, self.folder = database, rows, folder
@@ -79,7 +79,7 @@ class Trainer:
         assert send(self.database, self.launched, self.last).applied
         self.number += 1
 
-    def again(self) -> None:
+    def resend(self) -> None:
         """The last call once more, as if its answer had been lost."""
         if self.last is not None:
             assert not send(self.database, self.launched, self.last).applied
@@ -100,10 +100,10 @@ class Trainer:
         self.number, self.last = 1, None
 
 
-DEEDS = st.lists(
+ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("send"), st.integers(0, 4), st.integers(0, 5)),
-        st.tuples(st.sampled_from(["again", "too_far", "relaunch", "drain"])),
+        st.tuples(st.sampled_from(["resend", "too_far", "relaunch", "drain"])),
     ),
     max_size=8,
 )
@@ -116,16 +116,16 @@ DEEDS = st.lists(
     phases=[Phase.explicit, Phase.generate],  # to make a failing example smaller takes minutes of database work
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(rows=histories(), deeds=DEEDS, rest_is_drained=st.booleans())
+@given(rows=histories(), actions=ACTIONS, rest_is_drained=st.booleans())
 def test_the_database_holds_each_line_once(
-    database: Database, rows: Rows, deeds: list[tuple[Any, ...]], rest_is_drained: bool
+    database: Database, rows: Rows, actions: list[tuple[Any, ...]], rest_is_drained: bool
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
         folder.mkdir()
         trainer = Trainer(database, rows, folder)
-        for deed, *arguments in deeds:
-            getattr(trainer, deed)(*arguments)
+        for action, *arguments in actions:
+            getattr(trainer, action)(*arguments)
         if rest_is_drained:
             trainer.drain()
         else:
@@ -183,5 +183,5 @@ def check_the_rest(database: Database, run_id: str, folder: Path, rows: Rows) ->
     }
     assert steps == sorted({row["step"] for row in read_samples(folder)})
     assert evaluations == plain(read_evaluations(folder))
-    told = [event.message for event in events if event.kind == "step"]
-    assert told == [row["message"] for row in rows["events"]]
+    messages = [event.message for event in events if event.kind == "step"]
+    assert messages == [row["message"] for row in rows["events"]]

@@ -1,4 +1,4 @@
-"""The supervisor with real processes: started again, ended whole, and nothing else ever touched."""
+"""The supervisor with real processes: restart, complete shutdown, and no effect on other processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gxpo_services.local.supervisor import Child, StartError, Stopped, Supervisor, end_recorded
+from gxpo_services.local.supervisor import Child, StartError, Stopped, Supervisor, stop_orphans
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.training.run_lock import process_start
 
@@ -65,38 +65,38 @@ def pid_in(file: Path) -> int:
     return int(file.read_text() or 0) if file.exists() else 0
 
 
-def test_a_child_that_dies_is_started_again_and_said(supervisor: Supervisor, said: list[str], tmp_path: Path) -> None:
+def test_a_dead_child_is_restarted_and_reported(supervisor: Supervisor, said: list[str], tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     supervisor.start(Child("api", python(TOUCH, mark), lambda: pid_in(mark) > 0))
     first = pid_in(mark)
     os.kill(first, signal.SIGKILL)
-    until(lambda: pid_in(mark) not in (0, first), supervisor.tend)
+    until(lambda: pid_in(mark) not in (0, first), supervisor.check)
     assert is_there(pid_in(mark))
     assert not is_there(first)
     assert said[0].startswith("api: ready after")
-    assert said[1:] == ["api: ended with signal 9; starting it again in 0.01 s"]
+    assert said[1:] == ["api: ended with signal 9; restarting in 0.01 s"]
     recorded = json.loads((tmp_path / "up.json").read_text())
     (process,) = recorded["processes"]
     assert (process["pid"], process["start"]) == (pid_in(mark), process_start(pid_in(mark)))
 
 
-def test_the_pause_doubles_while_a_child_keeps_dying(supervisor: Supervisor, said: list[str]) -> None:
+def test_the_back_off_doubles_while_a_child_keeps_dying(supervisor: Supervisor, said: list[str]) -> None:
     supervisor.start(Child("api", python("raise SystemExit(3)"), lambda: True))
-    until(lambda: len(said) >= 4, supervisor.tend)
+    until(lambda: len(said) >= 4, supervisor.check)
     assert said[1:4] == [
-        "api: ended with code 3; starting it again in 0.01 s",
-        "api: ended with code 3; starting it again in 0.02 s",
-        "api: ended with code 3; starting it again in 0.04 s",
+        "api: ended with code 3; restarting in 0.01 s",
+        "api: ended with code 3; restarting in 0.02 s",
+        "api: ended with code 3; restarting in 0.04 s",
     ]
 
 
 def test_a_child_that_cannot_start_is_an_error_with_the_end_of_its_log(supervisor: Supervisor) -> None:
     broken = Child("api", python("import sys; print('no such table'); sys.exit(7)"), lambda: False)
-    with pytest.raises(StartError, match=r"(?s)api ended with code 7 while starting.*no such table"):
+    with pytest.raises(StartError, match=r"(?s)api ended with code 7 during start-up.*no such table"):
         supervisor.start(broken)
 
 
-def test_a_start_may_be_tried_again(supervisor: Supervisor, tmp_path: Path, said: list[str]) -> None:
+def test_the_first_start_is_retried(supervisor: Supervisor, tmp_path: Path, said: list[str]) -> None:
     program = """
         import pathlib, sys, time
         first, mark = map(pathlib.Path, sys.argv[1:])
@@ -108,13 +108,13 @@ def test_a_start_may_be_tried_again(supervisor: Supervisor, tmp_path: Path, said
     """
     mark = tmp_path / "mark"
     supervisor.start(Child("ray", python(program, tmp_path / "first", mark), mark.exists, tries=2))
-    assert said[0] == "ray: ended with code 1 while starting; trying again"
+    assert said[0] == "ray: ended with code 1 during start-up; retrying"
 
 
 def test_the_wish_to_end_ends_the_waiting(tmp_path: Path) -> None:
-    wish = threading.Event()
-    wish.set()
-    supervisor = Supervisor(tmp_path / "up.json", tmp_path / "logs", print, wish)
+    shutdown = threading.Event()
+    shutdown.set()
+    supervisor = Supervisor(tmp_path / "up.json", tmp_path / "logs", print, shutdown)
     with pytest.raises(Stopped):
         supervisor.start(Child("api", python("import time; time.sleep(600)"), lambda: False))
     (process,) = json.loads((tmp_path / "up.json").read_text())["processes"]
@@ -123,7 +123,7 @@ def test_the_wish_to_end_ends_the_waiting(tmp_path: Path) -> None:
     assert not (tmp_path / "up.json").exists()
 
 
-def test_a_stop_ends_deaf_children_and_their_children(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_a_stop_kills_children_that_ignore_sigterm_and_their_children(supervisor: Supervisor, tmp_path: Path) -> None:
     program = """
         import os, pathlib, signal, subprocess, sys, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -166,7 +166,7 @@ WHOLE = """
     supervisor.start(Child("ray", words, lambda: all(mark.exists() and mark.read_text() for mark in marks)))
     (folder / "ready").touch()
     while not (folder / "end").exists():
-        supervisor.tend()
+        supervisor.check()
         time.sleep(0.05)
     supervisor.stop()
 """
@@ -216,7 +216,7 @@ def test_only_recorded_processes_that_are_still_the_same_are_ended(tmp_path: Pat
         state = tmp_path / "up.json"
         state.write_text(json.dumps({"pid": 1, "start": 1, "processes": records}))
         said: list[str] = []
-        end_recorded(state, said.append)
+        stop_orphans(state, said.append)
         assert not is_there(left_behind.pid)
         assert not is_there(pid_in(mark))
         assert other.poll() is None
@@ -230,8 +230,8 @@ def test_only_recorded_processes_that_are_still_the_same_are_ended(tmp_path: Pat
 
 def test_a_state_that_cannot_be_read_is_an_error_not_a_guess(tmp_path: Path) -> None:
     state = tmp_path / "up.json"
-    end_recorded(state, print)
+    stop_orphans(state, print)
     state.write_text('{"processes": [{"pid": ')
     with pytest.raises(DataError, match=r"up\.json cannot be read"):
-        end_recorded(state, print)
+        stop_orphans(state, print)
     assert state.exists()

@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from gxpo_services.network.ports import free_port
+from gxpo_services.local.ports import free_port
 
 LONG_S = 120
 
@@ -31,7 +31,7 @@ def until(condition: Callable[[], object], process: subprocess.Popen[str] | None
 
 
 class Up:
-    """A running `gxpo up`. GXPO_RAY_ADDRESS names a Ray of somebody else's, so none is started."""
+    """A running `gxpo up`. GXPO_RAY_ADDRESS names an external Ray, so none is started."""
 
     def __init__(self, home: Path, *words: str) -> None:
         self.home = home
@@ -46,7 +46,7 @@ class Up:
         return Path(self._log.name).read_text()
 
     def wait_until_up(self) -> None:
-        until(lambda: "Ctrl-C ends everything." in self.printed, self.process)
+        until(lambda: "Press Ctrl-C to stop." in self.printed, self.process)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def test_it_serves_restarts_what_dies_and_ends_whole(start: Callable[..., Up], t
         up = start("--port", str(port))
         up.wait_until_up()
     url = up.state["url"]
-    assert f"api: port {port} is taken; using" in up.printed
+    assert f"api: port {port} is in use; using" in up.printed
     assert url != f"http://127.0.0.1:{port}"
     token = (up.home / "token").read_text().strip()
     answer = httpx.get(f"{url}/api/v1/runs", headers={"Authorization": f"Bearer {token}"})
@@ -101,17 +101,17 @@ def test_it_serves_restarts_what_dies_and_ends_whole(start: Callable[..., Up], t
     os.kill(api, signal.SIGKILL)
     until(lambda: up.pid("api") != api, up.process)
     until(lambda: answers(f"{url}/health/ready"), up.process)
-    assert "api: ended with signal 9; starting it again in 1 s" in up.printed
+    assert "api: ended with signal 9; restarting in 1 s" in up.printed
 
     second = Up(up.home)
     assert second.process.wait(LONG_S) == 1
-    assert f"is up already (process {up.process.pid})" in second.printed
+    assert f"is already in use by `gxpo up` (process {up.process.pid})" in second.printed
 
     everything = [psutil.Process(up.process.pid), *psutil.Process(up.process.pid).children(recursive=True)]
     assert up.end() == 0
     assert [process for process in everything if process.is_running() and is_there(process.pid)] == []
     assert not (up.home / "up.json").exists()
-    assert "go on from their checkpoints at the next `gxpo up`" in up.printed
+    assert "resume from their checkpoints at the next `gxpo up`" in up.printed
 
 
 def test_a_killed_one_leaves_nothing_that_keeps_the_next_from_starting(start: Callable[..., Up]) -> None:

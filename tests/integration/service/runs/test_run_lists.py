@@ -281,9 +281,9 @@ def test_sorting_by_a_metrics_last_best_and_lowest_value(
 def test_sorting_by_a_metric_that_nobody_reported_is_by_number(client: TestClient, database: Database) -> None:
     ids = add_runs(database, 5, plain_run)
     for at in ("last", "3"):
-        found = walk(client, limit=2, sort="metric:never/heard", metric_at=at, order="asc")
+        found = walk(client, limit=2, sort="metric:never/reported", metric_at=at, order="asc")
         assert [run["id"] for run in found] == ids
-        assert {run["metrics"]["never/heard"] for run in found} == {None}
+        assert {run["metrics"]["never/reported"] for run in found} == {None}
 
 
 def add_history(database: Database, run_id: str, attempts: dict[int, dict[int, float]], firsts: dict[int, int]) -> None:

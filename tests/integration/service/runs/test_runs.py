@@ -1,4 +1,4 @@
-"""Runs over HTTP: submit, check, see, change, steer, copy, try again, delete."""
+"""Runs over HTTP: submit, validate, show, edit, control, clone, retry, delete."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def running(database: Database, launcher: ScriptedLauncher, clock: Clock) -> Cal
     def make(scheduler: Scheduler, **values: Any) -> str:
         run_id = runs.add_run(database, **values)
         scheduler.tick()
-        runs.heard(database, run_id, at=clock.now)
+        runs.report(database, run_id, at=clock.now)
         return run_id
 
     return make

@@ -1,4 +1,4 @@
-"""What the scheduler relies on, of the launcher for Ray (a real head) and of the one for plain processes."""
+"""What the scheduler relies on, of Ray (a real head) and of the double that runs plain processes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.process_launcher import ProcessLauncher
 from support.ray_head import RayHead
 
 from gxpo_services.scheduling.launcher import (
@@ -22,7 +23,6 @@ from gxpo_services.scheduling.launcher import (
     RayLauncher,
     trainer_command,
 )
-from gxpo_services.scheduling.process_launcher import ProcessLauncher
 
 WAIT_S = 90.0
 
@@ -38,7 +38,7 @@ def ray_head() -> Iterator[RayHead]:
 
 
 class PatientRay(RayLauncher):
-    """Asks again as the scheduler does: on a busy machine a head may take longer than one question waits."""
+    """Retries as the scheduler does: on a busy machine a request to the head may time out."""
 
     def _ask(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         deadline = time.monotonic() + WAIT_S
@@ -189,16 +189,16 @@ def test_what_a_half_started_head_answers_is_not_taken_for_a_status() -> None:
                 ask()
 
 
-def test_processes_outlive_their_launcher_and_are_found_again(tmp_path: Path, job: Callable[..., Job]) -> None:
+def test_processes_outlive_their_launcher_and_are_found_other(tmp_path: Path, job: Callable[..., Job]) -> None:
     found = job("import time; time.sleep(600)")
     ProcessLauncher(tmp_path / "jobs").submit(found)
-    again = ProcessLauncher(tmp_path / "jobs")
-    assert again.status(found.id).state == "running"
+    other = ProcessLauncher(tmp_path / "jobs")
+    assert other.status(found.id).state == "running"
     session = int(until_written(tmp_path / "jobs" / f"{found.id}.pid"))
     os.killpg(session, signal.SIGKILL)
-    assert ended(again, found.id) == JobStatus("failed", "its processes were killed")
-    again.submit(found)
-    assert again.status(found.id).state == "failed", "one job, one time"
+    assert ended(other, found.id) == JobStatus("failed", "its processes were killed")
+    other.submit(found)
+    assert other.status(found.id).state == "failed", "one job, one time"
 
 
 def test_the_job_lives_as_long_as_its_trainer_though_its_shell_is_killed(

@@ -173,7 +173,7 @@ def test_a_scheduler_that_loses_its_lease_in_the_middle_of_a_round_changes_nothi
     first, second = scheduler_of("first"), scheduler_of("second")
     run_id = running(first)
     if state != S.RUNNING:
-        runs.wish(database, run_id, "cancel" if state == S.CANCELLING else "pause", at=clock.now)
+        runs.request(database, run_id, "cancel" if state == S.CANCELLING else "pause", at=clock.now)
     launcher.ends(f"{run_id}-1", "failed")
     seen: list[dict[str, Any]] = []
 

@@ -55,7 +55,7 @@ def test_nothing_changes_while_the_launcher_is_away_and_a_lost_job_does_not_coun
 
 
 @pytest.mark.parametrize(("max_forgotten", "reached"), [(2, [0, 0, 0]), (2, [4, 3, 4, 2]), (0, [0]), (1, [1, 2, 2, 2])])
-def test_a_run_whose_jobs_are_forgotten_again_and_again_fails(
+def test_a_run_whose_jobs_are_repeatedly_forgotten_fails(
     database: Database,
     launcher: ScriptedLauncher,
     scheduler_of: Make,
@@ -74,10 +74,10 @@ def test_a_run_whose_jobs_are_forgotten_again_and_again_fails(
         scheduler.tick()
         scheduler.tick()
         if launch < len(reached):
-            runs.heard(database, run_id, at=clock.now)
+            runs.report(database, run_id, at=clock.now)
     run = runs.get(database, run_id)
     assert (run.state, run.reason, run.launch, run.recoveries) == (S.FAILED, "lost_heartbeat", len(reached), 0)
-    assert f"{max_forgotten + 1} jobs in a row were lost so without a new step" in run.detail
+    assert f"{max_forgotten + 1} consecutive jobs were lost without progress" in run.detail
     assert f"max_forgotten is {max_forgotten}" in run.detail
     losses = [message for kind, message in runs.messages(database, run_id) if kind == "job_forgotten"]
     assert losses == [
@@ -96,7 +96,7 @@ def test_new_steps_between_losses_keep_a_run_going(
         launcher.jobs.clear()
         scheduler.tick()
         scheduler.tick()
-        runs.heard(database, run_id, at=clock.now)
+        runs.report(database, run_id, at=clock.now)
     run = runs.get(database, run_id)
     assert (run.state, run.launch, run.recoveries) == (S.RUNNING, 9, 0)
 
@@ -150,11 +150,11 @@ def test_only_the_trainer_of_the_folder_is_killed(tmp_path: Path) -> None:
         for line in (f"{pid} {start}\n", f"{pid} {start + 1}\n", f"{2**22 + 1} 5\n", "", "x y\n"):
             os.ftruncate(lock, 0)
             os.pwrite(lock, line.encode(), 0)
-            assert not run_folder.is_left(folder), line
+            assert not run_folder.kill_orphaned_trainer(folder), line
         os.close(lock)
         (folder / ".lock").write_text(f"{pid} {start}\n")
-        assert not run_folder.is_left(folder), "nobody holds the lock"
-        assert not run_folder.is_left(tmp_path / "none")
+        assert not run_folder.kill_orphaned_trainer(folder), "nobody holds the lock"
+        assert not run_folder.kill_orphaned_trainer(tmp_path / "none")
         assert stranger.poll() is None
     finally:
         stranger.kill()

@@ -19,7 +19,7 @@ S = RunState
 
 
 @pytest.mark.parametrize(
-    ("wish", "outcome", "values", "state", "reason"),
+    ("request_", "outcome", "values", "state", "reason"),
     [
         (None, "succeeded", {"ended_by": "steps"}, S.SUCCEEDED, "steps_done"),
         (None, "succeeded", {"ended_by": "hours"}, S.SUCCEEDED, "budget_reached"),
@@ -36,7 +36,7 @@ def test_the_outcome_on_the_disk_counts_when_the_service_never_heard_it(
     scheduler_of: Make,
     clock: Clock,
     running: Callable[[Scheduler], str],
-    wish: Any,
+    request_: Any,
     outcome: str,
     values: dict[str, Any],
     state: RunState,
@@ -44,8 +44,8 @@ def test_the_outcome_on_the_disk_counts_when_the_service_never_heard_it(
 ) -> None:
     scheduler = scheduler_of()
     run_id = running(scheduler)
-    if wish:
-        runs.wish(database, run_id, wish, at=clock.now)
+    if request_:
+        runs.request(database, run_id, request_, at=clock.now)
     write_outcome(settings, run_id, 1, outcome, **values)
     launcher.ends(f"{run_id}-1", "succeeded")
     scheduler.tick()
@@ -86,7 +86,7 @@ def test_a_run_is_recovered_so_often_and_then_fails(
         assert (run.state, run.launch, run.recoveries) == (S.RECOVERING, launch + 1, launch)
         assert (run.last_batch, run.heartbeat_at) == (0, None)
         assert run.run_token_sha256 != secret, "an older launch must be shut out"
-        runs.heard(database, run_id, at=clock.now)
+        runs.report(database, run_id, at=clock.now)
     launcher.ends(f"{run_id}-3", "failed", "exit code 137")
     scheduler.tick()
     run = runs.get(database, run_id)
@@ -117,7 +117,7 @@ def test_the_reason_says_what_went_wrong(
     run_id = runs.add_run(database)
     scheduler.tick()
     if reported:
-        runs.heard(database, run_id, at=clock.now)
+        runs.report(database, run_id, at=clock.now)
     launcher.ends(f"{run_id}-1", "failed", message)
     scheduler.tick()
     run = runs.get(database, run_id)

@@ -18,6 +18,7 @@ from gxpo_services.run_states import RunState
 from gxpo_services.scheduling.scheduler import MISFIT_S
 
 S = RunState
+SCHEDULER = Path(__file__).parents[3] / "support" / "chaos_scheduler.py"
 
 
 def test_the_queue_is_fair_and_keeps_to_the_quota(
@@ -93,7 +94,7 @@ def test_one_run_that_cannot_be_advanced_does_not_stop_the_others(
 def test_the_process_ends_cleanly_when_it_is_told_to(database: Database, database_url: str, tmp_path: Path) -> None:
     run_id = runs.add_run(database, state=S.CANCELLING, launch=1, job_id="gone-1", wish_at=0.0)
     environment = {**os.environ, "GXPO_HOME": str(tmp_path / "home"), "GXPO_DATABASE_URL": database_url}
-    command = [sys.executable, "-m", "gxpo_services.scheduling.scheduler", "--launcher", "process"]
+    command = [sys.executable, str(SCHEDULER)]
     process = subprocess.Popen(command, env=environment)
     try:
         until(lambda: runs.get(database, run_id).state == S.CANCELLED, "the run that nobody held to be taken over")

@@ -1,4 +1,4 @@
-"""Scores with their intervals, beside the published ones."""
+"""Scores with confidence intervals and published results."""
 
 from __future__ import annotations
 
@@ -62,21 +62,21 @@ def test_the_chart_of_a_benchmark_holds_its_runs_and_its_published_values() -> N
     published = benchmarks.published_scores(PUBLISHED).query("model == 'M'")
     chart = benchmarks.benchmark_chart("gsm8k", frame, "pass@1", ["a", "b"], published)
     assert chart.datasets["points"]["y"].tolist() == [0.2]
-    assert chart.datasets["rules"]["label"].tolist() == ["GRPO 43.5 %", "GXPO K=3 51.5 %"]
-    assert chart.summary.endswith("Published: GRPO 43.5 %, GXPO K=3 51.5 %.")
+    assert chart.datasets["rules"]["label"].tolist() == ["GRPO 43.5%", "GXPO K=3 51.5%"]
+    assert chart.summary.endswith("Published: GRPO 43.5%, GXPO K=3 51.5%.")
 
 
 def test_the_table_gives_newest_and_best() -> None:
     frame = benchmarks.scores_frame([record(0, 0.2), record(10, 0.5), record(20, 0.4)], "pass@1", "a")
     row = benchmarks.score_table(frame, benchmarks.published_scores(PUBLISHED).query("model == 'N'")).iloc[0]
-    assert (row["newest"], row["at step"], row["best"], row["best at step"]) == (0.4, 20, 0.5, 10)
+    assert (row["latest"], row["at step"], row["best"], row["best at step"]) == (0.4, 20, 0.5, 10)
     assert row["published GRPO"] == 0.7873
 
 
 def test_without_an_evaluation_it_says_so() -> None:
     chart = benchmarks.accuracy_chart([])
     assert chart.empty
-    assert chart.summary == "No evaluation yet."
+    assert chart.summary == "No evaluations yet."
 
 
 def test_several_benchmarks_of_a_run_are_lines_of_their_own() -> None:

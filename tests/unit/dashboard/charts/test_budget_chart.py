@@ -1,4 +1,4 @@
-"""Backward passes by phase, against what other rules would have spent; numbers by hand."""
+"""Backward passes by phase, compared with other rules; numbers by hand."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ def test_grpo_has_one_kind_of_step() -> None:
 def test_a_gxpo_run_is_held_against_grpo_and_sfpo_of_its_depth() -> None:
     found = budget.others([0, 10], GXPO)
     last = dict(found[found["x"] == 10][["series", "y"]].to_numpy().tolist())
-    assert last == {"GRPO (1 a step)": 10.0, "SFPO K=5 (6 a step)": 60.0}
+    assert last == {"GRPO (1 per step)": 10.0, "SFPO K=5 (6 per step)": 60.0}
 
 
 def test_an_sfpo_run_is_held_against_grpo_and_gxpo() -> None:
     found = budget.others([4], {"name": "sfpo", "k": 3})
-    assert dict(found[["series", "y"]].to_numpy().tolist()) == {"GRPO (1 a step)": 4.0, "GXPO (3 a step)": 12.0}
+    assert dict(found[["series", "y"]].to_numpy().tolist()) == {"GRPO (1 per step)": 4.0, "GXPO (3 per step)": 12.0}
 
 
 def test_one_probe_costs_two_passes() -> None:
     found = budget.others([4], {"name": "sfpo", "k": 3, "probes": 1})
-    assert "GXPO (2 a step)" in set(found["series"])
+    assert "GXPO (2 per step)" in set(found["series"])
 
 
 def test_the_budget_is_a_line_and_a_word() -> None:
     chart = budget.budget_chart(SHUT_OFF, GXPO, 200.0)
     assert chart.datasets["limit"].to_dict("records") == [{"y": 200.0, "label": "budget 200"}]
     spent = f"11 backward passes of 200 after 5 steps (9 in {LOOK_AHEAD}, 2 in {FALLBACK})"
-    assert chart.summary == f"{spent}. Others: GRPO (1 a step): 5, SFPO K=5 (6 a step): 30."
+    assert chart.summary == f"{spent}. Others: GRPO (1 per step): 5, SFPO K=5 (6 per step): 30."
     assert budget.budget_chart(SHUT_OFF, GXPO, None).datasets["limit"].empty
 
 
@@ -71,4 +71,4 @@ def test_new_data_does_not_change_the_specification() -> None:
 def test_without_a_step_it_says_so() -> None:
     chart = budget.budget_chart({}, GXPO, None)
     assert chart.empty
-    assert chart.summary == "No step is done yet."
+    assert chart.summary == "No steps yet."

@@ -47,7 +47,7 @@ def test_the_z_chart_marks_threshold_and_shutoff() -> None:
     assert chart.datasets["points"][["x", "y"]].to_numpy().tolist() == [[2.0, 0.25], [3.0, 2.5]]
     assert chart.datasets["rules"].to_dict("records") == [{"y": 2.0, "label": "τ = 2"}]
     assert chart.datasets["shutoff"].to_dict("records") == [{"x": 3.0, "label": "shut off at step 3"}]
-    assert chart.summary == "The gate fired at step 3; τ is 2. The largest z-score was 2.5."
+    assert chart.summary == "The gate fired at step 3; τ is 2. The maximum z-score was 2.5."
 
 
 def test_a_two_sided_gate_has_both_limits() -> None:

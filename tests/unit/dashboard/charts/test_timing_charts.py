@@ -44,11 +44,11 @@ def test_means_are_over_all_steps_and_evaluation_is_spread_over_them() -> None:
 
 
 def test_the_words_give_shares_of_all_time() -> None:
-    # 10 s in all: 3 of sampling, 5 of update, 1 of sync, 1 of the rest.
+    # 10 s in all: 3 of sampling, 5 of update, 1 of sync, 1 of other.
     words = timing.step_time_chart(SERIES).summary
-    assert words == "Of all steps' time so far: sampling 30 %, update 50 %, weight sync 10 %, the rest 10 %."
+    assert words == "Share of step time: sampling 30%, update 50%, weight sync 10%, other 10%."
 
 
 def test_without_a_step_it_says_so() -> None:
     assert timing.step_time_chart({}).empty
-    assert timing.totals_chart({}).summary == "No step is done yet."
+    assert timing.totals_chart({}).summary == "No steps yet."

@@ -1,4 +1,4 @@
-"""Nobody but the person at this machine is signed in with this machine's token."""
+"""The local token is used only for visitors on this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gxpo_dashboard.client import is_loopback
+from gxpo_client.addresses import is_loopback_host
 from gxpo_dashboard.session.access import Visit, host_of, may_use_local_token, read_local_token
 
 SERVICE = "http://127.0.0.1:8000"
@@ -51,10 +51,10 @@ def test_everybody_else_may_not(found: Visit, service: str) -> None:
 
 
 def test_loopback_is_told_by_address_and_not_by_prefix() -> None:
-    assert is_loopback("127.8.9.1")
-    assert not is_loopback("127.0.0.1.nip.example")
-    assert not is_loopback("128.0.0.1")
-    assert not is_loopback(None)
+    assert is_loopback_host("127.8.9.1")
+    assert not is_loopback_host("127.0.0.1.nip.example")
+    assert not is_loopback_host("128.0.0.1")
+    assert not is_loopback_host(None)
     assert host_of("[::1]:80") == "::1"
     assert host_of("a:80") == "a"
 

@@ -1,4 +1,4 @@
-"""Choices and address: whoever changed last wins, and defaults stay out of sight."""
+"""Widgets and URL: the last change wins, and defaults are omitted."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_durations(seconds: float | None, words: str) -> None:
 
 
 def test_figures() -> None:
-    assert formats.percent(0.4132) == "41.3 %"
+    assert formats.percent(0.4132) == "41.3%"
     assert formats.points(-0.012) == "-1.2"
     assert formats.count(12345.0) == "12,345"
     assert formats.count(1.5) == "1.50"

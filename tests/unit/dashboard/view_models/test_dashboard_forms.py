@@ -81,7 +81,7 @@ def test_empty_means_none_only_where_it_may() -> None:
 
 
 def test_what_is_no_value_is_named() -> None:
-    with pytest.raises(forms.BadValue, match=r"learner\.rule\.k = 'five' is not a whole number"):
+    with pytest.raises(forms.BadValue, match=r"learner\.rule\.k = 'five' is not an integer"):
         forms.parse(settings()["learner.rule.k"], "five")
 
 

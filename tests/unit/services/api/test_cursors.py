@@ -57,7 +57,7 @@ def made_of(*body: object) -> str:
     ],
 )
 def test_what_no_list_gave_is_refused(cursor: str, kind: Kind) -> None:
-    with pytest.raises(Invalid, match=r"no cursor of this list|another order"):
+    with pytest.raises(Invalid, match=r"not a cursor of this list|another order"):
         decode(cursor, "+x", kind)
 
 

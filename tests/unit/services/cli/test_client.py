@@ -1,4 +1,4 @@
-"""The client: what is tried again, what errors say, where a token may go."""
+"""The client: retries, error messages, and where a token is sent."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gxpo_services.cli import client as module
-from gxpo_services.cli.client import NotThere, RefusedRequest, ServiceAway, ServiceClient, ServiceError, connect
+from gxpo_client import client as module
+from gxpo_client.client import Client, InvalidRequest, NotFound, Refused, ServiceError, ServiceUnavailable
+from gxpo_client.client import connect as connect_http
+from gxpo_services.cli.client import connect
+from gxpo_services.cli.common import CommandFailed
 from gxpo_trainer.errors import ConfigError
 
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -23,8 +26,9 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
 
 
-def client_of(handler: Handler, **options: float) -> ServiceClient:
-    return ServiceClient("http://127.0.0.1:8000", "secret", transport=httpx.MockTransport(handler), **options)
+def client_of(handler: Handler, **options: float) -> Client:
+    http = connect_http("http://127.0.0.1:8000", transport=httpx.MockTransport(handler))
+    return Client(http, "secret", **{"patience_s": 3.0} | options)
 
 
 def failing(times: int, answer: httpx.Response, seen: list[httpx.Request]) -> Handler:
@@ -39,7 +43,7 @@ def failing(times: int, answer: httpx.Response, seen: list[httpx.Request]) -> Ha
     return handle
 
 
-def test_reads_are_tried_again_and_carry_the_token() -> None:
+def test_reads_are_retried_with_the_token() -> None:
     seen: list[httpx.Request] = []
     with client_of(failing(2, httpx.Response(200, json={"id": "r1"}), seen)) as client:
         assert client.run("r1")["id"] == "r1"
@@ -47,17 +51,18 @@ def test_reads_are_tried_again_and_carry_the_token() -> None:
     assert seen[-1].headers["authorization"] == "Bearer secret"
 
 
-def test_a_service_that_stays_away_is_an_error_that_says_what_to_do() -> None:
-    with client_of(failing(10**6, httpx.Response(200), [])) as client, pytest.raises(ServiceAway) as caught:
+def test_an_unreachable_service_is_an_error_with_a_fix() -> None:
+    with client_of(failing(10**6, httpx.Response(200), [])) as client, pytest.raises(ServiceUnavailable) as caught:
         client.run("r1")
-    assert str(caught.value) == (
-        "no service answers at http://127.0.0.1:8000 (Connection refused); start one with `gxpo up`, "
+    failure = CommandFailed(caught.value)
+    assert str(failure) == (
+        "http://127.0.0.1:8000 does not respond (Connection refused); start one with `gxpo up`, "
         "or name another with --url"
     )
-    assert caught.value.exit_code == 1
+    assert failure.exit_code == 1
 
 
-def test_a_submission_is_repeated_with_the_same_key() -> None:
+def test_a_submission_is_retried_with_the_same_key() -> None:
     seen: list[httpx.Request] = []
     with client_of(failing(1, httpx.Response(201, json={"id": "r1"}), seen)) as client:
         client.submit({"preset": "demo"})
@@ -65,14 +70,14 @@ def test_a_submission_is_repeated_with_the_same_key() -> None:
     assert len(seen) == 2
 
 
-def test_a_change_without_a_key_is_asked_once() -> None:
+def test_a_change_without_a_key_is_not_retried() -> None:
     seen: list[httpx.Request] = []
-    with client_of(failing(1, httpx.Response(200, json={}), seen)) as client, pytest.raises(ServiceAway):
-        client.patch("/runs/r1", {"name": "x"})
+    with client_of(failing(1, httpx.Response(200, json={}), seen)) as client, pytest.raises(ServiceUnavailable):
+        client.change("r1", name="x")
     assert len(seen) == 1
 
 
-def test_a_service_that_cannot_work_now_is_asked_again() -> None:
+def test_an_unavailable_service_is_retried() -> None:
     answers = [httpx.Response(503, json={"detail": "the database cannot be used now"}), httpx.Response(200, json=[])]
     with client_of(lambda _: answers.pop(0)) as client:
         assert client.get("/tokens") == []
@@ -81,30 +86,30 @@ def test_a_service_that_cannot_work_now_is_asked_again() -> None:
 @pytest.mark.parametrize(
     ("status", "body", "kind", "code", "message"),
     [
-        (404, {"title": "Not found", "detail": "there is no run r1"}, NotThere, 1, "there is no run r1"),
-        (409, {"title": "Conflict", "detail": "it has ended"}, ServiceError, 1, "it has ended"),
+        (404, {"title": "Not found", "detail": "there is no run r1"}, NotFound, 1, "there is no run r1"),
+        (409, {"title": "Conflict", "detail": "it has ended"}, Refused, 1, "it has ended"),
         (
             422,
             {
-                "title": "Cannot be used",
+                "title": "Invalid request",
                 "detail": "2 settings cannot be used",
                 "errors": [
                     {"field": "config.seed", "message": "must be at least 0"},
                     {"field": "config.learner.rule.k", "message": "must be at least 2"},
                 ],
             },
-            RefusedRequest,
+            InvalidRequest,
             2,
             "2 settings cannot be used\n  config.seed: must be at least 0\n  config.learner.rule.k: must be at least 2",
         ),
         (
             422,
-            {"title": "Cannot be used", "detail": "sort: bad", "errors": [{"field": "sort", "message": "bad"}]},
-            RefusedRequest,
+            {"title": "Invalid request", "detail": "sort: bad", "errors": [{"field": "sort", "message": "bad"}]},
+            InvalidRequest,
             2,
-            "Cannot be used\n  sort: bad",
+            "Invalid request\n  sort: bad",
         ),
-        (500, None, ServiceError, 1, "the service answered 500: Internal Server Error"),
+        (500, None, Refused, 1, "the service responded with 500: Internal Server Error"),
     ],
 )
 def test_problem_details_become_one_message_and_an_exit_code(
@@ -113,7 +118,8 @@ def test_problem_details_become_one_message_and_an_exit_code(
     answer = httpx.Response(status, json=body) if body else httpx.Response(status, text="<html>")
     with client_of(lambda _: answer) as client, pytest.raises(ServiceError) as caught:
         client.get("/runs/r1")
-    assert (type(caught.value), caught.value.exit_code, str(caught.value)) == (kind, code, message)
+    failure = CommandFailed(caught.value)
+    assert (type(caught.value), failure.exit_code, str(failure)) == (kind, code, message)
     assert caught.value.status == status
 
 
@@ -128,7 +134,7 @@ def test_a_list_is_read_page_by_page_up_to_its_limit() -> None:
         return httpx.Response(200, json={"items": items, "next_cursor": str(first + len(items))})
 
     with client_of(handle) as client:
-        found = client.runs(limit=450, tag=["a", "b"], rule=None)
+        found = client.all_runs(limit=450, tag=["a", "b"], rule=None)
     assert [run["id"] for run in found] == [f"r{number}" for number in range(450)]
     assert asked == [(None, "200"), ("200", "200"), ("400", "50")]
 
@@ -137,7 +143,7 @@ def test_ids_cannot_lead_out_of_their_path() -> None:
     seen: list[httpx.Request] = []
     with client_of(failing(0, httpx.Response(200, json={}), seen)) as client:
         client.run("../tokens?x=1")
-    assert seen[0].url.raw_path == b"/api/v1/runs/..%2Ftokens%3Fx%3D1"
+    assert seen[0].url.raw_path == b"/api/v1/runs/%2E%2E%2Ftokens%3Fx%3D1"
 
 
 @pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1", "http://"])

@@ -16,7 +16,7 @@ from gxpo_trainer.config import RunConfig
 
 @pytest.fixture
 def places(tmp_path: Path) -> Path:
-    """allowed/ with a model, a data file and links; secret/ beside it."""
+    """allowed/ with a model, a data file and links; and a sibling secret/."""
     for folder in ("allowed/model", "secret/model", "work"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "allowed" / "train.jsonl").write_text("{}\n")
@@ -97,7 +97,7 @@ def test_no_spelling_leads_out_of_the_model_roots(places: Path, spelling: str, m
     settings = server(model_roots=[places / "allowed" / "model"])
     found = refusals({"model": {"path": spelling.format(root=places)}}, settings)
     assert [path for path, _ in found] == ["model.path"]
-    assert str(places / "allowed" / "model") in found[0][1] or "no path that can be used" in found[0][1]
+    assert str(places / "allowed" / "model") in found[0][1] or "not a valid path" in found[0][1]
 
 
 def test_a_name_that_is_a_folder_here_is_a_path_and_not_a_hub_name(

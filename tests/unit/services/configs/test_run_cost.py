@@ -36,7 +36,7 @@ def test_passes_of_a_step(rule: dict[str, Any], per_step: int) -> None:
 def test_the_budget_in_passes_caps_them_and_is_named() -> None:
     gxpo = expected_cost(config({"name": "gxpo"}, steps=40, backward_passes=100))
     assert (gxpo.steps, gxpo.backward_passes) == (40, 100)
-    assert "budget.backward_passes = 100 ends the run (a step that has begun is finished: up to 2 more)" in gxpo.words
+    assert "budget.backward_passes = 100 ends the run (up to 2 more to finish the last step)" in gxpo.words
     loose = expected_cost(config({"name": "gxpo"}, steps=40, backward_passes=121))
     assert loose.backward_passes == 120
     assert "budget" not in loose.words
@@ -56,8 +56,8 @@ def test_hours_alone_foretell_nothing() -> None:
 @pytest.mark.parametrize(
     ("gate", "words"),
     [
-        ({}, "1 after the gate has fired: an upper bound"),
-        ({"mode": "rearm"}, "1 while the gate has it off: an upper bound"),
+        ({}, "1 after the gate has fired (upper bound)"),
+        ({"mode": "rearm"}, "1 while the gate is closed (upper bound)"),
         ({"mode": "never"}, None),
         ({"threshold": float("inf")}, None),
     ],

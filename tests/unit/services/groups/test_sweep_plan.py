@@ -126,7 +126,7 @@ def test_every_bad_axis_and_setting_is_named_once() -> None:
 
 def test_two_combinations_that_are_one_run_are_refused() -> None:
     found = errors_of(grid={"name": ["a", "b"]})
-    assert "makes one run twice" in found["grid"]
+    assert "contains a duplicate" in found["grid"]
 
 
 def test_a_sweep_has_a_largest_size_control_included() -> None:

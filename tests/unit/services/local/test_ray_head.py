@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gxpo_services.local import ray_head
+from gxpo_services.local.ports import free_port
 from gxpo_services.local.ray_head import RayHead
-from gxpo_services.network.ports import free_port
 from gxpo_trainer.errors import ConfigError
 
 
@@ -52,12 +52,12 @@ def test_a_long_home_gets_a_short_folder_that_is_its_owner_s_alone(home: Path, t
 def test_a_folder_that_others_made_or_may_write_is_refused(home: Path, tmp_path: Path) -> None:
     outer = RayHead(home).folder.parent
     outer.chmod(0o777)
-    with pytest.raises(ConfigError, match="not a folder for you alone"):
+    with pytest.raises(ConfigError, match="not a private folder"):
         RayHead(home)
     (outer / "r").rmdir()
     outer.rmdir()
     outer.symlink_to(tmp_path)
-    with pytest.raises(ConfigError, match="not a folder for you alone"):
+    with pytest.raises(ConfigError, match="not a private folder"):
         RayHead(home)
 
 
@@ -87,6 +87,6 @@ def test_a_port_that_is_taken_is_passed_over(taken: int) -> None:
 
 
 def test_no_free_port_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gxpo_services.network.ports._is_free", lambda port: False)
-    with pytest.raises(ConfigError, match="no port from 65500 on is free"):
+    monkeypatch.setattr("gxpo_services.local.ports._is_free", lambda port: False)
+    with pytest.raises(ConfigError, match="no free port from 65500 on"):
         free_port(65500)

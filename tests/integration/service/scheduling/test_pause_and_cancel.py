@@ -1,4 +1,4 @@
-"""What people ask of runs that the scheduler carries out: cancel, pause, resume."""
+"""Cancel, pause and resume requests carried out by the scheduler."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_cancel_gives_the_trainer_time_then_ends_its_job(
 ) -> None:
     scheduler = scheduler_of()
     run_id = running(scheduler)
-    runs.wish(database, run_id, "cancel", at=clock.now)
+    runs.request(database, run_id, "cancel", at=clock.now)
     clock.passes(settings.cancel_grace_s - 1)
     scheduler.tick()
     assert launcher.stopped() == []
@@ -50,7 +50,7 @@ def test_a_run_that_is_cancelled_before_its_job_is_there_never_gets_one(
     launcher.away = True
     scheduler.tick()
     assert runs.get(database, run_id).state == S.STARTING
-    runs.wish(database, run_id, "cancel", at=clock.now)
+    runs.request(database, run_id, "cancel", at=clock.now)
     launcher.away = False
     scheduler.tick()
     assert runs.get(database, run_id).state == S.CANCELLED
@@ -67,16 +67,16 @@ def test_a_pause_that_takes_too_long_ends_at_the_last_checkpoint_and_can_be_resu
 ) -> None:
     scheduler = scheduler_of()
     run_id = running(scheduler)
-    runs.wish(database, run_id, "pause", at=clock.now)
+    runs.request(database, run_id, "pause", at=clock.now)
     clock.passes(settings.pause_grace_s + 1)
-    runs.heard(database, run_id, at=clock.now)
+    runs.report(database, run_id, at=clock.now)
     scheduler.tick()
     assert launcher.stopped() == [f"{run_id}-1"]
     launcher.ends(f"{run_id}-1", "stopped")
     scheduler.tick()
     paused = runs.get(database, run_id)
     assert (paused.state, paused.lease_owner, paused.recoveries) == (S.PAUSED, None, 0)
-    runs.wish(database, run_id, "resume", at=clock.now)
+    runs.request(database, run_id, "resume", at=clock.now)
     scheduler.tick()
     resumed = runs.get(database, run_id)
     assert (resumed.state, resumed.launch, resumed.recoveries) == (S.STARTING, 2, 0)
@@ -93,9 +93,9 @@ def test_a_resumed_run_waits_for_the_end_of_its_last_job(
 ) -> None:
     scheduler = scheduler_of()
     run_id = running(scheduler)
-    runs.wish(database, run_id, "pause", at=clock.now)
+    runs.request(database, run_id, "pause", at=clock.now)
     runs.move(database, run_id, S.PAUSED)  # the trainer reported, and is still ending
-    runs.wish(database, run_id, "resume", at=clock.now)
+    runs.request(database, run_id, "resume", at=clock.now)
     scheduler.tick()
     assert len(launcher.submitted) == 1
     assert set(launcher.stopped()) == {f"{run_id}-1"}
@@ -124,4 +124,4 @@ def test_a_job_that_outlives_its_run_is_ended(
     scheduler.tick()
     calls = len(launcher.calls)
     scheduler.tick()
-    assert len(launcher.calls) == calls, "nobody asks for it any more"
+    assert len(launcher.calls) == calls, "it is not polled any more"

@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from gxpo_services.cli.client import NotThere, ServiceClient
-from gxpo_services.network.addresses import is_http, is_loopback
+from gxpo_client.addresses import is_http, is_loopback
+from gxpo_client.client import Client, NotFound, connect
 from gxpo_services.scheduling.launcher import JobStatus, RayLauncher
 from gxpo_services.scheduling.scheduler import _ApiProbe
 from gxpo_services.settings import ServiceSettings, read_settings
@@ -85,7 +85,7 @@ def ask_all(url: str) -> None:
     """The scheduler of Ray and of the API, and the command line of the service."""
     assert RayLauncher(url).status("j1") == JobStatus("unknown")
     assert _ApiProbe(ServiceSettings(public_url=url))()
-    with ServiceClient(url, None) as client, pytest.raises(NotThere):
+    with Client(connect(url), None) as client, pytest.raises(NotFound):
         client.run("r1")
 
 

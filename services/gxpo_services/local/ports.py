@@ -1,4 +1,4 @@
-"""Ports of loopback that nothing listens on."""
+"""Free ports on loopback."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _TRIES = 50
 
 
 def free_port(wanted: int | None = None) -> int:
-    """`wanted` or the next free one after it; any free one when none is wanted.
+    """`wanted` or the next free port after it; any free port without `wanted`.
 
-    Raises ConfigError when a run of ports from `wanted` on is taken.
+    Raises ConfigError when the next ports are all taken.
     """
     if wanted is None:
         with socket.socket() as probe:
@@ -21,12 +21,12 @@ def free_port(wanted: int | None = None) -> int:
     for port in range(wanted, min(wanted + _TRIES, 65536)):
         if _is_free(port):
             return port
-    raise ConfigError(f"no port from {wanted} on is free; name another with --port or --dashboard-port")
+    raise ConfigError(f"no free port from {wanted} on; choose another with --port or --dashboard-port")
 
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # As servers do: a port whose last connections linger can be taken.
+        # As servers do, to reuse a port in TIME_WAIT.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))

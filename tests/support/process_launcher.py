@@ -1,4 +1,4 @@
-"""Jobs as processes of this machine, without a job server. They outlive the scheduler that started them."""
+"""A test double of Ray's job server: jobs are processes of this machine that outlive the scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seeing one executing run through: its job is started, watched, ended, and its end is recorded."""
+"""Supervision of one executing run: start, watch and stop its job, and record the outcome."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from gxpo_services.scheduling.launcher import Job, JobRefused, JobStatus, Launch
 from gxpo_services.settings import ServiceSettings
 
 _FORGOTTEN = "job_forgotten"
-_DOUBT = 0.25
-"""Part of heartbeat_s after which a silent trainer makes us ask whether the API could have heard it."""
+API_PROBE_FRACTION = 0.25
+"""Fraction of heartbeat_s without a heartbeat after which the API itself is probed."""
 
 
 @dataclass(slots=True)
 class Hold:
-    """A run that this scheduler holds. since: when it got it. secret: of the present launch, where it is known.
+    """A run that this scheduler holds. since: time of the claim. secret: of the current launch, if known.
 
-    stopping: why its job is being ended, with the job's id.
+    stopping: id of the job being stopped, with the reason.
     """
 
     lease_token: int
@@ -41,15 +41,14 @@ class Hold:
     stopping: tuple[str, str] | None = None
 
 
-class RunKeeper:
-    """Does what is due for a run. Writes come first and name the lease token, jobs are started and ended after.
+class RunSupervisor:
+    """Supervises runs. The database is written first, fenced by the lease token; jobs are started and stopped after.
 
-    So a crash in between leaves a run whose job is missing, and whoever holds the run next starts it. The secret of
-    its launch, which only service.json had, is then replaced.
+    A crash in between leaves a run without its job, which the next holder of the lease starts with a new secret.
 
-    A job that the launcher has forgotten (its cluster was restarted) does not count against max_recoveries: as a rule
-    the run is not to blame. One that brings the cluster down each time is: max_forgotten bounds the jobs that are lost
-    in a row without a new step. A silence counts only while the API could be reached and this scheduler was watching.
+    A job unknown to the launcher (Ray was restarted) does not count against max_recoveries: usually the run did not
+    cause it. For a run that crashes Ray each time, max_forgotten bounds the consecutive losses without progress. Missed
+    heartbeats count only while the API was reachable and this scheduler was running.
     """
 
     def __init__(
@@ -74,9 +73,9 @@ class RunKeeper:
         self._log = logs.get_logger(__name__)
 
     def advance(self, run_id: str, hold: Hold) -> bool:
-        """Look at the run and its job, and act; False when the run is not ours any more.
+        """Take the next action for a run; False when this scheduler no longer holds it.
 
-        Raises StateChanged when somebody else was faster, LauncherUnavailable, JobRefused.
+        Raises StateChanged after a concurrent change, LauncherUnavailable, JobRefused.
         """
         with self._database.reading() as session:
             run = leases.held(session, run_id, self._owner, hold.lease_token)
@@ -84,57 +83,57 @@ class RunKeeper:
             return False
         job = self._launcher.status(run.job_id)
         now = self._clock()
-        deed, why = supervision.next_deed(
+        action, why = supervision.next_action(
             RunState(run.state),
             job,
             launch_age_s=now - (run.launched_at or now),
             silence_s=self._silence(run, hold, now),
-            wish_age_s=now - (run.wish_at or now),
+            request_age_s=now - (run.wish_at or now),
             limits=self._limits,
         )
-        if deed == "submit":
+        if action == "submit":
             self._submit(run, run.job_id, hold)
-        elif deed == "stop":
+        elif action == "stop":
             self._stop(run, run.job_id, hold, why)
-        elif deed == "finish":
+        elif action == "finish":
             self._finish(run, hold, job, why)
         return True
 
     def dropped(self, run_id: str) -> None:
-        """A run is not ours any more. If it has ended, its job is about to."""
+        """Forget a run. If it has ended, its job should end shortly."""
         with self._database.reading() as session:
             job_id = leases.job_of_ended(session, run_id)
         if job_id is not None:
             self._ending[job_id] = self._clock()
 
     def end_jobs(self) -> None:
-        """Stop jobs that go on although their run has ended: what they hold is missing elsewhere."""
+        """Stop jobs that outlive their run, to free their resources."""
         for job_id, since in list(self._ending.items()):
             if not self._launcher.status(job_id).is_alive:
                 del self._ending[job_id]
             elif self._clock() - since > self._settings.cancel_grace_s:
-                with suppress(JobRefused):  # it is asked again in the next round
+                with suppress(JobRefused):  # retried in the next round
                     self._launcher.stop(job_id)
 
     def _silence(self, run: Run, hold: Hold, now: float) -> float:
-        """Seconds for which the trainer could have reported and did not."""
+        """Seconds since the last heartbeat, excluding outages of the API."""
         heard = max(run.heartbeat_at or 0.0, run.launched_at or 0.0, hold.since, self._api_away_at)
-        if now - heard > _DOUBT * self._settings.heartbeat_s and not self._api_answers():
+        if now - heard > API_PROBE_FRACTION * self._settings.heartbeat_s and not self._api_answers():
             self._api_away_at = heard = now
         return now - heard
 
     def _submit(self, run: Run, job_id: str, hold: Hold) -> None:
         folder = self._folder(run)
         refused = policy.refusals(run.config, self._settings)
-        if refused:  # a link may have changed since the run was submitted, or the server's settings
+        if refused:  # a symbolic link or the server's settings may have changed since
             named = "; ".join(f"{path}: {why}" for path, why in refused)
-            self._fail(run, hold, "invalid_config", f"the server does not allow it now: {named}")
+            self._fail(run, hold, "invalid_config", f"the server no longer allows it: {named}")
             return
         before = launches.job_id(run.id, run.launch - 1)
-        if self._launcher.status(before).is_alive:  # paused and resumed while it is still ending, say
+        if self._launcher.status(before).is_alive:  # e.g. paused and resumed while it is ending
             self._launcher.stop(before)
             return
-        if run_folder.is_left(folder):
+        if run_folder.kill_orphaned_trainer(folder):
             return
         if hold.secret is None:
             with self._database.writing() as session:
@@ -146,11 +145,11 @@ class RunKeeper:
         try:
             run_folder.prepare(folder, run, url=self._settings.api_url, token=hold.secret)
         except ValidationError as error:
-            self._fail(run, hold, "invalid_config", f"this version cannot use the run's config: {error}")
+            self._fail(run, hold, "invalid_config", f"this version does not support the run's config: {error}")
             return
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            detail = f"the run's folder cannot be written: {error}; free space or mend GXPO_ARTIFACT_ROOT, then retry"
+            detail = f"cannot write the run's folder: {error}; free space or fix GXPO_ARTIFACT_ROOT, then retry"
             self._fail(run, hold, "disk_full" if full else "setup_failed", detail)
             return
         env = {"GXPO_REWARD_ALLOWLIST": ",".join(self._settings.allowed_rewards)}
@@ -158,7 +157,7 @@ class RunKeeper:
         self._log.info("job submitted", run=run.id, job=job_id)
 
     def _stop(self, run: Run, job_id: str, hold: Hold, why: str) -> None:
-        """Ask the job to end; this is repeated in each round until it has."""
+        """Stop the job; repeated in each round until it has ended."""
         self._launcher.stop(job_id)
         if hold.stopping is None or hold.stopping[0] != job_id:
             hold.stopping = job_id, why
@@ -169,10 +168,10 @@ class RunKeeper:
                 events.record(session, run.number, self._actor, "stop", f"job {job_id} is stopped: {why}")
 
     def _finish(self, run: Run, hold: Hold, job: JobStatus, why: str) -> None:
-        """The launch is over: read what it left behind, then end the run as it says, or launch it again."""
+        """The launch is over: ingest its remaining files, then apply its outcome or relaunch the run."""
         folder = self._folder(run)
-        if run_folder.is_left(folder):
-            return  # killed just now: its files may still change
+        if run_folder.kill_orphaned_trainer(folder):
+            return  # just killed: its files may still change
         outcome = drain(self._database, run.id, folder, run.launch, hold.lease_token)
         if hold.stopping is not None and hold.stopping[0] == run.job_id:
             why = f"{hold.stopping[1]}; {why}"
@@ -189,7 +188,7 @@ class RunKeeper:
         self._log.info("launch over", run=run.id, launch=run.launch, why=why, state=str(found.state))
 
     def _conclude(self, session: Session, run: Run, lease_token: int, job: JobStatus, why: str) -> str | None:
-        """Where a launch without an outcome leads to; the secret of the next launch when there is one."""
+        """Conclude a launch without an outcome; returns the secret of the next launch, if any."""
         state = RunState(run.state)
         given_up = {RunState.CANCELLING: RunState.CANCELLED, RunState.PAUSING: RunState.PAUSED}
         if state in given_up:
@@ -201,7 +200,7 @@ class RunKeeper:
             reason = supervision.failure_reason(state, job)
             launches.fail(session, run, reason, f"{why}; {too_often}", actor=self._actor, lease_token=lease_token)
             return None
-        return launches.again(
+        return launches.relaunch(
             session,
             run,
             lease_token=lease_token,
@@ -214,19 +213,19 @@ class RunKeeper:
     def _recovered_too_often(self, run: Run, job: JobStatus) -> str | None:
         if run.recoveries < self._settings.max_recoveries:
             return None
-        last = f"; the launcher said: {job.message[:1000]}" if job.message else ""
+        last = f"; the launcher reported: {job.message[:1000]}" if job.message else ""
         return f"it was recovered {run.recoveries} times, which is max_recoveries{last}"
 
     def _forgotten_too_often(self, session: Session, run: Run) -> str | None:
-        """Also records the loss, by which later ones are counted."""
+        """Record the loss; returns why it is one too many, or None."""
         message = f"job {run.job_id} was lost at step {run.step}: the launcher no longer knows it"
         events.record(session, run.number, self._actor, _FORGOTTEN, message, step=run.step)
-        lost = supervision.lost_in_vain(leases.lost_at(session, run.number, _FORGOTTEN))
+        lost = supervision.losses_without_progress(leases.lost_at(session, run.number, _FORGOTTEN))
         if lost <= self._settings.max_forgotten:
             return None
         return (
-            f"{lost} jobs in a row were lost so without a new step, and max_forgotten is "
-            f"{self._settings.max_forgotten}; look whether the run itself brings Ray down, by the memory it takes, say"
+            f"{lost} consecutive jobs were lost without progress, and max_forgotten is "
+            f"{self._settings.max_forgotten}; check whether the run itself crashes Ray, e.g. by its memory use"
         )
 
     def _fail(self, run: Run, hold: Hold, reason: str, detail: str) -> None:

@@ -1,7 +1,7 @@
-"""Comparisons that were worked out before, for as long as nothing that they are made of has changed.
+"""Cache of comparisons, invalidated when their inputs change.
 
-A page asks for its comparison every few seconds, while evaluations come every few minutes. What a comparison is made of
-is told by few numbers: lines received, attempts, the time of other changes, and last values.
+A page requests its comparison every few seconds, while evaluations arrive every few minutes. The version of the inputs
+is a few numbers: lines received, attempts, time of the last update, and last values of metrics.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from gxpo_trainer.compare import LAST_ONLY, SERIES_NAMES
 
 Stamp = tuple[Hashable, ...]
 _MAX_BYTES = 32 << 20
-"""Of all answers that are kept; one of 20 runs takes 75 KB."""
+"""Total size of the cached responses; a comparison of 20 runs takes 75 KB."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
-    """What the runs of a comparison held when it was asked for. By the number of each run."""
+class Versions:
+    """Versions of the inputs of a comparison, by run number."""
 
     rows: Mapping[int, Stamp]
     metric_lines: Mapping[int, int]
     last: Mapping[int, Mapping[str, float | None]]
-    """Last values of the metrics that curves can need, of those that the run has values of."""
+    """Last values of the metrics that curves may use."""
 
     def stamp(self, names: Collection[str]) -> Stamp:
-        """Changes whenever a comparison that reads these metrics can."""
+        """A version that changes whenever a comparison that uses these metrics may change."""
         return tuple((run, row, *self._values(run, names)) for run, row in self.rows.items())
 
     def _values(self, run: int, names: Collection[str]) -> Iterator[tuple[str, float | None]]:
@@ -43,8 +43,8 @@ class Sources:
                 yield name, last if name in LAST_ONLY else self.metric_lines[run]
 
 
-def look(session: Session, runs: Sequence[str], groups: Sequence[str]) -> Sources:
-    """To be called before the rows themselves are read: what comes in between is then noticed the next time."""
+def read_versions(session: Session, runs: Sequence[str], groups: Sequence[str]) -> Versions:
+    """Versions of the runs' data. Call it before reading the data, so that concurrent changes invalidate the entry."""
     columns = Run.__table__.c
     members = columns.group_number.in_(select(Group.__table__.c.number).where(Group.__table__.c.id.in_(groups)))
     wanted = or_(columns.id.in_(runs), members) if groups else columns.id.in_(runs)
@@ -59,7 +59,7 @@ def look(session: Session, runs: Sequence[str], groups: Sequence[str]) -> Source
     ordered = select(last.run_number, last.name_number, last.last).where(*of_runs).order_by(last.name_number)
     for number, name, value in session.execute(ordered):
         values[number][names[name]] = value
-    return Sources(
+    return Versions(
         {
             row.number: (row.updated_at, row.attempt, row.offsets.get("evaluations", 0), *firsts[row.number].items())
             for row in found
@@ -70,32 +70,32 @@ def look(session: Session, runs: Sequence[str], groups: Sequence[str]) -> Source
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _Managed:
     names: frozenset[str]
     stamp: Stamp
     body: bytes
 
 
-class Memory:
-    """Answers by question; the one that was not asked for the longest goes first. For several threads."""
+class ComparisonCache:
+    """Thread-safe LRU cache of serialized comparisons by query."""
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+        self._kept: OrderedDict[Hashable, _Managed] = OrderedDict()
         self._lock = threading.Lock()
 
-    def find(self, question: Hashable, sources: Sources) -> bytes | None:
-        """The answer, if it is still the one."""
+    def get(self, question: Hashable, versions: Versions) -> bytes | None:
+        """The cached response, if it is still valid."""
         with self._lock:
             kept = self._kept.get(question)
-            if kept is None or sources.stamp(kept.names) != kept.stamp:
+            if kept is None or versions.stamp(kept.names) != kept.stamp:
                 return None
             self._kept.move_to_end(question)
             return kept.body
 
-    def keep(self, question: Hashable, sources: Sources, names: Collection[str], body: bytes) -> None:
-        """names: metrics that the answer was made of."""
-        kept = _Kept(frozenset(names), sources.stamp(names), body)
+    def put(self, question: Hashable, versions: Versions, names: Collection[str], body: bytes) -> None:
+        """Store a response. names: metrics that it was computed from."""
+        kept = _Managed(frozenset(names), versions.stamp(names), body)
         with self._lock:
             self._kept.pop(question, None)
             self._kept[question] = kept

@@ -1,0 +1,350 @@
+"""Calls of the REST API with retries and typed errors.
+
+ServiceError
+├── ServiceUnavailable  no response, or 502, 503, 504; a retry may succeed
+├── NotSignedIn         401: the token is missing, unknown, revoked or expired
+└── Refused             any other error response
+    ├── InvalidRequest  400 or 422
+    └── NotFound        404 or 410
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from email.message import Message
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx
+
+from gxpo_client.addresses import is_loopback
+
+PREFIX = "/api/v1"
+_PAGE = 200
+_DOWNLOAD_S = 600.0
+Json = dict[str, Any]
+
+
+class ServiceError(Exception):
+    """An error response, or none (status None). errors: (dotted path, message) of every invalid setting."""
+
+    def __init__(
+        self, detail: str, *, status: int | None = None, title: str = "", errors: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        super().__init__(detail or title)
+        self.status, self.title, self.detail, self.errors = status, title, detail, list(errors)
+
+
+class ServiceUnavailable(ServiceError):
+    """The service does not respond, or only that it is unavailable."""
+
+
+class NotSignedIn(ServiceError):
+    """The token is missing, unknown, revoked or expired."""
+
+
+class Refused(ServiceError):
+    """The service refused the request."""
+
+
+class InvalidRequest(Refused):
+    """The request is invalid."""
+
+
+class NotFound(Refused):
+    """There is no such resource."""
+
+
+@dataclass
+class ResponseCache:
+    """The last `most` responses of a session. offline: whether the service has failed since."""
+
+    answers: dict[Any, Any] = field(default_factory=dict)
+    offline: bool = False
+    most: int = 100
+
+    def put(self, key: Any, answer: Any) -> None:
+        self.answers.pop(key, None)
+        self.answers[key] = answer
+        while len(self.answers) > self.most:
+            self.answers.pop(next(iter(self.answers)))
+
+
+def connect(url: str, *, transport: httpx.BaseTransport | None = None) -> httpx.Client:
+    """A connection pool, which several clients may share; it holds no token. transport: for tests."""
+    return httpx.Client(
+        base_url=url.rstrip("/") + PREFIX,
+        timeout=httpx.Timeout(60.0, connect=5.0),
+        transport=transport,
+        # A proxy of the environment cannot reach this machine's own service.
+        trust_env=not is_loopback(url),
+    )
+
+
+class Client:
+    """The API with one token.
+
+    patience_s: how long GET requests and requests with an idempotency key are retried while the service is
+    unavailable. cache: serves GET requests while the service is unavailable; `me`, changes and downloads never.
+    """
+
+    def __init__(
+        self, http: httpx.Client, token: str | None, cache: ResponseCache | None = None, *, patience_s: float = 0.0
+    ) -> None:
+        self._http, self._token, self._cache, self._patience_s = http, token, cache, patience_s
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    @property
+    def url(self) -> str:
+        """Address of the service."""
+        return str(self._http.base_url).rstrip("/").removesuffix(PREFIX)
+
+    def me(self) -> Json:
+        """{"id", "name", "role"} of the token; never cached."""
+        found: Json = self._request("GET", "/tokens/me").json()
+        return found
+
+    # Runs
+
+    def runs(self, **query: Any) -> Json:
+        """A page: {"items", "next_cursor", "total"}. Lists become repeated parameters; None is omitted."""
+        found: Json = self.get("/runs", **query)
+        return found
+
+    def all_runs(self, *, limit: int | None = None, **filters: Any) -> list[Json]:
+        """All matching runs, page by page, at most `limit`."""
+        found: list[Json] = []
+        cursor: str | None = None
+        while True:
+            size = _PAGE if limit is None else min(_PAGE, limit - len(found))
+            page = self.runs(limit=size, cursor=cursor, **filters)
+            found += page["items"]
+            cursor = page["next_cursor"]
+            if cursor is None or (limit is not None and len(found) >= limit):
+                return found
+
+    def run(self, run: str) -> Json:
+        found: Json = self.get(run_path(run))
+        return found
+
+    def act(self, run: str, action: str, body: Json | None = None) -> Json:
+        """`cancel`, `pause`, `resume`, `retry`, or `clone` with {"overrides": …}; returns the run."""
+        found: Json = self.post(f"{run_path(run)}/{_part(action)}", body, key=secrets.token_hex(16))
+        return found
+
+    def change(self, run: str, **changes: Any) -> Json:
+        """Change name, tags, notes, priority or archived."""
+        found: Json = self._request("PATCH", run_path(run), json=changes).json()
+        return found
+
+    def delete(self, run: str) -> None:
+        self._request("DELETE", run_path(run))
+
+    def submit(self, body: Json, key: str | None = None) -> Json:
+        """Submit a run; the same `key` and body return the same run."""
+        found: Json = self.post("/runs", body, key=key or secrets.token_hex(16))
+        return found
+
+    def validate(self, body: Json) -> Json:
+        found: Json = self.post("/runs/validate", body)
+        return found
+
+    # Groups and sweeps
+
+    def groups(self) -> list[Json]:
+        """The newest groups."""
+        return list(self.get("/groups", limit=_PAGE)["items"])
+
+    def group(self, group: str) -> Json:
+        found: Json = self.get(f"/groups/{_part(group)}")
+        return found
+
+    def sweep(self, body: Json, key: str | None = None) -> Json:
+        found: Json = self.post("/sweeps", body, key=key or secrets.token_hex(16))
+        return found
+
+    def validate_sweep(self, body: Json) -> Json:
+        found: Json = self.post("/sweeps/validate", body)
+        return found
+
+    # Records of a run
+
+    def metrics(self, run: str, names: Sequence[str], x: str, after: int | None, max_points: int) -> Json:
+        query = {"names": ",".join(names), "x": x, "after": after, "max_points": max_points}
+        found: Json = self.get(f"{run_path(run)}/metrics", **query)
+        return found
+
+    def metrics_of(
+        self, runs: Sequence[str], names: Sequence[str], x: str, after: int | None, max_points: int
+    ) -> dict[str, Json]:
+        """Metrics of several runs, by run."""
+        query = {"runs": list(runs), "names": ",".join(names), "x": x, "after": after, "max_points": max_points}
+        return dict(self.get("/metrics", **query)["runs"])
+
+    def metric_names(self, run: str) -> list[str]:
+        return list(self.get(f"{run_path(run)}/metrics/names"))
+
+    def events(self, run: str, after: int = 0, limit: int = 1000) -> Json:
+        found: Json = self.get(f"{run_path(run)}/events", after=after, limit=limit)
+        return found
+
+    def logs(self, run: str, offset: int, limit: int = 65_536) -> Json:
+        """A section of the log; a negative offset counts from its end."""
+        found: Json = self.get(f"{run_path(run)}/logs", offset=offset, limit=limit)
+        return found
+
+    def samples(self, run: str, **query: Any) -> Json:
+        found: Json = self.get(f"{run_path(run)}/samples", **query)
+        return found
+
+    def evaluations(self, run: str) -> list[Json]:
+        """Records without the scores of each problem."""
+        return list(self.get(f"{run_path(run)}/evaluations", per_problem=False)["items"])
+
+    def checkpoints(self, run: str) -> list[Json]:
+        return list(self.get(f"{run_path(run)}/checkpoints")["items"])
+
+    def checkpoint_zip(self, run: str, step: int) -> bytes:
+        return self._request("GET", f"{run_path(run)}/checkpoints/{step}/download", timeout=_DOWNLOAD_S).content
+
+    # Comparison and catalogue
+
+    def compare(self, **query: Any) -> Json:
+        found: Json = self.get("/compare", **query)
+        return found
+
+    def heat_map(self, group: str, **query: Any) -> Json | None:
+        """Heat map of a sweep; None when it does not vary two settings."""
+        try:
+            found: Json = self.get(f"/groups/{_part(group)}/heatmap", **query)
+        except InvalidRequest:
+            return None
+        return found
+
+    def export(self, runs: Sequence[str], form: str) -> bytes:
+        """A zip archive of the runs' metrics and evaluations as csv, parquet or jsonl."""
+        query = _parameters({"runs": list(runs), "format": form})
+        return self._request("GET", "/export", params=query, timeout=_DOWNLOAD_S).content
+
+    def schema(self) -> Json:
+        found: Json = self.get("/schema")
+        return found
+
+    def presets(self) -> list[Json]:
+        return list(self.get("/presets"))
+
+    def published(self) -> Json:
+        found: Json = self.get("/published")
+        return found
+
+    # Requests
+
+    def get(self, path: str, **query: Any) -> Any:
+        """A JSON response, cached for outages if there is a cache."""
+        params = _parameters(query)
+        key = (path, tuple(params))
+        if self._cache is None:
+            return self._request("GET", path, params=params, retry=True).json()
+        if self._cache.offline and key in self._cache.answers:
+            return self._cache.answers[key]
+        try:
+            answer = self._request("GET", path, params=params).json()
+        except ServiceUnavailable:
+            self._cache.offline = True
+            if key in self._cache.answers:
+                return self._cache.answers[key]
+            raise
+        self._cache.put(key, answer)
+        return answer
+
+    def post(self, path: str, body: Json | None = None, *, key: str | None = None) -> Any:
+        headers = {"Idempotency-Key": key} if key else {}
+        return self._request("POST", path, json=body, headers=headers, retry=key is not None).json()
+
+    def revoke_token(self, token: str) -> Json:
+        found: Json = self._request("DELETE", f"/tokens/{_part(token)}").json()
+        return found
+
+    @contextmanager
+    def stream(self, path: str, **query: Any) -> Iterator[tuple[str | None, Iterator[bytes]]]:
+        """The offered file name, and the content as a stream."""
+        try:
+            with self._http.stream("GET", path, params=_parameters(query), headers=self._headers()) as response:
+                if response.is_error:
+                    response.read()
+                    raise _error_of(response)
+                message = Message()
+                message["Content-Disposition"] = response.headers.get("Content-Disposition", "")
+                yield message.get_filename(), response.iter_bytes()
+        except httpx.TransportError as error:
+            raise self._unavailable(error) from error
+
+    def _request(
+        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, retry: bool = False, **request: Any
+    ) -> httpx.Response:
+        give_up = time.monotonic() + (self._patience_s if retry else 0.0)
+        pause = 0.2
+        while True:
+            try:
+                response = self._http.request(method, path, headers=self._headers() | dict(headers or {}), **request)
+                if response.is_success:
+                    return response
+                problem = _error_of(response)
+            except httpx.TransportError as error:
+                problem = self._unavailable(error)
+            if not isinstance(problem, ServiceUnavailable) or time.monotonic() + pause > give_up:
+                raise problem
+            time.sleep(pause)
+            pause = min(2 * pause, 2.0)
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._token}"} if self._token else {}
+
+    def _unavailable(self, error: httpx.TransportError) -> ServiceUnavailable:
+        return ServiceUnavailable(f"{self.url} does not respond ({str(error) or type(error).__name__})")
+
+
+def run_path(run: str) -> str:
+    return f"/runs/{_part(run)}"
+
+
+def _part(text: str) -> str:
+    """A path component; input such as `../tokens` cannot reach another path."""
+    return quote(str(text), safe="").replace("..", "%2E%2E")
+
+
+def _parameters(query: Mapping[str, Any]) -> list[tuple[str, str | int | float | bool | None]]:
+    """Query parameters: None and empty text omitted, lists repeated, booleans in lower case."""
+    return [
+        (name, str(item).lower() if isinstance(item, bool) else str(item))
+        for name, value in query.items()
+        for item in (value if isinstance(value, list | tuple) else [value])
+        if item is not None and item != ""
+    ]
+
+
+def _error_of(response: httpx.Response) -> ServiceError:
+    """Problem details as an error."""
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    body = body if isinstance(body, dict) else {}
+    errors = [(str(item.get("field", "")), str(item.get("message", ""))) for item in body.get("errors") or []]
+    status, title = response.status_code, str(body.get("title") or response.reason_phrase or "error")
+    kinds: dict[int, type[ServiceError]] = {
+        **dict.fromkeys((400, 422), InvalidRequest),
+        **dict.fromkeys((404, 410), NotFound),
+        **dict.fromkeys((502, 503, 504), ServiceUnavailable),
+        401: NotSignedIn,
+    }
+    return kinds.get(status, Refused)(str(body.get("detail") or ""), status=status, title=title, errors=errors)
