@@ -22,7 +22,7 @@ def test_two_groups_are_compared_and_the_link_opens_the_same_in_another_browser(
     page.choose("Groups", "recorded demo-grpo (1 runs)")
     page.choose("Groups", "recorded demo (1 runs)")
     page.shows("Evidence")
-    page.choose("Over", "backward passes")
+    page.choose("X-axis", "backward passes")
     assert page.wait(lambda: page.query.get("over"), "the choice in the address") == ["backward_passes"]
     assert page.query["groups"] == [site.groups["demo-grpo"], site.groups["demo"]]
     # Thirty steps: only the passes of GXPO go further.
@@ -53,7 +53,7 @@ def test_the_link_that_the_demo_prints_opens_the_comparison_of_its_runs(site: Si
     assert len(page.wait(lambda: page.chart("compare-accuracy", SERIES), "the curves")) == 2
 
 
-def test_metrics_and_evaluations_are_taken_away_as_csv(site: Site, page: Page, tmp_path: Path) -> None:
+def test_metrics_and_evaluations_are_exported_as_csv(site: Site, page: Page, tmp_path: Path) -> None:
     page.open("compare", runs=list(site.recorded.values()))
     page.download_to(tmp_path)
     page.press("Metrics and evaluations (CSV)")

@@ -34,10 +34,10 @@ def _is_narrower_than_the_data(page: Page) -> bool:
 def test_a_refresh_keeps_the_chosen_rows(site: Site, page: Page, live_run: str) -> None:
     page.open("runs", text="goes on", cols=["name", "step"])
     page.tick_row(0)
-    page.shows("1 chosen")
+    page.shows("1 selected")
     shown = page.wait(lambda: _step_in_table(page), "the step in the table")
     page.wait(lambda: _step_in_table(page) > shown, "a newer step in the table")
-    assert "1 chosen" in page.text
+    assert "1 selected" in page.text
     assert page.button("Pause") is not None
 
 

@@ -2,7 +2,7 @@
 
 The client server is for programs outside of the cluster. Jobs do not need it, yet the whole head ends when it does,
 for instance as a busy machine did not answer it within its 30 s. No option turns it off: Ray leaves it out only
-where its dependencies are missing, which is what it is told here.
+where its dependencies are missing, which this module simulates.
 """
 
 from __future__ import annotations

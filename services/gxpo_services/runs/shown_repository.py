@@ -43,11 +43,11 @@ def _counted_place() -> ColumnElement[Any]:
     other = Run.__table__.alias("other").c
     queued = select(func.count()).where(other.state == RunState.QUEUED)
     before = queued.where(other.priority > _runs.priority)
-    beside = queued.where(
+    same_priority = queued.where(
         other.priority == _runs.priority,
         tuple_(other.queued_at, other.number) <= tuple_(_runs.queued_at, _runs.number),
     )
-    return before.scalar_subquery() + beside.scalar_subquery()
+    return before.scalar_subquery() + same_priority.scalar_subquery()
 
 
 def _place_in_array() -> ColumnElement[Any]:
