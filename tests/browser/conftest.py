@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from selenium import webdriver
-from support import chaos_scheduler
+from support import stand_in_trainer
 from support.browsing import Page, find_programs, open_browser
 from support.dashboard_process import DashboardProcess
 from support.replay import ReplayedService
@@ -42,7 +42,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     prepare_local(settings)
     recorded, groups, viewer_token = _record(home)
     (home / "logs").mkdir()
-    scheduler = [str(Path(chaos_scheduler.__file__))]
+    scheduler = [str(Path(stand_in_trainer.__file__).with_name("chaos_scheduler.py"))]
     service = ServiceProcesses({**ENVIRONMENT, "GXPO_HOME": str(home)}, scheduler, home / "logs")
     token_file = settings.local_token_file
     dashboard = DashboardProcess(
