@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.equal_forms import equal_forms
 
 SETS = ("math500", "amc23", "aime24", "minerva_math", "olympiadbench", "gsm8k_test", "math_train")
-LIMIT_S = 3
+LIMIT_S = 1
 Case = tuple[str, str, bool]
 
 
@@ -140,8 +140,13 @@ def measure(part: str) -> tuple[str, int, int]:
     return part, sum(full and not less for full, less in pairs), sum(less and not full for full, less in pairs)
 
 
+def _is_fit(row: dict[str, Any]) -> bool:
+    """Whether a labelled case is about mathematics and not about hanging the grader."""
+    return row.get("tier", "math") == "math" and row.get("kind") != "hostile"
+
+
 def load_cases(data: Path, near_misses: Path | None, extra: list[Path], seed: int = 0) -> list[Case]:
-    """All cases, distinct; of the equal forms and near misses a sample of 6,000 each."""
+    """All cases, distinct; of the equal forms and near misses a sample of 3,000 each."""
     chosen = random.Random(seed)
     cases: list[Case] = []
     for path in (data / "grader_cases.jsonl", *extra):
@@ -152,11 +157,11 @@ def load_cases(data: Path, near_misses: Path | None, extra: list[Path], seed: in
     golds = [json.loads(line) for name in SETS for line in (data / f"{name}.jsonl").read_bytes().splitlines()]
     texts = [row.get("answer_latex") or row["answer"] for row in golds]
     forms = [(gold, f"$\\boxed{{{form}}}$", True) for gold in dict.fromkeys(texts) for form in equal_forms(gold)]
-    cases += chosen.sample(forms, min(6_000, len(forms)))
+    cases += chosen.sample(forms, min(3_000, len(forms)))
     if near_misses is not None:
         kept = json.loads(near_misses.read_text())["misses"]
-        cases += [(gold, f"$\\boxed{{{text}}}$", False) for _, gold, text in chosen.sample(kept, min(6_000, len(kept)))]
-    return [case for case in dict.fromkeys(cases) if "10^{10" not in case[1]]
+        cases += [(gold, f"$\\boxed{{{text}}}$", False) for _, gold, text in chosen.sample(kept, min(3_000, len(kept)))]
+    return list(dict.fromkeys(cases))
 
 
 CASES: list[Case] = []

@@ -38,7 +38,7 @@ from gxpo_trainer.verify.latex import clean
         (l.spacing, r"1 \\ 2", r"1 \\ 2"),
         (l.plain_operators, "x**2 >= 3", r"x^2 \ge  3"),
         (l.plain_operators, r"f^{\prime}(x)", "f'(x)"),
-        (l.plain_functions, "sqrt(3)", r"\sqrt{3}"),
+        (l.plain_functions, "sqrt(3)", r"\sqrt (3)"),
         (l.plain_functions, "np.arcsin(x)", r"\arcsin (x)"),
         (l.plain_functions, "2pi", r"2\pi "),
         (l.plain_functions, "5 min", "5 min"),

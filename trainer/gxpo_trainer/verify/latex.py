@@ -246,8 +246,7 @@ def plain_functions(s: str) -> str:
         return s
     s = re.sub(r"\bAbs(?=\()", "abs", re.sub(r"\b(?:np|math|sympy)\.", "", s))
     s = re.sub(r"(?<![A-Za-z\\])[+]?(?:infinity|infty|inf)(?![A-Za-z])", r"\\infty ", s, flags=re.IGNORECASE)
-    s = re.sub(rf"(?<![A-Za-z\\])({_FUNCTION})(?![A-Za-z])", _function, s)
-    return _parenthesised_roots(s)
+    return re.sub(rf"(?<![A-Za-z\\])({_FUNCTION})(?![A-Za-z])", _function, s)
 
 
 def _function(match: re.Match[str]) -> str:
@@ -256,19 +255,6 @@ def _function(match: re.Match[str]) -> str:
     if name in ("min", "max", "sec", "abs") and match.string[match.end() : match.end() + 1] not in ("(", "{", "^"):
         return match.group()
     return f"\\{name} "
-
-
-def _parenthesised_roots(s: str) -> str:
-    r"""\sqrt(x+1) -> \sqrt{x+1}."""
-    while (match := re.search(r"\\sqrt\s*\(", s)) is not None:
-        depth, end = 1, match.end()
-        while end < len(s) and depth:
-            depth += {"(": 1, ")": -1}.get(s[end], 0)
-            end += 1
-        if depth:
-            return s
-        s = s[: match.start()] + "\\sqrt{" + s[match.end() : end - 1] + "}" + s[end:]
-    return s
 
 
 def repeating_decimals(s: str) -> str:
