@@ -64,6 +64,14 @@ def test_twenty_steps_of_gxpo_stay_on_policy_to_a_millionth(tmp_path, small_run)
     assert named <= rows[-1]["time/step_s"]
 
 
+def test_another_temperature_passes_the_proofs(tmp_path, small_run):
+    config = small_run(rollout={"temperature": 0.7}, budget={"steps": 1}, checkpoint={"every_steps": 0})
+    assert train_run(config, tmp_path / "run") == "steps"
+    row = read_metrics(tmp_path / "run")[0]["metrics"]
+    assert row["rollout/logprob_gap_mean"] <= 1e-6
+    assert row["rollout/logprob_gap_max"] <= 1e-4
+
+
 def test_another_run_or_a_damaged_checkpoint_is_refused_before_anything_starts(tmp_path, small_run, grpo_run):
     config, whole = grpo_run
     out = tmp_path / "run"

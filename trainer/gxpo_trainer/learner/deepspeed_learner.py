@@ -113,10 +113,13 @@ class DeepSpeedLearner:
         self._index = index
 
     @torch.no_grad()
-    def fix_old_logprobs(self) -> None:
-        """Take log π_old of the present batch now, by a forward-only pass, instead of from its first pass."""
+    def fix_old_logprobs(self, temperature: float | None = None) -> None:
+        """Take log π_old of the present batch now, by a forward-only pass, instead of from its first pass.
+
+        temperature: None for `rollout.temperature`; another one is for measurements only, no step may follow.
+        """
         loaded = self._loaded()
-        passes = self._forward_all(loaded)
+        passes = self._forward_all(loaded, temperature)
         loaded.old = [outputs.logprobs for outputs in passes]
         without_kl = self.config.learner.loss.model_copy(update={"kl_beta": 0.0})
         parts = [policy_loss(*pair, None, None, without_kl)[1] for pair in zip(passes, loaded.counted, strict=True)]
@@ -261,13 +264,14 @@ class DeepSpeedLearner:
             raise RuntimeError("no batch is loaded: call load_batch() first")
         return self._batches[self._index]
 
-    def _forward(self, micro: MicroBatch, *, with_entropy: bool) -> TokenOutputs:
-        outputs: TokenOutputs = self._engine(micro, self.config.rollout.temperature, with_entropy)
+    def _forward(self, micro: MicroBatch, *, with_entropy: bool, temperature: float | None = None) -> TokenOutputs:
+        chosen = self.config.rollout.temperature if temperature is None else temperature
+        outputs: TokenOutputs = self._engine(micro, chosen, with_entropy)
         return outputs
 
-    def _forward_all(self, loaded: LoadedBatch) -> list[TokenOutputs]:
+    def _forward_all(self, loaded: LoadedBatch, temperature: float | None = None) -> list[TokenOutputs]:
         """Forward-only passes over the counted micro-batches, and over the idle ones for the other ranks' sake."""
-        outputs = [self._forward(micro, with_entropy=False) for micro in loaded.counted]
+        outputs = [self._forward(micro, with_entropy=False, temperature=temperature) for micro in loaded.counted]
         for micro in [*loaded.idle, *loaded.idle_still]:
             self._forward(micro, with_entropy=False)
         return outputs

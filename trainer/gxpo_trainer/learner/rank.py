@@ -180,9 +180,13 @@ class LearnerRank:
         self.learner.publish()
 
     def gap(self, batch: StepBatch) -> tuple[float, float]:
-        """Mean and largest log-prob gap to the sampler on a batch, without touching anything. Collective."""
+        """Mean and largest log-prob gap to the sampler's scores of a batch. Changes no weights. Collective.
+
+        At temperature 1, whatever `rollout.temperature` is: vLLM scores prompts with unscaled logits
+        (`Sampler.score`).
+        """
         self.learner.load_batch(batch)
-        self.learner.fix_old_logprobs()
+        self.learner.fix_old_logprobs(temperature=1.0)
         return self.learner.logprob_gap()
 
     def save(self, folder: str) -> dict[str, Any]:
