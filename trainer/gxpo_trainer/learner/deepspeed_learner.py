@@ -212,13 +212,18 @@ class DeepSpeedLearner:
             group["lr"] = learning_rate
 
     @property
+    def replicated(self) -> bool:
+        """Whether every rank holds all parameters (stage 0)."""
+        return self._shards.replicated
+
+    @property
     def model(self) -> Any:
         """The transformers model, or PEFT's around it; its config is saved beside exported weights."""
         return self._model
 
-    def full_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def full_weights(self, merged_dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """(name in a transformers checkpoint, whole tensor), LoRA merged; see learner.full_weights. Collective."""
-        return full_weights(self._model)
+        return full_weights(self._model, merged_dtype)
 
     def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
         """(name in a PEFT adapter, whole tensor); empty without LoRA. Collective."""

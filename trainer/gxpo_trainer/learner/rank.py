@@ -20,6 +20,7 @@ from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.types import Metrics, StepReport
 
 if TYPE_CHECKING:
+    from gxpo_trainer.learner.perturbation import Perturbation
     from gxpo_trainer.sync.manifest import WeightManifest
 
 
@@ -82,6 +83,7 @@ class LearnerRank:
         self.rule = make_rule(self.config.learner.rule)
         self.publisher: Any = None
         self.to_other_nodes: Any = None
+        self.perturbation: Perturbation | None = None
 
     def train_step(self, batches: list[StepBatch], learning_rate: float, diagnose: bool) -> StepResult:
         """One rule step a mini-batch. batches: this rank's shares, one a mini-batch."""
@@ -160,24 +162,17 @@ class LearnerRank:
         return manifest, self.publisher.changed_fraction(manifest)
 
     def perturb(self, scale: float, seed: int) -> None:
-        """Canary: move every weight by a visible, reproducible amount; `restore` undoes it to the bit."""
-        import torch
+        """Canary: see `perturbation.Perturbation`. A second call replaces the perturbation of the first. Collective."""
+        from gxpo_trainer.learner.perturbation import Perturbation
 
-        from gxpo_trainer.rules.plain import snapshot
-
-        self._before = snapshot(self.learner.parameters(), None)
-        for index, shard_ in enumerate(self.learner.parameters()):
-            noise = torch.Generator().manual_seed(seed + 1000 * self.rank + index)
-            step = torch.randn(shard_.shape, generator=noise).to(shard_.device)
-            shard_.add_(step * scale * shard_.abs().mean() if shard_.numel() else step)
-        self.learner.publish()
+        self.perturbation = self.perturbation or Perturbation(self.learner)
+        self.perturbation.apply(scale, seed)
 
     def restore(self) -> None:
-        from gxpo_trainer.rules.plain import snapshot
-
-        snapshot(self._before, self.learner.parameters())
-        del self._before
-        self.learner.publish()
+        """Undo `perturb` bit for bit. Collective."""
+        if self.perturbation is not None:
+            self.perturbation.undo()
+        self.perturbation = None
 
     def gap(self, batch: StepBatch) -> tuple[float, float]:
         """Mean and largest log-prob gap to the sampler's scores of a batch. Changes no weights. Collective.
