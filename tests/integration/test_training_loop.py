@@ -11,7 +11,7 @@ from support.documented import undocumented
 
 from gxpo_trainer.config import CheckpointConfig
 from gxpo_trainer.errors import CheckpointError
-from gxpo_trainer.records.reading import read_evaluations, read_metrics, read_samples
+from gxpo_trainer.records.reading import read_evaluations, read_events, read_metrics, read_samples
 from gxpo_trainer.training.checkpoints import CheckpointStore
 from gxpo_trainer.training.run import train_run
 
@@ -22,7 +22,10 @@ DATA = Path(__file__).resolve().parents[2] / ".." / "shared" / "data"
 @pytest.fixture(scope="module")
 def grpo_run(tmp_path_factory, small_run):
     """Config and folder of a whole run of GRPO; for looking only."""
-    config = small_run(learner={"rule": {"name": "grpo"}, "optimizer": {"learning_rate": 1e-5}})
+    config = small_run(
+        learner={"rule": {"name": "grpo"}, "optimizer": {"learning_rate": 1e-5}},
+        rollout={"logprob_gap_max_limit": 1e-12},
+    )
     out = tmp_path_factory.mktemp("grpo") / "run"
     assert train_run(config, out) == "steps"
     return config, out
@@ -38,6 +41,13 @@ def test_grpo_trains_and_reports_every_step(grpo_run):
     assert len(read_evaluations(out)) == 1
     sample = read_samples(out)[0]
     assert {"prompt", "response", "extracted", "gold", "verdict"} <= set(sample)
+
+
+def test_an_outlier_of_the_gap_is_an_event_and_a_metric(grpo_run):
+    _, out = grpo_run
+    assert [row["metrics"]["rollout/logprob_gap_max_exceeded"] for row in read_metrics(out)] == [1, 1, 1]
+    events = [event for event in read_events(out) if event["kind"] == "logprob_gap_outlier"]
+    assert [event["step"] for event in events] == [1, 2, 3]
 
 
 def test_twenty_steps_of_gxpo_stay_on_policy_to_a_millionth(tmp_path, small_run):

@@ -10,7 +10,7 @@ import pytest
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import WeightSyncMismatch
-from gxpo_trainer.training.proofs import canary
+from gxpo_trainer.training.proofs import canary, check_gap
 
 BF16 = {"precision": "bf16", "zero_stage": 1}
 
@@ -87,3 +87,18 @@ def test_in_bf16_a_large_move_may_leave_a_tenth_of_it_to_rounding() -> None:
     assert run_canary(Rounded(lambda scale: 200 * scale), **BF16)["perturbed"] == pytest.approx(0.12)
     with pytest.raises(WeightSyncMismatch, match="after a perturbation"):
         run_canary(Rounded(lambda scale: 200 * scale))
+
+
+def test_one_outlier_of_the_gap_warns() -> None:
+    config = RunConfig.model_validate({"learner": BF16})
+    assert check_gap(config, 0.02, 4.0, 7) is None
+    warning = check_gap(config, 0.02, 6.0, 7)
+    assert warning is not None
+    assert "6" in warning
+    assert "rollout.logprob_gap_max_limit" in warning
+
+
+@pytest.mark.parametrize("mean", [0.06, float("nan")])
+def test_the_mean_of_the_gap_ends_the_run(mean: float) -> None:
+    with pytest.raises(WeightSyncMismatch, match=r"step 7: .*rollout\.logprob_gap_mean_limit"):
+        check_gap(RunConfig.model_validate({"learner": BF16}), mean, 1.0, 7)

@@ -94,7 +94,7 @@ class RunConfig(Settings):
         return self.learner.precision == "fp32" and self.rollout.dtype != "bfloat16"
 
     def gap_limits(self) -> tuple[float, float]:
-        """Largest mean and largest single log-prob gap between sampler and learner that a run may have."""
+        """Limits of the log-prob gap between sampler and learner: the mean ends a run, the largest warns."""
         mean, largest = (1e-5, 1e-3) if self.compares_in_fp32 else (0.05, 5.0)
         return self.rollout.logprob_gap_mean_limit or mean, self.rollout.logprob_gap_max_limit or largest
 

@@ -145,10 +145,13 @@ class Controller:
         result = self.learners.train_step(
             mini_batches(batch, self.config.learner.mini_batches), rate, diagnose=self._due(number, "trajectory")
         )
-        proofs.check_gap(self.config, result.gap_mean, result.gap_max, number)
+        outlier = proofs.check_gap(self.config, result.gap_mean, result.gap_max, number)
         synced = self._advance(number, result, rollouts.num_tokens)
         metrics.update(result.metrics)
         metrics.update(rollout_metrics(rollouts, result, version=number - 1, total=self.counters.tokens))
+        if outlier:
+            self.reporter.log_event("logprob_gap_outlier", outlier, step=number)
+            metrics["rollout/logprob_gap_max_exceeded"] = 1.0
         metrics.update(synced)
         metrics["learning_rate"] = rate
         spent = time.perf_counter() - begin - result.diagnostics_s

@@ -30,15 +30,25 @@ CANARY_EFFECT = 10
 """Least effect of the perturbation on the learner's log-probabilities, in units of the limit on the mean gap."""
 
 
-def check_gap(config: RunConfig, mean: float, largest: float, step: int) -> None:
-    """Raises WeightSyncMismatch when sampler and learner disagree about the step's responses."""
+def check_gap(config: RunConfig, mean: float, largest: float, step: int) -> str | None:
+    """A warning when one token's gap is above its limit, else None.
+
+    Raises WeightSyncMismatch when sampler and learner disagree on average about the step's responses. One token of
+    hundreds of thousands proves nothing: in bf16 the largest gap of a step is rounding.
+    """
     mean_limit, max_limit = config.gap_limits()
-    if not (mean <= mean_limit and largest <= max_limit):
+    if not mean <= mean_limit:
         raise WeightSyncMismatch(
             f"step {step}: the sampler's and the learner's log-probabilities differ by {mean:.3g} on average (limit "
-            f"{mean_limit:g}) and {largest:.3g} at most (limit {max_limit:g}); the sampler does not hold the learner's "
-            "weights. If the precision explains it, raise rollout.logprob_gap_mean_limit or logprob_gap_max_limit"
+            f"{mean_limit:g}) and {largest:.3g} at most; the sampler does not hold the learner's weights. If the "
+            "precision explains it, raise rollout.logprob_gap_mean_limit"
         )
+    if largest <= max_limit:
+        return None
+    return (
+        f"step {step}: the sampler's and the learner's log-probabilities of one token differ by {largest:.3g}, above "
+        f"rollout.logprob_gap_max_limit = {max_limit:g}; the mean, {mean:.3g}, is within its limit"
+    )
 
 
 def check_verdicts(config: RunConfig, groups: Sequence[ScoredGroup]) -> None:
