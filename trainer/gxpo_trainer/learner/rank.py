@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,15 @@ class StepResult:
     diagnostics_s: float
     peak_bytes: int
     """Largest resident set of this rank's process so far."""
+
+
+def mean_metrics(parts: Sequence[Metrics]) -> Metrics:
+    """Each metric's mean over the parts that have it, in the order in which they come."""
+    values: dict[str, list[float]] = {}
+    for part in parts:
+        for name, value in part.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(found) / len(found) for name, found in values.items()}
 
 
 class LearnerRank:
@@ -86,7 +96,10 @@ class LearnerRank:
         self.perturbation: Perturbation | None = None
 
     def train_step(self, batches: list[StepBatch], learning_rate: float, diagnose: bool) -> StepResult:
-        """One rule step a mini-batch. batches: this rank's shares, one a mini-batch."""
+        """One rule step a mini-batch. batches: this rank's shares, one a mini-batch.
+
+        Metrics are means over the mini-batches that have them; passes are summed, in units of the full step batch.
+        """
         self.learner.set_learning_rate(learning_rate)
         begin = time.perf_counter()
         self.learner.load_batches(batches)
@@ -99,12 +112,12 @@ class LearnerRank:
         reports: list[StepReport] = []
         for index in range(len(batches)):
             self.learner.use_batch(index)
-            reports.append(self.rule.step(self.learner))
+            reports.append(self.rule.step(self.learner, last=index + 1 == len(batches)))
         gap_mean, gap_max = self.learner.logprob_gap()
         done = time.perf_counter()
         count = len(batches)
         return StepResult(
-            metrics={**extra, **reports[-1].metrics},
+            metrics={**extra, **mean_metrics([report.metrics for report in reports])},
             backward_passes=sum(r.backward_passes for r in reports) / count,
             diagnostic_passes=diagnostic_passes / count,
             gap_mean=gap_mean,

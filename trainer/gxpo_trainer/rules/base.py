@@ -110,12 +110,16 @@ class RuleLearner(Protocol):
 
 
 class Rule(Protocol):
-    """One update rule. `state` is all that it remembers between steps."""
+    """One update rule. `state` is all that it remembers between training steps."""
 
     name: ClassVar[str]
 
-    def step(self, learner: RuleLearner) -> StepReport:
-        """Move the parameters by one training step and say what was done."""
+    def step(self, learner: RuleLearner, *, last: bool = True) -> StepReport:
+        """Move the parameters by one step on the learner's present batch and say what was done.
+
+        last: False for all mini-batches of a training step but its last. A gate judges with the last one, once a
+        training step.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-serialisable state: gate window, shut-off step, step counter."""

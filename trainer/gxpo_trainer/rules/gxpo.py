@@ -66,17 +66,19 @@ class GXPO:
         self.trajectory: diagnostics.Trajectory | None = None
         """A true K-step trajectory to measure the next step's prediction against; used once."""
 
-    def step(self, learner: RuleLearner) -> StepReport:
+    def step(self, learner: RuleLearner, *, last: bool = True) -> StepReport:
         """See rules.base.Rule."""
-        self.num_steps += 1
-        if not self.gate.active:
+        if self.gate.active:
+            report = self._look_ahead(learner)
+            self.trajectory = None
+        else:
             self.buffers = Buffers()
             first = learner.backward()
             report = finish_plain_step(learner, first)
-            report.metrics.update(self.gate.metrics(self.gate.observe_inactive(first.grad_norm)))
-            return report
-        report = self._look_ahead(learner)
-        self.trajectory = None
+            self.gate.collect(first.grad_norm)
+        if last:
+            self.num_steps += 1
+            report.metrics.update(self.gate.metrics(self.gate.judge(self.num_steps)))
         return report
 
     def state_dict(self) -> dict[str, Any]:
@@ -97,9 +99,7 @@ class GXPO:
         theta0 = self.buffers.theta0 = snapshot(learner.parameters(), self.buffers.theta0)
         passes = [learner.backward()]
         if not passes[0].finite:
-            report = finish_plain_step(learner, passes[0])
-            report.metrics.update(self.gate.metrics(None))
-            return report
+            return finish_plain_step(learner, passes[0])
         if self.settings.probe_state == "rollback":
             self._save_moments(learner)
         if predictor != "displacement" and probes == 2:
@@ -209,16 +209,13 @@ class GXPO:
         *,
         fallback: bool,
     ) -> StepReport:
-        complete = not fallback
         metrics: Metrics = {"grad/norm_g0": passes[0].grad_norm, **extra, **policy_metrics(passes)}
         if self.settings.probes == 2 and len(passes) > 1:
             metrics["grad/norm_g1"] = passes[1].grad_norm
-        reading = None
-        if complete:
+        if not fallback:
             metrics["grad/norm_slow"] = passes[-1].grad_norm
-            reading = self.gate.observe(passes[-1].grad_norm, self.num_steps)
+            self.gate.collect(passes[-1].grad_norm)
         metrics["update/norm"] = distance(learner, learner.parameters(), theta0)
-        metrics.update(self.gate.metrics(reading))
         why = f"the gradient of pass {len(passes)} is not finite" if fallback else None
         return StepReport(metrics, backward_passes=len(passes), fallback=why)
 

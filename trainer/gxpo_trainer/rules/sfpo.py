@@ -5,7 +5,8 @@
     θ ← OptimStep(θ̃, g(θ̃))                                (slow)
 
 Differs from the paper: a gate that fires acts on the step it fires in, for the entropy is known after the
-first pass, and with α = 0 that pass is all the step needs.
+first pass, and with α = 0 that pass is all the step needs. With several mini-batches their mean entropy is known after
+the first pass over the last one, and the gate acts from there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from gxpo_trainer.config import SfpoRule
 from gxpo_trainer.rules.base import BackwardResult, RuleLearner
-from gxpo_trainer.rules.gate import Gate, Reading
+from gxpo_trainer.rules.gate import Gate
 from gxpo_trainer.rules.plain import distance, finish_plain_step, policy_metrics, snapshot
 from gxpo_trainer.types import Metrics, StepReport
 
@@ -32,20 +33,26 @@ class SFPO:
         self.num_steps = 0
         self._theta0: list[Tensor] | None = None
 
-    def step(self, learner: RuleLearner) -> StepReport:
+    def step(self, learner: RuleLearner, *, last: bool = True) -> StepReport:
         """See rules.base.Rule."""
-        self.num_steps += 1
         if self.gate.active:
             self._theta0 = snapshot(learner.parameters(), self._theta0)
         first = learner.backward()
-        reading = self._watch(first)
+        entropy = first.statistics.get("entropy")
+        if entropy is not None and first.finite:
+            self.gate.collect(entropy)
+        reading = None
+        if last:
+            self.num_steps += 1
+            reading = self.gate.judge(self.num_steps)
         if self.gate.active and self._theta0 is not None and first.finite:
             report = self._look_ahead(learner, first, self._theta0)
         else:
             report = finish_plain_step(learner, first)
         if not self.gate.active:
             self._theta0 = None  # one shard of memory back for the plain phase
-        report.metrics.update(self.gate.metrics(reading))
+        if last:
+            report.metrics.update(self.gate.metrics(reading))
         return report
 
     def state_dict(self) -> dict[str, Any]:
@@ -54,14 +61,6 @@ class SFPO:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.gate.load_state_dict(state["gate"])
         self.num_steps = state["num_steps"]
-
-    def _watch(self, first: BackwardResult) -> Reading | None:
-        entropy = first.statistics.get("entropy")
-        if entropy is None or not first.finite:
-            return None
-        if self.gate.active:
-            return self.gate.observe(entropy, self.num_steps)
-        return self.gate.observe_inactive(entropy)
 
     def _look_ahead(self, learner: RuleLearner, first: BackwardResult, theta0: list[Tensor]) -> StepReport:
         k, alpha = self.settings.k, self.settings.alpha
