@@ -107,7 +107,10 @@ class LearnerRank:
         diagnostic_passes = 0
         loaded = time.perf_counter()
         if diagnose:
-            extra, diagnostic_passes = self._diagnose()
+            from gxpo_trainer.rules.diagnostics import diagnose as take_diagnostics
+
+            floor = self.config.diagnostics.noise_floor
+            extra, diagnostic_passes = take_diagnostics(self.learner, self.rule, noise_floor=floor)
         measured = time.perf_counter()
         reports: list[StepReport] = []
         for index in range(len(batches)):
@@ -128,20 +131,6 @@ class LearnerRank:
             diagnostics_s=measured - loaded,
             peak_bytes=peak_resident_bytes(),
         )
-
-    def _diagnose(self) -> tuple[Metrics, int]:
-        from gxpo_trainer.rules.diagnostics import ratio_noise, take_trajectory
-        from gxpo_trainer.rules.gxpo import GXPO
-
-        if not isinstance(self.rule, GXPO) or not self.rule.gate.active:
-            return {}, 0
-        metrics: Metrics = {}
-        passes = 0
-        if self.config.diagnostics.noise_floor:
-            metrics = ratio_noise(self.learner, self.rule.settings.delta)
-            passes += 2
-        self.rule.trajectory = take_trajectory(self.learner, self.rule.settings.k)
-        return metrics, passes + self.rule.settings.k
 
     def publish(self, version: int, sampler_node: str) -> tuple[WeightManifest | None, float | None]:
         """Hand the present weights to the sampler's side, on the Ray node `sampler_node`. Collective.

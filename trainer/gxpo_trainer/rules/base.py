@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -125,3 +125,27 @@ class Rule(Protocol):
         """JSON-serialisable state: gate window, shut-off step, step counter."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Where K real optimizer steps on the batch lead from θ⁰, and the passes that it took to know."""
+
+    theta_k: list[Tensor]
+    backward_passes: int
+
+
+@runtime_checkable
+class LookAheadRule(Protocol):
+    """What a rule that looks ahead offers to diagnostics beside the verbs of `Rule`."""
+
+    trajectory: Trajectory | None
+    """A true K-step trajectory to measure the next step's θᴷ and θ̃ against; used once."""
+
+    @property
+    def look_ahead_steps(self) -> int:
+        """K of the next step; 0 after the gate has fired."""
+
+    @property
+    def delta(self) -> float:
+        """Gradients up to this size have no ratio."""

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gxpo_trainer.config import GxpoRule
 from gxpo_trainer.rules import diagnostics
-from gxpo_trainer.rules.base import BackwardResult, RuleLearner
+from gxpo_trainer.rules.base import BackwardResult, RuleLearner, Trajectory
 from gxpo_trainer.rules.extrapolation import (
     Plan,
     extrapolate_by_displacement,
@@ -63,8 +63,7 @@ class GXPO:
         self.gate = Gate(self.settings.gate)
         self.num_steps = 0
         self.buffers = Buffers()
-        self.trajectory: diagnostics.Trajectory | None = None
-        """A true K-step trajectory to measure the next step's prediction against; used once."""
+        self.trajectory: Trajectory | None = None
 
     def step(self, learner: RuleLearner, *, last: bool = True) -> StepReport:
         """See rules.base.Rule."""
@@ -80,6 +79,16 @@ class GXPO:
             self.num_steps += 1
             report.metrics.update(self.gate.metrics(self.gate.judge(self.num_steps)))
         return report
+
+    @property
+    def look_ahead_steps(self) -> int:
+        """See rules.base.LookAheadRule."""
+        return self.settings.k if self.gate.active else 0
+
+    @property
+    def delta(self) -> float:
+        """See rules.base.LookAheadRule."""
+        return self.settings.delta
 
     def state_dict(self) -> dict[str, Any]:
         return {"gate": self.gate.state_dict(), "num_steps": self.num_steps}
@@ -131,9 +140,14 @@ class GXPO:
         if self.trajectory is not None:
             theta_k = [tensor.clone() for tensor in learner.parameters()]
             self._fused_pass(learner, predictor, probes, theta_k, theta0, alpha=1.0, keep_moments=False)
-            metrics.update(diagnostics.prediction_error(learner, self.trajectory, theta_k, theta0, self.settings.alpha))
+            metrics.update(diagnostics.prediction_error(learner, self.trajectory, theta_k, theta0))
+            del theta_k
         keep_moments = self.settings.probe_state == "fast_forward" and predictor == "replay"
         sums = self._fused_pass(learner, predictor, probes, learner.parameters(), theta0, None, keep_moments)
+        if self.trajectory is not None:
+            alpha = self.settings.alpha
+            live = learner.parameters()
+            metrics.update(diagnostics.reposition_error(learner, self.trajectory, live, theta0, alpha))
         state = learner.optimizer_state()
         if keep_moments:
             state.set_step(state.step + self.settings.k - probes)
