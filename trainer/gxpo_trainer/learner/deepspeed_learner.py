@@ -35,6 +35,7 @@ from gxpo_trainer.learner.process_group import (
 from gxpo_trainer.models.load import load_policy
 from gxpo_trainer.models.logprobs import PolicyModule
 from gxpo_trainer.rules.base import BackwardResult, OptimizerState
+from gxpo_trainer.rules.plain import norm
 from gxpo_trainer.rules.recurrence import AdamWRecurrence, SGDRecurrence
 
 
@@ -310,13 +311,12 @@ class DeepSpeedLearner:
     def _clip(self) -> float:
         """Global norm before clipping; scales the gradients in place so that their norm is within the limit."""
         gradients = self._shards.gradients()
-        square = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float64).square() for g in gradients]).sum()
-        norm = math.sqrt(float(self.all_reduce(square[None])[0]))
+        total = norm(self, gradients)
         limit = self.config.learner.optimizer.max_grad_norm
-        if math.isfinite(norm) and norm > limit:
+        if math.isfinite(total) and total > limit:
             for gradient in gradients:
-                gradient.mul_(limit / norm)
-        return norm
+                gradient.mul_(limit / total)
+        return total
 
 
 def _initialize(model: nn.Module, config: RunConfig, device: Device) -> tuple[Any, torch.optim.Optimizer]:
