@@ -246,7 +246,8 @@ class Controller:
     def _evaluate(self) -> None:
         begin = time.perf_counter()
         step = self.counters.step
-        records, metrics = self.evaluator.run(self.collector, step=step, version=step)
+        full = self.config.evaluation.full_at_end and self.counters.reached(self.config.budget) is not None
+        records, metrics = self.evaluator.run(self.collector, step=step, version=step, full=full)
         for record in records:
             totals = {
                 "backward_passes_total": self.counters.backward_passes,

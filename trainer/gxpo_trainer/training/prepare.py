@@ -88,13 +88,15 @@ def tokenized_benchmarks(config: RunConfig, tokenizer: Any) -> list[TokenizedBen
         benchmark: Benchmark = load_benchmark(name, config.data, config.evaluation, gold_problem)
         if any(benchmark.name == other.benchmark.name for other in found):
             raise ConfigError(f"evaluation.benchmarks: two are called {benchmark.name}; rename the file of one")
-        fitted = tokenize_prompts(benchmark.prompts, tokenizer, benchmark.template, config.model.max_length - limit)
+        problems = benchmark.prompts + (benchmark.left_out if config.evaluation.full_at_end else ())
+        fitted = tokenize_prompts(problems, tokenizer, benchmark.template, config.model.max_length - limit)
         if fitted.num_too_long:
             raise ConfigError(
                 f"evaluation.benchmarks: {fitted.num_too_long} prompts of {name} leave no room for {limit} new tokens "
                 f"in model.max_length = {config.model.max_length}; raise it or lower evaluation.max_new_tokens"
             )
-        found.append(TokenizedBenchmark(benchmark, fitted.token_ids))
+        count = len(benchmark.prompts)
+        found.append(TokenizedBenchmark(benchmark, fitted.token_ids[:count], fitted.token_ids[count:]))
     return found
 
 
