@@ -16,15 +16,21 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Placement:
-    """The settings of `placement` with every automatic value decided."""
+    """The settings of `placement` with every automatic value decided.
+
+    Order: `decide`, before a Ray is there; `settle_device` on a Ray of others, which may have GPUs that this process
+    does not see.
+    """
 
     config: RunConfig
     device: Literal["cpu", "gpu"]
     learner_threads: int
     sampler_threads: int
     seats: Seats = field(default_factory=Seats)
+    device_reason: str = "placement.device"
+    """Why `device` is what it is, for the log."""
 
     @classmethod
     def decide(cls, config: RunConfig) -> Placement:
@@ -36,9 +42,37 @@ class Placement:
         device: Literal["cpu", "gpu"] = (
             "gpu" if wanted.device == "gpu" or (wanted.device == "auto" and visible) else "cpu"
         )
+        reason = f'placement.device = "{wanted.device}"'
+        if wanted.device == "auto":
+            reason += f" and {visible or 'no'} GPU{'' if visible == 1 else 's'} visible on this machine"
         cores = usable_cores()
         threads = wanted.learner_threads or max(1, cores // wanted.learner_ranks)
-        return cls(config, device, threads, wanted.sampler_threads or cores)
+        return cls(config, device, threads, wanted.sampler_threads or cores, device_reason=reason)
+
+    def settle_device(self, cluster: dict[str, float]) -> None:
+        """Settle `placement.device = "auto"` by the resources of the Ray that runs the processes.
+
+        Raises ConfigError where both devices are possible and neither is meant for certain.
+        """
+        if self.config.placement.device != "auto":
+            return
+        needed, found, visible = self._num_gpus(), int(cluster.get("GPU", 0)), _visible_gpus()
+        fix = 'set placement.device to "gpu" or "cpu"'
+        if 0 < found < needed:
+            raise ConfigError(
+                f'placement.device = "auto", but the Ray cluster has {found} GPUs and this run needs {needed} '
+                f"(learner_ranks + tensor_parallel); {fix}, or lower learner_ranks"
+            )
+        if visible and not found:
+            raise ConfigError(
+                f'placement.device = "auto", but {visible} GPUs are visible on this machine and the Ray cluster has '
+                f"none; {fix}"
+            )
+        self.device = "gpu" if found else "cpu"
+        self.device_reason = f'placement.device = "auto" and {found or "no"} GPUs in the Ray cluster'
+
+    def _num_gpus(self) -> int:
+        return self.config.placement.learner_ranks + self.config.placement.tensor_parallel
 
     def learner_options(self, rank: int = 0) -> dict[str, Any]:
         """Ray options of one learner rank."""
@@ -78,7 +112,7 @@ class Placement:
         """Raises ConfigError when the processes of this run can never all be placed."""
         p = self.config.placement
         cpus = p.learner_ranks * p.learner_cpus + p.sampler_cpus + p.verifier_cpus
-        gpus = (p.learner_ranks + p.tensor_parallel) if self.device == "gpu" else 0
+        gpus = self._num_gpus() if self.device == "gpu" else 0
         if cpus > cluster.get("CPU", 0) + 1e-9:
             raise ConfigError(
                 f"placement asks for {cpus:g} logical CPUs (learner_ranks × learner_cpus + sampler_cpus + "

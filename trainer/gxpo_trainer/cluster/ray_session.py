@@ -25,7 +25,7 @@ def start_ray(placement: Placement) -> bool:
     import ray
 
     if ray.is_initialized():
-        _find_room(placement)
+        _find_room(placement, shared=True)
         return False
     # Ray says at each start that its token authentication is on, which is what we want.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
@@ -36,20 +36,25 @@ def start_ray(placement: Placement) -> bool:
     else:
         _connect(address, common)
     try:
-        _find_room(placement, placement.config.placement.wait_s if address else 0.0)
+        _find_room(placement, placement.config.placement.wait_s if address else 0.0, shared=address is not None)
     except ConfigError:
         ray.shutdown()
         raise
     return True
 
 
-def _find_room(placement: Placement, wait_s: float = 0.0) -> None:
-    """Check that the run fits, and on several nodes keep its places free. Nodes may join for `wait_s` yet."""
+def _find_room(placement: Placement, wait_s: float = 0.0, *, shared: bool) -> None:
+    """Check that the run fits, and on several nodes keep its places free. Nodes may join for `wait_s` yet.
+
+    shared: the Ray is not one of this process's own, so its GPUs, not this machine's, settle the device.
+    """
     import ray
 
     until = time.monotonic() + wait_s
     while True:
         try:
+            if shared:
+                placement.settle_device(ray.cluster_resources())
             placement.check_fits(ray.cluster_resources())
             break
         except ConfigError as error:
