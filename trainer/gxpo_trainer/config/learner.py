@@ -79,7 +79,8 @@ class LearnerConfig(Settings):
     packing: Literal["auto", "padded", "shared", "packed"] = Field(
         "auto",
         description="padded: sorted rows; shared: a prompt once for its short responses; "
-        "packed: one row, variable-length attention. auto: shared on CPU, packed on GPU.",
+        "packed: one row, on GPUs with flash_attention_2 alone. "
+        "auto: shared on CPU; on GPU packed if possible, else padded.",
     )
 
     @model_validator(mode="after")

@@ -5,16 +5,17 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gxpo_trainer.algo.batch import Layout, MicroBatch, StepBatch
+from gxpo_trainer.algo.batch import MicroBatch, StepBatch
 from gxpo_trainer.algo.losses import TokenOutputs, finish_statistics, policy_loss
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import Diverged
 from gxpo_trainer.learner import rank_state
+from gxpo_trainer.learner.attention import choose_attention, choose_layout, flash_attention_installed
 from gxpo_trainer.learner.deepspeed_internals import open_shards
 from gxpo_trainer.learner.full_weights import adapter_weights, full_weights
 from gxpo_trainer.learner.loaded_batch import (
@@ -62,7 +63,8 @@ class DeepSpeedLearner:
     ) -> None:
         """Join the other ranks, load the policy and partition it.
 
-        Raises ConfigError when the model cannot be loaded (see models.load).
+        Raises ConfigError when the model cannot be loaded (see models.load), or its attention does not suit the rows
+        (see learner.attention).
         """
         self.config = config
         self.rank, self.world_size = rank, world_size
@@ -72,9 +74,13 @@ class DeepSpeedLearner:
         self.device = torch.device("cpu" if device == "cpu" else f"cuda:{torch.cuda.current_device()}")
         settings = config.learner
         torch.manual_seed(config.seed)
-        model = load_policy(config.model, precision=settings.precision, lora=settings.lora)
+        attention = choose_attention(config, device, flash_installed=flash_attention_installed())
+        policy = config.model.model_copy(update={"attention": attention})
+        model = load_policy(policy, precision=settings.precision, lora=settings.lora)
         self._model: Any = model  # transformers model, or PEFT's around it
-        self._packing: Layout = _layout(settings.packing, model, device)
+        shares = PolicyModule(model).can_share_prompts
+        self._packing = choose_layout(config, device, attention, can_share_prompts=shares)
+        self.attention = f"{attention} attention over {self._packing} rows"
         self._pad_id = _pad_id(model.config)
         needs_reference = settings.loss.kl_beta > 0 and settings.lora is None
         self._reference = _frozen_copy(model, self.device) if needs_reference else None
@@ -330,15 +336,6 @@ def _initialize(model: nn.Module, config: RunConfig, device: Device) -> tuple[An
         device=device,
     )
     return initialize_engine(policy, optimizer, settings), optimizer
-
-
-def _layout(packing: str, model: nn.Module, device: Device) -> Layout:
-    """What `learner.packing = "auto"` means: shared prompts where a dense mask is cheap, packed rows on a GPU."""
-    if packing != "auto":
-        return cast(Layout, packing)
-    if device == "gpu":
-        return "packed"
-    return "shared" if PolicyModule(model).can_share_prompts else "padded"
 
 
 def _frozen_copy(model: nn.Module, device: torch.device) -> PolicyModule:

@@ -95,6 +95,10 @@ class LearnerRank:
         self.to_other_nodes: Any = None
         self.perturbation: Perturbation | None = None
 
+    def attention(self) -> str:
+        """The attention kernel and the layout of rows, for the log."""
+        return self.learner.attention
+
     def train_step(self, batches: list[StepBatch], learning_rate: float, diagnose: bool) -> StepResult:
         """One rule step a mini-batch. batches: this rank's shares, one a mini-batch.
 

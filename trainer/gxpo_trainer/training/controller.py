@@ -104,6 +104,7 @@ class Controller:
         proofs.canary(self.config, self.learners, self.collector, self.planner)
         self._sync()
         self._tell_places()
+        self.reporter.log_event("attention", f"the learner uses {self.learners.all('attention')}")
         self.ready = True
         owed = resume_from.state.get("evaluation_owed") if resume_from else self.config.evaluation.at_start
         if owed and self.wish() is None:
