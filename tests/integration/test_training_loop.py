@@ -11,7 +11,7 @@ from support.documented import undocumented
 
 from gxpo_trainer.config import CheckpointConfig
 from gxpo_trainer.errors import CheckpointError
-from gxpo_trainer.records.reading import read_evaluations, read_metrics, read_samples
+from gxpo_trainer.records.reading import read_evaluations, read_events, read_metrics, read_samples
 from gxpo_trainer.training.checkpoints import CheckpointStore
 from gxpo_trainer.training.run import train_run
 
@@ -22,7 +22,10 @@ DATA = Path(__file__).resolve().parents[2] / ".." / "shared" / "data"
 @pytest.fixture(scope="module")
 def grpo_run(tmp_path_factory, small_run):
     """Config and folder of a whole run of GRPO; for looking only."""
-    config = small_run(learner={"rule": {"name": "grpo"}, "optimizer": {"learning_rate": 1e-5}})
+    config = small_run(
+        learner={"rule": {"name": "grpo"}, "optimizer": {"learning_rate": 1e-5}},
+        rollout={"logprob_gap_max_limit": 1e-12},
+    )
     out = tmp_path_factory.mktemp("grpo") / "run"
     assert train_run(config, out) == "steps"
     return config, out
@@ -38,6 +41,13 @@ def test_grpo_trains_and_reports_every_step(grpo_run):
     assert len(read_evaluations(out)) == 1
     sample = read_samples(out)[0]
     assert {"prompt", "response", "extracted", "gold", "verdict"} <= set(sample)
+
+
+def test_an_outlier_of_the_gap_is_an_event_and_a_metric(grpo_run):
+    _, out = grpo_run
+    assert [row["metrics"]["rollout/logprob_gap_max_exceeded"] for row in read_metrics(out)] == [1, 1, 1]
+    events = [event for event in read_events(out) if event["kind"] == "logprob_gap_outlier"]
+    assert [event["step"] for event in events] == [1, 2, 3]
 
 
 def test_twenty_steps_of_gxpo_stay_on_policy_to_a_millionth(tmp_path, small_run):
@@ -62,6 +72,19 @@ def test_twenty_steps_of_gxpo_stay_on_policy_to_a_millionth(tmp_path, small_run)
     assert not undocumented({name for row in read_metrics(tmp_path / "run") for name in row["metrics"]})
     named = sum(rows[-1][f"time/{part}_s"] for part in ("rollout", "verify", "update", "sync"))
     assert named <= rows[-1]["time/step_s"]
+
+
+def test_two_whole_copies_at_another_temperature_pass_the_proofs(tmp_path, small_run):
+    config = small_run(
+        rollout={"temperature": 0.7},
+        budget={"steps": 1},
+        checkpoint={"every_steps": 0},
+        placement={"learner_ranks": 2, "learner_cpus": 0.5, "sampler_cpus": 0.5, "verifier_cpus": 0.25},
+    )
+    assert train_run(config, tmp_path / "run") == "steps"
+    row = read_metrics(tmp_path / "run")[0]["metrics"]
+    assert row["rollout/logprob_gap_mean"] <= 1e-6
+    assert row["rollout/logprob_gap_max"] <= 1e-4
 
 
 def test_another_run_or_a_damaged_checkpoint_is_refused_before_anything_starts(tmp_path, small_run, grpo_run):
@@ -108,6 +131,29 @@ def test_two_ranks_of_zero_2_with_lora_and_kl_train_and_export_an_adapter(tmp_pa
     policy = AutoModelForCausalLM.from_pretrained(adapter.parent / "policy")
     for (name, left), (_, right) in zip(merged.named_parameters(), policy.named_parameters(), strict=True):
         assert left.allclose(right, atol=1e-6), name
+
+
+def test_an_adapter_in_bf16_passes_the_proofs_and_is_merged_in_fp32(tmp_path, small_run):
+    import torch
+    from safetensors.torch import load_file
+
+    from gxpo_trainer.models.load import STARTER_FOLDER
+
+    config = small_run(
+        learner={"precision": "bf16", "zero_stage": 1, "lora": {"rank": 4, "alpha": 8}},
+        budget={"steps": 1},
+        checkpoint={"every_steps": 0},
+    )
+    assert train_run(config, tmp_path / "run") == "steps"
+    folder = tmp_path / "run" / "checkpoints" / "step-00000001"
+    base, policy = (load_file(path / "model.safetensors") for path in (STARTER_FOLDER, folder / "policy"))
+    adapter = load_file(folder / "adapter" / "adapter_model.safetensors")
+    name = "model.layers.0.self_attn.q_proj"
+    down, up = (adapter[f"base_model.model.{name}.lora_{part}.weight"].float() for part in "AB")
+    assert up.abs().max() > 0
+    merged = base[f"{name}.weight"].to(torch.bfloat16).float() + 8 / 4 * (up @ down)
+    assert torch.allclose(policy[f"{name}.weight"], merged, rtol=0, atol=1e-9)
+    assert json.loads((folder / "policy" / "config.json").read_text())["dtype"] == "float32"
 
 
 def test_real_problems_train_a_qwen_shaped_policy_end_to_end(tmp_path, small_run):

@@ -43,6 +43,14 @@ def test_every_service_is_guarded_and_only_two_publish_a_port_on_loopback(servic
     assert all(port.startswith("${BIND_ADDRESS:-127.0.0.1}:") for found in ports.values() for port in found)
 
 
+@pytest.mark.parametrize("file", ["docker-compose.yml", "deploy/ray-cluster/worker.yml"])
+def test_shared_memory_of_a_ray_node_holds_two_versions_of_3_b_in_bf16(file: str) -> None:
+    text = (ROOT / file).read_text()
+    (size,) = re.findall(r"RAY_SHM_SIZE:-(\d+)gb", text)
+    (store,) = re.findall(r"RAY_OBJECT_STORE_BYTES:-(\d+)", text)
+    assert int(size) * 2**30 > 2 * 2 * 3.1e9 + int(store)
+
+
 def test_secrets_are_files_that_only_those_mount_who_need_them(services: dict[str, Any]) -> None:
     mounts = {
         secret: {name for name, s in services.items() if any(v.startswith(f"{secret}:") for v in s.get("volumes", ()))}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.models.adapter import base_of, is_adapter, merge_adapter
@@ -54,9 +54,24 @@ def test_the_merged_folder_computes_what_base_and_adapter_compute(adapter: Path,
     assert torch.allclose(found, expected, atol=1e-4)
     assert not is_adapter(tmp_path / "whole")
     assert (tmp_path / "whole" / "tokenizer.json").is_file()
-    weights = load_file(tmp_path / "whole" / "model.safetensors")
-    stored = load_file(STARTER_FOLDER / "model.safetensors")
-    assert {name: tensor.dtype for name, tensor in weights.items()} == {n: t.dtype for n, t in stored.items()}
+
+
+def test_a_small_adapter_of_a_bf16_base_is_not_rounded_away(adapter: Path, tmp_path: Path) -> None:
+    base = AutoModelForCausalLM.from_pretrained(STARTER_FOLDER, dtype=torch.bfloat16)
+    base.save_pretrained(tmp_path / "base")
+    AutoTokenizer.from_pretrained(STARTER_FOLDER).save_pretrained(tmp_path / "base")
+    weights = load_file(adapter / "adapter_model.safetensors")
+    small = {name: tensor * (1e-3 if "lora_B" in name else 1.0) for name, tensor in weights.items()}
+    save_file(small, adapter / "adapter_model.safetensors", metadata={"format": "pt"})
+    merge_adapter(edit(adapter, base_model_name_or_path=str(tmp_path / "base")), tmp_path / "whole")
+    name = "model.layers.0.self_attn.q_proj"
+    down, up = (small[f"base_model.model.{name}.lora_{part}.weight"] for part in "AB")
+    change = (
+        load_file(tmp_path / "whole" / "model.safetensors")[f"{name}.weight"].float()
+        - load_file(tmp_path / "base" / "model.safetensors")[f"{name}.weight"].float()
+    )
+    expected = 2 * (up @ down)
+    assert float((change - expected).norm() / expected.norm()) < 1e-2
 
 
 def edit(adapter: Path, **changes: object) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.errors import ConfigError, TrainingError
 from gxpo_trainer.rollout.requests import SamplerSettings
 from gxpo_trainer.rollout.sampler import Sampler
 from gxpo_trainer.sync.checksums import checksum
@@ -119,3 +121,15 @@ def test_checksum_detects_exchanges_and_last_bits_but_not_memory_layout() -> Non
     nudged = tensor.clone()
     nudged[10, 10] = torch.nextafter(nudged[10, 10], torch.tensor(torch.inf))
     assert checksum(nudged) != checksum(tensor)
+
+
+def test_shared_memory_that_is_full_names_what_to_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    publisher = SharedMemoryPublisher()
+    fix = r"Cannot allocate a weight buffer of 1 GiB in /dev/shm .*shm_size .*placement\.weight_transport"
+    with pytest.raises(TrainingError, match=fix):
+        publisher._buffer(2**30)
+    publisher.close()

@@ -61,10 +61,14 @@ def _comments(config: RunConfig) -> list[str]:
     from gxpo_trainer.rules.false_alarm import describe
 
     rule = config.learner.rule
+    ranks, engine = config.placement.learner_ranks, config.placement.tensor_parallel
+    needs = [f"Needs {ranks + engine} GPUs: {ranks} for the learner, {engine} for the sampler."]
+    needs = needs if config.placement.device == "gpu" else []
     if rule.name == "grpo":
-        return ["GRPO: 1 backward pass per step."]
+        return ["GRPO: 1 backward pass per step.", *needs]
     passes = rule.k + 1 if rule.name == "sfpo" else rule.probes + 1
     return [
         f"{rule.name.upper()}: {passes} backward passes per step while the look-ahead is on, 1 after it.",
         describe(rule.gate),
+        *needs,
     ]

@@ -16,15 +16,21 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Placement:
-    """The settings of `placement` with every automatic value resolved."""
+    """The settings of `placement` with every automatic value resolved.
+
+    Order: `decide`, before Ray runs; `settle_device` once connected to a Ray cluster, which may have GPUs that this
+    process does not see.
+    """
 
     config: RunConfig
     device: Literal["cpu", "gpu"]
     learner_threads: int
     sampler_threads: int
     group: RunPlacementGroup = field(default_factory=RunPlacementGroup)
+    device_reason: str = "placement.device"
+    """Why `device` has its value, for the log."""
 
     @classmethod
     def decide(cls, config: RunConfig) -> Placement:
@@ -33,10 +39,40 @@ class Placement:
         visible = _visible_gpus()
         if requested.device == "gpu" and not visible and ray_address(config) is None:
             raise ConfigError('placement.device = "gpu" but no GPU is visible; set it to "cpu" or "auto"')
-        use_gpu = requested.device == "gpu" or (requested.device == "auto" and visible)
+        device: Literal["cpu", "gpu"] = (
+            "gpu" if requested.device == "gpu" or (requested.device == "auto" and visible) else "cpu"
+        )
+        reason = f'placement.device = "{requested.device}"'
+        if requested.device == "auto":
+            reason += f" and {visible or 'no'} GPU{'' if visible == 1 else 's'} visible on this machine"
         cores = usable_cores()
         threads = requested.learner_threads or max(1, cores // requested.learner_ranks)
-        return cls(config, "gpu" if use_gpu else "cpu", threads, requested.sampler_threads or cores)
+        return cls(config, device, threads, requested.sampler_threads or cores, device_reason=reason)
+
+    def settle_device(self, cluster: dict[str, float]) -> None:
+        """Resolve `placement.device = "auto"` from the resources of the Ray cluster.
+
+        Raises ConfigError when the cluster and this machine disagree, or the cluster has too few GPUs.
+        """
+        if self.config.placement.device != "auto":
+            return
+        needed, found, visible = self._num_gpus(), int(cluster.get("GPU", 0)), _visible_gpus()
+        fix = 'set placement.device to "gpu" or "cpu"'
+        if 0 < found < needed:
+            raise ConfigError(
+                f'placement.device = "auto", but the Ray cluster has {found} GPUs and this run needs {needed} '
+                f"(learner_ranks + tensor_parallel); {fix}, or lower learner_ranks"
+            )
+        if visible and not found:
+            raise ConfigError(
+                f'placement.device = "auto", but {visible} GPUs are visible on this machine and the Ray cluster has '
+                f"none; {fix}"
+            )
+        self.device = "gpu" if found else "cpu"
+        self.device_reason = f'placement.device = "auto" and {found or "no"} GPUs in the Ray cluster'
+
+    def _num_gpus(self) -> int:
+        return self.config.placement.learner_ranks + self.config.placement.tensor_parallel
 
     def learner_options(self, rank: int = 0) -> dict[str, Any]:
         """Ray options of one learner rank."""
@@ -77,7 +113,7 @@ class Placement:
         """Check this run's total request. Raises ConfigError (`no_resources`) when it exceeds Ray's resources."""
         p = self.config.placement
         cpus = p.learner_ranks * p.learner_cpus + p.sampler_cpus + p.verifier_cpus
-        gpus = (p.learner_ranks + p.tensor_parallel) if self.device == "gpu" else 0
+        gpus = self._num_gpus() if self.device == "gpu" else 0
         if cpus > cluster.get("CPU", 0) + 1e-9:
             raise ConfigError(
                 f"placement requires {cpus:g} logical CPUs (learner_ranks × learner_cpus + sampler_cpus + "

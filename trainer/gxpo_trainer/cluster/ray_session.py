@@ -25,7 +25,7 @@ def start_ray(placement: Placement) -> bool:
     import ray
 
     if ray.is_initialized():
-        _reserve(placement)
+        _reserve(placement, shared=True)
         return False
     # Silence the notice, at each start, that token authentication is enabled.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
@@ -36,20 +36,25 @@ def start_ray(placement: Placement) -> bool:
     else:
         _connect(address, common)
     try:
-        _reserve(placement, placement.config.placement.wait_s if address else 0.0)
+        _reserve(placement, placement.config.placement.wait_s if address else 0.0, shared=address is not None)
     except ConfigError:
         ray.shutdown()
         raise
     return True
 
 
-def _reserve(placement: Placement, wait_s: float = 0.0) -> None:
-    """Check that the run fits and reserve its placement group, waiting up to `wait_s` for nodes to join."""
+def _reserve(placement: Placement, wait_s: float = 0.0, *, shared: bool) -> None:
+    """Check that the run fits and reserve its placement group, waiting up to `wait_s` for nodes to join.
+
+    shared: the cluster was not started by this process, so its GPUs, not this machine's, decide the device.
+    """
     import ray
 
     deadline = time.monotonic() + wait_s
     while True:
         try:
+            if shared:
+                placement.settle_device(ray.cluster_resources())
             placement.check_fits(ray.cluster_resources())
             break
         except ConfigError:

@@ -23,6 +23,11 @@ class EvaluationConfig(Settings):
     )
     every_steps: int = Field(10, ge=0, description="0: only at the end.")
     samples_per_prompt: int = Field(4, ge=1, description="n, for pass@k up to n.")
-    num_problems: int | None = Field(256, ge=1, description="First so many problems of each; none: all.")
+    num_problems: int | None = Field(
+        256, ge=1, description="First so many problems of each: the fixed subset of every evaluation; none: all."
+    )
+    full_at_end: bool = Field(
+        False, description="At the end of the budget all problems of each too, as `eval/<benchmark>/full/…`."
+    )
     max_new_tokens: int | None = Field(None, ge=1, description="none: rollout.max_new_tokens.")
     at_start: bool = Field(True, description="Also before the first step.")

@@ -72,12 +72,15 @@ class LearnerConfig(Settings):
     precision: Literal["fp32", "bf16"] = Field("fp32", description="Of the forward and backward pass.")
     zero_stage: Literal[0, 1, 2, 3] = Field(0, description="DeepSpeed ZeRO stage.")
     lora: LoraConfig | None = Field(None, description="Train adapters instead of all weights.")
-    mini_batches: int = Field(1, ge=1, description="Rule steps a rollout batch, each on a part of it.")
+    mini_batches: int = Field(
+        1, ge=1, description="Rule steps a rollout batch, each on a part of it; the gate judges their mean once."
+    )
     token_budget: int = Field(4096, ge=16, description="Most tokens (padding included) in one micro-batch.")
     packing: Literal["auto", "padded", "shared", "packed"] = Field(
         "auto",
         description="padded: sorted rows; shared: a prompt once for its short responses; "
-        "packed: one row, variable-length attention. auto: shared on CPU, packed on GPU.",
+        "packed: one row, on GPUs with flash_attention_2 alone. "
+        "auto: shared on CPU; on GPU packed if possible, else padded.",
     )
 
     @model_validator(mode="after")

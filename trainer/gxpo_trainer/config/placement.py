@@ -13,7 +13,10 @@ class PlacementConfig(Settings):
     """Which processes run where. Logical Ray CPUs are fractional and their sum must fit the machine."""
 
     learner_ranks: int = Field(1, ge=1, description="DeepSpeed ranks.")
-    device: Literal["auto", "cpu", "gpu"] = Field("auto", description="auto: gpu where one is visible.")
+    device: Literal["auto", "cpu", "gpu"] = Field(
+        "auto",
+        description="auto: gpu where this machine, or the Ray of ray_address, has some; an event says which and why.",
+    )
     learner_cpus: float = Field(1.0, gt=0, description="Logical CPUs a rank.")
     sampler_cpus: float = Field(0.75, gt=0, description="Logical CPUs of the sampler.")
     verifier_cpus: float = Field(0.25, gt=0, description="Logical CPUs of the verifier.")

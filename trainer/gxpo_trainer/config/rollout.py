@@ -25,7 +25,7 @@ class RolloutConfig(Settings):
         None, gt=0, description="Stop when the mean gap to the learner exceeds this; none: 1e-5 in fp32, 0.05 in bf16."
     )
     logprob_gap_max_limit: float | None = Field(
-        None, gt=0, description="Stop when the largest gap exceeds this; none: 1e-3 in fp32, 5 in bf16."
+        None, gt=0, description="Warn when the largest gap exceeds this; none: 1e-3 in fp32, 5 in bf16."
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Sampler weights; auto: the learner's.")
     gpu_memory_utilization: float = Field(0.4, gt=0, lt=1, description="GPU only: share of memory for the sampler.")

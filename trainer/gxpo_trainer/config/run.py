@@ -88,10 +88,14 @@ class RunConfig(Settings):
             raise ValueError("placement.learner_ranks exceeds the prompts of a mini-batch; lower it")
         return self
 
+    @property
+    def compares_in_fp32(self) -> bool:
+        """Whether sampler and learner both compute in fp32, so that their log-probabilities agree closely."""
+        return self.learner.precision == "fp32" and self.rollout.dtype != "bfloat16"
+
     def gap_limits(self) -> tuple[float, float]:
-        """Largest mean and largest single log-prob gap between sampler and learner that a run may have."""
-        exact = self.learner.precision == "fp32" and self.rollout.dtype != "bfloat16"
-        mean, largest = (1e-5, 1e-3) if exact else (0.05, 5.0)
+        """Limits of the log-prob gap between sampler and learner: the mean ends a run, the largest warns."""
+        mean, largest = (1e-5, 1e-3) if self.compares_in_fp32 else (0.05, 5.0)
         return self.rollout.logprob_gap_mean_limit or mean, self.rollout.logprob_gap_max_limit or largest
 
     def sha256(self) -> str:

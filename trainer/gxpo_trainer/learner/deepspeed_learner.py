@@ -5,16 +5,17 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gxpo_trainer.algo.batch import Layout, MicroBatch, StepBatch
+from gxpo_trainer.algo.batch import MicroBatch, StepBatch
 from gxpo_trainer.algo.losses import TokenOutputs, finish_statistics, policy_loss
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import Diverged
 from gxpo_trainer.learner import rank_state
+from gxpo_trainer.learner.attention import choose_attention, choose_layout, flash_attention_installed
 from gxpo_trainer.learner.deepspeed_internals import open_shards
 from gxpo_trainer.learner.full_weights import adapter_weights, full_weights
 from gxpo_trainer.learner.loaded_batch import (
@@ -35,6 +36,7 @@ from gxpo_trainer.learner.process_group import (
 from gxpo_trainer.models.load import load_policy
 from gxpo_trainer.models.logprobs import PolicyModule
 from gxpo_trainer.rules.base import BackwardResult, OptimizerState
+from gxpo_trainer.rules.plain import norm
 from gxpo_trainer.rules.recurrence import AdamWRecurrence, SGDRecurrence
 
 
@@ -61,7 +63,8 @@ class DeepSpeedLearner:
     ) -> None:
         """Join the other ranks, load the policy and partition it.
 
-        Raises ConfigError when the model cannot be loaded (see models.load).
+        Raises ConfigError when the model cannot be loaded (see models.load), or its attention does not suit the rows
+        (see learner.attention).
         """
         self.config = config
         self.rank, self.world_size = rank, world_size
@@ -71,9 +74,13 @@ class DeepSpeedLearner:
         self.device = torch.device("cpu" if device == "cpu" else f"cuda:{torch.cuda.current_device()}")
         settings = config.learner
         torch.manual_seed(config.seed)
-        model = load_policy(config.model, precision=settings.precision, lora=settings.lora)
+        attention = choose_attention(config, device, flash_installed=flash_attention_installed())
+        policy = config.model.model_copy(update={"attention": attention})
+        model = load_policy(policy, precision=settings.precision, lora=settings.lora)
         self._model: Any = model  # transformers model, or PEFT's around it
-        self._packing: Layout = _layout(settings.packing, model, device)
+        shares = PolicyModule(model).can_share_prompts
+        self._packing = choose_layout(config, device, attention, can_share_prompts=shares)
+        self.attention = f"{attention} attention over {self._packing} rows"
         self._pad_id = _pad_id(model.config)
         needs_reference = settings.loss.kl_beta > 0 and settings.lora is None
         self._reference = _frozen_copy(model, self.device) if needs_reference else None
@@ -113,10 +120,13 @@ class DeepSpeedLearner:
         self._index = index
 
     @torch.no_grad()
-    def fix_old_logprobs(self) -> None:
-        """Take log π_old of the present batch now, by a forward-only pass, instead of from its first pass."""
+    def fix_old_logprobs(self, temperature: float | None = None) -> None:
+        """Take log π_old of the present batch now, by a forward-only pass, instead of from its first pass.
+
+        temperature: None for `rollout.temperature`; another one is for measurements only, no step may follow.
+        """
         loaded = self._loaded()
-        passes = self._forward_all(loaded)
+        passes = self._forward_all(loaded, temperature)
         loaded.old = [outputs.logprobs for outputs in passes]
         without_kl = self.config.learner.loss.model_copy(update={"kl_beta": 0.0})
         parts = [policy_loss(*pair, None, None, without_kl)[1] for pair in zip(passes, loaded.counted, strict=True)]
@@ -209,13 +219,18 @@ class DeepSpeedLearner:
             group["lr"] = learning_rate
 
     @property
+    def replicated(self) -> bool:
+        """Whether every rank holds all parameters (stage 0)."""
+        return self._shards.replicated
+
+    @property
     def model(self) -> Any:
         """The transformers model, or PEFT's around it; its config is saved beside exported weights."""
         return self._model
 
-    def full_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def full_weights(self, merged_dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """(name in a transformers checkpoint, whole tensor), LoRA merged; see learner.full_weights. Collective."""
-        return full_weights(self._model)
+        return full_weights(self._model, merged_dtype)
 
     def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
         """(name in a PEFT adapter, whole tensor); empty without LoRA. Collective."""
@@ -261,13 +276,14 @@ class DeepSpeedLearner:
             raise RuntimeError("no batch is loaded: call load_batch() first")
         return self._batches[self._index]
 
-    def _forward(self, micro: MicroBatch, *, with_entropy: bool) -> TokenOutputs:
-        outputs: TokenOutputs = self._engine(micro, self.config.rollout.temperature, with_entropy)
+    def _forward(self, micro: MicroBatch, *, with_entropy: bool, temperature: float | None = None) -> TokenOutputs:
+        chosen = self.config.rollout.temperature if temperature is None else temperature
+        outputs: TokenOutputs = self._engine(micro, chosen, with_entropy)
         return outputs
 
-    def _forward_all(self, loaded: LoadedBatch) -> list[TokenOutputs]:
+    def _forward_all(self, loaded: LoadedBatch, temperature: float | None = None) -> list[TokenOutputs]:
         """Forward-only passes over the counted micro-batches, and over the idle ones for the other ranks' sake."""
-        outputs = [self._forward(micro, with_entropy=False) for micro in loaded.counted]
+        outputs = [self._forward(micro, with_entropy=False, temperature=temperature) for micro in loaded.counted]
         for micro in [*loaded.idle, *loaded.idle_still]:
             self._forward(micro, with_entropy=False)
         return outputs
@@ -301,13 +317,12 @@ class DeepSpeedLearner:
     def _clip(self) -> float:
         """Global norm before clipping; scales the gradients in place so that their norm is within the limit."""
         gradients = self._shards.gradients()
-        square = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float64).square() for g in gradients]).sum()
-        norm = math.sqrt(float(self.all_reduce(square[None])[0]))
+        total = norm(self, gradients)
         limit = self.config.learner.optimizer.max_grad_norm
-        if math.isfinite(norm) and norm > limit:
+        if math.isfinite(total) and total > limit:
             for gradient in gradients:
-                gradient.mul_(limit / norm)
-        return norm
+                gradient.mul_(limit / total)
+        return total
 
 
 def _initialize(model: nn.Module, config: RunConfig, device: Device) -> tuple[Any, torch.optim.Optimizer]:
@@ -321,15 +336,6 @@ def _initialize(model: nn.Module, config: RunConfig, device: Device) -> tuple[An
         device=device,
     )
     return initialize_engine(policy, optimizer, settings), optimizer
-
-
-def _layout(packing: str, model: nn.Module, device: Device) -> Layout:
-    """What `learner.packing = "auto"` means: shared prompts where a dense mask is cheap, packed rows on a GPU."""
-    if packing != "auto":
-        return cast(Layout, packing)
-    if device == "gpu":
-        return "packed"
-    return "shared" if PolicyModule(model).can_share_prompts else "padded"
 
 
 def _frozen_copy(model: nn.Module, device: torch.device) -> PolicyModule:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
@@ -11,8 +14,12 @@ from gxpo_trainer.models.load import load_tokenizer
 
 
 def write_policy(learner: DeepSpeedLearner, config: RunConfig, folder: Path) -> None:
-    """config.json, model.safetensors and tokenizer of the present weights, LoRA merged. Collective; rank 0 writes."""
-    weights = _gather(learner.full_weights(), keep=learner.rank == 0)
+    """config.json, model.safetensors and tokenizer of the present weights, LoRA merged. Collective; rank 0 writes.
+
+    Tensors that an adapter is merged into are written in fp32, and config.json names that dtype.
+    """
+    adapted = config.learner.lora is not None
+    weights = _gather(learner.full_weights(torch.float32 if adapted else None), keep=learner.rank == 0)
     if learner.rank:
         return
     from safetensors.torch import save_file
@@ -20,7 +27,10 @@ def write_policy(learner: DeepSpeedLearner, config: RunConfig, folder: Path) -> 
     folder.mkdir(parents=True)
     # One file whatever the size: a run's policy is read back by the sampler, which maps it.
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    learner.model.config.save_pretrained(folder)
+    model_config = copy.deepcopy(learner.model.config)
+    if adapted:
+        model_config.dtype = torch.float32
+    model_config.save_pretrained(folder)
     generation = getattr(learner.model, "generation_config", None)
     if generation is not None:
         generation.save_pretrained(folder)

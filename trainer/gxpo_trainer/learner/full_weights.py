@@ -1,6 +1,7 @@
 """The policy's weights as a transformers checkpoint names them, gathered from any ZeRO stage.
 
-Under LoRA the adapter is merged on the way out, W + (alpha/rank)·B·A; the model itself is not changed.
+Under LoRA the adapter is merged on the way out, W + (alpha/rank)·B·A, computed in fp32; the model itself is not
+changed.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ PEFT_PREFIX = "base_model.model."
 BASE_LAYER = ".base_layer"
 
 
-def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def full_weights(model: nn.Module, merged_dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
     """(name, whole tensor in the forward pass's dtype), one parameter at a time; tied weights once.
+
+    merged_dtype: of the tensors that an adapter is merged into, None for the forward pass's. In bf16 most of a small
+    adapter is rounded away.
 
     Collective at ZeRO-3: every rank must run the iterator to its end. The tensor may be a view of live memory that
     is released as the iterator moves on: copy it before asking for the next one.
@@ -34,7 +38,8 @@ def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             continue
         down, up = layer.lora_A["default"].weight, layer.lora_B["default"].weight
         with gathered([parameter, down, up]):
-            yield plain_name(name), _merged(parameter, down, up, layer.scaling["default"])
+            merged = _merged(parameter, down, up, layer.scaling["default"])
+            yield plain_name(name), merged.to(merged_dtype or parameter.dtype)
 
 
 def adapter_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -61,4 +66,4 @@ def gathered(parameters: list[Any]) -> AbstractContextManager[Any]:
 
 @torch.no_grad()
 def _merged(weight: Tensor, down: Tensor, up: Tensor, scaling: float) -> Tensor:
-    return (weight.float() + scaling * (up.float() @ down.float())).to(weight.dtype)
+    return weight.float() + scaling * (up.float() @ down.float())

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.types import Metrics, StepReport
 
 if TYPE_CHECKING:
+    from gxpo_trainer.learner.perturbation import Perturbation
     from gxpo_trainer.sync.manifest import WeightManifest
 
 
@@ -38,6 +40,15 @@ class StepResult:
     diagnostics_s: float
     peak_bytes: int
     """Largest resident set of this rank's process so far."""
+
+
+def mean_metrics(parts: Sequence[Metrics]) -> Metrics:
+    """Each metric's mean over the parts that have it, in the order in which they come."""
+    values: dict[str, list[float]] = {}
+    for part in parts:
+        for name, value in part.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(found) / len(found) for name, found in values.items()}
 
 
 class LearnerRank:
@@ -82,9 +93,17 @@ class LearnerRank:
         self.rule = make_rule(self.config.learner.rule)
         self.publisher: Any = None
         self.to_other_nodes: Any = None
+        self.perturbation: Perturbation | None = None
+
+    def attention(self) -> str:
+        """The attention kernel and the layout of rows, for the log."""
+        return self.learner.attention
 
     def train_step(self, batches: list[StepBatch], learning_rate: float, diagnose: bool) -> StepResult:
-        """One rule step a mini-batch. batches: this rank's shares, one a mini-batch."""
+        """One rule step a mini-batch. batches: this rank's shares, one a mini-batch.
+
+        Metrics are means over the mini-batches that have them; passes are summed, in units of the full step batch.
+        """
         self.learner.set_learning_rate(learning_rate)
         begin = time.perf_counter()
         self.learner.load_batches(batches)
@@ -92,17 +111,20 @@ class LearnerRank:
         diagnostic_passes = 0
         loaded = time.perf_counter()
         if diagnose:
-            extra, diagnostic_passes = self._diagnose()
+            from gxpo_trainer.rules.diagnostics import diagnose as take_diagnostics
+
+            floor = self.config.diagnostics.noise_floor
+            extra, diagnostic_passes = take_diagnostics(self.learner, self.rule, noise_floor=floor)
         measured = time.perf_counter()
         reports: list[StepReport] = []
         for index in range(len(batches)):
             self.learner.use_batch(index)
-            reports.append(self.rule.step(self.learner))
+            reports.append(self.rule.step(self.learner, last=index + 1 == len(batches)))
         gap_mean, gap_max = self.learner.logprob_gap()
         done = time.perf_counter()
         count = len(batches)
         return StepResult(
-            metrics={**extra, **reports[-1].metrics},
+            metrics={**extra, **mean_metrics([report.metrics for report in reports])},
             backward_passes=sum(r.backward_passes for r in reports) / count,
             diagnostic_passes=diagnostic_passes / count,
             gap_mean=gap_mean,
@@ -113,20 +135,6 @@ class LearnerRank:
             diagnostics_s=measured - loaded,
             peak_bytes=peak_resident_bytes(),
         )
-
-    def _diagnose(self) -> tuple[Metrics, int]:
-        from gxpo_trainer.rules.diagnostics import ratio_noise, take_trajectory
-        from gxpo_trainer.rules.gxpo import GXPO
-
-        if not isinstance(self.rule, GXPO) or not self.rule.gate.active:
-            return {}, 0
-        metrics: Metrics = {}
-        passes = 0
-        if self.config.diagnostics.noise_floor:
-            metrics = ratio_noise(self.learner, self.rule.settings.delta)
-            passes += 2
-        self.rule.trajectory = take_trajectory(self.learner, self.rule.settings.k)
-        return metrics, passes + self.rule.settings.k
 
     def publish(self, version: int, sampler_node: str) -> tuple[WeightManifest | None, float | None]:
         """Hand the present weights to the sampler's side, on the Ray node `sampler_node`. Collective.
@@ -160,29 +168,26 @@ class LearnerRank:
         return manifest, self.publisher.changed_fraction(manifest)
 
     def perturb(self, scale: float, seed: int) -> None:
-        """Canary: move every weight by a visible, reproducible amount; `restore` undoes it to the bit."""
-        import torch
+        """Canary: see `perturbation.Perturbation`. A second call replaces the perturbation of the first. Collective."""
+        from gxpo_trainer.learner.perturbation import Perturbation
 
-        from gxpo_trainer.rules.plain import snapshot
-
-        self._before = snapshot(self.learner.parameters(), None)
-        for index, shard_ in enumerate(self.learner.parameters()):
-            noise = torch.Generator().manual_seed(seed + 1000 * self.rank + index)
-            step = torch.randn(shard_.shape, generator=noise).to(shard_.device)
-            shard_.add_(step * scale * shard_.abs().mean() if shard_.numel() else step)
-        self.learner.publish()
+        self.perturbation = self.perturbation or Perturbation(self.learner)
+        self.perturbation.apply(scale, seed)
 
     def restore(self) -> None:
-        from gxpo_trainer.rules.plain import snapshot
-
-        snapshot(self._before, self.learner.parameters())
-        del self._before
-        self.learner.publish()
+        """Undo `perturb` bit for bit. Collective."""
+        if self.perturbation is not None:
+            self.perturbation.undo()
+        self.perturbation = None
 
     def gap(self, batch: StepBatch) -> tuple[float, float]:
-        """Mean and largest log-prob gap to the sampler on a batch, without touching anything. Collective."""
+        """Mean and largest log-prob gap to the sampler's scores of a batch. Changes no weights. Collective.
+
+        At temperature 1, whatever `rollout.temperature` is: vLLM scores prompts with unscaled logits
+        (`Sampler.score`).
+        """
         self.learner.load_batch(batch)
-        self.learner.fix_old_logprobs()
+        self.learner.fix_old_logprobs(temperature=1.0)
         return self.learner.logprob_gap()
 
     def save(self, folder: str) -> dict[str, Any]:

@@ -37,16 +37,18 @@ def base_of(folder: Path) -> str:
 
 
 def merge_adapter(folder: Path, out: Path) -> None:
-    """Save the merged model in the base's precision, with the base's tokenizer. Raises ConfigError."""
+    """Write base and adapter as one model in fp32, with the base's tokenizer. Raises ConfigError.
+
+    Merged into bf16, most of a small adapter would be rounded away.
+    """
     import torch
     from peft import PeftModel
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     base = base_of(folder)
     try:
-        dtype = AutoConfig.from_pretrained(base).dtype or torch.float32
         model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, use_safetensors=True)
         merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
@@ -54,5 +56,5 @@ def merge_adapter(folder: Path, out: Path) -> None:
         raise ConfigError(
             f"{folder} cannot be merged into {base}: {first}; it must be a LoRA adapter of that model"
         ) from error
-    merged.to(dtype).save_pretrained(out)
+    merged.save_pretrained(out)
     load_tokenizer(ModelConfig(path=base)).save_pretrained(out)

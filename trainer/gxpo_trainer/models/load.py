@@ -23,24 +23,54 @@ VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 TOKENIZER_FIX = "save one to the model folder with tokenizer.save_pretrained"
+HUB_FILES = (
+    *("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json"),
+    *("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
+)
+"""What is loaded of a hub repository: weights as safetensors, configuration, tokenizer."""
 FOLDER_FIX = "set model.path to `starter`, to a folder written by save_pretrained, or to a hub name such as org/model"
 
 
 def resolve_model(config: ModelConfig) -> str:
-    """The folder or hub name of `model.path`. Free of torch; reads no weights.
+    """The folder of `model.path`; a hub name is downloaded or found in the hub's cache. Free of torch.
 
-    Raises ConfigError when a folder is missing or lacks its config or safetensors weights.
+    Raises ConfigError when a folder is missing or lacks its config, or its weights in safetensors form, and when the
+    hub does not have the name or the revision.
     """
-    if config.path == STARTER:
-        return str(_checked_folder(STARTER_FOLDER, config.path))
-    folder = Path(config.path).expanduser()
-    if folder.is_dir():
+    folder = STARTER_FOLDER if config.path == STARTER else Path(config.path).expanduser()
+    if folder.is_dir() or config.path == STARTER:
+        if config.revision is not None:
+            raise ConfigError(
+                f"model.revision = {config.revision!r} but model.path = {config.path!r} is a folder; leave it out, or "
+                "set model.path to a hub name"
+            )
         return str(_checked_folder(folder, config.path))
     if folder.exists():
         raise ConfigError(f"model.path = {config.path!r} is a file, not a model folder; {FOLDER_FIX}")
     if not HUB_NAME.fullmatch(config.path):
         raise ConfigError(f"model.path = {config.path!r}: the folder does not exist; {FOLDER_FIX}")
-    return config.path
+    return str(_checked_folder(_snapshot(config), config.path))
+
+
+def pin_revision(config: ModelConfig) -> ModelConfig:
+    """For a hub name: with the commit that its revision stands for now, so that all processes load the same files."""
+    folder = Path(resolve_model(config))
+    if folder.parent.name != "snapshots" or Path(config.path).expanduser().is_dir():
+        return config
+    return config.model_copy(update={"revision": folder.name})
+
+
+def _snapshot(config: ModelConfig) -> Path:
+    from huggingface_hub import snapshot_download
+
+    patterns = [*HUB_FILES, "*.py"] if config.trust_remote_code else list(HUB_FILES)
+    try:
+        return Path(snapshot_download(config.path, revision=config.revision, allow_patterns=patterns))
+    except Exception as error:  # The hub client has no common base for offline, unknown name and no access.
+        raise ConfigError(
+            f"model.path = {config.path!r} with model.revision = {config.revision!r} cannot be loaded from the hub "
+            f"({type(error).__name__}: {_first_line(error)}); check both and the connection, or {FOLDER_FIX}"
+        ) from error
 
 
 def load_policy(

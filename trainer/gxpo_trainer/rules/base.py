@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -110,14 +110,42 @@ class RuleLearner(Protocol):
 
 
 class Rule(Protocol):
-    """One update rule. `state` is all that it remembers between steps."""
+    """One update rule. `state` is all that it remembers between training steps."""
 
     name: ClassVar[str]
 
-    def step(self, learner: RuleLearner) -> StepReport:
-        """Move the parameters by one training step and say what was done."""
+    def step(self, learner: RuleLearner, *, last: bool = True) -> StepReport:
+        """Move the parameters by one step on the learner's present batch and say what was done.
+
+        last: False for all mini-batches of a training step but its last. A gate judges with the last one, once a
+        training step.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-serialisable state: gate window, shut-off step, step counter."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Where K real optimizer steps on the batch lead from θ⁰, and the passes that it took to know."""
+
+    theta_k: list[Tensor]
+    backward_passes: int
+
+
+@runtime_checkable
+class LookAheadRule(Protocol):
+    """What a rule that looks ahead offers to diagnostics beside the verbs of `Rule`."""
+
+    trajectory: Trajectory | None
+    """A true K-step trajectory to measure the next step's θᴷ and θ̃ against; used once."""
+
+    @property
+    def look_ahead_steps(self) -> int:
+        """K of the next step; 0 after the gate has fired."""
+
+    @property
+    def delta(self) -> float:
+        """Gradients up to this size have no ratio."""

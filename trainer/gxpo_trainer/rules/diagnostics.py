@@ -7,22 +7,14 @@ reported apart (`update/diagnostic_passes_total`).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from gxpo_trainer.rules.base import RuleLearner
-from gxpo_trainer.rules.plain import reduce_sums, snapshot, sum_over
+from gxpo_trainer.rules.base import LookAheadRule, Rule, RuleLearner, Trajectory
+from gxpo_trainer.rules.plain import chunks, reduce_sums, snapshot, sum_over
 from gxpo_trainer.types import Metrics
-
-
-@dataclass(frozen=True)
-class Trajectory:
-    """Where K real optimizer steps on the batch lead from θ⁰, and the passes that it took to know."""
-
-    theta_k: list[Tensor]
-    backward_passes: int
 
 
 def take_trajectory(learner: RuleLearner, k: int) -> Trajectory | None:
@@ -49,24 +41,50 @@ def take_trajectory(learner: RuleLearner, k: int) -> Trajectory | None:
     return Trajectory(reached, passes) if finite else None
 
 
+def diagnose(learner: RuleLearner, rule: Rule, *, noise_floor: bool) -> tuple[Metrics, int]:
+    """Measurements before a step of a rule that looks ahead, and the passes they took; nothing for a plain step.
+
+    The rule gets the trajectory, and measures its own points against it in its next step.
+    """
+    if not isinstance(rule, LookAheadRule) or not (k := rule.look_ahead_steps):
+        return {}, 0
+    metrics: Metrics = {}
+    passes = 0
+    if noise_floor:
+        metrics = ratio_noise(learner, rule.delta)
+        passes += 2
+    rule.trajectory = take_trajectory(learner, k)
+    return metrics, passes + k
+
+
 def prediction_error(
-    learner: RuleLearner, truth: Trajectory, theta_k: list[Tensor], theta0: list[Tensor], alpha: float
+    learner: RuleLearner, truth: Trajectory, theta_k: Sequence[Tensor], theta0: Sequence[Tensor]
 ) -> Metrics:
-    """`gxpo/theta_k_error` and its kin: a predicted θᴷ against the true one."""
+    """`gxpo/theta_k_error` and its kin: the θᴷ of a rule against the true one."""
 
     def sums(predicted: Tensor, true: Tensor, start: Tensor) -> Tensor:
         p, t = (predicted - start).double(), (true - start).double()
         return torch.stack([(p - t).square().sum(), t.square().sum(), p.square().sum(), (p * t).sum()])
 
     error, true, predicted, dot = sum_over(learner, sums, theta_k, truth.theta_k, theta0)
-    errors = [(p - t).abs() for p, t in zip(theta_k, truth.theta_k, strict=True)]
-    median = distributed_median(learner, errors)
-    out: Metrics = {"gxpo/theta_k_error": median, "gxpo/theta_tilde_error": alpha * median}
+    out: Metrics = {"gxpo/theta_k_error": distributed_median(learner, _distance, theta_k, truth.theta_k)}
     if true > 0:
         out["gxpo/theta_k_relative_error"] = math.sqrt(error / true)
     if true > 0 and predicted > 0:
         out["gxpo/displacement_cosine_error"] = 1 - dot / math.sqrt(true * predicted)
     return out
+
+
+def reposition_error(
+    learner: RuleLearner, truth: Trajectory, theta_tilde: Sequence[Tensor], theta0: Sequence[Tensor], alpha: float
+) -> Metrics:
+    """`gxpo/theta_tilde_error`: θ̃ as the corrective pass uses it against θ⁰ + α(θᴷ_true − θ⁰)."""
+
+    def error(used: Tensor, true: Tensor, start: Tensor) -> Tensor:
+        origin = start.double()
+        return (used.double() - (origin + alpha * (true.double() - origin))).abs()
+
+    return {"gxpo/theta_tilde_error": distributed_median(learner, error, theta_tilde, truth.theta_k, theta0)}
 
 
 def ratio_noise(learner: RuleLearner, delta: float) -> Metrics:
@@ -87,22 +105,34 @@ def ratio_noise(learner: RuleLearner, delta: float) -> Metrics:
     return {"diagnostics/ratio_noise": math.sqrt(square / active)} if active else {}
 
 
-def distributed_median(learner: RuleLearner, values: list[Tensor]) -> float:
-    """Lower median of non-negative values over all ranks, by bisection on counts.
+def distributed_median(learner: RuleLearner, function: Callable[..., Tensor], *shards: Sequence[Tensor]) -> float:
+    """Lower median over all coordinates of all ranks of a function that maps slices to non-negative values.
 
-    Only counts are all-reduced, so no rank needs another's shard. 64 halvings reach the last bit of fp32.
+    By bisection on counts: only counts are all-reduced, so no rank needs another's shard, and the values are computed
+    anew for each count, so that none but a slice's exist at a time. 64 halvings reach the last bit of fp32.
     """
-    largest = max(float(v.max()) for v in values if v.numel())
-    count = sum(v.numel() for v in values)
+    largest, count = 0.0, 0
+    for parts in chunks(*shards):
+        values = function(*parts)
+        if values.numel():
+            largest, count = max(largest, float(values.max())), count + values.numel()
+    device = shards[0][0].device
     # The sum of the ranks' maxima bounds the maximum.
-    high, total = reduce_sums(learner, torch.tensor([largest, count], dtype=torch.float64, device=values[0].device))
+    high, total = reduce_sums(learner, torch.tensor([largest, count], dtype=torch.float64, device=device))
     low = 0.0
     for _ in range(64):
         middle = (low + high) / 2
-        below = sum((v <= middle).sum(dtype=torch.float64) for v in values)
-        (reached,) = reduce_sums(learner, torch.as_tensor(below, dtype=torch.float64).reshape(1))
+
+        def below(*parts: Tensor, bound: float = middle) -> Tensor:
+            return (function(*parts) <= bound).sum(dtype=torch.float64).reshape(1)
+
+        (reached,) = sum_over(learner, below, *shards)
         if reached >= total / 2:
             high = middle
         else:
             low = middle
     return high
+
+
+def _distance(left: Tensor, right: Tensor) -> Tensor:
+    return (left - right).abs()

@@ -9,8 +9,8 @@ Differs from the paper: r and the scale are clamped as its authors' code does (a
 otherwise throw the coordinate out of the model), and the scale is evaluated without 0/0 at r = ±1.
 
 Each function here is one fused pass over one slice of a shard: it reads the probes, writes θ̃ over θ², and
-returns the sums that the metrics need. A slice is a cache-sized chunk on a CPU and a whole tensor, compiled
-into one kernel, on a GPU.
+returns the sums that the metrics need. A slice is a cache-sized chunk on a CPU; on a GPU it is a large one, and the
+function is compiled into one kernel.
 """
 
 from __future__ import annotations

@@ -39,12 +39,14 @@ class Reading:
 class Gate:
     """Fires when z = (value − mean) / (std + ε) reaches τ; then the rule takes plain steps.
 
-    Order: `observe` measures the value against the window, decides, and only then lets the value in.
+    Order: `collect` for each mini-batch of a training step, then `judge` once. `observe` measures the value against
+    the window, decides, and only then lets the value in.
     """
 
     def __init__(self, settings: GateConfig) -> None:
         self.settings = settings
         self.state = GateState()
+        self._collected: list[float] = []
 
     @property
     def active(self) -> bool:
@@ -62,6 +64,19 @@ class Gate:
         spread = std + self.settings.epsilon
         z = (value - mean) / spread if spread > 0 else math.copysign(math.inf, value - mean) if value != mean else 0.0
         return Reading(value, mean, std, z)
+
+    def collect(self, value: float) -> None:
+        """Keep the value of one mini-batch for `judge`; one that is not finite is no evidence."""
+        if math.isfinite(value):
+            self._collected.append(value)
+
+    def judge(self, step: int) -> Reading | None:
+        """Observe the mean of what was collected since the last call; None when that is nothing."""
+        values, self._collected = self._collected, []
+        if not values:
+            return None
+        mean = math.fsum(values) / len(values)
+        return self.observe(mean, step) if self.active else self.observe_inactive(mean)
 
     def observe(self, value: float, step: int) -> Reading:
         """Measure one value of an active step, decide, let it into the window.

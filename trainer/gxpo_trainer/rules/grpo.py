@@ -21,7 +21,7 @@ class GRPO:
     def __init__(self, settings: GrpoRule | None = None) -> None:
         self.settings = settings or GrpoRule()
 
-    def step(self, learner: RuleLearner) -> StepReport:
+    def step(self, learner: RuleLearner, *, last: bool = True) -> StepReport:
         """See rules.base.Rule."""
         return finish_plain_step(learner, learner.backward())
 

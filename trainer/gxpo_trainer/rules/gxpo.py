@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gxpo_trainer.config import GxpoRule
 from gxpo_trainer.rules import diagnostics
-from gxpo_trainer.rules.base import BackwardResult, RuleLearner
+from gxpo_trainer.rules.base import BackwardResult, RuleLearner, Trajectory
 from gxpo_trainer.rules.extrapolation import (
     Plan,
     extrapolate_by_displacement,
@@ -63,21 +63,32 @@ class GXPO:
         self.gate = Gate(self.settings.gate)
         self.num_steps = 0
         self.buffers = Buffers()
-        self.trajectory: diagnostics.Trajectory | None = None
-        """A true K-step trajectory to measure the next step's prediction against; used once."""
+        self.trajectory: Trajectory | None = None
 
-    def step(self, learner: RuleLearner) -> StepReport:
+    def step(self, learner: RuleLearner, *, last: bool = True) -> StepReport:
         """See rules.base.Rule."""
-        self.num_steps += 1
-        if not self.gate.active:
+        if self.gate.active:
+            report = self._look_ahead(learner)
+            self.trajectory = None
+        else:
             self.buffers = Buffers()
             first = learner.backward()
             report = finish_plain_step(learner, first)
-            report.metrics.update(self.gate.metrics(self.gate.observe_inactive(first.grad_norm)))
-            return report
-        report = self._look_ahead(learner)
-        self.trajectory = None
+            self.gate.collect(first.grad_norm)
+        if last:
+            self.num_steps += 1
+            report.metrics.update(self.gate.metrics(self.gate.judge(self.num_steps)))
         return report
+
+    @property
+    def look_ahead_steps(self) -> int:
+        """See rules.base.LookAheadRule."""
+        return self.settings.k if self.gate.active else 0
+
+    @property
+    def delta(self) -> float:
+        """See rules.base.LookAheadRule."""
+        return self.settings.delta
 
     def state_dict(self) -> dict[str, Any]:
         return {"gate": self.gate.state_dict(), "num_steps": self.num_steps}
@@ -97,9 +108,7 @@ class GXPO:
         theta0 = self.buffers.theta0 = snapshot(learner.parameters(), self.buffers.theta0)
         passes = [learner.backward()]
         if not passes[0].finite:
-            report = finish_plain_step(learner, passes[0])
-            report.metrics.update(self.gate.metrics(None))
-            return report
+            return finish_plain_step(learner, passes[0])
         if self.settings.probe_state == "rollback":
             self._save_moments(learner)
         if predictor != "displacement" and probes == 2:
@@ -131,9 +140,14 @@ class GXPO:
         if self.trajectory is not None:
             theta_k = [tensor.clone() for tensor in learner.parameters()]
             self._fused_pass(learner, predictor, probes, theta_k, theta0, alpha=1.0, keep_moments=False)
-            metrics.update(diagnostics.prediction_error(learner, self.trajectory, theta_k, theta0, self.settings.alpha))
+            metrics.update(diagnostics.prediction_error(learner, self.trajectory, theta_k, theta0))
+            del theta_k
         keep_moments = self.settings.probe_state == "fast_forward" and predictor == "replay"
         sums = self._fused_pass(learner, predictor, probes, learner.parameters(), theta0, None, keep_moments)
+        if self.trajectory is not None:
+            alpha = self.settings.alpha
+            live = learner.parameters()
+            metrics.update(diagnostics.reposition_error(learner, self.trajectory, live, theta0, alpha))
         state = learner.optimizer_state()
         if keep_moments:
             state.set_step(state.step + self.settings.k - probes)
@@ -209,16 +223,13 @@ class GXPO:
         *,
         fallback: bool,
     ) -> StepReport:
-        complete = not fallback
         metrics: Metrics = {"grad/norm_g0": passes[0].grad_norm, **extra, **policy_metrics(passes)}
         if self.settings.probes == 2 and len(passes) > 1:
             metrics["grad/norm_g1"] = passes[1].grad_norm
-        reading = None
-        if complete:
+        if not fallback:
             metrics["grad/norm_slow"] = passes[-1].grad_norm
-            reading = self.gate.observe(passes[-1].grad_norm, self.num_steps)
+            self.gate.collect(passes[-1].grad_norm)
         metrics["update/norm"] = distance(learner, learner.parameters(), theta0)
-        metrics.update(self.gate.metrics(reading))
         why = f"the gradient of pass {len(passes)} is not finite" if fallback else None
         return StepReport(metrics, backward_passes=len(passes), fallback=why)
 

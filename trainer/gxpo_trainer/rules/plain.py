@@ -11,17 +11,22 @@ from torch import Tensor
 from gxpo_trainer.rules.base import BackwardResult, RuleLearner
 from gxpo_trainer.types import Metrics, StepReport
 
-CHUNK = 1 << 15
+CPU_CHUNK = 1 << 15
 """Elements that a CPU core works on at a time: a chunk's operands and temporaries stay in its L2 cache."""
+DEVICE_CHUNK = 1 << 25
+"""Elements that a GPU works on at a time: 256 MB for each float64 temporary, whatever the size of the shard."""
+
+
+def chunk_size(device: torch.device) -> int:
+    """Elements of a shard on `device` that one operation works on at most."""
+    return CPU_CHUNK if device.type == "cpu" else DEVICE_CHUNK
 
 
 def chunks(*shards: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-    """Equally placed slices of aligned shards: cache-sized on a CPU, whole tensors on a GPU."""
+    """Equally placed slices of aligned shards, of at most `chunk_size` elements."""
     for tensors in zip(*shards, strict=True):
-        if tensors[0].is_cuda:
-            yield tensors
-        else:
-            yield from zip(*(tensor.split(CHUNK) for tensor in tensors), strict=True)
+        size = chunk_size(tensors[0].device)
+        yield from zip(*(tensor.split(size) for tensor in tensors), strict=True)
 
 
 def reduce_sums(learner: RuleLearner, sums: Tensor) -> list[float]:
@@ -57,6 +62,14 @@ def policy_metrics(passes: Sequence[BackwardResult]) -> Metrics:
         out.update({f"policy/pass{number}/{name}": value for name, value in named.items()})
         out.update({f"policy/{name}": value for name, value in named.items()})
     return out
+
+
+def norm(learner: RuleLearner, shards: Sequence[Tensor]) -> float:
+    """‖shards‖ over all ranks, in float64; no copy beyond DEVICE_CHUNK elements."""
+    parts = [part for shard in shards for part in torch.split(shard, DEVICE_CHUNK)]
+    squares = [torch.linalg.vector_norm(part, dtype=torch.float64).square() for part in parts]
+    (square,) = reduce_sums(learner, torch.stack(squares).sum()[None])
+    return math.sqrt(square)
 
 
 def distance(learner: RuleLearner, left: Sequence[Tensor], right: Sequence[Tensor]) -> float:

@@ -5,7 +5,8 @@
     θ ← OptimStep(θ̃, g(θ̃))                                (slow)
 
 Differs from the paper: a gate that fires acts on the step it fires in, for the entropy is known after the
-first pass, and with α = 0 that pass is all the step needs.
+first pass, and with α = 0 that pass is all the step needs. With several mini-batches their mean entropy is known after
+the first pass over the last one, and the gate acts from there.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from gxpo_trainer.config import SfpoRule
-from gxpo_trainer.rules.base import BackwardResult, RuleLearner
-from gxpo_trainer.rules.gate import Gate, Reading
+from gxpo_trainer.rules import diagnostics
+from gxpo_trainer.rules.base import BackwardResult, RuleLearner, Trajectory
+from gxpo_trainer.rules.gate import Gate
 from gxpo_trainer.rules.plain import distance, finish_plain_step, policy_metrics, snapshot
 from gxpo_trainer.types import Metrics, StepReport
 
@@ -25,28 +27,42 @@ class SFPO:
     """K fast steps, one reposition, one slow step, until the entropy's z-score fires the gate."""
 
     name: ClassVar[str] = "sfpo"
+    delta: ClassVar[float] = 0.0
 
     def __init__(self, settings: SfpoRule | None = None) -> None:
         self.settings = settings or SfpoRule()
         self.gate = Gate(self.settings.gate)
         self.num_steps = 0
         self._theta0: list[Tensor] | None = None
+        self.trajectory: Trajectory | None = None
 
-    def step(self, learner: RuleLearner) -> StepReport:
+    def step(self, learner: RuleLearner, *, last: bool = True) -> StepReport:
         """See rules.base.Rule."""
-        self.num_steps += 1
         if self.gate.active:
             self._theta0 = snapshot(learner.parameters(), self._theta0)
         first = learner.backward()
-        reading = self._watch(first)
+        entropy = first.statistics.get("entropy")
+        if entropy is not None and first.finite:
+            self.gate.collect(entropy)
+        reading = None
+        if last:
+            self.num_steps += 1
+            reading = self.gate.judge(self.num_steps)
         if self.gate.active and self._theta0 is not None and first.finite:
             report = self._look_ahead(learner, first, self._theta0)
         else:
             report = finish_plain_step(learner, first)
+        self.trajectory = None
         if not self.gate.active:
             self._theta0 = None  # one shard of memory back for the plain phase
-        report.metrics.update(self.gate.metrics(reading))
+        if last:
+            report.metrics.update(self.gate.metrics(reading))
         return report
+
+    @property
+    def look_ahead_steps(self) -> int:
+        """See rules.base.LookAheadRule."""
+        return self.settings.k if self.gate.active else 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"gate": self.gate.state_dict(), "num_steps": self.num_steps}
@@ -54,14 +70,6 @@ class SFPO:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.gate.load_state_dict(state["gate"])
         self.num_steps = state["num_steps"]
-
-    def _watch(self, first: BackwardResult) -> Reading | None:
-        entropy = first.statistics.get("entropy")
-        if entropy is None or not first.finite:
-            return None
-        if self.gate.active:
-            return self.gate.observe(entropy, self.num_steps)
-        return self.gate.observe_inactive(entropy)
 
     def _look_ahead(self, learner: RuleLearner, first: BackwardResult, theta0: list[Tensor]) -> StepReport:
         k, alpha = self.settings.k, self.settings.alpha
@@ -73,13 +81,18 @@ class SFPO:
                 # The mean of the fast steps taken so far: θ¹ when only one was.
                 return self._fall_back(learner, passes, theta0, 1 / taken)
             learner.optimizer_step()
+        extra: Metrics = {}
+        if self.trajectory is not None:
+            extra = diagnostics.prediction_error(learner, self.trajectory, learner.parameters(), theta0)
         _reposition(learner.parameters(), theta0, alpha)
+        if self.trajectory is not None:
+            extra |= diagnostics.reposition_error(learner, self.trajectory, learner.parameters(), theta0, alpha)
         learner.publish()
         passes.append(learner.backward())
         if not passes[-1].finite:
             return self._fall_back(learner, passes, theta0, 1 / (alpha * k) if alpha else 0.0)
         learner.optimizer_step()
-        return StepReport(self._metrics(learner, passes, theta0), backward_passes=len(passes))
+        return StepReport({**extra, **self._metrics(learner, passes, theta0)}, backward_passes=len(passes))
 
     def _fall_back(
         self, learner: RuleLearner, passes: list[BackwardResult], theta0: list[Tensor], share: float

@@ -100,11 +100,13 @@ class SharedMemoryPublisher:
             os.posix_fallocate(descriptor, 0, size)
             buffer = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
         except OSError as error:
-            raise TrainingError(
-                f"cannot allocate {size} bytes of shared memory ({error.strerror}); enlarge /dev/shm "
-                "(shm_size in Docker)",
-                reason="disk_full",
-            ) from error
+            message = (
+                f"Cannot allocate a weight buffer of {size / 2**30:.2g} GiB in {self.directory.parent} "
+                f"({error.strerror}), which must hold two versions of the weights in addition to Ray's object store; "
+                'raise shm_size (RAY_SHM_SIZE in docker-compose.yml), or halve fp32 weights with rollout.dtype = "bfloat16". '
+                'placement.weight_transport = "object_store" needs the buffers as well'
+            )
+            raise TrainingError(message, reason="disk_full") from error
         finally:
             os.close(descriptor)
         self._buffers[self._turn] = buffer

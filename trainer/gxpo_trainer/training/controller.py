@@ -104,6 +104,7 @@ class Controller:
         proofs.canary(self.config, self.learners, self.collector, self.planner)
         self._sync()
         self._tell_places()
+        self.reporter.log_event("attention", f"the learner uses {self.learners.all('attention')}")
         self.ready = True
         owed = resume_from.state.get("evaluation_owed") if resume_from else self.config.evaluation.at_start
         if owed and self.wish() is None:
@@ -145,10 +146,13 @@ class Controller:
         result = self.learners.train_step(
             mini_batches(batch, self.config.learner.mini_batches), rate, diagnose=self._due(number, "trajectory")
         )
-        proofs.check_gap(self.config, result.gap_mean, result.gap_max, number)
+        outlier = proofs.check_gap(self.config, result.gap_mean, result.gap_max, number)
         synced = self._advance(number, result, rollouts.num_tokens)
         metrics.update(result.metrics)
         metrics.update(rollout_metrics(rollouts, result, version=number - 1, total=self.counters.tokens))
+        if outlier:
+            self.reporter.log_event("logprob_gap_outlier", outlier, step=number)
+            metrics["rollout/logprob_gap_max_exceeded"] = 1.0
         metrics.update(synced)
         metrics["learning_rate"] = rate
         spent = time.perf_counter() - begin - result.diagnostics_s
@@ -243,7 +247,8 @@ class Controller:
     def _evaluate(self) -> None:
         begin = time.perf_counter()
         step = self.counters.step
-        records, metrics = self.evaluator.run(self.collector, step=step, version=step)
+        full = self.config.evaluation.full_at_end and self.counters.reached(self.config.budget) is not None
+        records, metrics = self.evaluator.run(self.collector, step=step, version=step, full=full)
         for record in records:
             totals = {
                 "backward_passes_total": self.counters.backward_passes,

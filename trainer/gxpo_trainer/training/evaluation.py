@@ -28,10 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedBenchmark:
-    """A benchmark with its prompts rendered for one tokenizer. token_ids: int32[length] each."""
+    """A benchmark with its prompts rendered for one tokenizer. token_ids: int32[length] each.
+
+    left_out_ids: those of `benchmark.left_out`, for a full evaluation; empty where none will be made.
+    """
 
     benchmark: Benchmark
     token_ids: Sequence[npt.NDArray[np.int32]]
+    left_out_ids: Sequence[npt.NDArray[np.int32]] = ()
 
 
 class Evaluator:
@@ -43,14 +47,25 @@ class Evaluator:
         limit = config.evaluation.max_new_tokens or config.rollout.max_new_tokens
         self.sampling = SamplingSettings(max_new_tokens=limit, temperature=1.0)
 
-    def run(self, collector: SampleCollector, *, step: int, version: int) -> tuple[list[dict[str, Any]], Metrics]:
-        """All benchmarks by the weights of `version`: records for evaluations.jsonl, and `eval/…` metrics."""
-        records, metrics = [], {}
+    def run(
+        self, collector: SampleCollector, *, step: int, version: int, full: bool = False
+    ) -> tuple[list[dict[str, Any]], Metrics]:
+        """All benchmarks by the weights of `version`: records for evaluations.jsonl, and `eval/…` metrics.
+
+        full: also the problems beyond `evaluation.num_problems`. Records and their metrics stay those of the subset,
+        so that they can be compared along the run; `eval/<benchmark>/full/…` are of all problems.
+        """
+        records = []
+        metrics: Metrics = {}
         for tokenized in self.benchmarks:
-            record = self._one(collector, tokenized, step, version)
-            records.append(record)
             name = tokenized.benchmark.name
+            groups = self._sample(collector, tokenized, version, full=full)
+            record = self._record(tokenized, groups[: len(tokenized.token_ids)], version)
+            records.append(record)
             metrics.update({f"eval/{name}/{score}": value for score, value in record["scores"].items()})
+            if len(groups) > len(tokenized.token_ids):
+                scores, _ = score_groups(groups, seed=self.config.seed)
+                metrics.update({f"eval/{name}/full/{score}": value for score, value in scores.items()})
         if records:
             metrics["eval/average/pass@1"] = float(np.mean([record["scores"]["pass@1"] for record in records]))
         return records, metrics
@@ -64,24 +79,30 @@ class Evaluator:
             parts.append(f"{tokenized.benchmark.name} {metrics[name]:.1%} [{low:.1%}, {high:.1%}]")
         return f"step {step} pass@1: " + ", ".join(parts)
 
-    def _one(
-        self, collector: SampleCollector, tokenized: TokenizedBenchmark, step: int, version: int
-    ) -> dict[str, Any]:
-        benchmark = tokenized.benchmark
+    def _sample(
+        self, collector: SampleCollector, tokenized: TokenizedBenchmark, version: int, *, full: bool
+    ) -> list[ScoredGroup]:
+        """The subset's groups; with `full` those of the other problems after them."""
         seeded = self.config.rollout.deterministic
         n = self.config.evaluation.samples_per_prompt
+        pairs = list(zip(tokenized.benchmark.prompts, tokenized.token_ids, strict=True))
+        if full:
+            pairs += zip(tokenized.benchmark.left_out, tokenized.left_out_ids, strict=True)
         requests = [
             # Seeds apart from training's: step −1 never trains.
             SampleRequest(prompt, ids, n, request_seed(self.config.seed, -1, 0, place) if seeded else None)
-            for place, (prompt, ids) in enumerate(zip(benchmark.prompts, tokenized.token_ids, strict=True))
+            for place, (prompt, ids) in enumerate(pairs)
         ]
-        groups = collector.collect(requests, self.sampling, version, rewards=False).groups
+        return collector.collect(requests, self.sampling, version, rewards=False).groups
+
+    def _record(self, tokenized: TokenizedBenchmark, groups: Sequence[ScoredGroup], version: int) -> dict[str, Any]:
+        benchmark = tokenized.benchmark
         scores, per_problem = score_groups(groups, seed=self.config.seed)
         return {
             "benchmark": benchmark.name,
             "weights_version": version,
             "num_problems": len(groups),
-            "samples_per_prompt": n,
+            "samples_per_prompt": self.config.evaluation.samples_per_prompt,
             "scores": scores,
             "per_problem": per_problem,
             "problem_ids": [group.group.prompt.id for group in groups],
@@ -90,7 +111,7 @@ class Evaluator:
             "sampling": {
                 "temperature": self.sampling.temperature,
                 "max_new_tokens": self.sampling.max_new_tokens,
-                "seeded": seeded,
+                "seeded": self.config.rollout.deterministic,
             },
             "template": benchmark.template,
             "versions": grader_versions(),

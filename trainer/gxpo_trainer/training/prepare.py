@@ -13,7 +13,7 @@ from gxpo_trainer.data.benchmarks import Benchmark, load_benchmark
 from gxpo_trainer.data.contamination import without_contamination
 from gxpo_trainer.data.prompts import PromptSet, TokenizedPrompts, load_prompts, resolve_template, tokenize_prompts
 from gxpo_trainer.errors import CheckpointError, ConfigError
-from gxpo_trainer.models.load import load_tokenizer, resolve_model
+from gxpo_trainer.models.load import load_tokenizer, pin_revision, resolve_model
 from gxpo_trainer.records.reading import IDENTITY
 from gxpo_trainer.rollout.verification import check_rewards
 from gxpo_trainer.training.checkpoints import Checkpoint, CheckpointStore
@@ -50,10 +50,12 @@ def prepare(config: RunConfig, out_dir: Path, *, resume: bool, go_on: bool = Fal
     placement = Placement.decide(config)
     if config.placement.tensor_parallel != 1:
         raise ConfigError("placement.tensor_parallel must be 1: a sampler split over GPUs cannot be read back whole")
-    store = CheckpointStore(out_dir / CHECKPOINTS, config.checkpoint)
-    checkpoint, skipped = _checkpoint_to_resume(store, config, out_dir, resume=resume, go_on=go_on)
     if not (resume or go_on) and (out_dir / IDENTITY).exists():
         raise ConfigError(f"--out {out_dir} holds a run already; add --resume to continue it, or name another folder")
+    config = config.model_copy(update={"model": pin_revision(config.model)})
+    placement.config = config
+    store = CheckpointStore(out_dir / CHECKPOINTS, config.checkpoint)
+    checkpoint, skipped = _checkpoint_to_resume(store, config, out_dir, resume=resume, go_on=go_on)
     model_folder = resolve_model(config.model)
     check_rewards(config.verifier)
     tokenizer = load_tokenizer(config.model)
@@ -88,13 +90,15 @@ def tokenized_benchmarks(config: RunConfig, tokenizer: Any) -> list[TokenizedBen
         benchmark: Benchmark = load_benchmark(name, config.data, config.evaluation, gold_problem)
         if any(benchmark.name == other.benchmark.name for other in found):
             raise ConfigError(f"evaluation.benchmarks: two are called {benchmark.name}; rename the file of one")
-        fitted = tokenize_prompts(benchmark.prompts, tokenizer, benchmark.template, config.model.max_length - limit)
+        problems = benchmark.prompts + (benchmark.left_out if config.evaluation.full_at_end else ())
+        fitted = tokenize_prompts(problems, tokenizer, benchmark.template, config.model.max_length - limit)
         if fitted.num_too_long:
             raise ConfigError(
                 f"evaluation.benchmarks: {fitted.num_too_long} prompts of {name} leave no room for {limit} new tokens "
                 f"in model.max_length = {config.model.max_length}; raise it or lower evaluation.max_new_tokens"
             )
-        found.append(TokenizedBenchmark(benchmark, fitted.token_ids))
+        count = len(benchmark.prompts)
+        found.append(TokenizedBenchmark(benchmark, fitted.token_ids[:count], fitted.token_ids[count:]))
     return found
 
 

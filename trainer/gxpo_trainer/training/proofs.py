@@ -7,7 +7,7 @@ sees the sampler follow, because at tiny learning rates one stale version hides 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,19 +23,32 @@ if TYPE_CHECKING:
     from gxpo_trainer.rollout.planner import RolloutPlanner
 
 CANARY_PROMPTS = 8
-CANARY_SCALE = 0.1
-"""Noise of the canary as a share of the mean absolute weight of its shard."""
+CANARY_SCALE = 0.01
+"""First noise of the canary as a share of the mean absolute weight; doubled until its effect shows."""
+CANARY_DOUBLINGS = 16
+CANARY_EFFECT = 10
+"""Least effect of the perturbation on the learner's log-probabilities, in units of the limit on the mean gap."""
 
 
-def check_gap(config: RunConfig, mean: float, largest: float, step: int) -> None:
-    """Raises WeightSyncMismatch when sampler and learner disagree about the step's responses."""
+def check_gap(config: RunConfig, mean: float, largest: float, step: int) -> str | None:
+    """A warning when one token's gap is above its limit, else None.
+
+    Raises WeightSyncMismatch when sampler and learner disagree on average about the step's responses. One token of
+    hundreds of thousands proves nothing: in bf16 the largest gap of a step is rounding.
+    """
     mean_limit, max_limit = config.gap_limits()
-    if not (mean <= mean_limit and largest <= max_limit):
+    if not mean <= mean_limit:
         raise WeightSyncMismatch(
             f"step {step}: the sampler's and the learner's log-probabilities differ by {mean:.3g} on average (limit "
-            f"{mean_limit:g}) and {largest:.3g} at most (limit {max_limit:g}); the sampler does not hold the learner's "
-            "weights. If the precision explains it, raise rollout.logprob_gap_mean_limit or logprob_gap_max_limit"
+            f"{mean_limit:g}) and {largest:.3g} at most; the sampler does not hold the learner's weights. If the "
+            "precision explains it, raise rollout.logprob_gap_mean_limit"
         )
+    if largest <= max_limit:
+        return None
+    return (
+        f"step {step}: the sampler's and the learner's log-probabilities of one token differ by {largest:.3g}, above "
+        f"rollout.logprob_gap_max_limit = {max_limit:g}; the mean, {mean:.3g}, is within its limit"
+    )
 
 
 def check_verdicts(config: RunConfig, groups: Sequence[ScoredGroup]) -> None:
@@ -54,11 +67,14 @@ def check_verdicts(config: RunConfig, groups: Sequence[ScoredGroup]) -> None:
 def canary(
     config: RunConfig, learners: LearnerGroup, collector: SampleCollector, planner: RolloutPlanner
 ) -> dict[str, float]:
-    """Perturb the learner's weights, sync, see the sampler follow, restore.
+    """Perturb the learner's weights, sync, check that the sampler's log-probabilities moved as well, restore.
 
-    Returns the gaps at three syncs and how far the perturbation moved the learner. Raises WeightSyncMismatch when
-    a gap does not close, or when the perturbation was too small to show anything. The weights are restored; the
-    sampler is left with the perturbed version's successor, so sync before sampling.
+    The perturbation grows until the learner's own log-probabilities move by CANARY_EFFECT times the limit on the mean
+    gap: how much noise that takes depends on precision and adapters.
+
+    Returns the gaps at three syncs and how far learner and sampler moved. Raises WeightSyncMismatch when a gap does
+    not close, or when no perturbation shows. The weights are restored; the sampler is left with the perturbed
+    version's successor, so sync before sampling.
     """
     limit = config.gap_limits()[0]
     prompts = [np.asarray(ids, dtype=np.int32) for ids in planner.token_ids[:CANARY_PROMPTS]]
@@ -69,27 +85,49 @@ def canary(
 
     _publish(learners, collector, -1)
     before, start = gap()
-    learners.all("perturb", CANARY_SCALE, config.seed)
     try:
-        moved = _gap(learners, prompts, start)
+        moved = _perturb(config, learners, lambda: _gap(learners, prompts, start), CANARY_EFFECT * limit)
         _publish(learners, collector, -2)
-        perturbed, _ = gap()
+        perturbed, scores = gap()
     finally:
         learners.all("restore")
     _publish(learners, collector, -3)
     restored, _ = gap()
-    for when, found in (("at the start", before), ("after a perturbation", perturbed), ("after its undoing", restored)):
-        if not found <= limit:
+    # In bf16 the rounding error grows with the size of the log-probabilities, which a strong perturbation raises.
+    follows = limit if config.compares_in_fp32 else max(limit, moved / CANARY_EFFECT)
+    for when, found, allowed in (
+        ("at the start", before, limit),
+        ("after a perturbation", perturbed, follows),
+        ("after the perturbation was undone", restored, limit),
+    ):
+        if not found <= allowed:
             raise WeightSyncMismatch(
-                f"canary: sampler and learner differ by {found:.3g} on average {when}, the limit is {limit:.3g} "
+                f"canary: sampler and learner differ by {found:.3g} on average {when}, the limit is {allowed:.3g} "
                 f"(the perturbation moved the learner by {moved:.3g})"
             )
-    if not moved >= 10 * limit:
-        raise WeightSyncMismatch(
-            f"canary: the perturbation moved the learner by only {moved:.3g}, under ten times the limit {limit:.3g}, "
-            "so it proves nothing; lower rollout.logprob_gap_mean_limit"
-        )
-    return {"before": before, "perturbed": perturbed, "restored": restored, "moved": moved}
+    sampler_moved = float(np.mean(np.abs(np.concatenate(scores) - np.concatenate(start))))
+    return {
+        "before": before,
+        "perturbed": perturbed,
+        "restored": restored,
+        "moved": moved,
+        "sampler_moved": sampler_moved,
+    }
+
+
+def _perturb(config: RunConfig, learners: LearnerGroup, measure: Callable[[], float], wanted: float) -> float:
+    """Perturb the learner until `measure` reaches `wanted`; what it then is. Raises WeightSyncMismatch."""
+    scale, moved = CANARY_SCALE, 0.0
+    for _ in range(CANARY_DOUBLINGS):
+        learners.all("perturb", scale, config.seed)
+        moved = measure()
+        if moved >= wanted:
+            return moved
+        scale *= 2
+    raise WeightSyncMismatch(
+        f"canary: noise of {scale / 2:.3g} times the mean weight moved the learner by only {moved:.3g}, under "
+        f"{wanted:.3g}, so it proves nothing; lower rollout.logprob_gap_mean_limit"
+    )
 
 
 def _publish(learners: LearnerGroup, collector: SampleCollector, version: int) -> None:

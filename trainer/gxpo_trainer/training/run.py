@@ -83,6 +83,8 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
     ours, controller = False, None
     try:
         ours = start_ray(prepared.placement)
+        placed = prepared.placement
+        reporter.log_event("device", f"device {placed.device}: {placed.device_reason}", device=placed.device)
         launch.watch_sigterm()
         controller = _controller(prepared, launch, reporter, progress)
         reporter.attempt = controller.attempt

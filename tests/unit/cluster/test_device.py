@@ -1,0 +1,72 @@
+"""`placement.device = "auto"`: what decides, what is said about it, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gxpo_trainer.cluster import ray_session
+from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.errors import ConfigError
+
+FOUR_GPUS = {"CPU": 16.0, "GPU": 4.0}
+
+
+@pytest.fixture(autouse=True)
+def head_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def decide(**settings: Any) -> Placement:
+    return Placement.decide(RunConfig.model_validate({"placement": {"ray_address": "head:6379", **settings}}))
+
+
+def test_the_gpus_of_the_cluster_count_and_not_those_of_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    placement = decide(learner_ranks=3)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: FOUR_GPUS)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": FOUR_GPUS}])
+    ray_session.start_ray(placement)
+    assert placement.device == "gpu"
+    assert placement.device_reason == 'placement.device = "auto" and 4 GPUs in the Ray cluster'
+    assert placement.learner_options()["num_gpus"] == 1
+
+
+def test_a_cluster_without_gpus_means_cpu_and_says_so() -> None:
+    placement = decide()
+    placement.settle_device({"CPU": 4.0})
+    assert (placement.device, placement.device_reason) == (
+        "cpu",
+        'placement.device = "auto" and no GPUs in the Ray cluster',
+    )
+
+
+def test_fewer_gpus_than_the_run_needs_are_ambiguous() -> None:
+    with pytest.raises(ConfigError, match=r"has 4 GPUs and this run needs 5 .*set placement.device"):
+        decide(learner_ranks=4).settle_device(FOUR_GPUS)
+
+
+def test_gpus_here_and_none_in_the_cluster_are_ambiguous(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with pytest.raises(ConfigError, match="2 GPUs are visible on this machine and the Ray cluster has none"):
+        decide().settle_device({"CPU": 4.0})
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_a_device_that_is_named_stays(device: str) -> None:
+    placement = decide(device=device)
+    placement.settle_device(FOUR_GPUS if device == "cpu" else {"CPU": 4.0})
+    assert (placement.device, placement.device_reason) == (device, f'placement.device = "{device}"')
+
+
+def test_without_a_cluster_the_machine_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    placement = Placement.decide(RunConfig())
+    assert (placement.device, placement.device_reason) == (
+        "gpu",
+        'placement.device = "auto" and 1 GPU visible on this machine',
+    )

@@ -1,0 +1,93 @@
+"""Trajectory diagnostics: what a rule used against K real steps, for every rule that looks ahead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.toy_learner import ToyLearner, quadratic
+
+from gxpo_trainer.config import GrpoRule, GxpoRule, RunConfig, SfpoRule
+from gxpo_trainer.learner.rank import LearnerRank
+from gxpo_trainer.rules.diagnostics import take_trajectory
+from gxpo_trainer.rules.registry import make_rule
+
+NEVER = {"mode": "never"}
+CURVATURE = torch.tensor([0.9, 0.5, 0.2, 0.1, 0.05])
+START = torch.tensor([1.0, -2.0, 0.5, 3.0, -0.7])
+
+
+def learner_with_points() -> tuple[ToyLearner, list[torch.Tensor]]:
+    """fp32, and steps so small that rounding shows; the points are those of the backward passes."""
+    points: list[torch.Tensor] = []
+
+    def gradient(theta: list[torch.Tensor], _: int) -> list[torch.Tensor]:
+        points.append(theta[0].clone())
+        return [CURVATURE * theta[0]]
+
+    return ToyLearner(START, gradient, lr=1e-6), points
+
+
+@pytest.mark.parametrize("settings", [GxpoRule(k=4, alpha=0.3, gate=NEVER), SfpoRule(k=4, alpha=0.3, gate=NEVER)])
+def test_the_error_of_theta_tilde_is_measured_on_the_point_that_was_used(settings: Any) -> None:
+    learner, points = learner_with_points()
+    rule: Any = make_rule(settings)
+    rule.trajectory = truth = take_trajectory(learner, settings.k)
+    assert truth is not None
+    metrics = rule.step(learner).metrics
+    used = points[-1].double()
+    start = START.double()
+    target = start + settings.alpha * (truth.theta_k[0].double() - start)
+    expected = (used - target).abs().median().item()
+    assert expected > 0
+    assert metrics["gxpo/theta_tilde_error"] == pytest.approx(expected, rel=1e-6)
+    assert rule.trajectory is None
+
+
+def test_the_k_real_steps_of_sfpo_are_their_own_trajectory() -> None:
+    learner = ToyLearner(START, quadratic(CURVATURE), lr=0.1)
+    rule: Any = make_rule(SfpoRule(k=3, gate=NEVER))
+    rule.trajectory = take_trajectory(learner, 3)
+    metrics = rule.step(learner).metrics
+    assert metrics["gxpo/theta_k_error"] == 0.0
+    assert metrics["gxpo/theta_k_relative_error"] == 0.0
+    assert metrics["gxpo/displacement_cosine_error"] == pytest.approx(0.0, abs=1e-12)
+
+
+class Learner(ToyLearner):
+    """What LearnerRank asks of a learner beside the verbs of a rule."""
+
+    def load_batches(self, batches: Any) -> None:
+        pass
+
+    def use_batch(self, index: int) -> None:
+        pass
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        pass
+
+    def logprob_gap(self) -> tuple[float, float]:
+        return 0.0, 0.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "passes"),
+    [(GxpoRule(k=4, gate=NEVER), 6), (SfpoRule(k=4, gate=NEVER), 6), (GrpoRule(), 0)],
+)
+def test_every_rule_that_looks_ahead_is_diagnosed(settings: Any, passes: int) -> None:
+    rank = LearnerRank(RunConfig.model_validate({"diagnostics": {"noise_floor": True}}), 0, 1)
+    rank.learner = Learner(START, quadratic(CURVATURE), lr=0.1)  # type: ignore[assignment]
+    rank.rule = make_rule(settings)
+    found = rank.train_step([None], 0.1, diagnose=True)  # type: ignore[list-item]
+    assert found.diagnostic_passes == passes
+    names = {"gxpo/theta_k_error", "gxpo/theta_tilde_error", "diagnostics/ratio_noise"}
+    assert names & found.metrics.keys() == (names if passes else set())
+
+
+def test_a_rule_whose_gate_has_fired_is_not_diagnosed() -> None:
+    rank = LearnerRank(RunConfig(), 0, 1)
+    rank.learner = Learner(START, quadratic(CURVATURE), lr=0.1)  # type: ignore[assignment]
+    rank.rule = rule = make_rule(SfpoRule(k=4))
+    rule.gate.state.active = False  # type: ignore[attr-defined]
+    assert rank.train_step([None], 0.1, diagnose=True).diagnostic_passes == 0  # type: ignore[list-item]

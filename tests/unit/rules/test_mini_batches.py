@@ -1,0 +1,111 @@
+"""Several rule steps a training step: the gate judges once, and the step's metrics are those of all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.toy_learner import ToyLearner, quadratic
+
+from gxpo_trainer.config import GxpoRule, RunConfig, SfpoRule
+from gxpo_trainer.learner.rank import LearnerRank
+from gxpo_trainer.rules.gxpo import GXPO
+from gxpo_trainer.rules.sfpo import SFPO
+
+
+class MiniBatchLearner(ToyLearner):
+    """Mini-batch i has the gradient `slopes[i]`, whatever θ is."""
+
+    def __init__(self, slopes: list[float], entropies: list[float] | None = None) -> None:
+        super().__init__(torch.tensor([1.0]), lambda theta, _: [torch.tensor([slopes[self.index]])], lr=0.01)
+        self.index = 0
+        if entropies is not None:
+            self._entropy = lambda _: entropies[self.index]
+
+    def load_batches(self, batches: Any) -> None:
+        self.index = 0
+
+    def use_batch(self, index: int) -> None:
+        self.index = index
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        pass
+
+    def logprob_gap(self) -> tuple[float, float]:
+        return 0.0, 0.0
+
+
+def rank_with(rule: Any, learner: Any) -> LearnerRank:
+    rank = LearnerRank(RunConfig(), 0, 1)
+    rank.learner, rank.rule = learner, rule
+    return rank
+
+
+def train(rank: LearnerRank, batches: int) -> Any:
+    return rank.train_step([None] * batches, 0.01, diagnose=False)  # type: ignore[list-item]
+
+
+def test_the_gate_judges_the_mean_norm_of_a_step_once() -> None:
+    rule = GXPO(GxpoRule(gate={"warmup": 2, "threshold": 3.0}))
+    learner = MiniBatchLearner([1.0, 5.0])
+    rank = rank_with(rule, learner)
+    first, second = train(rank, 2), train(rank, 2)
+    assert rule.gate.state.window == [3.0, 3.0]
+    assert (first.metrics["gate/value"], second.metrics["gate/mean"]) == (3.0, 3.0)
+    assert "gate/z" not in second.metrics  # two steps, not four mini-batches: the warm-up is just over
+    learner._gradient = lambda theta, _: [torch.tensor([20.0])]
+    third = train(rank, 2)
+    assert third.metrics["gate/shutoff_step"] == 3
+    assert third.backward_passes == 3  # the step that fires the gate looks ahead on all of its mini-batches
+    fourth = train(rank, 2)
+    assert fourth.backward_passes == 1
+
+
+def test_metrics_are_means_over_mini_batches_and_passes_sums() -> None:
+    rank = rank_with(GXPO(GxpoRule(gate={"mode": "never"})), MiniBatchLearner([1.0, 5.0]))
+    found = train(rank, 2)
+    assert found.metrics["grad/norm_g0"] == 3.0
+    assert found.metrics["policy/pass2/loss"] == 0.0
+    # Three steps of 0.01 · g each; a constant gradient extrapolates two of them to five, α = 0.5: 2.5 + 1 steps.
+    assert found.metrics["update/norm"] == pytest.approx((0.035 + 0.175) / 2)
+    assert found.backward_passes == 3  # six passes over halves of the batch
+    assert rank.rule.num_steps == 1  # type: ignore[attr-defined]
+
+
+def test_the_entropy_gate_judges_the_mean_entropy_with_the_last_mini_batch() -> None:
+    rule = SFPO(SfpoRule(k=2, gate={"warmup": 2, "threshold": 3.0}))
+    entropies = [1.0, 2.0]
+    rank = rank_with(rule, MiniBatchLearner([1.0, 1.0], entropies))
+    assert [train(rank, 2).backward_passes for _ in range(2)] == [3, 3]
+    assert rule.gate.state.window == [1.5, 1.5]
+    entropies[:] = [0.0, 0.5]
+    fired = train(rank, 2)
+    assert (fired.metrics["gate/value"], fired.metrics["gate/shutoff_step"]) == (0.25, 3)
+    assert fired.backward_passes == 2  # three passes over the first half, one over the last
+
+
+def test_a_gate_that_may_rearm_judges_the_mean_norm_of_plain_steps() -> None:
+    rule = GXPO(
+        GxpoRule(gate={"mode": "rearm", "warmup": 2, "threshold": 3.0, "rearm_threshold": 1.0, "rearm_after": 2})
+    )
+    learner = MiniBatchLearner([1.0, 5.0])
+    rank = rank_with(rule, learner)
+    steady = learner._gradient
+    for _ in range(2):
+        train(rank, 2)
+    learner._gradient = lambda theta, _: [torch.tensor([20.0])]
+    assert train(rank, 2).metrics["gate/active"] == 0.0
+    learner._gradient = steady
+    plain = [train(rank, 2) for _ in range(2)]
+    assert [p.metrics["gate/value"] for p in plain] == [3.0, 3.0]
+    assert [p.metrics["gate/active"] for p in plain] == [0.0, 1.0]
+
+
+def test_one_mini_batch_is_the_step_itself() -> None:
+    rule = GXPO(GxpoRule(gate={"mode": "never"}))
+    alone = GXPO(GxpoRule(gate={"mode": "never"}))
+    gradient = quadratic(torch.tensor([0.7]))
+    learner, twin = MiniBatchLearner([1.0]), ToyLearner(torch.tensor([1.0]), gradient, lr=0.01)
+    learner._gradient = gradient
+    assert train(rank_with(rule, learner), 1).metrics == alone.step(twin).metrics
