@@ -243,7 +243,7 @@ def test_paper_presets_evaluate_a_subset_along_the_run_and_all_problems_at_its_e
 def test_paper_presets_fit_on_four_gpus(name: str) -> None:
     placement = Placement(load_preset(name), "gpu", 1, 1)
     placement.check_fits({"CPU": 16, "GPU": 4})
-    with pytest.raises(ConfigError, match="asks for 4 GPUs"):
+    with pytest.raises(ConfigError, match="requires 4 GPUs"):
         placement.check_fits({"CPU": 16, "GPU": 3})
 
 

@@ -103,8 +103,8 @@ class SharedMemoryPublisher:
             message = (
                 f"Cannot allocate a weight buffer of {size / 2**30:.2g} GiB in {self.directory.parent} "
                 f"({error.strerror}), which must hold two versions of the weights in addition to Ray's object store; "
-                'raise shm_size (RAY_SHM_SIZE in docker-compose.yml), or halve fp32 weights with rollout.dtype = "bfloat16". '
-                'placement.weight_transport = "object_store" needs the buffers as well'
+                "raise shm_size (RAY_SHM_SIZE in docker-compose.yml), or halve fp32 weights with "
+                'rollout.dtype = "bfloat16". placement.weight_transport = "object_store" needs the buffers as well'
             )
             raise TrainingError(message, reason="disk_full") from error
         finally:
