@@ -33,8 +33,20 @@ SLICES = 10
 Pair = tuple[str, str]
 
 
-def make_mix(data: Path, num_pairs: int, seed: int = 0) -> list[tuple[Pair, bool]]:
-    """((gold, response), whether it is equal), distinct."""
+REASONING = "Next, we use that $x^2 + 2x = {i}$, so the ratio is $\\frac{{{i}}}{{4}}$ and we get {i} again.\n"
+
+
+def reasoning(chars: int) -> str:
+    """About that many characters of worked steps, as a response has before its answer."""
+    text = ""
+    while len(text) < chars:
+        text += REASONING.format(i=len(text) % 97 + 2)
+    return text
+
+
+def make_mix(data: Path, num_pairs: int, chars: int = 0, seed: int = 0) -> list[tuple[Pair, bool]]:
+    """((gold, response), whether it is equal), distinct. chars: length of the reasoning before each answer."""
+    before = reasoning(chars)
     mix: dict[Pair, bool] = {}
     for name in SETS:
         for line in (data / f"{name}.jsonl").read_bytes().splitlines():
@@ -42,7 +54,7 @@ def make_mix(data: Path, num_pairs: int, seed: int = 0) -> list[tuple[Pair, bool
             gold = row.get("answer_latex") or row["answer"]
             for forms, equal in ((equal_forms(gold), True), (wrong_forms(gold), False)):
                 for form in forms:
-                    mix.setdefault((gold, f"The answer is $\\boxed{{{form}}}$."), equal)
+                    mix.setdefault((gold, f"{before}The answer is $\\boxed{{{form}}}$."), equal)
     items = list(mix.items())
     random.Random(seed).shuffle(items)
     return items[:num_pairs]
@@ -101,12 +113,15 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=20_000)
     parser.add_argument("--peer-pairs", type=int, default=2_000)
+    parser.add_argument("--response-chars", type=int, default=0, help="characters of reasoning before each answer")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[1] / "../shared/data")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args(argv)
     logging.disable(logging.WARNING)
-    result = measure(make_mix(arguments.data, arguments.pairs), arguments.peer_pairs, arguments.workers)
+    result = measure(
+        make_mix(arguments.data, arguments.pairs, arguments.response_chars), arguments.peer_pairs, arguments.workers
+    )
     text = json.dumps(result, indent=2)
     print(text)
     if arguments.json is not None:

@@ -55,7 +55,7 @@ def scalars_equal(gold: str, answer: str) -> bool | None:
     """Whether two scalars are the same answer; None when neither we nor math-verify can read them. Raises TooLarge."""
     if same_tokens(gold, answer) or same_tokens(_unwrapped(gold), _unwrapped(answer)):
         return True
-    for test in (_based_numbers, _clock_times, _ratios, _infinities):
+    for test in (_based_numbers, _clock_times, _ratios):
         verdict = test(gold, answer)
         if verdict is not None:
             return verdict
@@ -204,13 +204,6 @@ def _without_label(answer: str, gold: str) -> str:
     if label is None or _LABEL.match(gold) is not None or (label[2] and answer[label.end() - 1 : label.end()] == ")"):
         return answer
     return answer[label.end() :]
-
-
-def _infinities(gold: str, answer: str) -> bool | None:
-    r"""\infty and -\infty are equal to themselves only."""
-    known = {"\\infty": 1, "+\\infty": 1, "-\\infty": -1}
-    a, b = (known.get(re.sub(r"[\s{}]", "", s)) for s in (gold, answer))
-    return None if a is None and b is None else a == b
 
 
 def _based_numbers(gold: str, answer: str) -> bool | None:
