@@ -313,6 +313,6 @@ def test_a_malformed_line_is_named_before_anything_is_graded(tmp_path: Path, sec
 def test_a_missing_or_empty_file_is_refused(tmp_path: Path) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.touch()
-    for path, complaint in ((tmp_path / "none.jsonl", "cannot be read"), (empty, "no lines")):
+    for path, complaint in ((tmp_path / "none.jsonl", "cannot be read"), (empty, "is empty")):
         with pytest.raises(DataError, match=complaint):
             grade_file(path, io.StringIO(), workers=1)
