@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gxpo_trainer.verify.extract import MAX_ANSWER_CHARS, TAIL_CHARS, extract_answer, matching_braces
+from gxpo_trainer.verify.boxes import TAIL_CHARS, matching_braces
+from gxpo_trainer.verify.extract import MAX_ANSWER_CHARS, extract_answer
 
 
 def text_of(response: str) -> str | None:

@@ -23,7 +23,7 @@ from gxpo_trainer.data.records import Record, find_files, read_records, sha256_o
 from gxpo_trainer.data.word_problems import generate
 from gxpo_trainer.errors import ConfigError, DataError
 from gxpo_trainer.types import Prompt
-from gxpo_trainer.verify.extract import boxed_answer
+from gxpo_trainer.verify.boxes import boxed_answer
 from gxpo_trainer.verify.options import EXTRA_KEY, VerifyOptions
 
 EMBEDDED = "word_problems"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gxpo_trainer.rewards.base import Reward, RewardInput
-from gxpo_trainer.verify.extract import count_boxes
+from gxpo_trainer.verify.boxes import count_boxes
 
 
 class Correctness:

@@ -13,11 +13,11 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from gxpo_trainer.verify.boxes import JOINED, TAIL_CHARS, after_thinking, boxed_answer, find_boxes
 from gxpo_trainer.verify.tokens import FUNCTIONS
 from gxpo_trainer.verify.units import parse_unit
 from gxpo_trainer.verify.words import phrases
 
-TAIL_CHARS = 100_000
 MAX_ANSWER_CHARS = 4_000
 
 Source = Literal["boxed", "final", "hashes", "answer", "bare", "formula", "number", "choice"]
@@ -33,17 +33,6 @@ class Extraction:
 
 _PLAIN = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {ord(c): " " for c in "\u00a0\u2009\u202f"}
 """Full-width characters and special blanks as plain ones."""
-_BRACE = re.compile(r"\\[\\{}]|[{}]")
-_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)|\\boxed\s+(?=[^\s{])")
-_CORRECTION = re.compile(
-    r"\b(?:wait|no|not|actually|instead|rather|correct\w*|sorry|so|hence|thus|but|oops|mistake|should|then)\b",
-    re.IGNORECASE,
-)
-_JOINED = re.compile(
-    r"\W*(?:(?:[\w()]+\s+){0,4}(?=and|or))?(?:and|or|et|ou|und|oder|y|o|e|和|或)?\W*(?:[A-Za-z]\w*\s*=\W*)?",
-    re.IGNORECASE,
-)
-_PARTS = re.compile(r"\\text\s*\{([^{}]*)\}")
 _IS = rf"(?<![A-Za-zÀ-ÿ])(?:{phrases('is')})(?![A-Za-zÀ-ÿ])|[:：=]"
 _FINAL = re.compile(rf"final\s+answer\b[^.\n$\\]{{0,100}}?(?:{_IS})\s*:?", re.IGNORECASE)
 _ANSWER = re.compile(
@@ -81,7 +70,6 @@ _NUMBER = re.compile(
     r"|\(\s*-?[\d./]+(?:\s*,\s*-?[\d./]+)+\s*\)|[-+]?\d*√\s?\d+"
     r"|[-+]?\d*\\(?:[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|sqrt\s*(?:\[\d\])?\s*\{[^{}]*\})"
 )
-_THINK_END = "</think>"
 _CLOSING = re.compile(r"\s*(?:<\|[^|>]{1,40}\|>\s*\w*|</s>|I hope it is correct\.?|\[/?INST\])\s*$", re.IGNORECASE)
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-zÀ-ÿ]{2,}")
 _TEXT_COMMAND = re.compile(
@@ -92,7 +80,7 @@ _MATH_WORDS = FUNCTIONS | set("and or percent pct percentage pi inf infty in dx 
 
 def extract_answer(response: str) -> Extraction | None:
     """The final answer of a response, or None when it states none."""
-    text = _after_thinking(response)[-TAIL_CHARS:]
+    text = after_thinking(response)[-TAIL_CHARS:]
     text = _without_closing(text).translate(_PLAIN)
     if not text:
         return None
@@ -103,106 +91,12 @@ def extract_answer(response: str) -> Extraction | None:
     return None
 
 
-def _after_thinking(response: str) -> str:
-    """What follows the last end-of-thinking tag, when anything does."""
-    head, tag, tail = response.rpartition(_THINK_END)
-    return tail if tag and tail.strip() else (response if not tag else head)
-
-
 def _without_closing(text: str) -> str:
     """The text without chat-template markers and politeness at its end."""
     text = text.strip()
     while (match := _CLOSING.search(text, max(0, len(text) - 200))) is not None:
         text = text[: match.start()].rstrip()
     return text
-
-
-def matching_braces(text: str) -> dict[int, int]:
-    """Position of each balanced opening brace -> position of its closing one; escaped braces do not count."""
-    pairs: dict[int, int] = {}
-    opened: list[int] = []
-    for match in _BRACE.finditer(text):
-        token = match.group()
-        if token == "{":
-            opened.append(match.start())
-        elif token == "}" and opened:
-            pairs[opened.pop()] = match.start()
-    return pairs
-
-
-@dataclass(frozen=True, slots=True)
-class _Box:
-    start: int
-    end: int
-    content: str
-
-
-def _boxes(text: str) -> list[_Box]:
-    """All outermost balanced boxes, in order of appearance."""
-    if "box" not in text:
-        return []
-    pairs = matching_braces(text)
-    boxes: list[_Box] = []
-    for match in _BOX.finditer(text):
-        if boxes and match.start() < boxes[-1].end:
-            continue
-        if text.startswith("{", match.end()):
-            closing = pairs.get(match.end())
-            if closing is not None:
-                boxes.append(_Box(match.start(), closing + 1, text[match.end() + 1 : closing]))
-        else:
-            token = re.compile(r"[^\s$.,\\]+").match(text, match.end())
-            if token is not None:
-                boxes.append(_Box(match.start(), token.end(), token.group()))
-    return boxes
-
-
-def _joined(between: str) -> bool:
-    """Whether two boxes belong to one answer: nothing but a conjunction, a comma or the next name stands between."""
-    if "\n\n" in between or len(between) > 60:
-        return False
-    words = _PARTS.sub(lambda match: match[1] or "", between)
-    return (
-        not re.search(r"[.!?](?:\s|\\|$)", words)
-        and not _CORRECTION.search(words)
-        and _JOINED.fullmatch(words.replace("\\quad", " ")) is not None
-    )
-
-
-def boxed_answer(text: str) -> tuple[str, int] | None:
-    """The last boxed answer and the position where it ends; joined boxes become a comma list."""
-    boxes = _boxes(text)
-    if not boxes:
-        return None
-    parts = [boxes[-1]]
-    for box in reversed(boxes[:-1]):
-        if not _joined(text[box.end : parts[0].start]):
-            break
-        parts.insert(0, box)
-    contents = [_innermost(box.content) for box in parts]
-    return ", ".join(content.strip() for content in contents), boxes[-1].end
-
-
-def count_boxes(response: str) -> int:
-    """Outermost balanced boxes behind the end of the thinking, if any."""
-    return len(_boxes(_after_thinking(response)[-TAIL_CHARS:]))
-
-
-def every_box(response: str) -> str | None:
-    """All different boxed answers as one comma list; None with fewer than two."""
-    boxes = _boxes(_after_thinking(response)[-TAIL_CHARS:])
-    contents = list(dict.fromkeys(_innermost(box.content).strip() for box in boxes))
-    return ", ".join(contents) if len(contents) > 1 else None
-
-
-def _innermost(content: str) -> str:
-    """The content of a box inside a box."""
-    for _ in range(4):
-        inner = _boxes(content)
-        if not inner:
-            break
-        content = inner[-1].content
-    return content
 
 
 def _boxed_or_final(text: str) -> Extraction | None:
@@ -240,9 +134,9 @@ def _sentence_answer(rest: str) -> str:
         return ""
     rest = _without_remark(rest)
     rest = _after_verb(rest)
-    formulas = _joined_formulas(rest)
-    if formulas is not None:
-        return formulas
+    groups = _formula_groups(rest)
+    if groups:
+        return _listed(rest, groups[0])
     sentence = re.split(r"\.(?=\s|$)|。|\n|;\s(?=[A-Z])", rest, maxsplit=1)[0].strip().strip("*\"' ")
     if len(_words(sentence)) <= 2 and not re.match(r"either\b", sentence) and not _OTHER_SCRIPT.search(sentence):
         return sentence
@@ -287,15 +181,15 @@ def _after_verb(rest: str) -> str:
 
 def extract_choice(response: str) -> Extraction | None:
     """The choice letter that a response without a box names in prose; None when it has a box or names none."""
-    text = _without_closing(_after_thinking(response)[-TAIL_CHARS:])
-    if not text or _boxes(text):
+    text = _without_closing(after_thinking(response)[-TAIL_CHARS:])
+    if not text or find_boxes(text):
         return None
     head = re.match(r"\W*([A-J])(?=\W|$|[^\x00-\x7f])(?!\s*['’])(?!\s+[a-z])", text)
     for anchor in reversed(list(_CHOICE_ANCHOR.finditer(text))[-_TRAILING_ANCHORS:]):
         sentence = re.split(r"\.(?=\s+[A-Z])|\n\n", text[anchor.end() : anchor.end() + 200], maxsplit=1)[0]
         for letter in _CHOICE.finditer(sentence):
             is_article = letter[1] in ("A", "I") and re.match(r"\s+[a-z]", sentence[letter.end() :]) is not None
-            if not _NEGATED.search(sentence[: letter.start()]) and (not is_article or ")" in letter.group()):
+            if not _NEGATED.search(sentence, 0, letter.start()) and (not is_article or ")" in letter.group()):
                 return _choice(sentence, letter)
     first = None if head is None else _CHOICE.search(text, max(0, head.start(1) - 1))
     if first is not None:
@@ -318,22 +212,24 @@ def _choice(sentence: str, letter: re.Match[str]) -> Extraction:
     return Extraction(", ".join(found), "choice")
 
 
-def _joined_formulas(text: str) -> str | None:
-    """The first formula of `text` with those joined to it by "and", "or" or a comma; None without formulas."""
-    parts: list[str] = []
-    end = 0
+def _formula_groups(text: str) -> list[list[re.Match[str]]]:
+    """The formulas of `text`, those joined by "and", "or" or a comma together; prose between dollar signs is none."""
+    groups: list[list[re.Match[str]]] = []
     for match in _FORMULA.finditer(text):
-        between = text[end : match.start()]
-        if parts and not (len(between) <= 20 and _JOINED.fullmatch(between)):
-            break
         if len(_words(_formula_text(match))) > 2:
             continue
-        parts.append(_formula_text(match))
-        end = match.end()
-    if not parts:
-        return None
-    after = re.match(r"\s*(?:\\?%|percent\b|pct\b)", text[end:])
-    return ", ".join(parts) + (after.group() if after else "")
+        between = text[groups[-1][-1].end() : match.start()] if groups else ""
+        if groups and len(between) <= 20 and JOINED.fullmatch(between):
+            groups[-1].append(match)
+        else:
+            groups.append([match])
+    return groups
+
+
+def _listed(text: str, group: list[re.Match[str]]) -> str:
+    """A group of formulas as one comma list, with the percent sign behind it."""
+    percent = re.match(r"\s*(?:\\?%|percent\b|pct\b)", text[group[-1].end() :])
+    return ", ".join(_formula_text(match) for match in group) + (percent.group() if percent else "")
 
 
 def _formula_text(match: re.Match[str]) -> str:
@@ -358,17 +254,18 @@ def _bare(text: str) -> Extraction | None:
 def _last_line(text: str) -> Extraction | None:
     """The last formula, or else the last number, of the last line that has one; short words stand as they are."""
     text = text[-8_000:]
-    formulas = [match for match in _FORMULA.finditer(text) if len(_words(_formula_text(match))) <= 2]
+    groups = _formula_groups(text)
     tail = max(0, len(text) - 2_000)
     start = max((match.end() for match in _SENTENCE_END.finditer(text[:-1])), default=0)
     remark = next((match for match in _REMARK.finditer(text, start) if "which" not in match.group()), None)
     end = len(text) if remark is None else remark.start()
-    stated = [number for number in _NUMBER.finditer(text, tail) if not _NEGATED.search(text[: number.start()])]
+    found = _NUMBER.finditer(text, tail)
+    stated = [number for number in found if not _NEGATED.search(text, max(0, number.start() - 40), number.start())]
     numbers = [number for number in stated if number.end() <= end] or stated
-    last_formula = formulas[-1] if formulas else None
+    last_formula = groups[-1][-1] if groups else None
     last_number = numbers[-1] if numbers else None
     if last_formula is not None and (last_number is None or last_number.start() < last_formula.end()):
-        return Extraction(_joined_tail(text, formulas), "formula")
+        return Extraction(_listed(text, groups[-1]), "formula")
     if last_number is not None:
         listed = re.search(r"(?:[-\d.]+、)+$", text[: last_number.start()])
         return Extraction((listed.group() if listed else "") + _with_unit(text, last_number), "number")
@@ -384,15 +281,3 @@ def _with_unit(text: str, number: re.Match[str]) -> str:
     unit = re.match(r"\s?[A-Za-zμΩ]+(?:\s?/\s?[A-Za-z]+)?(?![A-Za-z])", text[number.end() : number.end() + 40])
     known = unit is not None and parse_unit(unit.group()) is not None and len(unit.group().strip()) > 1
     return (number.group() + (unit.group() if known and unit is not None else "")).strip()
-
-
-def _joined_tail(text: str, formulas: list[re.Match[str]]) -> str:
-    """The last formula together with those joined to it."""
-    parts = [formulas[-1]]
-    for match in reversed(formulas[:-1]):
-        between = text[match.end() : parts[0].start()]
-        if not re.fullmatch(r"\s*(?:,|,?\s*and|,?\s*or)\s*", between):
-            break
-        parts.insert(0, match)
-    after = re.match(r"\s*(?:\\?%|percent\b|pct\b)", text[parts[-1].end() :])
-    return ", ".join(_formula_text(part) for part in parts) + (after.group() if after else "")

@@ -10,9 +10,10 @@ import functools
 import re
 
 from gxpo_trainer.types import EVASION, Verdict
+from gxpo_trainer.verify.boxes import every_box
 from gxpo_trainer.verify.compare import answers_equal
 from gxpo_trainer.verify.engine import engine_parses, nesting
-from gxpo_trainer.verify.extract import MAX_ANSWER_CHARS, every_box, extract_answer, extract_choice
+from gxpo_trainer.verify.extract import MAX_ANSWER_CHARS, extract_answer, extract_choice
 from gxpo_trainer.verify.latex import clean
 from gxpo_trainer.verify.options import VerifyOptions
 from gxpo_trainer.verify.scalar import choice_letters, is_choice, read
