@@ -24,15 +24,15 @@ def test_sampler_verifier_worker_verifier_and_learner_are_killed_in_mid_step(tmp
         killed.append(what)
         os.kill(pid, signal.SIGKILL)
 
-    inner_stream, inner_settle, inner_get = SampleCollector._stream, SampleCollector._settle, LearnerGroup._get
+    inner_stream, inner_await, inner_get = SampleCollector._stream, SampleCollector._await_verdicts, LearnerGroup._get
     steps = {"collect": 0}
 
-    def stream(self, requests, places, sampling, version, rewards, groups, owed):
+    def stream(self, requests, places, sampling, version, rewards, groups, pending):
         steps["collect"] += 1
         if steps["collect"] == 1:
             # Half of the prompts are asked for; the sampler dies while it works on the rest.
             half = len(requests) // 2
-            inner_stream(self, requests[:half], places[:half], sampling, version, rewards, groups, owed)
+            inner_stream(self, requests[:half], places[:half], sampling, version, rewards, groups, pending)
             pid = ray.get(self.sampler.status.remote())["pid"]
             generator = self.sampler.generate.remote(requests[half:], sampling, version)
             kill("sampler", pid)
@@ -42,13 +42,13 @@ def test_sampler_verifier_worker_verifier_and_learner_are_killed_in_mid_step(tmp
         if steps["collect"] == 3:
             for pid in ray.get(self.verifier.worker_pids.remote()):
                 kill("verifier worker", pid)
-        inner_stream(self, requests, places, sampling, version, rewards, groups, owed)
+        inner_stream(self, requests, places, sampling, version, rewards, groups, pending)
 
-    def settle(self, owed, rewards):
+    def await_verdicts(self, pending, rewards):
         if steps["collect"] == 4:
             ray.kill(self.verifier)
             killed.append("verifier")
-        return inner_settle(self, owed, rewards)
+        return inner_await(self, pending, rewards)
 
     trained = {"steps": 0}
     inner_train = LearnerGroup.train_step
@@ -71,7 +71,7 @@ def test_sampler_verifier_worker_verifier_and_learner_are_killed_in_mid_step(tmp
         self.pid = self.all("pid")
 
     monkeypatch.setattr(SampleCollector, "_stream", stream)
-    monkeypatch.setattr(SampleCollector, "_settle", settle)
+    monkeypatch.setattr(SampleCollector, "_await_verdicts", await_verdicts)
     monkeypatch.setattr(LearnerGroup, "train_step", train_step)
     monkeypatch.setattr(LearnerGroup, "_get", get)
     monkeypatch.setattr(LearnerGroup, "start", started)
