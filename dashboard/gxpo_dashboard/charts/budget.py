@@ -1,4 +1,4 @@
-"""Backward passes, split into look-ahead and fallback steps, compared with the other rules."""
+"""Backward passes, split into look-ahead and fallback steps, compared with the other rules of the schema."""
 
 from __future__ import annotations
 
@@ -22,17 +22,15 @@ from gxpo_dashboard.charts.base import (
 )
 from gxpo_dashboard.charts.gate import FALLBACK, LOOK_AHEAD
 from gxpo_dashboard.text.formats import count, known
+from gxpo_dashboard.view_models.rules import Rule, Rules
 from gxpo_dashboard.view_models.series import Series
 
 NAMES = ("update/backward_passes", "update/backward_passes_total")
-PLAIN = "GRPO steps"
 AREA_COLORS = ("#3c7dba", "#9aa5b1")
-DEFAULT_SFPO_K = 3
-"""K of SFPO if the run's rule has none (the authors' setting)."""
 
 
-def passes_by_phase(series: Series, rule: str) -> pd.DataFrame:
-    """Rows (step, series, y): cumulative backward passes per phase, summing to the total.
+def passes_by_phase(series: Series, rule: Rule) -> pd.DataFrame:
+    """Rows (step, series, y): cumulative backward passes per phase, summing to the total. One phase without a gate.
 
     The phase of a step is `gate/active` after the step before. Between thinned points, all backward passes count
     towards the phase at their end.
@@ -47,28 +45,37 @@ def passes_by_phase(series: Series, rule: str) -> pd.DataFrame:
             continue
         spent[LOOK_AHEAD if on else FALLBACK] += value - before
         before, on = value, bool(after.get(step, on))
-        if rule == "grpo":
-            rows.append((step, PLAIN, value))
+        if rule.watched is None:
+            rows.append((step, _phases(rule)[0], value))
         else:
             rows += [(step, LOOK_AHEAD, spent[LOOK_AHEAD]), (step, FALLBACK, spent[FALLBACK])]
     return pd.DataFrame(rows, columns=["x", "series", "y"]).astype({"x": "float64", "series": "str", "y": "float64"})
 
 
-def others(steps: list[int], rule: Mapping[str, Any]) -> pd.DataFrame:
-    """Rows (x, series, y): backward passes of the other rules on the same steps with open gates."""
-    costs = {name: cost for name, cost in _costs(rule).items() if name.split(" ")[0].lower() != rule.get("name")}
-    rows = [(float(step), name, float(cost * step)) for name, cost in costs.items() for step in steps]
+def others(steps: list[int], settings: Mapping[str, Any], rules: Rules) -> pd.DataFrame:
+    """Rows (x, series, y): backward passes of the other rules on the same steps with open gates.
+
+    With the settings of the run where the rule has them, and its defaults elsewhere.
+    """
+    rows = [
+        (float(step), rule.label_with_cost(settings), float(rule.passes_per_step(settings) * step))
+        for rule in _other_rules(settings, rules)
+        for step in steps
+    ]
     return pd.DataFrame(rows, columns=["x", "series", "y"]).astype({"x": "float64", "series": "str", "y": "float64"})
 
 
-def budget_chart(series: Series, rule: Mapping[str, Any], budget: float | None) -> Chart:
-    """Stacked area of the run's backward passes, lines of the other rules, a rule at the budget."""
-    name = str(rule.get("name", "grpo"))
-    own = passes_by_phase(series, name)
+def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | None, rules: Rules) -> Chart:
+    """Stacked area of the run's backward passes, lines of the other rules, a rule at the budget.
+
+    settings: the run's `learner.rule`.
+    """
+    rule = rules.of(settings)
+    own = passes_by_phase(series, rule)
     steps = sorted({int(step) for step in own["x"]})
-    hypothetical = others([0, *steps] if steps else [], rule)
-    stacked = [PLAIN] if name == "grpo" else [LOOK_AHEAD, FALLBACK]
-    styles = _styles(stacked, list(dict.fromkeys(hypothetical["series"])))
+    hypothetical = others([0, *steps] if steps else [], settings, rules)
+    lines = {other.label_with_cost(settings): other for other in _other_rules(settings, rules)} if steps else {}
+    styles = _styles(_phases(rule), lines)
     limit = labels_frame([(budget, f"budget {count(budget)}")] if budget else [])
     spec: Spec = {"layer": [_area(styles), *_lines(styles), *_limit()]}
     table = pd.concat([own, hypothetical[hypothetical["x"] > 0]], ignore_index=True)
@@ -90,15 +97,12 @@ def budget_chart(series: Series, rule: Mapping[str, Any], budget: float | None) 
     )
 
 
-def _costs(rule: Mapping[str, Any]) -> dict[str, int]:
-    """Backward passes per step of each rule; with this run's K if it has one."""
-    k = int(rule.get("k") or DEFAULT_SFPO_K)
-    probes = int(rule.get("probes") or 2)
-    return {
-        "GRPO (1 per step)": 1,
-        f"SFPO K={k} ({k + 1} per step)": k + 1,
-        f"GXPO ({probes + 1} per step)": probes + 1,
-    }
+def _other_rules(settings: Mapping[str, Any], rules: Rules) -> list[Rule]:
+    return [rule for rule in rules.known if rule.name != settings.get("name")]
+
+
+def _phases(rule: Rule) -> list[str]:
+    return [f"{rule.label} steps"] if rule.watched is None else [LOOK_AHEAD, FALLBACK]
 
 
 def _y() -> Spec:
@@ -112,11 +116,12 @@ def _y() -> Spec:
     }
 
 
-def _styles(areas: list[str], lines: list[str]) -> Spec:
-    """One colour and dash per name, areas and lines in one legend."""
+def _styles(areas: list[str], lines: Mapping[str, Rule]) -> Spec:
+    """One colour and dash per name, areas and lines in one legend; those of a rule are the same for every run."""
     names = [*areas, *lines]
-    colors = [*AREA_COLORS[: len(areas)], *[MUTED] * len(lines)]
-    dashes = [[1, 0]] * len(areas) + [list(DASHES[i + 1]) for i in range(len(lines))]
+    colors = [*AREA_COLORS[: len(areas)], *(rule.color for rule in lines.values())]
+    dashed = DASHES[1:]
+    dashes = [[1, 0]] * len(areas) + [list(dashed[rule.position % len(dashed)]) for rule in lines.values()]
     shared: Spec = {"field": "series", "type": "nominal", "legend": legend(names), "sort": None}
     return {
         "color": {**shared, "scale": {"domain": names, "range": colors}},
@@ -189,4 +194,5 @@ def _words(own: pd.DataFrame, hypothetical: pd.DataFrame, budget: float | None) 
     other = hypothetical[hypothetical["x"] == newest].set_index("series")["y"]
     compared = ", ".join(f"{name}: {count(value)}" for name, value in other.items())
     of = f" of {count(budget)}" if budget else ""
-    return f"{count(float(spent.sum()))} backward passes{of} after {count(newest)} steps ({parts}). Others: {compared}."
+    words = f"{count(float(spent.sum()))} backward passes{of} after {count(newest)} steps ({parts})."
+    return f"{words} Others: {compared}." if compared else words

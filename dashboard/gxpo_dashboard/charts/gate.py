@@ -100,9 +100,8 @@ def z_chart(series: Series, x: str = "step", two_sided: bool = False) -> Chart:
     )
 
 
-def value_chart(series: Series, x: str = "step", rule: str = "gxpo") -> Chart:
-    """The monitored value, and the window's mean ± one standard deviation as a band."""
-    watched = "policy entropy" if rule == "sfpo" else "corrective norm ‖g_slow‖"
+def value_chart(series: Series, x: str = "step", watched: str = "monitored value") -> Chart:
+    """The monitored value, called `watched`, and the window's mean ± one standard deviation as a band."""
     names = {"gate/value": watched, "gate/mean": "window mean"}
     present = {name: label for name, label in names.items() if series.get(name)}
     frame = long_frame(series, present, x)

@@ -11,9 +11,10 @@ from typing import Any
 import httpx
 import streamlit as st
 
-from gxpo_client.client import Client, NotSignedIn, Refused, ResponseCache, ServiceUnavailable, connect
+from gxpo_client.client import Client, NotSignedIn, Refused, ResponseCache, ServiceError, ServiceUnavailable, connect
 from gxpo_dashboard.session.access import Visit, may_use_local_token, read_local_token
 from gxpo_dashboard.text.labels import TERMINAL, plain
+from gxpo_dashboard.view_models.rules import Rules, rules_of
 from gxpo_dashboard.view_models.series import MAX_POINTS, LiveSeries, refresh_many
 
 Json = dict[str, Any]
@@ -22,6 +23,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 RETRY_S = 3.0
 LIVE_S = 2.0
 SLOW_S = 5.0
+_CATALOGUE_S = 300.0
 _MAX_SERIES = 64
 _MAX_DRAWN = 2400
 """Points of a chart of several runs, shared by them: the browser redraws all points at every refresh."""
@@ -103,6 +105,19 @@ def guarded() -> Iterator[None]:
         st.error(f"**{plain(error.title)}** {plain(error.detail)}", icon=":material/error:")
         for field, message in error.errors[:20]:
             st.text(f"{field}: {message}")
+
+
+@st.cache_resource(ttl=_CATALOGUE_S, max_entries=4, show_spinner=False)
+def _rules(url: str, _service: Client) -> Rules:
+    return rules_of(_service.schema())
+
+
+def rules() -> Rules:
+    """The update rules of the service, shared by all visitors; none known while the service does not answer."""
+    try:
+        return _rules(service_url(), client())
+    except ServiceError:
+        return Rules()
 
 
 def live_series(run: str, x: str, names: tuple[str, ...]) -> LiveSeries:

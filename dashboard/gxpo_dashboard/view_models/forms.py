@@ -9,15 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gxpo_dashboard.view_models.rules import Rule
+
 Json = dict[str, Any]
 Kind = Literal["integer", "number", "boolean", "choice", "choices", "text", "list", "json"]
 
 MAIN = (
-    "name", "seed", "model.path", "data.source", "learner.rule.name", "learner.rule.k", "learner.rule.alpha",
-    "learner.rule.gate.threshold", "learner.optimizer.learning_rate", "budget.steps", "budget.backward_passes",
-    "rollout.prompts_per_step", "rollout.samples_per_prompt", "rollout.max_new_tokens",
+    "name", "seed", "model.path", "data.source", "learner.rule.name", "learner.optimizer.learning_rate",
+    "budget.steps", "budget.backward_passes", "rollout.prompts_per_step", "rollout.samples_per_prompt",
+    "rollout.max_new_tokens",
 )  # fmt: skip
-"""Settings shown first; the others are in their sections."""
+"""Settings shown first, with those of the rule that have a symbol; the others are in their sections."""
+_RULE = "learner.rule."
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,16 @@ def settings_of(schema: Mapping[str, Any], config: Mapping[str, Any]) -> list[Se
     For a part with variants (the update rule), the settings are those of the selected variant.
     """
     return list(_walk(schema, schema, config, ""))
+
+
+def main_paths(rule: Rule) -> list[str]:
+    """Paths of the settings shown first, those of the rule after its name."""
+    return [path for main in MAIN for path in ((main, *rule_symbols(rule)) if main == f"{_RULE}name" else (main,))]
+
+
+def rule_symbols(rule: Rule) -> dict[str, str]:
+    """Path → symbol of the rule's main settings."""
+    return {f"{_RULE}{setting}": symbol for setting, symbol in rule.symbols.items()}
 
 
 def parse(setting: Setting, typed: Any) -> Any:

@@ -78,11 +78,11 @@ def _groups() -> list[str]:
 def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -> tuple[Json, str, bool]:
     """The query, the chart's x-axis, and whether to draw individual seeds."""
     scores, benchmarks = _measured(one_of_each(everything))
-    labels = unique_labels(everything)
+    labels, first = unique_labels(everything), f"first {visitor.rules().baseline}"
     with st.container(horizontal=True, vertical_alignment="bottom"):
         x = permalinks.select("X-axis", "over", list(AXES), "step", format_func=AXES.__getitem__) or "step"
         baseline = permalinks.select(
-            "Baseline", "baseline", ["", *everything], "", format_func=lambda run: labels.get(run, "first GRPO")
+            "Baseline", "baseline", ["", *everything], "", format_func=lambda run: labels.get(run, first)
         )
         metric = permalinks.select("Score", "score", scores, scores[0])
         benchmark = permalinks.select("Benchmark", "benchmark", ["", *benchmarks], "", format_func=_benchmark_word)

@@ -126,26 +126,27 @@ def _part(run_id: str, part: str, x: str) -> None:
 def _overview(run_id: str, x: str) -> None:
     run = visitor.client().run(run_id)
     series = visitor.live_series(run_id, x, OVERVIEW).points
-    rule = curves.rule_of(run["config"])
+    settings = curves.rule_of(run["config"])
     evaluations = visitor.client().evaluations(run_id)
     if not series and not evaluations:
         empty("No data yet", "The first step takes longest, because engines start and compile.")
         return
     charts = [curves.reward_chart(series, x), accuracy_chart(evaluations)]
-    if rule.get("name") != "grpo":
-        charts.append(gate.z_chart(series, x, _two_sided(rule)))
+    if visitor.rules().of(settings).watched is not None:
+        charts.append(gate.z_chart(series, x, _two_sided(settings)))
     grid([*charts, _budget(run_id, series, x, run)], run_id)
 
 
 def _gate(run_id: str, x: str) -> None:
     run = visitor.client().run(run_id)
-    rule = curves.rule_of(run["config"])
+    settings = curves.rule_of(run["config"])
+    rule = visitor.rules().of(settings)
     series = visitor.live_series(run_id, x, OVERVIEW).points
-    if rule.get("name") == "grpo":
-        empty("GRPO has no gate", "GRPO takes one backward pass per step.")
+    if rule.watched is None:
+        empty(f"{rule.label} has no gate", f"Backward passes per step: {rule.passes_per_step(settings)}.")
     else:
-        chart(gate.z_chart(series, x, _two_sided(rule)), run_id)
-        chart(gate.value_chart(series, x, str(rule.get("name"))), run_id)
+        chart(gate.z_chart(series, x, _two_sided(settings)), run_id)
+        chart(gate.value_chart(series, x, rule.watched), run_id)
     chart(_budget(run_id, series, x, run), run_id)
 
 
@@ -153,11 +154,12 @@ def _budget(run_id: str, series: Series, x: str, run: Json) -> Chart:
     """Backward passes over steps, whatever the x-axis: over themselves they would be a straight line."""
     over_steps = series if x == "step" else visitor.live_series(run_id, "step", (*budget.NAMES, "gate/active")).points
     bound = run["progress"].get("backward_passes_budget")
-    return budget.budget_chart(over_steps, curves.rule_of(run["config"]), number(bound) if bound else None)
+    settings = curves.rule_of(run["config"])
+    return budget.budget_chart(over_steps, settings, number(bound) if bound else None, visitor.rules())
 
 
-def _two_sided(rule: Any) -> bool:
-    return bool((rule.get("gate") or {}).get("two_sided"))
+def _two_sided(settings: Any) -> bool:
+    return bool((settings.get("gate") or {}).get("two_sided"))
 
 
 def _rule(run_id: str, x: str) -> None:

@@ -49,7 +49,12 @@ def _filters() -> tuple[Json, list[str], str]:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         text = permalinks.text("Search", "text", placeholder="name, notes, tag, model, id", icon=":material/search:")
         states = permalinks.multi("State", "state", list(STATES), format_func=STATES.__getitem__, placeholder="any")
-        rule = permalinks.select("Rule", "rule", ["", "grpo", "sfpo", "gxpo"], "", format_func=_rule_word)
+        rules = visitor.rules()
+        # The rule in the URL is kept while the service does not answer.
+        names = ["", *(rules.names or st.query_params.get_all("rule"))]
+        rule = permalinks.select(
+            "Rule", "rule", names, "", format_func=lambda name: rules.label(name) if name else "any"
+        )
         sort = permalinks.select("Sort by", "sort", list(SORTS), "created_at", format_func=SORTS.__getitem__)
         order = permalinks.select("Order", "order", ["desc", "asc"], "desc", format_func=_ORDER.__getitem__)
     with st.expander("More filters and columns", icon=":material/tune:"):
@@ -77,10 +82,6 @@ def _filters() -> tuple[Json, list[str], str]:
 
 
 _ORDER = {"desc": "descending", "asc": "ascending"}
-
-
-def _rule_word(rule: str) -> str:
-    return rule.upper() or "any"
 
 
 def _list(query: Json, columns: Sequence[str], baseline_id: str) -> None:
@@ -249,7 +250,7 @@ def _nothing(query: Json, later_page: bool) -> None:
             "No runs yet",
             "Open **Submit**, select the preset *demo* and press *Submit run*. It trains the embedded policy on this "
             "machine in about two minutes. From a terminal, run `gxpo submit --preset demo`, or `make demo` to compare "
-            "GRPO, SFPO and GXPO.",
+            "the update rules.",
         )
         if st.button("Submit run", type="primary", icon=":material/add_circle:"):
             go("submit")

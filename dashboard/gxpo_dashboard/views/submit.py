@@ -20,15 +20,9 @@ from gxpo_dashboard.widgets.shown import text_table
 
 Json = dict[str, Any]
 
-SWEEP_PATHS = {
-    "learner.rule.k": "K",
-    "learner.rule.alpha": "α",
-    "learner.rule.gate.threshold": "τ",
-    "learner.optimizer.learning_rate": "learning rate",
-}
 SWEEPS = {
     "": ("Custom", "Every combination of the values, with every seed. Empty fields keep the settings above."),
-    "rules": ("Rules", "GRPO, SFPO and GXPO with the settings above, with every seed."),
+    "rules": ("Rules", "Every rule with the settings above, with every seed."),
     "k": ("K ablation", "The paper's values of the virtual depth K."),
     "alpha": ("α ablation", "The paper's values of the reposition strength α, for each of its K."),
     "tau": ("τ ablation", "The paper's values of the gate's threshold τ."),
@@ -87,7 +81,8 @@ def _form(schema: Json, preset: Json) -> tuple[Json, list[str]]:
         if value != setting.value:
             changes[path] = value
 
-    main = [path for path in forms.MAIN if path in settings]
+    rule = visitor.rules().of(forms.get(shaped, "learner.rule") or {})
+    main = [path for path in forms.main_paths(rule) if path in settings]
     with st.container(border=True):
         _pairs(main, ask)
     for section in forms.SECTIONS:
@@ -137,10 +132,12 @@ def _sweep_form(config: Json) -> Json:
         preset = permalinks.choice("Sweep", "grid", list(SWEEPS), "", format_func=lambda name: SWEEPS[name][0])
         st.caption(SWEEPS[preset][1])
         grid: Json = {}
-        paths = [path for path in SWEEP_PATHS if not preset and forms.get(config, path) is not None]
+        rule = visitor.rules().of(forms.get(config, "learner.rule") or {})
+        offered = {**forms.rule_symbols(rule), "learner.optimizer.learning_rate": "learning rate"}
+        paths = [path for path in offered if not preset]
         for place, path in zip(st.columns(max(1, len(paths))), paths, strict=False):
             with place:
-                typed = st.text_input(SWEEP_PATHS[path], key=f"sweep-{path}", help=path, placeholder="comma-separated")
+                typed = st.text_input(offered[path], key=f"sweep-{path}", help=path, placeholder="comma-separated")
                 found = forms.values(typed)
                 if found:
                     grid[path] = found
@@ -149,7 +146,8 @@ def _sweep_form(config: Json) -> Json:
             "Learning-rate control",
             value=True,
             key="sweep-control",
-            help="Adds GRPO at learning rate × (αK + 1). In a flat region, a look-ahead equals this longer step.",
+            help=f"Adds {visitor.rules().baseline} at learning rate × (αK + 1). In a flat region, a look-ahead equals "
+            "this longer step.",
         )
     return {"grid": grid, "seeds": seeds, "control": control, "preset": preset or None}
 

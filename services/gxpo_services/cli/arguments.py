@@ -48,7 +48,7 @@ def register_sweep(subparsers: Subparsers) -> None:
 def register_runs(subparsers: Subparsers) -> None:
     parser = _command(subparsers, "runs", "reading:runs", "list runs")
     parser.add_argument("--state", metavar="STATE", action="append", choices=STATES, help="filter by state; repeatable")
-    parser.add_argument("--rule", metavar="NAME", help="filter by rule: grpo, sfpo, gxpo")
+    parser.add_argument("--rule", metavar="NAME", help="filter by rule, a value of learner.rule.name")
     parser.add_argument("--model", metavar="PATH", help="filter by model")
     parser.add_argument("--tag", metavar="TAG", action="append", help="filter by tag; repeatable")
     parser.add_argument("--group", metavar="ID", help="filter by group")

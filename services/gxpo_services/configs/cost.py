@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from gxpo_trainer.config import GrpoRule, GxpoRule, RunConfig
+from gxpo_trainer.config import RunConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class ExpectedCost:
 
 
 def expected_cost(config: RunConfig) -> ExpectedCost:
-    """GRPO 1 pass a step, SFPO K + 1, GXPO probes + 1, as long as the gate keeps the look-ahead on.
+    """The passes of a step that the rule declares, as long as the gate keeps the look-ahead on.
 
     `learner.mini_batches` changes nothing: passes are counted in full batches.
     """
@@ -36,8 +35,8 @@ def expected_cost(config: RunConfig) -> ExpectedCost:
         words += f"; budget.backward_passes = {passes} ends the run"
         if per_step > 1:
             words += f" (up to {per_step - 1} more to finish the last step)"
-        if isinstance(rule, GrpoRule):
-            steps = passes
+        if rule.gate_config is None:
+            steps = -(-passes // per_step)
     if not bounds:
         names = " or ".join(f"budget.{name}" for name in ("hours", "tokens") if getattr(budget, name) is not None)
         words += f"; {names} ends the run, so the number of steps is unknown"
@@ -46,20 +45,15 @@ def expected_cost(config: RunConfig) -> ExpectedCost:
 
 def _per_step(config: RunConfig) -> tuple[int, str]:
     rule = config.learner.rule
-    if isinstance(rule, GrpoRule):
-        return 1, "GRPO: 1 backward pass per step"
-    if isinstance(rule, GxpoRule):
-        # One probe is only valid for replay; the config rejects it otherwise.
-        per_step = rule.probes + 1
-        words = f"GXPO: {per_step} backward passes per step (probes + 1)"
-    else:
-        per_step = rule.k + 1
-        words = f"SFPO: {per_step} backward passes per step (K + 1)"
-    if rule.gate.mode == "never" or not math.isfinite(rule.gate.threshold):
+    per_step, formula = rule.passes_per_step(gate_open=True), rule.passes_formula()
+    words = f"{rule.label}: {per_step} backward pass{'es' if per_step > 1 else ''} per step"
+    words += f" ({formula})" if formula else ""
+    gate = rule.gate_config
+    if gate is None or not gate.can_fire:
         return per_step, words
-    if rule.gate.mode == "rearm":
-        return per_step, words + ", 1 while the gate is closed (upper bound)"
-    return per_step, words + ", 1 after the gate has fired (upper bound)"
+    closed = rule.passes_per_step(gate_open=False)
+    when = "while the gate is closed" if gate.mode == "rearm" else "after the gate has fired"
+    return per_step, f"{words}, {closed} {when} (upper bound)"
 
 
 def resources(config: RunConfig) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from gxpo_services.configs.checks import Settings, checked, invalid, overridden,
 from gxpo_services.groups.presets import PRESETS, rule_variants
 from gxpo_services.groups.schemas import MAX_RUNS, SweepRequest
 from gxpo_services.settings import ServiceSettings
-from gxpo_trainer.config import GrpoRule, RunConfig
+from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import learning_rate_control
 
 _MOST_ERRORS = 100
@@ -123,16 +123,17 @@ def _override(path: str, value: Any) -> str:
 
 
 def _controls(variants: Sequence[Variant]) -> list[Variant]:
-    """GRPO at learning rate × (αK + 1) for every look-ahead, without duplicates."""
+    """The learning-rate control of every look-ahead, without duplicates."""
     found: dict[str, Variant] = {}
     present = {config.sha256() for config, _ in variants}
     for config, _ in variants:
-        if isinstance(config.learner.rule, GrpoRule):
+        if config.learner.rule.learning_rate_factor is None:
             continue
         control = learning_rate_control(config)
-        rate = control.learner.optimizer.learning_rate
+        learner = control.learner
         if control.sha256() not in present:
-            values = {"learner.rule.name": "grpo", "learner.optimizer.learning_rate": rate}
+            rate = learner.optimizer.learning_rate
+            values = {"learner.rule.name": learner.rule.name, "learner.optimizer.learning_rate": rate}
             found.setdefault(control.sha256(), (control, values))
     return list(found.values())
 

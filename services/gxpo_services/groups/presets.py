@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
 from gxpo_services.api.errors import FieldError
 from gxpo_services.configs.checks import invalid
 from gxpo_services.groups.schemas import SweepPreset, SweepPresetView
-from gxpo_trainer.config import GrpoRule, GxpoRule, RunConfig, SfpoGateConfig, SfpoRule
-
-_PAPER_THRESHOLD, _PAPER_SFPO_THRESHOLD = 0.5, 2.0
-"""The paper's thresholds for GXPO and SFPO."""
+from gxpo_trainer.config import RuleSettings, RunConfig
+from gxpo_trainer.config.messages import config_error
+from gxpo_trainer.config.rules import RULES, in_words, rule_labels, rule_name
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A sweep preset. control: includes GRPO at learning rate × (αK + 1)."""
+    """A sweep preset. control: includes the learning-rate control of every look-ahead."""
 
     summary: str
     grid: dict[str, list[Any]] = field(default_factory=dict)
@@ -34,8 +35,8 @@ PRESETS: dict[SweepPreset, Preset] = {
         {"learner.rule.k": [5], "learner.rule.gate.threshold": [0.7, 1.0, 1.5, 2.0]},
     ),
     "rules": Preset(
-        "GRPO, SFPO and GXPO with the base's K and α, and GRPO at learning rate × (αK + 1), to rule out that a "
-        "gain comes from the longer step alone.",
+        f"{in_words(rule_labels(), 'and')} with the base's K and α, and GRPO at learning rate × (αK + 1), to rule out "
+        "that a gain comes from the longer step alone.",
         control=True,
     ),
 }
@@ -49,26 +50,24 @@ def preset_views() -> list[SweepPresetView]:
 
 
 def rule_variants(base: RunConfig) -> list[tuple[RunConfig, dict[str, Any]]]:
-    """The base with each rule, and its distinguishing settings. Raises Invalid unless the base uses GXPO."""
+    """The base with each rule, and its distinguishing settings. Raises Invalid for a base without a look-ahead."""
     rule = base.learner.rule
-    if not isinstance(rule, GxpoRule):
-        message = f'is "{rule.name}"; preset rules takes K, α and the gate from a base with rule "gxpo"'
+    if not rule.sweep_base:
+        bases = in_words([f'"{rule_name(other)}"' for other in RULES if other.sweep_base])
+        message = f'is "{rule.name}"; preset rules takes K, α and the gate from a base with rule {bases}'
         raise invalid([FieldError(field="config.learner.rule.name", message=message)])
-    rules = (GrpoRule(), SfpoRule(k=rule.k, alpha=rule.alpha, gate=_sfpo_gate(rule)), rule)
     return [
         (
-            base.model_copy(update={"learner": base.learner.model_copy(update={"rule": other})}),
-            {"learner.rule.name": other.name},
+            base.model_copy(update={"learner": base.learner.model_copy(update={"rule": _adapted(other, rule)})}),
+            {"learner.rule.name": rule_name(other)},
         )
-        for other in rules
+        for other in RULES
     ]
 
 
-def _sfpo_gate(rule: GxpoRule) -> SfpoGateConfig:
-    """SFPO's gate: the base's gate made two-sided, or the paper's SFPO gate if the base has the paper's GXPO gate.
-
-    The paper's warm-up of GXPO (90 steps, inferred) applies to corrective norms, not to a gate on entropy.
-    """
-    if rule.gate.threshold == _PAPER_THRESHOLD:
-        return SfpoGateConfig(threshold=_PAPER_SFPO_THRESHOLD, window=rule.gate.window)
-    return SfpoGateConfig.model_validate(rule.gate.model_dump() | {"two_sided": True})
+def _adapted(rule: type[RuleSettings], base: RuleSettings) -> RuleSettings:
+    try:
+        return rule.adapted_from(base)
+    except ValidationError as error:
+        message = f"does not fit rule {rule_name(rule)}: {config_error(error, 'it')}"
+        raise invalid([FieldError(field="config.learner.rule", message=message)]) from None

@@ -11,6 +11,7 @@ from gxpo_services.api.fields import MAX_INTEGER, Text, Word
 from gxpo_services.configs.schemas import RunSource
 from gxpo_services.run_states import RunState
 from gxpo_services.runs.schemas import Notes, Priority, RunView, Tags
+from gxpo_trainer.config.rules import in_words, rule_labels
 
 SweepPreset = Literal["alpha", "k", "tau", "rules"]
 Scalar = bool | int | float | Text
@@ -49,7 +50,8 @@ class SweepRequest(BaseModel):
     )
     preset: SweepPreset | None = Field(
         None,
-        description="A preset grid: the paper's `alpha` (α × K), `k` and `tau`, or `rules`: GRPO, SFPO and GXPO.",
+        description="A preset grid: the paper's `alpha` (α × K), `k` and `tau`, or "
+        f"`rules`: {in_words(rule_labels(), 'and')}.",
     )
     control: bool = Field(
         False,

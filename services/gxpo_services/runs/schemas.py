@@ -10,6 +10,7 @@ from gxpo_services.api.errors import FieldError
 from gxpo_services.api.fields import Id, JsonNumber, Tag, Text, Word
 from gxpo_services.configs.schemas import Override, RunSource
 from gxpo_services.run_states import RunState
+from gxpo_trainer.config.rules import in_words, rule_names
 
 Notes = Annotated[Text, Field(max_length=20_000)]
 Tags = Annotated[list[Tag], Field(max_length=20)]
@@ -158,7 +159,7 @@ class ListQuery(BaseModel):
     """Filters, order and page of the list of runs."""
 
     state: list[RunState] = Field([], max_length=20, description="Any of these.")
-    rule: Text | None = Field(None, max_length=20, description="grpo, sfpo or gxpo.")
+    rule: Text | None = Field(None, max_length=20, description=f"{in_words(rule_names())}.")
     model: Text | None = Field(None, max_length=400, description="model.path, exact.")
     tag: list[Tag] = Field([], max_length=20, description="All of these.")
     group: Id | None = Field(None, description="Id of a group.")

@@ -64,11 +64,9 @@ def _comments(config: RunConfig) -> list[str]:
     ranks, engine = config.placement.learner_ranks, config.placement.tensor_parallel
     needs = [f"Needs {ranks + engine} GPUs: {ranks} for the learner, {engine} for the sampler."]
     needs = needs if config.placement.device == "gpu" else []
-    if rule.name == "grpo":
-        return ["GRPO: 1 backward pass per step.", *needs]
-    passes = rule.k + 1 if rule.name == "sfpo" else rule.probes + 1
-    return [
-        f"{rule.name.upper()}: {passes} backward passes per step while the look-ahead is on, 1 after it.",
-        describe(rule.gate),
-        *needs,
-    ]
+    passes, gate = rule.passes_per_step(gate_open=True), rule.gate_config
+    cost = f"{rule.label}: {passes} backward pass{'es' if passes > 1 else ''} per step"
+    if gate is None:
+        return [f"{cost}.", *needs]
+    closed = rule.passes_per_step(gate_open=False)
+    return [f"{cost} while the look-ahead is on, {closed} after it.", describe(gate), *needs]

@@ -31,6 +31,7 @@ from gxpo_trainer.compare.curves import (
 from gxpo_trainer.compare.differences import Difference, find_differences
 from gxpo_trainer.compare.intervals import Interval, mean_interval, ratio_interval, shared_bootstrap
 from gxpo_trainer.compare.seeds import SeedGroup
+from gxpo_trainer.config.rules import rule_labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +142,9 @@ def compare_groups(
 
 
 def default_baseline(names: Sequence[str]) -> str:
-    """The first group called GRPO, else the first."""
-    return next((name for name in names if name.startswith("GRPO")), names[0])
+    """The first group of the first baseline rule that has one, else the first group."""
+    found = (name for label in rule_labels("baseline") for name in names if name.startswith(label))
+    return next(found, names[0])
 
 
 def common_budgets(groups: Sequence[SeedGroup]) -> dict[Axis, tuple[float, ...]]:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gxpo_trainer.compare.curves import Axis, EvaluationCurve, GateTrace, RunCurves
+from gxpo_trainer.config.rules import run_label
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import Row, decode_number
 
@@ -121,16 +122,8 @@ def decode_evaluation(row: Mapping[str, Any]) -> Row:
 
 
 def rule_label(config: Mapping[str, Any]) -> str:
-    """GRPO, SFPO K=3, GXPO K=5, GXPO K=10 replay, GXPO K=10 replay 1 probe."""
-    rule = config["learner"]["rule"]
-    parts = [str(rule["name"]).upper()]
-    if rule.get("k") is not None:
-        parts.append(f"K={rule['k']}")
-    if rule.get("predictor", "gradient") != "gradient":
-        parts.append(str(rule["predictor"]))
-    if rule.get("probes", 2) == 1:
-        parts.append("1 probe")
-    return " ".join(parts)
+    """Label of a run's rule with its main settings: GRPO, SFPO K=3, GXPO K=10 replay 1 probe."""
+    return run_label(config["learner"]["rule"])
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -16,7 +16,8 @@ from gxpo_trainer.config.learner import LearnerConfig, LoraConfig, LossConfig, O
 from gxpo_trainer.config.model import ModelConfig
 from gxpo_trainer.config.placement import PlacementConfig
 from gxpo_trainer.config.rollout import RolloutConfig
-from gxpo_trainer.config.rules import GateConfig, GrpoRule, GxpoRule, RuleConfig, SfpoGateConfig, SfpoRule
+from gxpo_trainer.config.rule_base import GateConfig, RuleSettings
+from gxpo_trainer.config.rules import GrpoRule, GxpoRule, RuleConfig, SfpoGateConfig, SfpoRule
 from gxpo_trainer.config.run import BudgetConfig, CheckpointConfig, DiagnosticsConfig, RunConfig
 from gxpo_trainer.config.verifier import RewardConfig, VerifierConfig
 
@@ -38,6 +39,7 @@ __all__ = [
     "RewardConfig",
     "RolloutConfig",
     "RuleConfig",
+    "RuleSettings",
     "RunConfig",
     "Settings",
     "SfpoGateConfig",

@@ -21,7 +21,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from gxpo_trainer.config.messages import config_error, is_optional, nearest_setting, setting_paths, submodels
-from gxpo_trainer.config.rules import GrpoRule
+from gxpo_trainer.config.rules import RULES, baseline_rule, in_words, rule_name
 from gxpo_trainer.config.run import RunConfig
 from gxpo_trainer.errors import ConfigError
 
@@ -177,18 +177,20 @@ def _finite(value: Any) -> Any:
 
 
 def learning_rate_control(config: RunConfig) -> RunConfig:
-    """GRPO at learning rate × (αK + 1): the control of a GXPO or SFPO run.
+    """The baseline at a multiple of the learning rate: the control of a run with look-ahead, × (αK + 1) for GXPO.
 
-    A look-ahead in a flat region moves αK + 1 plain steps along one direction, so a gain over GRPO counts only
-    when this longer step does not have it too.
+    A look-ahead in a flat region moves αK + 1 plain steps along one direction, so a gain over the baseline counts
+    only when this longer step does not have it too. Raises ConfigError for a rule without look-ahead.
     """
     rule = config.learner.rule
-    if isinstance(rule, GrpoRule):
-        raise ConfigError('learner.rule.name = "grpo" has no look-ahead to control for; start from gxpo or sfpo')
+    factor = rule.learning_rate_factor
+    if factor is None:
+        others = in_words([rule_name(other) for other in RULES if other.family == "look-ahead"])
+        raise ConfigError(f'learner.rule.name = "{rule.name}" has no look-ahead to control for; start from {others}')
     optimizer = config.learner.optimizer
-    rate = optimizer.learning_rate * (rule.alpha * rule.k + 1)
+    rate = optimizer.learning_rate * factor
     learner = config.learner.model_copy(
-        update={"rule": GrpoRule(), "optimizer": optimizer.model_copy(update={"learning_rate": rate})}
+        update={"rule": baseline_rule(), "optimizer": optimizer.model_copy(update={"learning_rate": rate})}
     )
     return config.model_copy(update={"learner": learner})
 

@@ -16,12 +16,16 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from gxpo_trainer.config.rule_base import RuleSettings
+from gxpo_trainer.config.rules import RULES, in_words, rule_names
 from gxpo_trainer.config.run import RunConfig
 from gxpo_trainer.errors import ConfigError
 
 
 def submodels(annotation: Any) -> list[type[BaseModel]]:
     """The settings classes that a field of this annotation may hold: none, one, or one a rule."""
+    if annotation is RuleSettings:
+        return [*RULES]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in typing.get_args(annotation) for model in submodels(part)]
@@ -135,7 +139,7 @@ def _parts(error: Any) -> tuple[str, str, str]:
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     path = error_path(error["loc"], keep_last=kind == "extra_forbidden")
     if kind == "union_tag_not_found":
-        return f"{path}.name", "", 'is missing; set it to "grpo", "sfpo" or "gxpo"'
+        return f"{path}.name", "", f"is missing; set it to {in_words([show(name) for name in rule_names()])}"
     if kind == "union_tag_invalid":
         wanted = context["expected_tags"].replace("'", '"')
         return f"{path}.name", f" = {show(context['tag'])}", f"must be one of {wanted}"

@@ -1,36 +1,20 @@
-"""Settings of the update rules and their gates: one class a rule, chosen by `learner.rule.name`."""
+"""Settings and declarations of the update rules, one class a rule, and the registry that `learner.rule` reads."""
 
 from __future__ import annotations
 
-import math
-from typing import Annotated, Literal
+import functools
+import operator
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, GetCoreSchemaHandler, field_validator, model_validator
+from pydantic_core import CoreSchema
 
-from gxpo_trainer.config.base import Settings
+from gxpo_trainer.config.rule_base import Family, GateConfig, GateSignal, PassCount, RuleSettings
 
-
-class GateConfig(Settings):
-    """The z-score gate that ends the look-ahead."""
-
-    threshold: float = Field(0.5, description="τ; inf never fires.")
-    window: int = Field(30, ge=2, description="w: past values that mean and spread are taken over.")
-    warmup: int = Field(2, ge=2, description="Values seen before z is computed; may exceed the window.")
-    epsilon: float = Field(1e-8, ge=0, description="ε in z = (value − mean) / (std + ε).")
-    mode: Literal["permanent", "never", "rearm"] = Field(
-        "permanent", description="permanent: off for good; never: only measured; rearm: returns after a cool-down."
-    )
-    two_sided: bool = Field(False, description="Fire at |z| ≥ τ (SFPO's paper) instead of z ≥ τ.")
-    rearm_after: int = Field(20, ge=1, description="rearm only: steps of cool-down.")
-    rearm_threshold: float = Field(0.0, description="rearm only: z must be back under this.")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> GateConfig:
-        if math.isnan(self.threshold):
-            raise ValueError("threshold is NaN; set a number, or inf for a gate that never fires")
-        if self.mode == "rearm" and self.rearm_threshold >= self.threshold:
-            raise ValueError("rearm_threshold must be below threshold, or the gate would flap")
-        return self
+_SYMBOLS = {"k": "K", "alpha": "α", "gate.threshold": "τ"}
+_PAPER_THRESHOLD, _PAPER_SFPO_THRESHOLD = 0.5, 2.0
+"""Thresholds of the GXPO paper for GXPO and for SFPO."""
 
 
 class SfpoGateConfig(GateConfig):
@@ -40,14 +24,26 @@ class SfpoGateConfig(GateConfig):
     two_sided: bool = Field(True, description="Fire at |z| ≥ τ (the paper) instead of z ≥ τ (its script).")
 
 
-class GrpoRule(Settings):
+class GrpoRule(RuleSettings):
     """One optimizer step a batch: one backward pass."""
+
+    label: ClassVar[str] = "GRPO"
+    family: ClassVar[Family] = "baseline"
+    implementation: ClassVar[str] = "gxpo_trainer.rules.grpo:GRPO"
 
     name: Literal["grpo"] = "grpo"
 
 
-class SfpoRule(Settings):
+class SfpoRule(RuleSettings):
     """Slow-Fast Policy Optimization: K fast steps, reposition, one slow step; K + 1 passes."""
+
+    label: ClassVar[str] = "SFPO"
+    family: ClassVar[Family] = "look-ahead"
+    implementation: ClassVar[str] = "gxpo_trainer.rules.sfpo:SFPO"
+    passes: ClassVar[PassCount] = PassCount(1, ("k",))
+    gate_signal: ClassVar[GateSignal | None] = GateSignal("policy/entropy", "policy entropy")
+    symbols: ClassVar[Mapping[str, str]] = _SYMBOLS
+    label_settings: ClassVar[tuple[str, ...]] = ("k",)
 
     name: Literal["sfpo"] = "sfpo"
     k: int = Field(3, description="K: fast steps.")
@@ -57,9 +53,38 @@ class SfpoRule(Settings):
     _check_k = field_validator("k")(lambda cls, value: _at_least_two(value))
     _check_alpha = field_validator("alpha")(lambda cls, value: _unit_interval(value))
 
+    @property
+    def learning_rate_factor(self) -> float | None:
+        """See rule_base.RuleSettings."""
+        return self.alpha * self.k + 1
 
-class GxpoRule(Settings):
+    @classmethod
+    def adapted_from(cls, base: RuleSettings) -> SfpoRule:
+        """With the base's gate made two-sided, or the paper's SFPO gate if the base has the paper's GXPO gate.
+
+        The paper's warm-up of GXPO (90 steps, inferred) applies to corrective norms, not to a gate on entropy.
+        """
+        gate = base.gate_config
+        if isinstance(base, cls) or gate is None:
+            return super().adapted_from(base)
+        if gate.threshold == _PAPER_THRESHOLD:
+            own = SfpoGateConfig(threshold=_PAPER_SFPO_THRESHOLD, window=gate.window)
+        else:
+            own = SfpoGateConfig.model_validate(gate.model_dump() | {"two_sided": True})
+        return cls.model_validate(base.model_dump(include={"k", "alpha"}) | {"gate": own})
+
+
+class GxpoRule(RuleSettings):
     """Gradient extrapolation: two probes, K virtual steps, one corrective pass; 3 passes whatever K."""
+
+    label: ClassVar[str] = "GXPO"
+    family: ClassVar[Family] = "look-ahead"
+    implementation: ClassVar[str] = "gxpo_trainer.rules.gxpo:GXPO"
+    passes: ClassVar[PassCount] = PassCount(1, ("probes",))
+    gate_signal: ClassVar[GateSignal | None] = GateSignal("grad/norm_slow", "corrective norm ‖g_slow‖")
+    symbols: ClassVar[Mapping[str, str]] = _SYMBOLS
+    label_settings: ClassVar[tuple[str, ...]] = ("k",)
+    sweep_base: ClassVar[bool] = True
 
     name: Literal["gxpo"] = "gxpo"
     k: int = Field(5, description="K: virtual depth.")
@@ -95,6 +120,21 @@ class GxpoRule(Settings):
         return self
 
     @property
+    def learning_rate_factor(self) -> float | None:
+        """See rule_base.RuleSettings."""
+        return self.alpha * self.k + 1
+
+    @classmethod
+    def label_of(cls, settings: Mapping[str, Any]) -> str:
+        """GXPO K=5, GXPO K=10 replay, GXPO K=10 replay 1 probe."""
+        parts = [super().label_of(settings)]
+        if settings.get("predictor", "gradient") != "gradient":
+            parts.append(str(settings["predictor"]))
+        if settings.get("probes", 2) == 1:
+            parts.append("1 probe")
+        return " ".join(parts)
+
+    @property
     def scale_bounds(self) -> tuple[float, float] | None:
         """The clamp of the scale as numbers, None for the bare rule."""
         if self.scale_clip == "none":
@@ -102,7 +142,56 @@ class GxpoRule(Settings):
         return (1.0, self.k / 2 + 1) if self.scale_clip == "auto" else self.scale_clip
 
 
-RuleConfig = Annotated[GrpoRule | SfpoRule | GxpoRule, Field(discriminator="name")]
+RULES: list[type[RuleSettings]] = [
+    GrpoRule,
+    SfpoRule,
+    GxpoRule,
+]
+"""Every rule, in the order of lists and charts. A new rule adds one line here."""
+
+
+def rule_names() -> list[str]:
+    """Values of `learner.rule.name`."""
+    return [rule_name(rule) for rule in RULES]
+
+
+def rule_name(rule: type[RuleSettings]) -> str:
+    return str(rule.model_fields["name"].default)
+
+
+def rule_labels(family: Family | None = None) -> list[str]:
+    """Labels of all rules, or of one family."""
+    return [rule.label for rule in RULES if family in (None, rule.family)]
+
+
+def baseline_rule() -> RuleSettings:
+    """The rule that controls and closed gates use: the first of its family, with its defaults."""
+    settings = next(rule for rule in RULES if rule.family == "baseline")
+    return settings.model_validate({})
+
+
+def run_label(rule: Mapping[str, Any]) -> str:
+    """Label of a run from its `learner.rule`, such as `GXPO K=5`; of an unknown rule the name and K."""
+    settings = next((known for known in RULES if rule_name(known) == rule["name"]), None)
+    if settings is not None:
+        return settings.label_of(rule)
+    return str(rule["name"]).upper() + (f" K={rule['k']}" if rule.get("k") is not None else "")
+
+
+def in_words(names: list[str], conjunction: str = "or") -> str:
+    """`a, b or c`."""
+    return f" {conjunction} ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
+class _Registered:
+    """The settings class that `name` selects among those registered when the config classes are built."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        union = functools.reduce(operator.or_, RULES)
+        return handler.generate_schema(Annotated[union, Field(discriminator="name")])
+
+
+RuleConfig = Annotated[RuleSettings, _Registered()]
 
 
 def _at_least_two(value: int) -> int:

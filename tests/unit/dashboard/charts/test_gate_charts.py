@@ -8,7 +8,11 @@ import math
 import pytest
 
 from gxpo_dashboard.charts import gate
+from gxpo_dashboard.view_models.rules import rules_of
 from gxpo_dashboard.view_models.series import Points
+from gxpo_trainer.config import RunConfig
+
+RULES = rules_of(RunConfig.model_json_schema())
 
 
 def points(steps: list[int], y: list[float], x: list[float] | None = None) -> Points:
@@ -70,9 +74,11 @@ def test_the_band_is_mean_plus_and_minus_one_spread_where_both_are_known() -> No
     assert list(band["high"]) == pytest.approx([0.6, 0.6, 0.7, 0.64])
 
 
-def test_sfpo_is_said_to_watch_entropy() -> None:
-    assert "entropy" in gate.value_chart(SERIES, rule="sfpo").alt
-    assert "g_slow" in gate.value_chart(SERIES, rule="gxpo").alt
+def test_the_monitored_value_has_the_name_that_its_rule_declares() -> None:
+    for rule, watched in (("sfpo", "policy entropy"), ("gxpo", "corrective norm ‖g_slow‖"), ("new", "monitored value")):
+        declared = RULES.of({"name": rule, "gate": {"threshold": 1.0}}).watched
+        assert declared == watched
+        assert gate.value_chart(SERIES, watched=declared).alt.startswith(watched)
 
 
 def test_over_another_axis_the_shutoff_lies_where_that_step_lies() -> None:
