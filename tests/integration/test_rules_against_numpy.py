@@ -30,6 +30,9 @@ DELTA = 1e-5  # for the same reason: the ratio of two gradients that are roundin
 # A displacement is a difference of fp32 weights, rounded to 3e-8 as above. Under a large ε the small gradients' steps
 # are smaller than that, and their ratio one of roundings; so here ε is small enough for every step to be near η.
 DISPLACEMENT_EPS, DISPLACEMENT_DELTA = 1e-6, 1e-8
+# With an odd K the scale has a pole at r = -1, where rounding decides between its two clamps. Rolled-back moments make
+# the update smaller, so that one such coordinate is 1e-3 of it on some processors; an even K has no pole.
+ROLLBACK_K = 4
 GXPO = {"name": "gxpo", "k": K, "alpha": ALPHA, "delta": DELTA, "gate": {"mode": "never"}}
 RULES = {
     "grpo": {"name": "grpo"},
@@ -38,7 +41,7 @@ RULES = {
     "displacement": {**GXPO, "predictor": "displacement", "delta": DISPLACEMENT_DELTA},
     "replay": {**GXPO, "predictor": "replay"},
     "one_probe": {**GXPO, "predictor": "replay", "probes": 1},
-    "rollback": {**GXPO, "probe_state": "rollback"},
+    "rollback": {**GXPO, "probe_state": "rollback", "k": ROLLBACK_K},
     "fast_forward": {**GXPO, "predictor": "replay", "probe_state": "fast_forward"},
 }
 
@@ -166,7 +169,8 @@ class Reference:
                 first, second = theta1 - theta0 * kept, theta2 - theta1 * kept
                 active = np.abs(first) > LR * DISPLACEMENT_DELTA
             r = np.clip(np.divide(second, first, out=np.ones_like(first), where=active), -2, 3)
-            scale = np.clip(np.polyval(np.ones(K), r) / (1 + r), 1, K / 2 + 1)
+            k = ROLLBACK_K if name == "rollback" else K
+            scale = np.clip(np.polyval(np.ones(k), r) / (1 + r), 1, k / 2 + 1)
             theta_k = theta0 + (theta2 - theta0) * np.where(active, scale, 1.0)
         if name == "rollback":
             self.m, self.v, self.t = saved
