@@ -92,7 +92,7 @@ def test_another_run_or_a_damaged_checkpoint_is_refused_before_anything_starts(t
     out = tmp_path / "run"
     shutil.copytree(whole, out)
     before = sorted((path.name, path.stat().st_mtime_ns) for path in out.iterdir())
-    other = small_run(budget={"steps": 5}, learner={"rule": {"name": "gxpo", "k": 7}})
+    other = config.model_copy(update={"learner": small_run(learner={"rule": {"name": "gxpo", "k": 7}}).learner})
     with pytest.raises(CheckpointError, match=r"learner\.rule"):
         train_run(other, out, resume=True)
     store = CheckpointStore(out / "checkpoints", CheckpointConfig())

@@ -65,11 +65,11 @@ def test_what_is_fetched_is_what_was_published(ray_on_loopback: None) -> None:
 
 def test_weights_are_gone_for_other_nodes_with_the_learner_that_published_them(on_two_nodes: tuple[Path, str]) -> None:
     _, printed = on_two_nodes
-    assert printed.splitlines()[-1].startswith("version 1 was published in Ray's object store and is gone")
+    assert printed.splitlines()[-1].startswith("weights version 1 was lost from Ray's object store")
 
 
 def test_a_split_that_one_node_cannot_give_is_refused(ray_on_loopback: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gxpo_trainer.cluster.placement_group.LEAST_WAIT_S", 1.0)
+    monkeypatch.setattr("gxpo_trainer.cluster.placement_group.MIN_WAIT_S", 1.0)
     config = RunConfig.model_validate({"placement": {"strategy": "split", "device": "cpu"}})
     placement = replace(Placement.decide(config), group=RunPlacementGroup())
     with pytest.raises(ConfigError, match=r"on separate nodes.*placement.strategy") as caught:
