@@ -150,9 +150,7 @@ def load_cases(data: Path, near_misses: Path | None, extra: list[Path], seed: in
     cases: list[Case] = []
     for path in (data / "grader_cases.jsonl", *extra):
         rows = [json.loads(line) for line in path.read_bytes().splitlines()]
-        cases += [
-            (row["gold"], row["prediction"], row["expected"]) for row in rows if row.get("tier", "math") == "math"
-        ]
+        cases += [(row["gold"], row["prediction"], row["expected"]) for row in rows if _is_fit(row)]
     golds = [json.loads(line) for name in SETS for line in (data / f"{name}.jsonl").read_bytes().splitlines()]
     texts = [row.get("answer_latex") or row["answer"] for row in golds]
     forms = [(gold, f"$\\boxed{{{form}}}$", True) for gold in dict.fromkeys(texts) for form in equal_forms(gold)]

@@ -56,7 +56,7 @@ def test_the_k_real_steps_of_sfpo_are_their_own_trajectory() -> None:
 
 
 class Learner(ToyLearner):
-    """What LearnerRank asks of a learner beside the verbs of a rule."""
+    """What LearnerRank calls on a learner in addition to the verbs of a rule."""
 
     def load_batches(self, batches: Any) -> None:
         pass
