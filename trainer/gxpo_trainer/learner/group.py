@@ -7,6 +7,7 @@ whole group is ended and rebuilt.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from gxpo_trainer.cluster.placement import Placement
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import LearnerDied
 from gxpo_trainer.learner.rank import LearnerRank, StepResult
-from gxpo_trainer.sync.manifest import WeightManifest
+from gxpo_trainer.sync.buckets import Transport, WeightBucket
 
 MOST_STARTS = 5
 """Starts of a learner that died, within one recovery, on a Ray of several nodes."""
@@ -32,6 +33,8 @@ class LearnerGroup:
     def __init__(self, config: RunConfig, placement: Placement) -> None:
         self.config, self.placement = config, placement
         self.ranks: list[Any] = []
+        self._places: list[str] = []
+        self.transport: Transport = "shared_memory"
 
     def start(self) -> None:
         """Start all ranks and wait until their engines stand."""
@@ -44,6 +47,7 @@ class LearnerGroup:
             address, port = self.placement.group.get(self.ranks[0].endpoint.remote())
         except ray.exceptions.RayActorError as error:
             raise LearnerDied(str(error).strip().splitlines()[0]) from error
+        self._places = []
         self.all("setup", address, port, self.placement.device, self.placement.learner_threads)
 
     def restart(self) -> None:
@@ -83,10 +87,27 @@ class LearnerGroup:
         """The Ray node of each rank."""
         return [str(node) for node in self._get([rank.node.remote() for rank in self.ranks])]
 
-    def publish(self, version: int, sampler_node: str) -> tuple[WeightManifest, float | None]:
-        """See LearnerRank.publish."""
-        found: tuple[WeightManifest, float | None] = self.all("publish", version, sampler_node)
-        return found
+    def next_bucket(self, version: int, index: int, nodes: Sequence[str]) -> tuple[WeightBucket, float | None]:
+        """Pack bucket `index` of the present weights for engines on these Ray nodes; see LearnerRank.next_bucket."""
+        if index == 0:
+            self.transport = self._choose_transport(nodes)
+        parts = self._get([rank.next_bucket.remote(version, index, self.transport) for rank in self.ranks])
+        bucket: WeightBucket = parts[0][0]
+        if bucket.transport == "cuda_ipc":
+            # A worker maps the bucket of the rank on its own GPU.
+            bucket = replace(bucket, location={device: at for part, _ in parts for device, at in part.location.items()})
+        return bucket, parts[0][1]
+
+    def send(self, bucket: WeightBucket) -> Any:
+        """Start the broadcast of a bucket; None for transports without one."""
+        return self.ranks[0].send.remote(replace(bucket, tensors=())) if bucket.transport == "nccl" else None
+
+    def open_broadcast(self, num_workers: int) -> tuple[str, int, Any] | None:
+        """Open a broadcast group of rank 0 and `num_workers` engine workers; None where no transport needs one."""
+        if self.placement.transport != "nccl" or self.config.learner.lora is not None:
+            return None
+        address, port = self._get([self.ranks[0].endpoint.remote()])[0]
+        return address, port, self.ranks[0].join_broadcast.remote(address, port, 1 + num_workers)
 
     def train_step(self, batches: Sequence[StepBatch], learning_rate: float, *, diagnose: bool) -> StepResult:
         """One training step on the mini-batches, each sharded over the ranks."""
@@ -113,6 +134,15 @@ class LearnerGroup:
             collected.update(self.all("save", str(folder)))
 
         return write
+
+    def _choose_transport(self, nodes: Sequence[str]) -> Transport:
+        """The run's transport; an adapter is small and always goes through the host."""
+        self._places = self._places or self.nodes()
+        one_node = {*nodes} == {self._places[0]}
+        chosen: Transport = self.placement.resolve_transport(one_node)
+        if self.config.learner.lora is not None and chosen in ("nccl", "cuda_ipc"):
+            return "shared_memory" if one_node else "object_store"
+        return chosen
 
     def _get(self, calls: list[Any]) -> list[Any]:
         """Answers of all ranks. One dead rank is enough to give up: its peers would wait for it for ever."""

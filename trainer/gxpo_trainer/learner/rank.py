@@ -17,12 +17,11 @@ from gxpo_trainer.algo.batch import StepBatch
 from gxpo_trainer.cluster.memory import frozen_allocations, peak_resident_bytes
 from gxpo_trainer.cluster.ray_session import this_node
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.types import Metrics, StepReport
 
 if TYPE_CHECKING:
     from gxpo_trainer.learner.perturbation import Perturbation
-    from gxpo_trainer.sync.manifest import WeightManifest
+    from gxpo_trainer.sync.buckets import Transport, WeightBucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +79,7 @@ class LearnerRank:
             from transformers import AutoModelForCausalLM  # noqa: F401
 
             from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
+            from gxpo_trainer.learner.publisher import RankPublisher
             from gxpo_trainer.rules.registry import make_rule
 
         self.learner = DeepSpeedLearner(
@@ -91,8 +91,7 @@ class LearnerRank:
             device="gpu" if device == "gpu" else "cpu",
         )
         self.rule = make_rule(self.config.learner.rule)
-        self.publisher: Any = None
-        self.to_other_nodes: Any = None
+        self.publisher = RankPublisher(self.learner, self.config)
         self.perturbation: Perturbation | None = None
 
     def attention(self) -> str:
@@ -136,36 +135,21 @@ class LearnerRank:
             peak_bytes=peak_resident_bytes(),
         )
 
-    def publish(self, version: int, sampler_node: str) -> tuple[WeightManifest | None, float | None]:
-        """Hand the present weights to the sampler's side, on the Ray node `sampler_node`. Collective.
+    def next_bucket(self, version: int, index: int, transport: Transport) -> tuple[WeightBucket | None, float | None]:
+        """Pack bucket `index` of the present weights, or of the present adapter. Collective.
 
-        Rank 0 returns the manifest and the share of weights, as the forward pass uses them, that differ from the
-        version published before (None for the first). Raises ConfigError for a transport that cannot reach there.
+        Rank 0 (with cuda_ipc every rank) returns the bucket and, after the last one, the fraction of weights, as the
+        forward pass uses them, that differ from the version published before (None for the first).
         """
-        if self.rank:
-            for _ in self.learner.full_weights():
-                pass
-            return None, None
-        if self.publisher is None:
-            import torch
+        return self.publisher.next_bucket(version, index, transport)
 
-            from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher
+    def send(self, bucket: WeightBucket) -> None:
+        """Broadcast a packed bucket to the engines. Rank 0 only."""
+        self.publisher.send(bucket)
 
-            wanted = self.config.rollout.dtype
-            self.publisher = SharedMemoryPublisher(dtype=None if wanted == "auto" else getattr(torch, wanted))
-        publisher = self.publisher
-        transport, apart = self.config.placement.weight_transport, sampler_node != this_node()
-        if transport == "shared_memory" and apart:
-            raise ConfigError(
-                'placement.weight_transport = "shared_memory" but learner and sampler are on different nodes; set it '
-                'to "auto"'
-            )
-        if transport == "object_store" or apart:
-            from gxpo_trainer.sync.object_store import ObjectStorePublisher
-
-            publisher = self.to_other_nodes = self.to_other_nodes or ObjectStorePublisher(self.publisher)
-        manifest: WeightManifest = publisher.publish(version, self.learner.full_weights())
-        return manifest, self.publisher.changed_fraction(manifest)
+    def join_broadcast(self, address: str, port: int, size: int) -> None:
+        """Open the broadcast group as its member 0. Rank 0 only."""
+        self.publisher.join_broadcast(address, port, size)
 
     def perturb(self, scale: float, seed: int) -> None:
         """Canary: see `perturbation.Perturbation`. A second call replaces the perturbation of the first. Collective."""
@@ -220,5 +204,4 @@ class LearnerRank:
         self.rule.load_state_dict(rule_state)
 
     def close(self) -> None:
-        if self.publisher is not None:
-            self.publisher.close()
+        self.publisher.close()

@@ -20,8 +20,8 @@ from gxpo_trainer.errors import Diverged, LearnerDied, TrainingError
 from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.learner.rank import StepResult
 from gxpo_trainer.records.reporter import RunReporter
-from gxpo_trainer.rollout.collector import SampleCollector
 from gxpo_trainer.rollout.planner import RolloutPlanner, Rollouts
+from gxpo_trainer.rollout.pool import RolloutPool
 from gxpo_trainer.training import proofs
 from gxpo_trainer.training.checkpoints import Checkpoint, CheckpointStore
 from gxpo_trainer.training.evaluation import Evaluator
@@ -68,7 +68,7 @@ class Controller:
         self,
         config: RunConfig,
         placement: Placement,
-        collector: SampleCollector,
+        pool: RolloutPool,
         planner: RolloutPlanner,
         evaluator: Evaluator,
         reporter: RunReporter,
@@ -78,9 +78,10 @@ class Controller:
     ) -> None:
         self.config = config
         self.wish = wish
-        self.collector, self.planner, self.evaluator = collector, planner, evaluator
+        self.pool, self.planner, self.evaluator = pool, planner, evaluator
         self.reporter, self.store, self.progress = reporter, store, progress
         self.learners = LearnerGroup(config, placement)
+        pool.source = self.learners
         self.counters = Counters()
         self.attempt = 1
         self._elapsed_base = 0.0
@@ -96,14 +97,14 @@ class Controller:
         """Train to the end of the budget or to a wish; returns the bound or the wish that ended the run."""
         if (wish := self.wish()) is not None:
             return wish  # nothing was done yet that a checkpoint could keep
-        self.collector.start()
+        self.pool.start()
         self.learners.start()
         if resume_from is not None:
             self._elapsed_base = resume_from.state["counters"]["elapsed_s"]
         self._resume(resume_from)
-        proofs.canary(self.config, self.learners, self.collector, self.planner)
+        proofs.canary(self.config, self.learners, self.pool, self.planner)
         self._sync()
-        self._tell_places()
+        self._log_placement()
         self.reporter.log_event("attention", f"the learner uses {self.learners.all('attention')}")
         self.ready = True
         owed = resume_from.state.get("evaluation_owed") if resume_from else self.config.evaluation.at_start
@@ -139,7 +140,7 @@ class Controller:
         """One training step, on-policy: every pass of the rule sees this one batch."""
         begin = time.perf_counter()
         number = self.counters.step + 1
-        rollouts = self.planner.collect(self.collector, number, version=self.counters.step)
+        rollouts = self.planner.collect(self.pool, number, version=self.counters.step)
         proofs.check_verdicts(self.config, rollouts.groups)
         batch, metrics = make_batch(rollouts.groups, self.config.learner.loss, self.config.rollout.max_new_tokens)
         rate = learning_rate(self.config.learner.optimizer, number, self.config.budget.steps)
@@ -181,23 +182,24 @@ class Controller:
 
     def _sync(self) -> Metrics:
         begin = time.perf_counter()
-        manifest, changed = self.learners.publish(self.counters.step, self.collector.sampler_node())
-        report = self.collector.sync(manifest)
+        synced = self.pool.sync(self.counters.step)
         metrics: Metrics = {
             "time/sync_s": time.perf_counter() - begin,
-            "system/sampler_peak_bytes": float(report.peak_bytes),
+            "system/sampler_peak_bytes": float(synced.report.peak_bytes),
         }
-        if changed is not None:
-            metrics["update/weights_changed_fraction"] = changed
+        if synced.changed_fraction is not None:
+            metrics["update/weights_changed_fraction"] = synced.changed_fraction
         return metrics
 
-    def _tell_places(self) -> None:
-        """On several nodes: who sits where, for whoever wonders about the time of a sync."""
-        learner, sampler = self.learners.nodes(), self.collector.sampler_node()
-        if {*learner} != {sampler}:
-            ranks = ", ".join(node[:8] for node in learner)
-            message = f"learner ranks on Ray nodes {ranks}; sampler on node {sampler[:8]}"
-            self.reporter.log_event("several_nodes", message, learner_nodes=learner, sampler_node=sampler)
+    def _log_placement(self) -> None:
+        """Record the nodes of all processes where there are several, and how weights travel."""
+        learner, samplers = self.learners.nodes(), self.pool.nodes()
+        if {*learner} != {*samplers}:
+            ranks, engines = (", ".join(node[:8] for node in nodes) for nodes in (learner, samplers))
+            message = f"learner ranks on Ray nodes {ranks}; samplers on nodes {engines}"
+            self.reporter.log_event("several_nodes", message, learner_nodes=learner, sampler_nodes=samplers)
+        chosen = self.learners.transport
+        self.reporter.log_event("weight_transport", f"weights travel by {chosen}", transport=chosen)
 
     def _report(self, number: int, metrics: Metrics, rollouts: Rollouts, result: StepResult, spent: float) -> None:
         counters = self.counters = replace(self.counters, elapsed_s=self._elapsed())
@@ -248,7 +250,7 @@ class Controller:
         begin = time.perf_counter()
         step = self.counters.step
         full = self.config.evaluation.full_at_end and self.counters.reached(self.config.budget) is not None
-        records, metrics = self.evaluator.run(self.collector, step=step, version=step, full=full)
+        records, metrics = self.evaluator.run(self.pool, step=step, version=step, full=full)
         for record in records:
             totals = {
                 "backward_passes_total": self.counters.backward_passes,

@@ -107,7 +107,7 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
     finally:
         if controller is not None:
             controller.learners.close()
-            controller.collector.kill()
+            controller.pool.kill()
         prepared.placement.group.remove()
         if ours:
             ray.shutdown()
@@ -115,17 +115,17 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
 
 def _controller(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: TrainingProgress) -> Controller:
     """The controller of a new attempt; nothing of it runs yet."""
-    from gxpo_trainer.rollout.collector import SampleCollector
     from gxpo_trainer.rollout.planner import RolloutPlanner
+    from gxpo_trainer.rollout.pool import RolloutPool
     from gxpo_trainer.training.controller import Controller, Counters
     from gxpo_trainer.training.evaluation import Evaluator
 
     config = prepared.config
-    collector = SampleCollector(config, prepared.placement, prepared.model_folder, reporter.log_event)
+    pool = RolloutPool(config, prepared.placement, prepared.model_folder, reporter.log_event)
     controller = Controller(
         config,
         prepared.placement,
-        collector,
+        pool,
         RolloutPlanner(config, prepared.prompts.prompts, prepared.prompts.token_ids),
         Evaluator(config, prepared.benchmarks),
         reporter,
@@ -133,7 +133,7 @@ def _controller(prepared: Prepared, launch: Launch, reporter: RunReporter, progr
         progress,
         launch.wish,
     )
-    controller.attempt = collector.attempt = next_attempt(prepared.out_dir, prepared.checkpoint)
+    controller.attempt = pool.engines.attempt = next_attempt(prepared.out_dir, prepared.checkpoint)
     controller.counters = Counters(repeated_passes=repeated_passes(prepared.out_dir, prepared.checkpoint))
     return controller
 

@@ -1,0 +1,131 @@
+"""Handles of a run's sampling engines: start, restart, and which of them are ready."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+
+from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.errors import TrainingError
+from gxpo_trainer.rollout.engine_actor import CONCURRENCY_GROUPS, SamplerActor
+from gxpo_trainer.rollout.requests import SamplerSettings
+
+Event = Callable[..., None]
+"""log_event(kind, message, **fields)"""
+
+MAX_RESTARTS = 5
+"""Restarts of one actor without a completed collection in between before the run fails."""
+
+
+@dataclass(slots=True)
+class Engine:
+    """One engine. status: a reference while the actor starts, None once it is ready. version: of its weights."""
+
+    index: int
+    actor: Any
+    status: Any
+    node: str = ""
+    version: int | None = None
+    restarts: int = 0
+    starts: int = 1
+
+    @property
+    def ready(self) -> bool:
+        return self.status is None
+
+
+class Engines:
+    """Starts N engines and restarts those that die; the others go on meanwhile."""
+
+    def __init__(self, config: RunConfig, placement: Placement, settings: SamplerSettings, log_event: Event) -> None:
+        self._config, self._placement, self._settings, self._log_event = config, placement, settings, log_event
+        self.attempt = 1
+        self.all: list[Engine] = []
+
+    def start(self) -> None:
+        """Start all engines without waiting for them."""
+        self.all = [Engine(index, *self._new_actor(index, 1)) for index in range(self._config.placement.samplers)]
+
+    @property
+    def ready(self) -> list[Engine]:
+        return [engine for engine in self.all if engine.ready]
+
+    def await_ready(self, *, every: bool) -> None:
+        """Wait until an engine is ready, or every one. Raises TrainingError when an engine cannot start."""
+        while waiting := {engine.status: engine for engine in self.all if not engine.ready}:
+            enough = not every and len(waiting) < len(self.all)
+            ready, _ = ray.wait(list(waiting), num_returns=1, timeout=0 if enough else None)
+            for status in ready:
+                self.settle(waiting[status])
+            if enough and not ready:
+                return
+
+    def settle(self, engine: Engine) -> bool:
+        """Take the answer of an engine that was starting; False when it died and is starting again."""
+        try:
+            status = self._placement.group.get(engine.status)
+        except ray.exceptions.RayActorError as error:
+            self.restart(engine, error)
+            return False
+        engine.status, engine.node, engine.version = None, status["node"], status["version"]
+        return True
+
+    def restart(self, engine: Engine, error: Exception) -> None:
+        """Replace a dead engine's actor, without waiting. Raises TrainingError after MAX_RESTARTS in a row."""
+        cause = str(error).strip().splitlines()[0]
+        engine.restarts += 1
+        name = "sampler" if len(self.all) == 1 else f"sampler {engine.index}"
+        self._log_event("sampler_restarted", f"the {name} died ({cause}) and was restarted", sampler=engine.index)
+        if engine.restarts > MAX_RESTARTS:
+            raise TrainingError(f"the {name} died {engine.restarts} times in a row; see events.jsonl") from error
+        # An unreachable actor may still be alive and hold its resources.
+        ray.kill(engine.actor, no_restart=True)
+        if len(self.all) == 1 or engine.restarts > 1:
+            self._placement.group.back_off(engine.restarts)
+        engine.starts += 1
+        engine.version = None
+        engine.actor, engine.status = self._new_actor(engine.index, engine.starts)
+
+    def kill(self) -> None:
+        for engine in self.all:
+            ray.kill(engine.actor, no_restart=True)
+        self.all = []
+
+    def _new_actor(self, index: int, start: int) -> tuple[Any, Any]:
+        # A new seed for each start: the same one would repeat the first responses of the run.
+        key = f"{self._config.seed}/{self.attempt}/{start}" + (f"/{index}" if index else "")
+        seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") >> 1
+        kind: Any = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(SamplerActor)
+        actor = kind.options(**self._placement.sampler_options(index)).remote(replace(self._settings, seed=seed))
+        return actor, actor.status.remote()
+
+
+def sampler_settings(
+    config: RunConfig, placement: Placement, model_folder: str, initial_version: int | None = None
+) -> SamplerSettings:
+    """Settings of a run's engines; the dtype follows `learner.precision` unless `rollout.dtype` is set.
+
+    initial_version: version of the weights in the model folder; None when a sync comes first.
+    """
+    automatic = "float32" if config.learner.precision == "fp32" else "bfloat16"
+    return SamplerSettings(
+        model=model_folder,
+        max_length=config.model.max_length,
+        dtype=automatic if config.rollout.dtype == "auto" else config.rollout.dtype,
+        device=placement.device,
+        threads=placement.sampler_threads,
+        seed=config.seed,
+        max_num_seqs=config.rollout.max_num_seqs,
+        cpu_kv_cache_gib=config.rollout.cpu_kv_cache_gib,
+        gpu_memory_utilization=config.rollout.gpu_memory_utilization,
+        enforce_eager=config.rollout.enforce_eager,
+        tensor_parallel=config.placement.tensor_parallel,
+        trust_remote_code=config.model.trust_remote_code,
+        adapter=config.learner.lora,
+        initial_version=initial_version,
+    )
