@@ -7,10 +7,10 @@ import signal
 
 import pytest
 import ray
+from gxpo_trainer.rollout.collector import SampleCollector
 
 from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.records.reading import read_events, read_metrics
-from gxpo_trainer.rollout.collector import SampleCollector
 from gxpo_trainer.training.run import train_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]

@@ -84,7 +84,12 @@ class Placement:
             "runtime_env": {"env_vars": {**_thread_variables(self.learner_threads), "DS_ACCELERATOR": accelerator}},
         }
 
-    def sampler_options(self) -> dict[str, Any]:
+    transport = "shared_memory"
+
+    def resolve_transport(self, one_node):
+        return "shared_memory" if one_node else "object_store"
+
+    def sampler_options(self, index=0) -> dict[str, Any]:
         """Ray options of the sampler."""
         variables = {
             **_thread_variables(self.sampler_threads),

@@ -24,6 +24,7 @@ class PlacementConfig(Settings):
         None, ge=1, description="Torch threads a rank; none: the cores divided by ranks."
     )
     sampler_threads: int | None = Field(None, ge=1, description="Threads of the sampler; none: all cores.")
+    samplers: int = Field(1, ge=1, description="x")
     tensor_parallel: int = Field(1, ge=1, description="GPUs a sampler.")
     ray_address: str | None = Field(None, description="Address of a running Ray; none: one of our own.")
     strategy: Literal["pack", "split"] = Field(

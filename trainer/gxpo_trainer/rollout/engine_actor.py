@@ -19,10 +19,6 @@ from gxpo_trainer.rollout.intake import Indexed, Intake
 from gxpo_trainer.rollout.requests import FinishedGroups, SamplerSettings, SamplingSettings, StreamEnd
 from gxpo_trainer.rollout.sampler import Sampler, import_engine
 
-CONCURRENCY_GROUPS = {"intake": 1}
-"""Requests arrive in a thread of their own, while the engine's thread is sampling."""
-
-
 class SamplerActor:
     """A `Sampler` in an actor.
 
@@ -80,3 +76,8 @@ class SamplerActor:
     def _intake(self, stream_id: int) -> Intake:
         with self._lock:
             return self._intakes.setdefault(stream_id, Intake())
+
+
+def remote_sampler(kind: type[SamplerActor] = SamplerActor) -> Any:
+    """The actor class for Ray. Requests arrive in a thread of their own, while the engine's thread is sampling."""
+    return ray.remote(concurrency_groups={"intake": 1})(kind)

@@ -12,7 +12,7 @@ import ray
 from gxpo_trainer.cluster.placement import Placement
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import TrainingError
-from gxpo_trainer.rollout.engine_actor import CONCURRENCY_GROUPS, SamplerActor
+from gxpo_trainer.rollout.engine_actor import remote_sampler
 from gxpo_trainer.rollout.requests import SamplerSettings
 
 Event = Callable[..., None]
@@ -100,8 +100,8 @@ class Engines:
         # A new seed for each start: the same one would repeat the first responses of the run.
         key = f"{self._config.seed}/{self.attempt}/{start}" + (f"/{index}" if index else "")
         seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") >> 1
-        kind: Any = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(SamplerActor)
-        actor = kind.options(**self._placement.sampler_options(index)).remote(replace(self._settings, seed=seed))
+        options = self._placement.sampler_options(index)
+        actor = remote_sampler().options(**options).remote(replace(self._settings, seed=seed))
         return actor, actor.status.remote()
 
 

