@@ -77,3 +77,21 @@ def test_without_a_cluster_the_machine_decides(monkeypatch: pytest.MonkeyPatch) 
         "gpu",
         'placement.device = "auto" and 1 GPU visible on this machine',
     )
+
+
+def test_the_transport_follows_the_nodes_of_the_actors() -> None:
+    placement = decide(device="cpu")
+    placement.settle({"CPU": 4.0})
+    assert placement.transport == "shared_memory"
+    assert placement.resolve_transport(False) == placement.transport == "object_store"
+    fixed = decide(device="cpu", weight_transport="shared_memory")
+    with pytest.raises(ConfigError, match="on different nodes"):
+        fixed.resolve_transport(False)
+
+
+def test_a_transport_that_the_settled_placement_rules_out_is_refused() -> None:
+    shared = decide(learner_ranks=4, samplers=4, weight_transport="nccl")
+    with pytest.raises(ConfigError, match="rejects duplicate devices"):
+        shared.settle(FOUR_GPUS)
+    shared.settle({"CPU": 16.0, "GPU": 8.0})
+    assert shared.transport == "nccl"

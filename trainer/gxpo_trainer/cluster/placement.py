@@ -87,8 +87,8 @@ class Placement:
         self.colocated = requested.can_colocate and (requested.colocate is True or scarce)
         self.resolve_transport(requested.strategy != "split")
 
-    def resolve_transport(self, one_node: bool) -> None:
-        """Set `transport`; one_node: learner and all engines are on one node.
+    def resolve_transport(self, one_node: bool) -> Transport:
+        """Set and return `transport`; one_node: learner and all engines are on one node.
 
         Raises ConfigError for a requested transport that cannot work there.
         """
@@ -98,6 +98,7 @@ class Placement:
             )
         except ValueError as error:
             raise ConfigError(f"placement: {error}") from None
+        return self.transport
 
     @property
     def num_gpus(self) -> int:
