@@ -13,9 +13,9 @@ def ray_on_loopback():
     import ray
 
     from gxpo_trainer.cluster.placement import Placement
-    from gxpo_trainer.cluster.ray_session import start_ray
+    from gxpo_trainer.cluster.ray_session import connect_ray
 
-    start_ray(Placement.decide(RunConfig()))
+    connect_ray(Placement.decide(RunConfig()))
     yield
     ray.shutdown()
 

@@ -6,14 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from gxpo_trainer.cluster.placement import Placement
-from gxpo_trainer.cluster.placement_group import RunPlacementGroup
+from gxpo_trainer.cluster.ray_session import reserve
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.sync.buckets import BucketPacker, WeightBucket, tensors_of
@@ -72,10 +71,12 @@ def test_weights_are_gone_for_other_nodes_with_the_learner_that_published_them(o
 
 
 def test_a_split_that_one_node_cannot_give_is_refused(ray_on_loopback: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gxpo_trainer.cluster.placement_group.MIN_WAIT_S", 1.0)
-    config = RunConfig.model_validate({"placement": {"strategy": "split", "device": "cpu"}})
-    placement = replace(Placement.decide(config), group=RunPlacementGroup())
+    monkeypatch.setattr("gxpo_trainer.cluster.ray_session.MIN_WAIT_S", 1.0)
+    config = RunConfig.model_validate({"placement": {"strategy": "split", "device": "cpu", "wait_s": 0}})
+    placement = Placement.decide(config)
+    waited = []
     with pytest.raises(ConfigError, match=r"on separate nodes.*placement.strategy") as caught:
-        placement.group.reserve(*placement.bundles(), deadline=0.0)
+        reserve(placement, owned=False, on_wait=waited.append)
+    assert waited[0] == "a second node"
     assert caught.value.reason == "no_resources"
     assert placement.group.handle is None

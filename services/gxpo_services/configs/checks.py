@@ -105,7 +105,9 @@ def _unstorable(config: RunConfig) -> list[tuple[str, str]]:
     if len(config.model.path) > _LONGEST_MODEL:
         found.append(("model.path", f"must be at most {_LONGEST_MODEL} characters"))
     if not math.isfinite(resources(config)[0]):
-        found.append(("placement", "learner_ranks × learner_cpus + sampler_cpus + verifier_cpus must be finite"))
+        found.append(
+            ("placement", "learner_ranks × learner_cpus + samplers × sampler_cpus + verifier_cpus must be finite")
+        )
     return found
 
 

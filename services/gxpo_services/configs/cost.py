@@ -57,8 +57,10 @@ def _per_step(config: RunConfig) -> tuple[int, str]:
 
 
 def resources(config: RunConfig) -> tuple[float, float]:
-    """Logical CPUs and GPUs that a run holds. `placement.device = "auto"` counts no GPU: only the cluster knows."""
+    """Logical CPUs and GPUs that a run holds, the fewest that it accepts where it may share GPUs.
+
+    `placement.device = "auto"` counts no GPU: only the cluster knows.
+    """
     placement = config.placement
-    cpus = placement.learner_ranks * placement.learner_cpus + placement.sampler_cpus + placement.verifier_cpus
-    gpus = placement.learner_ranks + placement.tensor_parallel if placement.device == "gpu" else 0
-    return cpus, float(gpus)
+    gpus = placement.num_gpus(colocated=placement.can_colocate) if placement.device == "gpu" else 0
+    return placement.num_cpus, float(gpus)

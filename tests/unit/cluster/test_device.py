@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from gxpo_trainer.cluster import ray_session
 from gxpo_trainer.cluster.placement import Placement
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError
@@ -23,14 +22,10 @@ def decide(**settings: Any) -> Placement:
     return Placement.decide(RunConfig.model_validate({"placement": {"ray_address": "head:6379", **settings}}))
 
 
-def test_the_gpus_of_the_cluster_count_and_not_those_of_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
-
+def test_the_gpus_of_the_cluster_count_and_not_those_of_the_head() -> None:
     placement = decide(learner_ranks=3)
-    monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(ray, "cluster_resources", lambda: FOUR_GPUS)
-    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": FOUR_GPUS}])
-    ray_session.start_ray(placement)
+    assert placement.device == "cpu"
+    placement.settle(FOUR_GPUS)
     assert placement.device == "gpu"
     assert placement.device_reason == 'placement.device = "auto" and 4 GPUs in the Ray cluster'
     assert placement.learner_options()["num_gpus"] == 1
@@ -38,28 +33,40 @@ def test_the_gpus_of_the_cluster_count_and_not_those_of_the_head(monkeypatch: py
 
 def test_a_cluster_without_gpus_means_cpu_and_says_so() -> None:
     placement = decide()
-    placement.settle_device({"CPU": 4.0})
+    placement.settle({"CPU": 4.0})
     assert (placement.device, placement.device_reason) == (
         "cpu",
         'placement.device = "auto" and no GPUs in the Ray cluster',
     )
 
 
-def test_fewer_gpus_than_the_run_needs_are_ambiguous() -> None:
-    with pytest.raises(ConfigError, match=r"has 4 GPUs and this run needs 5 .*set placement.device"):
-        decide(learner_ranks=4).settle_device(FOUR_GPUS)
+def test_gpus_that_join_later_change_device_and_bundles() -> None:
+    placement = decide(learner_ranks=2, samplers=2)
+    placement.settle({"CPU": 4.0})
+    assert (placement.device, placement.num_gpus) == ("cpu", 0)
+    placement.settle({"CPU": 16.0, "GPU": 2.0})
+    assert (placement.device, placement.colocated, placement.num_gpus) == ("gpu", True, 2)
+    placement.settle(FOUR_GPUS)
+    assert (placement.colocated, placement.num_gpus) == (False, 4)
+    assert [bundle["GPU"] for bundle in placement.bundles().resources] == [1, 1, 1, 1]
+
+
+def test_a_cluster_with_too_few_gpus_may_grow() -> None:
+    placement = decide(learner_ranks=4)
+    placement.settle(FOUR_GPUS)
+    assert (placement.device, placement.colocated, placement.num_gpus) == ("gpu", False, 5)
 
 
 def test_gpus_here_and_none_in_the_cluster_are_ambiguous(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with pytest.raises(ConfigError, match="2 GPUs are visible on this machine and the Ray cluster has none"):
-        decide().settle_device({"CPU": 4.0})
+        decide().settle({"CPU": 4.0})
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_a_device_that_is_named_stays(device: str) -> None:
     placement = decide(device=device)
-    placement.settle_device(FOUR_GPUS if device == "cpu" else {"CPU": 4.0})
+    placement.settle(FOUR_GPUS if device == "cpu" else {"CPU": 4.0})
     assert (placement.device, placement.device_reason) == (device, f'placement.device = "{device}"')
 
 
@@ -70,3 +77,21 @@ def test_without_a_cluster_the_machine_decides(monkeypatch: pytest.MonkeyPatch) 
         "gpu",
         'placement.device = "auto" and 1 GPU visible on this machine',
     )
+
+
+def test_the_transport_follows_the_nodes_of_the_actors() -> None:
+    placement = decide(device="cpu")
+    placement.settle({"CPU": 4.0})
+    assert placement.transport == "shared_memory"
+    assert placement.resolve_transport(False) == placement.transport == "object_store"
+    fixed = decide(device="cpu", weight_transport="shared_memory")
+    with pytest.raises(ConfigError, match="on different nodes"):
+        fixed.resolve_transport(False)
+
+
+def test_a_transport_that_the_settled_placement_rules_out_is_refused() -> None:
+    shared = decide(learner_ranks=4, samplers=4, weight_transport="nccl")
+    with pytest.raises(ConfigError, match="rejects duplicate devices"):
+        shared.settle(FOUR_GPUS)
+    shared.settle({"CPU": 16.0, "GPU": 8.0})
+    assert shared.transport == "nccl"

@@ -1,38 +1,75 @@
-"""Bundles of a run's placement group and the bundle of each actor; the reservation itself is in test_two_nodes.py."""
+"""Bundles of a run's placement group and the bundle of each actor; the reservation itself is tested with Ray."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from gxpo_trainer.cluster.placement import Placement
-from gxpo_trainer.cluster.placement_group import RunPlacementGroup
+from gxpo_trainer.cluster.placement_group import RunPlacementGroup, missing
 from gxpo_trainer.config import RunConfig
 
 
-def placement(device: str = "cpu", **settings: object) -> Placement:
+def placement(device: str = "cpu", **settings: Any) -> Placement:
     config = RunConfig.model_validate({"placement": {"device": "cpu", **settings}})
-    return Placement(config, "gpu" if device == "gpu" else "cpu", 1, 1)
+    return Placement(config, "gpu" if device == "gpu" else "cpu", 1, 1, colocated=settings.get("colocate") is True)
 
 
 def test_pack_gives_each_rank_a_bundle_and_one_to_sampler_and_verifier() -> None:
-    decided = placement(learner_ranks=2, learner_cpus=0.5, sampler_cpus=0.75, verifier_cpus=0.25)
-    assert decided.bundles() == ([{"CPU": 0.5}, {"CPU": 0.5}, {"CPU": 1.0}], "PACK")
+    decided = placement(learner_ranks=2, learner_cpus=0.5, sampler_cpus=0.75, verifier_cpus=0.25).bundles()
+    assert decided.resources == ({"CPU": 0.5}, {"CPU": 0.5}, {"CPU": 1.0})
+    assert decided.strategy == "PACK"
 
 
-def test_split_gives_all_ranks_one_bundle_on_another_node_than_the_sampler() -> None:
-    decided = placement("gpu", learner_ranks=4, learner_cpus=2, strategy="split")
-    assert decided.bundles() == ([{"CPU": 8.0, "GPU": 4.0}, {"CPU": 1.0, "GPU": 1.0}], "STRICT_SPREAD")
+def test_each_engine_has_a_bundle_with_its_gpus_and_the_verifier_is_with_the_first() -> None:
+    decided = placement("gpu", samplers=2, tensor_parallel=2, sampler_cpus=0.5, verifier_cpus=0.25).bundles()
+    assert decided.resources == ({"CPU": 1.0, "GPU": 1}, {"CPU": 0.75, "GPU": 2}, {"CPU": 0.5, "GPU": 2})
+    assert (decided.learner, decided.engines) == ((0,), (1, 2))
 
 
-@pytest.mark.parametrize(("num_learner", "bundles"), [(3, [0, 1, 2]), (1, [0, 0, 0])])
-def test_each_rank_uses_its_bundle_and_the_sampler_the_last(num_learner: int, bundles: list[int]) -> None:
-    group = RunPlacementGroup(object(), num_learner)
-    strategies = [group.learner_options(rank)["scheduling_strategy"] for rank in range(3)]
-    assert [strategy.placement_group_bundle_index for strategy in strategies] == bundles
-    assert group.sampler_options()["scheduling_strategy"].placement_group_bundle_index == num_learner
+def test_a_shared_bundle_holds_an_engine_and_its_learner_ranks() -> None:
+    sizes = {"learner_ranks": 4, "samplers": 2, "tensor_parallel": 2, "sampler_cpus": 0.5, "verifier_cpus": 0.25}
+    decided = placement("gpu", colocate=True, **sizes).bundles()
+    assert decided.resources == ({"CPU": 2.75, "GPU": 2}, {"CPU": 2.5, "GPU": 2})
+    assert (decided.learner, decided.engines, decided.strategy) == ((0, 0, 1, 1), (0, 1), "PACK")
 
 
-def test_on_one_node_nothing_is_reserved() -> None:
+def test_split_gives_all_ranks_one_bundle_on_another_node_than_the_samplers() -> None:
+    decided = placement("gpu", learner_ranks=4, learner_cpus=2, samplers=3, strategy="split").bundles()
+    assert decided.resources == ({"CPU": 8.0, "GPU": 4.0}, {"CPU": 2.5, "GPU": 3.0})
+    assert (decided.learner, decided.engines, decided.strategy) == ((0, 0, 0, 0), (1, 1, 1), "STRICT_SPREAD")
+
+
+@pytest.mark.parametrize(
+    ("settings", "learner", "engines"),
+    [({"samplers": 2}, [0, 1, 2], [3, 4]), ({"strategy": "split", "samplers": 2}, [0, 0, 0], [1, 1])],
+)
+def test_each_process_uses_its_bundle(settings: dict[str, Any], learner: list[int], engines: list[int]) -> None:
+    decided = placement(learner_ranks=3, **settings)
+    decided.group = RunPlacementGroup(object(), decided.bundles())
+    ranks = [decided.learner_options(rank)["scheduling_strategy"] for rank in range(3)]
+    assert [strategy.placement_group_bundle_index for strategy in ranks] == learner
+    samplers = [decided.sampler_options(index)["scheduling_strategy"] for index in range(2)]
+    assert [strategy.placement_group_bundle_index for strategy in samplers] == engines
+    assert decided.verifier_options()["scheduling_strategy"].placement_group_bundle_index == engines[0]
+
+
+def test_without_a_reservation_ray_places_the_actors() -> None:
     decided = placement()
-    for options in (decided.learner_options(0), decided.sampler_options(), decided.verifier_options()):
+    for options in (decided.learner_options(0), decided.sampler_options(0), decided.verifier_options()):
         assert "scheduling_strategy" not in options
+
+
+@pytest.mark.parametrize(
+    ("settings", "available", "words"),
+    [
+        ({"samplers": 3}, {"CPU": 16, "GPU": 1}, "3 GPUs"),
+        ({"samplers": 3}, {"CPU": 3, "GPU": 3}, "1 GPU and 0.5 CPUs"),
+        ({"samplers": 1}, {"CPU": 2, "GPU": 2}, "a node with 1 GPU and 1 CPU"),
+        ({"strategy": "split"}, {"CPU": 16, "GPU": 8}, "a second node"),
+    ],
+)
+def test_a_run_that_waits_says_for_what(settings: dict[str, Any], available: dict[str, float], words: str) -> None:
+    # One rank with 1 CPU; engines with 0.75 each; 0.25 for the verifier.
+    assert missing(placement("gpu", **settings).bundles(), available) == words

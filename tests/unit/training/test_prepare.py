@@ -77,6 +77,16 @@ def test_two_benchmarks_of_one_name_are_refused(config: Any, tmp_path: Path) -> 
         prepare(config(evaluation={"benchmarks": names}), tmp_path / "run", resume=False)
 
 
+def test_tensor_parallel_must_divide_the_heads(config: Any, tmp_path: Path) -> None:
+    # The starter policy has 4 attention heads.
+    with pytest.raises(
+        ConfigError, match=r"placement.tensor_parallel = 3 .*4 attention heads.*set it to one of 1, 2, 4"
+    ):
+        prepare(config(placement={"device": "cpu", "tensor_parallel": 3}), tmp_path / "run", resume=False)
+    prepared = prepare(config(placement={"device": "cpu", "tensor_parallel": 4}), tmp_path / "run", resume=False)
+    assert prepared.placement.config.placement.tensor_parallel == 4
+
+
 def test_a_reward_class_is_refused_before_anything_starts(
     config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

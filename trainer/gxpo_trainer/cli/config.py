@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gxpo_trainer.cli.arguments import Subparsers, add_set
 
 if TYPE_CHECKING:
-    from gxpo_trainer.config import RunConfig
+    from gxpo_trainer.config import PlacementConfig, RunConfig
 
 
 def register(subparsers: Subparsers) -> None:
@@ -56,14 +56,23 @@ def _summary(config: RunConfig) -> str:
     return f"valid, rule {config.learner.rule.name}, budget {bounds}"
 
 
+def _gpus(p: PlacementConfig) -> str:
+    """GPUs that a run needs, and where sharing them is possible."""
+    separate = f"{p.learner_ranks} for the learner and {p.sampler_devices} for the samplers"
+    shared, apart = p.num_gpus(colocated=True), p.num_gpus(colocated=False)
+    if p.can_colocate and p.colocate is True:
+        return f"Needs {shared} GPUs, which learner and samplers share."
+    if p.can_colocate:
+        return f"Needs {shared} GPUs, which learner and samplers share, or {apart}: {separate}."
+    return f"Needs {apart} GPUs: {separate}."
+
+
 def _comments(config: RunConfig) -> list[str]:
     """Backward passes per step, and the expected step at which noise alone fires the gate."""
     from gxpo_trainer.rules.false_alarm import describe
 
     rule = config.learner.rule
-    ranks, engine = config.placement.learner_ranks, config.placement.tensor_parallel
-    needs = [f"Needs {ranks + engine} GPUs: {ranks} for the learner, {engine} for the sampler."]
-    needs = needs if config.placement.device == "gpu" else []
+    needs = [_gpus(config.placement)] if config.placement.device == "gpu" else []
     passes, gate = rule.passes_per_step(gate_open=True), rule.gate_config
     cost = f"{rule.label}: {passes} backward pass{'es' if passes > 1 else ''} per step"
     if gate is None:

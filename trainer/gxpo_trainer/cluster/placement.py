@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from gxpo_trainer.cluster.bundles import Bundles, run_bundles
 from gxpo_trainer.cluster.placement_group import RunPlacementGroup
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.transport import Transport, choose_transport
 from gxpo_trainer.errors import ConfigError
 
 
@@ -20,24 +22,31 @@ from gxpo_trainer.errors import ConfigError
 class Placement:
     """The settings of `placement` with every automatic value resolved.
 
-    Order: `decide`, before Ray runs; `settle_device` once connected to a Ray cluster, which may have GPUs that this
-    process does not see.
+    Order: `decide`, before Ray runs; `settle` once connected to a Ray cluster, which may have GPUs that this process
+    does not see; `resolve_transport` once the actors run and their nodes are known.
     """
 
     config: RunConfig
     device: Literal["cpu", "gpu"]
     learner_threads: int
     sampler_threads: int
+    """Of each device of an engine."""
     group: RunPlacementGroup = field(default_factory=RunPlacementGroup)
     device_reason: str = "placement.device"
     """Why `device` has its value, for the log."""
+    colocated: bool = False
+    """Whether learner ranks and engines share devices."""
+    transport: Transport = "shared_memory"
+    """How weights reach the engines."""
+    transport_reason: str = "not resolved yet"
 
     @classmethod
     def decide(cls, config: RunConfig) -> Placement:
         """Resolve `auto` values. Raises ConfigError when a GPU is requested and none is visible."""
         requested = config.placement
         visible = _visible_gpus()
-        if requested.device == "gpu" and not visible and ray_address(config) is None:
+        joins = ray_address(config) is not None
+        if requested.device == "gpu" and not visible and not joins:
             raise ConfigError('placement.device = "gpu" but no GPU is visible; set it to "cpu" or "auto"')
         device: Literal["cpu", "gpu"] = (
             "gpu" if requested.device == "gpu" or (requested.device == "auto" and visible) else "cpu"
@@ -46,59 +55,89 @@ class Placement:
         if requested.device == "auto":
             reason += f" and {visible or 'no'} GPU{'' if visible == 1 else 's'} visible on this machine"
         cores = usable_cores()
-        threads = requested.learner_threads or max(1, cores // requested.learner_ranks)
-        return cls(config, device, threads, requested.sampler_threads or cores, device_reason=reason)
+        learner_threads = requested.learner_threads or max(1, cores // requested.learner_ranks)
+        sampler_threads = requested.sampler_threads or max(1, cores // requested.sampler_devices)
+        placement = cls(config, device, learner_threads, sampler_threads, device_reason=reason)
+        if not joins:
+            placement._settle_sharing(visible)
+        return placement
 
-    def settle_device(self, cluster: dict[str, float]) -> None:
-        """Resolve `placement.device = "auto"` from the resources of the Ray cluster.
+    def settle(self, cluster: dict[str, float]) -> None:
+        """Resolve `placement.device` and `placement.colocate` from the resources of the Ray cluster.
 
-        Raises ConfigError when the cluster and this machine disagree, or the cluster has too few GPUs.
+        Raises ConfigError when the cluster and this machine disagree, or the transport cannot work.
         """
-        if self.config.placement.device != "auto":
-            return
-        needed, found, visible = self._num_gpus(), int(cluster.get("GPU", 0)), _visible_gpus()
-        fix = 'set placement.device to "gpu" or "cpu"'
-        if 0 < found < needed:
-            raise ConfigError(
-                f'placement.device = "auto", but the Ray cluster has {found} GPUs and this run needs {needed} '
-                f"(learner_ranks + tensor_parallel); {fix}, or lower learner_ranks"
+        found = int(cluster.get("GPU", 0))
+        if self.config.placement.device == "auto":
+            visible = _visible_gpus()
+            if visible and not found:
+                raise ConfigError(
+                    f'placement.device = "auto", but {visible} GPUs are visible on this machine and the Ray cluster '
+                    'has none; set placement.device to "gpu" or "cpu"'
+                )
+            self.device = "gpu" if found else "cpu"
+            self.device_reason = (
+                f'placement.device = "auto" and {found or "no"} GPU{"" if found == 1 else "s"} in the Ray cluster'
             )
-        if visible and not found:
-            raise ConfigError(
-                f'placement.device = "auto", but {visible} GPUs are visible on this machine and the Ray cluster has '
-                f"none; {fix}"
-            )
-        self.device = "gpu" if found else "cpu"
-        self.device_reason = f'placement.device = "auto" and {found or "no"} GPUs in the Ray cluster'
+        self._settle_sharing(found)
 
-    def _num_gpus(self) -> int:
-        return self.config.placement.learner_ranks + self.config.placement.tensor_parallel
+    def _settle_sharing(self, gpus: int) -> None:
+        requested = self.config.placement
+        scarce = self.device == "gpu" and gpus < requested.num_gpus(colocated=False)
+        self.colocated = requested.can_colocate and (requested.colocate is True or scarce)
+        self.resolve_transport(requested.strategy != "split")
+
+    def resolve_transport(self, one_node: bool) -> Transport:
+        """Set and return `transport`; one_node: learner and all engines are on one node.
+
+        Raises ConfigError for a requested transport that cannot work there.
+        """
+        try:
+            self.transport, self.transport_reason = choose_transport(
+                self.config.placement.weight_transport, self.device, self.colocated, one_node
+            )
+        except ValueError as error:
+            raise ConfigError(f"placement: {error}") from None
+        return self.transport
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that the run reserves."""
+        return self.config.placement.num_gpus(colocated=self.colocated) if self.device == "gpu" else 0
+
+    @property
+    def _shares_gpus(self) -> bool:
+        return self.colocated and self.device == "gpu"
 
     def learner_options(self, rank: int = 0) -> dict[str, Any]:
-        """Ray options of one learner rank."""
-        accelerator = "cuda" if self.device == "gpu" else "cpu"
+        """Ray options of one learner rank, placed in the reserved group."""
+        variables = _thread_variables(self.learner_threads)
+        variables["DS_ACCELERATOR"] = "cuda" if self.device == "gpu" else "cpu"
+        if self._shares_gpus:
+            # The engine holds the bundle's GPUs. With num_gpus = 0 Ray keeps CUDA_VISIBLE_DEVICES unless it is told to
+            # clear it.
+            variables["CUDA_VISIBLE_DEVICES"] = self.group.learner_device(rank)
+            variables["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
         return {
             **self.group.learner_options(rank),
             "num_cpus": self.config.placement.learner_cpus,
-            "num_gpus": 1 if self.device == "gpu" else 0,
-            "runtime_env": {"env_vars": {**_thread_variables(self.learner_threads), "DS_ACCELERATOR": accelerator}},
+            "num_gpus": 1 if self.device == "gpu" and not self.colocated else 0,
+            "runtime_env": {"env_vars": variables},
         }
 
-    transport = "shared_memory"
-
-    def resolve_transport(self, one_node):
-        return "shared_memory" if one_node else "object_store"
-
-    def sampler_options(self, index=0) -> dict[str, Any]:
-        """Ray options of the sampler."""
+    def sampler_options(self, index: int = 0) -> dict[str, Any]:
+        """Ray options of one engine, placed in the reserved group."""
         variables = {
             **_thread_variables(self.sampler_threads),
             "VLLM_CPU_KVCACHE_SPACE": str(self.config.rollout.cpu_kv_cache_gib),
         }
         if self.device == "cpu":
             variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        if self._shares_gpus:
+            # While the engine runs, no task can ask for the ids of the GPUs it holds.
+            self.group.devices(index)
         return {
-            **self.group.sampler_options(),
+            **self.group.sampler_options(index),
             "num_cpus": self.config.placement.sampler_cpus,
             "num_gpus": self.config.placement.tensor_parallel if self.device == "gpu" else 0,
             "runtime_env": {"env_vars": variables},
@@ -107,7 +146,7 @@ class Placement:
     def verifier_options(self) -> dict[str, Any]:
         """Ray options of the verifier."""
         return {
-            **self.group.sampler_options(),
+            **self.group.sampler_options(0),
             "num_cpus": self.config.placement.verifier_cpus,
             "num_gpus": 0,
             "max_concurrency": 64,
@@ -116,32 +155,29 @@ class Placement:
 
     def check_fits(self, cluster: dict[str, float]) -> None:
         """Check this run's total request. Raises ConfigError (`no_resources`) when it exceeds Ray's resources."""
-        p = self.config.placement
-        cpus = p.learner_ranks * p.learner_cpus + p.sampler_cpus + p.verifier_cpus
-        gpus = self._num_gpus() if self.device == "gpu" else 0
+        p, cpus, gpus = self.config.placement, self.config.placement.num_cpus, self.num_gpus
         if cpus > cluster.get("CPU", 0) + 1e-9:
             raise ConfigError(
-                f"placement requires {cpus:g} logical CPUs (learner_ranks × learner_cpus + sampler_cpus + "
+                f"placement requires {cpus:g} logical CPUs (learner_ranks × learner_cpus + samplers × sampler_cpus + "
                 f"verifier_cpus) but Ray has {cluster.get('CPU', 0):g}; lower these settings (fractions are allowed)",
                 reason="no_resources",
             )
         if gpus > cluster.get("GPU", 0) + 1e-9:
+            total = (
+                "learner_ranks, shared with the engines"
+                if self.colocated
+                else "learner_ranks + samplers × tensor_parallel"
+            )
+            share = "" if p.can_colocate else ", or share GPUs: set learner_ranks = samplers × tensor_parallel"
             raise ConfigError(
-                f"placement requires {gpus} GPUs (learner_ranks + tensor_parallel) but Ray has "
-                f"{cluster.get('GPU', 0):g}; lower these settings or add workers",
+                f"placement requires {gpus} GPUs ({total}) but Ray has {cluster.get('GPU', 0):g}; lower these "
+                f"settings or add workers{share}",
                 reason="no_resources",
             )
 
-    def bundles(self) -> tuple[list[dict[str, float]], str]:
-        """Bundles of the placement group, the learner's first and the sampler's last, and Ray's strategy."""
-        p = self.config.placement
-        rank = {"CPU": p.learner_cpus} | ({"GPU": 1.0} if self.device == "gpu" else {})
-        # The verifier shares the sampler's bundle, because it scores the sampler's groups.
-        sampler = {"CPU": p.sampler_cpus + p.verifier_cpus}
-        sampler |= {"GPU": float(p.tensor_parallel)} if self.device == "gpu" else {}
-        if p.strategy == "split":
-            return [{name: count * p.learner_ranks for name, count in rank.items()}, sampler], "STRICT_SPREAD"
-        return [*[dict(rank) for _ in range(p.learner_ranks)], sampler], "PACK"
+    def bundles(self) -> Bundles:
+        """Bundles of the run's placement group."""
+        return run_bundles(self.config.placement, self.device, colocated=self.colocated)
 
 
 def ray_address(config: RunConfig) -> str | None:

@@ -1,16 +1,19 @@
-"""The Ray placement group of a run on several nodes: all bundles are reserved, or none.
+"""The Ray placement group of a run: all of its bundles are reserved, or none.
 
-Without it Ray places learner and sampler wherever a CPU is free. The reservation outlives its actors: a restarted
-actor returns to its bundle, which Ray reschedules when its node dies.
+It is created before any actor, so two runs cannot each hold half of what they need, and Ray's autoscaler sees the
+demand of a run that waits. The reservation outlives its actors: a restarted actor returns to its bundle, which Ray
+reschedules when its node dies.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from gxpo_trainer.cluster.bundles import Bundles, describe
 from gxpo_trainer.errors import ConfigError, TrainingError
 
 MIN_WAIT_S = 30.0
@@ -21,37 +24,36 @@ _MAX_BACKOFF_S = 16.0
 
 @dataclass(slots=True)
 class RunPlacementGroup:
-    """Filled by `reserve`; on a single node `handle` stays None and Ray places the actors.
+    """The group and the bundle of each actor.
 
-    Order of the bundles: the learner's (one per rank, or one for all ranks), then that of sampler and verifier.
+    Order: `create`, `is_ready` until it is, then actors with the options of their bundles, `remove`. Without a group
+    (`handle` is None) Ray places the actors.
     """
 
     handle: Any = None
-    num_learner_bundles: int = 0
+    bundles: Bundles | None = None
     wait_s: float = MIN_WAIT_S
+    _devices: dict[int, tuple[str, list[str]]] = field(default_factory=dict)
+    """Node and GPU ids of each bundle that was asked for them."""
 
-    def reserve(self, bundles: Sequence[dict[str, float]], strategy: str, *, deadline: float) -> None:
-        """Reserve the bundles; nodes may join until `deadline` (monotonic clock, at least MIN_WAIT_S from now).
-
-        Raises ConfigError (`no_resources`) when they cannot be placed by then.
-        """
+    def create(self, bundles: Bundles) -> None:
+        """Request the bundles in place of those requested before; until they are ready, Ray tries to place them."""
         import ray
 
-        nodes = [node for node in ray.nodes() if node["Alive"]]
-        if strategy == "PACK" and len(nodes) == 1:
-            return
-        group = ray.util.placement_group(list(bundles), strategy=strategy)
-        if not group.wait(timeout_seconds=max(MIN_WAIT_S, deadline - time.monotonic())):
-            ray.util.remove_placement_group(group)
-            available = "; ".join(_describe(node["Resources"]) for node in ray.nodes() if node["Alive"])
-            requested = " and ".join(_describe(bundle) for bundle in bundles)
-            how = "on separate nodes" if strategy == "STRICT_SPREAD" else "at the same time"
-            raise ConfigError(
-                f"placement requires {requested} {how}; Ray's nodes have {available}, partly used by other runs. Lower "
-                'the placement settings, add workers, or set placement.strategy = "pack"',
-                reason="no_resources",
-            )
-        self.handle, self.num_learner_bundles = group, len(bundles) - 1
+        self.remove()
+        self.handle = ray.util.placement_group(list(bundles.resources), strategy=bundles.strategy)
+        self.bundles = bundles
+
+    def is_ready(self, timeout_s: float) -> bool:
+        """Whether all bundles are reserved, waiting up to `timeout_s`."""
+        return bool(self.handle.wait(timeout_seconds=timeout_s))
+
+    @property
+    def on_several_nodes(self) -> bool:
+        """Whether a lost bundle can move to another node."""
+        import ray
+
+        return self.handle is not None and len([node for node in ray.nodes() if node["Alive"]]) > 1
 
     def get(self, call: Any) -> Any:
         """`ray.get` for an actor call. Raises TrainingError (`no_resources`) when the actor's node stays lost."""
@@ -59,18 +61,21 @@ class RunPlacementGroup:
 
         while self.handle is not None and not ray.wait([call], timeout=_POLL_S)[0]:
             # A call to an actor whose bundle cannot be rescheduled never returns.
-            if not self.handle.wait(timeout_seconds=self.wait_s):
-                raise TrainingError(
-                    f"a node of this run was lost, and no other node had room for its processes within "
-                    f"{self.wait_s:.0f} s (placement.wait_s); add workers, then retry",
-                    reason="no_resources",
-                )
+            self._await_rescheduling()
         return ray.get(call)
+
+    def _await_rescheduling(self) -> None:
+        if not self.is_ready(self.wait_s):
+            raise TrainingError(
+                f"a node of this run was lost, and no other node had room for its processes within "
+                f"{self.wait_s:.0f} s (placement.wait_s); add workers, then retry",
+                reason="no_resources",
+            )
 
     def back_off(self, restarts: int) -> None:
         """Sleep before the n-th restart of an actor: until Ray notices a lost node (about 30 s) it schedules actors
         there, which die at once."""
-        if self.handle is not None:
+        if self.on_several_nodes:
             time.sleep(min(2.0**restarts, _MAX_BACKOFF_S))
 
     def remove(self) -> None:
@@ -79,24 +84,84 @@ class RunPlacementGroup:
             import ray
 
             ray.util.remove_placement_group(self.handle)
-            self.handle = None
+            self.handle = self.bundles = None
+            self._devices.clear()
 
     def learner_options(self, rank: int) -> dict[str, Any]:
         """Ray options that place learner rank `rank` in its bundle."""
-        return self._bundle_options(min(rank, self.num_learner_bundles - 1))
+        return self._bundle_options(self.bundles.learner[rank]) if self.bundles else {}
 
-    def sampler_options(self) -> dict[str, Any]:
-        """Ray options that place the sampler or the verifier."""
-        return self._bundle_options(self.num_learner_bundles)
+    def sampler_options(self, index: int) -> dict[str, Any]:
+        """Ray options that place engine `index`; the verifier is with the first."""
+        return self._bundle_options(self.bundles.engines[index]) if self.bundles else {}
 
     def _bundle_options(self, bundle: int) -> dict[str, Any]:
-        if self.handle is None:
-            return {}
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self.handle, bundle)}
 
+    def learner_device(self, rank: int) -> str:
+        """GPU id of a learner rank that shares its bundle with an engine; each rank of a bundle has its own."""
+        assert self.bundles is not None
+        bundle = self.bundles.learner[rank]
+        return self.devices(bundle)[self.bundles.learner[:rank].count(bundle)]
 
-def _describe(resources: dict[str, float]) -> str:
-    cpus, gpus = resources.get("CPU", 0), resources.get("GPU", 0)
-    return f"{cpus:g} CPUs" + (f" + {gpus:g} GPUs" if gpus else "")
+    def devices(self, bundle: int) -> list[str]:
+        """GPU ids of a bundle on its node; call it before an engine that occupies them starts in a new place.
+
+        The ids are asked for again when Ray has rescheduled the bundle, that is when its node has changed.
+        """
+        import ray
+
+        self._await_rescheduling()
+        node = str(ray.util.placement_group_table(self.handle)["bundles_to_node_id"][bundle])
+        if self._devices.get(bundle, ("", []))[0] != node:
+            assert self.bundles is not None
+            gpus = self.bundles.resources[bundle]["GPU"]
+            ask = ray.remote(_visible_devices).options(num_cpus=0, num_gpus=gpus, **self._bundle_options(bundle))
+            self._devices[bundle] = (node, self.get(ask.remote()))
+        return self._devices[bundle][1]
+
+
+def _visible_devices() -> list[str]:
+    """Ids of the GPUs that Ray has assigned to this task, as CUDA_VISIBLE_DEVICES names them."""
+    import ray
+
+    return [str(gpu) for gpu in ray.get_runtime_context().get_accelerator_ids()["GPU"]]
+
+
+def missing(bundles: Bundles, available: Mapping[str, float]) -> str:
+    """What has to become free before the bundles fit, such as `3 GPUs and 2 CPUs`."""
+    short = {
+        name: total - available.get(name, 0.0)
+        for name, total in bundles.total().items()
+        if total > available.get(name, 0.0) + 1e-9
+    }
+    if short:
+        return describe(short)
+    if bundles.strategy == "STRICT_SPREAD":
+        return "a second node"
+    # The sum fits, but no node has room for one of the bundles.
+    return f"a node with {describe(max(bundles.resources, key=lambda b: (b.get('GPU', 0.0), b['CPU'])))}"
+
+
+def unplaced(bundles: Bundles, waited_s: float) -> ConfigError:
+    """The error (`no_resources`) of bundles that Ray could not reserve."""
+    import ray
+
+    nodes = [describe(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+    requested = _counted([describe(bundle) for bundle in bundles.resources], "; ")
+    separate = bundles.strategy == "STRICT_SPREAD"
+    fixes = ["lower the placement settings", "add workers", "raise placement.wait_s"]
+    fixes += ['set placement.strategy = "pack"'] if separate else []
+    return ConfigError(
+        f"placement requires {requested}{' on separate nodes' if separate else ''}, which Ray could not reserve within "
+        f"{waited_s:.0f} s; its nodes have {_counted(nodes, '; ') or 'nothing'}, partly used by other runs: "
+        f"{', '.join(fixes[:-1])}, or {fixes[-1]}",
+        reason="no_resources",
+    )
+
+
+def _counted(texts: list[str], separator: str) -> str:
+    """Equal texts once, with their number."""
+    return separator.join(text if count == 1 else f"{count} × ({text})" for text, count in Counter(texts).items())

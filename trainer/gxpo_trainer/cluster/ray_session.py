@@ -5,27 +5,42 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 from gxpo_trainer.cluster.placement import Placement, ray_address, usable_cores
-from gxpo_trainer.cluster.placement_group import MIN_WAIT_S
+from gxpo_trainer.cluster.placement_group import MIN_WAIT_S, missing, unplaced
 from gxpo_trainer.errors import ConfigError, TrainingError
 
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
 START_ATTEMPTS = 3
 _POLL_S = 0.5
+_FIRST_POLL_S = 2.0
+"""A group that fits is ready in milliseconds, and is not reported as waiting."""
 
 
 def start_ray(placement: Placement) -> bool:
-    """Connect to the Ray of `ray_address`, or start one on loopback, and reserve the run's resources.
+    """`connect_ray` and `reserve`; returns whether the caller must call `ray.shutdown`."""
+    import ray
 
-    Returns whether the caller must call `ray.shutdown`. Actors are unnamed, so runs that share a Ray cannot
-    interfere. Raises ConfigError (`no_resources`) when the run does not fit, TrainingError when Ray is unreachable.
+    owned = connect_ray(placement)
+    try:
+        reserve(placement, owned=owned)
+    except BaseException:
+        if owned:
+            ray.shutdown()
+        raise
+    return owned
+
+
+def connect_ray(placement: Placement) -> bool:
+    """Connect to the Ray of `ray_address`, or start one on loopback; returns whether the caller must shut it down.
+
+    Actors are unnamed, so runs that share a Ray cannot interfere. Raises TrainingError when Ray is unreachable.
     """
     import ray
 
     if ray.is_initialized():
-        _reserve(placement, shared=True)
         return False
     # Silence the notice, at each start, that token authentication is enabled.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
@@ -35,34 +50,58 @@ def start_ray(placement: Placement) -> bool:
         _start_local(common)
     else:
         _connect(address, common)
-    try:
-        _reserve(placement, placement.config.placement.wait_s if address else 0.0, shared=address is not None)
-    except ConfigError:
-        ray.shutdown()
-        raise
     return True
 
 
-def _reserve(placement: Placement, wait_s: float = 0.0, *, shared: bool) -> None:
-    """Check that the run fits and reserve its placement group, waiting up to `wait_s` for nodes to join.
+def reserve(placement: Placement, *, owned: bool, on_wait: Callable[[str], None] = lambda missing: None) -> None:
+    """Create the run's placement group and wait until it is ready. Raises ConfigError (`no_resources`) when it is not.
 
-    shared: the cluster was not started by this process, so its GPUs, not this machine's, decide the device.
+    owned: what `connect_ray` returned. A Ray that this process has started is complete: what exceeds it is refused at
+    once. In a running cluster nodes may join and other runs release theirs, up to `placement.wait_s`; what joins may
+    change device and sharing, and with them the bundles. on_wait: called while the group is pending, about twice a
+    second, with what is missing; an exception of it ends the wait.
     """
     import ray
 
+    joined = not owned or ray_address(placement.config) is not None
+    if not joined:
+        placement.check_fits(ray.cluster_resources())
+    wait_s = max(MIN_WAIT_S, placement.config.placement.wait_s) if joined else MIN_WAIT_S
+    group = placement.group
+    group.wait_s = max(MIN_WAIT_S, placement.config.placement.wait_s)
     deadline = time.monotonic() + wait_s
+    timeout_s = _FIRST_POLL_S
+    try:
+        while True:
+            if joined:
+                _settle(placement, deadline)
+            bundles = placement.bundles()
+            if bundles != group.bundles:
+                group.create(bundles)
+            elif group.is_ready(timeout_s):
+                return
+            else:
+                on_wait(missing(bundles, ray.available_resources()))
+                timeout_s = _POLL_S
+                if time.monotonic() >= deadline:
+                    raise unplaced(bundles, wait_s)
+    except BaseException:
+        group.remove()
+        raise
+
+
+def _settle(placement: Placement, deadline: float) -> None:
+    """Resolve what depends on the cluster; nodes with GPUs may still be joining."""
+    import ray
+
     while True:
         try:
-            if shared:
-                placement.settle_device(ray.cluster_resources())
-            placement.check_fits(ray.cluster_resources())
-            break
+            placement.settle(ray.cluster_resources())
+            return
         except ConfigError:
             if time.monotonic() >= deadline:
                 raise
         time.sleep(_POLL_S)
-    placement.group.wait_s = max(MIN_WAIT_S, placement.config.placement.wait_s)
-    placement.group.reserve(*placement.bundles(), deadline=deadline)
 
 
 def this_node() -> str:

@@ -16,9 +16,10 @@ import ray
 from gxpo_trainer.algo.batch import StepBatch, shard
 from gxpo_trainer.cluster.placement import Placement
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.transport import Transport
 from gxpo_trainer.errors import LearnerDied
 from gxpo_trainer.learner.rank import LearnerRank, StepResult
-from gxpo_trainer.sync.buckets import Transport, WeightBucket
+from gxpo_trainer.sync.buckets import WeightBucket
 
 MOST_STARTS = 5
 """Starts of a learner that died, within one recovery, on a Ray of several nodes."""

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.transport import Transport
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
 from gxpo_trainer.sync.broadcast import BroadcastGroup, BroadcastPublisher
-from gxpo_trainer.sync.buckets import BucketPacker, Transport, WeightBucket
+from gxpo_trainer.sync.buckets import BucketPacker, WeightBucket
 from gxpo_trainer.sync.changes import ChangeMeter
 from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher
 

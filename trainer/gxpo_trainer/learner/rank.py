@@ -17,11 +17,12 @@ from gxpo_trainer.algo.batch import StepBatch
 from gxpo_trainer.cluster.memory import frozen_allocations, peak_resident_bytes
 from gxpo_trainer.cluster.ray_session import this_node
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.transport import Transport
 from gxpo_trainer.types import Metrics, StepReport
 
 if TYPE_CHECKING:
     from gxpo_trainer.learner.perturbation import Perturbation
-    from gxpo_trainer.sync.buckets import Transport, WeightBucket
+    from gxpo_trainer.sync.buckets import WeightBucket
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from gxpo_trainer.rollout.intake import Indexed, Intake
 from gxpo_trainer.rollout.requests import FinishedGroups, SamplerSettings, SamplingSettings, StreamEnd
 from gxpo_trainer.rollout.sampler import Sampler, import_engine
 
+
 class SamplerActor:
     """A `Sampler` in an actor.
 

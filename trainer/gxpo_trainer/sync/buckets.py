@@ -6,17 +6,16 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
+from gxpo_trainer.config.transport import Transport
 from gxpo_trainer.sync.checksums import checksum
 
 BUCKET_BYTES = 512 * 2**20
 """Largest bucket. Two are in use at a time: one is filled while the engines load the other."""
 _ALIGNMENT = 64
-
-Transport = Literal["shared_memory", "object_store", "nccl", "cuda_ipc"]
 
 
 @dataclass(frozen=True, slots=True)

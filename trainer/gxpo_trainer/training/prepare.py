@@ -14,6 +14,7 @@ from gxpo_trainer.data.contamination import without_contamination
 from gxpo_trainer.data.prompts import PromptSet, TokenizedPrompts, load_prompts, resolve_template, tokenize_prompts
 from gxpo_trainer.errors import CheckpointError, ConfigError
 from gxpo_trainer.models.load import load_tokenizer, pin_revision, resolve_model
+from gxpo_trainer.models.shape import check_tensor_parallel
 from gxpo_trainer.records.reading import IDENTITY
 from gxpo_trainer.rollout.verification import check_rewards
 from gxpo_trainer.training.checkpoints import Checkpoint, CheckpointStore
@@ -48,8 +49,6 @@ def prepare(config: RunConfig, out_dir: Path, *, resume: bool, go_on: bool = Fal
     from its newest whole checkpoint, or from the start.
     """
     placement = Placement.decide(config)
-    if False:
-        raise ConfigError("placement.tensor_parallel must be 1: a sampler split over GPUs cannot be read back whole")
     if not (resume or go_on) and (out_dir / IDENTITY).exists():
         raise ConfigError(f"--out {out_dir} holds a run already; add --resume to continue it, or name another folder")
     config = config.model_copy(update={"model": pin_revision(config.model)})
@@ -57,6 +56,7 @@ def prepare(config: RunConfig, out_dir: Path, *, resume: bool, go_on: bool = Fal
     store = CheckpointStore(out_dir / CHECKPOINTS, config.checkpoint)
     checkpoint, skipped = _checkpoint_to_resume(store, config, out_dir, resume=resume, go_on=go_on)
     model_folder = resolve_model(config.model)
+    check_tensor_parallel(Path(model_folder), config.placement.tensor_parallel)
     check_rewards(config.verifier)
     tokenizer = load_tokenizer(config.model)
     benchmarks = tokenized_benchmarks(config, tokenizer)

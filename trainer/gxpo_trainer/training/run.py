@@ -19,6 +19,8 @@ from gxpo_trainer.training.progress import TrainingProgress
 from gxpo_trainer.training.resume import next_attempt, repeated_passes
 
 if TYPE_CHECKING:
+    from gxpo_trainer.cluster.placement import Placement
+    from gxpo_trainer.records.uploader import ControlRequest
     from gxpo_trainer.training.controller import Controller
 
 CONFIG_COPY = "config.toml"
@@ -78,14 +80,16 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
     """Start Ray and the engines, drive the controller, leave no process behind."""
     import ray
 
-    from gxpo_trainer.cluster.ray_session import start_ray
+    from gxpo_trainer.cluster.ray_session import connect_ray
 
     ours, controller = False, None
     try:
-        ours = start_ray(prepared.placement)
-        placed = prepared.placement
-        reporter.log_event("device", f"device {placed.device}: {placed.device_reason}", device=placed.device)
+        ours = connect_ray(prepared.placement)
         launch.watch_sigterm()
+        wish = _reserve(prepared.placement, launch, reporter, progress, owned=ours)
+        if wish is not None:
+            _record_end(wish, launch, reporter)
+            return wish
         controller = _controller(prepared, launch, reporter, progress)
         reporter.attempt = controller.attempt
         _write_identity(prepared, launch, reporter)
@@ -111,6 +115,37 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
         prepared.placement.group.remove()
         if ours:
             ray.shutdown()
+
+
+class _StoppedWaiting(Exception):
+    """A pause or cancel request arrived before the run's resources."""
+
+
+def _reserve(
+    placement: Placement, launch: Launch, reporter: RunReporter, progress: TrainingProgress, *, owned: bool
+) -> ControlRequest | None:
+    """Reserve the run's resources, and report what it waits for; the request that ended the wait, else None."""
+    from gxpo_trainer.cluster.ray_session import reserve
+
+    shown, wish = "", None
+
+    def on_wait(missing: str) -> None:
+        nonlocal shown, wish
+        if (text := f"waiting for {missing}") != shown:
+            shown = text
+            reporter.log_event("waiting", text)
+            progress.message(text)
+        if (wish := launch.wish()) is not None:
+            raise _StoppedWaiting
+
+    try:
+        reserve(placement, owned=owned, on_wait=on_wait)
+    except _StoppedWaiting:
+        return wish
+    reporter.log_event("device", f"device {placement.device}: {placement.device_reason}", device=placement.device)
+    if placement.colocated:
+        reporter.log_event("colocated", f"learner and engines share {placement.num_gpus} GPUs")
+    return None
 
 
 def _controller(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: TrainingProgress) -> Controller:

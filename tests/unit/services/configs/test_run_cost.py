@@ -73,3 +73,8 @@ def test_logical_cpus_and_gpus_of_a_run() -> None:
     assert resources(RunConfig.model_validate(body)) == (7.0, 0.0)
     body = {"placement": placement | {"device": "gpu", "tensor_parallel": 2}}
     assert resources(RunConfig.model_validate(body)) == (7.0, 6.0)
+    # Two engines on two GPUs each: with the learner's four ranks on the same four, or on eight.
+    body = {"placement": placement | {"device": "gpu", "tensor_parallel": 2, "samplers": 2}}
+    assert resources(RunConfig.model_validate(body)) == (7.75, 4.0)
+    body["placement"]["colocate"] = False
+    assert resources(RunConfig.model_validate(body)) == (7.75, 8.0)
