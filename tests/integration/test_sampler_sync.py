@@ -330,7 +330,7 @@ def test_a_killed_sampler_is_made_again_and_leaves_nothing(pair: Pair) -> None:
     pair.change(1e-3)
     pair.sync()
     before = sorted(path.name for path in Path("/dev/shm").glob("gxpo-*"))
-    os.kill(ray.get(pair.actor.status.remote())["pid"], signal.SIGKILL)
+    os.kill(ray.get(pair.actor.pid.remote()), signal.SIGKILL)
     with pytest.raises(ray.exceptions.RayActorError):
         pair.generate(pair.requests())
     assert sorted(path.name for path in Path("/dev/shm").glob("gxpo-*")) == before

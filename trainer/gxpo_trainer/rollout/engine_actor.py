@@ -42,8 +42,8 @@ class SamplerActor:
         self._start_s = time.perf_counter() - started
 
     def status(self) -> dict[str, Any]:
-        """`pid`, `node` (Ray's id), `version` (None: none verified yet), `start_s`."""
-        return {"pid": os.getpid(), "node": this_node(), "version": self._sampler.version, "start_s": self._start_s}
+        """`node` (Ray's id), `version` (None: none verified yet), `start_s`."""
+        return {"node": this_node(), "version": self._sampler.version, "start_s": self._start_s}
 
     def stream(
         self, stream_id: int, sampling: SamplingSettings, weights_version: int
@@ -52,6 +52,11 @@ class SamplerActor:
         yield from self._sampler.stream(self._intake(stream_id), sampling, weights_version)
         with self._lock:
             del self._intakes[stream_id]
+
+    @ray.method(concurrency_group="intake")
+    def pid(self) -> int:
+        """Process id; answered while the engine is sampling."""
+        return os.getpid()
 
     @ray.method(concurrency_group="intake")
     def submit(self, stream_id: int, requests: Sequence[Indexed], last: bool = False) -> None:

@@ -179,8 +179,8 @@ class Sampler:
             self._llm.llm_engine.remove_lora(earlier.lora_int_id)
         self._llm.llm_engine.add_lora(self._adapter)
         loaded = time.perf_counter()
-        scaling = settings.alpha / settings.rank
-        checked = self._workers("gxpo_verify_adapter", self._adapter.lora_int_id, str(folder), scaling)
+        published, scaling = self._adapter_folder.checksums, settings.alpha / settings.rank
+        checked = self._workers("gxpo_verify_adapter", self._adapter.lora_int_id, str(folder), published, scaling)
         return SyncReport(
             version=bucket.version,
             num_bytes=bucket.num_bytes,

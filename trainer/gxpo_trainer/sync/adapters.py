@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from gxpo_trainer.config import LoraConfig
 from gxpo_trainer.errors import WeightSyncMismatch
 from gxpo_trainer.sync.buckets import WeightBucket, tensors_of
+from gxpo_trainer.sync.checksums import checksum
 from gxpo_trainer.sync.layout import BASE_LAYER, layout_of
 
 PEFT_PREFIX = "base_model.model."
@@ -28,14 +29,18 @@ class AdapterFolder:
     def __init__(self, root: Path, settings: LoraConfig) -> None:
         self._root, self._settings = root, settings
         self._tensors: dict[str, torch.Tensor] = {}
+        self.checksums: dict[str, int] = {}
+        """Published checksum of each tensor of the version."""
 
     def add(self, bucket: WeightBucket, buffer: torch.Tensor) -> Path | None:
         """Copy a bucket's tensors; after the last bucket of a version its folder."""
         if bucket.index == 0:
             self._tensors = {}
+            self.checksums = {}
         for entry, tensor in tensors_of(bucket, buffer):
-            parts = [self._tensors[entry.name]] if entry.first_row else []
-            self._tensors[entry.name] = torch.cat([*parts, tensor.cpu()]) if parts else tensor.cpu().clone()
+            assert entry.first_row == 0, "a LoRA matrix fits a bucket"
+            self._tensors[entry.name] = tensor.cpu().clone()
+            self.checksums[entry.name] = entry.checksum
         if not bucket.last:
             return None
         for earlier in self._root.glob("version-*"):
@@ -55,15 +60,21 @@ class AdapterFolder:
         return folder
 
 
-def verify_adapter(model: torch.nn.Module, manager: Any, adapter_id: int, folder: Path, scaling: float) -> int:
-    """Compare the active adapter's matrices in one worker with its folder, bit for bit; the number of comparisons.
+def verify_adapter(
+    model: torch.nn.Module, manager: Any, adapter_id: int, folder: Path, checksums: dict[str, int], scaling: float
+) -> int:
+    """Compare the active adapter's matrices in one worker with the published ones, bit for bit.
 
-    vLLM multiplies B by the scaling when it activates an adapter. Raises WeightSyncMismatch.
+    vLLM multiplies B by the scaling when it activates an adapter. Returns the number of comparisons. Raises
+    WeightSyncMismatch.
     """
     if adapter_id not in manager.lora_index_to_id:
         raise WeightSyncMismatch(f"LoRA adapter {adapter_id} is not active in the sampler; sync again")
     index = manager.lora_index_to_id.index(adapter_id)
     published = load_file(folder / _WEIGHTS)
+    for name, tensor in published.items():
+        if checksum(tensor) != checksums.get(name):
+            raise WeightSyncMismatch(f"LoRA matrix {name}: the sampler received other values than were published")
     layout = layout_of(model)
     layers = {path: module for path, module in model.named_modules() if hasattr(module, "lora_a_stacked")}
     checked = 0

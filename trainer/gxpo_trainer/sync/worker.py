@@ -45,11 +45,14 @@ class WeightSyncExtension:
         except WeightSyncMismatch as error:
             return error
 
-    def gxpo_verify_adapter(self, adapter_id: int, folder: str, scaling: float) -> int | Exception:
+    def gxpo_verify_adapter(
+        self, adapter_id: int, folder: str, checksums: dict[str, int], scaling: float
+    ) -> int | Exception:
         """See adapters.verify_adapter."""
         manager = self.model_runner.lora_manager._adapter_manager
         try:
-            return verify_adapter(self.model_runner.get_model(), manager, adapter_id, Path(folder), scaling)
+            model = self.model_runner.get_model()
+            return verify_adapter(model, manager, adapter_id, Path(folder), checksums, scaling)
         except WeightSyncMismatch as error:
             return error
 
