@@ -166,6 +166,42 @@ def rollback(run: Rank, **settings: Any) -> dict[str, Any]:
     return out
 
 
+def parked(run: Rank, **settings: Any) -> dict[str, Any]:
+    """A learner whose memory leaves and returns goes on as one that stays."""
+    learner = run.learner(**settings)
+    learner.backward()
+    learner.optimizer_step()
+    live, meta = learner.state_dict()
+    tensors = {name: tensor.clone() for name, tensor in live.items()}
+
+    def next_step() -> tuple[list[Tensor], dict[str, Tensor]]:
+        learner.load_batch(run.share)
+        learner.backward()
+        learner.optimizer_step()
+        return copies(learner.parameters()), weights(learner)
+
+    stayed = next_step()
+    learner.load_state_dict(tensors, meta)
+    owned = sum(p.numel() for p in learner.parameters())
+    released = learner.park()
+    held = sum(t.untyped_storage().nbytes() for t in learner._shards.persistent())
+    held += sum(p.untyped_storage().nbytes() for p in learner.model.parameters())
+    again = learner.park()
+    learner.unpark()
+    returned = next_step()
+    out = {
+        # Masters and two moments in fp32.
+        "released_enough": on_all_ranks(learner, released >= 3 * 4 * owned),
+        "nothing_held": on_all_ranks(learner, held == 0 and again == 0),
+        "same_masters": on_all_ranks(learner, equal(stayed[0], returned[0])),
+        "same_forward": on_all_ranks(
+            learner, all(torch.equal(tensor, returned[1][name]) for name, tensor in stayed[1].items())
+        ),
+    }
+    learner.close()
+    return out
+
+
 def checkpoint(run: Rank, **settings: Any) -> dict[str, Any]:
     """A new learner that loads the state continues bit for bit; states of another kind are refused."""
     from gxpo_trainer.errors import CheckpointError

@@ -98,6 +98,9 @@ class Bf16Shards(Shards):
     def _reduced(self) -> list[Tensor]:
         return list(self._zero.fp32_groups_gradient_flat_partition)
 
+    def gradient_buffers(self) -> list[Tensor]:
+        return [*super().gradient_buffers(), *self._zero.fp32_groups_gradients_flat]
+
     def publish(self) -> None:
         """Copy the partition into the forward weights and gather the others' partitions."""
         self._zero.update_lp_params()
@@ -118,6 +121,13 @@ class ScatteredShards(Shards):
     def _reduced(self) -> list[Tensor]:
         buffer = self._zero.grad_partitions_flat_buffer
         return list(buffer.split([master.numel() for master in self._masters]))
+
+    def persistent(self) -> list[Tensor]:
+        partitions = [parameter.ds_tensor for group in self._zero.fp16_groups for parameter in group]
+        return [*super().persistent(), *partitions]
+
+    def gradient_buffers(self) -> list[Tensor]:
+        return [*super().gradient_buffers(), self._zero.grad_partitions_flat_buffer]
 
     def _run_optimizer(self) -> None:
         # DeepSpeed leaves the group empty between its steps.

@@ -26,6 +26,7 @@ from gxpo_trainer.learner.loaded_batch import (
     statistics_over_ranks,
     sum_over_ranks,
 )
+from gxpo_trainer.learner.parking import Parking
 from gxpo_trainer.learner.process_group import (
     Device,
     build_optimizer,
@@ -89,6 +90,7 @@ class DeepSpeedLearner:
         self._shards = open_shards(
             self._engine, optimizer, zero_stage=settings.zero_stage, precision=settings.precision
         )
+        self._parking = Parking()
         self._batches: list[LoadedBatch] = []
         self._index = 0
         self._finite = False
@@ -252,6 +254,20 @@ class DeepSpeedLearner:
         self._shards.state.set_step(int(meta["optimizer_step"]))
         self.set_learning_rate(float(meta["learning_rate"]))
         self.publish()
+
+    def park(self) -> int:
+        """Move parameters, optimizer state and reference to the host, drop gradients; the bytes released.
+
+        Nothing but `unpark` may be called in between.
+        """
+        self._batches = []
+        reference = [] if self._reference is None else [*self._reference.parameters(), *self._reference.buffers()]
+        kept = [*self._model.parameters(), *self._model.buffers(), *self._shards.persistent(), *reference]
+        return self._parking.park(kept, self._shards.gradient_buffers())
+
+    def unpark(self) -> None:
+        """Undo `park` bit for bit; gradients come back as zeros."""
+        self._parking.unpark()
 
     def close(self) -> None:
         """Free the engine. The process group stays, for another learner in the same process."""

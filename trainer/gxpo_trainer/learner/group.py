@@ -15,6 +15,7 @@ import ray
 
 from gxpo_trainer.algo.batch import StepBatch, shard
 from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.cluster.shared_devices import Devices, SeparateDevices
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.transport import Transport
 from gxpo_trainer.errors import LearnerDied
@@ -34,11 +35,14 @@ class LearnerGroup:
     def __init__(self, config: RunConfig, placement: Placement) -> None:
         self.config, self.placement = config, placement
         self.ranks: list[Any] = []
+        self.devices: Devices = SeparateDevices()
+        """Decides who has the GPUs, where learner and engines share them."""
         self._places: list[str] = []
         self.transport: Transport = "shared_memory"
 
     def start(self) -> None:
-        """Start all ranks and wait until their engines stand."""
+        """Start all ranks and wait until their engines are built."""
+        self.devices.learner_starts()
         size = self.config.placement.learner_ranks
         self.ranks = [
             ray.remote(LearnerRank).options(**self.placement.learner_options(rank)).remote(self.config, rank, size)
@@ -84,6 +88,19 @@ class LearnerGroup:
         """Call a method on every rank; rank 0's answer. Raises LearnerDied when a rank ends meanwhile."""
         return self._get([getattr(rank, method).remote(*arguments) for rank in self.ranks])[0]
 
+    def on_devices(self, method: str, *arguments: Any) -> Any:
+        """`all`, for methods that use the learner's weights."""
+        self.devices.need("updating")
+        return self.all(method, *arguments)
+
+    def park(self) -> None:
+        """Move the learner's memory to the host; see learner.parking."""
+        self.all("park")
+
+    def unpark(self) -> None:
+        """Move the learner's memory back."""
+        self.all("unpark")
+
     def nodes(self) -> list[str]:
         """The Ray node of each rank."""
         return [str(node) for node in self._get([rank.node.remote() for rank in self.ranks])]
@@ -112,6 +129,7 @@ class LearnerGroup:
 
     def train_step(self, batches: Sequence[StepBatch], learning_rate: float, *, diagnose: bool) -> StepResult:
         """One training step on the mini-batches, each sharded over the ranks."""
+        self.devices.need("updating", sync_follows=True)
         shares = [shard(batch, len(self.ranks)) for batch in batches]
         calls = [
             rank.train_step.remote([share[index] for share in shares], learning_rate, diagnose)
@@ -122,6 +140,7 @@ class LearnerGroup:
 
     def gap(self, batch: StepBatch) -> tuple[float, float]:
         """See LearnerRank.gap."""
+        self.devices.need("updating")
         shares = shard(batch, len(self.ranks))
         found: tuple[float, float] = self._get(
             [rank.gap.remote(share) for rank, share in zip(self.ranks, shares, strict=True)]
@@ -132,7 +151,7 @@ class LearnerGroup:
         """For CheckpointStore.save: fills a checkpoint folder and leaves the rule's state in `collected`."""
 
         def write(folder: Path) -> None:
-            collected.update(self.all("save", str(folder)))
+            collected.update(self.on_devices("save", str(folder)))
 
         return write
 

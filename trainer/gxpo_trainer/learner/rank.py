@@ -152,6 +152,14 @@ class LearnerRank:
         """Open the broadcast group as its member 0. Rank 0 only."""
         self.publisher.join_broadcast(address, port, size)
 
+    def park(self) -> int:
+        """Move all persistent memory to the host; the bytes released. No other call but `unpark` may follow."""
+        return self.learner.park()
+
+    def unpark(self) -> None:
+        """Undo `park` bit for bit."""
+        self.learner.unpark()
+
     def perturb(self, scale: float, seed: int) -> None:
         """Canary: see `perturbation.Perturbation`. A second call replaces the perturbation of the first. Collective."""
         from gxpo_trainer.learner.perturbation import Perturbation

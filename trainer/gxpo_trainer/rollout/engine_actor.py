@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +75,12 @@ class SamplerActor:
 
     def receive(self, bucket: Any) -> Any:
         return self._sampler.receive(bucket)
+
+    def sleep(self, discard_weights: bool) -> None:
+        self._sampler.sleep(discard_weights=discard_weights)
+
+    def wake(self, what: Literal["weights", "kv_cache"]) -> None:
+        self._sampler.wake(what)
 
     def join_broadcast(self, address: str, port: int, first_member: int, size: int) -> None:
         self._sampler.join_broadcast(address, port, first_member, size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import ray
 
@@ -24,7 +24,8 @@ MAX_RESTARTS = 5
 
 @dataclass(slots=True)
 class Engine:
-    """One engine. status: a reference while the actor starts, None once it is ready. version: of its weights."""
+    """One engine. actor: None while it is lost and may not start. status: a reference while the actor starts, None once
+    it is ready. version: of its weights."""
 
     index: int
     actor: Any
@@ -36,7 +37,11 @@ class Engine:
 
     @property
     def ready(self) -> bool:
-        return self.status is None
+        return self.actor is not None and self.status is None
+
+    @property
+    def starting(self) -> bool:
+        return self.status is not None
 
 
 class Engines:
@@ -45,6 +50,8 @@ class Engines:
     def __init__(self, config: RunConfig, placement: Placement, settings: SamplerSettings, log_event: Event) -> None:
         self._config, self._placement, self._settings, self._log_event = config, placement, settings, log_event
         self.attempt = 1
+        self.may_start = True
+        """False while the learner occupies the GPUs that it shares with the engines."""
         self.all: list[Engine] = []
 
     def start(self) -> None:
@@ -57,8 +64,8 @@ class Engines:
 
     def await_ready(self, *, every: bool) -> None:
         """Wait until an engine is ready, or every one. Raises TrainingError when an engine cannot start."""
-        while waiting := {engine.status: engine for engine in self.all if not engine.ready}:
-            enough = not every and len(waiting) < len(self.all)
+        while waiting := {engine.status: engine for engine in self.all if engine.starting}:
+            enough = not every and bool(self.ready)
             ready, _ = ray.wait(list(waiting), num_returns=1, timeout=0 if enough else None)
             for status in ready:
                 self.settle(waiting[status])
@@ -85,15 +92,42 @@ class Engines:
             raise TrainingError(f"the {name} died {engine.restarts} times in a row; see events.jsonl") from error
         # An unreachable actor may still be alive and hold its resources.
         ray.kill(engine.actor, no_restart=True)
+        engine.actor = engine.status = engine.version = None
+        if self.may_start:
+            self._start_again(engine)
+
+    def sleep(self, *, discard_weights: bool) -> None:
+        """Free the engines' GPUs for the learner; an engine that dies meanwhile starts when they come back."""
+        self.may_start = False
+        self._call("sleep", discard_weights)
+
+    def wake(self, what: Literal["weights", "kv_cache"]) -> None:
+        """Give the engines their memory back. With the KV cache all GPUs are theirs: lost engines start."""
+        self._call("wake", what)
+        if what == "kv_cache":
+            self.may_start = True
+            for engine in self.all:
+                if engine.actor is None:
+                    self._start_again(engine)
+
+    def _call(self, method: str, argument: Any) -> None:
+        calls = [(engine, getattr(engine.actor, method).remote(argument)) for engine in self.ready]
+        for engine, call in calls:
+            try:
+                ray.get(call)
+            except ray.exceptions.RayActorError as error:
+                self.restart(engine, error)
+
+    def _start_again(self, engine: Engine) -> None:
         if len(self.all) == 1 or engine.restarts > 1:
             self._placement.group.back_off(engine.restarts)
         engine.starts += 1
-        engine.version = None
         engine.actor, engine.status = self._new_actor(engine.index, engine.starts)
 
     def kill(self) -> None:
         for engine in self.all:
-            ray.kill(engine.actor, no_restart=True)
+            if engine.actor is not None:
+                ray.kill(engine.actor, no_restart=True)
         self.all = []
 
     def _new_actor(self, index: int, start: int) -> tuple[Any, Any]:
@@ -127,5 +161,6 @@ def sampler_settings(
         tensor_parallel=config.placement.tensor_parallel,
         trust_remote_code=config.model.trust_remote_code,
         adapter=config.learner.lora,
+        sleep_mode=placement.colocated and placement.device == "gpu",
         initial_version=initial_version,
     )

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import ray
 
 from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.cluster.shared_devices import Devices, SeparateDevices
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import LearnerDied, TrainingError, WeightsUnavailable
 from gxpo_trainer.rollout.dispatch import Dispatcher
@@ -85,6 +86,8 @@ class RolloutPool:
     ) -> None:
         self.config = config
         self.source = source
+        self.devices: Devices = SeparateDevices()
+        """Decides who has the GPUs, where learner and engines share them."""
         settings = sampler_settings(config, placement, model_folder, initial_version)
         self.engines = Engines(config, placement, settings, log_event)
         self.verifier = VerifierHandle(config, placement, log_event)
@@ -105,6 +108,7 @@ class RolloutPool:
 
         An engine that is still starting is synced when it joins a collection.
         """
+        self.devices.need("syncing")
         first = all(engine.version is None for engine in self.engines.all)
         while True:
             self.engines.await_ready(every=first)
@@ -113,6 +117,7 @@ class RolloutPool:
 
     def score(self, token_ids: Sequence[npt.NDArray[np.int32]]) -> list[list[npt.NDArray[np.float32]]]:
         """Log-probabilities of the given token lists by each synced engine, float32[length - 1] each."""
+        self.devices.need("sampling")
         synced = [engine for engine in self.engines.ready if engine.version is not None]
         return list(ray.get([engine.actor.score.remote(list(token_ids)) for engine in synced]))
 
@@ -120,6 +125,7 @@ class RolloutPool:
         self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int, *, rewards: bool = True
     ) -> Collected:
         """Sample and score all requests with the weights of `version`. rewards: also compute reward components."""
+        self.devices.need("sampling")
         collection = _Collection(self, requests, sampling, version, rewards)
         begin = time.perf_counter()
         try:
@@ -154,7 +160,10 @@ class RolloutPool:
         """Bring one engine to `version` where it has another; False when it died again."""
         if engine.version == version:
             return True
-        return self._sync(version, [engine]) is not None
+        self.devices.need("syncing")
+        synced = self._sync(version, [engine])
+        self.devices.need("sampling")
+        return synced is not None
 
     def _sync(self, version: int, engines: Sequence[Engine]) -> PoolSync | None:
         """Sync these engines: the source packs a bucket while they load the one before. None when all of them died."""
@@ -247,7 +256,7 @@ class _Collection:
                 self._open(engine)
         while not self._dispatcher.done:
             self._submit()
-            starting = {engine.status: engine for engine in self._pool.engines.all if not engine.ready}
+            starting = {engine.status: engine for engine in self._pool.engines.all if engine.starting}
             for ready in ray.wait([*self._streams, *starting], num_returns=1)[0]:
                 if ready in self._streams:
                     self._receive(ready)
@@ -270,8 +279,14 @@ class _Collection:
         return max(0.0, 1.0 - float(np.mean(self._busy_s)) / elapsed_s)
 
     def _admit(self, engine: Engine) -> None:
-        """A restarted engine takes requests once it holds the version."""
-        if self._pool.engines.settle(engine) and self._pool.sync_engine(engine, self._version):
+        """A restarted engine takes requests once it holds the version.
+
+        On shared GPUs it waits for the next sync unless it is the only one: the learner's weights would have to come
+        back while the others sample.
+        """
+        if not self._pool.engines.settle(engine) or (self._streams and self._pool.devices.shared):
+            return
+        if self._pool.sync_engine(engine, self._version):
             self._open(engine)
 
     def _open(self, engine: Engine) -> None:

@@ -43,8 +43,9 @@ class SamplerSettings:
     """Settings of the sampling engine.
 
     model: a local transformers folder or a hub name. max_length: prompt plus response, in tokens.
-    adapter: sample with a LoRA adapter that syncs replace, None for full weights. initial_version: version of the
-    weights in the folder, None when a sync must come first.
+    adapter: sample with a LoRA adapter that syncs replace, None for full weights. sleep_mode: the engine can free
+    its GPU between phases (vLLM ignores that on CPUs). initial_version: version of the weights in the folder, None when
+    a sync must come first.
     """
 
     model: str
@@ -60,6 +61,7 @@ class SamplerSettings:
     tensor_parallel: int = 1
     trust_remote_code: bool = False
     adapter: LoraConfig | None = None
+    sleep_mode: bool = False
     initial_version: int | None = None
 
 

@@ -135,6 +135,16 @@ class Sampler:
             self.version = bucket.version
         return report
 
+    def sleep(self, *, discard_weights: bool) -> None:
+        """Free the GPU's memory. discard_weights: a sync brings them again, so no copy is kept on the host."""
+        if self._settings.sleep_mode:
+            self._llm.sleep(level=2 if discard_weights else 1)
+
+    def wake(self, what: Literal["weights", "kv_cache"]) -> None:
+        """Allocate the weights or the KV cache again; the weights come first."""
+        if self._settings.sleep_mode:
+            self._llm.wake_up(tags=[what])
+
     def when_a_worker_dies(self, callback: Any) -> None:
         """Call `callback` when a worker process of a tensor-parallel engine dies; the engine is then unusable."""
         executor = self._llm.llm_engine.model_executor
@@ -292,6 +302,8 @@ def _engine_arguments(settings: SamplerSettings) -> dict[str, Any]:
     if settings.tensor_parallel > 1:
         arguments["tensor_parallel_size"] = settings.tensor_parallel
         arguments["distributed_executor_backend"] = "mp"
+    if settings.sleep_mode:
+        arguments["enable_sleep_mode"] = True
     if settings.adapter is not None:
         arguments["enable_lora"] = True
         arguments["max_loras"] = 1

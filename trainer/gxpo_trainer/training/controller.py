@@ -15,6 +15,7 @@ from typing import Any, Literal
 from gxpo_trainer.algo.batch import make_batch, mini_batches
 from gxpo_trainer.algo.schedule import learning_rate
 from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.cluster.shared_devices import SharedDevices
 from gxpo_trainer.config import BudgetConfig, RunConfig
 from gxpo_trainer.errors import Diverged, LearnerDied, TrainingError
 from gxpo_trainer.learner.group import LearnerGroup
@@ -82,6 +83,9 @@ class Controller:
         self.reporter, self.store, self.progress = reporter, store, progress
         self.learners = LearnerGroup(config, placement)
         pool.source = self.learners
+        if placement.colocated:
+            adapters = config.learner.lora is not None
+            pool.devices = self.learners.devices = SharedDevices(pool.engines, self.learners, adapters=adapters)
         self.counters = Counters()
         self.attempt = 1
         self._elapsed_base = 0.0
@@ -98,6 +102,9 @@ class Controller:
         if (wish := self.wish()) is not None:
             return wish  # nothing was done yet that a checkpoint could keep
         self.pool.start()
+        if self.pool.devices.shared:
+            # The engines measure free memory as they start, which the learner must not occupy meanwhile.
+            self.pool.engines.await_ready(every=True)
         self.learners.start()
         if resume_from is not None:
             self._elapsed_base = resume_from.state["counters"]["elapsed_s"]
@@ -298,7 +305,7 @@ class Controller:
         if checkpoint is None:
             self.reporter.start_attempt(self.attempt, self.counters.step)
             return
-        self.learners.all("load", str(checkpoint.learner), checkpoint.state["rule"])
+        self.learners.on_devices("load", str(checkpoint.learner), checkpoint.state["rule"])
         repeated = self.counters.repeated_passes
         self.counters = Counters(**checkpoint.state["counters"])
         self.counters = replace(self.counters, repeated_passes=max(repeated, self.counters.repeated_passes))

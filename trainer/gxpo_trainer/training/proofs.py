@@ -89,7 +89,7 @@ def canary(config: RunConfig, learners: LearnerGroup, pool: RolloutPool, planner
         pool.sync(-2)
         perturbed, scores = gap()
     finally:
-        learners.all("restore")
+        learners.on_devices("restore")
     pool.sync(-3)
     restored, _ = gap()
     # In bf16 the rounding error grows with the size of the log-probabilities, which a strong perturbation raises.
@@ -118,7 +118,7 @@ def _perturb(config: RunConfig, learners: LearnerGroup, measure: Callable[[], fl
     """Perturb the learner until `measure` reaches `wanted`; what it then is. Raises WeightSyncMismatch."""
     scale, moved = CANARY_SCALE, 0.0
     for _ in range(CANARY_DOUBLINGS):
-        learners.all("perturb", scale, config.seed)
+        learners.on_devices("perturb", scale, config.seed)
         moved = measure()
         if moved >= wanted:
             return moved
