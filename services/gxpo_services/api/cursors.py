@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Literal
 
-from gxpo_services.api.errors import FieldError, Invalid
+from gxpo_services.api.errors import Invalid
 from gxpo_services.api.fields import MAX_INTEGER, text_fault
 from gxpo_trainer.jsonl import decode_number, plain
 
@@ -39,12 +39,12 @@ def decode(cursor: str, order: str, kind: Kind) -> Position:
         body = json.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True))
         of_order, value, number = body
         if of_order != order:
-            raise _refused("belongs to another order; leave it out when sort, order or metric_at change")
+            raise Invalid.of("cursor", "belongs to another order; leave it out when sort, order or metric_at change")
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_INTEGER:
             raise ValueError("no row number")
         return Position(_value(value, kind), number)
     except (ValueError, TypeError, RecursionError):
-        raise _refused("is not a cursor of this list; pass next_cursor unchanged") from None
+        raise Invalid.of("cursor", "is not a cursor of this list; pass next_cursor unchanged") from None
 
 
 def _value(value: object, kind: Kind) -> Value:
@@ -60,7 +60,3 @@ def _value(value: object, kind: Kind) -> Value:
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > largest:
         raise ValueError("no number of the column")
     return value
-
-
-def _refused(message: str) -> Invalid:
-    return Invalid(f"cursor: {message}", errors=[FieldError(field="cursor", message=message)])

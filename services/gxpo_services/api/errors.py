@@ -80,6 +80,11 @@ class Invalid(Problem):
 
     status, title = 422, "Invalid request"
 
+    @classmethod
+    def of(cls, field: str, message: str) -> Invalid:
+        """The error for a single invalid setting or parameter."""
+        return cls(f"{field}: {message}", errors=[FieldError(field=field, message=message)])
+
 
 class Unavailable(Problem):
     """A dependency is unavailable; a retry may succeed."""

@@ -7,9 +7,9 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from gxpo_services.api.errors import NotFound
+from gxpo_services.api.errors import Invalid, NotFound
 from gxpo_services.comparisons import loading, repository
-from gxpo_services.comparisons.loading import invalid, left_out_view
+from gxpo_services.comparisons.loading import left_out_view
 from gxpo_services.comparisons.schemas import HeatCellView, HeatMapQuery, HeatMapView, IntervalView, LeftOutView, Shown
 from gxpo_services.db.tables.runs import Run
 from gxpo_trainer.compare import RunCurves, heat_map, peak, varied_settings
@@ -75,13 +75,13 @@ def _axes(query: HeatMapQuery, varied: Sequence[str]) -> tuple[str, str]:
         chosen.append(name if name is not None else next((one for one in varied if one not in taken), None))
     for field, found in zip(("x", "y"), chosen, strict=True):
         if found is None:
-            raise invalid(
+            raise Invalid.of(
                 field, f"the group varies {' and '.join(varied) or 'no setting'}; a heat map needs two settings"
             )
         if found not in varied:
-            raise invalid(field, f"{found!r} does not vary in the group; choose from {', '.join(varied) or 'none'}")
+            raise Invalid.of(field, f"{found!r} does not vary in the group; choose from {', '.join(varied) or 'none'}")
     if chosen[0] == chosen[1]:
-        raise invalid("y", f"is {chosen[1]!r}, the same as x; choose two settings")
+        raise Invalid.of("y", f"is {chosen[1]!r}, the same as x; choose two settings")
     return str(chosen[0]), str(chosen[1])
 
 

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from gxpo_services.api.errors import Invalid
 from gxpo_services.comparisons import loading
 from gxpo_services.comparisons.cache import ComparisonCache, read_versions
-from gxpo_services.comparisons.loading import Loaded, Source, invalid, left_out_view
+from gxpo_services.comparisons.loading import Loaded, Source, left_out_view
 from gxpo_services.comparisons.schemas import (
     CompareQuery,
     ComparisonView,
@@ -115,16 +115,16 @@ def _budgets(words: Sequence[str], axis: Axis) -> dict[Axis, tuple[float, ...]]:
     for word in (part.strip() for value in words for part in value.split(",") if part.strip()):
         name, colon, number = word.rpartition(":")
         if colon and name not in _AXIS_OF:
-            raise invalid("budgets", f"{word[:100]!r}: no such axis; write step, backward_passes, hours or tokens")
+            raise Invalid.of("budgets", f"{word[:100]!r}: no such axis; write step, backward_passes, hours or tokens")
         try:
             value = float(number)
         except ValueError:
             value = math.nan
         if not 0 <= value < math.inf:
-            raise invalid("budgets", f"{word[:100]!r} is not a budget; write 108 or hours:4")
+            raise Invalid.of("budgets", f"{word[:100]!r} is not a budget; write 108 or hours:4")
         found.setdefault(_AXIS_OF[name] if colon else axis, set()).add(value)
     if sum(map(len, found.values())) > _MOST_BUDGETS:
-        raise invalid("budgets", f"contains more than {_MOST_BUDGETS} budgets; name fewer")
+        raise Invalid.of("budgets", f"contains more than {_MOST_BUDGETS} budgets; name fewer")
     return {name: tuple(sorted(values)) for name, values in found.items()}
 
 
@@ -180,7 +180,7 @@ def _baseline(word: str | None, groups: Sequence[SeedGroup], rows: Mapping[RunCu
         for group in groups:
             if any(getattr(rows[run], attribute) == word for run in group.runs):
                 return group.name
-    raise invalid("baseline", f"{word!r} is neither one of {', '.join(map(repr, names))} nor one of their runs")
+    raise Invalid.of("baseline", f"{word!r} is neither one of {', '.join(map(repr, names))} nor one of their runs")
 
 
 def _settings(groups: Sequence[SeedGroup], rows: Mapping[RunCurves, Run]) -> list[SettingView]:

@@ -7,8 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gxpo_services.api.errors import FieldError
-from gxpo_services.configs.checks import invalid
+from gxpo_services.api.errors import Invalid
 from gxpo_services.groups.schemas import SweepPreset, SweepPresetView
 from gxpo_trainer.config import RuleSettings, RunConfig
 from gxpo_trainer.config.messages import config_error
@@ -55,7 +54,7 @@ def rule_variants(base: RunConfig) -> list[tuple[RunConfig, dict[str, Any]]]:
     if not rule.sweep_base:
         bases = in_words([f'"{rule_name(other)}"' for other in RULES if other.sweep_base])
         message = f'is "{rule.name}"; preset rules takes K, α and the gate from a base with rule {bases}'
-        raise invalid([FieldError(field="config.learner.rule.name", message=message)])
+        raise Invalid.of("config.learner.rule.name", message)
     return [
         (
             base.model_copy(update={"learner": base.learner.model_copy(update={"rule": _adapted(other, rule)})}),
@@ -70,4 +69,4 @@ def _adapted(rule: type[RuleSettings], base: RuleSettings) -> RuleSettings:
         return rule.adapted_from(base)
     except ValidationError as error:
         message = f"does not fit rule {rule_name(rule)}: {config_error(error, 'it')}"
-        raise invalid([FieldError(field="config.learner.rule", message=message)]) from None
+        raise Invalid.of("config.learner.rule", message) from None

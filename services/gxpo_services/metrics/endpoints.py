@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 from pydantic import StringConstraints
-from pydantic_core import to_json
 
+from gxpo_services.api.answers import plain_answer
 from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer
 from gxpo_services.api.errors import responses
 from gxpo_services.api.fields import Id, RunId, Text
@@ -52,7 +52,7 @@ def run_metrics(
     """Values over steps or costs, one per step, of the effective history. For a live chart pass as `after` one step
     before the latest one received, and request everything when `revision` has changed."""
     found = service.curves(session, [run_id], service.split_names(names), x, after=after, max_points=max_points)
-    return _json(found[run_id])
+    return plain_answer(found[run_id])
 
 
 @router.get("/metrics", summary="Metrics of several runs", response_model=ManyMetricsView, responses=responses(404))
@@ -67,9 +67,4 @@ def many_metrics(
 ) -> Response:
     """The metrics of several runs in one response."""
     found = service.curves(session, runs, service.split_names(names), x, after=after, max_points=max_points)
-    return _json({"runs": found})
-
-
-def _json(content: Any) -> Response:
-    """Serialized without validation, which would cost more than the query; NaN and the infinities as strings."""
-    return Response(to_json(content, inf_nan_mode="strings"), media_type="application/json")
+    return plain_answer({"runs": found})

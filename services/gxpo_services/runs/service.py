@@ -95,8 +95,7 @@ def _group(session: Session, group_id: str | None) -> Group | None:
         return None
     group = repository.find_group(session, group_id)
     if group is None:
-        message = f"there is no group {group_id}; omit it or create one first"
-        raise Invalid(f"group: {message}", errors=[FieldError(field="group", message=message)])
+        raise Invalid.of("group", f"there is no group {group_id}; omit it or create one first")
     return group
 
 
@@ -225,8 +224,7 @@ def _order(query: ListQuery) -> list_repository.Order:
         at: Any = int(word) if word.isdigit() else word
         return list_repository.Order(None, query.sort.removeprefix("metric:"), at, descending)
     if query.sort not in list_repository.COLUMNS:
-        message = f"must be metric:<name> or one of {', '.join(list_repository.COLUMNS)}"
-        raise Invalid(f"sort: {message}", errors=[FieldError(field="sort", message=message)])
+        raise Invalid.of("sort", f"must be metric:<name> or one of {', '.join(list_repository.COLUMNS)}")
     return list_repository.Order(query.sort, None, "last", descending)
 
 
