@@ -13,6 +13,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 
 MEDIA_TYPE = "application/problem+json"
+PROBLEM = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
+"""Content of an error response in the OpenAPI description."""
 
 
 class FieldError(BaseModel):
@@ -110,13 +112,7 @@ def problem_response(
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Error responses of a path for the OpenAPI description."""
     titles = {kind.status: kind.title for kind in Problem.__subclasses__()} | {400: "Bad request", 405: "Not a method"}
-    return {
-        status: {
-            "description": titles.get(status, "Error"),
-            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}},
-        }
-        for status in statuses
-    }
+    return {status: {"description": titles.get(status, "Error"), "content": PROBLEM} for status in statuses}
 
 
 def install(app: FastAPI) -> None:

@@ -188,19 +188,8 @@ def shown_in_full(session: Session, run: Run) -> RunDetail:
 def list_runs(session: Session, query: ListQuery) -> dict[str, Any]:
     """A page of the list, as RunPage in JSON. Raises Invalid for an unknown order or a cursor of another order."""
     order = _order(query)
-    filters = list_repository.Filters(
-        states=query.state,
-        rule=query.rule,
-        model=query.model,
-        tags=query.tag,
-        group=query.group,
-        text=query.text,
-        created_after=query.created_after,
-        created_before=query.created_before,
-        archived={"false": False, "true": True, "any": None}[query.archived],
-    )
     after = cursors.decode(query.cursor, order.word, order.kind) if query.cursor is not None else None
-    found, total = list_repository.page(session, filters, order, after, query.limit + 1)
+    found, total = list_repository.page(session, query, order, after, query.limit + 1)
     numbers = [number for number, _ in found[: query.limit]]
     values = last_values(session, numbers, query.with_metric) if query.with_metric else {}
     items = []
