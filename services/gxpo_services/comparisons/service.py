@@ -11,14 +11,7 @@ from gxpo_services.api.errors import Invalid
 from gxpo_services.comparisons import loading
 from gxpo_services.comparisons.cache import ComparisonCache, read_versions
 from gxpo_services.comparisons.loading import Loaded, Source, left_out_view
-from gxpo_services.comparisons.schemas import (
-    CompareQuery,
-    ComparisonView,
-    DifferenceView,
-    LeftOutView,
-    SettingView,
-    TableView,
-)
+from gxpo_services.comparisons.schemas import CompareQuery, ComparisonView, LeftOutView, SettingView
 from gxpo_services.comparisons.views import compared_group
 from gxpo_services.db.tables.runs import Run
 from gxpo_trainer.compare import (
@@ -99,13 +92,13 @@ def compare(loaded: Loaded, query: CompareQuery, budgets: Mapping[Axis, tuple[fl
         level=comparison.level,
         target=comparison.target,
         groups=[compared_group(group, comparison.group(group.name), comparison, rows) for group in groups],
-        differences=[DifferenceView.model_validate(difference) for difference in comparison.differences],
+        differences=comparison.differences,
         settings=_settings(groups, rows),
         evidence=found.sentence,
-        supported={name: list(axes) for name, axes in found.supported.items()},
-        missing=list(found.missing),
+        supported=found.supported,
+        missing=found.missing,
         left_out=loaded.left_out,
-        tables=[_table_view(table) for table in _tables(loaded, groups, comparison, chosen, query.metric)],
+        tables=_tables(loaded, groups, comparison, chosen, query.metric),
     )
 
 
@@ -222,7 +215,3 @@ def _by_benchmark(loaded: Loaded, groups: Sequence[SeedGroup], metric: str) -> d
         )
 
     return {name: [alone(group, name) for group in groups] for name in loaded.benchmarks}
-
-
-def _table_view(table: Table) -> TableView:
-    return TableView(title=table.title, header=list(table.header), rows=[list(row) for row in table.rows])

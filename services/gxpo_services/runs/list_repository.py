@@ -105,7 +105,7 @@ def _by_column(
     column = COLUMNS[order.column]
     query = select(_run.number, column).where(*conditions).order_by(*_directed(order, column, _run.number)).limit(limit)
     if after is not None:
-        return _found(session, query.where(_behind(column, _run.number, after, order.descending))), None
+        return _found(session, query.where(_behind(order, (column, _run.number), (after.value, after.number)))), None
     # A text search scans the whole table: do it once.
     total = func.count().over() if filters.text else _total(conditions).scalar_subquery()
     rows = session.execute(query.add_columns(total)).all()
@@ -152,12 +152,12 @@ def _by_value(
     if after is None or after.value is not None:
         query = source.rows.where(*conditions).order_by(*_directed(order, source.value, source.number))
         if after is not None:
-            query = query.where(_behind(source.value, source.number, after, order.descending))
+            query = query.where(_behind(order, (source.value, source.number), (after.value, after.number)))
         found = _found(session, query.limit(limit))
     if len(found) < limit:
         rest = select(_run.number).where(*conditions, source.lacks).order_by(*_directed(order, _run.number))
         if after is not None and after.value is None:
-            rest = rest.where(_further(_run.number, after, order.descending))
+            rest = rest.where(_behind(order, (_run.number,), (after.number,)))
         found += [(number, None) for number in session.scalars(rest.limit(limit - len(found)))]
     return found
 
@@ -204,16 +204,11 @@ def _has_part(dialect: str, part: str) -> ColumnElement[bool]:
     return _search.text.like(f"%{pattern}%", escape=None if dialect == "postgresql" else escape)
 
 
-def _behind(column: Any, number: Any, after: Position, descending: bool) -> ColumnElement[bool]:
-    """Whether a row with a value follows a position with one."""
-    row, here = tuple_(column, number), tuple_(after.value, after.number)
-    behind: ColumnElement[bool] = row < here if descending else row > here
+def _behind(order: Order, columns: Sequence[Any], values: Sequence[Any]) -> ColumnElement[bool]:
+    """Whether the row of `columns` follows `values`."""
+    row, here = tuple_(*columns), tuple_(*values)
+    behind: ColumnElement[bool] = row < here if order.descending else row > here
     return behind
-
-
-def _further(number: Any, after: Position, descending: bool) -> ColumnElement[bool]:
-    further: ColumnElement[bool] = number < after.number if descending else number > after.number
-    return further
 
 
 def _by_value_at_step(

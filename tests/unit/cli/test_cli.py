@@ -72,6 +72,19 @@ def test_a_printed_preset_states_passes_and_the_expected_false_alarm(capsys: pyt
     assert capsys.readouterr().out.startswith("# GRPO: 1 backward pass per step.\n\n")
 
 
+@pytest.mark.parametrize(
+    ("device", "stated"), [("gpu", ["# Needs 5 GPUs: 3 for the learner, 2 for the sampler."]), ("cpu", [])]
+)
+def test_a_printed_config_states_the_gpus_that_it_needs(
+    device: str, stated: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.toml"
+    parallel = 2 if device == "gpu" else 1
+    file.write_text(f'[placement]\ndevice = "{device}"\nlearner_ranks = 3\ntensor_parallel = {parallel}\n')
+    assert run("config", "--file", file) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if "GPUs" in line] == stated
+
+
 def test_a_bad_run_file_ends_with_code_2_and_one_line_a_setting(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
