@@ -1,1 +1,1 @@
-"""The HTTP client of the REST API, shared by the command line and the dashboard."""
+"""Shared by the command line and the dashboard: the HTTP client of the REST API, and formats of numbers and times."""

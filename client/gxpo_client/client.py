@@ -10,13 +10,14 @@ ServiceError
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.message import Message
-from typing import Any, Self
+from typing import Any, Self, cast
 from urllib.parse import quote
 
 import httpx
@@ -110,15 +111,13 @@ class Client:
 
     def me(self) -> Json:
         """{"id", "name", "role"} of the token; never cached."""
-        found: Json = self._request("GET", "/tokens/me").json()
-        return found
+        return _object(self._request("GET", "/tokens/me"))
 
     # Runs
 
     def runs(self, **query: Any) -> Json:
         """A page: {"items", "next_cursor", "total"}. Lists become repeated parameters; None is omitted."""
-        found: Json = self.get("/runs", **query)
-        return found
+        return self.get("/runs", **query)
 
     def all_runs(self, *, limit: int | None = None, **filters: Any) -> list[Json]:
         """All matching runs, page by page, at most `limit`."""
@@ -133,30 +132,25 @@ class Client:
                 return found
 
     def run(self, run: str) -> Json:
-        found: Json = self.get(run_path(run))
-        return found
+        return self.get(run_path(run))
 
     def act(self, run: str, action: str, body: Json | None = None) -> Json:
         """`cancel`, `pause`, `resume`, `retry`, or `clone` with {"overrides": …}; returns the run."""
-        found: Json = self.post(f"{run_path(run)}/{_part(action)}", body, key=secrets.token_hex(16))
-        return found
+        return self.post(f"{run_path(run)}/{_part(action)}", body, key=secrets.token_hex(16))
 
     def change(self, run: str, **changes: Any) -> Json:
         """Change name, tags, notes, priority or archived."""
-        found: Json = self._request("PATCH", run_path(run), json=changes).json()
-        return found
+        return _object(self._request("PATCH", run_path(run), json=changes))
 
     def delete(self, run: str) -> None:
         self._request("DELETE", run_path(run))
 
     def submit(self, body: Json, key: str | None = None) -> Json:
         """Submit a run; the same `key` and body return the same run."""
-        found: Json = self.post("/runs", body, key=key or secrets.token_hex(16))
-        return found
+        return self.post("/runs", body, key=key or secrets.token_hex(16))
 
     def validate(self, body: Json) -> Json:
-        found: Json = self.post("/runs/validate", body)
-        return found
+        return self.post("/runs/validate", body)
 
     # Groups and sweeps
 
@@ -165,23 +159,19 @@ class Client:
         return list(self.get("/groups", limit=_PAGE)["items"])
 
     def group(self, group: str) -> Json:
-        found: Json = self.get(f"/groups/{_part(group)}")
-        return found
+        return self.get(f"/groups/{_part(group)}")
 
     def sweep(self, body: Json, key: str | None = None) -> Json:
-        found: Json = self.post("/sweeps", body, key=key or secrets.token_hex(16))
-        return found
+        return self.post("/sweeps", body, key=key or secrets.token_hex(16))
 
     def validate_sweep(self, body: Json) -> Json:
-        found: Json = self.post("/sweeps/validate", body)
-        return found
+        return self.post("/sweeps/validate", body)
 
     # Records of a run
 
     def metrics(self, run: str, names: Sequence[str], x: str, after: int | None, max_points: int) -> Json:
         query = {"names": ",".join(names), "x": x, "after": after, "max_points": max_points}
-        found: Json = self.get(f"{run_path(run)}/metrics", **query)
-        return found
+        return self.get(f"{run_path(run)}/metrics", **query)
 
     def metrics_of(
         self, runs: Sequence[str], names: Sequence[str], x: str, after: int | None, max_points: int
@@ -191,20 +181,29 @@ class Client:
         return dict(self.get("/metrics", **query)["runs"])
 
     def metric_names(self, run: str) -> list[str]:
-        return list(self.get(f"{run_path(run)}/metrics/names"))
+        return self.get_list(f"{run_path(run)}/metrics/names")
 
     def events(self, run: str, after: int = 0, limit: int = 1000) -> Json:
-        found: Json = self.get(f"{run_path(run)}/events", after=after, limit=limit)
+        return self.get(f"{run_path(run)}/events", after=after, limit=limit)
+
+    def all_events(self, run: str, *, max_pages: int | None = None) -> list[Json]:
+        """All events in order, page by page, at most `max_pages` of 1000."""
+        found: list[Json] = []
+        after = 0
+        for _ in itertools.count() if max_pages is None else range(max_pages):
+            page = self.events(run, after)
+            if not page["items"]:
+                break
+            found += page["items"]
+            after = page["next_after"]
         return found
 
     def logs(self, run: str, offset: int, limit: int = 65_536) -> Json:
         """A section of the log; a negative offset counts from its end."""
-        found: Json = self.get(f"{run_path(run)}/logs", offset=offset, limit=limit)
-        return found
+        return self.get(f"{run_path(run)}/logs", offset=offset, limit=limit)
 
     def samples(self, run: str, **query: Any) -> Json:
-        found: Json = self.get(f"{run_path(run)}/samples", **query)
-        return found
+        return self.get(f"{run_path(run)}/samples", **query)
 
     def evaluations(self, run: str) -> list[Json]:
         """Records without the scores of each problem."""
@@ -219,16 +218,14 @@ class Client:
     # Comparison and catalogue
 
     def compare(self, **query: Any) -> Json:
-        found: Json = self.get("/compare", **query)
-        return found
+        return self.get("/compare", **query)
 
     def heat_map(self, group: str, **query: Any) -> Json | None:
         """Heat map of a sweep; None when it does not vary two settings."""
         try:
-            found: Json = self.get(f"/groups/{_part(group)}/heatmap", **query)
+            return self.get(f"/groups/{_part(group)}/heatmap", **query)
         except InvalidRequest:
             return None
-        return found
 
     def export(self, runs: Sequence[str], form: str) -> bytes:
         """A zip archive of the runs' metrics and evaluations as csv, parquet or jsonl."""
@@ -236,20 +233,25 @@ class Client:
         return self._request("GET", "/export", params=query, timeout=_DOWNLOAD_S).content
 
     def schema(self) -> Json:
-        found: Json = self.get("/schema")
-        return found
+        return self.get("/schema")
 
     def presets(self) -> list[Json]:
-        return list(self.get("/presets"))
+        return self.get_list("/presets")
 
     def published(self) -> Json:
-        found: Json = self.get("/published")
-        return found
+        return self.get("/published")
 
     # Requests
 
-    def get(self, path: str, **query: Any) -> Any:
-        """A JSON response, cached for outages if there is a cache."""
+    def get(self, path: str, **query: Any) -> Json:
+        """A JSON object, cached for outages if there is a cache."""
+        return cast(Json, self._get(path, query))
+
+    def get_list(self, path: str, **query: Any) -> list[Any]:
+        """The same for an array."""
+        return cast(list[Any], self._get(path, query))
+
+    def _get(self, path: str, query: Mapping[str, Any]) -> Any:
         params = _parameters(query)
         key = (path, tuple(params))
         if self._cache is None:
@@ -266,13 +268,12 @@ class Client:
         self._cache.put(key, answer)
         return answer
 
-    def post(self, path: str, body: Json | None = None, *, key: str | None = None) -> Any:
+    def post(self, path: str, body: Json | None = None, *, key: str | None = None) -> Json:
         headers = {"Idempotency-Key": key} if key else {}
-        return self._request("POST", path, json=body, headers=headers, retry=key is not None).json()
+        return _object(self._request("POST", path, json=body, headers=headers, retry=key is not None))
 
     def revoke_token(self, token: str) -> Json:
-        found: Json = self._request("DELETE", f"/tokens/{_part(token)}").json()
-        return found
+        return _object(self._request("DELETE", f"/tokens/{_part(token)}"))
 
     @contextmanager
     def stream(self, path: str, **query: Any) -> Iterator[tuple[str | None, Iterator[bytes]]]:
@@ -330,6 +331,10 @@ def _parameters(query: Mapping[str, Any]) -> list[tuple[str, str | int | float |
         for item in (value if isinstance(value, list | tuple) else [value])
         if item is not None and item != ""
     ]
+
+
+def _object(response: httpx.Response) -> Json:
+    return cast(Json, response.json())
 
 
 def _error_of(response: httpx.Response) -> ServiceError:

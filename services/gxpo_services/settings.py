@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from gxpo_client.addresses import is_http
+from gxpo_client.addresses import is_http, is_loopback_host
 from gxpo_trainer.errors import ConfigError
 
 
@@ -97,7 +97,7 @@ class ServiceSettings(BaseSettings):
 
     @property
     def is_loopback(self) -> bool:
-        return self.host in ("127.0.0.1", "::1", "localhost")
+        return is_loopback_host(self.host)
 
 
 def read_settings(**given: Any) -> ServiceSettings:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from gxpo_dashboard.text.formats import figure
+from gxpo_client.formats import figure
 from gxpo_dashboard.view_models.series import Points, Series
 
 Spec = dict[str, Any]
@@ -31,7 +31,6 @@ ALARM = "#d1495b"
 ZOOM = "zoom"
 NUMBER = ",.4~g"
 """Four significant digits, with an exponent only where needed."""
-FEW_POINTS = 60
 
 AXES = {
     "step": "training step",
@@ -104,7 +103,7 @@ EDGE = 6
 """Padding in pixels: zoomable plots clip marks at their edge."""
 
 
-def x_encoding(x: str, title: str | None = None) -> Spec:
+def x_encoding(x: str) -> Spec:
     axis: Spec = {"grid": False, "labelFlush": False, "tickCount": 8, "labelOverlap": "greedy"}
     if x in ("tokens", "backward_passes"):
         axis["format"] = "~s"
@@ -112,25 +111,15 @@ def x_encoding(x: str, title: str | None = None) -> Spec:
         axis["format"] = ",d"
         axis["tickMinStep"] = 1
     scale = {"nice": False, "zero": False, "padding": EDGE}
-    return {"field": "x", "type": "quantitative", "title": title or AXES[x], "axis": axis, "scale": scale}
+    return quantity("x", title=AXES[x], axis=axis, scale=scale)
 
 
 def y_encoding(title: str, form: str = NUMBER, zero: bool = False, log: bool = False) -> Spec:
     scale: Spec = {"type": "log", "nice": True} if log else {"zero": zero, "nice": True}
-    return {
-        "field": "y",
-        "type": "quantitative",
-        "title": title,
-        # A logarithmic axis would have too many grid lines.
-        "axis": {
-            "format": form,
-            "tickCount": 5,
-            "titlePadding": 8,
-            "labelFlush": False,
-            **({"grid": False} if log else {}),
-        },
-        "scale": scale,
-    }
+    axis: Spec = {"format": form, "tickCount": 5, "titlePadding": 8, "labelFlush": False}
+    if log:
+        axis["grid"] = False  # there would be too many lines
+    return quantity(title=title, axis=axis, scale=scale)
 
 
 def legend(names: Sequence[str], marks: bool = False) -> Spec | None:
@@ -157,30 +146,35 @@ def legend(names: Sequence[str], marks: bool = False) -> Spec | None:
     }
 
 
+def by_series(shown: Spec | None, names: Sequence[str], **scale: Any) -> Spec:
+    """An encoding by series, with the legend `shown`."""
+    scale = {"domain": list(names), **scale}
+    return {"field": "series", "type": "nominal", "scale": scale, "legend": shown, "sort": None}
+
+
 def color(names: Sequence[str], marks: bool = False) -> Spec:
     """Colour encoding, shared by lines, points and bands, so that they have one legend."""
-    scale = {"domain": list(names)}
-    return {"field": "series", "type": "nominal", "scale": scale, "legend": legend(names, marks), "sort": None}
+    return by_series(legend(names, marks), names)
 
 
 def dash(names: Sequence[str], marks: bool = False) -> Spec:
-    return {
-        "field": "series",
-        "type": "nominal",
-        "scale": {"domain": list(names), "range": [list(DASHES[i % len(DASHES)]) for i in range(len(names))]},
-        "legend": None if marks else legend(names),
-        "sort": None,
-    }
+    dashes = [list(DASHES[i % len(DASHES)]) for i in range(len(names))]
+    return by_series(None if marks else legend(names), names, range=dashes)
 
 
 def shape(names: Sequence[str]) -> Spec:
-    return {
-        "field": "series",
-        "type": "nominal",
-        "scale": {"domain": list(names), "range": [SHAPES[i % len(SHAPES)] for i in range(len(names))]},
-        "legend": legend(names, marks=True),
-        "sort": None,
-    }
+    return by_series(legend(names, marks=True), names, range=[SHAPES[i % len(SHAPES)] for i in range(len(names))])
+
+
+def quantity(field: str = "y", **properties: Any) -> Spec:
+    """Encoding of a numeric field."""
+    return {"field": field, "type": "quantitative", **properties}
+
+
+def layer(data: str, mark: str, encoding: Spec, *, params: Sequence[Spec] = (), **properties: Any) -> Spec:
+    """Marks of the dataset `data`; properties: of the mark."""
+    found: Spec = {"data": {"name": data}, "mark": {"type": mark, **properties}, "encoding": encoding}
+    return {**found, "params": list(params)} if params else found
 
 
 def zoom_params() -> list[Spec]:
@@ -204,32 +198,22 @@ def line_layers(
 ) -> list[Spec]:
     """Lines of the dataset `points`, and hover points: those of `near`, or with `marks` all points, always drawn, one
     shape per series."""
-    line: Spec = {
-        "data": {"name": "points"},
-        "mark": {"type": "line", "strokeWidth": 2, "interpolate": "linear"},
-        "params": zoom_params(),
-        "encoding": {"x": x_encoding(x), "y": y, "color": color(names, marks), "strokeDash": dash(names, marks)},
-    }
-    opacity: Spec = {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 1 if marks else 0}
-    dots: Spec = {
-        "data": {"name": "points"},
-        "mark": {"type": "point", "filled": True, "size": 55},
-        "params": hover_params(),
-        "encoding": {
-            "x": x_encoding(x),
-            "y": y,
-            "color": color(names, marks),
-            "opacity": opacity,
-            "tooltip": tooltip(x, form, more),
-        },
-    }
+    place = {"x": x_encoding(x), "y": y, "color": color(names, marks)}
+    dots = {**place, "opacity": on_hover(1 if marks else 0), "tooltip": tooltip(x, form, more)}
     if marks:
-        dots["encoding"]["shape"] = shape(names)
-    else:
-        # ARIA descriptions of every point are expensive; the chart has one, and a table.
-        line["mark"]["aria"] = dots["mark"]["aria"] = False
-        dots["data"] = {"name": "near"}
-    return [line, dots]
+        dots["shape"] = shape(names)
+    # ARIA descriptions of every point are expensive; the chart has one, and a table.
+    quiet: Spec = {} if marks else {"aria": False}
+    lines = {**place, "strokeDash": dash(names, marks)}
+    return [
+        layer("points", "line", lines, params=zoom_params(), strokeWidth=2, interpolate="linear", **quiet),
+        layer("points" if marks else "near", "point", dots, params=hover_params(), filled=True, size=55, **quiet),
+    ]
+
+
+def on_hover(otherwise: int) -> Spec:
+    """Opacity of points: 1 under the pointer."""
+    return {"condition": {"param": "hover", "empty": False, "value": 1}, "value": otherwise}
 
 
 def near(frame: pd.DataFrame, most: int = 500) -> pd.DataFrame:
@@ -271,27 +255,12 @@ def metric_chart(
 
 def threshold_layers() -> list[Spec]:
     """Labelled horizontal rules of the dataset `rules`."""
-    y: Spec = {"field": "y", "type": "quantitative"}
-    text = {
-        "align": "right",
-        "baseline": "bottom",
-        "dy": -3,
-        "dx": -4,
-        "color": ALARM,
-        "fontSize": 12,
-        "fontWeight": 600,
-    }
-    rule: Spec = {
-        "data": {"name": "rules"},
-        "mark": {"type": "rule", "aria": False, "strokeDash": [6, 4], "strokeWidth": 2, "color": ALARM},
-        "encoding": {"y": y},
-    }
-    label: Spec = {
-        "data": {"name": "rules"},
-        "mark": {"type": "text", "aria": False, "color": ALARM, **text},
-        "encoding": {"y": y, "x": {"value": "width"}, "text": {"field": "label"}},
-    }
-    return [rule, label]
+    place: Spec = {"align": "right", "baseline": "bottom", "dx": -4, "dy": -3, "fontSize": 12, "fontWeight": 600}
+    words = {"y": quantity(), "x": {"value": "width"}, "text": {"field": "label"}}
+    return [
+        layer("rules", "rule", {"y": quantity()}, aria=False, strokeDash=[6, 4], strokeWidth=2, color=ALARM),
+        layer("rules", "text", words, aria=False, color=ALARM, **place),
+    ]
 
 
 def z_encoding() -> Spec:
@@ -299,12 +268,16 @@ def z_encoding() -> Spec:
     return {**y_encoding("z-score"), "scale": {"zero": True, "nice": False, "padding": 18}}
 
 
-def points_frame(rows: Sequence[tuple[str, float, float, int]]) -> pd.DataFrame:
-    """Rows (series, x, y, step) with their types, also without rows."""
-    frame = pd.DataFrame(rows, columns=["series", "x", "y", "step"])
-    return frame.astype({"series": "str", "x": "float64", "y": "float64", "step": "int64"})
+def typed_frame(rows: Iterable[Sequence[Any]], **kinds: str) -> pd.DataFrame:
+    """Rows with the types of their columns (name → dtype), also without rows."""
+    return pd.DataFrame(list(rows), columns=list(kinds)).astype(kinds)
+
+
+def points_frame(rows: Iterable[Sequence[Any]]) -> pd.DataFrame:
+    """Rows (series, x, y, step)."""
+    return typed_frame(rows, series="str", x="float64", y="float64", step="int64")
 
 
 def labels_frame(rows: Iterable[tuple[float, str]], value: str = "y") -> pd.DataFrame:
-    """Rows (value, label) with their types, also without rows."""
-    return pd.DataFrame(list(rows), columns=[value, "label"]).astype({value: "float64", "label": "str"})
+    """Rows (value, label)."""
+    return typed_frame(rows, **{value: "float64", "label": "str"})

@@ -7,11 +7,22 @@ from typing import Any
 
 import pandas as pd
 
-from gxpo_dashboard.charts.base import AXES, MUTED, Chart, Spec, color, line_layers, x_encoding, y_encoding
-from gxpo_dashboard.text.formats import percent
+from gxpo_client.formats import percent
+from gxpo_dashboard.charts.base import (
+    AXES,
+    MUTED,
+    Chart,
+    Spec,
+    color,
+    layer,
+    line_layers,
+    quantity,
+    typed_frame,
+    x_encoding,
+    y_encoding,
+)
 from gxpo_dashboard.view_models.series import number
 
-COLUMNS = ("benchmark", "series", "x", "y", "low", "high", "step")
 TITLES = {
     "math500": "MATH-500",
     "amc23": "AMC23",
@@ -36,9 +47,8 @@ def scores_frame(evaluations: Iterable[Mapping[str, Any]], metric: str, label: s
             value, step = number(scores[metric]), int(record["step"])
             low, high = number(scores.get(f"{metric}/ci_low")), number(scores.get(f"{metric}/ci_high"))
             rows.append((str(record["benchmark"]), label, float(step), value, low, high, step))
-    frame = pd.DataFrame(rows, columns=list(COLUMNS))
-    kinds = dict.fromkeys(("x", "y", "low", "high"), "float64")
-    return frame.astype({**kinds, "benchmark": "str", "series": "str", "step": "int64"})
+    numbers = dict.fromkeys(("x", "y", "low", "high"), "float64")
+    return typed_frame(rows, benchmark="str", series="str", **numbers, step="int64")
 
 
 def metrics_of(evaluations: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -58,7 +68,7 @@ def published_scores(answer: Mapping[str, Any]) -> pd.DataFrame:
             rows += [
                 (row["model"], method, name, value / 100) for name, value in row["scores"].items() if value is not None
             ]
-    return pd.DataFrame(rows, columns=["model", "method", "benchmark", "y"]).astype({"y": "float64"})
+    return typed_frame(rows, model="str", method="str", benchmark="str", y="float64")
 
 
 def benchmark_chart(
@@ -68,11 +78,18 @@ def benchmark_chart(
     mine = frame[frame["benchmark"] == benchmark]
     present = [name for name in names if name in set(mine["series"])]
     rules = _rules(benchmark, published)
-    spec: Spec = {"layer": [*interval_layers(present), *score_lines(present, metric), *_rule_layers()]}
+    published_rules = layer(
+        "rules",
+        "rule",
+        {"y": quantity(), "tooltip": [{"field": "label", "title": "published"}]},
+        aria=False,
+        strokeDash=[5, 4],
+        color=MUTED,
+    )
     return Chart(
         f"benchmark-{benchmark}",
         f"{title_of(benchmark)}: {metric}",
-        spec,
+        {"layer": [interval_layer(present), *score_lines(present, metric), published_rules]},
         {"points": mine.drop(columns=["benchmark"]), "rules": rules},
         f"{metric} on {title_of(benchmark)} over {AXES['step']} with 95% intervals",
         _words(mine, metric, rules),
@@ -89,11 +106,10 @@ def accuracy_chart(evaluations: Sequence[Mapping[str, Any]], metric: str = "pass
     ]
     frame = pd.concat(frames, ignore_index=True) if frames else scores_frame([], metric, "")
     names = list(dict.fromkeys(frame["series"]))
-    spec: Spec = {"layer": [*interval_layers(names), *score_lines(names, metric)]}
     return Chart(
         f"accuracy-{metric}",
         f"Benchmark accuracy ({metric})",
-        spec,
+        {"layer": [interval_layer(names), *score_lines(names, metric)]},
         {"points": frame.drop(columns=["benchmark"])},
         f"{metric} over {AXES['step']} with 95% intervals",
         _words(frame, metric, _rules("", None)),
@@ -102,29 +118,16 @@ def accuracy_chart(evaluations: Sequence[Mapping[str, Any]], metric: str = "pass
     )
 
 
-def interval_layers(names: Sequence[str], x: str = "step") -> list[Spec]:
+def interval_layer(names: Sequence[str], x: str = "step") -> Spec:
     """Bands from `low` to `high`; points without an interval leave a gap."""
-    band: Spec = {
-        "data": {"name": "points"},
-        "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}],
-        "mark": {"type": "area", "aria": False, "opacity": 0.16},
-        "encoding": {
-            "x": x_encoding(x),
-            "y": {"field": "low", "type": "quantitative", "title": None},
-            "y2": {"field": "high"},
-            "color": color(names, marks=True),
-        },
-    }
-    return [band]
+    bounds = {"x": x_encoding(x), "y": quantity("low", title=None), "y2": {"field": "high"}}
+    band = layer("points", "area", {**bounds, "color": color(names, marks=True)}, aria=False, opacity=0.16)
+    return {**band, "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}]}
 
 
 def score_lines(names: Sequence[str], metric: str, x: str = "step") -> list[Spec]:
-    y = y_encoding(metric, ".0%")
-    bounds = [
-        {"field": "low", "title": "95% low", "format": ".1%"},
-        {"field": "high", "title": "95% high", "format": ".1%"},
-    ]
-    return line_layers(names, x, y, marks=True, form=".1%", more=bounds)
+    bounds = [{"field": name, "title": f"95% {name}", "format": ".1%"} for name in ("low", "high")]
+    return line_layers(names, x, y_encoding(metric, ".0%"), marks=True, form=".1%", more=bounds)
 
 
 def score_table(frame: pd.DataFrame, published: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -150,19 +153,9 @@ def score_table(frame: pd.DataFrame, published: pd.DataFrame | None = None) -> p
 
 def _rules(benchmark: str, published: pd.DataFrame | None) -> pd.DataFrame:
     if published is None or published.empty:
-        return pd.DataFrame({"method": pd.Series(dtype="str"), "y": pd.Series(dtype="float64")}).assign(label="")
+        return typed_frame([], method="str", y="float64", label="str")
     found = published[published["benchmark"] == benchmark][["method", "y"]].reset_index(drop=True)
     return found.assign(label=[f"{row.method} {percent(row.y)}" for row in found.itertuples()])
-
-
-def _rule_layers() -> list[Spec]:
-    y: Spec = {"field": "y", "type": "quantitative"}
-    rule: Spec = {
-        "data": {"name": "rules"},
-        "mark": {"type": "rule", "aria": False, "strokeDash": [5, 4], "color": MUTED},
-        "encoding": {"y": y, "tooltip": [{"field": "label", "title": "published"}]},
-    }
-    return [rule]
 
 
 def _words(frame: pd.DataFrame, metric: str, rules: pd.DataFrame) -> str:

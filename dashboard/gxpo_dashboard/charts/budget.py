@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from gxpo_client.formats import count, known
 from gxpo_dashboard.charts.base import (
     AXES,
     DASHES,
@@ -14,14 +15,18 @@ from gxpo_dashboard.charts.base import (
     NUMBER,
     Chart,
     Spec,
+    by_series,
     hover_params,
     labels_frame,
+    layer,
     legend,
+    on_hover,
+    quantity,
+    typed_frame,
     x_encoding,
     zoom_params,
 )
 from gxpo_dashboard.charts.gate import FALLBACK, LOOK_AHEAD
-from gxpo_dashboard.text.formats import count, known
 from gxpo_dashboard.view_models.rules import Rule, Rules
 from gxpo_dashboard.view_models.series import Series
 
@@ -49,7 +54,7 @@ def passes_by_phase(series: Series, rule: Rule) -> pd.DataFrame:
             rows.append((step, _phases(rule)[0], value))
         else:
             rows += [(step, LOOK_AHEAD, spent[LOOK_AHEAD]), (step, FALLBACK, spent[FALLBACK])]
-    return pd.DataFrame(rows, columns=["x", "series", "y"]).astype({"x": "float64", "series": "str", "y": "float64"})
+    return typed_frame(rows, x="float64", series="str", y="float64")
 
 
 def others(steps: list[int], settings: Mapping[str, Any], rules: Rules) -> pd.DataFrame:
@@ -62,7 +67,7 @@ def others(steps: list[int], settings: Mapping[str, Any], rules: Rules) -> pd.Da
         for rule in _other_rules(settings, rules)
         for step in steps
     ]
-    return pd.DataFrame(rows, columns=["x", "series", "y"]).astype({"x": "float64", "series": "str", "y": "float64"})
+    return typed_frame(rows, x="float64", series="str", y="float64")
 
 
 def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | None, rules: Rules) -> Chart:
@@ -77,19 +82,12 @@ def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | No
     lines = {other.label_with_cost(settings): other for other in _other_rules(settings, rules)} if steps else {}
     styles = _styles(_phases(rule), lines)
     limit = labels_frame([(budget, f"budget {count(budget)}")] if budget else [])
-    spec: Spec = {"layer": [_area(styles), *_lines(styles), *_limit()]}
     table = pd.concat([own, hypothetical[hypothetical["x"] > 0]], ignore_index=True)
-    datasets = {
-        "points": table,
-        "own": own,
-        "others": hypothetical,
-        "limit": limit,
-    }
     return Chart(
         "budget",
         "Backward passes",
-        spec,
-        datasets,
+        {"layer": [_area(styles), *_lines(styles), *_limit()]},
+        {"points": table, "own": own, "others": hypothetical, "limit": limit},
         f"Backward passes over {AXES['step']} by phase, compared with other rules",
         _words(own, hypothetical, budget),
         "Areas: this run. Lines: other rules on the same steps with open gates.",
@@ -105,15 +103,9 @@ def _phases(rule: Rule) -> list[str]:
     return [f"{rule.label} steps"] if rule.watched is None else [LOOK_AHEAD, FALLBACK]
 
 
-def _y() -> Spec:
+def _y(**more: Any) -> Spec:
     axis = {"format": "~s", "tickCount": 5, "titlePadding": 8, "labelFlush": False}
-    return {
-        "field": "y",
-        "type": "quantitative",
-        "title": "backward passes",
-        "axis": axis,
-        "scale": {"padding": 18, "nice": False},
-    }
+    return quantity(title="backward passes", axis=axis, scale={"padding": 18, "nice": False}, **more)
 
 
 def _styles(areas: list[str], lines: Mapping[str, Rule]) -> Spec:
@@ -122,66 +114,32 @@ def _styles(areas: list[str], lines: Mapping[str, Rule]) -> Spec:
     colors = [*AREA_COLORS[: len(areas)], *(rule.color for rule in lines.values())]
     dashed = DASHES[1:]
     dashes = [[1, 0]] * len(areas) + [list(dashed[rule.position % len(dashed)]) for rule in lines.values()]
-    shared: Spec = {"field": "series", "type": "nominal", "legend": legend(names), "sort": None}
-    return {
-        "color": {**shared, "scale": {"domain": names, "range": colors}},
-        "strokeDash": {**shared, "scale": {"domain": names, "range": dashes}},
-    }
+    shown = legend(names)
+    return {"color": by_series(shown, names, range=colors), "strokeDash": by_series(shown, names, range=dashes)}
 
 
 def _area(styles: Spec) -> Spec:
     order = {"condition": [{"test": f"datum.series === '{FALLBACK}'", "value": 1}], "value": 0}
-    y = {**_y(), "stack": "zero"}
-    return {
-        "data": {"name": "own"},
-        "mark": {"type": "area", "opacity": 0.6},
-        "params": zoom_params(),
-        "encoding": {"x": x_encoding("step"), "y": y, "order": order, "color": styles["color"]},
-    }
+    encoding = {"x": x_encoding("step"), "y": _y(stack="zero"), "order": order, "color": styles["color"]}
+    return layer("own", "area", encoding, params=zoom_params(), opacity=0.6)
 
 
 def _lines(styles: Spec) -> list[Spec]:
-    line: Spec = {
-        "data": {"name": "others"},
-        "mark": {"type": "line", "strokeWidth": 2},
-        "encoding": {"x": x_encoding("step"), "y": _y(), **styles},
-    }
+    place = {"x": x_encoding("step"), "y": _y()}
     tips = [{"field": "series"}, {"field": "x", "title": "step"}, {"field": "y", "title": "passes", "format": NUMBER}]
-    dots: Spec = {
-        "data": {"name": "points"},
-        "mark": {"type": "point", "filled": True, "size": 45, "color": MUTED},
-        "params": hover_params(),
-        "encoding": {
-            "x": x_encoding("step"),
-            "y": _y(),
-            "opacity": {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0},
-            "tooltip": tips,
-        },
-    }
-    return [line, dots]
+    dots = {**place, "opacity": on_hover(0), "tooltip": tips}
+    return [
+        layer("others", "line", {**place, **styles}, strokeWidth=2),
+        layer("points", "point", dots, params=hover_params(), filled=True, size=45, color=MUTED),
+    ]
 
 
 def _limit() -> list[Spec]:
-    y: Spec = {"field": "y", "type": "quantitative"}
+    words = {"y": quantity(), "x": {"value": 0}, "text": {"field": "label"}}
+    place: Spec = {"align": "left", "baseline": "bottom", "dx": 4, "dy": -2}
     return [
-        {
-            "data": {"name": "limit"},
-            "mark": {"type": "rule", "aria": False, "strokeWidth": 2, "color": MUTED},
-            "encoding": {"y": y},
-        },
-        {
-            "data": {"name": "limit"},
-            "mark": {
-                "type": "text",
-                "aria": False,
-                "align": "left",
-                "baseline": "bottom",
-                "dx": 4,
-                "dy": -2,
-                "color": MUTED,
-            },
-            "encoding": {"y": y, "x": {"value": 0}, "text": {"field": "label"}},
-        },
+        layer("limit", "rule", {"y": quantity()}, aria=False, strokeWidth=2, color=MUTED),
+        layer("limit", "text", words, aria=False, color=MUTED, **place),
     ]
 
 

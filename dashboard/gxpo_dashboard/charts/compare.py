@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
+from gxpo_client.formats import figure, known, percent
 from gxpo_dashboard.charts.base import (
     AXES,
+    MUTED,
     Chart,
     Spec,
     axis_value,
     color,
     labels_frame,
+    layer,
     line_layers,
     near,
     points_frame,
+    quantity,
     threshold_layers,
+    typed_frame,
     x_encoding,
     y_encoding,
     z_encoding,
 )
-from gxpo_dashboard.charts.benchmarks import interval_layers, score_lines
-from gxpo_dashboard.text.formats import figure, known, percent
+from gxpo_dashboard.charts.benchmarks import interval_layer, score_lines
 from gxpo_dashboard.view_models.series import Points, number
 
 Answer = Mapping[str, Any]
@@ -58,7 +62,7 @@ def accuracy_chart(answer: Answer, x: str, seeds: bool = False) -> Chart:
     frame = curves_frame(answer, x)
     metric = answer["metric"]
     datasets = {"points": frame}
-    layers = [*interval_layers(names, x), *score_lines(names, metric, x)]
+    layers = [interval_layer(names, x), *score_lines(names, metric, x)]
     if seeds:
         datasets["seeds"] = seeds_frame(answer, x)
         layers.insert(1, _seed_layer(names, x))
@@ -160,23 +164,18 @@ def heat_map_chart(answer: Answer) -> Chart:
     y: Spec = {"field": "y", "type": "ordinal", "sort": y_names, "title": answer["y"]}
     tips = [{"field": name} for name in ("x", "y", "text", "interval", "runs")]
     # Light cells in both colour schemes, so that dark text is readable.
-    fill = {
-        "condition": {"test": "!isValid(datum.value)", "value": NO_VALUE},
-        "field": "value",
-        "type": "quantitative",
-        "legend": None,
-        "scale": {"zero": False, "range": list(CELLS)},
-    }
-    cells: Spec = {
-        "data": {"name": "points"},
-        "mark": {"type": "rect", "invalid": None, "stroke": "#7b8794", "strokeWidth": 0.5},
-        "encoding": {"x": x, "y": y, "color": fill, "tooltip": tips},
-    }
-    texts: Spec = {
-        "data": {"name": "points"},
-        "mark": {"type": "text", "fontSize": 15, "fontWeight": 600, "color": CELL_TEXT},
-        "encoding": {"x": x, "y": y, "text": {"field": "text"}},
-    }
+    fill = quantity(
+        "value",
+        condition={"test": "!isValid(datum.value)", "value": NO_VALUE},
+        legend=None,
+        scale={"zero": False, "range": list(CELLS)},
+    )
+    place = {"x": x, "y": y}
+    cells = layer(
+        "points", "rect", {**place, "color": fill, "tooltip": tips}, invalid=None, stroke=MUTED, strokeWidth=0.5
+    )
+    words = {**place, "text": {"field": "text"}}
+    texts = layer("points", "text", words, fontSize=15, fontWeight=600, color=CELL_TEXT)
     best = max((row for row in rows if known(row[2])), key=lambda row: row[2], default=None)
     mixed = f" Each cell also averages over {', '.join(answer['mixed'])}." if answer["mixed"] else ""
     return Chart(
@@ -194,21 +193,18 @@ def heat_map_chart(answer: Answer) -> Chart:
 
 def settings_table(answer: Answer) -> pd.DataFrame:
     """Differing settings: one row per setting, one column per configuration."""
-    names = [group["name"] for group in answer["groups"]]
-    rows = [
-        (entry["setting"], *(_setting(entry["values"].get(name)) for name in names)) for entry in answer["settings"]
-    ]
-    return pd.DataFrame(rows, columns=["setting", *names])
+    return _differing(answer, "settings", "setting", lambda value: "–" if value is None else str(value))
 
 
 def conditions_table(answer: Answer) -> pd.DataFrame:
     """Differing conditions and hardware."""
+    return _differing(answer, "differences", "condition", lambda values: ", ".join(["–"] if values is None else values))
+
+
+def _differing(answer: Answer, part: str, title: str, say: Callable[[Any], str]) -> pd.DataFrame:
     names = [group["name"] for group in answer["groups"]]
-    rows = [
-        (entry["setting"], *(", ".join(entry["values"].get(name, ["–"])) for name in names))
-        for entry in answer["differences"]
-    ]
-    return pd.DataFrame(rows, columns=["condition", *names])
+    rows = [(entry["setting"], *(say(entry["values"].get(name)) for name in names)) for entry in answer[part]]
+    return pd.DataFrame(rows, columns=[title, *names])
 
 
 def text_table(table: Mapping[str, Any]) -> pd.DataFrame:
@@ -230,22 +226,13 @@ def _curve_rows(name: str, curve: Mapping[str, Any], x: str) -> list[tuple[Any, 
 
 
 def _frame(rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
-    frame = pd.DataFrame(rows, columns=["series", "x", "y", "low", "high", "step"])
     numbers = dict.fromkeys(("x", "y", "low", "high"), "float64")
-    return frame.astype({**numbers, "series": "str", "step": "int64"})
+    return typed_frame(rows, series="str", **numbers, step="int64")
 
 
 def _seed_layer(names: Sequence[str], x: str) -> Spec:
-    return {
-        "data": {"name": "seeds"},
-        "mark": {"type": "line", "aria": False, "strokeWidth": 1, "opacity": 0.55},
-        "encoding": {
-            "x": x_encoding(x),
-            "y": {"field": "y", "type": "quantitative"},
-            "color": color(names, marks=True),
-            "detail": {"field": "seed"},
-        },
-    }
+    place = {"x": x_encoding(x), "y": quantity(), "color": color(names, marks=True), "detail": {"field": "seed"}}
+    return layer("seeds", "line", place, aria=False, strokeWidth=1, opacity=0.55)
 
 
 def _run_label(group: Mapping[str, Any], run: Mapping[str, Any]) -> str:
@@ -266,10 +253,6 @@ def _gate_words(answer: Answer) -> str:
         if run["gate"]["threshold"] is not None
     ]
     return f"Shut off: {', '.join(parts)}." if parts else "No run has a gate."
-
-
-def _setting(value: Any) -> str:
-    return "–" if value is None else str(value)
 
 
 def _word(value: Any) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gxpo_client.formats import percent, size
 from gxpo_dashboard.charts.base import Chart, metric_chart
-from gxpo_dashboard.text.formats import percent, size
 from gxpo_dashboard.view_models.series import Series
 
 REWARD = {"reward/mean": "mean reward", "reward/zero_variance_fraction": "groups without signal"}

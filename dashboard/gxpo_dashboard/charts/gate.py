@@ -11,33 +11,28 @@ from typing import Any
 
 import pandas as pd
 
+from gxpo_client.formats import figure, known
 from gxpo_dashboard.charts.base import (
     AXES,
     MUTED,
     Chart,
     Spec,
     labels_frame,
+    layer,
     line_layers,
     long_frame,
     near,
+    quantity,
     threshold_layers,
+    typed_frame,
     value_at,
     x_encoding,
     y_encoding,
     z_encoding,
 )
-from gxpo_dashboard.text.formats import figure, known
 from gxpo_dashboard.view_models.series import Points, Series
 
-NAMES = (
-    "gate/active",
-    "gate/z",
-    "gate/threshold",
-    "gate/value",
-    "gate/mean",
-    "gate/std",
-    "gate/shutoff_step",
-)
+NAMES = tuple(f"gate/{name}" for name in ("active", "z", "threshold", "value", "mean", "std", "shutoff_step"))
 LOOK_AHEAD, FALLBACK = "look-ahead on", "fallback to GRPO"
 
 
@@ -61,7 +56,7 @@ def phases(series: Series, x: str = "step") -> pd.DataFrame:
                 rows.append((value_at(active, start, x), value_at(active, step, x), _phase(state)))
                 start, state = step, bool(value)
         rows.append((value_at(active, start, x), value_at(active, active.steps[-1], x), _phase(state)))
-    return pd.DataFrame(rows, columns=["x", "x2", "phase"]).astype({"x": "float64", "x2": "float64", "phase": "str"})
+    return typed_frame(rows, x="float64", x2="float64", phase="str")
 
 
 def z_chart(series: Series, x: str = "step", two_sided: bool = False) -> Chart:
@@ -72,26 +67,11 @@ def z_chart(series: Series, x: str = "step", two_sided: bool = False) -> Chart:
     rules = labels_frame(
         (limit, f"{'−' if limit < 0 else ''}τ = {figure(abs(limit))}") for limit in limits if known(limit)
     )
-    spec: Spec = {
-        "layer": [
-            *_phase_layers(x),
-            *line_layers(["z-score"], x, z_encoding()),
-            *threshold_layers(),
-            *_shutoff_layers(x),
-        ]
-    }
-    datasets = {
-        "points": frame,
-        "near": near(frame),
-        "rules": rules,
-        "phases": phases(series, x),
-        "shutoff": _shutoff_frame(series, x),
-    }
     return Chart(
         "gate-z",
         "Gate: z-score",
-        spec,
-        datasets,
+        {"layer": [_phases(x), *line_layers(["z-score"], x, z_encoding()), *threshold_layers(), *_shutoff_layers(x)]},
+        {"points": frame, "near": near(frame), "rules": rules, **_marks(series, x)},
         f"z-score of the gate against its threshold over {AXES[x]}, phases shaded, shut-off marked",
         _z_words(series, tau, two_sided),
         "Not smoothed. 0 is the window mean, 1 its standard deviation; at τ the look-ahead is switched off."
@@ -105,21 +85,9 @@ def value_chart(series: Series, x: str = "step", watched: str = "monitored value
     names = {"gate/value": watched, "gate/mean": "window mean"}
     present = {name: label for name, label in names.items() if series.get(name)}
     frame = long_frame(series, present, x)
-    band_y: Spec = {"field": "low", "type": "quantitative", "title": watched}
-    band: Spec = {
-        "data": {"name": "band"},
-        "mark": {"type": "area", "aria": False, "opacity": 0.22, "color": MUTED},
-        "encoding": {"x": x_encoding(x), "y": band_y, "y2": {"field": "high"}},
-    }
+    bounds = {"x": x_encoding(x), "y": quantity("low", title=watched), "y2": {"field": "high"}}
+    band = layer("band", "area", bounds, aria=False, opacity=0.22, color=MUTED)
     layers = line_layers(list(present.values()), x, y_encoding(watched))
-    spec: Spec = {"layer": [*_phase_layers(x), band, *layers, *_shutoff_layers(x)]}
-    datasets = {
-        "points": frame,
-        "near": near(frame),
-        "band": _band(series, x),
-        "phases": phases(series, x),
-        "shutoff": _shutoff_frame(series, x),
-    }
     last = {name: series[name].last for name in ("gate/value", "gate/mean", "gate/std") if series.get(name)}
     words = (
         f"Latest value {figure(last.get('gate/value'))}; window mean {figure(last.get('gate/mean'))} "
@@ -130,8 +98,8 @@ def value_chart(series: Series, x: str = "step", watched: str = "monitored value
     return Chart(
         "gate-value",
         "Gate: monitored value",
-        spec,
-        datasets,
+        {"layer": [_phases(x), band, *layers, *_shutoff_layers(x)]},
+        {"points": frame, "near": near(frame), "band": _band(series, x), **_marks(series, x)},
         f"{watched} with the gate window's mean and spread over {AXES[x]}",
         words,
         "Band: window mean ± one standard deviation.",
@@ -151,43 +119,34 @@ def _band(series: Series, x: str) -> pd.DataFrame:
         for step, value in zip(mean.steps, mean.y, strict=True):
             if known(value) and known(spread.get(step)):
                 rows.append((value_at(mean, step, x), value - spread[step], value + spread[step]))
-    return pd.DataFrame(rows, columns=["x", "low", "high"]).astype("float64")
+    return typed_frame(rows, x="float64", low="float64", high="float64")
 
 
-def _shutoff_frame(series: Series, x: str) -> pd.DataFrame:
+def _marks(series: Series, x: str) -> dict[str, pd.DataFrame]:
+    """Datasets of the shaded phases and of the marked shut-off."""
     step = shutoff_step(series)
     points: Points | None = series.get("gate/value") or series.get("gate/active")
     rows = [] if step is None else [(value_at(points, step, x), f"shut off at step {step}")]
-    return labels_frame(rows, "x")
+    return {"phases": phases(series, x), "shutoff": labels_frame(rows, "x")}
 
 
-def _phase_layers(x: str) -> list[Spec]:
-    colors: Mapping[str, Any] = {
+def _phases(x: str) -> Spec:
+    fill: Mapping[str, Any] = {
         "field": "phase",
         "type": "nominal",
         "scale": {"domain": [LOOK_AHEAD, FALLBACK], "range": ["#3c7dba", "#9aa5b1"]},
         "legend": {"orient": "top", "title": None, "symbolType": "square", "symbolOpacity": 0.35, "columns": 2},
     }
-    rect: Spec = {
-        "data": {"name": "phases"},
-        "mark": {"type": "rect", "aria": False, "opacity": 0.13},
-        "encoding": {"x": x_encoding(x), "x2": {"field": "x2"}, "fill": colors},
-    }
-    return [rect]
+    return layer("phases", "rect", {"x": x_encoding(x), "x2": {"field": "x2"}, "fill": fill}, aria=False, opacity=0.13)
 
 
 def _shutoff_layers(x: str) -> list[Spec]:
-    rule: Spec = {
-        "data": {"name": "shutoff"},
-        "mark": {"type": "rule", "aria": False, "strokeWidth": 2, "strokeDash": [2, 3], "color": MUTED},
-        "encoding": {"x": x_encoding(x)},
-    }
-    label: Spec = {
-        "data": {"name": "shutoff"},
-        "mark": {"type": "text", "aria": False, "align": "right", "baseline": "top", "dx": -5, "dy": 4, "color": MUTED},
-        "encoding": {"x": x_encoding(x), "y": {"value": 0}, "text": {"field": "label"}},
-    }
-    return [rule, label]
+    place: Spec = {"align": "right", "baseline": "top", "dx": -5, "dy": 4}
+    words = {"x": x_encoding(x), "y": {"value": 0}, "text": {"field": "label"}}
+    return [
+        layer("shutoff", "rule", {"x": x_encoding(x)}, aria=False, strokeWidth=2, strokeDash=[2, 3], color=MUTED),
+        layer("shutoff", "text", words, aria=False, color=MUTED, **place),
+    ]
 
 
 def _z_words(series: Series, tau: float, two_sided: bool) -> str:

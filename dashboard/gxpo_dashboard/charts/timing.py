@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import pandas as pd
 
-from gxpo_dashboard.charts.base import AXES, MUTED, NUMBER, Chart, Spec, x_encoding, zoom_params
-from gxpo_dashboard.text.formats import duration, known
+from gxpo_client.formats import duration, known
+from gxpo_dashboard.charts.base import (
+    AXES,
+    MUTED,
+    NUMBER,
+    Chart,
+    Spec,
+    by_series,
+    layer,
+    quantity,
+    typed_frame,
+    x_encoding,
+    zoom_params,
+)
 from gxpo_dashboard.view_models.series import Series
 
 PARTS = {
@@ -46,37 +58,18 @@ def step_time_chart(series: Series) -> Chart:
     names = [label for label in (*PARTS.values(), REST) if label in set(frame["series"])]
     order = {label: position for position, label in enumerate(names)}
     frame = frame.assign(order=frame["series"].map(order).astype("float64"))
-    spec: Spec = {
-        "layer": [
-            {
-                "data": {"name": "points"},
-                "mark": {"type": "area", "interpolate": "step", "opacity": 0.85, "line": False, "tooltip": True},
-                "params": zoom_params(),
-                "encoding": {
-                    "x": x_encoding("step"),
-                    "y": {
-                        "field": "y",
-                        "type": "quantitative",
-                        "stack": "zero",
-                        "title": "seconds",
-                        "axis": {"format": NUMBER, "tickCount": 5, "labelFlush": False},
-                    },
-                    "order": {"field": "order", "type": "quantitative"},
-                    "fill": {
-                        "field": "series",
-                        "type": "nominal",
-                        "scale": {"domain": names},
-                        "legend": {"orient": "top", "title": None, "symbolType": "square", "columns": 5},
-                        "sort": None,
-                    },
-                },
-            }
-        ]
+    axis = {"format": NUMBER, "tickCount": 5, "labelFlush": False}
+    encoding: Spec = {
+        "x": x_encoding("step"),
+        "y": quantity(stack="zero", title="seconds", axis=axis),
+        "order": quantity("order"),
+        "fill": by_series({"orient": "top", "title": None, "symbolType": "square", "columns": 5}, names),
     }
+    area: Spec = {"interpolate": "step", "opacity": 0.85, "line": False, "tooltip": True}
     return Chart(
         "step-time",
         "Step time",
-        spec,
+        {"layer": [layer("points", "area", encoding, params=zoom_params(), **area)]},
         {"points": frame[["x", "series", "y", "order"]]},
         f"Seconds of sampling, verifying, update, weight sync and other, stacked over {AXES['step']}",
         _words(frame),
@@ -90,7 +83,7 @@ def totals(series: Series) -> pd.DataFrame:
     parts = step_parts(series)
     steps = parts["x"].nunique()
     if not steps:
-        return pd.DataFrame({"series": pd.Series(dtype="str"), "y": pd.Series(dtype="float64")}).assign(label="")
+        return typed_frame([], series="str", y="float64", label="str")
     means = parts.groupby("series", sort=False)["y"].sum() / steps
     rows = [(str(name), float(value)) for name, value in means.items()]
     for name, label in OUTSIDE_STEP.items():
@@ -105,28 +98,14 @@ def totals_chart(series: Series) -> Chart:
     frame = totals(series)
     names = [*PARTS.values(), REST, *OUTSIDE_STEP.values()]
     y: Spec = {"field": "series", "type": "nominal", "sort": names, "title": None, "axis": {"labelLimit": 160}}
-    x: Spec = {
-        "field": "y",
-        "type": "quantitative",
-        "title": "mean seconds per step",
-        "axis": {"tickCount": 5, "format": NUMBER},
-        "scale": {"padding": 40, "nice": False, "zero": True},
-    }
-    spec: Spec = {
-        "layer": [
-            {"data": {"name": "points"}, "mark": {"type": "bar"}, "encoding": {"x": x, "y": y}},
-            {
-                "data": {"name": "points"},
-                "mark": {"type": "text", "align": "left", "dx": 4, "color": MUTED},
-                "encoding": {"x": x, "y": y, "text": {"field": "label"}},
-            },
-        ]
-    }
+    axis, scale = {"tickCount": 5, "format": NUMBER}, {"padding": 40, "nice": False, "zero": True}
+    place = {"x": quantity(title="mean seconds per step", axis=axis, scale=scale), "y": y}
+    values = layer("points", "text", {**place, "text": {"field": "label"}}, align="left", dx=4, color=MUTED)
     words = ", ".join(f"{row.series} {row.label}" for row in frame.itertuples())
     return Chart(
         "time-totals",
         "Mean step time",
-        spec,
+        {"layer": [layer("points", "bar", place), values]},
         {"points": frame},
         "Mean seconds per step of each part, including evaluation and checkpoints",
         f"{words[:1].upper()}{words[1:]}." if words else "No steps yet.",
@@ -137,8 +116,7 @@ def totals_chart(series: Series) -> Chart:
 
 
 def _frame(rows: list[tuple[float, str, float]]) -> pd.DataFrame:
-    frame = pd.DataFrame(rows, columns=["x", "series", "y"])
-    return frame.astype({"x": "float64", "series": "str", "y": "float64"})
+    return typed_frame(rows, x="float64", series="str", y="float64")
 
 
 def _words(frame: pd.DataFrame) -> str:

@@ -1,1 +1,1 @@
-"""Labels and formats of numbers and times. Pure."""
+"""Labels and messages. Pure."""

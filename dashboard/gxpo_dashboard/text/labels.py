@@ -20,7 +20,6 @@ STATES: dict[str, str] = {
 }
 """A symbol and a word: colour is never the only cue."""
 TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
-ACTIVE = tuple(state for state in STATES if state not in TERMINAL)
 
 REASONS: dict[str, str] = {
     "invalid_config": "Invalid config. The message names the setting; clone the run and fix it.",
@@ -62,6 +61,11 @@ def plain(text: object) -> str:
     for mark in ("://", "www.", "@"):
         words = words.replace(mark, f"{mark[:-1]}\u2060{mark[-1]}" if len(mark) > 1 else f"{mark}\u2060")
     return _SPECIAL.sub(r"\\\1", words)
+
+
+def comma_separated(text: str) -> list[str]:
+    """`a, b` → [a, b]."""
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def state_word(state: str) -> str:

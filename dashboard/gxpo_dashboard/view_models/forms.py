@@ -33,17 +33,10 @@ class Setting:
     value: Any
     options: tuple[Any, ...] = ()
     optional: bool = False
-    minimum: float | None = None
-    maximum: float | None = None
 
     @property
     def section(self) -> str:
         return self.path.partition(".")[0] if "." in self.path else "general"
-
-    @property
-    def label(self) -> str:
-        """The path without its section: `learner.rule.k` → `rule.k`."""
-        return self.path.partition(".")[2] or self.path
 
 
 class BadValue(ValueError):
@@ -169,10 +162,9 @@ def _leaf(path: str, entry: Mapping[str, Any], found: Mapping[str, Any], value: 
     else:
         kinds: dict[Any, Kind] = {"integer": "integer", "number": "number", "boolean": "boolean", "string": "text"}
         kind = kinds.get(found.get("type"), "json")
-    low, high = found.get("minimum", found.get("exclusiveMinimum")), found.get("maximum")
     if kind == "choice" and optional:
         options = (None, *options)
-    return Setting(path, kind, _help(entry, found), value, options, optional, low, high)
+    return Setting(path, kind, _help(entry, found), value, options, optional)
 
 
 def _resolve(root: Mapping[str, Any], entry: Mapping[str, Any], value: Any) -> tuple[Mapping[str, Any], bool]:

@@ -32,7 +32,6 @@ class Rule:
     family: str = ""
     open_passes: int = 1
     open_settings: tuple[str, ...] = ()
-    closed_passes: int = 1
     watched: str | None = None
     symbols: Mapping[str, str] = field(default_factory=dict)
     defaults: Settings = field(default_factory=dict)
@@ -41,10 +40,9 @@ class Rule:
     def color(self) -> str:
         return _COLORS[self.position % len(_COLORS)]
 
-    def passes_per_step(self, settings: Settings, gate_open: bool = True) -> int:
-        """Backward passes of a step, with `settings` where they have what the rule needs and its defaults elsewhere."""
-        if not gate_open:
-            return self.closed_passes
+    def passes_per_step(self, settings: Settings) -> int:
+        """Backward passes of a step with an open gate, from `settings` where they have what the rule needs and its
+        defaults elsewhere."""
         return self.open_passes + sum(int(self._value(settings, name) or 0) for name in self.open_settings)
 
     def label_with_cost(self, settings: Settings) -> str:
@@ -105,8 +103,7 @@ def _rule(schema: Mapping[str, Any], position: int) -> Rule:
     properties: Mapping[str, Any] = schema["properties"]
     declared: Mapping[str, Any] = schema.get(_DECLARATIONS) or {}
     name = str(properties["name"]["const"])
-    passes = declared.get("passes_per_step") or {}
-    opened = passes.get("gate_open") or {}
+    opened = (declared.get("passes_per_step") or {}).get("gate_open") or {}
     signal = declared.get("gate_signal") or ({"label": "monitored value"} if "gate" in properties else {})
     return Rule(
         name,
@@ -115,7 +112,6 @@ def _rule(schema: Mapping[str, Any], position: int) -> Rule:
         family=str(declared.get("family") or ""),
         open_passes=int(opened.get("constant", 1)),
         open_settings=tuple(opened.get("settings") or ()),
-        closed_passes=int(passes.get("gate_closed", 1)),
         watched=signal.get("label"),
         symbols={item["setting"]: item["symbol"] for item in declared.get("symbols") or ()},
         defaults={setting: part.get("default") for setting, part in properties.items()},

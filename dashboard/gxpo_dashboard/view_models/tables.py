@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from gxpo_dashboard.text.formats import count, duration, known, moment
+from gxpo_client.formats import count, duration, known, moment
 from gxpo_dashboard.text.labels import state_word
 from gxpo_dashboard.view_models.series import number
 
@@ -63,18 +63,6 @@ def time_left(run: Json) -> str:
     return duration(progress.get("seconds_left"))
 
 
-def differences(configs: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """Settings that are not the same in all configs (label → config): one row a setting, one column a run."""
-    flat = {label: dict(_flatten(config)) for label, config in configs.items()}
-    paths = list(dict.fromkeys(path for settings in flat.values() for path in settings))
-    rows = []
-    for path in paths:
-        found = [flat[label].get(path, "–") for label in flat]
-        if any(value != found[0] for value in found[1:]):
-            rows.append({"setting": path, **{label: str(value) for label, value in zip(flat, found, strict=True)}})
-    return pd.DataFrame(rows, columns=["setting", *flat])
-
-
 def _row(run: Json, baseline: Json | None, trend: Sequence[float] | None) -> list[Any]:
     progress = run.get("progress") or {}
     score, reference = number(run.get("score")), number((baseline or {}).get("score"))
@@ -102,10 +90,3 @@ def _row(run: Json, baseline: Json | None, trend: Sequence[float] | None) -> lis
         run.get("reason"),
         run["id"],
     ]
-
-
-def _flatten(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = []
-    for name, value in config.items():
-        rows += _flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
-    return rows

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import streamlit as st
 
 from gxpo_client.client import Refused, ServiceUnavailable
 from gxpo_dashboard.session import visitor
 from gxpo_dashboard.session.navigation import go
-from gxpo_dashboard.text.labels import ACTIONS, NO_RIGHT, plain
+from gxpo_dashboard.text.labels import ACTIONS, NO_RIGHT, comma_separated, plain
 
 Json = dict[str, Any]
 
@@ -32,33 +33,31 @@ def act(runs: Sequence[str], action: str, body: Json | None = None) -> list[Json
     return done
 
 
+def change_button(label: str, icon: str, **widget: Any) -> bool:
+    """A button of a change, disabled for read-only tokens."""
+    allowed = visitor.may_change()
+    return st.button(label, icon=icon, disabled=not allowed, help=None if allowed else NO_RIGHT, **widget)
+
+
 def buttons(run: Json, key: str) -> None:
     """Buttons of the possible actions of a run."""
-    allowed = visitor.may_change()
     with st.container(horizontal=True, gap="small"):
         for action in ("pause", "resume", "cancel", "retry"):
-            if action in run["possible_actions"]:
-                label, icon = ACTIONS[action]
-                if st.button(
-                    label, icon=icon, key=f"{key}-{action}", disabled=not allowed, help=None if allowed else NO_RIGHT
-                ):
-                    if action == "cancel":
-                        ask("cancel", run)
-                    else:
-                        made = act([run["id"]], action)
-                        if action == "retry" and made:
-                            go("run", run=made[0]["id"])
-        if st.button("Clone…", icon=ACTIONS["clone"][1], key=f"{key}-clone", disabled=not allowed):
+            if action in run["possible_actions"] and change_button(*ACTIONS[action], key=f"{key}-{action}"):
+                if action == "cancel":
+                    ask("cancel", run)
+                made = act([run["id"]], action)
+                if action == "retry" and made:
+                    go("run", run=made[0]["id"])
+        if change_button("Clone…", ACTIONS["clone"][1], key=f"{key}-clone"):
             ask("clone", run)
-        if st.button("Edit…", icon=":material/edit:", key=f"{key}-edit", disabled=not allowed):
+        if change_button("Edit…", ":material/edit:", key=f"{key}-edit"):
             ask("edit", run)
-        if "delete" in run["possible_actions"] and st.button(
-            "Delete…", icon=":material/delete:", key=f"{key}-delete", disabled=not allowed
-        ):
+        if "delete" in run["possible_actions"] and change_button("Delete…", ":material/delete:", key=f"{key}-delete"):
             ask("delete", run)
 
 
-def ask(dialog: str, run: Json) -> None:
+def ask(dialog: str, run: Json) -> NoReturn:
     """Open a dialog: `cancel`, `clone`, `edit`, `delete`.
 
     The page opens it, because the next refresh of a fragment would close it.
@@ -75,6 +74,17 @@ def dialogs() -> None:
         shown[asked[0]](asked[1])
 
 
+@contextmanager
+def _errors_shown() -> Iterator[None]:
+    """Show the service's errors in a dialog, which stays open."""
+    try:
+        yield
+    except (Refused, ServiceUnavailable) as error:
+        st.error(plain(str(error)))
+        for field, message in error.errors:
+            st.text(f"{field}: {message}")
+
+
 @st.dialog("Cancel this run?")
 def _confirm_cancel(run: Json) -> None:
     st.write("It stops at the end of its step and cannot be resumed. Its results are kept.")
@@ -89,12 +99,9 @@ def _confirm_delete(run: Json) -> None:
     st.write("Its metrics, samples, logs and checkpoints are deleted permanently.")
     st.text(run["name"])
     if st.button("Delete run", type="primary", key="confirm-delete"):
-        try:
+        with _errors_shown():
             visitor.client().delete(run["id"])
-        except (Refused, ServiceUnavailable) as error:
-            st.error(plain(str(error)))
-            return
-        go("runs")
+            go("runs")
 
 
 @st.dialog("Clone", width="medium")
@@ -108,17 +115,8 @@ def _clone(run: Json) -> None:
     )
     if st.button("Submit", type="primary", key="clone-submit"):
         body = {"name": name, "overrides": [line.strip() for line in typed.splitlines() if line.strip()]}
-        try:
-            made = visitor.client().act(run["id"], "clone", body)
-        except Refused as error:
-            st.error(plain(str(error)))
-            for field, message in error.errors:
-                st.text(f"{field}: {message}")
-            return
-        except ServiceUnavailable as error:
-            st.error(plain(str(error)))
-            return
-        go("run", run=made["id"])
+        with _errors_shown():
+            go("run", run=visitor.client().act(run["id"], "clone", body)["id"])
 
 
 @st.dialog("Edit", width="medium")
@@ -129,13 +127,9 @@ def _edit(run: Json) -> None:
     notes = st.text_area("Notes", value=run["notes"])
     archived = st.checkbox("Archived", value=run["archived"], help="Archived runs are hidden from the list.")
     if st.button("Save", type="primary", key="edit-save"):
-        words = [tag.strip() for tag in tags.split(",") if tag.strip()]
-        try:
-            visitor.client().change(run["id"], name=name, tags=words, notes=notes, archived=archived)
-        except (Refused, ServiceUnavailable) as error:
-            st.error(plain(str(error)))
-            return
-        st.rerun()
+        with _errors_shown():
+            visitor.client().change(run["id"], name=name, tags=comma_separated(tags), notes=notes, archived=archived)
+            st.rerun()
 
 
 def tag_runs(runs: Sequence[Json], word: str) -> None:

@@ -63,7 +63,7 @@ def _body(runs: list[str], labels: dict[str, str], metric: str, published: pd.Da
         grid([charts.benchmark_chart(name, frame, metric, names, published) for name in found], "-".join(runs)[:80])
         table = charts.score_table(frame, published)
         st.markdown(f"#### {plain(metric)} summary")
-        percent = st.column_config.NumberColumn(format="%.1f %%")
+        percent = st.column_config.NumberColumn(format="%.1f%%")
         columns = [name for name in table.columns if table[name].dtype == "float64"]
         config = dict.fromkeys(columns, percent)
         shown = table.assign(**{name: 100 * table[name] for name in columns})

@@ -9,10 +9,11 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from gxpo_client.formats import count, moment, percent, size
 from gxpo_dashboard.session import permalinks, visitor
-from gxpo_dashboard.text.formats import count, moment, percent, size
 from gxpo_dashboard.text.labels import VERDICTS, plain
 from gxpo_dashboard.view_models.series import number
+from gxpo_dashboard.widgets.pages import cursors, pager
 from gxpo_dashboard.widgets.shown import download, empty, foreign
 
 Json = dict[str, Any]
@@ -38,8 +39,8 @@ def samples(run: str, x: str) -> None:
         verdict = permalinks.select(
             "Verdict", "verdict", ["", *VERDICTS], "", format_func=lambda v: VERDICTS.get(v, "any"), width=220
         )
-    cursors = _cursors((run, step, verdict))
-    query = {"step": step, "verdict": verdict, "limit": _PAGE, "cursor": cursors[-1] if cursors else None}
+    visited = cursors("samples", (run, step, verdict))
+    query = {"step": step, "verdict": verdict, "limit": _PAGE, "cursor": visited[-1] if visited else None}
     answer = visitor.client().samples(run, **query)
     items = answer["items"]
     if not items:
@@ -48,7 +49,7 @@ def samples(run: str, x: str) -> None:
     listed, read = st.columns([2, 3])
     with listed:
         row = _sample_list(items, run)
-        _sample_pager(cursors, answer["next_cursor"], len(items))
+        pager("samples", visited, answer["next_cursor"], len(visited) * _PAGE, len(items))
     with read, st.container(border=True):
         _sample(items[row])
 
@@ -98,35 +99,9 @@ def _sample(item: Json) -> None:
         foreign("Grader", extra["detail"])
 
 
-def _cursors(query: Any) -> list[str]:
-    if st.session_state.get("samples_query") != query:
-        st.session_state["samples_query"], st.session_state["samples_cursors"] = query, []
-    cursors: list[str] = st.session_state["samples_cursors"]
-    return cursors
-
-
-def _sample_pager(cursors: list[str], following: str | None, num: int) -> None:
-    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        if st.button("Back", icon=":material/chevron_left:", disabled=not cursors, key="samples-back"):
-            cursors.pop()
-            st.rerun(scope="fragment")
-        if st.button("Next", icon=":material/chevron_right:", disabled=following is None, key="samples-next"):
-            cursors.append(str(following))
-            st.rerun(scope="fragment")
-        first = len(cursors) * _PAGE
-        st.caption(f"Samples {first + 1} to {first + num}")
-
-
 def events(run: str, x: str) -> None:
     """Events of the run, newest first."""
-    found: list[Json] = []
-    after = 0
-    for _ in range(_EVENT_PARTS):
-        answer = visitor.client().events(run, after)
-        found += answer["items"]
-        if not answer["items"]:
-            break
-        after = answer["next_after"]
+    found = visitor.client().all_events(run, max_pages=_EVENT_PARTS)
     if not found:
         empty("No events yet", "State changes, checkpoints and failures appear here.")
         return

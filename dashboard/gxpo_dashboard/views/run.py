@@ -7,11 +7,11 @@ from typing import Any
 
 import streamlit as st
 
+from gxpo_client.formats import count, duration, moment, percent
 from gxpo_dashboard.charts import budget, curves, gate, timing
 from gxpo_dashboard.charts.base import AXES, Chart
 from gxpo_dashboard.charts.benchmarks import accuracy_chart, metrics_of
 from gxpo_dashboard.session import permalinks, visitor
-from gxpo_dashboard.text.formats import count, duration, moment, percent
 from gxpo_dashboard.text.labels import TERMINAL, plain, state_word, why
 from gxpo_dashboard.view_models.series import Series, number
 from gxpo_dashboard.view_models.tables import passes_used, time_left

@@ -7,14 +7,15 @@ from typing import Any
 
 import streamlit as st
 
+from gxpo_client.formats import count
 from gxpo_dashboard.charts.curves import sparkline
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.navigation import go
-from gxpo_dashboard.text.formats import count
-from gxpo_dashboard.text.labels import ACTIONS, NO_RIGHT, STATES, plain
+from gxpo_dashboard.text.labels import ACTIONS, STATES, comma_separated, plain
 from gxpo_dashboard.view_models.series import number
 from gxpo_dashboard.view_models.tables import COLUMNS, SHOWN, runs_table
 from gxpo_dashboard.views import actions
+from gxpo_dashboard.widgets.pages import cursors, pager
 from gxpo_dashboard.widgets.shown import empty, live
 
 Json = dict[str, Any]
@@ -73,7 +74,7 @@ def _filters() -> tuple[Json, list[str], str]:
         "sort": sort,
         "order": order,
         "model": model,
-        "tag": [tag.strip() for tag in tags.split(",") if tag.strip()],
+        "tag": comma_separated(tags),
         "group": group,
         "limit": int(size),
         "archived": "any" if archived else "false",
@@ -86,18 +87,22 @@ _ORDER = {"desc": "descending", "asc": "ascending"}
 
 def _list(query: Json, columns: Sequence[str], baseline_id: str) -> None:
     with visitor.guarded():
-        cursors = _cursors(query)
-        answer = visitor.client().runs(**query, cursor=cursors[-1] if cursors else None)
+        visited = cursors("runs", query)
+        answer = visitor.client().runs(**query, cursor=visited[-1] if visited else None)
         if answer["total"] is not None:
             st.session_state["runs_total"] = answer["total"]
         st.session_state["runs_page"] = answer["items"]
         if not answer["items"]:
-            _nothing(query, bool(cursors))
+            _nothing(query, bool(visited))
         else:
             baseline = _baseline(baseline_id, answer["items"])
             chosen = _table(answer["items"], columns, baseline)
             _bar(chosen, baseline)
-        _pager(query, cursors, answer)
+        if visited or answer["next_cursor"]:
+            total = st.session_state.get("runs_total")
+            of = f" of {count(total)}" if total is not None else ""
+            first = len(visited) * query["limit"]
+            pager("runs", visited, answer["next_cursor"], first, len(answer["items"]), of)
 
 
 def _table(runs: list[Json], columns: Sequence[str], baseline: Json | None) -> list[Json]:
@@ -129,13 +134,13 @@ def _table(runs: list[Json], columns: Sequence[str], baseline: Json | None) -> l
 
 def _column_config() -> dict[str, Any]:
     column = st.column_config
-    accuracy: dict[str, Any] = {"format": "%.1f %%", "width": "small"}
+    accuracy: dict[str, Any] = {"format": "%.1f%%", "width": "small"}
     labels: dict[str, Any] = {name: column.Column(label) for name, label in COLUMNS.items()}
     return {
         **labels,
         "open": column.ButtonColumn("", on_click=_opened, key="open_run", width="small", pinned=True),
         "name": column.TextColumn("Name", width="medium"),
-        "progress": column.ProgressColumn("Progress", min_value=0, max_value=100, format="%.0f %%", width="small"),
+        "progress": column.ProgressColumn("Progress", min_value=0, max_value=100, format="%.0f%%", width="small"),
         "score": column.NumberColumn("Accuracy", help="Latest macro average of pass@1.", **accuracy),
         "best": column.NumberColumn("Best", **accuracy),
         "reward": column.NumberColumn("Reward", **accuracy),
@@ -159,7 +164,7 @@ def _opened() -> None:
 def _bar(chosen: list[Json], baseline: Json | None) -> None:
     """Actions on the selected runs."""
     names = ", ".join(plain(run["name"]) for run in chosen[:4]) + (" …" if len(chosen) > 4 else "")
-    allowed, ids = visitor.may_change(), [run["id"] for run in chosen]
+    ids = [run["id"] for run in chosen]
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         st.markdown(f"**{len(chosen)} selected** {names}" if chosen else "Select rows to act on them.", width="content")
         if not chosen:
@@ -173,19 +178,18 @@ def _bar(chosen: list[Json], baseline: Json | None) -> None:
             st.rerun()
         for action in ("pause", "resume", "cancel", "retry"):
             able = [run["id"] for run in chosen if action in run["possible_actions"]]
-            label, icon = ACTIONS[action]
-            if able and st.button(label, icon=icon, disabled=not allowed, help=None if allowed else NO_RIGHT):
+            if able and actions.change_button(*ACTIONS[action]):
                 actions.act(able, action)
                 st.rerun(scope="fragment")
-        if len(chosen) == 1 and st.button("Clone…", icon=ACTIONS["clone"][1], disabled=not allowed):
+        if len(chosen) == 1 and actions.change_button("Clone…", ACTIONS["clone"][1]):
             actions.ask("clone", chosen[0])
-        if len(chosen) == 1 and st.button("Edit…", icon=":material/edit:", disabled=not allowed):
+        if len(chosen) == 1 and actions.change_button("Edit…", ":material/edit:"):
             actions.ask("edit", chosen[0])
         away = all(run["archived"] for run in chosen)
-        if st.button("Unarchive" if away else "Archive", icon=":material/archive:", disabled=not allowed):
+        if actions.change_button("Unarchive" if away else "Archive", ":material/archive:"):
             actions.archive(chosen, not away)
             st.rerun(scope="fragment")
-        with st.popover("Tag…", icon=":material/label:", disabled=not allowed):
+        with st.popover("Tag…", icon=":material/label:", disabled=not visitor.may_change()):
             word = st.text_input("Tag", key="tag-word", max_chars=60)
             if st.button("Add tag", disabled=not word.strip()):
                 actions.tag_runs(chosen, word.strip())
@@ -214,29 +218,6 @@ def _trends(runs: Sequence[Json]) -> dict[str, list[float]]:
     while len(store) > 1000:
         store.pop(next(iter(store)))
     return {run["id"]: store[run["id"]][1] for run in runs if run["id"] in store}
-
-
-def _cursors(query: Json) -> list[str]:
-    """Cursors of the pages up to the current one; other filters start at the first page."""
-    if st.session_state.get("runs_query") != query:
-        st.session_state["runs_query"], st.session_state["runs_cursors"] = query, []
-    cursors: list[str] = st.session_state["runs_cursors"]
-    return cursors
-
-
-def _pager(query: Json, cursors: list[str], answer: Json) -> None:
-    total, first = st.session_state.get("runs_total"), len(cursors) * query["limit"]
-    if not cursors and not answer["next_cursor"]:
-        return
-    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        if st.button("Back", icon=":material/chevron_left:", disabled=not cursors):
-            cursors.pop()
-            st.rerun(scope="fragment")
-        if st.button("Next", icon=":material/chevron_right:", disabled=not answer["next_cursor"]):
-            cursors.append(answer["next_cursor"])
-            st.rerun(scope="fragment")
-        of = f" of {count(total)}" if total is not None else ""
-        st.caption(f"Runs {count(first + 1)} to {count(first + len(answer['items']))}{of}")
 
 
 def _nothing(query: Json, later_page: bool) -> None:

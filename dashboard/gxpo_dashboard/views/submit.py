@@ -10,10 +10,10 @@ import pandas as pd
 import streamlit as st
 
 from gxpo_client.client import Refused
+from gxpo_client.formats import count
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.navigation import go
-from gxpo_dashboard.text.formats import count
-from gxpo_dashboard.text.labels import NO_RIGHT, plain, state_word
+from gxpo_dashboard.text.labels import NO_RIGHT, comma_separated, plain, state_word
 from gxpo_dashboard.view_models import forms
 from gxpo_dashboard.views import actions
 from gxpo_dashboard.widgets.shown import text_table
@@ -156,7 +156,7 @@ def _outcome(config: Json, problems: list[str], sweep: Json | None) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         tags = st.text_input("Tags", key="submit-tags", placeholder="comma-separated")
         priority = st.number_input("Priority", value=0, step=1, min_value=-1000, max_value=1000, key="submit-priority")
-    words = [tag.strip() for tag in tags.split(",") if tag.strip()]
+    words = comma_separated(tags)
     if problems:
         for problem in problems:
             st.error(plain(problem), icon=":material/error:")

@@ -53,13 +53,9 @@ def chart(found: Chart, scope: str) -> None:
             st.caption(found.summary)
             return
         spec = {**found.spec, "datasets": dict(found.datasets), **_FRAME}
-        if found.zoomable:
-            # Only a selection with a listener survives new data; this keeps the zoom.
-            st.vega_lite_chart(
-                None, spec, key=key, alt=found.alt, height=found.height, on_select="rerun", selection_mode=[ZOOM]
-            )
-        else:
-            st.vega_lite_chart(None, spec, key=key, alt=found.alt, height=found.height)
+        # Only a selection with a listener survives new data; this keeps the zoom.
+        zoom: dict[str, Any] = {"on_select": "rerun", "selection_mode": [ZOOM]} if found.zoomable else {}
+        st.vega_lite_chart(None, spec, key=key, alt=found.alt, height=found.height, **zoom)
         st.caption(plain(found.summary) + (f" {plain(found.note)}" if found.note else ""))
         data(found.table, key, found.title)
 
@@ -110,15 +106,15 @@ def download(label: str, name: str, make: Callable[[], bytes], key: str) -> None
     )  # fmt: skip
 
 
-def grid(charts: Sequence[Chart], scope: str, columns: int = 2) -> None:
-    """Charts in a grid; a single last one keeps its width."""
-    for start in range(0, len(charts), columns):
-        for place, found in zip(st.columns(columns), charts[start : start + columns], strict=False):
+def grid(charts: Sequence[Chart], scope: str) -> None:
+    """Charts in two columns; a single last one keeps its width."""
+    for start in range(0, len(charts), 2):
+        for place, found in zip(st.columns(2), charts[start : start + 2], strict=False):
             with place:
                 chart(found, scope)
 
 
-def foreign(label: str, text: Any, key: str | None = None) -> None:
+def foreign(label: str, text: Any) -> None:
     """Untrusted text, shown literally: no Markdown, HTML or links."""
     st.markdown(f"**{label}**")
     st.code(str(text) if text not in (None, "") else " ", language=None, wrap_lines=True)

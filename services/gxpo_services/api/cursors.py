@@ -9,14 +9,29 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from gxpo_services.api.errors import FieldError, Invalid
-from gxpo_services.api.fields import MAX_INTEGER, text_fault
+from pydantic import BeforeValidator, Field, TypeAdapter
+
+from gxpo_services.api.errors import Invalid
+from gxpo_services.api.fields import MAX_INTEGER, MAX_STEP, Text
 from gxpo_trainer.jsonl import decode_number, plain
 
 Kind = Literal["text", "int32", "int64", "float"]
 Value = str | int | float | None
+
+
+def _integer(low: int, high: int) -> Any:
+    return Annotated[int, Field(strict=True, ge=low, le=high)]
+
+
+_NUMBER: TypeAdapter[int] = TypeAdapter(_integer(0, MAX_INTEGER))
+_VALUES: dict[Kind, TypeAdapter[Any]] = {
+    "text": TypeAdapter(Annotated[Text, Field(strict=True)] | None),
+    "int32": TypeAdapter(_integer(-MAX_STEP, MAX_STEP) | None),
+    "int64": TypeAdapter(_integer(-MAX_INTEGER, MAX_INTEGER) | None),
+    "float": TypeAdapter(Annotated[float, BeforeValidator(decode_number)] | None),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,29 +53,9 @@ def decode(cursor: str, order: str, kind: Kind) -> Position:
     try:
         body = json.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True))
         of_order, value, number = body
-        if of_order != order:
-            raise _refused("belongs to another order; leave it out when sort, order or metric_at change")
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_INTEGER:
-            raise ValueError("no row number")
-        return Position(_value(value, kind), number)
+        position = Position(_VALUES[kind].validate_python(value), _NUMBER.validate_python(number))
     except (ValueError, TypeError, RecursionError):
-        raise _refused("is not a cursor of this list; pass next_cursor unchanged") from None
-
-
-def _value(value: object, kind: Kind) -> Value:
-    if value is None:
-        return None
-    if kind == "text":
-        if not isinstance(value, str) or text_fault(value) is not None:
-            raise ValueError("no text")
-        return value
-    if kind == "float":
-        return decode_number(value)
-    largest = 2**31 - 1 if kind == "int32" else MAX_INTEGER
-    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > largest:
-        raise ValueError("no number of the column")
-    return value
-
-
-def _refused(message: str) -> Invalid:
-    return Invalid(f"cursor: {message}", errors=[FieldError(field="cursor", message=message)])
+        raise Invalid.of("cursor", "is not a cursor of this list; pass next_cursor unchanged") from None
+    if of_order != order:
+        raise Invalid.of("cursor", "belongs to another order; leave it out when sort, order or metric_at change")
+    return position

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -13,6 +13,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 
 MEDIA_TYPE = "application/problem+json"
+PROBLEM = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
+"""Content of an error response in the OpenAPI description."""
 
 
 class FieldError(BaseModel):
@@ -37,54 +39,52 @@ class ProblemDetails(BaseModel):
 class Problem(Exception):
     """Base of all error responses; `extra` become members of the problem."""
 
-    status = 500
-    title = "Internal error"
+    status: ClassVar[int]
+    title: ClassVar[str]
+
+    def __init_subclass__(cls, *, status: int, title: str) -> None:
+        cls.status, cls.title = status, title
 
     def __init__(self, detail: str, *, errors: list[FieldError] | None = None, **extra: Any) -> None:
         super().__init__(detail)
         self.detail, self.errors, self.extra = detail, errors or [], extra
 
 
-class Unauthorized(Problem):
+class Unauthorized(Problem, status=401, title="Sign in"):
     """No token, or one that is unknown, revoked or expired."""
 
-    status, title = 401, "Sign in"
 
-
-class Forbidden(Problem):
+class Forbidden(Problem, status=403, title="Not allowed"):
     """The token's role does not allow it."""
 
-    status, title = 403, "Not allowed"
+
+class NotFound(Problem, status=404, title="Not found"):
+    """There is no such resource."""
 
 
-class NotFound(Problem):
-    status, title = 404, "Not found"
-
-
-class Conflict(Problem):
+class Conflict(Problem, status=409, title="Conflict"):
     """The request conflicts with the current state."""
 
-    status, title = 409, "Conflict"
+
+class Gone(Problem, status=410, title="Gone"):
+    """The resource was deleted."""
 
 
-class Gone(Problem):
-    status, title = 410, "Gone"
+class TooLarge(Problem, status=413, title="Too large"):
+    """The body, or a list in it, exceeds its limit."""
 
 
-class TooLarge(Problem):
-    status, title = 413, "Too large"
-
-
-class Invalid(Problem):
-    """A well-formed but invalid request; `errors` names every invalid setting."""
-
-    status, title = 422, "Invalid request"
-
-
-class Unavailable(Problem):
+class Unavailable(Problem, status=503, title="Unavailable"):
     """A dependency is unavailable; a retry may succeed."""
 
-    status, title = 503, "Unavailable"
+
+class Invalid(Problem, status=422, title="Invalid request"):
+    """A well-formed but invalid request; `errors` names every invalid setting."""
+
+    @classmethod
+    def of(cls, field: str, message: str) -> Invalid:
+        """The error for a single invalid setting or parameter."""
+        return cls(f"{field}: {message}", errors=[FieldError(field=field, message=message)])
 
 
 def problem_response(
@@ -105,13 +105,7 @@ def problem_response(
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Error responses of a path for the OpenAPI description."""
     titles = {kind.status: kind.title for kind in Problem.__subclasses__()} | {400: "Bad request", 405: "Not a method"}
-    return {
-        status: {
-            "description": titles.get(status, "Error"),
-            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}},
-        }
-        for status in statuses
-    }
+    return {status: {"description": titles.get(status, "Error"), "content": PROBLEM} for status in statuses}
 
 
 def install(app: FastAPI) -> None:

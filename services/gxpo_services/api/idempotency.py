@@ -10,12 +10,13 @@ from typing import Annotated
 
 from fastapi import Header
 from pydantic import BaseModel
+from sqlalchemy import delete, select, tuple_
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import NoResultFound
 from sqlalchemy.orm import Session
 
 from gxpo_services.access.principals import Principal
 from gxpo_services.api.errors import Conflict
-from gxpo_services.api.idempotency_keys import claim_key
 from gxpo_services.db.tables.tokens import IdempotencyKey
 
 IdempotencyHeader = Annotated[
@@ -44,9 +45,37 @@ def claim(session: Session, principal: Principal, key: str | None, action: str, 
     )
     owner = None
     while owner is None:
-        # The scheduler may delete an expired key between the two statements of claim_key.
+        # The scheduler may delete an expired key between the two statements of _claim_key.
         with suppress(NoResultFound):
-            owner = claim_key(session, mine)
+            owner = _claim_key(session, mine)
     if owner.body_sha256 != sha256:
         raise Conflict(f"Idempotency-Key {key!r} was used for a different request; use a new key")
     return owner.resource_id
+
+
+def _claim_key(session: Session, key: IdempotencyKey) -> IdempotencyKey:
+    """The row that owns an idempotency key: `key` itself, or the one stored before.
+
+    A concurrent transaction with the same key blocks here until the first one ends.
+    """
+    insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
+    columns = IdempotencyKey.__table__.columns
+    values = {column.key: getattr(key, column.key) for column in columns}
+    made = session.execute(insert(IdempotencyKey).values(**values).on_conflict_do_nothing())
+    if made.rowcount == 1:  # type: ignore[attr-defined]
+        return key
+    return session.get_one(IdempotencyKey, (key.token_id, key.key))
+
+
+def delete_expired_keys(session: Session, before: float, most: int) -> int:
+    """Delete at most `most` idempotency keys older than `before`; returns how many.
+
+    Skips keys that another scheduler is deleting.
+    """
+    columns = (IdempotencyKey.token_id, IdempotencyKey.key)
+    query = select(*columns).where(IdempotencyKey.created_at < before).limit(most).with_for_update(skip_locked=True)
+    old = [tuple(row) for row in session.execute(query)]
+    if old:
+        gone = delete(IdempotencyKey).where(tuple_(*columns).in_(old))
+        session.execute(gone.execution_options(synchronize_session=False))
+    return len(old)

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from gxpo_services.api.errors import MEDIA_TYPE, ProblemDetails, responses
+from gxpo_services.api.errors import PROBLEM, ProblemDetails, responses
 
 TAGS = [
     {"name": "runs", "description": "Submit, list and control runs."},
@@ -36,20 +36,14 @@ def describe(app: FastAPI) -> None:
                 components.pop(unused, None)
             for path in schema["paths"].values():
                 for operation in path.values():
-                    if "requestBody" in operation:
-                        # Any body can be malformed or too large.
-                        more = {str(status): text for status, text in responses(400, 413).items()}
-                        operation["responses"] = more | operation["responses"]
-                    _one_error_shape(operation)
+                    # Any body can be malformed or too large. FastAPI's own 422 has another schema.
+                    more = responses(400, 413) if "requestBody" in operation else {}
+                    answers = {str(status): text for status, text in more.items()} | operation["responses"]
+                    errors = [text for status, text in answers.items() if status.isdigit() and int(status) >= 400]
+                    for text in errors:
+                        text["content"] = PROBLEM
+                    operation["responses"] = answers
             app.openapi_schema = schema
         return app.openapi_schema
 
     app.openapi = build  # type: ignore[method-assign]
-
-
-def _one_error_shape(operation: dict[str, Any]) -> None:
-    """Replace FastAPI's 422 schema by problem details."""
-    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
-    for status, answer in operation.get("responses", {}).items():
-        if status.isdigit() and int(status) >= 400:
-            answer["content"] = content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Depends, Request, Response
@@ -13,28 +14,19 @@ from gxpo_services.api.errors import responses
 from gxpo_services.api.idempotency import IdempotencyHeader
 
 
+@dataclass(frozen=True, slots=True)
 class _Submission:
     """Who creates what: principal, settings, session and idempotency key of a request."""
 
-    def __init__(
-        self,
-        principal: Submitter,
-        settings: Settings,
-        session: WriteSession,
-        request: Request,
-        key: IdempotencyHeader = None,
-    ) -> None:
-        self.principal, self.settings, self.session, self.key, self._request = (
-            principal,
-            settings,
-            session,
-            key,
-            request,
-        )
+    principal: Submitter
+    settings: Settings
+    session: WriteSession
+    request: Request
+    key: IdempotencyHeader = None
 
     def created(self, body: BaseModel, is_new: bool, route: str, **path: str) -> Response:
         """201 for a new resource, 200 for one created before with this key, with its location."""
-        location = self._request.url_for(route, **path).path
+        location = self.request.url_for(route, **path).path
         return answer(body, 201 if is_new else 200, location=location)
 
 

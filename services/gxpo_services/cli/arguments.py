@@ -67,9 +67,7 @@ def register_show(subparsers: Subparsers) -> None:
 
 def register_watch(subparsers: Subparsers) -> None:
     parser = _command(subparsers, "watch", "watch:watch", "follow runs until they end; exit code 1 if one failed")
-    parser.add_argument(
-        "runs", metavar="RUN", nargs="*", help="ids, unique prefixes or suffixes of ids, or unique names"
-    )
+    _runs(parser, "*")
     parser.add_argument("--group", metavar="ID", help="all runs of this group")
     parser.add_argument(
         "--every", metavar="S", type=_positive_seconds, default=1.0, help="polling interval in seconds; default 1"
@@ -126,10 +124,7 @@ def register_delete(subparsers: Subparsers) -> None:
 
 def register_compare(subparsers: Subparsers) -> None:
     parser = _command(subparsers, "compare", "reading:compare", "compare runs at equal cost")
-    parser.add_argument(
-        "runs", metavar="RUN", nargs="*", help="ids, unique prefixes or suffixes of ids, or unique names"
-    )
-    parser.add_argument("--group", metavar="ID", action="append", default=[], help="all runs of this group; repeatable")
+    _runs_or_groups(parser)
     parser.add_argument("--baseline", metavar="NAME", help="baseline configuration; default: GRPO")
     parser.add_argument("--metric", metavar="NAME", help="default pass@1")
     parser.add_argument("--benchmark", metavar="NAME", help="default: the average of all")
@@ -137,10 +132,7 @@ def register_compare(subparsers: Subparsers) -> None:
 
 def register_export(subparsers: Subparsers) -> None:
     parser = _command(subparsers, "export", "reading:export", "export metrics and evaluations")
-    parser.add_argument(
-        "runs", metavar="RUN", nargs="*", help="ids, unique prefixes or suffixes of ids, or unique names"
-    )
-    parser.add_argument("--group", metavar="ID", action="append", default=[], help="all runs of this group; repeatable")
+    _runs_or_groups(parser)
     parser.add_argument("--format", choices=("csv", "parquet", "jsonl"), default="csv", help="default csv")
     parser.add_argument("--out", metavar="FILE", type=Path, help="default: the name offered by the service")
 
@@ -189,10 +181,14 @@ def _run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_id", metavar="RUN", help="id, unique prefix or suffix of an id, or unique name")
 
 
-def _runs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "runs", metavar="RUN", nargs="+", help="ids, unique prefixes or suffixes of ids, or unique names"
-    )
+def _runs(parser: argparse.ArgumentParser, nargs: str = "+") -> None:
+    words = "ids, unique prefixes or suffixes of ids, or unique names"
+    parser.add_argument("runs", metavar="RUN", nargs=nargs, help=words)
+
+
+def _runs_or_groups(parser: argparse.ArgumentParser) -> None:
+    _runs(parser, "*")
+    parser.add_argument("--group", metavar="ID", action="append", default=[], help="all runs of this group; repeatable")
 
 
 def _set(parser: argparse.ArgumentParser) -> None:

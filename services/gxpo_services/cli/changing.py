@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from gxpo_client.client import Client, Json, ServiceError
+from gxpo_client.client import Json, ServiceError
 from gxpo_services.cli.common import (
     UsageError,
     client_of,
@@ -19,22 +20,6 @@ from gxpo_services.cli.common import (
     resolve_all,
     say,
 )
-
-
-def cancel(args: argparse.Namespace) -> int:
-    return _each(args, lambda client, run_id: client.act(run_id, "cancel"), _state)
-
-
-def pause(args: argparse.Namespace) -> int:
-    return _each(args, lambda client, run_id: client.act(run_id, "pause"), _state)
-
-
-def resume(args: argparse.Namespace) -> int:
-    return _each(args, lambda client, run_id: client.act(run_id, "resume"), _state)
-
-
-def retry(args: argparse.Namespace) -> int:
-    return _each(args, lambda client, run_id: client.act(run_id, "retry"), _new)
 
 
 def clone(args: argparse.Namespace) -> int:
@@ -74,13 +59,13 @@ def delete(args: argparse.Namespace) -> int:
     return 0
 
 
-def _each(args: argparse.Namespace, act: Callable[[Client, str], Json], words: Callable[[Json], str]) -> int:
+def _act(action: str, words: Callable[[Json], str], args: argparse.Namespace) -> int:
     """Apply an action to every run; failures are reported and do not stop the others."""
     done, refused = [], 0
     with client_of(args) as client:
         for run_id in resolve_all(client, args.runs):
             try:
-                done.append(act(client, run_id))
+                done.append(client.act(run_id, action))
             except ServiceError as error:
                 if error.status is None:
                     raise
@@ -104,3 +89,9 @@ def _state(run: Json) -> str:
 
 def _new(run: Json) -> str:
     return f"{run['id']} {one_line(run['name'])}: {run['state']}, from {run.get('parent_id')}"
+
+
+cancel = partial(_act, "cancel", _state)
+pause = partial(_act, "pause", _state)
+resume = partial(_act, "resume", _state)
+retry = partial(_act, "retry", _new)

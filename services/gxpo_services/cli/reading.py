@@ -58,22 +58,11 @@ def show(args: argparse.Namespace) -> int:
         if args.json:
             print_json(run)
             return 0
-        events = _all_events(client, run["id"])
+        events = client.all_events(run["id"])
     console = tables.console()
     for part in tables.run_details(run, events[-_LAST_EVENTS:]):
         console.print(part)
     return 0
-
-
-def _all_events(client: Client, run_id: str) -> list[Json]:
-    found: list[Json] = []
-    after = 0
-    while True:
-        page = client.events(run_id, after)
-        found += page["items"]
-        if not page["items"] or page["next_after"] is None:
-            return found
-        after = page["next_after"]
 
 
 def logs(args: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from gxpo_client.addresses import is_loopback
 from gxpo_client.client import Client, InvalidRequest, Json
+from gxpo_client.formats import count
 from gxpo_services.cli import tables
 from gxpo_services.cli.common import UsageError, client_of, confirmed, named, one_line, print_json, say
 from gxpo_trainer.config import RunConfig
@@ -147,15 +148,11 @@ def _value(word: str) -> Any:
 
 def _print_plan(plan: Json) -> None:
     rows = [
-        (one_line(run["name"], 80), run["rule_label"], str(run["seed"]), _passes(run["backward_passes"]))
+        (one_line(run["name"], 80), run["rule_label"], str(run["seed"]), count(run["backward_passes"]))
         for run in plan["runs"]
     ]
     tables.console().print(tables.table(("run", "rule", "seed", "max. backward passes"), rows, left=2))
     print(f"{named(plan['runs'], 'run')}: {cost_words(plan['cost'])}")
-
-
-def _passes(number: int | None) -> str:
-    return tables.UNKNOWN if number is None else str(number)
 
 
 def _error_lines(answer: Json) -> list[str]:

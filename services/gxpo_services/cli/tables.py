@@ -13,10 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from gxpo_client.client import Json
+from gxpo_client.formats import NONE, duration, percent
 from gxpo_services.cli.common import one_line
-from gxpo_trainer.training.progress import format_seconds
 
-UNKNOWN = "–"
 _COLOURS = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "paused": "yellow"}
 
 
@@ -93,7 +92,7 @@ def run_details(run: Json, events: Sequence[Json]) -> list[Table | Text]:
         ("steps", of_budget(progress["steps"], progress["step_budget"])),
         ("backward passes", of_budget(progress["backward_passes"], progress["backward_passes_budget"])),
         ("tokens", f"{progress['tokens']:.0f}"),
-        ("training time", format_seconds(progress["training_s"])),
+        ("training time", duration(progress["training_s"])),
         ("time left", left(run)),
         ("accuracy", f"{percent(run['score'])} (best {percent(run['score_best'])})"),
         ("reward", number(run["reward"])),
@@ -104,13 +103,13 @@ def run_details(run: Json, events: Sequence[Json]) -> list[Table | Text]:
         ("rule", run["rule_label"]),
         ("model", one_line(run["model"])),
         ("seed", str(run["seed"])),
-        ("tags", one_line(", ".join(run["tags"])) or UNKNOWN),
-        ("group", run["group"] or UNKNOWN),
+        ("tags", one_line(", ".join(run["tags"])) or NONE),
+        ("group", run["group"] or NONE),
         ("created", f"{age(run['created_at'])} ago by {one_line(run['created_by'])}"),
         ("recoveries", str(run["recoveries"])),
         ("progress", f"{bar(progress['fraction'], 20)} {100 * progress['fraction']:.0f}%"),
         *budgets,
-        ("actions", ", ".join(run["possible_actions"]) or UNKNOWN),
+        ("actions", ", ".join(run["possible_actions"]) or NONE),
     ]
     parts: list[Table | Text] = [table(("", one_line(run["name"])), about, left=2)]
     if run["detail"]:
@@ -125,28 +124,21 @@ def of_budget(used: float, budget: float | None) -> str:
     return f"{used:.0f}" + ("" if budget is None else f"/{budget:.0f}")
 
 
-def percent(value: Any) -> str:
-    return f"{100 * value:.1f}%" if isinstance(value, int | float) else UNKNOWN
-
-
 def number(value: Any) -> str:
     """A metric's value; the service sends NaN and the infinities as strings."""
     if isinstance(value, int | float):
         return f"{value:.3f}"
-    return str(value) if value is not None else UNKNOWN
+    return str(value) if value is not None else NONE
 
 
 def left(run: Json) -> str:
-    seconds = run["progress"]["seconds_left"]
-    return format_seconds(seconds) if seconds is not None and run["state"] != "queued" else UNKNOWN
+    return duration(run["progress"]["seconds_left"]) if run["state"] != "queued" else NONE
 
 
 def age(then: float) -> str:
-    """Time since `then`, in days from two days on."""
-    seconds = max(0.0, time.time() - then)
-    return f"{seconds / 86400:.0f}d" if seconds >= 2 * 86400 else format_seconds(seconds)
+    return duration(max(0.0, time.time() - then))
 
 
 def clock(moment: float | None) -> str:
     """Local time of seconds since 1970."""
-    return UNKNOWN if moment is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+    return NONE if moment is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))

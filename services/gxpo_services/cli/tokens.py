@@ -46,7 +46,7 @@ def _create_in_database(body: dict[str, Any]) -> dict[str, Any]:
 
 def list_tokens(args: argparse.Namespace) -> int:
     with client_of(args) as client:
-        found = client.get("/tokens")
+        found = client.get_list("/tokens")
     if args.json:
         print_json(found)
         return 0

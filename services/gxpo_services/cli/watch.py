@@ -7,7 +7,6 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Protocol, Self, TextIO
 
 from rich.console import Console
@@ -16,6 +15,7 @@ from rich.table import Column
 from rich.text import Text
 
 from gxpo_client.client import Client, Json, NotFound, ServiceUnavailable
+from gxpo_client.formats import percent
 from gxpo_services.cli import tables
 from gxpo_services.cli.common import UsageError, client_of, group_runs, message_of, one_line, resolve_all
 from gxpo_services.run_states import TERMINAL
@@ -94,9 +94,7 @@ class JsonLines:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         sys.stdout.flush()
 
     def update(self, run: Json) -> None:
@@ -123,7 +121,8 @@ class Bars:
         console = Console(file=self._stream, force_terminal=live, highlight=False)
         if console.is_terminal and not console.is_dumb_terminal and live is not False:
             self._progress = Progress(
-                TextColumn("{task.description}", markup=False),
+                # Without a minimum a narrow terminal would show the whole line and no name.
+                TextColumn("{task.description}", markup=False, table_column=Column(min_width=10)),
                 BarColumn(bar_width=24 if console.width >= 120 else 10, table_column=Column(min_width=10)),
                 TextColumn("{task.fields[line]}", markup=False),
                 console=console,
@@ -135,9 +134,7 @@ class Bars:
             self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._progress is not None:
             self._progress.stop()
 
@@ -169,7 +166,7 @@ class Bars:
 
 
 def describe(run: Json) -> str:
-    """`running  step 12/30  reward 0.312  passes 36  accuracy 31.0%  left 3m12s`, known values only."""
+    """`running  step 12/30  reward 0.312  passes 36  accuracy 31.0%  left 3 min 12 s`, known values only."""
     progress = run["progress"]
     parts = [tables.state_text(run).plain]
     if progress["steps"] or run["state"] == "running":
@@ -179,7 +176,7 @@ def describe(run: Json) -> str:
     if progress["backward_passes"]:
         parts.append(f"passes {tables.of_budget(progress['backward_passes'], progress['backward_passes_budget'])}")
     if run["score"] is not None:
-        parts.append(f"accuracy {tables.percent(run['score'])}")
+        parts.append(f"accuracy {percent(run['score'])}")
     if run["recoveries"]:
         parts.append(f"recovered {run['recoveries']} times")
     if run["state"] == "running" and progress["seconds_left"] is not None:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
-from gxpo_services.db.tables.metrics import MetricLast
 from gxpo_services.db.tables.runs import Group, Run
 from gxpo_services.metrics import repository as metrics
+from gxpo_services.metrics.values import last_values
 from gxpo_trainer.compare import LAST_ONLY, SERIES_NAMES
 
 Stamp = tuple[Hashable, ...]
@@ -38,9 +38,9 @@ class Versions:
         return tuple((run, row, *self._values(run, names)) for run, row in self.rows.items())
 
     def _values(self, run: int, names: Collection[str]) -> Iterator[tuple[str, float | None]]:
-        for name, last in self.last[run].items():
-            if name in names:
-                yield name, last if name in LAST_ONLY else self.metric_lines[run]
+        last = self.last.get(run, {})
+        for name in sorted(last.keys() & set(names)):
+            yield name, last[name] if name in LAST_ONLY else self.metric_lines[run]
 
 
 def read_versions(session: Session, runs: Sequence[str], groups: Sequence[str]) -> Versions:
@@ -52,20 +52,13 @@ def read_versions(session: Session, runs: Sequence[str], groups: Sequence[str]) 
     found = session.execute(query.order_by(columns.number)).all()
     numbers = [row.number for row in found]
     firsts = metrics.first_steps(session, numbers)
-    names = {number: name for name, number in metrics.find_numbers(session, SERIES_NAMES).items()}
-    last = MetricLast.__table__.c
-    of_runs = (last.run_number.in_(numbers), last.name_number.in_(names))
-    values: dict[int, dict[str, float | None]] = {number: {} for number in numbers}
-    ordered = select(last.run_number, last.name_number, last.last).where(*of_runs).order_by(last.name_number)
-    for number, name, value in session.execute(ordered):
-        values[number][names[name]] = value
     return Versions(
         {
             row.number: (row.updated_at, row.attempt, row.offsets.get("evaluations", 0), *firsts[row.number].items())
             for row in found
         },
         {row.number: row.offsets.get("metrics", 0) for row in found},
-        values,
+        last_values(session, numbers, SERIES_NAMES),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from zipstream import ZIP_DEFLATED, ZIP_STORED, ZipStream
 
 from gxpo_services.comparisons import repository
-from gxpo_services.comparisons.file_formats import MEDIA_TYPES, Columns, Format, Rows, json_lines, write_rows
+from gxpo_services.comparisons.file_formats import MEDIA_TYPES, Format, Rows, columns, json_lines, write_rows
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables.runs import Run
 from gxpo_services.metrics import repository as metrics
@@ -24,57 +24,18 @@ from gxpo_trainer.errors import DataError
 Part = Literal["metrics", "evaluations", "runs"]
 _METRICS_AT_ONCE = 20
 
-METRIC_COLUMNS: Columns = {
-    "run": "text",
-    "name": "text",
-    "attempt": "whole",
-    "step": "whole",
-    "metric": "text",
-    "value": "number",
-}
-EVALUATION_COLUMNS: Columns = {
-    "run": "text",
-    "name": "text",
-    "attempt": "whole",
-    "step": "whole",
-    "benchmark": "text",
-    "metric": "text",
-    "value": "number",
-    "num_problems": "whole",
-    "samples_per_prompt": "whole",
-    "backward_passes_total": "number",
-    "training_s": "number",
-    "tokens_total": "number",
-}
-_RUN_FIELDS: Columns = {
-    "name": "text",
-    "state": "text",
-    "reason": "text",
-    "rule": "text",
-    "model": "text",
-    "seed": "whole",
-    "step": "whole",
-    "backward_passes": "number",
-    "tokens": "number",
-    "training_s": "number",
-    "score": "number",
-    "score_best": "number",
-    "score_step": "whole",
-    "created_at": "number",
-    "started_at": "number",
-    "ended_at": "number",
-    "created_by": "text",
-    "config_sha256": "text",
-    "notes": "text",
-}
-RUN_COLUMNS: Columns = {
-    "run": "text",
-    **_RUN_FIELDS,
-    "group": "text",
-    "group_values": "text",
-    "tags": "text",
-    "config": "text",
-}
+METRIC_COLUMNS = columns(text="run name", whole="attempt step") | columns(text="metric", number="value")
+EVALUATION_COLUMNS = (
+    columns(text="run name", whole="attempt step")
+    | columns(text="benchmark metric", number="value", whole="num_problems samples_per_prompt")
+    | columns(number="backward_passes_total training_s tokens_total")
+)
+_RUN_FIELDS = (
+    columns(text="name state reason rule model", whole="seed step")
+    | columns(number="backward_passes tokens training_s score score_best", whole="score_step")
+    | columns(number="created_at started_at ended_at", text="created_by config_sha256 notes")
+)
+RUN_COLUMNS = columns(text="run") | _RUN_FIELDS | columns(text="group group_values tags config")
 """group_values, tags and config are JSON text."""
 
 

@@ -12,7 +12,7 @@ import io
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from gxpo_trainer.jsonl import plain
 
@@ -29,6 +29,12 @@ MEDIA_TYPES: dict[Format, str] = {
     "jsonl": "application/x-ndjson",
 }
 _ROW_GROUP = 100_000
+
+
+def columns(**names: str) -> dict[str, Kind]:
+    """Columns from their names by type: `text="run name"`."""
+    kinds: tuple[Kind, ...] = get_args(Kind)
+    return {name: kind for given, words in names.items() for kind in kinds if kind == given for name in words.split()}
 
 
 def write_rows(form: Format, columns: Columns, rows: Rows) -> Iterator[bytes]:

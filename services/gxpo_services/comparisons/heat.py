@@ -7,10 +7,10 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from gxpo_services.api.errors import NotFound
+from gxpo_services.api.errors import Invalid, NotFound
 from gxpo_services.comparisons import loading, repository
-from gxpo_services.comparisons.loading import invalid, left_out_view
-from gxpo_services.comparisons.schemas import HeatCellView, HeatMapQuery, HeatMapView, IntervalView, LeftOutView, Shown
+from gxpo_services.comparisons.loading import left_out_view
+from gxpo_services.comparisons.schemas import HeatCellView, HeatMapQuery, HeatMapView, LeftOutView, Shown
 from gxpo_services.db.tables.runs import Run
 from gxpo_trainer.compare import RunCurves, heat_map, peak, varied_settings
 
@@ -42,7 +42,7 @@ def group_heat_map(session: Session, group_id: str, query: HeatMapQuery) -> Heat
         HeatCellView(
             x=cell.x,
             y=cell.y,
-            value=None if cell.interval is None else IntervalView.model_validate(cell.interval),
+            value=cell.interval,
             runs=[members[index].id for index in cell.runs],
         )
         for cell in found.cells
@@ -54,11 +54,11 @@ def group_heat_map(session: Session, group_id: str, query: HeatMapQuery) -> Heat
         show=query.show,
         metric=query.metric,
         benchmarks=loaded.benchmarks,
-        x_values=list(found.x_values),
-        y_values=list(found.y_values),
+        x_values=found.x_values,
+        y_values=found.y_values,
         cells=cells,
         settings=varied,
-        mixed=list(found.mixed),
+        mixed=found.mixed,
         left_out=[*left_out, *loaded.left_out],
     )
 
@@ -75,13 +75,13 @@ def _axes(query: HeatMapQuery, varied: Sequence[str]) -> tuple[str, str]:
         chosen.append(name if name is not None else next((one for one in varied if one not in taken), None))
     for field, found in zip(("x", "y"), chosen, strict=True):
         if found is None:
-            raise invalid(
+            raise Invalid.of(
                 field, f"the group varies {' and '.join(varied) or 'no setting'}; a heat map needs two settings"
             )
         if found not in varied:
-            raise invalid(field, f"{found!r} does not vary in the group; choose from {', '.join(varied) or 'none'}")
+            raise Invalid.of(field, f"{found!r} does not vary in the group; choose from {', '.join(varied) or 'none'}")
     if chosen[0] == chosen[1]:
-        raise invalid("y", f"is {chosen[1]!r}, the same as x; choose two settings")
+        raise Invalid.of("y", f"is {chosen[1]!r}, the same as x; choose two settings")
     return str(chosen[0]), str(chosen[1])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from gxpo_services.api.errors import FieldError, Invalid, NotFound
+from gxpo_services.api.errors import Invalid, NotFound
 from gxpo_services.comparisons import repository
 from gxpo_services.comparisons.schemas import MOST_RUNS, LeftOutView
 from gxpo_services.db.tables.runs import Run
@@ -68,9 +68,9 @@ def split_ids(values: Sequence[str], name: str) -> list[str]:
     ids = [word for value in values for word in (part.strip() for part in value.split(",")) if word]
     bad = [word for word in ids if not _ID.fullmatch(word)]
     if bad:
-        raise invalid(name, f"{bad[0][:100]!r} is not an id; ids consist of letters, digits, - and _")
+        raise Invalid.of(name, f"{bad[0][:100]!r} is not an id; ids consist of letters, digits, - and _")
     if len(ids) > MOST_RUNS:
-        raise invalid(name, f"contains {len(ids)} ids; name at most {MOST_RUNS}")
+        raise Invalid.of(name, f"contains {len(ids)} ids; name at most {MOST_RUNS}")
     return list(dict.fromkeys(ids))
 
 
@@ -80,7 +80,7 @@ def wanted_runs(session: Session, runs: Sequence[str], groups: Sequence[str]) ->
     Raises NotFound for an unknown id, Invalid for none or too many runs.
     """
     if not runs and not groups:
-        raise invalid("runs", "is empty, and so is groups; name at least one run")
+        raise Invalid.of("runs", "is empty, and so is groups; name at least one run")
     found, known = repository.runs_by_id(session, runs), repository.groups_by_id(session, groups)
     for kind, ids, there in (("run", runs, found), ("group", groups, known)):
         missing = [one for one in ids if one not in there]
@@ -90,7 +90,7 @@ def wanted_runs(session: Session, runs: Sequence[str], groups: Sequence[str]) ->
     for one in groups:
         chosen |= {run.id: run for run in repository.runs_of(session, known[one], MOST_RUNS + 1)}
     if len(chosen) > MOST_RUNS:
-        raise invalid("groups", f"contain more than {MOST_RUNS} runs; select some of them with runs")
+        raise Invalid.of("groups", f"contain more than {MOST_RUNS} runs; select some of them with runs")
     return list(chosen.values())
 
 
@@ -102,7 +102,7 @@ def load(session: Session, runs: Sequence[Run], benchmark: str | None, metric: s
     evaluations, left_out = _evaluations(session, runs)
     benchmarks = [benchmark] if benchmark is not None else _common(list(evaluations.values()))
     if evaluations and not benchmarks:
-        raise invalid("benchmark", "the runs have no common benchmark; name one, and runs without it are excluded")
+        raise Invalid.of("benchmark", "the runs have no common benchmark; name one, and runs without it are excluded")
     needed = series_needed(row for rows in evaluations.values() for row in rows)
     names = tuple(name for name in needed if gates or name != GATE_Z)
     series = repository.series_of(session, [run.number for run in runs if run.id in evaluations], names)
@@ -141,10 +141,6 @@ def _evaluations(session: Session, runs: Sequence[Run]) -> tuple[dict[str, list[
 
 def left_out_view(run: Run, reason: str) -> LeftOutView:
     return LeftOutView(run=run.id, name=run.name, reason=reason)
-
-
-def invalid(name: str, message: str) -> Invalid:
-    return Invalid(f"{name}: {message}", errors=[FieldError(field=name, message=message)])
 
 
 def identity_of(run: Run) -> dict[str, Any]:

@@ -10,15 +10,8 @@ from sqlalchemy.orm import Session
 from gxpo_services.api.errors import Invalid
 from gxpo_services.comparisons import loading
 from gxpo_services.comparisons.cache import ComparisonCache, read_versions
-from gxpo_services.comparisons.loading import Loaded, Source, invalid, left_out_view
-from gxpo_services.comparisons.schemas import (
-    CompareQuery,
-    ComparisonView,
-    DifferenceView,
-    LeftOutView,
-    SettingView,
-    TableView,
-)
+from gxpo_services.comparisons.loading import Loaded, Source, left_out_view
+from gxpo_services.comparisons.schemas import CompareQuery, ComparisonView, LeftOutView, SettingView
 from gxpo_services.comparisons.views import compared_group
 from gxpo_services.db.tables.runs import Run
 from gxpo_trainer.compare import (
@@ -99,13 +92,13 @@ def compare(loaded: Loaded, query: CompareQuery, budgets: Mapping[Axis, tuple[fl
         level=comparison.level,
         target=comparison.target,
         groups=[compared_group(group, comparison.group(group.name), comparison, rows) for group in groups],
-        differences=[DifferenceView.model_validate(difference) for difference in comparison.differences],
+        differences=comparison.differences,
         settings=_settings(groups, rows),
         evidence=found.sentence,
-        supported={name: list(axes) for name, axes in found.supported.items()},
-        missing=list(found.missing),
+        supported=found.supported,
+        missing=found.missing,
         left_out=loaded.left_out,
-        tables=[_table_view(table) for table in _tables(loaded, groups, comparison, chosen, query.metric)],
+        tables=_tables(loaded, groups, comparison, chosen, query.metric),
     )
 
 
@@ -115,16 +108,16 @@ def _budgets(words: Sequence[str], axis: Axis) -> dict[Axis, tuple[float, ...]]:
     for word in (part.strip() for value in words for part in value.split(",") if part.strip()):
         name, colon, number = word.rpartition(":")
         if colon and name not in _AXIS_OF:
-            raise invalid("budgets", f"{word[:100]!r}: no such axis; write step, backward_passes, hours or tokens")
+            raise Invalid.of("budgets", f"{word[:100]!r}: no such axis; write step, backward_passes, hours or tokens")
         try:
             value = float(number)
         except ValueError:
             value = math.nan
         if not 0 <= value < math.inf:
-            raise invalid("budgets", f"{word[:100]!r} is not a budget; write 108 or hours:4")
+            raise Invalid.of("budgets", f"{word[:100]!r} is not a budget; write 108 or hours:4")
         found.setdefault(_AXIS_OF[name] if colon else axis, set()).add(value)
     if sum(map(len, found.values())) > _MOST_BUDGETS:
-        raise invalid("budgets", f"contains more than {_MOST_BUDGETS} budgets; name fewer")
+        raise Invalid.of("budgets", f"contains more than {_MOST_BUDGETS} budgets; name fewer")
     return {name: tuple(sorted(values)) for name, values in found.items()}
 
 
@@ -180,7 +173,7 @@ def _baseline(word: str | None, groups: Sequence[SeedGroup], rows: Mapping[RunCu
         for group in groups:
             if any(getattr(rows[run], attribute) == word for run in group.runs):
                 return group.name
-    raise invalid("baseline", f"{word!r} is neither one of {', '.join(map(repr, names))} nor one of their runs")
+    raise Invalid.of("baseline", f"{word!r} is neither one of {', '.join(map(repr, names))} nor one of their runs")
 
 
 def _settings(groups: Sequence[SeedGroup], rows: Mapping[RunCurves, Run]) -> list[SettingView]:
@@ -222,7 +215,3 @@ def _by_benchmark(loaded: Loaded, groups: Sequence[SeedGroup], metric: str) -> d
         )
 
     return {name: [alone(group, name) for group in groups] for name in loaded.benchmarks}
-
-
-def _table_view(table: Table) -> TableView:
-    return TableView(title=table.title, header=list(table.header), rows=[list(row) for row in table.rows])

@@ -86,9 +86,6 @@ def _compared_run(curves: RunCurves, result: SeedResult, run: Run, smoothing: fl
             "group_values": run.group_values,
             "curve": curve_view(curves.curve, smoothing, (curves.curve.ci_low, curves.curve.ci_high)),
             "gate": gate_view(curves.gate, gate_points),
-            "peak": result.peak,
-            "target": result.target,
-            "match": result.match,
-            "speed_ups": result.speed_ups,
+            **{name: getattr(result, name) for name in ("peak", "target", "match", "speed_ups")},
         }
     )

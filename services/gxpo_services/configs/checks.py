@@ -31,7 +31,7 @@ def settings_of(source: RunSource, where: str = "") -> Settings:
     if source.preset is not None:
         if source.preset not in preset_names():
             message = f"there is no preset {source.preset!r}; choose from {', '.join(preset_names())}"
-            raise invalid([FieldError(field=f"{where}preset", message=message)])
+            raise Invalid.of(f"{where}preset", message)
         values = plain(load_preset(source.preset).model_dump())
     elif source.toml is not None:
         values = _parsed(source.toml, f"{where}toml")
@@ -86,7 +86,7 @@ def _parsed(text: str, field: str) -> Settings:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise invalid([FieldError(field=field, message=f"is not valid TOML: {error}")]) from None
+        raise Invalid.of(field, f"is not valid TOML: {error}") from None
 
 
 def _unstorable(config: RunConfig) -> list[tuple[str, str]]:

@@ -36,24 +36,13 @@ def refusals(values: Mapping[str, Any], settings: ServiceSettings) -> Refusals:
 
 
 def _model(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
-    path = _get(values, "model.path")
-    if isinstance(path, str) and path != _EMBEDDED_MODEL:
-        fault = _place_fault(path, settings.model_roots, hub=settings.allow_hub)
-        if fault is not None:
-            yield "model.path", fault
+    yield from _place(values, "model.path", _EMBEDDED_MODEL, settings.model_roots, hub=settings.allow_hub)
     if _get(values, "model.trust_remote_code") not in (None, False) and not settings.allow_remote_code:
-        yield (
-            "model.trust_remote_code",
-            "is not allowed on this server; set it to false",
-        )
+        yield "model.trust_remote_code", "is not allowed on this server; set it to false"
 
 
 def _data(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
-    source = _get(values, "data.source")
-    if isinstance(source, str) and source != _EMBEDDED_TASK:
-        fault = _place_fault(source, settings.data_roots, hub=settings.allow_hub)
-        if fault is not None:
-            yield "data.source", fault
+    yield from _place(values, "data.source", _EMBEDDED_TASK, settings.data_roots, hub=settings.allow_hub)
     for name in ("split", "subset"):
         # Both become parts of file names below data.source.
         part = _get(values, f"data.{name}")
@@ -62,12 +51,8 @@ def _data(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tupl
 
 
 def _evaluation(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
+    yield from _place(values, "evaluation.data_root", "none", settings.data_roots, hub=None)
     root = _get(values, "evaluation.data_root")
-    root = None if root == "none" else root
-    if isinstance(root, str):
-        fault = _place_fault(root, settings.data_roots, hub=None)
-        if fault is not None:
-            yield "evaluation.data_root", fault
     names = _get(values, "evaluation.benchmarks")
     for number, name in enumerate(names if isinstance(names, list | tuple) else ()):
         if not isinstance(name, str) or name == _EMBEDDED_TASK:
@@ -75,7 +60,7 @@ def _evaluation(values: Mapping[str, Any], settings: ServiceSettings) -> Iterabl
         fault = None
         if name.endswith(".jsonl"):
             fault = _place_fault(name, settings.data_roots, hub=None)
-        elif root is None and not settings.allow_hub:
+        elif root in (None, "none") and not settings.allow_hub:
             fault = "is a hub data set, which this server does not allow; set evaluation.data_root"
         if fault is not None:
             yield f"evaluation.benchmarks[{number}]", fault
@@ -93,6 +78,16 @@ def _rewards(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[t
 def _placement(values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     if _get(values, "placement.ray_address") not in (None, "none"):
         yield "placement.ray_address", "is set by the service; remove it"
+
+
+def _place(
+    values: Mapping[str, Any], path: str, embedded: str, roots: tuple[Path, ...], *, hub: bool | None
+) -> Iterable[tuple[str, str]]:
+    """The refusal of a setting that names a place, unless it has the value `embedded`."""
+    name = _get(values, path)
+    fault = _place_fault(name, roots, hub=hub) if isinstance(name, str) and name != embedded else None
+    if fault is not None:
+        yield path, fault
 
 
 def _place_fault(name: str, roots: tuple[Path, ...], *, hub: bool | None) -> str | None:

@@ -8,9 +8,10 @@ from fastapi import APIRouter, Query
 
 from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer
 from gxpo_services.api.errors import responses
+from gxpo_services.api.existing_run import run_number
 from gxpo_services.api.fields import MAX_INTEGER, RunId
-from gxpo_services.events import service
-from gxpo_services.events.schemas import EventPage
+from gxpo_services.events import repository
+from gxpo_services.events.schemas import EventPage, EventView
 
 router = APIRouter(
     route_class=ServiceRoute, prefix="/runs/{run_id}", tags=["samples"], responses=responses(401, 404, 422, 503)
@@ -26,4 +27,6 @@ def events(
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> EventPage:
     """State changes, actions of users and schedulers, and events reported by the trainer, in order."""
-    return service.events(session, run_id, after=after, limit=limit)
+    rows = repository.list_events(session, run_number(session, run_id), after=after, limit=limit)
+    items = [EventView.model_validate(row, from_attributes=True) for row in rows]
+    return EventPage(items=items, next_after=items[-1].number if items else after)

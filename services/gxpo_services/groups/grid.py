@@ -162,4 +162,4 @@ def _check_distinct(planned: Sequence[Planned]) -> None:
         other = seen.setdefault(run.config.sha256(), run)
         if other is not run:
             message = f"contains a duplicate: {other.config.name!r} and {run.config.name!r} have the same config"
-            raise invalid([FieldError(field="grid", message=message)])
+            raise Invalid.of("grid", message)

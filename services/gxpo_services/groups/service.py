@@ -139,13 +139,10 @@ def _answer(session: Session, group: Group) -> SweepAnswer:
 
 def _views(session: Session, groups: Sequence[Group]) -> list[GroupView]:
     counts = repository.count_by_state(session, groups)
+    shown = ("id", "name", "kind", "created_at", "created_by")
     return [
         GroupView(
-            id=group.id,
-            name=group.name,
-            kind=group.kind,
-            created_at=group.created_at,
-            created_by=group.created_by,
+            **{name: getattr(group, name) for name in shown},
             num_runs=sum(counts[group.number].values()),
             by_state=counts[group.number],
         )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sqlalchemy.orm import Session
@@ -143,10 +143,7 @@ def _summarise(
             summary = added.get(name)
             if summary is None:
                 old = present.get(numbers[name])
-                summary = Summary(None, -1, None, None)
-                if old is not None:
-                    summary = Summary(old.last, old.last_step, old.lowest, old.highest)
-                added[name] = summary
+                summary = added[name] = Summary(None, -1, None, None) if old is None else replace(old)
             if row.step > summary.last_step:
                 summary.add(row.step, value)
             else:

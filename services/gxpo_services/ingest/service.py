@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from gxpo_services.access.principals import same_hash
-from gxpo_services.api.errors import Conflict, FieldError, Gone, Invalid, TooLarge, Unauthorized
+from gxpo_services.api.errors import Conflict, Gone, Invalid, TooLarge, Unauthorized
 from gxpo_services.ingest import apply
 from gxpo_services.ingest.batches import BadRow, Batch, TooManyRows, parse
 from gxpo_services.runs import repository
@@ -25,7 +25,7 @@ def read_batch(body: bytes) -> Batch:
     try:
         return parse(body)
     except BadRow as error:
-        raise Invalid(str(error), errors=[FieldError(field=error.place, message=error.message)]) from None
+        raise Invalid.of(error.place, error.message) from None
     except TooManyRows as error:
         raise TooLarge(str(error)) from None
 

@@ -132,9 +132,7 @@ class Supervisor:
         for kept in reversed(self._kept):
             _end(kept.process, kept.child.stop_s)
         rest = [process for process in {*family, *self._family()} if _is_alive(process)]
-        for process in rest:
-            _signal(process, signal.SIGKILL)
-        psutil.wait_procs(rest, timeout=10)
+        _end_all(rest, signal.SIGKILL)
         if self._adopts:
             self._reap()
         self._kept = []
@@ -236,12 +234,7 @@ def stop_orphans(state_file: Path, say: Callable[[str], None]) -> None:
             family = [*found.children(recursive=True), found]
         except psutil.NoSuchProcess:
             continue
-        for process in reversed(family):
-            _signal(process, signal.SIGTERM)
-        _, alive = psutil.wait_procs(family, timeout=10)
-        for process in alive:
-            _signal(process, signal.SIGKILL)
-        psutil.wait_procs(alive, timeout=10)
+        _end_all(_end_all(family[::-1], signal.SIGTERM), signal.SIGKILL)
     state_file.unlink(missing_ok=True)
 
 
@@ -268,9 +261,10 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def _signal(process: psutil.Process, number: signal.Signals) -> None:
-    """Send a signal; psutil compares start times, so a reused pid is safe."""
-    try:
-        process.send_signal(number)
-    except psutil.NoSuchProcess:
-        return
+def _end_all(processes: Sequence[psutil.Process], number: signal.Signals) -> list[psutil.Process]:
+    """Signal processes; returns those still alive after 10 s. psutil compares start times: a reused pid is safe."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+    alive: list[psutil.Process] = psutil.wait_procs(processes, timeout=10)[1]
+    return alive

@@ -12,8 +12,11 @@ from gxpo_services.api.errors import responses
 from gxpo_services.api.existing_run import ExistingRun
 from gxpo_services.api.fields import MAX_INTEGER
 from gxpo_services.artifacts.run_files import RunFiles
-from gxpo_services.logs import log_file, service
+from gxpo_services.db.database import Database
+from gxpo_services.db.run_lookup import find_run
+from gxpo_services.logs import log_file
 from gxpo_services.logs.schemas import LogView
+from gxpo_services.run_states import TERMINAL
 
 router = APIRouter(
     route_class=ServiceRoute, prefix="/runs/{run_id}", tags=["samples"], responses=responses(401, 404, 422, 503)
@@ -30,7 +33,8 @@ def logs(
     limit: Annotated[int, Query(ge=4, le=log_file.LARGEST_PIECE, description="Maximum number of bytes.")] = 65_536,
 ) -> LogView:
     """Output of the run's jobs, from a byte offset."""
-    return service.read_log(settings, run_id, offset, limit)
+    piece = log_file.read_log(RunFiles(settings.artifacts, run_id), offset, limit)
+    return LogView.model_validate(piece, from_attributes=True)
 
 
 @router.get(
@@ -50,5 +54,12 @@ async def stream_log(
     when the run has ended and its whole log has been sent."""
     begin = last_event_id if last_event_id is not None else offset
     run = RunFiles(settings.artifacts, run_id)
-    stream = log_file.follow(run, lambda: service.is_over(database, run_id), begin)
+    stream = log_file.follow(run, lambda: _is_over(database, run_id), begin)
     return StreamingResponse(stream, media_type="text/event-stream")
+
+
+def _is_over(database: Database, run_id: str) -> bool:
+    """Whether a run has ended or was deleted."""
+    with database.reading() as session:
+        found = find_run(session, run_id)
+    return found is None or found[1] in TERMINAL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 from collections.abc import AsyncIterator, Callable
@@ -15,6 +16,9 @@ from gxpo_services.artifacts.run_files import RunFiles
 
 LOG = "train.log"
 LARGEST_PIECE = 1 << 20
+_CONTINUATION = bytes(range(0x80, 0xC0))
+"""Bytes of a UTF-8 character after its first one."""
+_Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,30 +48,13 @@ def read_log(run: RunFiles, offset: int, limit: int) -> LogPiece:
         was_cut = offset > size
         begin = max(0, size + offset) if offset < 0 else (0 if was_cut else offset)
         data = os.pread(file.fileno(), limit, begin)
-        if offset < 0:
-            skipped = _within_character(data)
-            begin, data = begin + skipped, data[skipped:]
-    data = data[: len(data) - _unfinished(data)]
-    return LogPiece(data.decode("utf-8", "replace"), begin, begin + len(data), size, was_cut)
-
-
-def _within_character(data: bytes) -> int:
-    """Bytes at the beginning that belong to a character before it."""
-    count = 0
-    while count < min(3, len(data)) and data[count] & 0b1100_0000 == 0b1000_0000:
-        count += 1
-    return count
-
-
-def _unfinished(data: bytes) -> int:
-    """Bytes at the end of a character that is not whole yet."""
-    for back in range(1, min(4, len(data)) + 1):
-        byte = data[-back]
-        if byte & 0b1100_0000 == 0b1000_0000:
-            continue
-        length = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
-        return back if length > back else 0
-    return 0
+    if offset < 0:  # may begin within a character
+        whole = data[:3].lstrip(_CONTINUATION) + data[3:]
+        begin, data = begin + len(data) - len(whole), whole
+    decoder = _Decoder("replace")
+    text = decoder.decode(data)
+    incomplete, _ = decoder.getstate()
+    return LogPiece(text, begin, begin + len(data) - len(incomplete), size, was_cut)
 
 
 async def follow(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -89,11 +89,9 @@ def names_of(session: Session, run_number: int) -> list[str]:
 def first_steps(session: Session, run_numbers: Iterable[int]) -> dict[int, dict[int, int]]:
     """The first step of each attempt, by run."""
     found: dict[int, dict[int, int]] = {number: {} for number in run_numbers}
-    rows = session.execute(
-        select(Attempt.run_number, Attempt.attempt, Attempt.first_step).where(Attempt.run_number.in_(found))
-    )
-    for row in rows:
-        found[row.run_number][row.attempt] = row.first_step
+    query = select(Attempt.run_number, Attempt.attempt, Attempt.first_step).where(Attempt.run_number.in_(found))
+    for run, attempt, first_step in session.execute(query):
+        found[run][attempt] = first_step
     return found
 
 
@@ -132,14 +130,7 @@ def put_summaries(session: Session, run_number: int, changed: Mapping[int, Summa
         condition = (MetricLast.run_number == run_number) & MetricLast.name_number.in_(gone)
         session.execute(delete(MetricLast).where(condition).execution_options(synchronize_session=False))
     rows = [
-        {
-            "run_number": run_number,
-            "name_number": name,
-            "last": summary.last,
-            "last_step": summary.last_step,
-            "lowest": summary.lowest,
-            "highest": summary.highest,
-        }
+        {"run_number": run_number, "name_number": name, **asdict(summary)}
         for name, summary in sorted(changed.items())
         if summary is not None
     ]

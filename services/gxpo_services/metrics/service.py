@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy.orm import Session
 
-from gxpo_services.api.errors import FieldError, Invalid, NotFound
+from gxpo_services.api.errors import Invalid, NotFound
 from gxpo_services.metrics import repository
 from gxpo_services.metrics.blocks import Records
 from gxpo_services.metrics.downsample import thin
@@ -103,5 +103,5 @@ def split_names(given: Sequence[str]) -> list[str]:
     """Names of repeated and comma-separated parameters. Raises Invalid."""
     found = [name for part in given for name in part.split(",") if name]
     if not found:
-        raise Invalid("names: name at least one metric", errors=[FieldError(field="names", message="is empty")])
+        raise Invalid.of("names", "is empty; name at least one metric")
     return found

@@ -12,6 +12,7 @@ from gxpo_services.api.errors import responses
 from gxpo_services.api.fields import RunId
 from gxpo_services.api.submission import Submission, creation_responses
 from gxpo_services.artifacts import trash
+from gxpo_services.run_states import Action
 from gxpo_services.runs import service
 from gxpo_services.runs.schemas import CloneRequest, ListQuery, RunDetail, RunPage, RunPatch, RunRequest, RunValidation
 
@@ -69,22 +70,30 @@ def delete_run(
     background.add_task(trash.empty_trash, settings.artifacts)
 
 
-@router.post("/{run_id}/cancel", summary="Cancel a run", response_model=RunDetail, responses=responses(404, 409))
-def cancel_run(run_id: RunId, principal: Submitter, session: WriteSession) -> Response:
-    """A queued or paused run is cancelled immediately; a running one stops at the end of its step."""
-    return answer(service.act(session, run_id, "cancel", actor=principal.actor))
+def _add_action(action: Action, summary: str, words: str) -> None:
+    @router.post(
+        f"/{{run_id}}/{action}",
+        name=f"{action}_run",
+        summary=summary,
+        description=words,
+        response_model=RunDetail,
+        responses=responses(404, 409),
+    )
+    def act(run_id: RunId, principal: Submitter, session: WriteSession) -> Response:
+        return answer(service.act(session, run_id, action, actor=principal.actor))
 
 
-@router.post("/{run_id}/pause", summary="Pause a run", response_model=RunDetail, responses=responses(404, 409))
-def pause_run(run_id: RunId, principal: Submitter, session: WriteSession) -> Response:
-    """The trainer writes a checkpoint at the end of its step, exits and frees its resources."""
-    return answer(service.act(session, run_id, "pause", actor=principal.actor))
-
-
-@router.post("/{run_id}/resume", summary="Resume a paused run", response_model=RunDetail, responses=responses(404, 409))
-def resume_run(run_id: RunId, principal: Submitter, session: WriteSession) -> Response:
-    """The run is queued again and resumes from its checkpoint."""
-    return answer(service.act(session, run_id, "resume", actor=principal.actor))
+_add_action(
+    "cancel",
+    "Cancel a run",
+    "A queued or paused run is cancelled immediately; a running one stops at the end of its step.",
+)
+_add_action(
+    "pause",
+    "Pause a run",
+    "The trainer writes a checkpoint at the end of its step, exits and frees its resources.",
+)
+_add_action("resume", "Resume a paused run", "The run is queued again and resumes from its checkpoint.")
 
 
 @router.post(

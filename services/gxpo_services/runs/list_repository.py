@@ -6,13 +6,13 @@ a stable order. Pages are keyset pages, so new runs do not shift them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import ColumnElement, Select, asc, desc, func, select, tuple_
+from sqlalchemy import BigInteger, ColumnElement, Float, Integer, Select, asc, desc, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from gxpo_services.api.cursors import Kind, Position, Value
@@ -20,54 +20,22 @@ from gxpo_services.db.tables.metrics import MetricLast
 from gxpo_services.db.tables.runs import Group, Run, RunSearch, RunTag
 from gxpo_services.metrics import repository as metrics
 from gxpo_services.metrics.values import values_at_step
-from gxpo_services.run_states import RunState
 from gxpo_services.runs.repository import folded_case
+from gxpo_services.runs.schemas import ListQuery
 
 # Table columns instead of ORM attributes: their statements compile and run in half the time.
 _run, _group, _tag, _search, _last = (table.__table__.c for table in (Run, Group, RunTag, RunSearch, MetricLast))
 
-Columns = dict[str, tuple[Any, Kind, bool]]
-COLUMNS: Columns = {
-    # name: (column, kind, may be NULL)
-    "created_at": (_run.created_at, "float", False),
-    "updated_at": (_run.updated_at, "float", False),
-    "queued_at": (_run.queued_at, "float", False),
-    "started_at": (_run.started_at, "float", True),
-    "ended_at": (_run.ended_at, "float", True),
-    "heartbeat_at": (_run.heartbeat_at, "float", True),
-    "name": (_run.name, "text", False),
-    "state": (_run.state, "text", False),
-    "reason": (_run.reason, "text", True),
-    "rule": (_run.rule, "text", False),
-    "model": (_run.model, "text", False),
-    "created_by": (_run.created_by, "text", False),
-    "seed": (_run.seed, "int64", False),
-    "priority": (_run.priority, "int32", False),
-    "recoveries": (_run.recoveries, "int32", False),
-    "step": (_run.step, "int32", False),
-    "score_step": (_run.score_step, "int32", True),
-    "backward_passes": (_run.backward_passes, "float", False),
-    "tokens": (_run.tokens, "float", False),
-    "training_s": (_run.training_s, "float", False),
-    "score": (_run.score, "float", True),
-    "score_best": (_run.score_best, "float", True),
+COLUMNS = {
+    column.key: column
+    for column in (
+        *(_run.created_at, _run.updated_at, _run.queued_at, _run.started_at, _run.ended_at, _run.heartbeat_at),
+        *(_run.name, _run.state, _run.reason, _run.rule, _run.model, _run.created_by),
+        *(_run.seed, _run.priority, _run.recoveries, _run.step, _run.score_step),
+        *(_run.backward_passes, _run.tokens, _run.training_s, _run.score, _run.score_best),
+    )
 }
 """Sortable columns, in addition to metrics."""
-
-
-@dataclass(frozen=True, slots=True)
-class Filters:
-    """Filters; empty or None means no filter. archived: None for both."""
-
-    states: Sequence[RunState] = ()
-    rule: str | None = None
-    model: str | None = None
-    tags: Sequence[str] = ()
-    group: str | None = None
-    text: str | None = None
-    created_after: float | None = None
-    created_before: float | None = None
-    archived: bool | None = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +54,12 @@ class Order:
 
     @property
     def kind(self) -> Kind:
-        return "float" if self.column is None else COLUMNS[self.column][1]
+        kind = Float() if self.column is None else COLUMNS[self.column].type
+        if isinstance(kind, Float):
+            return "float"
+        if isinstance(kind, Integer):
+            return "int64" if isinstance(kind, BigInteger) else "int32"
+        return "text"
 
 
 Found = list[tuple[int, Value]]
@@ -94,7 +67,7 @@ Found = list[tuple[int, Value]]
 
 
 def page(
-    session: Session, filters: Filters, order: Order, after: Position | None, limit: int
+    session: Session, filters: ListQuery, order: Order, after: Position | None, limit: int
 ) -> tuple[Found, int | None]:
     """At most `limit` runs after `after`; and the total, only without `after`."""
     conditions = _conditions(filters, session.get_bind().dialect.name)
@@ -102,29 +75,25 @@ def page(
         found = _by_value_at_step(session, conditions, order, after, limit)
     elif order.metric is not None:
         found = _by_value(session, conditions, _metric_source(session, order), order, after, limit)
-    elif _is_nullable(order):
+    elif order.column is not None and COLUMNS[order.column].nullable:
         found = _by_value(session, conditions, _column_source(order), order, after, limit)
     else:
         return _by_column(session, conditions, filters, order, after, limit)
     return found, session.scalar(_total(conditions)) if after is None else None
 
 
+def _found(session: Session, query: Select[int, Any]) -> Found:
+    return [(number, value) for number, value in session.execute(query)]
+
+
 def _total(conditions: Sequence[ColumnElement[bool]]) -> Select[Any]:
     return select(func.count()).select_from(Run.__table__).where(*conditions).correlate(None)
-
-
-def _numbered(rows: Iterable[Any]) -> Found:
-    return [(row[0], row[1]) for row in rows]
-
-
-def _is_nullable(order: Order) -> bool:
-    return order.column is not None and COLUMNS[order.column][2]
 
 
 def _by_column(
     session: Session,
     conditions: Sequence[ColumnElement[bool]],
-    filters: Filters,
+    filters: ListQuery,
     order: Order,
     after: Position | None,
     limit: int,
@@ -133,14 +102,14 @@ def _by_column(
     assert order.column is not None
     if after is not None and after.value is None:
         return [], None  # no run has no value
-    column = COLUMNS[order.column][0]
+    column = COLUMNS[order.column]
     query = select(_run.number, column).where(*conditions).order_by(*_directed(order, column, _run.number)).limit(limit)
     if after is not None:
-        return _numbered(session.execute(query.where(_behind(column, _run.number, after, order.descending)))), None
+        return _found(session, query.where(_behind(order, (column, _run.number), (after.value, after.number)))), None
     # A text search scans the whole table: do it once.
     total = func.count().over() if filters.text else _total(conditions).scalar_subquery()
     rows = session.execute(query.add_columns(total)).all()
-    return _numbered(rows), rows[0][2] if rows else 0
+    return [(row[0], row[1]) for row in rows], rows[0][2] if rows else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +125,7 @@ class _Source:
 
 def _column_source(order: Order) -> _Source:
     assert order.column is not None
-    column = COLUMNS[order.column][0]
+    column = COLUMNS[order.column]
     return _Source(select(_run.number, column).where(column.is_not(None)), _run.number, column, column.is_(None))
 
 
@@ -183,12 +152,12 @@ def _by_value(
     if after is None or after.value is not None:
         query = source.rows.where(*conditions).order_by(*_directed(order, source.value, source.number))
         if after is not None:
-            query = query.where(_behind(source.value, source.number, after, order.descending))
-        found = _numbered(session.execute(query.limit(limit)))
+            query = query.where(_behind(order, (source.value, source.number), (after.value, after.number)))
+        found = _found(session, query.limit(limit))
     if len(found) < limit:
         rest = select(_run.number).where(*conditions, source.lacks).order_by(*_directed(order, _run.number))
         if after is not None and after.value is None:
-            rest = rest.where(_further(_run.number, after, order.descending))
+            rest = rest.where(_behind(order, (_run.number,), (after.number,)))
         found += [(number, None) for number in session.scalars(rest.limit(limit - len(found)))]
     return found
 
@@ -197,27 +166,25 @@ def _directed(order: Order, *columns: Any) -> list[ColumnElement[Any]]:
     return [(desc if order.descending else asc)(column) for column in columns]
 
 
-def _conditions(filters: Filters, dialect: str) -> list[ColumnElement[bool]]:
+def _conditions(filters: ListQuery, dialect: str) -> list[ColumnElement[bool]]:
     found: list[ColumnElement[bool]] = []
-    if filters.archived is not None and (filters.tags or filters.text):
+    wants_archived = filters.archived == "true"
+    if filters.archived != "any" and (filters.tag or filters.text):
         # As an inequality: for an equality SQLite would use an index that covers nearly all runs.
-        found.append(_run.archived != (not filters.archived))
-    elif filters.archived is not None:
-        found.append(_run.archived == filters.archived)
-    if filters.states:
-        found.append(_run.state.in_(sorted(set(filters.states))))
-    if filters.rule is not None:
-        found.append(_run.rule == filters.rule)
-    if filters.model is not None:
-        found.append(_run.model == filters.model)
+        found.append(_run.archived != (not wants_archived))
+    elif filters.archived != "any":
+        found.append(_run.archived == wants_archived)
+    if filters.state:
+        found.append(_run.state.in_(sorted(set(filters.state))))
+    equal = {_run.rule: filters.rule, _run.model: filters.model}
+    found += [column == value for column, value in equal.items() if value is not None]
     if filters.group is not None:
         found.append(_run.group_number == select(_group.number).where(_group.id == filters.group).scalar_subquery())
     if filters.created_after is not None:
         found.append(_run.created_at > filters.created_after)
     if filters.created_before is not None:
         found.append(_run.created_at < filters.created_before)
-    for tag in set(filters.tags):
-        found.append(_run.number.in_(select(_tag.run_number).where(_tag.tag == tag)))
+    found += [_run.number.in_(select(_tag.run_number).where(_tag.tag == tag)) for tag in set(filters.tag)]
     if filters.text:
         # Materialized: a generic plan would search for the text in each run separately.
         among = select(_search.run_number).where(_has_part(dialect, filters.text)).cte().prefix_with("MATERIALIZED")
@@ -237,16 +204,11 @@ def _has_part(dialect: str, part: str) -> ColumnElement[bool]:
     return _search.text.like(f"%{pattern}%", escape=None if dialect == "postgresql" else escape)
 
 
-def _behind(column: Any, number: Any, after: Position, descending: bool) -> ColumnElement[bool]:
-    """Whether a row with a value follows a position with one."""
-    row, here = tuple_(column, number), tuple_(after.value, after.number)
-    behind: ColumnElement[bool] = row < here if descending else row > here
+def _behind(order: Order, columns: Sequence[Any], values: Sequence[Any]) -> ColumnElement[bool]:
+    """Whether the row of `columns` follows `values`."""
+    row, here = tuple_(*columns), tuple_(*values)
+    behind: ColumnElement[bool] = row < here if order.descending else row > here
     return behind
-
-
-def _further(number: Any, after: Position, descending: bool) -> ColumnElement[bool]:
-    further: ColumnElement[bool] = number < after.number if descending else number > after.number
-    return further
 
 
 def _by_value_at_step(

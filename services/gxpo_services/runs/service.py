@@ -95,8 +95,7 @@ def _group(session: Session, group_id: str | None) -> Group | None:
         return None
     group = repository.find_group(session, group_id)
     if group is None:
-        message = f"there is no group {group_id}; omit it or create one first"
-        raise Invalid(f"group: {message}", errors=[FieldError(field="group", message=message)])
+        raise Invalid.of("group", f"there is no group {group_id}; omit it or create one first")
     return group
 
 
@@ -189,19 +188,8 @@ def shown_in_full(session: Session, run: Run) -> RunDetail:
 def list_runs(session: Session, query: ListQuery) -> dict[str, Any]:
     """A page of the list, as RunPage in JSON. Raises Invalid for an unknown order or a cursor of another order."""
     order = _order(query)
-    filters = list_repository.Filters(
-        states=query.state,
-        rule=query.rule,
-        model=query.model,
-        tags=query.tag,
-        group=query.group,
-        text=query.text,
-        created_after=query.created_after,
-        created_before=query.created_before,
-        archived={"false": False, "true": True, "any": None}[query.archived],
-    )
     after = cursors.decode(query.cursor, order.word, order.kind) if query.cursor is not None else None
-    found, total = list_repository.page(session, filters, order, after, query.limit + 1)
+    found, total = list_repository.page(session, query, order, after, query.limit + 1)
     numbers = [number for number, _ in found[: query.limit]]
     values = last_values(session, numbers, query.with_metric) if query.with_metric else {}
     items = []
@@ -225,8 +213,7 @@ def _order(query: ListQuery) -> list_repository.Order:
         at: Any = int(word) if word.isdigit() else word
         return list_repository.Order(None, query.sort.removeprefix("metric:"), at, descending)
     if query.sort not in list_repository.COLUMNS:
-        message = f"must be metric:<name> or one of {', '.join(list_repository.COLUMNS)}"
-        raise Invalid(f"sort: {message}", errors=[FieldError(field="sort", message=message)])
+        raise Invalid.of("sort", f"must be metric:<name> or one of {', '.join(list_repository.COLUMNS)}")
     return list_repository.Order(query.sort, None, "last", descending)
 
 

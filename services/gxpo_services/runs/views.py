@@ -21,6 +21,7 @@ _LISTED = tuple(name for name in RunView.model_fields if name != "metrics")
 # Fields that may be NaN or infinite, which JSON represents as strings.
 _NUMBERS = ("score", "score_best", "reward")
 _NUMBERS_OF_PROGRESS = ("backward_passes", "tokens", "training_s", "hours_budget")
+_BUDGETS = ("step_budget", "backward_passes_budget", "tokens_budget", "hours_budget")
 
 Shown = dict[str, Any]
 """A row of shown_repository.shown_rows."""
@@ -79,28 +80,15 @@ def possible_actions(state: RunState) -> tuple[PossibleAction, ...]:
 
 def _progress(run: Shown) -> dict[str, Any]:
     """Progress of a run; `fraction` is the largest share of any budget limit."""
-    spent = {"steps": run["step"], "backward_passes": run["backward_passes"], "tokens": run["tokens"]}
-    bounds = {
-        "step_budget": run["step_budget"],
-        "backward_passes_budget": run["backward_passes_budget"],
-        "tokens_budget": run["tokens_budget"],
-        "hours_budget": run["hours_budget"],
-    }
+    spent = {"steps": run["step"], **{name: run[name] for name in ("backward_passes", "tokens", "training_s")}}
+    bounds = {name: run[name] for name in _BUDGETS}
     training_s = run["training_s"]
-    fraction = 0.0
-    for done, bound in zip((*spent.values(), training_s / 3600), bounds.values(), strict=True):
-        if bound is not None:
-            fraction = max(fraction, min(1.0, done / bound))
+    used = (run["step"], run["backward_passes"], run["tokens"], training_s / 3600)
+    shares = (min(1.0, done / bound) for done, bound in zip(used, bounds.values(), strict=True) if bound is not None)
+    fraction = max(shares, default=0.0)
     if run["state"] == RunState.SUCCEEDED:
         fraction = 1.0
     left = None
     if run["state"] == RunState.RUNNING and 0.0 < fraction < 1.0 and training_s > 0:
         left = training_s * (1 - fraction) / fraction
-    return {
-        **spent,
-        **bounds,
-        "training_s": training_s,
-        "fraction": fraction,
-        "seconds_left": left,
-        "queue_position": run["queue_position"],
-    }
+    return spent | bounds | {"fraction": fraction, "seconds_left": left, "queue_position": run["queue_position"]}

@@ -125,14 +125,8 @@ class RayLauncher:
         if answer.status_code == 404:
             return JobStatus("unknown")
         found = self._object(answer)
-        states: dict[str, JobState] = {
-            "PENDING": "pending",
-            "RUNNING": "running",
-            "SUCCEEDED": "succeeded",
-            "FAILED": "failed",
-            "STOPPED": "stopped",
-        }
-        state = states.get(str(found.get("status")))
+        states: tuple[JobState, ...] = ("pending", "running", "succeeded", "failed", "stopped")
+        state = next((state for state in states if state.upper() == found.get("status")), None)
         if state is None:
             raise JobRefused(
                 f"Ray at {self._address} reports an unknown status of job {job_id}: {found.get('status')!r}"

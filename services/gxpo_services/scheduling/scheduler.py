@@ -22,7 +22,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
 from gxpo_client.addresses import is_loopback
-from gxpo_services.api.idempotency_keys import delete_expired_keys
+from gxpo_services.api.idempotency import delete_expired_keys
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import need_current, upgrade
 from gxpo_services.observability import logs

@@ -11,15 +11,6 @@ from gxpo_services.access.principals import Role
 from gxpo_services.db.tables.tokens import AccessToken
 
 
-def add(session: Session, row: AccessToken) -> None:
-    session.add(row)
-    session.flush()
-
-
-def get(session: Session, token_id: str) -> AccessToken | None:
-    return session.get(AccessToken, token_id)
-
-
 def all_tokens(session: Session) -> list[AccessToken]:
     return list(session.scalars(select(AccessToken).order_by(AccessToken.id)))
 

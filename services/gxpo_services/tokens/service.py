@@ -29,7 +29,8 @@ def create(session: Session, request: TokenRequest, *, actor: str) -> NewTokenVi
         expires_at=now + request.days * 86400 if request.days else None,
         revoked_at=None,
     )
-    repository.add(session, row)
+    session.add(row)
+    session.flush()
     events.record(
         session, None, actor, "token_created", f"token {request.name!r} ({request.role}) was created", token=row.id
     )
@@ -38,7 +39,7 @@ def create(session: Session, request: TokenRequest, *, actor: str) -> NewTokenVi
 
 def revoke(session: Session, token_id: str, *, actor: str) -> TokenView:
     """Revoke a token. Raises NotFound; Conflict for the last valid admin token."""
-    row = repository.get(session, token_id)
+    row = session.get(AccessToken, token_id)
     if row is None:
         raise NotFound(f"there is no token {token_id}")
     if row.revoked_at is None:

@@ -72,6 +72,33 @@ def test_a_printed_preset_states_passes_and_the_expected_false_alarm(capsys: pyt
     assert capsys.readouterr().out.startswith("# GRPO: 1 backward pass per step.\n\n")
 
 
+@pytest.mark.parametrize(
+    ("placement", "stated"),
+    [
+        (
+            'device = "gpu"\nlearner_ranks = 3\ntensor_parallel = 2',
+            ["# Needs 5 GPUs: 3 for the learner and 2 for the samplers."],
+        ),
+        (
+            'device = "gpu"\nlearner_ranks = 2\ntensor_parallel = 2',
+            ["# Needs 2 GPUs, which learner and samplers share, or 4: 2 for the learner and 2 for the samplers."],
+        ),
+        (
+            'device = "gpu"\nlearner_ranks = 2\ntensor_parallel = 2\ncolocate = true',
+            ["# Needs 2 GPUs, which learner and samplers share."],
+        ),
+        ('device = "cpu"', []),
+    ],
+)
+def test_a_printed_config_states_the_gpus_that_it_needs(
+    placement: str, stated: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(f"[placement]\n{placement}\n")
+    assert run("config", "--file", file) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if "GPUs" in line] == stated
+
+
 def test_a_bad_run_file_ends_with_code_2_and_one_line_a_setting(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,8 +10,7 @@ from sqlalchemy import event, select, update
 from support.scripted_launcher import ScriptedLauncher
 
 from gxpo_services.access.principals import Principal, Role
-from gxpo_services.api.idempotency import claim
-from gxpo_services.api.idempotency_keys import delete_expired_keys
+from gxpo_services.api.idempotency import claim, delete_expired_keys
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables.tokens import IdempotencyKey
 from gxpo_services.runs.schemas import CloneRequest

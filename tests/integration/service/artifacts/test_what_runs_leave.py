@@ -194,7 +194,7 @@ def test_a_log_is_followed_until_the_run_has_ended(
             with log.open("a") as file:
                 file.write("two\n")
             assert stream.next() == ("log", {"text": "two\n", "offset": 4, "next_offset": 8}, "8")
-            log.write_text("anew\n")  # begun anew, and shorter
+            log.write_text("anew\n")  # restarted, and shorter
             assert stream.next()[0] == "truncated"
             assert stream.next()[1]["text"] == "anew\n"
             with log.open("a") as file:

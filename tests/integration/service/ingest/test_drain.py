@@ -83,7 +83,7 @@ def test_only_the_outcome_of_this_launch_counts(database: Database, folder: Path
     assert found.outcome == "paused"
 
 
-def test_whoever_lost_the_run_reads_nothing(database: Database, folder: Path) -> None:
+def test_a_scheduler_without_the_lease_reads_nothing(database: Database, folder: Path) -> None:
     run_id = launch(database, number=2).split()[0]
     write_lines(folder / "metrics.jsonl", [metric_row(1, a=1.0)])
     for number, lease_token in ((2, 1), (1, 2)):

@@ -179,7 +179,7 @@ def test_a_run_that_is_over_or_gone_is_gone(anonymous: TestClient, database: Dat
     assert post(anonymous, "r00000000000000000000 secret", body(None)).status_code == 410
 
 
-def test_wishes_travel_with_the_answer(anonymous: TestClient, database: Database) -> None:
+def test_the_answer_carries_pause_and_cancel_requests(anonymous: TestClient, database: Database) -> None:
     launched = launch(database)
     run_id = launched.split()[0]
     post(anonymous, launched, body(None))

@@ -111,7 +111,7 @@ def test_the_first_start_is_retried(supervisor: Supervisor, tmp_path: Path, said
     assert said[0] == "ray: ended with code 1 during start-up; retrying"
 
 
-def test_the_wish_to_end_ends_the_waiting(tmp_path: Path) -> None:
+def test_a_shutdown_request_ends_the_wait(tmp_path: Path) -> None:
     shutdown = threading.Event()
     shutdown.set()
     supervisor = Supervisor(tmp_path / "up.json", tmp_path / "logs", print, shutdown)

@@ -103,7 +103,7 @@ def reference(database: Database, column: str, descending: bool) -> list[str]:
     return [run.id for run in with_value + without]
 
 
-NUMERIC = [name for name, (_, kind, _) in COLUMNS.items() if kind != "text"]
+NUMERIC = [name for name, column in COLUMNS.items() if column.type.python_type is not str]
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])

@@ -222,7 +222,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("state", EXPECTED)
-def test_wishes_by_state(
+def test_requests_by_state(
     state: str, client: TestClient, submit: Callable[..., dict[str, Any]], lead_to: Callable[[str, str], None]
 ) -> None:
     for action, expected in zip(("cancel", "pause", "resume"), EXPECTED[state], strict=True):

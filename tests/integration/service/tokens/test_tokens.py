@@ -17,7 +17,7 @@ from gxpo_services.api.errors import Conflict
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables.tokens import AccessToken
 from gxpo_services.settings import ServiceSettings
-from gxpo_services.tokens import repository, service
+from gxpo_services.tokens import service
 from gxpo_services.tokens.endpoints import router
 from gxpo_services.tokens.local_token import ensure_local_token
 from gxpo_services.tokens.schemas import TokenRequest
@@ -65,7 +65,7 @@ def test_a_revoked_or_expired_token_stops_working(
     assert api.get("/tokens/me", headers=bearer(made["token"])).status_code == 401
     other = api.post("/tokens", headers=admin, json={"name": "old", "days": 1}).json()
     with database.writing() as session:
-        row = repository.get(session, other["id"])
+        row = session.get(AccessToken, other["id"])
         assert row is not None
         row.expires_at = row.created_at
     assert api.get("/tokens/me", headers=bearer(other["token"])).status_code == 401

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gxpo_dashboard.text import formats
+from gxpo_client import formats
 from gxpo_dashboard.text import labels as texts
 from gxpo_dashboard.view_models import tables
 
@@ -47,7 +47,6 @@ def test_durations(seconds: float | None, words: str) -> None:
 
 def test_figures() -> None:
     assert formats.percent(0.4132) == "41.3%"
-    assert formats.points(-0.012) == "-1.2"
     assert formats.count(12345.0) == "12,345"
     assert formats.count(1.5) == "1.50"
     assert formats.figure(0.00012346) == "0.0001235"

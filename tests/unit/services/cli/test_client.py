@@ -80,7 +80,7 @@ def test_a_change_without_a_key_is_not_retried() -> None:
 def test_an_unavailable_service_is_retried() -> None:
     answers = [httpx.Response(503, json={"detail": "the database cannot be used now"}), httpx.Response(200, json=[])]
     with client_of(lambda _: answers.pop(0)) as client:
-        assert client.get("/tokens") == []
+        assert client.get_list("/tokens") == []
 
 
 @pytest.mark.parametrize(

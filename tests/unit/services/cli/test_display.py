@@ -41,12 +41,12 @@ def run(**changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("view", "line"),
     [
-        (run(), "running  step 12/30  reward 0.312  passes 36  accuracy 31.0%  left 3m12s"),
+        (run(), "running  step 12/30  reward 0.312  passes 36  accuracy 31.0%  left 3 min 12 s"),
         (
             run(progress={"backward_passes_budget": 90, "seconds_left": None}, recoveries=1),
             "running  step 12/30  reward 0.312  passes 36/90  accuracy 31.0%  recovered 1 times",
         ),
-        (run(reward="NaN", score=None), "running  step 12/30  reward NaN  passes 36  left 3m12s"),
+        (run(reward="NaN", score=None), "running  step 12/30  reward NaN  passes 36  left 3 min 12 s"),
         (
             run(
                 state="queued",

@@ -23,7 +23,7 @@ def test_priority_comes_before_waiting_time() -> None:
     assert numbers(admit(waiting, [], WIDE)) == [2, 4, 1, 3]
 
 
-def test_whoever_has_fewest_runs_comes_first() -> None:
+def test_the_submitter_with_the_fewest_runs_comes_first() -> None:
     # a has two runs executing, b one, c none: c, then b and c are level and b has waited longer, ...
     executing = [queued(90, "a"), queued(91, "a"), queued(92, "b")]
     waiting = [queued(1, "a"), queued(2, "a"), queued(3, "b"), queued(4, "c"), queued(5, "c")]

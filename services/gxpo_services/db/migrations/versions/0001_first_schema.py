@@ -19,6 +19,10 @@ JSON = sa.JSON().with_variant(postgresql.JSONB(), "postgresql")
 NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
+def _of_run(table: str) -> sa.ForeignKeyConstraint:
+    return sa.ForeignKeyConstraint(["run_number"], ["runs.number"], name=f"fk_{table}_run_number", ondelete="CASCADE")
+
+
 def upgrade() -> None:
     op.create_table(
         "groups",
@@ -116,26 +120,22 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("number", name=op.f("pk_runs")),
         sa.UniqueConstraint("id", name=op.f("uq_runs_id")),
     )
-    with op.batch_alter_table("runs", schema=None) as batch_op:
-        batch_op.create_index(batch_op.f("ix_runs_config_sha256"), ["config_sha256"], unique=False)
-        batch_op.create_index("ix_runs_created", ["created_at", "number"], unique=False)
-        batch_op.create_index(batch_op.f("ix_runs_created_at"), ["created_at"], unique=False)
-        batch_op.create_index(batch_op.f("ix_runs_created_by_id"), ["created_by_id"], unique=False)
-        batch_op.create_index(batch_op.f("ix_runs_group_number"), ["group_number"], unique=False)
-        batch_op.create_index(batch_op.f("ix_runs_model"), ["model"], unique=False)
-        batch_op.create_index(batch_op.f("ix_runs_name"), ["name"], unique=False)
-        batch_op.create_index("ix_runs_queue", ["state", "priority", "queued_at"], unique=False)
-        batch_op.create_index(batch_op.f("ix_runs_rule"), ["rule"], unique=False)
-        batch_op.create_index(batch_op.f("ix_runs_state"), ["state"], unique=False)
-
+    op.create_index("ix_runs_config_sha256", "runs", ["config_sha256"])
+    op.create_index("ix_runs_created", "runs", ["created_at", "number"])
+    op.create_index("ix_runs_created_at", "runs", ["created_at"])
+    op.create_index("ix_runs_created_by_id", "runs", ["created_by_id"])
+    op.create_index("ix_runs_group_number", "runs", ["group_number"])
+    op.create_index("ix_runs_model", "runs", ["model"])
+    op.create_index("ix_runs_name", "runs", ["name"])
+    op.create_index("ix_runs_queue", "runs", ["state", "priority", "queued_at"])
+    op.create_index("ix_runs_rule", "runs", ["rule"])
+    op.create_index("ix_runs_state", "runs", ["state"])
     op.create_table(
         "attempts",
         sa.Column("run_number", NUMBER, nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("first_step", sa.Integer(), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["run_number"], ["runs.number"], name=op.f("fk_attempts_run_number"), ondelete="CASCADE"
-        ),
+        _of_run("attempts"),
         sa.PrimaryKeyConstraint("run_number", "attempt", name=op.f("pk_attempts")),
     )
     op.create_table(
@@ -146,14 +146,10 @@ def upgrade() -> None:
         sa.Column("step", sa.Integer(), nullable=False),
         sa.Column("benchmark", sa.String(length=200), nullable=False),
         sa.Column("record", JSON, nullable=False),
-        sa.ForeignKeyConstraint(
-            ["run_number"], ["runs.number"], name=op.f("fk_evaluations_run_number"), ondelete="CASCADE"
-        ),
+        _of_run("evaluations"),
         sa.PrimaryKeyConstraint("number", name=op.f("pk_evaluations")),
     )
-    with op.batch_alter_table("evaluations", schema=None) as batch_op:
-        batch_op.create_index("ix_evaluations_step", ["run_number", "benchmark", "step"], unique=False)
-
+    op.create_index("ix_evaluations_step", "evaluations", ["run_number", "benchmark", "step"])
     op.create_table(
         "events",
         sa.Column("number", NUMBER, nullable=False),
@@ -163,12 +159,10 @@ def upgrade() -> None:
         sa.Column("kind", sa.String(length=60), nullable=False),
         sa.Column("message", sa.Text(), nullable=False),
         sa.Column("fields", JSON, nullable=False),
-        sa.ForeignKeyConstraint(["run_number"], ["runs.number"], name=op.f("fk_events_run_number"), ondelete="CASCADE"),
+        _of_run("events"),
         sa.PrimaryKeyConstraint("number", name=op.f("pk_events")),
     )
-    with op.batch_alter_table("events", schema=None) as batch_op:
-        batch_op.create_index(batch_op.f("ix_events_run_number"), ["run_number"], unique=False)
-
+    op.create_index("ix_events_run_number", "events", ["run_number"])
     op.create_table(
         "metric_blocks",
         sa.Column("run_number", NUMBER, nullable=False),
@@ -177,9 +171,7 @@ def upgrade() -> None:
         sa.Column("block", sa.Integer(), nullable=False),
         sa.Column("data", sa.LargeBinary(), nullable=False),
         sa.ForeignKeyConstraint(["name_number"], ["metric_names.number"], name=op.f("fk_metric_blocks_name_number")),
-        sa.ForeignKeyConstraint(
-            ["run_number"], ["runs.number"], name=op.f("fk_metric_blocks_run_number"), ondelete="CASCADE"
-        ),
+        _of_run("metric_blocks"),
         sa.PrimaryKeyConstraint("run_number", "name_number", "attempt", "block", name=op.f("pk_metric_blocks")),
         sqlite_with_rowid=False,
     )
@@ -192,26 +184,18 @@ def upgrade() -> None:
         sa.Column("lowest", sa.Double(), nullable=True),
         sa.Column("highest", sa.Double(), nullable=True),
         sa.ForeignKeyConstraint(["name_number"], ["metric_names.number"], name=op.f("fk_metric_last_name_number")),
-        sa.ForeignKeyConstraint(
-            ["run_number"], ["runs.number"], name=op.f("fk_metric_last_run_number"), ondelete="CASCADE"
-        ),
+        _of_run("metric_last"),
         sa.PrimaryKeyConstraint("run_number", "name_number", name=op.f("pk_metric_last")),
     )
-    with op.batch_alter_table("metric_last", schema=None) as batch_op:
-        batch_op.create_index("ix_metric_last_sort", ["name_number", "last"], unique=False)
-
+    op.create_index("ix_metric_last_sort", "metric_last", ["name_number", "last"])
     op.create_table(
         "run_tags",
         sa.Column("run_number", NUMBER, nullable=False),
         sa.Column("tag", sa.String(length=60), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["run_number"], ["runs.number"], name=op.f("fk_run_tags_run_number"), ondelete="CASCADE"
-        ),
+        _of_run("run_tags"),
         sa.PrimaryKeyConstraint("run_number", "tag", name=op.f("pk_run_tags")),
     )
-    with op.batch_alter_table("run_tags", schema=None) as batch_op:
-        batch_op.create_index(batch_op.f("ix_run_tags_tag"), ["tag"], unique=False)
-
+    op.create_index("ix_run_tags_tag", "run_tags", ["tag"])
     op.create_table(
         "samples",
         sa.Column("number", NUMBER, nullable=False),
@@ -231,52 +215,14 @@ def upgrade() -> None:
         sa.Column("length", sa.Integer(), nullable=False),
         sa.Column("truncated", sa.Boolean(), nullable=False),
         sa.Column("extra", JSON, nullable=False),
-        sa.ForeignKeyConstraint(
-            ["run_number"], ["runs.number"], name=op.f("fk_samples_run_number"), ondelete="CASCADE"
-        ),
+        _of_run("samples"),
         sa.PrimaryKeyConstraint("number", name=op.f("pk_samples")),
     )
-    with op.batch_alter_table("samples", schema=None) as batch_op:
-        batch_op.create_index("ix_samples_step", ["run_number", "step", "attempt"], unique=False)
+    op.create_index("ix_samples_step", "samples", ["run_number", "step", "attempt"])
 
 
 def downgrade() -> None:
-    with op.batch_alter_table("samples", schema=None) as batch_op:
-        batch_op.drop_index("ix_samples_step")
-
-    op.drop_table("samples")
-    with op.batch_alter_table("run_tags", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_run_tags_tag"))
-
-    op.drop_table("run_tags")
-    with op.batch_alter_table("metric_last", schema=None) as batch_op:
-        batch_op.drop_index("ix_metric_last_sort")
-
-    op.drop_table("metric_last")
-    op.drop_table("metric_blocks")
-    with op.batch_alter_table("events", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_events_run_number"))
-
-    op.drop_table("events")
-    with op.batch_alter_table("evaluations", schema=None) as batch_op:
-        batch_op.drop_index("ix_evaluations_step")
-
-    op.drop_table("evaluations")
-    op.drop_table("attempts")
-    with op.batch_alter_table("runs", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_runs_state"))
-        batch_op.drop_index(batch_op.f("ix_runs_rule"))
-        batch_op.drop_index("ix_runs_queue")
-        batch_op.drop_index(batch_op.f("ix_runs_name"))
-        batch_op.drop_index(batch_op.f("ix_runs_model"))
-        batch_op.drop_index(batch_op.f("ix_runs_group_number"))
-        batch_op.drop_index(batch_op.f("ix_runs_created_by_id"))
-        batch_op.drop_index(batch_op.f("ix_runs_created_at"))
-        batch_op.drop_index("ix_runs_created")
-        batch_op.drop_index(batch_op.f("ix_runs_config_sha256"))
-
-    op.drop_table("runs")
-    op.drop_table("tokens")
-    op.drop_table("metric_names")
-    op.drop_table("idempotency_keys")
-    op.drop_table("groups")
+    # Dropping a table drops its indexes.
+    dependent = ("samples", "run_tags", "metric_last", "metric_blocks", "events", "evaluations", "attempts")
+    for table in (*dependent, "runs", "tokens", "metric_names", "idempotency_keys", "groups"):
+        op.drop_table(table)

@@ -1,6 +1,6 @@
-"""configs and identities of runs in a table of their own, and what lists show of them and look for as columns
+"""move configs and identities of runs to run_documents; add columns for what lists show and search
 
-A list goes through the rows of thousands of runs; a config is most of such a row.
+A list scans thousands of rows of runs, and the config was most of each row.
 
 Revision ID: 0002
 Revises: 0001
@@ -77,7 +77,7 @@ def upgrade() -> None:
         op.add_column("runs", sa.Column(name, kind, nullable=True))
     _add_filled("search_text", sa.Text(), "")
     _fill()
-    # Not as a batch: that makes the table anew, and dropping the old one would delete what hangs on it.
+    # Not in batch mode: it recreates the table, and dropping the old one would cascade to dependent rows.
     op.drop_column("runs", "config")
     op.drop_column("runs", "identity")
     _replace_indexes(_OLD_INDEXES, _INDEXES)
@@ -126,14 +126,14 @@ def _replace_indexes(old: Mapping[str, list[str]], new: Mapping[str, list[str]])
 
 
 def _add_filled(name: str, kind: sa.types.TypeEngine[Any], filling: str) -> None:
-    """A column without NULL in a table with rows. SQLite keeps its filling as the default, which nothing uses."""
+    """Add a NOT NULL column to a table with rows. SQLite keeps `filling` as an unused default."""
     op.add_column("runs", sa.Column(name, kind, nullable=False, server_default=filling))
     if op.get_bind().dialect.name == "postgresql":
         op.alter_column("runs", name, server_default=None)
 
 
 def _parts(query: sa.Select[Any], number: sa.ColumnElement[int]) -> Iterator[list[sa.Row[Any]]]:
-    """Rows in order of their numbers, some at a time: together they may not fit into memory."""
+    """Rows in order of their numbers, in chunks: together they may not fit into memory."""
     last = 0
     while rows := list(op.get_bind().execute(query.where(number > last).order_by(number).limit(_AT_ONCE))):
         yield rows
@@ -141,13 +141,13 @@ def _parts(query: sa.Select[Any], number: sa.ColumnElement[int]) -> Iterator[lis
 
 
 def _found(row: sa.Row[Any], tags: list[str]) -> dict[str, Any]:
-    """What a search looks through, as the version of this migration did."""
+    """The searchable text, as built by the version of this migration."""
     text = "\n".join([row.name, row.notes, row.id, row.model, *tags])
     return {"of_run": row.number, "new_search_text": text.casefold()}
 
 
 def _shown(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a list shows of a config, likewise."""
+    """The columns that lists show, likewise."""
     rule, budget = config["learner"]["rule"], config["budget"]
     parts = [str(rule["name"]).upper()]
     if rule.get("k") is not None:
@@ -164,5 +164,5 @@ def _shown(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fitting(bound: int | None) -> int | None:
-    """JSON kept whole numbers of any size, which ended no run."""
+    """Clamp to the column's range: JSON stored integers of any size."""
     return None if bound is None else min(bound, _LARGEST)

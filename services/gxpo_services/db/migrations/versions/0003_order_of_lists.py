@@ -1,4 +1,4 @@
-"""indexes for the list ordered by accuracy, and the whole order of the queue in one
+"""add indexes for lists sorted by accuracy, and one that covers the whole order of the queue
 
 Revision ID: 0003
 Revises: 0002

@@ -1,4 +1,4 @@
-"""what a search looks through lies in a table of its own, a tenth as wide as that of runs
+"""move the searchable text of runs to run_searches, whose rows are a tenth as wide
 
 Revision ID: 0004
 Revises: 0003

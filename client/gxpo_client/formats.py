@@ -1,33 +1,27 @@
-"""Formatting of numbers and times. Pure."""
+"""Text of numbers, durations and times, the same on the command line and in the dashboard. Pure."""
 
 from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeGuard
 
 NONE = "–"
-ACCURACY_FORMAT = ".1%"
 
 
-def known(value: Any) -> bool:
+def known(value: Any) -> TypeGuard[float]:
     """Whether there is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def percent(value: float | None, digits: int = 1) -> str:
+def percent(value: Any, digits: int = 1) -> str:
     """0.4132 → `41.3%`."""
-    return f"{100 * value:.{digits}f}%" if value is not None and known(value) else NONE
-
-
-def points(difference: float | None) -> str:
-    """A difference of two accuracies in percentage points: 0.012 → `+1.2`."""
-    return f"{100 * difference:+.1f}" if difference is not None and known(difference) else NONE
+    return f"{100 * value:.{digits}f}%" if known(value) else NONE
 
 
 def count(value: float | None) -> str:
     """12345.0 → `12,345`; fractions keep two digits."""
-    if value is None or not known(value):
+    if not known(value):
         return NONE
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
 
@@ -43,7 +37,7 @@ def figure(value: float | None) -> str:
 
 def duration(seconds: float | None) -> str:
     """0.004 → `4 ms`; 4.2 → `4.2 s`; 75 → `1 min 15 s`; 11520 → `3 h 12 min`; 200000 → `2 d 7 h`."""
-    if seconds is None or not known(seconds) or seconds < 0:
+    if not known(seconds) or seconds < 0:
         return NONE
     if 0 < seconds < 0.0995:
         return f"{1000 * seconds:.2g} ms"
@@ -61,7 +55,7 @@ def duration(seconds: float | None) -> str:
 
 def size(num_bytes: float | None) -> str:
     """1536 → `1.5 KiB`."""
-    if num_bytes is None or not known(num_bytes):
+    if not known(num_bytes):
         return NONE
     value, unit = float(num_bytes), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
@@ -73,6 +67,6 @@ def size(num_bytes: float | None) -> str:
 
 def moment(seconds: float | None) -> str:
     """Seconds since 1970 → `2026-05-04 13:37:00 UTC`."""
-    if seconds is None or not known(seconds):
+    if not known(seconds):
         return NONE
     return datetime.fromtimestamp(seconds, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
