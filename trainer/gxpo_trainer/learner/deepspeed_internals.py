@@ -139,7 +139,7 @@ class ScatteredShards(Shards):
             group["params"] = []
 
     def publish(self) -> None:
-        """Copy the masters into the partitions; drop, or gather anew, what is held of whole parameters."""
+        """Copy the masters into the partitions; release whole parameters, or gather them again."""
         self._zero._partition_all_parameters()
         for index in range(len(self._masters)):
             self._zero._reassign_or_swap_out_partitioned_parameters(index)

@@ -56,7 +56,7 @@ class LearnerGroup:
         self.all("setup", address, port, self.placement.device, self.placement.learner_threads)
 
     def restart(self) -> None:
-        """End every rank that is left (they may hang in a collective) and start anew.
+        """Kill the remaining ranks, which may hang in a collective, and start all of them again.
 
         On several nodes this is tried again: the first place may be on a node that is lost without Ray's notice.
         """

@@ -75,10 +75,10 @@ class Controller:
         reporter: RunReporter,
         store: CheckpointStore,
         progress: TrainingProgress,
-        wish: Callable[[], Literal["pause", "cancel"] | None] = lambda: None,
+        control_request: Callable[[], Literal["pause", "cancel"] | None] = lambda: None,
     ) -> None:
         self.config = config
-        self.wish = wish
+        self.control_request = control_request
         self.pool, self.planner, self.evaluator = pool, planner, evaluator
         self.reporter, self.store, self.progress = reporter, store, progress
         self.learners = LearnerGroup(config, placement)
@@ -93,14 +93,14 @@ class Controller:
         self._score: float | None = None
         self._evaluated = self._saved = -1
         self.ready = False
-        """Whether the engines stand and are proven: what fails before that failed while setting up."""
+        """Whether all processes have started and passed the canary; an earlier failure is a failed setup."""
 
     # ---- the run --------------------------------------------------------------------------------------------
 
     def run(self, resume_from: Checkpoint | None) -> str:
-        """Train to the end of the budget or to a wish; returns the bound or the wish that ended the run."""
-        if (wish := self.wish()) is not None:
-            return wish  # nothing was done yet that a checkpoint could keep
+        """Train until the budget is spent or a pause or cancel request arrives; returns which of them ended the run."""
+        if (request := self.control_request()) is not None:
+            return request  # nothing was done yet that a checkpoint could keep
         self.pool.start()
         if self.pool.devices.shared:
             # The engines measure free memory as they start, which the learner must not occupy meanwhile.
@@ -114,8 +114,8 @@ class Controller:
         self._log_placement()
         self.reporter.log_event("attention", f"the learner uses {self.learners.all('attention')}")
         self.ready = True
-        owed = resume_from.state.get("evaluation_owed") if resume_from else self.config.evaluation.at_start
-        if owed and self.wish() is None:
+        evaluation_due = resume_from.state.get("evaluation_owed") if resume_from else self.config.evaluation.at_start
+        if evaluation_due and self.control_request() is None:
             self._evaluate()
         recoveries = 0
         while True:
@@ -133,10 +133,10 @@ class Controller:
         step = self.counters.step
         ended = self.counters.reached(self.config.budget)
         complete = ended is not None and self._evaluated == step
-        if not complete and (wish := self.wish()) is not None:
-            if wish == "pause" and self._saved != step:
+        if not complete and (request := self.control_request()) is not None:
+            if request == "pause" and self._saved != step:
                 self._checkpoint()
-            return wish
+            return request
         if ended is not None:
             self._finish()
             return ended
@@ -167,7 +167,7 @@ class Controller:
         self.counters = replace(self.counters, training_s=self.counters.training_s + spent)
         self._report(number, metrics, rollouts, result, spent)
         self._check_finite(result)
-        if self._due(number, "evaluate") and self.wish() is None:
+        if self._due(number, "evaluate") and self.control_request() is None:
             self._evaluate()
         if self._due(number, "checkpoint"):
             self._checkpoint()
@@ -291,7 +291,7 @@ class Controller:
                 step, state, self.learners.writer(rule), score=self._score if self._evaluated == step else None
             )
         except OSError as error:
-            # The earlier checkpoint is still valid: training goes on, and the run says so.
+            # The earlier checkpoint is still valid, so training continues.
             self.reporter.log_event("checkpoint_failed", f"step {step}: {error}", step=step)
             self.progress.message(f"checkpoint at step {step} could not be written: {error}; the earlier one stays")
             return
@@ -316,8 +316,8 @@ class Controller:
         self.reporter.attempt = int(checkpoint.state["attempt"])
 
     def _recover(self, error: LearnerDied) -> None:
-        """A learner rank died: a new attempt from the last checkpoint that verifies. Raises LearnerDied never:
-        a learner that cannot even start again ends the run."""
+        """Start a new attempt from the last checkpoint that verifies. Raises TrainingError when the learner cannot
+        start again."""
         lost = self.counters
         self.reporter.log_event("learner_died", str(error), step=lost.step + 1, attempt=self.attempt)
         self.attempt += 1
@@ -332,8 +332,8 @@ class Controller:
                 self.planner.restart()
             self._resume(checkpoint)
             self._sync()
-        except LearnerDied as again:
-            raise TrainingError(f"the learner died again while it was recovered: {again}") from again
+        except LearnerDied as second:
+            raise TrainingError(f"the learner died again during its recovery: {second}") from second
         where = f"step {checkpoint.step}" if checkpoint else "the start"
         self.progress.message(f"the learner died; attempt {self.attempt} continues from {where}")
 

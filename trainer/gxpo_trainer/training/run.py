@@ -52,13 +52,13 @@ def train_in_launch(
     launch: Launch,
     *,
     resume: bool = False,
-    go_on: bool = False,
+    continue_run: bool = False,
     loggers: Sequence[str] = (),
     progress: TrainingProgress | None = None,
 ) -> str:
-    """Check everything, then run; the bound or the wish that ended it."""
+    """Check everything, then run; returns the bound or the request that ended the run."""
     out_dir = launch.out_dir
-    prepared = prepare(config, out_dir, resume=resume, go_on=go_on)
+    prepared = prepare(config, out_dir, resume=resume, continue_run=continue_run)
     exporters = make_exporters(loggers, out_dir, run_name=config.name, config=config.model_dump(mode="json"))
     with (
         RunReporter(out_dir, exporters=exporters) as reporter,
@@ -86,10 +86,10 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
     try:
         ours = connect_ray(prepared.placement)
         launch.watch_sigterm()
-        wish = _reserve(prepared.placement, launch, reporter, progress, owned=ours)
-        if wish is not None:
-            _record_end(wish, launch, reporter)
-            return wish
+        request = _reserve(prepared.placement, launch, reporter, progress, owned=ours)
+        if request is not None:
+            _record_end(request, launch, reporter)
+            return request
         controller = _controller(prepared, launch, reporter, progress)
         reporter.attempt = controller.attempt
         _write_identity(prepared, launch, reporter)
@@ -127,21 +127,21 @@ def _reserve(
     """Reserve the run's resources, and report what it waits for; the request that ended the wait, else None."""
     from gxpo_trainer.cluster.ray_session import reserve
 
-    shown, wish = "", None
+    shown, request = "", None
 
     def on_wait(missing: str) -> None:
-        nonlocal shown, wish
+        nonlocal shown, request
         if (text := f"waiting for {missing}") != shown:
             shown = text
             reporter.log_event("waiting", text)
             progress.message(text)
-        if (wish := launch.wish()) is not None:
+        if (request := launch.control_request()) is not None:
             raise _StoppedWaiting
 
     try:
         reserve(placement, owned=owned, on_wait=on_wait)
     except _StoppedWaiting:
-        return wish
+        return request
     reporter.log_event("device", f"device {placement.device}: {placement.device_reason}", device=placement.device)
     if placement.colocated:
         reporter.log_event("colocated", f"learner and engines share {placement.num_gpus} GPUs")
@@ -166,7 +166,7 @@ def _controller(prepared: Prepared, launch: Launch, reporter: RunReporter, progr
         reporter,
         prepared.store,
         progress,
-        launch.wish,
+        launch.control_request,
     )
     controller.attempt = pool.engines.attempt = next_attempt(prepared.out_dir, prepared.checkpoint)
     controller.counters = Counters(repeated_passes=repeated_passes(prepared.out_dir, prepared.checkpoint))
@@ -189,9 +189,9 @@ def _record_end(ended: str, launch: Launch, reporter: RunReporter) -> None:
     if ended == "pause" and launch.terminated:
         reporter.log_event("interrupted", "stopped by SIGTERM; --resume continues from the last checkpoint")
     elif ended == "pause":
-        reporter.log_event("paused", "paused as was asked; --continue goes on from the last checkpoint")
+        reporter.log_event("paused", "paused on request; --continue resumes from the last checkpoint")
     elif ended == "cancel":
-        reporter.log_event("cancelled", "cancelled as was asked")
+        reporter.log_event("cancelled", "cancelled on request")
     else:
         reporter.log_event("finished", f"budget.{ended} is reached", bound=ended)
 
