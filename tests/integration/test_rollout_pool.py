@@ -115,4 +115,5 @@ def worker_processes(parent: int) -> list[int]:
     """vLLM's worker processes of an engine."""
     import psutil
 
-    return [child.pid for child in psutil.Process(parent).children() if "spawn_main" in " ".join(child.cmdline())]
+    children = psutil.Process(parent).children(recursive=True)
+    return [child.pid for child in children if "VLLM::Worker" in " ".join(child.cmdline())]

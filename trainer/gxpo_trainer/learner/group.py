@@ -67,7 +67,7 @@ class LearnerGroup:
                 self.start()
                 return
             except LearnerDied:
-                if self.placement.group.handle is None or restarts == MOST_STARTS:
+                if not self.placement.group.on_several_nodes or restarts == MOST_STARTS:
                     raise
 
     def kill(self) -> None:

@@ -92,4 +92,5 @@ class SamplerActor:
 
 def remote_sampler(kind: type[SamplerActor] = SamplerActor) -> Any:
     """The actor class for Ray. Requests arrive in a thread of their own, while the engine's thread is sampling."""
-    return ray.remote(concurrency_groups={"intake": 1})(kind)
+    options: dict[str, Any] = {"concurrency_groups": {"intake": 1}}
+    return ray.remote(**options)(kind)

@@ -174,7 +174,8 @@ class RolloutPool:
             engine.version = None
         nodes = [engine.node for engine in alive]
         self._join_broadcast(alive)
-        index, loading = 0, {}
+        index = 0
+        loading: dict[int, tuple[Engine, Any]] = {}
         while True:
             bucket, changed = self.source.next_bucket(version, index, nodes)
             self._await(loading)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,7 @@ class BroadcastGroup:
             if device.type == "cuda":
                 options = dist.ProcessGroupNCCL.Options()
                 options._timeout = timeout
-                self._group = dist.ProcessGroupNCCL(store, member, size, options)
+                self._group: Any = dist.ProcessGroupNCCL(store, member, size, options)
             else:
                 self._group = dist.ProcessGroupGloo(store, member, size, timeout)
         except (RuntimeError, dist.DistError) as error:
