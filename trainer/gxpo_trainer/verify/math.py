@@ -12,7 +12,7 @@ import re
 from gxpo_trainer.types import EVASION, Verdict
 from gxpo_trainer.verify.boxes import every_box
 from gxpo_trainer.verify.compare import answers_equal
-from gxpo_trainer.verify.engine import engine_parses, nesting
+from gxpo_trainer.verify.engine import nesting, parse_latex
 from gxpo_trainer.verify.extract import MAX_ANSWER_CHARS, extract_answer, extract_choice
 from gxpo_trainer.verify.latex import clean
 from gxpo_trainer.verify.options import VerifyOptions
@@ -55,7 +55,7 @@ def parse_gold(gold: str) -> str:
         raise ValueError(
             f"gold {gold[:80]!r} holds no answer; give the final answer alone, or a solution with a \\boxed"
         )
-    if not _is_readable(text) and not engine_parses(text):
+    if not _is_readable(text) and not parse_latex(text):
         raise ValueError(f"gold {gold[:80]!r} cannot be parsed; write it as LaTeX that math-verify reads")
     return text
 
