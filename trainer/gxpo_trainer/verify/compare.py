@@ -19,11 +19,10 @@ from gxpo_trainer.verify.relations import (
     same_name,
     value_of,
 )
-from gxpo_trainer.verify.scalar import scalars_equal, understood
+from gxpo_trainer.verify.scalar import scalars_equal
 from gxpo_trainer.verify.structure import Answer, Matrix, Relation, Scalar, Sequence, Union, parse_answer
 
 MAX_MATCHED = 60
-_UNIT_VECTOR = re.compile(r"\\vec\s*\{([ijk])\}")
 _BARE_UNIT_VECTOR = re.compile(r"(?<![A-Za-z\\])([ijk])(?![A-Za-z])")
 
 
@@ -32,84 +31,50 @@ def answers_equal(gold: Answer, answer: Answer) -> bool | None:
     if gold.text and gold.text == answer.text:
         return True
     if "\\vec" in gold.text or "\\vec" in answer.text:
-        gold, answer = _as_vectors(gold, answer)
-    if isinstance(gold, Relation) or isinstance(answer, Relation):
-        return _with_relations(gold, answer)
-    if isinstance(gold, Union) or isinstance(answer, Union):
-        return _unions(gold, answer)
+        gold, answer = _as_vector(gold), _as_vector(answer)
     if isinstance(gold, Sequence) and isinstance(answer, Sequence):
         return _sequences(gold, answer)
-    if isinstance(gold, Matrix) or isinstance(answer, Matrix):
-        return _matrices(gold, answer)
-    if isinstance(gold, Sequence) or isinstance(answer, Sequence):
-        return _sequence_and_scalar(gold, answer)
-    as_sets = real_sets_equal(gold, answer)
-    return scalars_equal(gold.text, answer.text) if as_sets is None else as_sets
-
-
-def _as_vectors(gold: Answer, answer: Answer) -> tuple[Answer, Answer]:
-    r"""Both sides with \vec{i}, \vec{j}, \vec{k} as unit vectors, as components where the other side has components."""
-    sizes = [_num_components(side) for side in (gold, answer)]
-    sides = []
-    for side, size in ((gold, sizes[1]), (answer, sizes[0])):
-        if isinstance(side, Scalar):
-            text = side.text
-            text = text if _UNIT_VECTOR.search(text) else _BARE_UNIT_VECTOR.sub(r"\\vec{\1}", text)
-            side = parse_answer(text) if size is None else _components(text, size)
-        sides.append(side)
-    return sides[0], sides[1]
-
-
-def _num_components(answer: Answer) -> int | None:
-    if isinstance(answer, Matrix) and 1 in (len(answer.rows), len(answer.rows[0])):
-        return max(len(answer.rows), len(answer.rows[0]))
-    return len(answer.items) if isinstance(answer, Sequence) and answer.opening in ("(", "[") else None
-
-
-def _components(text: str, size: int) -> Answer:
-    """The coefficients of i, j, k: the value with one of them 1 and the others 0."""
-    # In turn, one of them is marked by "1" and the others become 0.
-    coefficients = [_UNIT_VECTOR.sub("(0)", text.replace(f"\\vec{{{unit}}}", "(1)")) for unit in "ijk"]
-    beyond = coefficients[size:]
-    if any(scalars_equal("0", text) is not True for text in beyond):
-        return Scalar(text)
-    return Sequence(text, tuple(Scalar(text) for text in coefficients[:size]), "(", ")")
-
-
-def _with_relations(gold: Answer, answer: Answer) -> bool | None:
-    """At least one side is a relation: values of assignments, then sets of reals, then the relations themselves."""
+    if same_name(gold, answer):
+        return answers_equal(_value(gold), _value(answer))
+    as_sets = None if is_assignment(gold) and is_assignment(answer) else real_sets_equal(gold, answer)
+    if as_sets is not None:
+        return as_sets
     if isinstance(gold, Relation) and isinstance(answer, Relation):
-        if is_assignment(gold) and is_assignment(answer):
-            if not same_name(gold, answer):
-                return relations_equal(gold, answer)
-            return answers_equal(_value(gold), _value(answer))
-        as_sets = real_sets_equal(gold, answer)
-        return relations_equal(gold, answer) if as_sets is None else as_sets
-    as_sets = real_sets_equal(gold, answer)
-    if as_sets is not None:
-        return as_sets
+        return relations_equal(gold, answer)
     if isinstance(gold, Relation):
-        if isinstance(answer, Sequence) and not is_assignment(gold):
-            return _different_kinds(gold, answer)
         remark = gold.operators[0] == "\\approx"
-        return answers_equal(_value(gold), answer) if is_assignment(gold) or remark else False
-    assert isinstance(answer, Relation)
-    value = value_of(answer)
-    return False if value is None else answers_equal(gold, parse_answer(value))
-
-
-def _value(relation: Relation) -> Answer:
-    value = value_of(relation)
-    return Scalar(relation.text) if value is None else parse_answer(value)
-
-
-def _unions(gold: Answer, answer: Answer) -> bool | None:
-    as_sets = real_sets_equal(gold, answer)
-    if as_sets is not None:
-        return as_sets
+        return (is_assignment(gold) or remark) and answers_equal(_value(gold), answer)
+    if isinstance(answer, Relation):
+        value = value_of(answer)
+        return value is not None and answers_equal(gold, parse_answer(value))
     if isinstance(gold, Union) and isinstance(answer, Union):
         return _unordered(gold.items, answer.items)
-    return _different_kinds(gold, answer)
+    if isinstance(gold, Scalar) and isinstance(answer, Scalar):
+        return scalars_equal(gold.text, answer.text)
+    if isinstance(gold, Matrix) or isinstance(answer, Matrix):
+        return _matrices(gold, answer)
+    # One answer against several is equal only where the several are one.
+    sides = [_flattened(side) if isinstance(side, Sequence) else (side,) for side in (gold, answer)]
+    return len(sides[0]) == len(sides[1]) == 1 and sides != [(gold,), (answer,)] and answers_equal(*sides[0], *sides[1])
+
+
+def _as_vector(answer: Answer) -> Answer:
+    """Components, or the letters i, j, k, as a sum of unit vectors."""
+    if isinstance(answer, Scalar) and "\\vec" not in answer.text:
+        return Scalar(_BARE_UNIT_VECTOR.sub(r"\\vec{\1}", answer.text))
+    items: tuple[Answer, ...] = ()
+    if isinstance(answer, Sequence) and answer.opening in ("(", "["):
+        items = answer.items
+    elif isinstance(answer, Matrix) and 1 in (len(answer.rows), len(answer.rows[0])):
+        items = _entries(answer)
+    if len(items) not in (2, 3):
+        return answer
+    return Scalar(" + ".join(f"({item.text})\\vec{{{unit}}}" for item, unit in zip(items, "ijk", strict=False)))
+
+
+def _value(relation: Answer) -> Answer:
+    value = value_of(relation) if isinstance(relation, Relation) else None
+    return Scalar(relation.text) if value is None else parse_answer(value)
 
 
 def _sequences(gold: Sequence, answer: Sequence) -> bool | None:
@@ -236,49 +201,22 @@ def _unordered(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool | N
     return result
 
 
+def _entries(matrix: Matrix) -> tuple[Answer, ...]:
+    return tuple(entry for row in matrix.rows for entry in row)
+
+
 def _matrices(gold: Answer, answer: Answer) -> bool | None:
     r"""Entry by entry; a row or column vector equals the tuple of its entries."""
-    if isinstance(gold, Matrix) and isinstance(answer, Matrix):
-        if gold.kind != answer.kind or [len(row) for row in gold.rows] != [len(row) for row in answer.rows]:
-            return False
-        pairs = (pair for a, b in zip(gold.rows, answer.rows, strict=True) for pair in zip(a, b, strict=True))
-        return _all(answers_equal(a, b) for a, b in pairs)
-    matrix, other = (gold, answer) if isinstance(gold, Matrix) else (answer, gold)
-    assert isinstance(matrix, Matrix)
-    if matrix.kind:
+    sides = []
+    for side in (gold, answer):
+        if isinstance(side, Matrix):
+            vector = not side.kind and 1 in (len(side.rows), len(side.rows[0]))
+            sides.append((side.kind, [len(row) for row in side.rows], _entries(side), vector))
+        elif isinstance(side, Sequence) and side.opening in ("(", "["):
+            sides.append(("", [], side.items, True))
+    if len(sides) < 2:
         return engine_equal(gold.text, answer.text)
-    entries = tuple(entry for row in matrix.rows for entry in row)
-    if isinstance(other, Sequence) and other.opening in ("(", "[") and 1 in (len(matrix.rows), len(matrix.rows[0])):
-        if len(entries) != len(other.items):
-            return False
-        return _ordered(entries, other.items) if matrix is gold else _ordered(other.items, entries)
-    return _different_kinds(gold, answer)
-
-
-def _sequence_and_scalar(gold: Answer, answer: Answer) -> bool | None:
-    """One side has several answers: equal only when they are all the same one, or by the engine's reading."""
-    as_sets = real_sets_equal(gold, answer)
-    if as_sets is not None:
-        return as_sets
-    sequence, other = (gold, answer) if isinstance(gold, Sequence) else (answer, gold)
-    assert isinstance(sequence, Sequence)
-    items = _flattened(sequence)
-    if len(items) == 1:
-        return answers_equal(items[0], other)
-    return _different_kinds(gold, answer)
-
-
-def _different_kinds(gold: Answer, answer: Answer) -> bool | None:
-    """Answers of different shapes are different when both are understood; else math-verify may know better."""
-    if _all_understood(gold) and _all_understood(answer):
+    (kind, shape, entries, vector), (other_kind, other_shape, others, other_vector) = sides
+    if (kind, shape) != (other_kind, other_shape) and not (vector and other_vector and [] in (shape, other_shape)):
         return False
-    return engine_equal(gold.text, answer.text)
-
-
-def _all_understood(answer: Answer) -> bool:
-    if isinstance(answer, Scalar):
-        return understood(answer.text)
-    if isinstance(answer, Relation):
-        return all(understood(side) for side in answer.sides)
-    items = [cell for row in answer.rows for cell in row] if isinstance(answer, Matrix) else answer.items
-    return all(_all_understood(item) for item in items)
+    return len(entries) == len(others) and _ordered(entries, others)

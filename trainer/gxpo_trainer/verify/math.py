@@ -106,15 +106,14 @@ def _judged(gold: str, answer: str, rules: VerifyOptions) -> Verdict:
         return Verdict("unparsed", answer, 0.0, "nothing is left of the final answer")
     gold_text = _in_unit(_cleaned_gold(gold), rules)
     try:
-        found = answers_equal(_gold_structure(gold_text), parse_answer(text)) if rules.several else None
-        found = texts_equal(gold_text, text) if not rules.several else found
+        found = texts_equal(gold_text, text, several=rules.several)
+        if found is not True and rules.tolerance:
+            unit = parse_unit(rules.unit) if rules.unit else None
+            found = within(_gold_structure(gold_text), parse_answer(text), rules.tolerance, unit) or found
     except TooLarge:
         return Verdict("wrong", answer, 0.0, TOO_LARGE)
     except RecursionError:
         return Verdict("unparsed", answer, 0.0, "nested too deeply")
-    unit = parse_unit(rules.unit) if rules.unit else None
-    if found is not True and rules.tolerance:
-        found = within(_gold_structure(gold_text), parse_answer(text), rules.tolerance, unit) or found
     if found is None:
         return Verdict("unparsed", answer, 0.0, NOT_MATHEMATICAL)
     return Verdict("correct" if found else "wrong", answer, 0.0)
@@ -127,13 +126,14 @@ def _in_unit(gold: str, rules: VerifyOptions) -> str:
     return f"{gold} \\text{{{rules.unit}}}"
 
 
-def texts_equal(gold: str, answer: str) -> bool | None:
-    """Whether two cleaned answers agree in one of their readings; None when undecided. Raises TooLarge."""
-    choice = choice_letters(gold, answer)
+def texts_equal(gold: str, answer: str, several: bool = False) -> bool | None:
+    """Whether two cleaned answers agree in one of their readings, of which a list of several answers has one; None when
+    undecided. Raises TooLarge."""
+    choice = None if several else choice_letters(gold, answer)
     if choice is not None:
         return choice
     verdicts = []
-    for a, b in _readings(gold, answer):
+    for a, b in [(gold, answer)] if several else _readings(gold, answer):
         verdict = answers_equal(_gold_structure(a), parse_answer(b))
         if verdict:
             return True
@@ -149,7 +149,8 @@ def _readings(gold: str, answer: str) -> list[tuple[str, str]]:
     conditions behind them (`for all n`, `k \\in \\mathbb{Z}`)."""
     pairs = [(gold, answer)]
     if _THOUSANDS.search(gold) or _THOUSANDS.search(answer):
-        pairs.append((_without_thousands(gold), _without_thousands(answer)))
+        plain_gold, plain = (_THOUSANDS.sub(lambda match: match[1].replace(",", ""), s) for s in (gold, answer))
+        pairs.append((plain_gold, plain))
     for comma, other in ((gold, answer), (answer, gold)):
         # `1,22` as a gold may be a decimal; `2,1` is a list. As an answer to a gold of 2.1 it is a decimal.
         few = comma is gold and len(comma.rpartition(",")[2]) < 2
@@ -161,7 +162,3 @@ def _readings(gold: str, answer: str) -> list[tuple[str, str]]:
     if bool(gold_condition) != bool(condition) or (condition and same_tokens(gold_condition, condition)):
         pairs.append((bare_gold, bare_answer))
     return pairs
-
-
-def _without_thousands(text: str) -> str:
-    return _THOUSANDS.sub(lambda match: match[1].replace(",", ""), text)

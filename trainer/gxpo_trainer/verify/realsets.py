@@ -32,10 +32,11 @@ _SAMPLES = (0.0, 1.0, 2.718, 8.141)
 
 @dataclass(frozen=True, slots=True)
 class RealSet:
-    """`ends`: the finite points where membership may change."""
+    """`ends`: the finite points where membership may change. `variable`: the name that inequalities restrict."""
 
     ends: tuple[float, ...]
     contains: Callable[[float], bool]
+    variable: str = ""
 
 
 def real_sets_equal(gold: Answer, answer: Answer) -> bool | None:
@@ -91,7 +92,8 @@ def _real_set(answer: Answer) -> RealSet | None:
         not answer.opening and all(isinstance(item, Relation) or _is_set_like(item) for item in answer.items)
     ):
         sets = [found for item in answer.items if (found := _real_set(item)) is not None]
-        return _together(sets) if len(sets) == len(answer.items) else None
+        variables = {one.variable for one in sets if one.variable}
+        return _together(sets) if len(sets) == len(answer.items) and len(variables) <= 1 else None
     values = [value for item in answer.items if (value := _number(item.text)) is not None]
     if len(values) != len(answer.items):
         return None
@@ -138,7 +140,9 @@ def _relation_set(relation: Relation) -> RealSet | None:
         return None
     steps = list(zip(itertools.pairwise(sides), relation.operators, strict=True))
     return RealSet(
-        tuple(ends), lambda x: all(_order(_at(a, x), _at(b, x)) in _HOLDS[operator] for (a, b), operator in steps)
+        tuple(ends),
+        lambda x: all(_order(_at(a, x), _at(b, x)) in _HOLDS[operator] for (a, b), operator in steps),
+        *variables,
     )
 
 
