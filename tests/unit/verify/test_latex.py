@@ -20,7 +20,6 @@ from gxpo_trainer.verify.latex import clean
         (l.math_delimiters, r"\(5\)", " 5 "),
         (l.math_delimiters, r"\$5", r"\$5"),
         (l.math_delimiters, "$5", r"\$5"),
-        (l.whole_text, r"\text{A, B}", "A, B"),
         (l.emphasis, "**B**", "B"),
         (l.emphasis, "64 + 67 = **131**", "64 + 67 = 131"),
         (l.emphasis, "x**2 + y**2", "x**2 + y**2"),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gxpo_trainer.verify.boxes import JOINED, TAIL_CHARS, after_thinking, boxed_answer, find_boxes
+from gxpo_trainer.verify.latex import FULL_WIDTH
 from gxpo_trainer.verify.tokens import FUNCTIONS
 from gxpo_trainer.verify.units import parse_unit
 from gxpo_trainer.verify.words import phrases
@@ -31,7 +32,7 @@ class Extraction:
     source: Source
 
 
-_PLAIN = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {ord(c): " " for c in "\u00a0\u2009\u202f"}
+_PLAIN = FULL_WIDTH | dict.fromkeys(map(ord, "\u00a0\u2009\u202f"), " ")
 """Full-width characters and special blanks as plain ones."""
 _IS = rf"(?<![A-Za-zÀ-ÿ])(?:{phrases('is')})(?![A-Za-zÀ-ÿ])|[:：=]"
 _FINAL = re.compile(rf"final\s+answer\b[^.\n$\\]{{0,100}}?(?:{_IS})\s*:?", re.IGNORECASE)
@@ -70,7 +71,6 @@ _NUMBER = re.compile(
     r"|\(\s*-?[\d./]+(?:\s*,\s*-?[\d./]+)+\s*\)|[-+]?\d*√\s?\d+"
     r"|[-+]?\d*\\(?:[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|sqrt\s*(?:\[\d\])?\s*\{[^{}]*\})"
 )
-_CLOSING = re.compile(r"\s*(?:<\|[^|>]{1,40}\|>\s*\w*|</s>|I hope it is correct\.?|\[/?INST\])\s*$", re.IGNORECASE)
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-zÀ-ÿ]{2,}")
 _TEXT_COMMAND = re.compile(
     r"\\(?:begin|end|text|mathrm|mbox|textbf|mathbf|textnormal|operatorname|textit)\s*\{[^{}]*\}|\\[A-Za-z]+"
@@ -80,23 +80,12 @@ _MATH_WORDS = FUNCTIONS | set("and or percent pct percentage pi inf infty in dx 
 
 def extract_answer(response: str) -> Extraction | None:
     """The final answer of a response, or None when it states none."""
-    text = after_thinking(response)[-TAIL_CHARS:]
-    text = _without_closing(text).translate(_PLAIN)
-    if not text:
-        return None
+    text = after_thinking(response)[-TAIL_CHARS:].strip().translate(_PLAIN)
     for find in (_boxed_or_final, _hashes, _answer_sentence, _bare, _last_line):
         found = find(text)
         if found is not None and found.text:
             return found
     return None
-
-
-def _without_closing(text: str) -> str:
-    """The text without chat-template markers and politeness at its end."""
-    text = text.strip()
-    while (match := _CLOSING.search(text, max(0, len(text) - 200))) is not None:
-        text = text[: match.start()].rstrip()
-    return text
 
 
 def _boxed_or_final(text: str) -> Extraction | None:
@@ -132,7 +121,6 @@ def _sentence_answer(rest: str) -> str:
     ).strip("\"' ")
     if re.match(r"not\b", rest, re.IGNORECASE):
         return ""
-    rest = _without_remark(rest)
     rest = _after_verb(rest)
     groups = _formula_groups(rest)
     if groups:
@@ -160,16 +148,6 @@ def _numbers_of(sentence: str) -> str:
     return ", ".join(_with_unit(sentence, part) for part in parts)
 
 
-def _without_remark(rest: str) -> str:
-    """The text up to a remark in parentheses or a clause, when a number or formula stands before it."""
-    for remark in _REMARK.finditer(rest[:400]):
-        if re.search(r"[0-9$\\]", rest[: remark.start()]) and not re.search(
-            r"\\\(?$|\$[^$]*$", rest[: remark.start() + 1].replace("\\$", "")
-        ):
-            return rest[: remark.start()]
-    return rest
-
-
 def _after_verb(rest: str) -> str:
     """`The largest $n$ is 34. ...` -> `34. ...`: what the first sentence says after its last "is" or "are"."""
     sentence_end = re.search(r"\.(?:\s|$)", rest)
@@ -181,7 +159,7 @@ def _after_verb(rest: str) -> str:
 
 def extract_choice(response: str) -> Extraction | None:
     """The choice letter that a response without a box names in prose; None when it has a box or names none."""
-    text = _without_closing(after_thinking(response)[-TAIL_CHARS:])
+    text = after_thinking(response)[-TAIL_CHARS:].strip()
     if not text or find_boxes(text):
         return None
     head = re.match(r"\W*([A-J])(?=\W|$|[^\x00-\x7f])(?!\s*['’])(?!\s+[a-z])", text)

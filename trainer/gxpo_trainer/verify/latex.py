@@ -7,28 +7,28 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable
+from fractions import Fraction
 
 _UNICODE = {
     "−": "-", "–": "-", "—": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "∕": "/", "⁄": "/",
     "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ",
     "≈": r"\approx ", "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ",
     "°": r"^\circ ", "º": r"^\circ ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}",
-    "⟨": r"\langle ", "⟩": r"\rangle ", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ",
+    "⟨": "(", "⟩": ")", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ",
     "′": "'", "’": "'", "“": '"', "”": '"', "\u00a0": " ", "\u2009": " ", "\u202f": " ", "，": ",", "：": ":",
-    "。": ".", "、": ",", "∠": r"\angle ", "ε": r"\epsilon ", "Ω": r"\Omega ", "∧": r"\text{ and }",
-    "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ",
-    "θ": r"\theta ", "λ": r"\lambda ", "μ": r"\mu ", "ρ": r"\rho ", "σ": r"\sigma ", "τ": r"\tau ",
-    "φ": r"\phi ", "ω": r"\omega ", "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}",
-    "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅕": r"\frac{1}{5}", "⅖": r"\frac{2}{5}", "⅗": r"\frac{3}{5}",
-    "⅘": r"\frac{4}{5}", "⅙": r"\frac{1}{6}", "⅚": r"\frac{5}{6}", "⅛": r"\frac{1}{8}", "⅜": r"\frac{3}{8}",
-    "⅝": r"\frac{5}{8}", "⅞": r"\frac{7}{8}",
+    "。": ".", "、": ",", "∠": r"\angle ",
+    "ε": r"\epsilon ", "Ω": r"\Omega ", "∧": r"\text{ and }",
 }  # fmt: skip
-_UNICODE_TABLE = {ord(character): latex for character, latex in _UNICODE.items()} | {
-    # Full-width digits, letters and signs of East Asian texts.
-    code: chr(code - 0xFEE0)
-    for code in range(0xFF01, 0xFF5F)
-}
+FULL_WIDTH = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
+"""Full-width digits, letters and signs of East Asian texts as plain ones."""
+_VULGAR = {c: Fraction(unicodedata.numeric(c)).limit_denominator(10) for c in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
+_UNICODE_TABLE = FULL_WIDTH | str.maketrans(
+    _UNICODE
+    | {letter: f"\\{unicodedata.name(letter).split()[-1].lower()} " for letter in "αβγδθλμρστφω"}
+    | {c: f"\\frac{{{value.numerator}}}{{{value.denominator}}}" for c, value in _VULGAR.items()}
+)
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _RENAMED = {
@@ -40,7 +40,7 @@ _RENAMED = {
     "simeq": "approx", "thickapprox": "approx", "tg": "tan", "ctg": "cot", "arctg": "arctan",
     "land": "text{ and }", "wedge": "text{ and }", "lor": "text{ or }", "vee": "text{ or }",
     "lt": "<", "gt": ">", "dots": "ldots", "cdots": "ldots", "dotsc": "ldots", "implies": "Rightarrow",
-    "lbrack": "[", "rbrack": "]", "iff": "Leftrightarrow", "varphi": "phi",
+    "lbrack": "[", "rbrack": "]", "langle": "(", "rangle": ")", "iff": "Leftrightarrow", "varphi": "phi",
     "varepsilon": "epsilon", "vartheta": "theta",
 }  # fmt: skip
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
@@ -54,6 +54,11 @@ _FUNCTION_WORDS = (
 _FUNCTION = "|".join(_FUNCTION_WORDS)
 _QUANTITY = re.compile(
     r"(?:[0-9]|[0-9]\s*\\frac\s*\{(?:[^{}]|\{[^{}]*\})*(?:\}\s*\{)?|10\s*\^\s*\{[-+]?[0-9]+\}|\\mu|\\(?:text|math|mbox|operatorname)[a-z]*\s*\{[^{}]*\}(?:\s*\^\s*\{?-?[0-9]\}?)?(?:\s*\\cdot)?)$"
+)
+_REPEATING = re.compile(
+    r"([0-9]*)\.([0-9]*?)(?:\\(?:overline|bar)\s*(\{[0-9]{1,50}\}|[0-9])"
+    r"|((?:\\dot\s*(?:\{[0-9]\}|[0-9])[0-9]*){1,2})(?![0-9])|(\([0-9]{1,50}\))(?![0-9])"
+    r"|([0-9]{1,6}?)(?:\6)+\s*(?:\\ldots(?![A-Za-z])|\.{3}|…))"
 )
 _GROUPS = re.compile(
     r"(?<![\d.,])(?:(?P<point>[1-9]\d{0,2}(?:\.\d{3}){2,}|[1-9]\d{0,2}(?:\.\d{3})+(?=,\d))"
@@ -92,11 +97,6 @@ def math_delimiters(s: str) -> str:
     return re.sub(r"(?<!\\)(?:\$|\\[()\[\]])", " ", s)
 
 
-def whole_text(s: str) -> str:
-    r"""\text{A, B} around the whole answer is A, B."""
-    return re.sub(r"^\s*\\(?:text(?:bf|it|rm|normal)?|mbox|mathrm|mathbf)\s*\{([^{}\\]*)\}\s*$", r"\1", s)
-
-
 def emphasis(s: str) -> str:
     """**bold** of a whole answer or behind a blank, or stars left over at its ends; `x**2` stays."""
     s = re.sub(r"^\s*(\*{1,2}|__)(.+?)\1[\s.]*$", r"\2", s, flags=re.DOTALL)
@@ -111,7 +111,7 @@ def command_names(s: str) -> str:
         name = _RENAMED.get(match[1])
         if name is None:
             return match.group()
-        return name if name in ("|", ":", "<", ">", "[", "]") else "\\" + name
+        return name if name in "|:<>[]()" else "\\" + name
 
     return _COMMAND.sub(rename, s) if "\\" in s else s
 
@@ -261,20 +261,12 @@ def repeating_decimals(s: str) -> str:
     r"""0.\overline{3}, 0.\dot3, 0.(3), 0.333\ldots are 1/3: the repeating part over nines."""
 
     def as_fraction(match: re.Match[str]) -> str:
-        whole, fixed, repeated = match["whole"] or "0", match["fixed"] or "", re.sub(r"[^0-9]", "", match["repeated"])
-        scale = 10 ** len(fixed)
-        nines = (10 ** len(repeated) - 1) * scale
-        return f"\\frac{{{int(whole + fixed + repeated) - int(whole + fixed)}}}{{{nines}}}"
+        whole, fixed, *groups = match.groups(default="")
+        repeated = re.sub(r"[^0-9]", "", "".join(groups))
+        nines = (10 ** len(repeated) - 1) * 10 ** len(fixed)
+        return f"\\frac{{{int(whole + fixed + repeated) - int('0' + whole + fixed)}}}{{{nines}}}"
 
-    start = r"(?P<whole>[0-9]*)\.(?P<fixed>[0-9]*?)"
-    s = re.sub(start + r"\\(?:overline|bar)\s*(?P<repeated>\{[0-9]{1,50}\}|[0-9])", as_fraction, s)
-    s = re.sub(start + r"(?P<repeated>(?:\\dot\s*(?:\{[0-9]\}|[0-9])[0-9]*){1,2})(?![0-9])", as_fraction, s)
-    s = re.sub(start + r"\((?P<repeated>[0-9]{1,50})\)(?![0-9])", as_fraction, s)
-    return re.sub(
-        start + r"(?P<repeated>[0-9]{1,6}?)(?P=repeated)(?P=repeated)*\s*(?:\\ldots(?![A-Za-z])|\.{3}|…)",
-        as_fraction,
-        s,
-    )
+    return _REPEATING.sub(as_fraction, s)
 
 
 def separators(s: str) -> str:
@@ -304,7 +296,6 @@ STEPS: tuple[Callable[[str], str], ...] = (
     unicode_to_latex,
     double_backslashes,
     math_delimiters,
-    whole_text,
     emphasis,
     command_names,
     presentation,
