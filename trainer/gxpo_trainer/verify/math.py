@@ -32,9 +32,7 @@ TOO_LARGE = f"{EVASION}: a magnitude beyond the bounds"
 def gold_answer(gold: str) -> str:
     """The final answer of a gold: the gold itself, or what a worked solution boxes or calls its final answer."""
     if "boxed" in gold or "inal answer" in gold.lower():
-        extraction = extract_answer(gold)
-        if extraction is not None:
-            return extraction.text
+        return extract_answer(gold) or gold
     return gold
 
 
@@ -76,13 +74,12 @@ def verify(gold: str, response: str, options: VerifyOptions | None = None) -> Ve
     options: rules of the problem beside its gold; None for the common case.
     """
     rules = options or VerifyOptions()
-    extraction = extract_choice(response) if is_choice(_cleaned_gold(gold)) else None
-    extraction = extraction or extract_answer(response)
+    answer = (is_choice(_cleaned_gold(gold)) and extract_choice(response)) or extract_answer(response)
     if response.strip() == gold and gold:
         return Verdict("correct", response.strip(), 0.0)
-    if extraction is None:
+    if not answer:
         return Verdict("unparsed", None, 0.0, "no final answer found")
-    verdict = _judged(gold, extraction.text, rules)
+    verdict = _judged(gold, answer, rules)
     if rules.several and verdict.status != "correct":
         # Several answers may stand in boxes of their own, with sentences between them.
         together = every_box(response)
