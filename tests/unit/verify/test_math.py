@@ -49,6 +49,7 @@ def test_texts_are_the_same_only_token_by_token() -> None:
         (r"e^{i\pi}", "-1"),
         (r"2\frac{1}{3}", r"\frac{7}{3}"),
         (r"\tan 45^\circ", "1"),
+        (r"\arsinh x", r"\ln(x+\sqrt{x^2+1})"),
         (r"\sqrt{1-x^2}", r"(1-x^2)^{1/2}"),
         ("9!!", "945"),
         (r"\max(3, 7)", "7"),

@@ -13,7 +13,6 @@ from gxpo_trainer.verify.engine import engine_equal
 from gxpo_trainer.verify.realsets import real_sets_equal
 from gxpo_trainer.verify.relations import (
     assigned_name,
-    first_name,
     is_assignment,
     relations_equal,
     same_name,
@@ -80,7 +79,7 @@ def _value(relation: Answer) -> Answer:
 def _sequences(gold: Sequence, answer: Sequence) -> bool | None:
     a, b = _flattened(gold), _flattened(answer)
     if len(a) != len(b) and _is_set(gold, a) and _is_set(answer, b):
-        a, b = _distinct(a), _distinct(b)
+        return max(len(a), len(b)) <= MAX_MATCHED and _covers(a, b) and _covers(b, a)
     if len(a) != len(b):
         as_sets = real_sets_equal(gold, answer)
         return False if as_sets is None else as_sets
@@ -100,12 +99,10 @@ def _is_set(sequence: Sequence, items: tuple[Answer, ...]) -> bool:
 def _brackets_agree(gold: Sequence, answer: Sequence) -> bool:
     """Two-element brackets may be intervals, where ( and [ differ; a set is never a tuple; bare goes with all."""
     if not gold.opening or not answer.opening:
-        return gold.opening != "[" and answer.opening != "[" if len(gold.items) == 2 else True
+        return len(gold.items) != 2 or "[" not in (gold.opening, answer.opening)
     if "{" in (gold.opening, answer.opening):
         return gold.opening == answer.opening
-    if len(gold.items) != 2:
-        return True
-    return (gold.opening, gold.closing) == (answer.opening, answer.closing)
+    return len(gold.items) != 2 or (gold.opening, gold.closing) == (answer.opening, answer.closing)
 
 
 def _flattened(sequence: Sequence) -> tuple[Answer, ...]:
@@ -117,10 +114,9 @@ def _flattened(sequence: Sequence) -> tuple[Answer, ...]:
                 items.append(Sequence(item.text, _values(item.items), "(", ")"))
             else:
                 items.extend(_flattened(item))
-        elif isinstance(item, Relation) and is_assignment(item):
+        elif is_assignment(item) and "\\pm" in item.text:
             value = _value(item)
-            pm = isinstance(value, Sequence) and not value.opening and "\\pm" in item.text
-            items.extend(value.items if pm and isinstance(value, Sequence) else (item,))
+            items.extend(value.items if isinstance(value, Sequence) and not value.opening else (item,))
         else:
             items.append(item)
     return _solutions(tuple(items))
@@ -139,16 +135,11 @@ def _solutions(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
 
 
 def _values(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
-    return tuple(_value(item) if isinstance(item, Relation) and is_assignment(item) else item for item in items)
+    return tuple(_value(item) if is_assignment(item) else item for item in items)
 
 
-def _distinct(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
-    """Items of a set, each once."""
-    kept: list[Answer] = []
-    for item in items[:MAX_MATCHED]:
-        if not any(answers_equal(item, other) for other in kept):
-            kept.append(item)
-    return tuple(kept) + items[MAX_MATCHED:]
+def _covers(items: tuple[Answer, ...], others: tuple[Answer, ...]) -> bool:
+    return all(any(answers_equal(item, other) for other in others) for item in items)
 
 
 def _lists(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool | None:
@@ -156,13 +147,15 @@ def _lists(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool | None:
     different things, else in any order."""
     names = [tuple(assigned_name(item) for item in items) for items in (gold, answer)]
     named = [None not in side and len(set(side)) == len(side) for side in names]
+    # x_1 and x_2 are both x.
+    different = [len({re.sub(r"_?[0-9]+$", "", name or "") for name in side}) > 1 for side in names]
     values = _values(gold), _values(answer)
-    if named[0] and named[1] and set(names[0]) == set(names[1]):
+    if all(named) and set(names[0]) == set(names[1]):
         by_name = dict(zip(names[1], values[1], strict=True))
-        return _all(answers_equal(value, by_name[name]) for name, value in zip(names[0], values[0], strict=True))
-    if named[0] and named[1] and any(len({first_name(name) for name in side}) > 1 for side in names):
+        return _ordered(values[0], tuple(by_name[name] for name in names[0]))
+    if all(named) and any(different):
         return False
-    if (named[0] != named[1]) and len({first_name(name) for name in names[0 if named[0] else 1]}) > 1:
+    if named[0] != named[1] and different[named.index(True)]:
         return _ordered(*values)
     return _unordered(*values)
 
@@ -188,17 +181,12 @@ def _unordered(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool | N
     if len(gold) > MAX_MATCHED:
         return _ordered(gold, answer)
     left = list(answer)
-    result: bool | None = True
     for item in gold:
         verdicts = [answers_equal(item, other) for other in left]
-        if True in verdicts:
-            left.pop(verdicts.index(True))
-        elif None in verdicts:
-            left.pop(verdicts.index(None))
-            result = None
-        else:
-            return False
-    return result
+        if True not in verdicts:
+            return None if None in verdicts else False
+        left.pop(verdicts.index(True))
+    return True
 
 
 def _entries(matrix: Matrix) -> tuple[Answer, ...]:

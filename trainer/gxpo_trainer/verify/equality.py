@@ -154,7 +154,8 @@ def _agree(a: Node, b: Node, *, real: bool, tolerance: Fraction | None) -> bool 
                 return False
             continue
         valid += 1
-        if checked < PRECISE_POINTS or not _close(*values):
+        x, y = values
+        if checked < PRECISE_POINTS or abs(x - y) > FLOAT_TOLERANCE * max(abs(x), abs(y), 1e-9):
             checked += 1
             if not _equal_precisely(a, b, point, real, tolerance):
                 return False
@@ -174,10 +175,6 @@ def _try(node: Node, point: Point, real: bool) -> Any:
     if value != value:
         return Undefined()
     return TooLarge() if abs(value) > 1e290 or 0 < abs(value) < 1e-290 else value
-
-
-def _close(a: Any, b: Any) -> bool:
-    return bool(abs(a - b) <= FLOAT_TOLERANCE * max(abs(a), abs(b), 1e-9))
 
 
 def _equal_precisely(a: Node, b: Node, point: Point, real: bool, tolerance: Fraction | None) -> bool:

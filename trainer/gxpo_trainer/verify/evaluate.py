@@ -200,26 +200,15 @@ def _call(name: str, values: list[Any], context: Any, real: bool) -> Any:
         raise TooLarge
     if name in _CHOSEN and name not in ("floor", "ceil"):
         return _CHOSEN[name](*values)
-    if name == "sqrt":
-        return _root(x, values[1] if len(values) > 1 else 2, context, real)
     if name in ("ln", "log"):
         if x == 0 or (real and x < 0):
             raise Undefined
         # Base 10 or base e is not said: both sides mean the same by it, so any fixed base will do.
         return context.log(x) if name == "ln" else context.log(x) / context.log(values[1] if len(values) > 1 else 10)
-    if name in ("arcsin", "arccos") and real and abs(x) > 1:
+    if real and ((name == "sqrt" and x < 0) or (name in ("arcsin", "arccos") and abs(x) > 1)):
         raise Undefined
     if name == "cis":
         return context.exp(context.mpc(0, 1) * x)
     name = re.sub("^arc?", "a", name).replace("factorial2", "fac2")
     # mpmath's double-precision context lacks the rarer inverse functions.
     return getattr(context if hasattr(context, name) else precise(), name)(*values)
-
-
-def _root(x: Any, index: Any, context: Any, real: bool) -> Any:
-    """The index-th root; real odd roots of negative numbers are negative."""
-    if real and x < 0:
-        if index % 2 != 1:
-            raise Undefined
-        return -((-x) ** (context.mpf(1) / index))
-    return context.sqrt(x) if index == 2 or x == 0 else x ** (context.mpf(1) / index)

@@ -225,11 +225,11 @@ class _Parser:
         return Node("sym", name=f"{mark} {letter}" + self._subscript())
 
     def root(self) -> Node:
-        index: tuple[Node, ...] = ()
-        if self.accept("["):
-            index = (self.sum(),)
-            self.take("]")
-        return Node("call", (self._argument(), *index), "sqrt")
+        if not self.accept("["):
+            return Node("call", (self._argument(),), "sqrt")
+        index = self.sum()
+        self.take("]")
+        return Node("pow", (self._argument(), Node("div", (number(1), index))))
 
     def binomial(self) -> Node:
         return Node("call", (self._argument(), self._argument()), "binomial")

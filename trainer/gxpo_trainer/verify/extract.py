@@ -87,17 +87,13 @@ def _boxed_or_final(text: str) -> str:
 
 def _hashes(text: str) -> str:
     """The last `#### 42`; a heading with several words is none."""
-    found = [match["rest"].strip() for match in _HASHES.finditer(text)]
-    found = [rest for rest in found if len(_words(rest)) <= 3]
+    found = [rest for match in _HASHES.finditer(text) if len(_words(rest := match["rest"].strip())) <= 3]
     return found[-1] if found else ""
 
 
 def _answer_sentence(text: str) -> str:
-    for anchor in reversed(list(_ANSWER.finditer(text))[-_TRAILING_ANCHORS:]):
-        answer = _sentence_answer(text[anchor.end() : anchor.end() + MAX_ANSWER_CHARS])
-        if answer:
-            return answer
-    return ""
+    ends = [anchor.end() for anchor in _ANSWER.finditer(text)][: -_TRAILING_ANCHORS - 1 : -1]
+    return next((answer for end in ends if (answer := _sentence_answer(text[end : end + MAX_ANSWER_CHARS]))), "")
 
 
 def _sentence_answer(rest: str) -> str:

@@ -11,6 +11,9 @@ import unicodedata
 from collections.abc import Callable
 from fractions import Fraction
 
+from gxpo_trainer.verify.tokens import FUNCTIONS
+from gxpo_trainer.verify.words import number_from_words
+
 _UNICODE = {
     "−": "-", "–": "-", "—": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "∕": "/", "⁄": "/",
     "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ",
@@ -43,15 +46,14 @@ _RENAMED = {
     "lbrack": "[", "rbrack": "]", "langle": "(", "rangle": ")", "iff": "Leftrightarrow", "varphi": "phi",
     "varepsilon": "epsilon", "vartheta": "theta",
 }  # fmt: skip
+_RENAMED = {name: new if new in "|:<>[]()" else "\\" + new for name, new in _RENAMED.items()}
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _UPRIGHT = re.compile(
     r"\\(?:text(?:bf|it|rm|normal|tt|sf|up)?|mbox|hbox|math(?:rm|bf|it|sf|tt|normal)|operatorname\*?|bm|boldsymbol|rm|bf)"
     r"(?:\s*\{([^{}]*)\}|(?![A-Za-z])\s*([0-9A-Za-z](?![0-9A-Za-z])))"
 )
-_FUNCTION_WORDS = (
-    "arcsin arccos arctan arccot sin cos tan cot sec csc sinh cosh tanh ln log exp sqrt pi infty cis max min abs"
-).split()
-_FUNCTION = "|".join(_FUNCTION_WORDS)
+_FUNCTION_WORDS = FUNCTIONS | {"pi", "infty", "max", "min"}
+_FUNCTION = "|".join(sorted(_FUNCTION_WORDS))
 _QUANTITY = re.compile(
     r"(?:[0-9]|[0-9]\s*\\frac\s*\{(?:[^{}]|\{[^{}]*\})*(?:\}\s*\{)?|10\s*\^\s*\{[-+]?[0-9]+\}|\\mu|\\(?:text|math|mbox|operatorname)[a-z]*\s*\{[^{}]*\}(?:\s*\^\s*\{?-?[0-9]\}?)?(?:\s*\\cdot)?)$"
 )
@@ -73,14 +75,9 @@ def unicode_to_latex(s: str) -> str:
         return s
     s = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: "^{" + m.group().translate(_SUPERSCRIPTS) + "}", s)
     s = re.sub("[₀₁₂₃₄₅₆₇₈₉]+", lambda m: "_{" + m.group().translate(_SUBSCRIPTS) + "}", s)
-    s = re.sub(r"([√∛])\s*(\([^()]*\)|\{[^{}]*\}|[0-9.]+|[A-Za-zπ])", _unicode_root, s)
+    s = re.sub(r"∛\s*(?=[({0-9.A-Za-zπ])", "√[3]", s)
+    s = re.sub(r"√(\[3\])?\s*(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9.]+|[A-Za-zπ]))", r"\\sqrt\1{\2\3\4}", s)
     return s.translate(_UNICODE_TABLE)
-
-
-def _unicode_root(match: re.Match[str]) -> str:
-    index = "[3]" if match[1] == "∛" else ""
-    radicand = match[2][1:-1] if match[2][0] in "({" else match[2]
-    return f"\\sqrt{index}{{{radicand}}}"
 
 
 def double_backslashes(s: str) -> str:
@@ -98,7 +95,8 @@ def math_delimiters(s: str) -> str:
 
 
 def emphasis(s: str) -> str:
-    """**bold** of a whole answer or behind a blank, or stars left over at its ends; `x**2` stays."""
+    r"""**bold** or \text{...} around a whole answer, bold behind a blank, stars left over at the ends; `x**2` stays."""
+    s = re.sub(r"^\s*\\(?:text(?:bf|it|rm|normal)?|mbox|mathrm|mathbf)\s*\{([^{}\\]*)\}\s*$", r"\1", s)
     s = re.sub(r"^\s*(\*{1,2}|__)(.+?)\1[\s.]*$", r"\2", s, flags=re.DOTALL)
     s = re.sub(r"(?<![^\s(])\*\*(?=\S)([^*]+)(?<=\S)\*\*(?![\w(])", r"\1", s)
     return re.sub(r"^\s*\*{2}|\*{2}\s*$", "", s)
@@ -106,14 +104,7 @@ def emphasis(s: str) -> str:
 
 def command_names(s: str) -> str:
     r"""One name for synonyms: \dfrac, \tfrac -> \frac; \leq -> \le; \neq -> \ne; \lt -> <."""
-
-    def rename(match: re.Match[str]) -> str:
-        name = _RENAMED.get(match[1])
-        if name is None:
-            return match.group()
-        return name if name in "|:<>[]()" else "\\" + name
-
-    return _COMMAND.sub(rename, s) if "\\" in s else s
+    return _COMMAND.sub(lambda match: _RENAMED.get(match[1], match.group()), s)
 
 
 def presentation(s: str) -> str:
@@ -163,10 +154,9 @@ def choose(s: str) -> str:
 
 def magnitudes(s: str) -> str:
     r"""3.5 million -> 3.5 \times 10^{6}."""
-    words = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
     return re.sub(
         r"(?<=[0-9])\s*(?:\\text\{\s*)?(thousand|million|billion|trillion)s?(?![A-Za-z])(?:\s*\})?",
-        lambda match: f" \\times 10^{{{words[match[1].lower()]}}}",
+        lambda match: f" \\times 10^{{{len(str(number_from_words(match[1]))) - 1}}}",
         s,
         flags=re.IGNORECASE,
     )
@@ -242,8 +232,6 @@ def _behind_quantity(match: re.Match[str]) -> bool:
 
 def plain_functions(s: str) -> str:
     """sqrt(3), sqrt3, sin(x), pi, inf without backslash, also with a module prefix as in np.sqrt."""
-    if not re.search("sqrt|sin|cos|tan|log|ln|exp|pi|inf|cot|sec|csc|cis|max|min|[aA]bs", s):
-        return s
     s = re.sub(r"\bAbs(?=\()", "abs", re.sub(r"\b(?:np|math|sympy)\.", "", s))
     s = re.sub(r"(?<![A-Za-z\\])[+]?(?:infinity|infty|inf)(?![A-Za-z])", r"\\infty ", s, flags=re.IGNORECASE)
     return re.sub(rf"(?<![A-Za-z\\])({_FUNCTION})(?![A-Za-z])", _function, s)

@@ -25,15 +25,13 @@ from gxpo_trainer.verify.units import parse_unit, split_unit
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 _THOUSANDS = re.compile(r"(?<![\w.,])([1-9][0-9]{0,2}(?:,[0-9]{3})+)(?![\w,])")
 _DECIMAL_COMMA = re.compile(r"([+-]?[0-9]+),([0-9]+)")
-NOT_MATHEMATICAL = "not a mathematical expression"
 TOO_LARGE = f"{EVASION}: a magnitude beyond the bounds"
 
 
 def gold_answer(gold: str) -> str:
     """The final answer of a gold: the gold itself, or what a worked solution boxes or calls its final answer."""
-    if "boxed" in gold or "inal answer" in gold.lower():
-        return extract_answer(gold) or gold
-    return gold
+    worked = "boxed" in gold or "inal answer" in gold.lower()
+    return (worked and extract_answer(gold)) or gold
 
 
 @functools.lru_cache(maxsize=4096)
@@ -112,7 +110,7 @@ def _judged(gold: str, answer: str, rules: VerifyOptions) -> Verdict:
     except RecursionError:
         return Verdict("unparsed", answer, 0.0, "nested too deeply")
     if found is None:
-        return Verdict("unparsed", answer, 0.0, NOT_MATHEMATICAL)
+        return Verdict("unparsed", answer, 0.0, "not a mathematical expression")
     return Verdict("correct" if found else "wrong", answer, 0.0)
 
 

@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 from gxpo_trainer.errors import VerifierFailed
 from gxpo_trainer.types import EVASION, Verdict
@@ -114,9 +113,7 @@ class VerifierPool:
     def __enter__(self) -> VerifierPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _fail(self, failure: Exception) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -98,7 +98,7 @@ def _real_set(answer: Answer) -> RealSet | None:
     if len(values) != len(answer.items):
         return None
     if answer.opening in ("{", ""):
-        return _together(_interval(value, value, True, True) for value in values)
+        return _together([_interval(value, value, True, True) for value in values])
     if len(values) != 2 or values[0] > values[1]:
         return None
     return _interval(values[0], values[1], answer.opening == "[", answer.closing == "]")
@@ -109,8 +109,7 @@ def _interval(low: float, high: float, low_in: bool, high_in: bool) -> RealSet:
     return RealSet(ends, lambda x: _order(low, x) < low_in and _order(x, high) < high_in)
 
 
-def _together(sets: Iterable[RealSet]) -> RealSet:
-    sets = list(sets)
+def _together(sets: list[RealSet]) -> RealSet:
     return RealSet(tuple(end for one in sets for end in one.ends), lambda x: any(one.contains(x) for one in sets))
 
 

@@ -64,11 +64,6 @@ def assigned_name(answer: Answer) -> str | None:
     return re.sub(r"[\s{}]", "", answer.sides[0])
 
 
-def first_name(name: str | None) -> str:
-    """The name without its index: x_1 and x_2 are both x."""
-    return re.sub(r"_?[0-9]+$", "", name or "")
-
-
 def same_name(a: Answer, b: Answer) -> bool:
     """Whether both are assignments and about the same thing; y and f(x) both name a function's value."""
     names = [assigned_name(a), assigned_name(b)]

@@ -193,20 +193,18 @@ def _without_label(answer: str, gold: str) -> str:
 def _based_numbers(gold: str, answer: str) -> bool | None:
     """Numbers with a base as subscript: the same digits in the same base; a number without its base is another."""
     a, b = _based(gold), _based(answer)
-    if a is None and b is None:
-        return None
-    if a is None or b is None:
-        return False if read(gold if a is None else answer).node is not None else None
-    return a == b
+    if a is not None and b is not None:
+        return a == b
+    return False if (a and read(answer).node is not None) or (b and read(gold).node is not None) else None
 
 
-def _based(s: str) -> tuple[str, str, int] | None:
+def _based(s: str) -> tuple[str, str, Fraction] | None:
     """(sign, digits, base)."""
     match = _BASE.fullmatch(re.sub(r"\s", "", s)) if "_" in s else None
     if match is None or not re.search("[0-9]", match["digits"]):
         return None
     base = number_from_words(match["base"]) if match["base"].isalpha() else Fraction(match["base"])
-    return None if base is None else (match["sign"], match["digits"].lstrip("0"), int(base))
+    return None if base is None else (match["sign"], match["digits"].lstrip("0"), base)
 
 
 def _clock_times(gold: str, answer: str) -> bool | None:

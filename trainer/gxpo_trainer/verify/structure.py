@@ -13,8 +13,6 @@ from dataclasses import dataclass
 MAX_PARTS = 200
 MAX_NESTING = 12
 
-RELATIONS = ("=", "<", ">", "\\le", "\\ge", "\\ne", "\\in", "\\approx", "\\equiv", "\\subset")
-
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
@@ -183,9 +181,9 @@ def split_condition(s: str) -> tuple[str, str]:
 
 def _plus_minus(s: str, nesting: int) -> Answer:
     r"""`a \pm b` is the two answers a + b and a - b (all signs of one answer go together)."""
-    upper = re.sub(r"\\mp(?![A-Za-z])", "-", re.sub(r"\\pm(?![A-Za-z])", "+", s))
-    lower = re.sub(r"\\mp(?![A-Za-z])", "+", re.sub(r"\\pm(?![A-Za-z])", "-", s))
-    return Sequence(s, (parse_answer(upper, nesting + 1), parse_answer(lower, nesting + 1)))
+    signs = {"\\pm": "+-", "\\mp": "-+"}
+    both = [re.sub(r"\\(?:pm|mp)(?![A-Za-z])", lambda match: signs[match.group()][at], s) for at in (0, 1)]  # noqa: B023
+    return Sequence(s, tuple(parse_answer(one, nesting + 1) for one in both))
 
 
 def _bracketed(s: str, nesting: int) -> Answer:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from fractions import Fraction
 
+from gxpo_trainer.verify.compare import MAX_MATCHED
 from gxpo_trainer.verify.evaluate import DIGITS, Undefined, no_symbols, precise, rational_value, value_at
 from gxpo_trainer.verify.expression import Node
 from gxpo_trainer.verify.relations import is_assignment, value_of
 from gxpo_trainer.verify.scalar import read
 from gxpo_trainer.verify.structure import Answer, Relation, Scalar, Sequence
 from gxpo_trainer.verify.units import Unit
-
-MAX_MATCHED = 60
 
 
 def within(gold: Answer, answer: Answer, tolerance: Items[float], unit: Unit | None) -> bool:

@@ -55,20 +55,14 @@ def _is_behind_value(word: str, separator: str, before: str, *, first: bool) -> 
     end = before.rstrip()[-1:]
     if word == "\\Omega" or word.startswith("%"):
         return end.isdigit()
-    if len(word) == 1:
-        behind_value = end.isdigit() or end in (")", "}") or _ends_in_unit(before)
-        return _unit_word(word) is not None and (
-            ("/" in separator or "\\cdot" in separator)
-            or (behind_value and (separator != "" or (end.isdigit() and (word in _ATTACHED or not first))))
-        )
+    if len(word) == 1 and _unit_word(word) is not None:
+        last = re.search(r"(?<![A-Za-z\\])([A-Za-zµμΩ]+)\s*$", before)
+        behind_value = end.isdigit() or end in (")", "}") or (last is not None and _unit_word(last[1]) is not None)
+        attached = end.isdigit() and (word in _ATTACHED or not first)
+        return "/" in separator or "\\cdot" in separator or (behind_value and (separator != "" or attached))
     if _unit_word(word) is not None or word in _POWER_WORDS or word in ("of", "the"):
         return end.isdigit() or separator != "" or end in (")", "}")
     return separator != "" and len(word) >= 4 and re.search("[aeiouyAEIOUY]", word) is not None
-
-
-def _ends_in_unit(before: str) -> bool:
-    match = re.search(r"(?<![A-Za-z\\])([A-Za-zµμΩ]+)\s*$", before)
-    return match is not None and _unit_word(match[1]) is not None
 
 
 @functools.lru_cache(maxsize=1024)
