@@ -23,6 +23,7 @@ from gxpo_trainer.verify.tokens import TooLarge, Unsupported
 from gxpo_trainer.verify.words import load
 
 TOLERANCE = 1e-10
+MAX_ENDS = 100
 _HOLDS = {"<": (-1,), ">": (1,), "\\le": (-1, 0), "\\ge": (1, 0), "\\ne": (-1, 1), "=": (0,)}
 """Which orders of its sides a relation allows."""
 _NAME = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([a-z]\))?")
@@ -161,23 +162,24 @@ def _at(side: Node | float, x: float) -> float:
 
 
 def _roots(a: Node | float, b: Node | float) -> list[float]:
-    """Where two piecewise linear sides are equal. Raises Unsupported for others."""
-    if not all(isinstance(side, Node) or math.isfinite(side) for side in (a, b)):
-        return []
-    borders: list[float] = []
-    for part in (part for side in (a, b) if isinstance(side, Node) for part in subtrees(side)):
-        if (part.kind, part.name) == ("call", "abs") and symbols(part):
-            borders += _roots(part.args[0], 0.0)
-    roots = borders.copy()
-    for low, high in itertools.pairwise([-math.inf, *sorted(borders), math.inf]):
-        start = low if math.isfinite(low) else high if math.isfinite(high) else 0.0
-        step = (high - low) / _SAMPLES[-1] if math.isfinite(high - low) else 1.0 if high == math.inf else -1.0
-        first, *others = (_at(a, start + step * at) - _at(b, start + step * at) for at in _SAMPLES)
-        slope = others[0] - first
-        if any(_order(first + slope * at, other) for at, other in zip(_SAMPLES[1:], others, strict=True)):
-            raise Unsupported("not piecewise linear")
-        if slope:
-            roots.append(start - step * first / slope)
+    """Where two piecewise linear sides are equal, and where one of their pieces ends. Raises Unsupported for others."""
+    sides = [side for side in (a, b) if isinstance(side, Node) or math.isfinite(side)]
+    nodes = [part for side in sides if isinstance(side, Node) for part in subtrees(side)]
+    # Inner absolute values first, which stand behind the ones around them. An infinite side is never reached.
+    inner = [(part.args[0], 0.0) for part in reversed(nodes) if part.kind == "call" and part.name == "abs"]
+    roots: list[float] = []
+    for left, right in inner + ([(a, b)] if len(sides) == 2 else []):
+        for low, high in itertools.pairwise([-math.inf, *sorted(roots), math.inf]):
+            start = low if math.isfinite(low) else high if math.isfinite(high) else 0.0
+            step = (high - low) / _SAMPLES[-1] if math.isfinite(high - low) else 1.0 if high == math.inf else -1.0
+            first, *others = (_at(left, start + step * at) - _at(right, start + step * at) for at in _SAMPLES)
+            slope = others[0] - first
+            if any(_order(first + slope * at, other) for at, other in zip(_SAMPLES[1:], others, strict=True)):
+                raise Unsupported("not piecewise linear")
+            if slope and low <= start - step * first / slope <= high:
+                roots.append(start - step * first / slope)
+        if len(roots) > MAX_ENDS:
+            raise Unsupported("too many pieces")
     return roots
 
 
