@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import gxpo_trainer.verify
+from gxpo_trainer.verify.engine import warm_up
 from gxpo_trainer.verify.latex import STEPS
 from gxpo_trainer.verify.math import verify
 from gxpo_trainer.verify.tokens import Unsupported
@@ -176,6 +177,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args(argv)
     CASES.extend(load_cases(arguments.data, arguments.near_misses, arguments.cases, arguments.sample))
+    # Imported before an answer's CPU time counts, and before the processes fork.
+    warm_up()
     signal.signal(signal.SIGPROF, _give_up)
     logging.disable(logging.CRITICAL)
     BASE.extend(_accepted(CASES))
