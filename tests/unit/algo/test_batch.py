@@ -146,9 +146,30 @@ def test_long_responses_do_not_share_and_need_no_mask() -> None:
     assert micro.attention_mask is None
 
 
-def test_shared_rows_stay_under_the_budget() -> None:
-    micros = pack(same_prompt([20] * 8, 30), token_budget=75, layout="shared", aggregation="token_mean", pad_id=0)
+@pytest.mark.parametrize("token_budget", [70, 89])
+def test_shared_rows_fill_the_budget_and_stay_within_it(token_budget: int) -> None:
+    batch = same_prompt([20] * 8, 30)
+    micros = pack(batch, token_budget=token_budget, layout="shared", aggregation="token_mean", pad_id=0)
     assert [micro.input_ids.shape for micro in micros] == [(1, 70)] * 4
+
+
+@pytest.mark.parametrize(("prompt", "response", "width"), [(38, 142, 322), (38, 143, 181), (1024, 1024, 2048)])
+def test_a_response_joins_a_row_only_where_that_costs_less(prompt: int, response: int, width: int) -> None:
+    # With n prompt tokens and m a response: joined when m + ((n + 2m)² − (n + m)²)/1024 < n + m + (n + m)²/1024, which
+    # is 2m² < n² + 1024n. n = 38: 40,356, between 2·142² = 40,328 and 2·143². n = m = 1024: equal, so not joined.
+    batch = same_prompt([response] * 2, prompt)
+    (micro,) = pack(batch, token_budget=4096, layout="shared", aggregation="token_mean", pad_id=0)
+    assert micro.input_ids.shape[1] == width
+
+
+@pytest.mark.parametrize(("layout", "shape"), [("padded", (2, 10)), ("packed", (1, 20))])
+@pytest.mark.parametrize("token_budget", [20, 29])
+def test_micro_batches_fill_the_budget_and_stay_within_it(
+    layout: Layout, shape: tuple[int, int], token_budget: int
+) -> None:
+    batch = same_prompt([6] * 4, 4)
+    micros = pack(batch, token_budget=token_budget, layout=layout, aggregation="token_mean", pad_id=0)
+    assert [tuple(micro.input_ids.shape) for micro in micros] == [shape] * 2
 
 
 def test_model_without_full_attention_refuses_shared_prompts(policy: PolicyModule) -> None:
