@@ -265,6 +265,9 @@ def test_token_weights_by_hand() -> None:
     assert scale.token_weight(5, "token_mean") == pytest.approx(0.1)
     assert scale.token_weight(5, "sequence_mean") == pytest.approx(0.05)
     assert scale.token_weight(5, "sequence_sum") == pytest.approx(1 / 32)
+    for unknown in ("mean", "sequence", "token_sum", "zeros"):
+        with pytest.raises(ValueError, match=f"aggregation = '{unknown}'"):
+            scale.token_weight(5, unknown)  # type: ignore[arg-type]
 
 
 def test_scale_counts_only_sequences_in_the_loss() -> None:
@@ -334,6 +337,15 @@ def test_batch_without_a_sequence_in_the_loss_packs_to_one_idle_pass(policy: Pol
     assert loss == 0
     assert gradient.abs().max() == 0
     assert torch.equal(micros[0].input_ids, idle_micro_batch(3).input_ids)
+
+
+def test_an_idle_pass_predicts_its_second_token_from_its_first() -> None:
+    idle = idle_micro_batch(3)
+    assert (idle.input_ids.tolist(), idle.position_ids.tolist()) == ([[3, 3]], [[0, 1]])
+    assert (idle.target_index.tolist(), idle.target_ids.tolist(), idle.sequence_index.tolist()) == ([0], [3], [0])
+    for values in (idle.advantages, idle.token_weights, idle.sampler_logprobs):
+        assert values.tolist() == [0.0]
+    assert idle.num_targets == 1
 
 
 def test_unknown_layout_and_budget_are_refused() -> None:

@@ -126,6 +126,13 @@ def test_a_curve_with_unequal_lengths_or_steps_that_go_back_is_rejected() -> Non
         curve((0, 1), (0, 1), (0.1, 0.2), (3, 3))
 
 
+@pytest.mark.parametrize("shape", [(2, 2), (2, 4), (1, 3), (3, 3)])
+def test_scores_per_problem_need_one_row_an_evaluation_and_one_column_an_id(shape: tuple[int, int]) -> None:
+    pair, unknown = np.array([0.0, 1.0]), np.full(2, np.nan)
+    with pytest.raises(ValueError, match=r"expected \(2, 3\)"):
+        EvaluationCurve(pair, pair, pair, pair, pair, unknown, unknown, np.zeros(shape), ("a", "b", "c"))
+
+
 def test_a_comparison_of_two_runs_by_hand() -> None:
     gate = GateTrace(np.array([5.0]), np.array([1.0]), 0.5, 20)
     groups = [
@@ -214,7 +221,7 @@ def test_a_seed_that_misses_the_target_rules_out_support() -> None:
         compare_groups([three_seeds("GRPO", (10, 10, 10)), SeedGroup("GXPO", (*group.runs[:2], late))], "GRPO")
     )
     assert evidence.supported == {"GXPO": ()}
-    assert any("longer runs of GXPO" in item for item in evidence.missing)
+    assert "longer runs of GXPO (1 seeds did not reach the target)" in evidence.missing
 
 
 def test_unequal_data_rules_out_support_and_unequal_hardware_that_of_time() -> None:

@@ -129,6 +129,13 @@ def test_the_clipped_fraction_counts_active_ratios_that_a_bound_changed(predicto
     assert found["gxpo/ratio_clipped_fraction"] == pytest.approx(clipped)
 
 
+def test_one_probe_counts_inactive_coordinates_and_reports_no_ratio():
+    gradients = [[0.1, 0.3, 0.5, 0.7], [1.0] * 4]
+    found = metrics_of(gradients, k=4, delta=0.2, predictor="replay", probes=1)
+    assert found["gxpo/inactive_fraction"] == 0.25
+    assert not {"gxpo/displacement_ratio", "gxpo/retention_mean", "gxpo/scale_mean"} & found.keys()
+
+
 def test_the_displacement_ratio_is_that_of_lengths():
     # K = 4, r = (0, 1): scales 1 and 2. Probed (0.1·1, 0.1·2), ahead (0.1, 0.4): √(0.01 + 0.16)/√(0.01 + 0.04).
     found = metrics_of([[1.0, 1.0], [0.0, 1.0], [1.0, 1.0]], k=4, predictor="gradient")
