@@ -131,6 +131,7 @@ def test_named_benchmarks_are_averaged_at_the_steps_that_have_them_all() -> None
 def test_an_identity_that_states_little_still_gives_a_run() -> None:
     found = run_curves({"config": config(), "code": None, "packages": None}, [evaluation(0, 0.5)], {})
     assert found.conditions["policy_sha256"] == "None"
+    assert (found.gate.steps.size, found.gate.z.size, found.gate.threshold) == (0, 0, None)
     assert "rollout.max_num_seqs" in found.hardware
     assert not any(name.startswith(("learner.rule", "seed", "name")) for name in found.conditions)
 
