@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -205,6 +206,18 @@ def test_an_advantage_in_every_seed_with_an_interval_above_one_is_supported() ->
     assert evidence.supported == {"GXPO": ("steps", "backward_passes", "hours")}
     assert evidence.missing == ()
     assert "3 of 3 seeds reached" in evidence.sentence
+
+
+def test_a_time_that_no_run_knows_is_neither_shown_nor_supported() -> None:
+    def timeless(group: SeedGroup) -> SeedGroup:
+        runs = [replace(one, curve=replace(one.curve, hours=one.curve.hours * np.nan)) for one in group.runs]
+        return SeedGroup(group.name, tuple(runs))
+
+    groups = [timeless(three_seeds("GRPO", (10, 10, 10))), timeless(three_seeds("GXPO", (5, 5, 4)))]
+    evidence = weigh(compare_groups(groups, "GRPO"))
+    assert evidence.supported == {"GXPO": ("steps", "backward_passes")}
+    assert "time" not in evidence.sentence
+    assert "fewest steps: GXPO; fewest backward passes: GXPO." in evidence.sentence
 
 
 def test_intervals_that_include_no_difference_support_nothing() -> None:
