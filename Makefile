@@ -12,7 +12,7 @@ PURE := errors.py types.py jsonl.py config algo rules verify compare data reward
 # a launch of a run takes twice the CPU time. The installer leaves the compiling to the first import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo up test check bench lock lock-gpu docs screenshots compose-test
+.PHONY: help setup demo up test check bench mutants lock lock-gpu docs screenshots compose-test
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -42,6 +42,9 @@ check: setup  ## ruff, mypy (strict) and import-linter
 
 bench: setup  ## measure against named peers; prints and saves JSON
 	$(PYTHON) -m benchmarks
+
+mutants: setup  ## a mutation round over the pure modules, outside the suite (half an hour); see docs/mutants.md
+	PYTHONPATH=tests nice -n 10 $(PYTHON) -W ignore -m mutation --jobs $(JOBS) $(MUTANTS)
 
 screenshots: setup  ## pictures of every view into docs/images; needs chromium and chromium-driver
 	$(PYTHON) tests/browser/screenshots.py

@@ -146,9 +146,30 @@ def test_long_responses_do_not_share_and_need_no_mask() -> None:
     assert micro.attention_mask is None
 
 
-def test_shared_rows_stay_under_the_budget() -> None:
-    micros = pack(same_prompt([20] * 8, 30), token_budget=75, layout="shared", aggregation="token_mean", pad_id=0)
+@pytest.mark.parametrize("token_budget", [70, 89])
+def test_shared_rows_fill_the_budget_and_stay_within_it(token_budget: int) -> None:
+    batch = same_prompt([20] * 8, 30)
+    micros = pack(batch, token_budget=token_budget, layout="shared", aggregation="token_mean", pad_id=0)
     assert [micro.input_ids.shape for micro in micros] == [(1, 70)] * 4
+
+
+@pytest.mark.parametrize(("prompt", "response", "width"), [(38, 142, 322), (38, 143, 181), (1024, 1024, 2048)])
+def test_a_response_joins_a_row_only_where_that_costs_less(prompt: int, response: int, width: int) -> None:
+    # With n prompt tokens and m a response: joined when m + ((n + 2m)² − (n + m)²)/1024 < n + m + (n + m)²/1024, which
+    # is 2m² < n² + 1024n. n = 38: 40,356, between 2·142² = 40,328 and 2·143². n = m = 1024: equal, so not joined.
+    batch = same_prompt([response] * 2, prompt)
+    (micro,) = pack(batch, token_budget=4096, layout="shared", aggregation="token_mean", pad_id=0)
+    assert micro.input_ids.shape[1] == width
+
+
+@pytest.mark.parametrize(("layout", "shape"), [("padded", (2, 10)), ("packed", (1, 20))])
+@pytest.mark.parametrize("token_budget", [20, 29])
+def test_micro_batches_fill_the_budget_and_stay_within_it(
+    layout: Layout, shape: tuple[int, int], token_budget: int
+) -> None:
+    batch = same_prompt([6] * 4, 4)
+    micros = pack(batch, token_budget=token_budget, layout=layout, aggregation="token_mean", pad_id=0)
+    assert [tuple(micro.input_ids.shape) for micro in micros] == [shape] * 2
 
 
 def test_model_without_full_attention_refuses_shared_prompts(policy: PolicyModule) -> None:
@@ -244,6 +265,9 @@ def test_token_weights_by_hand() -> None:
     assert scale.token_weight(5, "token_mean") == pytest.approx(0.1)
     assert scale.token_weight(5, "sequence_mean") == pytest.approx(0.05)
     assert scale.token_weight(5, "sequence_sum") == pytest.approx(1 / 32)
+    for unknown in ("mean", "sequence", "token_sum", "zeros"):
+        with pytest.raises(ValueError, match=f"aggregation = '{unknown}'"):
+            scale.token_weight(5, unknown)  # type: ignore[arg-type]
 
 
 def test_scale_counts_only_sequences_in_the_loss() -> None:
@@ -313,6 +337,15 @@ def test_batch_without_a_sequence_in_the_loss_packs_to_one_idle_pass(policy: Pol
     assert loss == 0
     assert gradient.abs().max() == 0
     assert torch.equal(micros[0].input_ids, idle_micro_batch(3).input_ids)
+
+
+def test_an_idle_pass_predicts_its_second_token_from_its_first() -> None:
+    idle = idle_micro_batch(3)
+    assert (idle.input_ids.tolist(), idle.position_ids.tolist()) == ([[3, 3]], [[0, 1]])
+    assert (idle.target_index.tolist(), idle.target_ids.tolist(), idle.sequence_index.tolist()) == ([0], [3], [0])
+    for values in (idle.advantages, idle.token_weights, idle.sampler_logprobs):
+        assert values.tolist() == [0.0]
+    assert idle.num_targets == 1
 
 
 def test_unknown_layout_and_budget_are_refused() -> None:

@@ -59,6 +59,17 @@ def test_clipped_surrogate_by_hand() -> None:
     assert "entropy" not in metrics
 
 
+def test_a_token_counts_as_clipped_only_beyond_the_bound_and_against_its_advantage() -> None:
+    # ε = 0.5, so that the bounds 0.5 and 1.5 are exact. In order: at the lower bound, below it with A < 0, with A = 0,
+    # with A > 0; at the upper bound, above it with A > 0, with A = 0, with A < 0; and a clipped token of weight 0.
+    ratios = torch.tensor([0.5, 0.4, 0.4, 0.4, 1.5, 1.6, 1.6, 1.6, 1.6], dtype=torch.float64)
+    micro = micro_batch([-1, -1, 0, 1, 1, 1, 0, -1, 1], [0.125] * 8 + [0.0])
+    settings = LossConfig(clip_low=0.5, clip_high=0.5)
+    _, sums = policy_loss(TokenOutputs(ratios.log(), None), micro, torch.zeros_like(ratios), None, settings)
+    assert torch.equal(ratios.log().exp()[[0, 4]], ratios[[0, 4]]), "the bounds survive log and exp"
+    assert (sums["tokens"], sums["clipped"], sums["clipped_low"], sums["clipped_high"]) == (8, 2, 1, 1)
+
+
 def test_clip_higher_moves_only_the_upper_bound() -> None:
     micro = micro_batch([1, -1, 1, -1], [0.25] * 4)
     settings = LossConfig(clip_low=0.1, clip_high=0.4)

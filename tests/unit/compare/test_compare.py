@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -126,6 +127,13 @@ def test_a_curve_with_unequal_lengths_or_steps_that_go_back_is_rejected() -> Non
         curve((0, 1), (0, 1), (0.1, 0.2), (3, 3))
 
 
+@pytest.mark.parametrize("shape", [(2, 2), (2, 4), (1, 3), (3, 3)])
+def test_scores_per_problem_need_one_row_an_evaluation_and_one_column_an_id(shape: tuple[int, int]) -> None:
+    pair, unknown = np.array([0.0, 1.0]), np.full(2, np.nan)
+    with pytest.raises(ValueError, match=r"expected \(2, 3\)"):
+        EvaluationCurve(pair, pair, pair, pair, pair, unknown, unknown, np.zeros(shape), ("a", "b", "c"))
+
+
 def test_a_comparison_of_two_runs_by_hand() -> None:
     gate = GateTrace(np.array([5.0]), np.array([1.0]), 0.5, 20)
     groups = [
@@ -200,6 +208,17 @@ def test_an_advantage_in_every_seed_with_an_interval_above_one_is_supported() ->
     assert "3 of 3 seeds reached" in evidence.sentence
 
 
+def test_a_time_that_no_run_knows_is_neither_shown_nor_supported() -> None:
+    def timeless(group: SeedGroup) -> SeedGroup:
+        runs = [replace(one, curve=replace(one.curve, hours=one.curve.hours * np.nan)) for one in group.runs]
+        return SeedGroup(group.name, tuple(runs))
+
+    groups = [timeless(three_seeds("GRPO", (10, 10, 10))), timeless(three_seeds("GXPO", (5, 5, 4)))]
+    evidence = weigh(compare_groups(groups, "GRPO"))
+    assert evidence.supported == {"GXPO": ("steps", "backward_passes")}
+    assert "time" not in evidence.sentence
+
+
 def test_intervals_that_include_no_difference_support_nothing() -> None:
     evidence = weigh(compare_groups([three_seeds("GRPO", (10, 10, 10)), three_seeds("GXPO", (5, 10, 9))], "GRPO"))
     assert evidence.supported == {"GXPO": ()}
@@ -214,7 +233,7 @@ def test_a_seed_that_misses_the_target_rules_out_support() -> None:
         compare_groups([three_seeds("GRPO", (10, 10, 10)), SeedGroup("GXPO", (*group.runs[:2], late))], "GRPO")
     )
     assert evidence.supported == {"GXPO": ()}
-    assert any("longer runs of GXPO" in item for item in evidence.missing)
+    assert "longer runs of GXPO (1 seeds did not reach the target)" in evidence.missing
 
 
 def test_unequal_data_rules_out_support_and_unequal_hardware_that_of_time() -> None:

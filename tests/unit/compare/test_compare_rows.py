@@ -33,6 +33,7 @@ from gxpo_trainer.compare import (
     spread_budgets,
     varied_settings,
 )
+from gxpo_trainer.compare.text_tables import budget_table
 from gxpo_trainer.errors import DataError
 
 PAPER = Path(__file__).resolve().parents[3] / "../shared/data/paper_tables.json"
@@ -130,6 +131,7 @@ def test_named_benchmarks_are_averaged_at_the_steps_that_have_them_all() -> None
 def test_an_identity_that_states_little_still_gives_a_run() -> None:
     found = run_curves({"config": config(), "code": None, "packages": None}, [evaluation(0, 0.5)], {})
     assert found.conditions["policy_sha256"] == "None"
+    assert (found.gate.steps.size, found.gate.z.size, found.gate.threshold) == (0, 0, None)
     assert "rollout.max_num_seqs" in found.hardware
     assert not any(name.startswith(("learner.rule", "seed", "name")) for name in found.conditions)
 
@@ -182,6 +184,10 @@ def test_group_names_become_unique() -> None:
     long = labels(config(text="x" * 99), config(text="x" * 99 + "y"))
     assert [name[-3:] for name in long] == [" #1", " #2"]
     assert max(map(len, long)) < 80
+    # Up to 40 characters of JSON are shown, quotes included; more are cut to 39 and an ellipsis.
+    short, cut = labels(config(text="x" * 38), config(text="y" * 39))
+    assert short == f'GXPO K=5 text="{"x" * 38}"'
+    assert cut == f'GXPO K=5 text="{"y" * 38}…'
 
 
 def test_odd_characters_in_settings_stay_text() -> None:
@@ -261,6 +267,18 @@ def test_a_group_without_an_evaluation_in_the_budget_has_no_average() -> None:
     table = equal_cost_table({"easy": [late]}, "steps", [0, 300], ["late"])
     assert table.rows == (("late", "–", "50.0 %", "–"),)
     assert table.header == ("run", "0 steps", "300 steps", "average")
+
+
+def test_a_group_that_starts_after_a_budget_leaves_its_cells_open_and_the_next_ones_filled() -> None:
+    late = SeedGroup("late", (flat_run(0.4),))
+    late.runs[0].curve.steps[0] = 200
+    groups = [SeedGroup("GRPO", (flat_run(0.5),)), late, SeedGroup("GXPO", (flat_run(0.6),))]
+    table = budget_table(compare_groups(groups, "GRPO", budgets={"steps": (100,)}))
+    assert [row[:4] for row in table.rows] == [
+        ("100 steps", "GRPO", "50.0 %", "–"),
+        ("", "late", "–", "–"),
+        ("", "GXPO", "60.0 %", "+10.0"),
+    ]
 
 
 def test_the_first_grpo_is_the_baseline() -> None:

@@ -10,7 +10,9 @@ from support.toy_learner import ToyLearner, quadratic
 
 from gxpo_trainer.config import GrpoRule, GxpoRule, RunConfig, SfpoRule
 from gxpo_trainer.learner.rank import LearnerRank
-from gxpo_trainer.rules.diagnostics import take_trajectory
+from gxpo_trainer.rules.base import Trajectory
+from gxpo_trainer.rules.diagnostics import prediction_error, ratio_noise, take_trajectory
+from gxpo_trainer.rules.plain import cosine
 from gxpo_trainer.rules.registry import make_rule
 
 NEVER = {"mode": "never"}
@@ -91,3 +93,42 @@ def test_a_rule_whose_gate_has_fired_is_not_diagnosed() -> None:
     rank.rule = rule = make_rule(SfpoRule(k=4))
     rule.gate.state.active = False  # type: ignore[attr-defined]
     assert rank.train_step([None], 0.1, diagnose=True).diagnostic_passes == 0  # type: ignore[list-item]
+
+
+def test_ratio_noise_is_the_root_mean_square_of_r_minus_one_over_active_coordinates() -> None:
+    # r − 1 = 0.3, −0.4, 0 over three active coordinates: √(0.25/3). The fourth lies under δ.
+    rows = [torch.tensor([1.0, 1.0, 2.0, 1e-9]), torch.tensor([1.3, 0.6, 2.0, 5.0])]
+    learner = ToyLearner(torch.ones(4), lambda theta, taken: [rows[taken]])
+    assert ratio_noise(learner, 1e-8) == {"diagnostics/ratio_noise": pytest.approx((0.25 / 3) ** 0.5)}
+    assert learner.passes == 2
+    silent = ToyLearner(torch.ones(4), lambda theta, taken: [torch.zeros(4)])
+    assert ratio_noise(silent, 1e-8) == {}
+
+
+def test_prediction_errors_by_hand() -> None:
+    # From (1, 1, 1): predicted (3, 0, 4), true (4, 0, 3): distances 1, 0, 1, median 1; relative √(2/25); cos 24/25.
+    learner = ToyLearner(torch.ones(3), lambda theta, _: theta)
+    start = [torch.ones(3)]
+    found = prediction_error(
+        learner, Trajectory([torch.tensor([5.0, 1.0, 4.0])], 3), [torch.tensor([4.0, 1.0, 5.0])], start
+    )
+    assert found["gxpo/theta_k_error"] == pytest.approx(1.0)
+    assert found["gxpo/theta_k_relative_error"] == pytest.approx((2 / 25) ** 0.5)
+    assert found["gxpo/displacement_cosine_error"] == pytest.approx(1 / 25)
+    unmoved = prediction_error(learner, Trajectory(start, 3), [torch.tensor([4.0, 1.0, 5.0])], start)
+    assert unmoved.keys() == {"gxpo/theta_k_error"}
+
+
+def test_cosine_by_hand() -> None:
+    learner = ToyLearner(torch.ones(2), lambda theta, _: theta)
+    # (3, 4)·(8, 6) = 48 of 5·10.
+    assert cosine(learner, [torch.tensor([3.0, 4.0])], [torch.tensor([8.0, 6.0])]) == pytest.approx(0.96)
+    assert cosine(learner, [torch.zeros(2)], [torch.ones(2)]) is None
+    assert cosine(learner, [torch.ones(2)], [torch.zeros(2)]) is None
+
+
+def test_a_trajectory_with_a_gradient_that_is_not_finite_is_none_and_undone() -> None:
+    learner = ToyLearner(START, lambda theta, taken: [theta[0] * (float("nan") if taken == 1 else 1.0)], lr=0.1)
+    assert take_trajectory(learner, 3) is None
+    assert torch.equal(learner.flat(), START)
+    assert (learner.passes, learner.optimizer_state().step, learner.published) == (2, 0, 1)

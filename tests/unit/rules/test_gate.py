@@ -57,6 +57,12 @@ def test_an_infinite_threshold_never_fires_even_on_an_infinite_z():
     assert gate.active
 
 
+@pytest.mark.parametrize(("value", "z"), [(1.0, 0.0), (2.0, math.inf), (0.5, -math.inf)])
+def test_against_a_constant_window_z_is_zero_or_infinite(value, z):
+    gate = Gate(GateConfig(threshold=math.inf, window=5, warmup=2, epsilon=0.0))
+    assert run(gate, [1.0, 1.0, value])[2].z == z
+
+
 def test_mode_never_measures_and_does_not_fire():
     gate = Gate(GateConfig(threshold=0.5, mode="never", window=5, warmup=2))
     readings = run(gate, [1.0, 1.1, 50.0])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -220,42 +218,6 @@ def test_inactive_coordinates_keep_their_two_steps():
     report = gxpo(k=10, alpha=1.0).step(toy)
     assert report.metrics["gxpo/inactive_fraction"] == 0.5
     assert points[0][0].item() == pytest.approx(1.0 - 2e-9, abs=1e-15)
-
-
-def inject(toy, at):
-    """Make the gradient of pass `at` (from 0) NaN."""
-    inner = toy._gradient
-    toy._gradient = lambda theta, taken: (
-        [g * math.nan for g in inner(theta, taken)] if taken == at else inner(theta, taken)
-    )
-
-
-@pytest.mark.parametrize("predictor", ["gradient", "displacement", "replay"])
-@pytest.mark.parametrize("at", [1, 2])
-@pytest.mark.parametrize(("optimizer", "state"), [("sgd", "keep"), ("adamw", "rollback")])
-def test_a_gradient_that_is_not_finite_falls_back_to_the_first_probe(predictor, at, optimizer, state):
-    gradient = quadratic(torch.tensor([0.2, 0.9]))
-    start = torch.tensor([1.0, -2.0])
-    toy = ToyLearner(start, gradient, optimizer=optimizer, lr=0.1)
-    inject(toy, at)
-    rule = gxpo(k=5, predictor=predictor, probe_state=state)
-    report = rule.step(toy)
-    theta1 = plain_steps(start, gradient, 1, optimizer=optimizer, lr=0.1).flat()
-    assert relative_error(toy.flat(), theta1, start) < 1e-9
-    assert report.fallback is not None
-    assert report.finite
-    assert report.backward_passes == at + 1
-    assert "gate/value" not in report.metrics
-    assert rule.gate.state.window == []
-
-
-def test_a_first_gradient_that_is_not_finite_skips_the_step():
-    toy = ToyLearner(torch.tensor([1.0]), quadratic(torch.tensor([1.0])))
-    inject(toy, 0)
-    report = gxpo(k=5).step(toy)
-    assert not report.finite
-    assert report.backward_passes == 1
-    assert toy.flat().item() == 1.0
 
 
 def test_passes_are_three_while_active_and_one_after():

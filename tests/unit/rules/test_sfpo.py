@@ -68,5 +68,8 @@ def test_a_later_gradient_that_is_not_finite_leaves_a_finite_point(at):
     report = SFPO(SfpoRule(k=2, alpha=0.8, gate={"mode": "never"})).step(toy)
     # at 1: θ¹ = 0.5. at 2 (slow pass): θ⁰ + (θ² − θ⁰)/2 = 1 − 0.375 = 0.625.
     assert toy.flat().item() == pytest.approx(0.5 if at == 1 else 0.625)
-    assert report.fallback is not None
+    assert report.fallback == f"the gradient of pass {at + 1} is not finite"
     assert report.backward_passes == at + 1
+    assert toy.published == at  # the point returned to; before the slow pass also θ̃
+    if at == 1:
+        assert "grad/norm_slow" not in report.metrics

@@ -9,8 +9,7 @@ from gxpo_trainer.verify.extract import MAX_ANSWER_CHARS, extract_answer
 
 
 def text_of(response: str) -> str | None:
-    found = extract_answer(response)
-    return None if found is None else found.text
+    return extract_answer(response) or None
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import pytest
 from gxpo_trainer.types import EVASION
 from gxpo_trainer.verify.equality import expressions_equal, finite_decimal, proportional, values_equal
 from gxpo_trainer.verify.expression import parse_expression
+from gxpo_trainer.verify.latex import clean
 from gxpo_trainer.verify.math import parse_gold, verify
-from gxpo_trainer.verify.realsets import Piece, pieces_of
+from gxpo_trainer.verify.realsets import real_sets_equal
 from gxpo_trainer.verify.structure import parse_answer, split_condition
 from gxpo_trainer.verify.tokens import TooLarge, Unsupported, same_tokens
 
@@ -48,6 +49,7 @@ def test_texts_are_the_same_only_token_by_token() -> None:
         (r"e^{i\pi}", "-1"),
         (r"2\frac{1}{3}", r"\frac{7}{3}"),
         (r"\tan 45^\circ", "1"),
+        (r"\arsinh x", r"\ln(x+\sqrt{x^2+1})"),
         (r"\sqrt{1-x^2}", r"(1-x^2)^{1/2}"),
         ("9!!", "945"),
         (r"\max(3, 7)", "7"),
@@ -118,21 +120,34 @@ def test_proportional_finds_the_sign_of_the_factor() -> None:
     assert proportional(a, other) == 0
 
 
-def test_sets_of_reals_become_sorted_disjoint_pieces() -> None:
-    infinity = float("inf")
-    assert pieces_of(parse_answer(r"(3,5) \cup [1,3]")) == [Piece(1, 5, True, False)]
-    assert pieces_of(parse_answer(r"x \ne 2")) == [Piece(-infinity, 2, False, False), Piece(2, infinity, False, False)]
-    assert pieces_of(parse_answer(r"-1 \le x < 4")) == [Piece(-1, 4, True, False)]
-    assert pieces_of(parse_answer("(a, b)")) is None
-    assert pieces_of(parse_answer("|x-3|<2")) == [Piece(1, 5, False, False)]
-    assert pieces_of(parse_answer("|2x+1| \\ge 3")) == [
-        Piece(-infinity, -2, False, True),
-        Piece(1, infinity, True, False),
-    ]
-    assert pieces_of(parse_answer("6-2x < 4")) == [Piece(1, infinity, False, False)]
-    assert pieces_of(parse_answer("]0,1]")) == [Piece(0, 1, False, True)]
-    assert pieces_of(parse_answer(r"\mathbb{R}")) == [Piece(-infinity, infinity, False, False)]
-    assert pieces_of(parse_answer(r"\{\}")) == []
+@pytest.mark.parametrize(
+    ("text", "same", "different"),
+    [
+        (r"(3,5) \cup [1,3]", "[1,5)", ["(1,5)", "[1,5]", "[1,4)", r"[1,3) \cup (3,5)"]),
+        (r"x \ne 2", r"(-\infty,2) \cup (2,\infty)", [r"\mathbb{R}", "x > 2", r"\mathbb{R} \setminus \{3\}"]),
+        (r"-1 \le x < 4", "[-1,4)", ["(-1,4)", "[-1,4]", "[-1,5)"]),
+        ("|x-3|<2", "1 < x < 5", ["[1,5]", "1 < x", "(1,6)"]),
+        (r"|2x+1| \ge 3", r"x \le -2 \text{ or } x \ge 1", ["|2x+1| > 3", r"[-2,1]", r"x \ge 1"]),
+        ("|x| + |x-1| < 3", "(-1,2)", ["(-1,2]", "(-2,2)", "[0,1]"]),
+        ("6-2x < 4", "x > 1", ["x < 1", r"x \ge 1", "x > 2"]),
+        ("2x < x + 3", "x < 3", ["x > 3", "x < 1", r"x \le 3"]),
+        ("]0,1]", "0 < x \\le 1", ["[0,1]", "]0,1[", "[0,1[", "]0,2]"]),
+        (r"\mathbb{R}", r"(-\infty,\infty)", [r"\{\}", r"[0,\infty)", r"x \ne 0"]),
+        (r"\{\}", r"\emptyset", [r"\{0\}", r"\mathbb{R}"]),
+    ],
+)
+def test_sets_of_reals_are_equal_by_their_elements(text: str, same: str, different: list[str]) -> None:
+    gold = parse_answer(clean(text))
+    assert real_sets_equal(gold, parse_answer(clean(same)))
+    assert real_sets_equal(parse_answer(clean(same)), gold)
+    assert [real_sets_equal(gold, parse_answer(clean(other))) for other in different] == [False] * len(different)
+
+
+@pytest.mark.parametrize(
+    "text", ["(a, b)", "a < b < c", "(1, 2, 3)", "x^2 < 4", "x + y < 1", r"\sin x < x", r"\lfloor x \rfloor < 2"]
+)
+def test_other_answers_are_no_sets_of_reals(text: str) -> None:
+    assert real_sets_equal(parse_answer(text), parse_answer("[0,1)")) is None
 
 
 @pytest.mark.parametrize(

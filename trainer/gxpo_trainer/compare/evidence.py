@@ -8,6 +8,7 @@ multiple comparisons: of twenty ineffective candidates one is expected to look s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from gxpo_trainer.compare.curves import Axis, Point
@@ -86,8 +87,8 @@ def _winners(comparison: Comparison) -> str:
     reached = [group for group in comparison.groups if group.match is not None]
     words = []
     for axis in COSTS:
-        known = [(point.cost(axis), group.name) for group in reached if (point := group.match) is not None]
-        known = [(cost, name) for cost, name in known if cost == cost]
+        costs = [(point.cost(axis), group.name) for group in reached if (point := group.match) is not None]
+        known = [(cost, name) for cost, name in costs if not math.isnan(cost)]
         if known:
             least = min(cost for cost, _ in known)
             words.append(f"{_SUPERLATIVE[axis]}: {' and '.join(name for cost, name in known if cost == least)}")

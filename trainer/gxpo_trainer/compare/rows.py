@@ -22,6 +22,7 @@ from gxpo_trainer.jsonl import Row, decode_number
 
 Series = Mapping[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]
 """Metric → (steps in increasing order, values)."""
+_NO_VALUES = (np.empty(0), np.empty(0))
 
 COST_METRICS: dict[Axis, str] = {
     "backward_passes": "update/backward_passes_total",
@@ -181,7 +182,7 @@ def _cost(row: Row, series: Series, axis: Axis) -> float:
     """Cost from the evaluation, else from the step's metrics; 0 at step 0, NaN if unknown."""
     value = row.get(_COST_FIELDS[axis])
     if value is None:
-        steps, values = series.get(COST_METRICS[axis], (np.empty(0), np.empty(0)))
+        steps, values = series.get(COST_METRICS[axis], _NO_VALUES)
         index = int(np.searchsorted(steps, row["step"]))
         is_there = index < steps.size and steps[index] == row["step"]
         value = values[index] if is_there else 0.0 if row["step"] == 0 else math.nan
@@ -209,7 +210,7 @@ def _per_problem(points: list[list[Row]]) -> tuple[npt.NDArray[np.float64] | Non
 
 
 def _gate(series: Series, config: Mapping[str, Any]) -> GateTrace:
-    steps, z = series.get(GATE_Z, (np.empty(0), np.empty(0)))
+    steps, z = series.get(GATE_Z, _NO_VALUES)
     threshold, shutoff = (_last(series, name) for name in (_THRESHOLD, _SHUTOFF))
     gate = config["learner"]["rule"].get("gate") or {}
     return GateTrace(
@@ -222,7 +223,7 @@ def _gate(series: Series, config: Mapping[str, Any]) -> GateTrace:
 
 
 def _last(series: Series, name: str) -> float | None:
-    values = series[name][1] if name in series else np.empty(0)
+    _, values = series.get(name, _NO_VALUES)
     return float(values[-1]) if values.size else None
 
 

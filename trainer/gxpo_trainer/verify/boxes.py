@@ -8,7 +8,7 @@ from dataclasses import dataclass
 TAIL_CHARS = 100_000
 """Only the end of a response is read, so that the cost is bounded."""
 _BRACE = re.compile(r"\\[\\{}]|[{}]")
-_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)|\\boxed\s+(?=[^\s{])")
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)|\\boxed\s+(?P<bare>[^\s{$.,\\][^\s$.,\\]*)")
 _CORRECTION = re.compile(
     r"\b(?:wait|no|not|actually|instead|rather|correct\w*|sorry|so|hence|thus|but|oops|mistake|should|then)\b",
     re.IGNORECASE,
@@ -21,10 +21,10 @@ _PARTS = re.compile(r"\\text\s*\{([^{}]*)\}")
 _THINK_END = "</think>"
 
 
-def after_thinking(response: str) -> str:
-    """What follows the last end-of-thinking tag, when anything does."""
-    head, tag, tail = response.rpartition(_THINK_END)
-    return tail if tag and tail.strip() else (response if not tag else head)
+def response_tail(response: str) -> str:
+    """The end of a response: what follows the last end-of-thinking tag, when anything does."""
+    head, tag, text = response.rpartition(_THINK_END)
+    return (text if text.strip() or not tag else head)[-TAIL_CHARS:].strip()
 
 
 def matching_braces(text: str) -> dict[int, int]:
@@ -54,16 +54,10 @@ def find_boxes(text: str) -> list[_Box]:
     pairs = matching_braces(text)
     boxes: list[_Box] = []
     for match in _BOX.finditer(text):
-        if boxes and match.start() < boxes[-1].end:
-            continue
-        if text.startswith("{", match.end()):
-            closing = pairs.get(match.end())
-            if closing is not None:
-                boxes.append(_Box(match.start(), closing + 1, text[match.end() + 1 : closing]))
-        else:
-            token = re.compile(r"[^\s$.,\\]+").match(text, match.end())
-            if token is not None:
-                boxes.append(_Box(match.start(), token.end(), token.group()))
+        closing = match.end() if match["bare"] else pairs.get(match.end())
+        if closing is not None and not (boxes and match.start() < boxes[-1].end):
+            content = match["bare"] or text[match.end() + 1 : closing]
+            boxes.append(_Box(match.start(), closing + (not match["bare"]), content))
     return boxes
 
 
@@ -95,12 +89,12 @@ def boxed_answer(text: str) -> tuple[str, int] | None:
 
 def count_boxes(response: str) -> int:
     """Outermost balanced boxes behind the end of the thinking, if any."""
-    return len(find_boxes(after_thinking(response)[-TAIL_CHARS:]))
+    return len(find_boxes(response_tail(response)))
 
 
 def every_box(response: str) -> str | None:
     """All different boxed answers as one comma list; None with fewer than two."""
-    boxes = find_boxes(after_thinking(response)[-TAIL_CHARS:])
+    boxes = find_boxes(response_tail(response))
     contents = list(dict.fromkeys(_innermost(box.content).strip() for box in boxes))
     return ", ".join(contents) if len(contents) > 1 else None
 
@@ -108,8 +102,5 @@ def every_box(response: str) -> str | None:
 def _innermost(content: str) -> str:
     """The content of a box inside a box."""
     for _ in range(4):
-        inner = find_boxes(content)
-        if not inner:
-            break
-        content = inner[-1].content
+        content = inner[-1].content if (inner := find_boxes(content)) else content
     return content

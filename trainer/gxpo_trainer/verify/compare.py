@@ -13,17 +13,15 @@ from gxpo_trainer.verify.engine import engine_equal
 from gxpo_trainer.verify.realsets import real_sets_equal
 from gxpo_trainer.verify.relations import (
     assigned_name,
-    first_name,
     is_assignment,
     relations_equal,
     same_name,
     value_of,
 )
-from gxpo_trainer.verify.scalar import scalars_equal, understood
+from gxpo_trainer.verify.scalar import scalars_equal
 from gxpo_trainer.verify.structure import Answer, Matrix, Relation, Scalar, Sequence, Union, parse_answer
 
 MAX_MATCHED = 60
-_UNIT_VECTOR = re.compile(r"\\vec\s*\{([ijk])\}")
 _BARE_UNIT_VECTOR = re.compile(r"(?<![A-Za-z\\])([ijk])(?![A-Za-z])")
 
 
@@ -32,90 +30,56 @@ def answers_equal(gold: Answer, answer: Answer) -> bool | None:
     if gold.text and gold.text == answer.text:
         return True
     if "\\vec" in gold.text or "\\vec" in answer.text:
-        gold, answer = _as_vectors(gold, answer)
-    if isinstance(gold, Relation) or isinstance(answer, Relation):
-        return _with_relations(gold, answer)
-    if isinstance(gold, Union) or isinstance(answer, Union):
-        return _unions(gold, answer)
+        gold, answer = _as_vector(gold), _as_vector(answer)
     if isinstance(gold, Sequence) and isinstance(answer, Sequence):
         return _sequences(gold, answer)
-    if isinstance(gold, Matrix) or isinstance(answer, Matrix):
-        return _matrices(gold, answer)
-    if isinstance(gold, Sequence) or isinstance(answer, Sequence):
-        return _sequence_and_scalar(gold, answer)
-    as_sets = real_sets_equal(gold, answer)
-    return scalars_equal(gold.text, answer.text) if as_sets is None else as_sets
-
-
-def _as_vectors(gold: Answer, answer: Answer) -> tuple[Answer, Answer]:
-    r"""Both sides with \vec{i}, \vec{j}, \vec{k} as unit vectors, as components where the other side has components."""
-    sizes = [_num_components(side) for side in (gold, answer)]
-    sides = []
-    for side, size in ((gold, sizes[1]), (answer, sizes[0])):
-        if isinstance(side, Scalar):
-            text = side.text
-            text = text if _UNIT_VECTOR.search(text) else _BARE_UNIT_VECTOR.sub(r"\\vec{\1}", text)
-            side = parse_answer(text) if size is None else _components(text, size)
-        sides.append(side)
-    return sides[0], sides[1]
-
-
-def _num_components(answer: Answer) -> int | None:
-    if isinstance(answer, Matrix) and 1 in (len(answer.rows), len(answer.rows[0])):
-        return max(len(answer.rows), len(answer.rows[0]))
-    return len(answer.items) if isinstance(answer, Sequence) and answer.opening in ("(", "[") else None
-
-
-def _components(text: str, size: int) -> Answer:
-    """The coefficients of i, j, k: the value with one of them 1 and the others 0."""
-    # In turn, one of them is marked by "1" and the others become 0.
-    coefficients = [_UNIT_VECTOR.sub("(0)", text.replace(f"\\vec{{{unit}}}", "(1)")) for unit in "ijk"]
-    beyond = coefficients[size:]
-    if any(scalars_equal("0", text) is not True for text in beyond):
-        return Scalar(text)
-    return Sequence(text, tuple(Scalar(text) for text in coefficients[:size]), "(", ")")
-
-
-def _with_relations(gold: Answer, answer: Answer) -> bool | None:
-    """At least one side is a relation: values of assignments, then sets of reals, then the relations themselves."""
+    if same_name(gold, answer):
+        return answers_equal(_value(gold), _value(answer))
+    as_sets = None if is_assignment(gold) and is_assignment(answer) else real_sets_equal(gold, answer)
+    if as_sets is not None:
+        return as_sets
     if isinstance(gold, Relation) and isinstance(answer, Relation):
-        if is_assignment(gold) and is_assignment(answer):
-            if not same_name(gold, answer):
-                return relations_equal(gold, answer)
-            return answers_equal(_value(gold), _value(answer))
-        as_sets = real_sets_equal(gold, answer)
-        return relations_equal(gold, answer) if as_sets is None else as_sets
-    as_sets = real_sets_equal(gold, answer)
-    if as_sets is not None:
-        return as_sets
+        return relations_equal(gold, answer)
     if isinstance(gold, Relation):
-        if isinstance(answer, Sequence) and not is_assignment(gold):
-            return _different_kinds(gold, answer)
         remark = gold.operators[0] == "\\approx"
-        return answers_equal(_value(gold), answer) if is_assignment(gold) or remark else False
-    assert isinstance(answer, Relation)
-    value = value_of(answer)
-    return False if value is None else answers_equal(gold, parse_answer(value))
-
-
-def _value(relation: Relation) -> Answer:
-    value = value_of(relation)
-    return Scalar(relation.text) if value is None else parse_answer(value)
-
-
-def _unions(gold: Answer, answer: Answer) -> bool | None:
-    as_sets = real_sets_equal(gold, answer)
-    if as_sets is not None:
-        return as_sets
+        return (is_assignment(gold) or remark) and answers_equal(_value(gold), answer)
+    if isinstance(answer, Relation):
+        value = value_of(answer)
+        return value is not None and answers_equal(gold, parse_answer(value))
     if isinstance(gold, Union) and isinstance(answer, Union):
         return _unordered(gold.items, answer.items)
-    return _different_kinds(gold, answer)
+    if isinstance(gold, Scalar) and isinstance(answer, Scalar):
+        return scalars_equal(gold.text, answer.text)
+    if isinstance(gold, Matrix) or isinstance(answer, Matrix):
+        return _matrices(gold, answer)
+    # One answer against several is equal only where the several are one.
+    sides = [_flattened(side) if isinstance(side, Sequence) else (side,) for side in (gold, answer)]
+    return len(sides[0]) == len(sides[1]) == 1 and sides != [(gold,), (answer,)] and answers_equal(*sides[0], *sides[1])
+
+
+def _as_vector(answer: Answer) -> Answer:
+    """Components, or the letters i, j, k, as a sum of unit vectors."""
+    if isinstance(answer, Scalar) and "\\vec" not in answer.text:
+        return Scalar(_BARE_UNIT_VECTOR.sub(r"\\vec{\1}", answer.text))
+    items: tuple[Answer, ...] = ()
+    if isinstance(answer, Sequence) and answer.opening in ("(", "["):
+        items = answer.items
+    elif isinstance(answer, Matrix) and 1 in (len(answer.rows), len(answer.rows[0])):
+        items = _entries(answer)
+    if len(items) not in (2, 3):
+        return answer
+    return Scalar(" + ".join(f"({item.text})\\vec{{{unit}}}" for item, unit in zip(items, "ijk", strict=False)))
+
+
+def _value(relation: Answer) -> Answer:
+    value = value_of(relation) if isinstance(relation, Relation) else None
+    return Scalar(relation.text) if value is None else parse_answer(value)
 
 
 def _sequences(gold: Sequence, answer: Sequence) -> bool | None:
     a, b = _flattened(gold), _flattened(answer)
     if len(a) != len(b) and _is_set(gold, a) and _is_set(answer, b):
-        a, b = _distinct(a), _distinct(b)
+        return max(len(a), len(b)) <= MAX_MATCHED and _covers(a, b) and _covers(b, a)
     if len(a) != len(b):
         as_sets = real_sets_equal(gold, answer)
         return False if as_sets is None else as_sets
@@ -135,12 +99,10 @@ def _is_set(sequence: Sequence, items: tuple[Answer, ...]) -> bool:
 def _brackets_agree(gold: Sequence, answer: Sequence) -> bool:
     """Two-element brackets may be intervals, where ( and [ differ; a set is never a tuple; bare goes with all."""
     if not gold.opening or not answer.opening:
-        return gold.opening != "[" and answer.opening != "[" if len(gold.items) == 2 else True
+        return len(gold.items) != 2 or "[" not in (gold.opening, answer.opening)
     if "{" in (gold.opening, answer.opening):
         return gold.opening == answer.opening
-    if len(gold.items) != 2:
-        return True
-    return (gold.opening, gold.closing) == (answer.opening, answer.closing)
+    return len(gold.items) != 2 or (gold.opening, gold.closing) == (answer.opening, answer.closing)
 
 
 def _flattened(sequence: Sequence) -> tuple[Answer, ...]:
@@ -152,10 +114,9 @@ def _flattened(sequence: Sequence) -> tuple[Answer, ...]:
                 items.append(Sequence(item.text, _values(item.items), "(", ")"))
             else:
                 items.extend(_flattened(item))
-        elif isinstance(item, Relation) and is_assignment(item):
+        elif is_assignment(item) and "\\pm" in item.text:
             value = _value(item)
-            pm = isinstance(value, Sequence) and not value.opening and "\\pm" in item.text
-            items.extend(value.items if pm and isinstance(value, Sequence) else (item,))
+            items.extend(value.items if isinstance(value, Sequence) and not value.opening else (item,))
         else:
             items.append(item)
     return _solutions(tuple(items))
@@ -174,16 +135,11 @@ def _solutions(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
 
 
 def _values(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
-    return tuple(_value(item) if isinstance(item, Relation) and is_assignment(item) else item for item in items)
+    return tuple(_value(item) if is_assignment(item) else item for item in items)
 
 
-def _distinct(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
-    """Items of a set, each once."""
-    kept: list[Answer] = []
-    for item in items[:MAX_MATCHED]:
-        if not any(answers_equal(item, other) for other in kept):
-            kept.append(item)
-    return tuple(kept) + items[MAX_MATCHED:]
+def _covers(items: tuple[Answer, ...], others: tuple[Answer, ...]) -> bool:
+    return all(any(answers_equal(item, other) for other in others) for item in items)
 
 
 def _lists(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool | None:
@@ -191,13 +147,15 @@ def _lists(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool | None:
     different things, else in any order."""
     names = [tuple(assigned_name(item) for item in items) for items in (gold, answer)]
     named = [None not in side and len(set(side)) == len(side) for side in names]
+    # x_1 and x_2 are both x.
+    different = [len({re.sub(r"_?[0-9]+$", "", name or "") for name in side}) > 1 for side in names]
     values = _values(gold), _values(answer)
-    if named[0] and named[1] and set(names[0]) == set(names[1]):
+    if all(named) and set(names[0]) == set(names[1]):
         by_name = dict(zip(names[1], values[1], strict=True))
-        return _all(answers_equal(value, by_name[name]) for name, value in zip(names[0], values[0], strict=True))
-    if named[0] and named[1] and any(len({first_name(name) for name in side}) > 1 for side in names):
+        return _ordered(values[0], tuple(by_name[name] for name in names[0]))
+    if all(named) and any(different):
         return False
-    if (named[0] != named[1]) and len({first_name(name) for name in names[0 if named[0] else 1]}) > 1:
+    if named[0] != named[1] and different[named.index(True)]:
         return _ordered(*values)
     return _unordered(*values)
 
@@ -223,62 +181,30 @@ def _unordered(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool | N
     if len(gold) > MAX_MATCHED:
         return _ordered(gold, answer)
     left = list(answer)
-    result: bool | None = True
     for item in gold:
         verdicts = [answers_equal(item, other) for other in left]
-        if True in verdicts:
-            left.pop(verdicts.index(True))
-        elif None in verdicts:
-            left.pop(verdicts.index(None))
-            result = None
-        else:
-            return False
-    return result
+        if True not in verdicts:
+            return None if None in verdicts else False
+        left.pop(verdicts.index(True))
+    return True
+
+
+def _entries(matrix: Matrix) -> tuple[Answer, ...]:
+    return tuple(entry for row in matrix.rows for entry in row)
 
 
 def _matrices(gold: Answer, answer: Answer) -> bool | None:
     r"""Entry by entry; a row or column vector equals the tuple of its entries."""
-    if isinstance(gold, Matrix) and isinstance(answer, Matrix):
-        if gold.kind != answer.kind or [len(row) for row in gold.rows] != [len(row) for row in answer.rows]:
-            return False
-        pairs = (pair for a, b in zip(gold.rows, answer.rows, strict=True) for pair in zip(a, b, strict=True))
-        return _all(answers_equal(a, b) for a, b in pairs)
-    matrix, other = (gold, answer) if isinstance(gold, Matrix) else (answer, gold)
-    assert isinstance(matrix, Matrix)
-    if matrix.kind:
+    sides = []
+    for side in (gold, answer):
+        if isinstance(side, Matrix):
+            vector = not side.kind and 1 in (len(side.rows), len(side.rows[0]))
+            sides.append((side.kind, [len(row) for row in side.rows], _entries(side), vector))
+        elif isinstance(side, Sequence) and side.opening in ("(", "["):
+            sides.append(("", [], side.items, True))
+    if len(sides) < 2:
         return engine_equal(gold.text, answer.text)
-    entries = tuple(entry for row in matrix.rows for entry in row)
-    if isinstance(other, Sequence) and other.opening in ("(", "[") and 1 in (len(matrix.rows), len(matrix.rows[0])):
-        if len(entries) != len(other.items):
-            return False
-        return _ordered(entries, other.items) if matrix is gold else _ordered(other.items, entries)
-    return _different_kinds(gold, answer)
-
-
-def _sequence_and_scalar(gold: Answer, answer: Answer) -> bool | None:
-    """One side has several answers: equal only when they are all the same one, or by the engine's reading."""
-    as_sets = real_sets_equal(gold, answer)
-    if as_sets is not None:
-        return as_sets
-    sequence, other = (gold, answer) if isinstance(gold, Sequence) else (answer, gold)
-    assert isinstance(sequence, Sequence)
-    items = _flattened(sequence)
-    if len(items) == 1:
-        return answers_equal(items[0], other)
-    return _different_kinds(gold, answer)
-
-
-def _different_kinds(gold: Answer, answer: Answer) -> bool | None:
-    """Answers of different shapes are different when both are understood; else math-verify may know better."""
-    if _all_understood(gold) and _all_understood(answer):
+    (kind, shape, entries, vector), (other_kind, other_shape, others, other_vector) = sides
+    if (kind, shape) != (other_kind, other_shape) and not (vector and other_vector and [] in (shape, other_shape)):
         return False
-    return engine_equal(gold.text, answer.text)
-
-
-def _all_understood(answer: Answer) -> bool:
-    if isinstance(answer, Scalar):
-        return understood(answer.text)
-    if isinstance(answer, Relation):
-        return all(understood(side) for side in answer.sides)
-    items = [cell for row in answer.rows for cell in row] if isinstance(answer, Matrix) else answer.items
-    return all(_all_understood(item) for item in items)
+    return len(entries) == len(others) and _ordered(entries, others)

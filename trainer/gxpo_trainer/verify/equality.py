@@ -1,8 +1,8 @@
 """Equality of expressions as functions, by evaluation.
 
 Rational constants are compared exactly. Everything else is evaluated at fixed pseudo-random points: on both signs, from
-a twentieth to hundreds, and on both sides of every branch (of an absolute value, a root, a logarithm, a maximum) that
-the candidates reach. Two sides that agree in double precision at all of them, and in `DIGITS - 10` digits at
+a twentieth to hundreds, and where functions branch (an absolute value, a root, a logarithm, a maximum) around all
+constants of both sides. Two sides that agree in double precision at all of them, and in `DIGITS - 10` digits at
 `PRECISE_POINTS`, are equal: by Schwartz-Zippel for polynomials, and for elementary functions no identity is known to
 fail it. Points where a side leaves the reals are left out unless a side is complex.
 """
@@ -23,6 +23,7 @@ from gxpo_trainer.verify.evaluate import (
     Undefined,
     is_complex,
     is_decimal,
+    no_symbols,
     precise,
     rational_value,
     substituted,
@@ -38,20 +39,18 @@ DECIMAL_TOLERANCE = Fraction(1, 10_000)
 PRECISE_POINTS = 3
 NEEDED_POINTS = 2
 FLOAT_TOLERANCE = 1e-9
-MAX_BRANCH_POINTS = 24
-_BRANCHING = ("abs", "sqrt", "ln", "log", "min", "max")
-_STEPS = ("floor", "ceil")
+_BRANCHING = {"abs", "sqrt", "ln", "log", "min", "max"}
+_STEPS = {"floor", "ceil"}
 _SCALES: tuple[tuple[int | str, str], ...] = (
-    *((1, "+"), (1, "±"), ("1/3", "+"), ("1/3", "-"), (5, "+"), (5, "±"), ("1/20", "-"), (40, "+"), (40, "±")),
-    *((1, "±"), ("1/3", "±"), (300, "±")),
+    *(("1/4", "+"), ("1/4", "±"), ("1/12", "+"), ("1/12", "-"), ("5/4", "+"), ("5/4", "±"), ("1/80", "-"), (10, "+")),
+    *((10, "±"), ("1/4", "±"), ("1/12", "±"), (75, "±")),
 )
 
 
 def expressions_equal(a: Node, b: Node) -> bool:
     """Whether two expressions are equal. Raises TooLarge when a magnitude is beyond what is computed here."""
-    constant = not symbols(a) and not symbols(b)
     decimal = is_decimal(a) or is_decimal(b)
-    if constant:
+    if not symbols(a) and not symbols(b):
         try:
             exact_a, exact_b = rational_value(a), rational_value(b)
         except Undefined:
@@ -59,16 +58,10 @@ def expressions_equal(a: Node, b: Node) -> bool:
         if exact_a is not None and exact_b is not None:
             return values_equal(exact_a, exact_b, decimal=decimal)
     tolerance = DECIMAL_TOLERANCE if decimal else None
-    if constant:
-        points = [_point(1, "+", 0)]
-    elif _alternates(a) or _alternates(b):
-        points = [_integers(index) for index in range(1, 13)]
-    else:
-        points = list(_points(a, b))
     real = not (is_complex(a) or is_complex(b))
-    verdict = _agree(a, b, points, real=real, tolerance=tolerance)
+    verdict = _agree(a, b, real=real, tolerance=tolerance)
     if verdict is None and real:
-        verdict = _agree(a, b, points, real=False, tolerance=tolerance)
+        verdict = _agree(a, b, real=False, tolerance=tolerance)
     return bool(verdict)
 
 
@@ -90,32 +83,17 @@ def values_equal(a: Fraction, b: Fraction, *, decimal: bool) -> bool:
 
 
 def finite_decimal(value: Fraction) -> bool:
-    """Whether the value has a finite decimal form, that is a denominator of twos and fives."""
-    denominator = value.denominator
-    for prime in (2, 5):
-        while denominator % prime == 0:
-            denominator //= prime
-    return denominator == 1
+    """Whether the value has a finite decimal form, that is a denominator which divides a power of ten."""
+    return pow(10, value.denominator.bit_length(), value.denominator) == 0
 
 
-def _point(scale: int | str, signs: str, index: int) -> Point:
-    """Values of pseudo-random size between 1/4 and 9/4 of `scale`, that depend on the name and the index only."""
+def _point(scale: Fraction | int | str, signs: str, index: int, spread: Fraction | int = 8) -> Point:
+    """Values of pseudo-random size, from `scale` to 1 + `spread` times it, that depend on name and index only."""
 
     def value(name: str) -> Fraction:
         seed = zlib.crc32(f"{index}:{name}".encode())
-        size = (Fraction(seed % 1_000_003, 500_009) + Fraction(1, 4)) * Fraction(scale)
-        return -size if signs == "-" or (signs == "±" and seed % 2) else size
-
-    return value
-
-
-def _near(candidate: Fraction, mixed: bool) -> Point:
-    """All symbols at about the candidate, each a little off in its own way, and with signs of their own if `mixed`."""
-
-    def value(name: str) -> Fraction:
-        seed = zlib.crc32(name.encode())
-        near = candidate * (1 + Fraction(seed % 1009, 100_000))
-        return -near if mixed and seed // 1009 % 2 else near
+        size = (1 + spread * Fraction(seed % 1_000_003, 1_000_003)) * Fraction(scale)
+        return -size if signs == "-" or (signs == "±" and seed // 1009 % 2) else size
 
     return value
 
@@ -126,58 +104,36 @@ def _integers(index: int) -> Point:
 
 
 def _points(a: Node, b: Node) -> Iterator[Point]:
-    """The fixed points, then those that put a branch on a side where no earlier point had it."""
-    fixed = [_point(scale, signs, index) for index, (scale, signs) in enumerate(_SCALES)]
-    yield from fixed
-    calls = [part for node in (a, b) for part in subtrees(node) if part.kind == "call"]
-    if any(call.name in _STEPS for call in calls):
-        yield from (_point(11, "+", index) for index in range(20, 28))
-        yield from (_integers(index) for index in range(1, 13))
-    arguments = [call.args[0] for call in calls if call.name in _BRANCHING and symbols(call.args[0])]
-    arguments += [
-        Node("add", (call.args[0], Node("neg", (other,))))
-        for call in calls
-        if call.name in ("min", "max")
-        for other in call.args[1:]
-    ]
-    if not arguments:
+    """Fixed points; where functions branch also points next to, between and beyond all constants of both sides."""
+    names = symbols(a) | symbols(b)
+    if not names:
+        yield no_symbols
         return
-    seen = {_sides(arguments, point) for point in fixed}
-    found = 0
-    for candidate, mixed in itertools.product(_candidates(a, b), (False, True)):
-        point = _near(candidate, mixed)
-        sides = _sides(arguments, point)
-        if sides not in seen and found < MAX_BRANCH_POINTS:
-            seen.add(sides)
-            found += 1
-            yield point
+    if _alternates(a) or _alternates(b):
+        yield from (_integers(index) for index in range(1, 13))
+        return
+    yield from (_point(scale, signs, index) for index, (scale, signs) in enumerate(_SCALES))
+    parts = [part for node in (a, b) for part in subtrees(node)]
+    calls = {part.name for part in parts if part.kind == "call" and symbols(part)}
+    if calls & _STEPS:
+        yield from (_point(3, "+", index) for index in range(20, 28))
+        yield from (_integers(index) for index in range(1, 13))
+    if calls & _BRANCHING:
+        constants = {part.value for part in parts if part.kind == "num" and part.value}
+        for index, candidate in enumerate(_candidates(list(constants)[:16])):
+            # Each symbol a little off in its own way, and several also with signs of their own.
+            yield from (_point(candidate, sign, index, Fraction(1, 100)) for sign in ("+±" if len(names) > 1 else "+"))
 
 
-def _candidates(a: Node, b: Node) -> Iterator[Fraction]:
-    """Numbers between, around and beyond the constants of both sides, and powers of two."""
-    constants = {part.value for node in (a, b) for part in subtrees(node) if part.kind == "num" and part.value}
-    known = sorted({sign * value for value in list(constants)[:16] for sign in (1, -1)} | {Fraction(0)})
+def _candidates(constants: list[Fraction]) -> Iterator[Fraction]:
+    """Numbers between, around and beyond the constants and their negatives, and powers of two."""
+    known = sorted({sign * value for value in constants for sign in (1, -1)} | {Fraction(0)})
     yield from ((low + high) / 2 for low, high in itertools.pairwise(known))
-    yield from (
-        value * factor for value in known for factor in (Fraction(9, 10), Fraction(11, 10), Fraction(2)) if value
-    )
-    yield from (sign * Fraction(2) ** power for power in range(-10, 17) for sign in (1, -1))
+    yield from (value * Fraction(tenths, 10) for value in known for tenths in (9, 11, 20) if value)
+    yield from (sign * Fraction(2) ** power for power in range(-10, 17, 2) for sign in (1, -1))
 
 
-def _sides(arguments: list[Node], point: Point) -> tuple[int, ...]:
-    """Sign of each branch argument; 0 where it has no real value."""
-    return tuple(_sign(argument, point) for argument in arguments)
-
-
-def _sign(node: Node, point: Point) -> int:
-    try:
-        value = value_at(node, mpmath.fp, point, real=True)
-        return 1 if value > 0 else -1
-    except (Undefined, TooLarge, TypeError):
-        return 0
-
-
-def _agree(a: Node, b: Node, points: list[Point], *, real: bool, tolerance: Fraction | None) -> bool | None:
+def _agree(a: Node, b: Node, *, real: bool, tolerance: Fraction | None) -> bool | None:
     """Whether the sides agree wherever both have a value; None when there are too few such points.
 
     Raises TooLarge when no point has a value and one was too large for it.
@@ -186,7 +142,7 @@ def _agree(a: Node, b: Node, points: list[Point], *, real: bool, tolerance: Frac
     narrow = len(symbols(a)) == 1 and symbols(a) == symbols(b)
     valid = checked = 0
     too_large = False
-    for point in points:
+    for point in _points(a, b):
         values = [_try(node, point, real) for node in (a, b)]
         if any(isinstance(value, TooLarge) for value in values):
             too_large = True
@@ -198,11 +154,12 @@ def _agree(a: Node, b: Node, points: list[Point], *, real: bool, tolerance: Frac
                 return False
             continue
         valid += 1
-        if checked < PRECISE_POINTS or not _close(*values):
+        x, y = values
+        if checked < PRECISE_POINTS or abs(x - y) > FLOAT_TOLERANCE * max(abs(x), abs(y), 1e-9):
             checked += 1
             if not _equal_precisely(a, b, point, real, tolerance):
                 return False
-    if valid >= min(NEEDED_POINTS, len(points)):
+    if valid >= (NEEDED_POINTS if symbols(a) | symbols(b) else 1):
         return True
     if too_large:
         raise TooLarge
@@ -218,10 +175,6 @@ def _try(node: Node, point: Point, real: bool) -> Any:
     if value != value:
         return Undefined()
     return TooLarge() if abs(value) > 1e290 or 0 < abs(value) < 1e-290 else value
-
-
-def _close(a: Any, b: Any) -> bool:
-    return bool(abs(a - b) <= FLOAT_TOLERANCE * max(abs(a), abs(b), 1e-9))
 
 
 def _equal_precisely(a: Node, b: Node, point: Point, real: bool, tolerance: Fraction | None) -> bool:

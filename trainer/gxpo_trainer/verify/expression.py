@@ -19,8 +19,6 @@ from fractions import Fraction
 
 from gxpo_trainer.verify.tokens import FUNCTIONS, GREEK, OPAQUE, TooLarge, Unsupported, tokenize
 
-__all__ = ["Node", "Unsupported", "number", "parse_expression"]
-
 MAX_DEPTH = 60
 MAX_EXPONENT = 10_000
 
@@ -46,7 +44,7 @@ def parse_expression(text: str) -> Node:
     """The tree of a closed-form expression. Raises Unsupported, TooLarge."""
     parser = _Parser(tokenize(text))
     node = parser.sum()
-    if parser.peek() is not None:
+    if parser.peek():
         raise Unsupported(f"unexpected {parser.peek()!r}")
     return node
 
@@ -61,29 +59,36 @@ class _Parser:
         self._at = 0
         self._depth = 0
 
-    def peek(self, ahead: int = 0) -> str | None:
+    def peek(self, ahead: int = 0) -> str:
+        """The next token; empty at the end."""
         index = self._at + ahead
-        return self._tokens[index] if index < len(self._tokens) else None
+        return self._tokens[index] if index < len(self._tokens) else ""
 
     def take(self, expected: str | None = None) -> str:
         token = self.peek()
-        if token is None or (expected is not None and token != expected):
+        if not token or (expected is not None and token != expected):
             raise Unsupported(f"expected {expected or 'more'}, found {token!r}")
         self._at += 1
         return token
 
+    def accept(self, token: str) -> bool:
+        """Whether the next token is this one, which is then taken."""
+        found = self.peek() == token
+        self._at += found
+        return found
+
     def sum(self) -> Node:
-        terms = [self._signed_product()]
+        terms = [self._signed(self._product)]
         while self.peek() in ("+", "-"):
-            terms.append(self._signed_product())
+            terms.append(self._signed(self._product))
         return terms[0] if len(terms) == 1 else Node("add", tuple(terms))
 
-    def _signed_product(self) -> Node:
+    def _signed(self, parse: Callable[[], Node]) -> Node:
         negative = False
         while self.peek() in ("+", "-"):
             negative ^= self.take() == "-"
-        product = self._product()
-        return Node("neg", (product,)) if negative else product
+        node = parse()
+        return Node("neg", (node,)) if negative else node
 
     def _product(self) -> Node:
         node = self._power()
@@ -91,32 +96,24 @@ class _Parser:
             token = self.peek()
             if token in ("*", "\\cdot", "\\times", "\\ast"):
                 self.take()
-                factors = (node, self._signed_factor())
+                factors = (node, self._signed(self._power))
                 cross = token == "\\times" and all(factor.name.startswith("vec ") for factor in factors)
                 node = Node("apply" if cross else "mul", factors, "\\times" if cross else "")
-            elif token in ("/", "\\div"):
-                self.take()
-                node = Node("div", (node, self._signed_factor()))
+            elif self.accept("/") or self.accept("\\div"):
+                node = Node("div", (node, self._signed(self._power)))
             elif self._starts_factor():
                 node = self._implicit(node)
             else:
                 return node
 
-    def _signed_factor(self) -> Node:
-        if self.peek() in ("-", "+"):
-            sign = self.take()
-            factor = self._signed_factor()
-            return Node("neg", (factor,)) if sign == "-" else factor
-        return self._power()
-
     def _implicit(self, left: Node) -> Node:
         """A factor written right after another: a product, or the fraction of a mixed number."""
-        token, is_digit = self.peek(), re.match(r"[0-9.]", self.peek() or "")
-        if is_digit and left.kind == "num":
+        token = self.peek()
+        if left.kind == "num" and re.match(r"[0-9.]", token):
             raise Unsupported("two numbers side by side")
         factor = self._power()
-        mixed = token == "\\frac" and left.kind == "num" and left.value.denominator == 1
-        if mixed and factor.kind == "div" and all(arg.kind == "num" for arg in factor.args):
+        whole = token == "\\frac" and left.kind == "num" and left.value.denominator == 1
+        if whole and factor.kind == "div" and all(arg.kind == "num" for arg in factor.args):
             numerator, denominator = (arg.value for arg in factor.args)
             if numerator.denominator == denominator.denominator == 1 and 0 < numerator < denominator:
                 return Node("add", (left, factor))
@@ -124,115 +121,71 @@ class _Parser:
 
     def _starts_factor(self) -> bool:
         token = self.peek()
-        if token is None:
-            return False
-        if token[0] == "\\":
-            name = token[1:]
-            return name in FUNCTIONS or name in GREEK or name in _COMMANDS
-        return token in ("(", "[", "{") or token[0].isalnum() or token[0] == "."
+        if token[:1] == "\\":
+            return any(token[1:] in known for known in (FUNCTIONS, GREEK, _COMMANDS))
+        return token in ("(", "[", "{") or token[:1].isalnum() or token[:1] == "."
 
     def _power(self) -> Node:
-        base = self._postfix()
-        if self.peek() == "^":
-            self.take()
-            if self.peek() == "\\circ":
-                self.take()
-                return Node("div", (Node("mul", (base, Node("const", name="pi"))), number(180)))
-            return Node("pow", (base, self._exponent()))
-        return base
-
-    def _exponent(self) -> Node:
-        """2^2^3, which LaTeX forbids and programmers write, is 2^(2^3)."""
-        exponent = self._argument()
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise Unsupported("nested too deeply")
-        if self.peek() == "^":
-            self.take()
-            exponent = Node("pow", (exponent, self._exponent()))
-        self._depth -= 1
-        return exponent
-
-    def _postfix(self) -> Node:
         node = self._primary()
-        while self.peek() == "!":
-            self.take()
-            double = self.peek() == "!"
-            if double:
-                self.take()
-            node = Node("call", (node,), "factorial2" if double else "factorial")
-        return node
+        while self.accept("!"):
+            node = Node("call", (node,), "factorial2" if self.accept("!") else "factorial")
+        if not self.accept("^"):
+            return node
+        if self.accept("\\circ"):
+            return Node("div", (Node("mul", (node, Node("const", name="pi"))), number(180)))
+        # 2^2^3, which LaTeX forbids and programmers write, is 2^(2^3).
+        powers = [node, self._argument()]
+        while self.accept("^"):
+            powers.append(self._argument())
+        if len(powers) > MAX_DEPTH:
+            raise Unsupported("nested too deeply")
+        return functools.reduce(lambda exponent, base: Node("pow", (base, exponent)), reversed(powers))
 
     def _argument(self) -> Node:
         """The argument of ^, \\frac or \\sqrt: a braced group, or a single token (one digit of a number)."""
         token = self.peek()
-        if token == "{":
-            return self._group()
-        if token is not None and token[0].isdigit() and len(token) > 1:
+        if token[:1].isdigit() and len(token) > 1:
             self._tokens[self._at] = token[1:]
             return number(int(token[0]))
-        if token == "-":
-            self.take()
-            return Node("neg", (self._argument(),))
-        return self._primary()
-
-    def _group(self) -> Node:
-        closing = _OPENING[self.take()]
-        node = self.sum()
-        self.take(closing)
-        return node
+        return Node("neg", (self._argument(),)) if self.accept("-") else self._primary()
 
     def _primary(self) -> Node:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise Unsupported("nested too deeply")
-        node = self._atom()
+        node = self._atom(self.take())
         self._depth -= 1
         return node
 
-    def _atom(self) -> Node:
-        token = self.peek()
-        if token is None:
-            raise Unsupported("ends too early")
+    def _atom(self, token: str) -> Node:
         if token in _OPENING:
-            return self._group()
+            node = self.sum()
+            self.take(_OPENING[token])
+            return node
         if token[0].isdigit() or (token[0] == "." and len(token) > 1):
-            self.take()
             return _number_token(token)
         if token == "|":
-            return self._bars("|")
+            return self.enclosed("|", "abs")
         if token[0] == "\\":
-            return self._command(self.take()[1:])
+            return self._command(token[1:])
         if token.isalpha() and token.isascii():
-            return self._letter(self.take())
+            return self._letter(token)
         raise Unsupported(f"unexpected {token!r}")
-
-    def _bars(self, closing: str) -> Node:
-        self.take()
-        inside = self.sum()
-        self.take(closing)
-        return Node("call", (inside,), "abs")
 
     def _letter(self, letter: str) -> Node:
         name = letter + self._subscript()
-        if name == "e":
-            return Node("const", name="e")
-        if name == "i":
-            return Node("const", name="i")
-        if self.peek() == "(" and (letter in OPAQUE or self._value_in_parentheses()):
+        if name in ("e", "i"):
+            return Node("const", name=name)
+        # `I(0)`, `x(t)`: a letter before a lone number or the letter t is a function's value, not a product.
+        value = self.peek(2) == ")" and (self.peek(1)[0].isdigit() or self.peek(1) == "t")
+        if self.peek() == "(" and (letter in OPAQUE or value):
             return Node("apply", self.call_arguments(), name)
         return Node("sym", name=name)
-
-    def _value_in_parentheses(self) -> bool:
-        """`I(0)`, `x(t)`: a letter before a lone number or the letter t is a function's value, not a product."""
-        inside, closing = self.peek(1), self.peek(2)
-        return closing == ")" and inside is not None and (inside[0].isdigit() or inside == "t")
 
     def call_arguments(self) -> tuple[Node, ...]:
         self.take("(")
         arguments = [self.sum()]
-        while self.peek() == ",":
-            self.take()
+        while self.accept(","):
             arguments.append(self.sum())
         self.take(")")
         return tuple(arguments)
@@ -240,17 +193,12 @@ class _Parser:
     def _subscript(self) -> str:
         suffix = ""
         while self.peek() in ("_", "'"):
-            if self.take() == "'":
-                suffix += "'"
-            elif self.peek() == "{":
-                depth, start = 0, self._at
-                while True:
+            suffix += self.take()
+            if suffix[-1] == "_":
+                start, depth = self._at, 0
+                while self._at == start or depth:
                     depth += {"{": 1, "}": -1}.get(self.take(), 0)
-                    if depth == 0:
-                        break
-                suffix += "_" + "".join(self._tokens[start + 1 : self._at - 1])
-            else:
-                suffix += "_" + self.take()
+                suffix += "".join(self._tokens[start : self._at]).removeprefix("{").removesuffix("}")
         return suffix
 
     def _command(self, name: str) -> Node:
@@ -258,19 +206,16 @@ class _Parser:
             return self._function(name)
         if name in GREEK:
             return Node("sym", name="\\" + name + self._subscript())
-        handler = _COMMANDS.get(name)
-        if handler is None:
+        if name not in _COMMANDS:
             raise Unsupported(f"\\{name}")
-        return handler(self)
+        return _COMMANDS[name](self)
 
     def fraction(self) -> Node:
         start = self._at
-        numerator, denominator = self._argument(), self._argument()
+        arguments = self._argument(), self._argument()
         tokens = "".join(self._tokens[start : self._at])
-        if _DERIVATIVE.fullmatch(tokens):
-            # dv/dt is one quantity: as a quotient of products its d would cancel.
-            return Node("sym", name=tokens)
-        return Node("div", (numerator, denominator))
+        # dv/dt is one quantity: as a quotient of products its d would cancel.
+        return Node("sym", name=tokens) if _DERIVATIVE.fullmatch(tokens) else Node("div", arguments)
 
     def decorated(self, mark: str) -> Node:
         r"""\dot{x}, \bar{x}, ...: a letter of its own."""
@@ -280,50 +225,47 @@ class _Parser:
         return Node("sym", name=f"{mark} {letter}" + self._subscript())
 
     def root(self) -> Node:
-        index = None
-        if self.peek() == "[":
-            self.take()
-            index = self.sum()
-            self.take("]")
-        radicand = self._argument()
-        return Node("call", (radicand,) if index is None else (radicand, index), "sqrt")
+        if not self.accept("["):
+            return Node("call", (self._argument(),), "sqrt")
+        index = self.sum()
+        self.take("]")
+        return Node("pow", (self._argument(), Node("div", (number(1), index))))
 
     def binomial(self) -> Node:
         return Node("call", (self._argument(), self._argument()), "binomial")
 
+    def enclosed(self, closing: str, name: str) -> Node:
+        inside = self.sum()
+        self.take(closing)
+        return Node("call", (inside,), name)
+
     def _function(self, name: str) -> Node:
         """A named function with its optional base or power and its argument."""
-        base = power = None
+        base: tuple[Node, ...] = ()
+        power = None
         for _ in range(2):
-            if self.peek() == "_" and name == "log":
-                self.take()
-                base = self._argument()
-            elif self.peek() == "^":
-                self.take()
+            if name == "log" and self.accept("_"):
+                base = (self._argument(),)
+            elif self.accept("^"):
                 power = self._argument()
-        if name == "log" and base is None and self.peek() == "(" and (pair := self._base_behind()) is not None:
-            return Node("call", pair, "log")
+        start = self._at
+        if name == "log" and not base and self.peek() == "(":
+            # log(x, 10) has its base behind.
+            arguments = self.call_arguments()
+            if len(arguments) == 2:
+                return Node("call", arguments, "log")
+            self._at = start
         argument = self._function_argument()
         if power is not None and power.kind == "neg" and name in ("sin", "cos", "tan", "cot", "sinh", "cosh", "tanh"):
             return Node("call", (argument,), "arc" + name)
-        call = Node("call", (argument,) if base is None else (argument, base), "log" if name == "lg" else name)
+        call = Node("call", (argument, *base), "log" if name == "lg" else name)
         return call if power is None else Node("pow", (call, power))
-
-    def _base_behind(self) -> tuple[Node, ...] | None:
-        """The two arguments of log(x, 10)."""
-        start = self._at
-        arguments = self.call_arguments()
-        if len(arguments) == 2:
-            return arguments
-        self._at = start
-        return None
 
     def _function_argument(self) -> Node:
         """What a function is applied to: a group, or the factors that follow up to an operator or a function."""
         if self.peek() in _OPENING:
-            return self._group()
-        if self.peek() == "-":
-            self.take()
+            return self._primary()
+        if self.accept("-"):
             return Node("neg", (self._function_argument(),))
         node = self._power()
         while self._starts_factor() and not self._at_function() and self.peek() not in ("(", "["):
@@ -334,13 +276,7 @@ class _Parser:
         return node
 
     def _at_function(self) -> bool:
-        token = self.peek()
-        return token is not None and token[0] == "\\" and token[1:] in FUNCTIONS and token != "\\sqrt"
-
-    def enclosed(self, closing: str, name: str) -> Node:
-        inside = self.sum()
-        self.take(closing)
-        return Node("call", (inside,), name)
+        return self.peek() != "\\sqrt" and self.peek()[:1] == "\\" and self.peek()[1:] in FUNCTIONS
 
 
 def _number_token(token: str) -> Node:
@@ -352,10 +288,6 @@ def _number_token(token: str) -> Node:
     return Node("num", value=value, name="." if "." in mantissa or exponent else "")
 
 
-def _constant(name: str) -> Node:
-    return Node("const", name=name)
-
-
 _COMMANDS: dict[str, Callable[[_Parser], Node]] = {
     **{mark: functools.partial(_Parser.decorated, mark=mark) for mark in _MARKS},
     "frac": _Parser.fraction,
@@ -363,8 +295,7 @@ _COMMANDS: dict[str, Callable[[_Parser], Node]] = {
     "binom": _Parser.binomial,
     "max": lambda parser: Node("call", parser.call_arguments(), "max"),
     "min": lambda parser: Node("call", parser.call_arguments(), "min"),
-    "pi": lambda parser: _constant("pi"),
+    "pi": lambda parser: Node("const", name="pi"),
     "lfloor": lambda parser: parser.enclosed("\\rfloor", "floor"),
     "lceil": lambda parser: parser.enclosed("\\rceil", "ceil"),
-    "lvert": lambda parser: parser.enclosed("\\rvert", "abs"),
 }

@@ -10,28 +10,16 @@ are read, so that the cost is bounded whatever the response holds.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Literal
 
-from gxpo_trainer.verify.boxes import JOINED, TAIL_CHARS, after_thinking, boxed_answer, find_boxes
+from gxpo_trainer.verify.boxes import JOINED, boxed_answer, find_boxes, response_tail
+from gxpo_trainer.verify.latex import FULL_WIDTH
 from gxpo_trainer.verify.tokens import FUNCTIONS
 from gxpo_trainer.verify.units import parse_unit
 from gxpo_trainer.verify.words import phrases
 
 MAX_ANSWER_CHARS = 4_000
 
-Source = Literal["boxed", "final", "hashes", "answer", "bare", "formula", "number", "choice"]
-
-
-@dataclass(frozen=True, slots=True)
-class Extraction:
-    """The final answer as written, and where it was found."""
-
-    text: str
-    source: Source
-
-
-_PLAIN = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {ord(c): " " for c in "\u00a0\u2009\u202f"}
+_PLAIN = FULL_WIDTH | dict.fromkeys(map(ord, "\u00a0\u2009\u202f"), " ")
 """Full-width characters and special blanks as plain ones."""
 _IS = rf"(?<![A-Za-zÀ-ÿ])(?:{phrases('is')})(?![A-Za-zÀ-ÿ])|[:：=]"
 _FINAL = re.compile(rf"final\s+answer\b[^.\n$\\]{{0,100}}?(?:{_IS})\s*:?", re.IGNORECASE)
@@ -40,7 +28,9 @@ _ANSWER = re.compile(
     r"|<answer>",
     re.IGNORECASE,
 )
-_CHOICE = re.compile(r"(?<![A-Za-z0-9\\$'{])\(?([A-J])(?![A-Za-z0-9'’])\)?")
+_LETTER = r"(?<![A-Za-z0-9\\$'{])\(?[A-J](?![A-Za-z0-9'’])\)?"
+_CHOICE = re.compile(rf"{_LETTER}(?:\s*(?:,|/|\bor\b|\band\b)\s*(?:and\s+|or\s+)?{_LETTER})*")
+"""A choice letter, with the others that "A or B", "(A), (C)" join to it."""
 _CHOICE_ANCHOR = re.compile(
     rf"(?<![A-Za-zÀ-ÿ])(?:{phrases('answer')}|option|choice|opción|选项)(?![A-Za-zÀ-ÿ])"
     r"|\b(?:therefore|so|it's|it is)\b",
@@ -70,7 +60,6 @@ _NUMBER = re.compile(
     r"|\(\s*-?[\d./]+(?:\s*,\s*-?[\d./]+)+\s*\)|[-+]?\d*√\s?\d+"
     r"|[-+]?\d*\\(?:[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|sqrt\s*(?:\[\d\])?\s*\{[^{}]*\})"
 )
-_CLOSING = re.compile(r"\s*(?:<\|[^|>]{1,40}\|>\s*\w*|</s>|I hope it is correct\.?|\[/?INST\])\s*$", re.IGNORECASE)
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-zÀ-ÿ]{2,}")
 _TEXT_COMMAND = re.compile(
     r"\\(?:begin|end|text|mathrm|mbox|textbf|mathbf|textnormal|operatorname|textit)\s*\{[^{}]*\}|\\[A-Za-z]+"
@@ -78,51 +67,33 @@ _TEXT_COMMAND = re.compile(
 _MATH_WORDS = FUNCTIONS | set("and or percent pct percentage pi inf infty in dx dy dt degrees".split())
 
 
-def extract_answer(response: str) -> Extraction | None:
-    """The final answer of a response, or None when it states none."""
-    text = after_thinking(response)[-TAIL_CHARS:]
-    text = _without_closing(text).translate(_PLAIN)
-    if not text:
-        return None
-    for find in (_boxed_or_final, _hashes, _answer_sentence, _bare, _last_line):
-        found = find(text)
-        if found is not None and found.text:
-            return found
-    return None
+def extract_answer(response: str) -> str:
+    """The final answer of a response; empty when it states none."""
+    text = response_tail(response).translate(_PLAIN)
+    finders = (_boxed_or_final, _hashes, _answer_sentence, _bare, _last_line)
+    return next((found for find in finders if (found := find(text))), "")
 
 
-def _without_closing(text: str) -> str:
-    """The text without chat-template markers and politeness at its end."""
-    text = text.strip()
-    while (match := _CLOSING.search(text, max(0, len(text) - 200))) is not None:
-        text = text[: match.start()].rstrip()
-    return text
-
-
-def _boxed_or_final(text: str) -> Extraction | None:
+def _boxed_or_final(text: str) -> str:
     boxed = boxed_answer(text)
     for anchor in reversed(list(_FINAL.finditer(text))[-_TRAILING_ANCHORS:]):
         if boxed is not None and anchor.start() < boxed[1]:
             break
         answer = _sentence_answer(text[anchor.end() : anchor.end() + MAX_ANSWER_CHARS])
         if answer and (boxed is None or re.search(r"[\d$\\]", answer)):
-            return Extraction(answer, "final")
-    return None if boxed is None else Extraction(boxed[0].strip(), "boxed")
+            return answer
+    return "" if boxed is None else boxed[0].strip()
 
 
-def _hashes(text: str) -> Extraction | None:
+def _hashes(text: str) -> str:
     """The last `#### 42`; a heading with several words is none."""
-    found = [match["rest"].strip() for match in _HASHES.finditer(text)]
-    found = [rest for rest in found if len(_words(rest)) <= 3]
-    return Extraction(found[-1], "hashes") if found else None
+    found = [rest for match in _HASHES.finditer(text) if len(_words(rest := match["rest"].strip())) <= 3]
+    return found[-1] if found else ""
 
 
-def _answer_sentence(text: str) -> Extraction | None:
-    for anchor in reversed(list(_ANSWER.finditer(text))[-_TRAILING_ANCHORS:]):
-        answer = _sentence_answer(text[anchor.end() : anchor.end() + MAX_ANSWER_CHARS])
-        if answer:
-            return Extraction(answer, "answer")
-    return None
+def _answer_sentence(text: str) -> str:
+    ends = [anchor.end() for anchor in _ANSWER.finditer(text)][: -_TRAILING_ANCHORS - 1 : -1]
+    return next((answer for end in ends if (answer := _sentence_answer(text[end : end + MAX_ANSWER_CHARS]))), "")
 
 
 def _sentence_answer(rest: str) -> str:
@@ -132,7 +103,6 @@ def _sentence_answer(rest: str) -> str:
     ).strip("\"' ")
     if re.match(r"not\b", rest, re.IGNORECASE):
         return ""
-    rest = _without_remark(rest)
     rest = _after_verb(rest)
     groups = _formula_groups(rest)
     if groups:
@@ -160,16 +130,6 @@ def _numbers_of(sentence: str) -> str:
     return ", ".join(_with_unit(sentence, part) for part in parts)
 
 
-def _without_remark(rest: str) -> str:
-    """The text up to a remark in parentheses or a clause, when a number or formula stands before it."""
-    for remark in _REMARK.finditer(rest[:400]):
-        if re.search(r"[0-9$\\]", rest[: remark.start()]) and not re.search(
-            r"\\\(?$|\$[^$]*$", rest[: remark.start() + 1].replace("\\$", "")
-        ):
-            return rest[: remark.start()]
-    return rest
-
-
 def _after_verb(rest: str) -> str:
     """`The largest $n$ is 34. ...` -> `34. ...`: what the first sentence says after its last "is" or "are"."""
     sentence_end = re.search(r"\.(?:\s|$)", rest)
@@ -179,37 +139,27 @@ def _after_verb(rest: str) -> str:
     return rest
 
 
-def extract_choice(response: str) -> Extraction | None:
-    """The choice letter that a response without a box names in prose; None when it has a box or names none."""
-    text = _without_closing(after_thinking(response)[-TAIL_CHARS:])
-    if not text or find_boxes(text):
-        return None
-    head = re.match(r"\W*([A-J])(?=\W|$|[^\x00-\x7f])(?!\s*['’])(?!\s+[a-z])", text)
+def extract_choice(response: str) -> str:
+    """The choice letters that a response without a box names in prose; empty when it has a box or names none."""
+    text = response_tail(response)
+    if find_boxes(text):
+        return ""
     for anchor in reversed(list(_CHOICE_ANCHOR.finditer(text))[-_TRAILING_ANCHORS:]):
         sentence = re.split(r"\.(?=\s+[A-Z])|\n\n", text[anchor.end() : anchor.end() + 200], maxsplit=1)[0]
-        for letter in _CHOICE.finditer(sentence):
-            is_article = letter[1] in ("A", "I") and re.match(r"\s+[a-z]", sentence[letter.end() :]) is not None
-            if not _NEGATED.search(sentence, 0, letter.start()) and (not is_article or ")" in letter.group()):
-                return _choice(sentence, letter)
+        for choice in _CHOICE.finditer(sentence):
+            is_article = choice.group() in ("A", "I") and re.match(r"\s+[a-z]", sentence[choice.end() :]) is not None
+            if not _NEGATED.search(sentence, 0, choice.start()) and not is_article:
+                return _letters(choice.group())
+    head = re.match(r"\W*([A-J])(?=\W|$|[^\x00-\x7f])(?!\s*['’])(?!\s+[a-z])", text)
     first = None if head is None else _CHOICE.search(text, max(0, head.start(1) - 1))
     if first is not None:
-        return _choice(text, first)
-    letters = {letter[1] for letter in _CHOICE.finditer(text.rsplit("\n", 1)[-1])}
-    return Extraction(letters.pop(), "choice") if len(letters) == 1 and len(text) < 400 else None
+        return _letters(first.group())
+    letters = {choice.group().strip("()") for choice in _CHOICE.finditer(text.rsplit("\n", 1)[-1])}
+    return letters.pop() if len(letters) == 1 and len(text) < 400 else ""
 
 
-def _choice(sentence: str, letter: re.Match[str]) -> Extraction:
-    """The letter, with the others that "A or B", "(A), (C)" join to it."""
-    found = [letter[1]]
-    end = letter.end()
-    while (
-        further := re.match(
-            r"\s*(?:,|/|\bor\b|\band\b)\s*(?:and\s+|or\s+)?\(?([A-J])(?![A-Za-z0-9])\)?", sentence[end:]
-        )
-    ) is not None:
-        found.append(further[1])
-        end += further.end()
-    return Extraction(", ".join(found), "choice")
+def _letters(choice: str) -> str:
+    return ", ".join(re.findall("[A-J]", choice))
 
 
 def _formula_groups(text: str) -> list[list[re.Match[str]]]:
@@ -241,39 +191,35 @@ def _words(text: str) -> list[str]:
     return [word for word in _WORD.findall(_TEXT_COMMAND.sub(" ", text)) if word.lower() not in _MATH_WORDS]
 
 
-def _bare(text: str) -> Extraction | None:
+def _bare(text: str) -> str:
     """A response that is nothing but an answer: one line, hardly a word of prose."""
     if len(text) > 400 or "\n\n" in text:
-        return None
+        return ""
     prose = _FORMULA.sub(" ", text)
     if re.search(r"[A-Za-zÀ-ÿ]{2,}\s*:", prose) or _OTHER_SCRIPT.search(prose):
-        return None
-    return Extraction(text, "bare") if len(_words(prose)) <= (1 if prose == text else 0) else None
+        return ""
+    return text if len(_words(prose)) <= (1 if prose == text else 0) else ""
 
 
-def _last_line(text: str) -> Extraction | None:
+def _last_line(text: str) -> str:
     """The last formula, or else the last number, of the last line that has one; short words stand as they are."""
     text = text[-8_000:]
     groups = _formula_groups(text)
-    tail = max(0, len(text) - 2_000)
     start = max((match.end() for match in _SENTENCE_END.finditer(text[:-1])), default=0)
-    remark = next((match for match in _REMARK.finditer(text, start) if "which" not in match.group()), None)
-    end = len(text) if remark is None else remark.start()
-    found = _NUMBER.finditer(text, tail)
+    end = next((match.start() for match in _REMARK.finditer(text, start) if "which" not in match.group()), len(text))
+    found = _NUMBER.finditer(text, max(0, len(text) - 2_000))
     stated = [number for number in found if not _NEGATED.search(text, max(0, number.start() - 40), number.start())]
     numbers = [number for number in stated if number.end() <= end] or stated
-    last_formula = groups[-1][-1] if groups else None
-    last_number = numbers[-1] if numbers else None
-    if last_formula is not None and (last_number is None or last_number.start() < last_formula.end()):
-        return Extraction(_listed(text, groups[-1]), "formula")
-    if last_number is not None:
-        listed = re.search(r"(?:[-\d.]+、)+$", text[: last_number.start()])
-        return Extraction((listed.group() if listed else "") + _with_unit(text, last_number), "number")
+    if groups and not (numbers and numbers[-1].start() >= groups[-1][-1].end()):
+        return _listed(text, groups[-1])
+    if numbers:
+        listed = re.search(r"(?:[-\d.]+、)*$", text[: numbers[-1].start()])
+        return (listed.group() if listed else "") + _with_unit(text, numbers[-1])
     line = text.rsplit("\n", 1)[-1].strip()
     said = list(_SAID.finditer(line))
     if said and len(said[-1][1].split()) <= 4 < len(line.split()):
-        return Extraction(said[-1][1].strip("* "), "bare")
-    return Extraction(line, "bare") if len(line) <= 200 else None
+        return said[-1][1].strip("* ")
+    return line if len(line) <= 200 else ""
 
 
 def _with_unit(text: str, number: re.Match[str]) -> str:

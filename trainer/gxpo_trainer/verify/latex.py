@@ -7,28 +7,31 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable
+from fractions import Fraction
+
+from gxpo_trainer.verify.tokens import FUNCTIONS
+from gxpo_trainer.verify.words import number_from_words
 
 _UNICODE = {
     "−": "-", "–": "-", "—": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "∕": "/", "⁄": "/",
     "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ",
     "≈": r"\approx ", "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ",
     "°": r"^\circ ", "º": r"^\circ ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}",
-    "⟨": r"\langle ", "⟩": r"\rangle ", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ",
+    "⟨": "(", "⟩": ")", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ",
     "′": "'", "’": "'", "“": '"', "”": '"', "\u00a0": " ", "\u2009": " ", "\u202f": " ", "，": ",", "：": ":",
-    "。": ".", "、": ",", "∠": r"\angle ", "ε": r"\epsilon ", "Ω": r"\Omega ", "∧": r"\text{ and }",
-    "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ",
-    "θ": r"\theta ", "λ": r"\lambda ", "μ": r"\mu ", "ρ": r"\rho ", "σ": r"\sigma ", "τ": r"\tau ",
-    "φ": r"\phi ", "ω": r"\omega ", "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}",
-    "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅕": r"\frac{1}{5}", "⅖": r"\frac{2}{5}", "⅗": r"\frac{3}{5}",
-    "⅘": r"\frac{4}{5}", "⅙": r"\frac{1}{6}", "⅚": r"\frac{5}{6}", "⅛": r"\frac{1}{8}", "⅜": r"\frac{3}{8}",
-    "⅝": r"\frac{5}{8}", "⅞": r"\frac{7}{8}",
+    "。": ".", "、": ",", "∠": r"\angle ",
+    "ε": r"\epsilon ", "Ω": r"\Omega ", "∧": r"\text{ and }",
 }  # fmt: skip
-_UNICODE_TABLE = {ord(character): latex for character, latex in _UNICODE.items()} | {
-    # Full-width digits, letters and signs of East Asian texts.
-    code: chr(code - 0xFEE0)
-    for code in range(0xFF01, 0xFF5F)
-}
+FULL_WIDTH = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
+"""Full-width digits, letters and signs of East Asian texts as plain ones."""
+_VULGAR = {c: Fraction(unicodedata.numeric(c)).limit_denominator(10) for c in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
+_UNICODE_TABLE = FULL_WIDTH | str.maketrans(
+    _UNICODE
+    | {letter: f"\\{unicodedata.name(letter).split()[-1].lower()} " for letter in "αβγδθλμρστφω"}
+    | {c: f"\\frac{{{value.numerator}}}{{{value.denominator}}}" for c, value in _VULGAR.items()}
+)
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _RENAMED = {
@@ -40,20 +43,24 @@ _RENAMED = {
     "simeq": "approx", "thickapprox": "approx", "tg": "tan", "ctg": "cot", "arctg": "arctan",
     "land": "text{ and }", "wedge": "text{ and }", "lor": "text{ or }", "vee": "text{ or }",
     "lt": "<", "gt": ">", "dots": "ldots", "cdots": "ldots", "dotsc": "ldots", "implies": "Rightarrow",
-    "lbrack": "[", "rbrack": "]", "iff": "Leftrightarrow", "varphi": "phi",
+    "lbrack": "[", "rbrack": "]", "langle": "(", "rangle": ")", "iff": "Leftrightarrow", "varphi": "phi",
     "varepsilon": "epsilon", "vartheta": "theta",
 }  # fmt: skip
+_RENAMED = {name: new if new in "|:<>[]()" else "\\" + new for name, new in _RENAMED.items()}
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _UPRIGHT = re.compile(
     r"\\(?:text(?:bf|it|rm|normal|tt|sf|up)?|mbox|hbox|math(?:rm|bf|it|sf|tt|normal)|operatorname\*?|bm|boldsymbol|rm|bf)"
     r"(?:\s*\{([^{}]*)\}|(?![A-Za-z])\s*([0-9A-Za-z](?![0-9A-Za-z])))"
 )
-_FUNCTION_WORDS = (
-    "arcsin arccos arctan arccot sin cos tan cot sec csc sinh cosh tanh ln log exp sqrt pi infty cis max min abs"
-).split()
-_FUNCTION = "|".join(_FUNCTION_WORDS)
+_FUNCTION_WORDS = FUNCTIONS | {"pi", "infty", "max", "min"}
+_FUNCTION = "|".join(sorted(_FUNCTION_WORDS))
 _QUANTITY = re.compile(
     r"(?:[0-9]|[0-9]\s*\\frac\s*\{(?:[^{}]|\{[^{}]*\})*(?:\}\s*\{)?|10\s*\^\s*\{[-+]?[0-9]+\}|\\mu|\\(?:text|math|mbox|operatorname)[a-z]*\s*\{[^{}]*\}(?:\s*\^\s*\{?-?[0-9]\}?)?(?:\s*\\cdot)?)$"
+)
+_REPEATING = re.compile(
+    r"([0-9]*)\.([0-9]*?)(?:\\(?:overline|bar)\s*(\{[0-9]{1,50}\}|[0-9])"
+    r"|((?:\\dot\s*(?:\{[0-9]\}|[0-9])[0-9]*){1,2})(?![0-9])|(\([0-9]{1,50}\))(?![0-9])"
+    r"|([0-9]{1,6}?)(?:\6)+\s*(?:\\ldots(?![A-Za-z])|\.{3}|…))"
 )
 _GROUPS = re.compile(
     r"(?<![\d.,])(?:(?P<point>[1-9]\d{0,2}(?:\.\d{3}){2,}|[1-9]\d{0,2}(?:\.\d{3})+(?=,\d))"
@@ -68,14 +75,9 @@ def unicode_to_latex(s: str) -> str:
         return s
     s = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: "^{" + m.group().translate(_SUPERSCRIPTS) + "}", s)
     s = re.sub("[₀₁₂₃₄₅₆₇₈₉]+", lambda m: "_{" + m.group().translate(_SUBSCRIPTS) + "}", s)
-    s = re.sub(r"([√∛])\s*(\([^()]*\)|\{[^{}]*\}|[0-9.]+|[A-Za-zπ])", _unicode_root, s)
+    s = re.sub(r"∛\s*(?=[({0-9.A-Za-zπ])", "√[3]", s)
+    s = re.sub(r"√(\[3\])?\s*(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9.]+|[A-Za-zπ]))", r"\\sqrt\1{\2\3\4}", s)
     return s.translate(_UNICODE_TABLE)
-
-
-def _unicode_root(match: re.Match[str]) -> str:
-    index = "[3]" if match[1] == "∛" else ""
-    radicand = match[2][1:-1] if match[2][0] in "({" else match[2]
-    return f"\\sqrt{index}{{{radicand}}}"
 
 
 def double_backslashes(s: str) -> str:
@@ -92,13 +94,9 @@ def math_delimiters(s: str) -> str:
     return re.sub(r"(?<!\\)(?:\$|\\[()\[\]])", " ", s)
 
 
-def whole_text(s: str) -> str:
-    r"""\text{A, B} around the whole answer is A, B."""
-    return re.sub(r"^\s*\\(?:text(?:bf|it|rm|normal)?|mbox|mathrm|mathbf)\s*\{([^{}\\]*)\}\s*$", r"\1", s)
-
-
 def emphasis(s: str) -> str:
-    """**bold** of a whole answer or behind a blank, or stars left over at its ends; `x**2` stays."""
+    r"""**bold** or \text{...} around a whole answer, bold behind a blank, stars left over at the ends; `x**2` stays."""
+    s = re.sub(r"^\s*\\(?:text(?:bf|it|rm|normal)?|mbox|mathrm|mathbf)\s*\{([^{}\\]*)\}\s*$", r"\1", s)
     s = re.sub(r"^\s*(\*{1,2}|__)(.+?)\1[\s.]*$", r"\2", s, flags=re.DOTALL)
     s = re.sub(r"(?<![^\s(])\*\*(?=\S)([^*]+)(?<=\S)\*\*(?![\w(])", r"\1", s)
     return re.sub(r"^\s*\*{2}|\*{2}\s*$", "", s)
@@ -106,14 +104,7 @@ def emphasis(s: str) -> str:
 
 def command_names(s: str) -> str:
     r"""One name for synonyms: \dfrac, \tfrac -> \frac; \leq -> \le; \neq -> \ne; \lt -> <."""
-
-    def rename(match: re.Match[str]) -> str:
-        name = _RENAMED.get(match[1])
-        if name is None:
-            return match.group()
-        return name if name in ("|", ":", "<", ">", "[", "]") else "\\" + name
-
-    return _COMMAND.sub(rename, s) if "\\" in s else s
+    return _COMMAND.sub(lambda match: _RENAMED.get(match[1], match.group()), s)
 
 
 def presentation(s: str) -> str:
@@ -163,10 +154,9 @@ def choose(s: str) -> str:
 
 def magnitudes(s: str) -> str:
     r"""3.5 million -> 3.5 \times 10^{6}."""
-    words = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
     return re.sub(
         r"(?<=[0-9])\s*(?:\\text\{\s*)?(thousand|million|billion|trillion)s?(?![A-Za-z])(?:\s*\})?",
-        lambda match: f" \\times 10^{{{words[match[1].lower()]}}}",
+        lambda match: f" \\times 10^{{{len(str(number_from_words(match[1]))) - 1}}}",
         s,
         flags=re.IGNORECASE,
     )
@@ -242,8 +232,6 @@ def _behind_quantity(match: re.Match[str]) -> bool:
 
 def plain_functions(s: str) -> str:
     """sqrt(3), sqrt3, sin(x), pi, inf without backslash, also with a module prefix as in np.sqrt."""
-    if not re.search("sqrt|sin|cos|tan|log|ln|exp|pi|inf|cot|sec|csc|cis|max|min|[aA]bs", s):
-        return s
     s = re.sub(r"\bAbs(?=\()", "abs", re.sub(r"\b(?:np|math|sympy)\.", "", s))
     s = re.sub(r"(?<![A-Za-z\\])[+]?(?:infinity|infty|inf)(?![A-Za-z])", r"\\infty ", s, flags=re.IGNORECASE)
     return re.sub(rf"(?<![A-Za-z\\])({_FUNCTION})(?![A-Za-z])", _function, s)
@@ -261,20 +249,12 @@ def repeating_decimals(s: str) -> str:
     r"""0.\overline{3}, 0.\dot3, 0.(3), 0.333\ldots are 1/3: the repeating part over nines."""
 
     def as_fraction(match: re.Match[str]) -> str:
-        whole, fixed, repeated = match["whole"] or "0", match["fixed"] or "", re.sub(r"[^0-9]", "", match["repeated"])
-        scale = 10 ** len(fixed)
-        nines = (10 ** len(repeated) - 1) * scale
-        return f"\\frac{{{int(whole + fixed + repeated) - int(whole + fixed)}}}{{{nines}}}"
+        whole, fixed, *groups = match.groups(default="")
+        repeated = re.sub(r"[^0-9]", "", "".join(groups))
+        nines = (10 ** len(repeated) - 1) * 10 ** len(fixed)
+        return f"\\frac{{{int(whole + fixed + repeated) - int('0' + whole + fixed)}}}{{{nines}}}"
 
-    start = r"(?P<whole>[0-9]*)\.(?P<fixed>[0-9]*?)"
-    s = re.sub(start + r"\\(?:overline|bar)\s*(?P<repeated>\{[0-9]{1,50}\}|[0-9])", as_fraction, s)
-    s = re.sub(start + r"(?P<repeated>(?:\\dot\s*(?:\{[0-9]\}|[0-9])[0-9]*){1,2})(?![0-9])", as_fraction, s)
-    s = re.sub(start + r"\((?P<repeated>[0-9]{1,50})\)(?![0-9])", as_fraction, s)
-    return re.sub(
-        start + r"(?P<repeated>[0-9]{1,6}?)(?P=repeated)(?P=repeated)*\s*(?:\\ldots(?![A-Za-z])|\.{3}|…)",
-        as_fraction,
-        s,
-    )
+    return _REPEATING.sub(as_fraction, s)
 
 
 def separators(s: str) -> str:
@@ -304,7 +284,6 @@ STEPS: tuple[Callable[[str], str], ...] = (
     unicode_to_latex,
     double_backslashes,
     math_delimiters,
-    whole_text,
     emphasis,
     command_names,
     presentation,

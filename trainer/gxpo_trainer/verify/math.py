@@ -12,7 +12,7 @@ import re
 from gxpo_trainer.types import EVASION, Verdict
 from gxpo_trainer.verify.boxes import every_box
 from gxpo_trainer.verify.compare import answers_equal
-from gxpo_trainer.verify.engine import engine_parses, nesting
+from gxpo_trainer.verify.engine import nesting, parse_latex
 from gxpo_trainer.verify.extract import MAX_ANSWER_CHARS, extract_answer, extract_choice
 from gxpo_trainer.verify.latex import clean
 from gxpo_trainer.verify.options import VerifyOptions
@@ -25,17 +25,13 @@ from gxpo_trainer.verify.units import parse_unit, split_unit
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 _THOUSANDS = re.compile(r"(?<![\w.,])([1-9][0-9]{0,2}(?:,[0-9]{3})+)(?![\w,])")
 _DECIMAL_COMMA = re.compile(r"([+-]?[0-9]+),([0-9]+)")
-NOT_MATHEMATICAL = "not a mathematical expression"
 TOO_LARGE = f"{EVASION}: a magnitude beyond the bounds"
 
 
 def gold_answer(gold: str) -> str:
     """The final answer of a gold: the gold itself, or what a worked solution boxes or calls its final answer."""
-    if "boxed" in gold or "inal answer" in gold.lower():
-        extraction = extract_answer(gold)
-        if extraction is not None:
-            return extraction.text
-    return gold
+    worked = "boxed" in gold or "inal answer" in gold.lower()
+    return (worked and extract_answer(gold)) or gold
 
 
 @functools.lru_cache(maxsize=4096)
@@ -55,7 +51,7 @@ def parse_gold(gold: str) -> str:
         raise ValueError(
             f"gold {gold[:80]!r} holds no answer; give the final answer alone, or a solution with a \\boxed"
         )
-    if not _is_readable(text) and not engine_parses(text):
+    if not _is_readable(text) and not parse_latex(text):
         raise ValueError(f"gold {gold[:80]!r} cannot be parsed; write it as LaTeX that math-verify reads")
     return text
 
@@ -76,13 +72,12 @@ def verify(gold: str, response: str, options: VerifyOptions | None = None) -> Ve
     options: rules of the problem beside its gold; None for the common case.
     """
     rules = options or VerifyOptions()
-    extraction = extract_choice(response) if is_choice(_cleaned_gold(gold)) else None
-    extraction = extraction or extract_answer(response)
+    answer = (is_choice(_cleaned_gold(gold)) and extract_choice(response)) or extract_answer(response)
     if response.strip() == gold and gold:
         return Verdict("correct", response.strip(), 0.0)
-    if extraction is None:
+    if not answer:
         return Verdict("unparsed", None, 0.0, "no final answer found")
-    verdict = _judged(gold, extraction.text, rules)
+    verdict = _judged(gold, answer, rules)
     if rules.several and verdict.status != "correct":
         # Several answers may stand in boxes of their own, with sentences between them.
         together = every_box(response)
@@ -106,17 +101,16 @@ def _judged(gold: str, answer: str, rules: VerifyOptions) -> Verdict:
         return Verdict("unparsed", answer, 0.0, "nothing is left of the final answer")
     gold_text = _in_unit(_cleaned_gold(gold), rules)
     try:
-        found = answers_equal(_gold_structure(gold_text), parse_answer(text)) if rules.several else None
-        found = texts_equal(gold_text, text) if not rules.several else found
+        found = texts_equal(gold_text, text, several=rules.several)
+        if found is not True and rules.tolerance:
+            unit = parse_unit(rules.unit) if rules.unit else None
+            found = within(_gold_structure(gold_text), parse_answer(text), rules.tolerance, unit) or found
     except TooLarge:
         return Verdict("wrong", answer, 0.0, TOO_LARGE)
     except RecursionError:
         return Verdict("unparsed", answer, 0.0, "nested too deeply")
-    unit = parse_unit(rules.unit) if rules.unit else None
-    if found is not True and rules.tolerance:
-        found = within(_gold_structure(gold_text), parse_answer(text), rules.tolerance, unit) or found
     if found is None:
-        return Verdict("unparsed", answer, 0.0, NOT_MATHEMATICAL)
+        return Verdict("unparsed", answer, 0.0, "not a mathematical expression")
     return Verdict("correct" if found else "wrong", answer, 0.0)
 
 
@@ -127,13 +121,14 @@ def _in_unit(gold: str, rules: VerifyOptions) -> str:
     return f"{gold} \\text{{{rules.unit}}}"
 
 
-def texts_equal(gold: str, answer: str) -> bool | None:
-    """Whether two cleaned answers agree in one of their readings; None when undecided. Raises TooLarge."""
-    choice = choice_letters(gold, answer)
+def texts_equal(gold: str, answer: str, several: bool = False) -> bool | None:
+    """Whether two cleaned answers agree in one of their readings, of which a list of several answers has one; None when
+    undecided. Raises TooLarge."""
+    choice = None if several else choice_letters(gold, answer)
     if choice is not None:
         return choice
     verdicts = []
-    for a, b in _readings(gold, answer):
+    for a, b in [(gold, answer)] if several else _readings(gold, answer):
         verdict = answers_equal(_gold_structure(a), parse_answer(b))
         if verdict:
             return True
@@ -149,7 +144,8 @@ def _readings(gold: str, answer: str) -> list[tuple[str, str]]:
     conditions behind them (`for all n`, `k \\in \\mathbb{Z}`)."""
     pairs = [(gold, answer)]
     if _THOUSANDS.search(gold) or _THOUSANDS.search(answer):
-        pairs.append((_without_thousands(gold), _without_thousands(answer)))
+        plain_gold, plain = (_THOUSANDS.sub(lambda match: match[1].replace(",", ""), s) for s in (gold, answer))
+        pairs.append((plain_gold, plain))
     for comma, other in ((gold, answer), (answer, gold)):
         # `1,22` as a gold may be a decimal; `2,1` is a list. As an answer to a gold of 2.1 it is a decimal.
         few = comma is gold and len(comma.rpartition(",")[2]) < 2
@@ -161,7 +157,3 @@ def _readings(gold: str, answer: str) -> list[tuple[str, str]]:
     if bool(gold_condition) != bool(condition) or (condition and same_tokens(gold_condition, condition)):
         pairs.append((bare_gold, bare_answer))
     return pairs
-
-
-def _without_thousands(text: str) -> str:
-    return _THOUSANDS.sub(lambda match: match[1].replace(",", ""), text)

@@ -1,6 +1,7 @@
 """Sets of real numbers: intervals, unions, inequalities and `x \\in S`, compared as sets.
 
-A set becomes a sorted list of disjoint pieces with numeric ends; two sets are equal when their pieces are.
+A set is its membership test and the points where membership may change. Two sets are equal when they agree at all
+those points, between them and beyond them.
 """
 
 from __future__ import annotations
@@ -8,248 +9,188 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 
 import mpmath
 
-from gxpo_trainer.verify.evaluate import Undefined, no_symbols, substituted, symbols, value_at
-from gxpo_trainer.verify.expression import Node, number, parse_expression
+from gxpo_trainer.verify.evaluate import Undefined, no_symbols, subtrees, symbols, value_at
+from gxpo_trainer.verify.expression import Node, parse_expression
 from gxpo_trainer.verify.scalar import read
-from gxpo_trainer.verify.structure import Answer, Relation, Scalar, Sequence, Union, parse_answer
+from gxpo_trainer.verify.structure import Answer, Matrix, Relation, Scalar, Sequence, Union, parse_answer
 from gxpo_trainer.verify.tokens import TooLarge, Unsupported
 from gxpo_trainer.verify.words import load
 
 TOLERANCE = 1e-10
-_FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "\\ne": "\\ne", "=": "="}
+MAX_ENDS = 100
+_HOLDS = {"<": (-1,), ">": (1,), "\\le": (-1, 0), "\\ge": (1, 0), "\\ne": (-1, 1), "=": (0,)}
+"""Which orders of its sides a relation allows."""
 _NAME = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([a-z]\))?")
 _INFINITE = re.compile(r"([+-]?)\s*\\infty\s*")
+_SAMPLES = (0.0, 1.0, 2.718, 8.141)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """From low to high; `low_in`/`high_in`: the end belongs to the set."""
+class RealSet:
+    """`ends`: the finite points where membership may change. `variable`: the name that inequalities restrict."""
 
-    low: float
-    high: float
-    low_in: bool
-    high_in: bool
+    ends: tuple[float, ...]
+    contains: Callable[[float], bool]
+    variable: str = ""
 
 
 def real_sets_equal(gold: Answer, answer: Answer) -> bool | None:
-    """Whether both are sets of reals and equal; None when either is not (or both are plain tuples)."""
+    """Whether both are sets of reals and equal; None when either is not (or both are plain tuples). Raises TooLarge."""
     if not (_is_set_like(gold) or _is_set_like(answer)):
         return None
-    a, b = pieces_of(gold), pieces_of(answer)
+    a, b = _real_set(gold), _real_set(answer)
     if a is None or b is None:
         return None
-    return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    return all(a.contains(x) == b.contains(x) for x in _probes(a.ends + b.ends))
+
+
+def _probes(ends: tuple[float, ...]) -> list[float]:
+    """The ends, points between them, and points beyond them."""
+    distinct: list[float] = []
+    for end in sorted(ends):
+        if not distinct or _order(distinct[-1], end):
+            distinct.append(end)
+    between = [(low + high) / 2 for low, high in itertools.pairwise(distinct)]
+    beyond = [sign * (1 + 2 * max(map(abs, distinct), default=0.0)) for sign in (-1, 1)]
+    return distinct + between + beyond
+
+
+def _order(a: float, b: float) -> int:
+    """-1, 0 or 1: a is less than, equal to (but for rounding), greater than b."""
+    if a == b or (math.isfinite(a - b) and abs(a - b) <= TOLERANCE * max(1.0, abs(a), abs(b))):
+        return 0
+    return -1 if a < b else 1
 
 
 def _is_set_like(answer: Answer) -> bool:
     """Something that can only mean a set of reals, not a tuple or a list of numbers."""
     if isinstance(answer, Relation):
         return any(op != "=" and op != "\\approx" for op in answer.operators)
-    if isinstance(answer, Union) or (isinstance(answer, Sequence) and answer.opening == "{" and not answer.items):
-        return True
     if isinstance(answer, Scalar):
         return _named_set(answer.text) is not None
     if isinstance(answer, Sequence) and not answer.opening:
         return any(_is_set_like(item) for item in answer.items)
-    return isinstance(answer, Sequence) and (answer.opening == "[") != (answer.closing == "]")
-
-
-def _same(a: Piece, b: Piece) -> bool:
-    return a.low_in == b.low_in and a.high_in == b.high_in and _close(a.low, b.low) and _close(a.high, b.high)
-
-
-def _close(a: float, b: float) -> bool:
-    if math.isinf(a) or math.isinf(b):
-        return a == b
-    return abs(a - b) <= TOLERANCE * max(1.0, abs(a), abs(b))
-
-
-def pieces_of(answer: Answer) -> list[Piece] | None:
-    """Disjoint pieces, sorted; None when the answer is not a set of reals with numeric ends."""
-    found = _pieces(answer)
-    return None if found is None else _merged(found)
-
-
-def _pieces(answer: Answer) -> list[Piece] | None:
-    if isinstance(answer, Union):
-        return _together(answer.items)
     if isinstance(answer, Sequence):
-        return _sequence_pieces(answer)
-    if isinstance(answer, Relation):
-        return _relation_pieces(answer)
+        return not answer.items or (answer.opening == "[") != (answer.closing == "]")
+    return isinstance(answer, Union)
+
+
+def _real_set(answer: Answer) -> RealSet | None:
+    """None when the answer is not a set of reals with numeric ends."""
     if isinstance(answer, Scalar):
         return _named_set(answer.text)
-    return None
-
-
-def _together(items: tuple[Answer, ...]) -> list[Piece] | None:
-    pieces: list[Piece] = []
-    for item in items:
-        found = _pieces(item)
-        if found is None:
-            return None
-        pieces.extend(found)
-    return pieces
-
-
-def _sequence_pieces(sequence: Sequence) -> list[Piece] | None:
-    if not sequence.opening and all(isinstance(item, Relation) or _is_set_like(item) for item in sequence.items):
-        return _together(sequence.items)
-    ends = [_number(item.text) for item in sequence.items]
-    if any(end is None for end in ends):
+    if isinstance(answer, Relation):
+        return _relation_set(answer)
+    if isinstance(answer, Matrix):
         return None
-    values = [end for end in ends if end is not None]
-    if sequence.opening in ("{", ""):
-        return [Piece(value, value, True, True) for value in values]
+    if isinstance(answer, Union) or (
+        not answer.opening and all(isinstance(item, Relation) or _is_set_like(item) for item in answer.items)
+    ):
+        sets = [found for item in answer.items if (found := _real_set(item)) is not None]
+        variables = {one.variable for one in sets if one.variable}
+        return _together(sets) if len(sets) == len(answer.items) and len(variables) <= 1 else None
+    values = [value for item in answer.items if (value := _number(item.text)) is not None]
+    if len(values) != len(answer.items):
+        return None
+    if answer.opening in ("{", ""):
+        return _together([_interval(value, value, True, True) for value in values])
     if len(values) != 2 or values[0] > values[1]:
         return None
-    return [Piece(values[0], values[1], sequence.opening == "[", sequence.closing == "]")]
+    return _interval(values[0], values[1], answer.opening == "[", answer.closing == "]")
 
 
-def _named_set(text: str) -> list[Piece] | None:
-    infinity = float("inf")
-    words = read(text).words if "{" in text or text.isascii() else None
+def _interval(low: float, high: float, low_in: bool, high_in: bool) -> RealSet:
+    ends = tuple(end for end in (low, high) if math.isfinite(end))
+    return RealSet(ends, lambda x: _order(low, x) < low_in and _order(x, high) < high_in)
+
+
+def _together(sets: list[RealSet]) -> RealSet:
+    return RealSet(tuple(end for one in sets for end in one.ends), lambda x: any(one.contains(x) for one in sets))
+
+
+def _named_set(text: str) -> RealSet | None:
+    words = read(text).words
     if words is not None:
-        if words in load()["phrases"]["everything"]:
-            return [Piece(-infinity, infinity, False, False)]
-        return [] if words in load()["phrases"]["nothing"] else None
+        everything, nothing = (words in load()["phrases"][kind] for kind in ("everything", "nothing"))
+        return RealSet((), lambda x: everything) if everything or nothing else None
     removed = re.fullmatch(r"\\mathbb\{R\}\s*(?:\\setminus|-|/)\s*(?P<set>\\\{.*\\\})", text.strip())
-    if removed is None:
+    points = None if removed is None else _real_set(parse_answer(removed["set"]))
+    return None if points is None else RealSet(points.ends, lambda x: not points.contains(x))
+
+
+def _relation_set(relation: Relation) -> RealSet | None:
+    r"""x < 3, 3 > 2x, 1 \le x < 2, x \ne 3, |x - 1| < 2, x \in [0, 1]: sides are piecewise linear in one variable."""
+    if relation.operators == ("\\in",) and _number(relation.sides[0]) is None:
+        return _real_set(parse_answer(relation.sides[1]))
+    if any(operator not in _HOLDS for operator in relation.operators):
         return None
-    points = _pieces(parse_answer(removed["set"]))
-    if points is None:
-        return None
-    cuts = [-infinity, *sorted(point.low for point in points), infinity]
-    return [Piece(low, high, False, False) for low, high in itertools.pairwise(cuts)]
-
-
-def _relation_pieces(relation: Relation) -> list[Piece] | None:
-    r"""x < 3, 3 > 2x, 1 \le x < 2, x \ne 3, |x - 1| < 2, x \in [0, 1]: one side is linear in a variable."""
-    sides, operators = relation.sides, relation.operators
-    if operators == ("\\in",) and not _is_numeric(sides[0]):
-        return _pieces(parse_answer(sides[1]))
-    if len(operators) != 1:
-        return _double_inequality(sides, operators)
-    operator = operators[0]
-    if _is_numeric(sides[0]):
-        sides, operator = sides[::-1], _FLIPPED.get(operator, "")
-    end = _number(sides[1])
-    if end is None:
-        return None
-    absolute = re.fullmatch(r"\|([^|]*)\|", sides[0].strip())
-    if absolute is None:
-        line = _linear(sides[0])
-        return None if line is None else _solved(line, operator, end)
-    line = _linear(absolute[1])
-    if line is None or end < 0:
-        return None
-    if operator in ("<", "\\le"):
-        return _double(line, -end, end, operator == "\\le", operator == "\\le")
-    upper, lower = _solved(line, operator, end), _solved(line, _FLIPPED.get(operator, ""), -end)
-    return None if upper is None or lower is None else upper + lower
-
-
-def _solved(line: tuple[float, float], operator: str, end: float) -> list[Piece] | None:
-    """The x with slope·x + intercept `operator` end."""
-    infinity = float("inf")
-    slope, intercept = line
-    at = (end - intercept) / slope
-    if slope < 0:
-        operator = _FLIPPED.get(operator, "")
-    if operator in ("<", "\\le"):
-        return [Piece(-infinity, at, False, operator == "\\le")]
-    if operator in (">", "\\ge"):
-        return [Piece(at, infinity, operator == "\\ge", False)]
-    if operator == "=":
-        return [Piece(at, at, True, True)]
-    if operator == "\\ne":
-        return [Piece(-infinity, at, False, False), Piece(at, infinity, False, False)]
-    return None
-
-
-def _double(line: tuple[float, float], low: float, high: float, low_in: bool, high_in: bool) -> list[Piece]:
-    """The x with low < slope·x + intercept < high."""
-    ends = [((end - line[1]) / line[0], inside) for end, inside in ((low, low_in), (high, high_in))]
-    (low, low_in), (high, high_in) = ends if line[0] > 0 else ends[::-1]
-    return [Piece(low, high, low_in, high_in)]
-
-
-def _linear(side: str) -> tuple[float, float] | None:
-    """(slope, intercept) of a side that is linear in its one variable, or one name such as f(x)."""
-    if _NAME.fullmatch(side.strip()):
-        return 1.0, 0.0
     try:
-        node = parse_expression(side)
-        if len(symbols(node)) != 1 or any(part.endswith("()") for part in symbols(node)):
+        sides = [_function(side) for side in relation.sides]
+        variables = frozenset[str]().union(*(symbols(node) for node in sides if isinstance(node, Node)))
+        if len(variables) != 1 or any(name.endswith("()") for name in variables):
             return None
-        at = [float(value_at(_at(node, x), mpmath.fp, no_symbols, real=True)) for x in (0, 1, 3, 8)]
+        ends = [end for pair in itertools.pairwise(sides) for end in _roots(*pair)]
     except (Unsupported, Undefined, TooLarge, TypeError):
         return None
-    slope = at[1] - at[0]
-    straight = all(_close(value, at[0] + slope * x) for value, x in zip(at[2:], (3, 8), strict=True))
-    return (slope, at[0]) if slope and straight else None
+    steps = list(zip(itertools.pairwise(sides), relation.operators, strict=True))
+    return RealSet(
+        tuple(ends),
+        lambda x: all(_order(_at(a, x), _at(b, x)) in _HOLDS[operator] for (a, b), operator in steps),
+        *variables,
+    )
 
 
-def _at(node: Node, x: int) -> Node:
-    """The expression with its variable replaced by a number."""
-    return substituted(node, {name: number(x) for name in symbols(node)})
+def _function(side: str) -> Node | float:
+    """A side as a number, or as an expression in its variable; one name such as f(x) is a variable."""
+    value = _number(side)
+    if value is not None:
+        return value
+    name = side.strip()
+    return Node("sym", name=name) if _NAME.fullmatch(name) else parse_expression(side)
 
 
-def _double_inequality(sides: tuple[str, ...], operators: tuple[str, ...]) -> list[Piece] | None:
-    if len(operators) != 2 or _is_numeric(sides[1]):
-        return None
-    low, high = _number(sides[0]), _number(sides[2])
-    if low is None or high is None:
-        return None
-    line = _linear(sides[1])
-    if line is None:
-        return None
-    if set(operators) <= {"<", "\\le"}:
-        return _double(line, low, high, operators[0] == "\\le", operators[1] == "\\le")
-    if set(operators) <= {">", "\\ge"}:
-        return _double(line, high, low, operators[1] == "\\ge", operators[0] == "\\ge")
-    return None
+def _at(side: Node | float, x: float) -> float:
+    if not isinstance(side, Node):
+        return side
+    return float(value_at(side, mpmath.fp, lambda name: Fraction(x), real=True))
 
 
-def _is_numeric(side: str) -> bool:
-    return _number(side) is not None
+def _roots(a: Node | float, b: Node | float) -> list[float]:
+    """Where two piecewise linear sides are equal, and where one of their pieces ends. Raises Unsupported for others."""
+    sides = [side for side in (a, b) if isinstance(side, Node) or math.isfinite(side)]
+    nodes = [part for side in sides if isinstance(side, Node) for part in subtrees(side)]
+    # Inner absolute values first, which stand behind the ones around them. An infinite side is never reached.
+    inner = [(part.args[0], 0.0) for part in reversed(nodes) if part.kind == "call" and part.name == "abs"]
+    roots: list[float] = []
+    for left, right in inner + ([(a, b)] if len(sides) == 2 else []):
+        for low, high in itertools.pairwise([-math.inf, *sorted(roots), math.inf]):
+            start = low if math.isfinite(low) else high if math.isfinite(high) else 0.0
+            step = (high - low) / _SAMPLES[-1] if math.isfinite(high - low) else 1.0 if high == math.inf else -1.0
+            first, *others = (_at(left, start + step * at) - _at(right, start + step * at) for at in _SAMPLES)
+            slope = others[0] - first
+            if any(_order(first + slope * at, other) for at, other in zip(_SAMPLES[1:], others, strict=True)):
+                raise Unsupported("not piecewise linear")
+            if slope and low <= start - step * first / slope <= high:
+                roots.append(start - step * first / slope)
+        if len(roots) > MAX_ENDS:
+            raise Unsupported("too many pieces")
+    return roots
 
 
 def _number(text: str) -> float | None:
     r"""Value of a constant in double precision, \pm\infty included; None for everything else."""
     infinite = _INFINITE.fullmatch(text.strip())
     if infinite is not None:
-        return float("-inf") if infinite[1] == "-" else float("inf")
+        return -math.inf if infinite[1] == "-" else math.inf
     try:
         node = parse_expression(text)
-        if symbols(node):
-            return None
-        value = value_at(node, mpmath.fp, no_symbols, real=True)
+        value = None if symbols(node) else value_at(node, mpmath.fp, no_symbols, real=True)
     except (Unsupported, Undefined, TooLarge):
         return None
     return float(value) if isinstance(value, (int, float)) else None
-
-
-def _merged(pieces: list[Piece]) -> list[Piece]:
-    """Sorted, with overlapping and touching pieces joined, empty ones dropped."""
-    kept = [
-        piece
-        for piece in pieces
-        if piece.low < piece.high or (piece.low == piece.high and piece.low_in and piece.high_in)
-    ]
-    kept.sort(key=lambda piece: (piece.low, not piece.low_in))
-    merged: list[Piece] = []
-    for piece in kept:
-        last = merged[-1] if merged else None
-        touching = last is not None and (
-            piece.low < last.high or (_close(piece.low, last.high) and (piece.low_in or last.high_in))
-        )
-        if last is None or not touching:
-            merged.append(piece)
-        elif piece.high > last.high or (_close(piece.high, last.high) and piece.high_in and not last.high_in):
-            merged[-1] = Piece(last.low, piece.high, last.low_in, piece.high_in)
-    return merged

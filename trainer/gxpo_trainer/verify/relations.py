@@ -64,58 +64,37 @@ def assigned_name(answer: Answer) -> str | None:
     return re.sub(r"[\s{}]", "", answer.sides[0])
 
 
-def first_name(name: str | None) -> str:
-    """The name without its index: x_1 and x_2 are both x."""
-    return re.sub(r"_?[0-9]+$", "", name or "")
-
-
-def same_name(a: Relation, b: Relation) -> bool:
-    """Whether two assignments are about the same thing; y and f(x) both name a function's value."""
-    names = [assigned_name(a) or "", assigned_name(b) or ""]
-    if names[0] == names[1]:
-        return True
-    functions = [re.fullmatch(r"[A-Za-z]\w*'*\(([a-z])\)", name) for name in names]
+def same_name(a: Answer, b: Answer) -> bool:
+    """Whether both are assignments and about the same thing; y and f(x) both name a function's value."""
+    names = [assigned_name(a), assigned_name(b)]
+    if None in names or names[0] == names[1]:
+        return None not in names
+    functions = [re.fullmatch(r"[A-Za-z]\w*'*\(([a-z])\)", name or "") for name in names]
     if functions[0] is not None and functions[1] is not None:
         return functions[0][1] == functions[1][1]
     return "y" in names and any(functions)
 
 
 def relations_equal(gold: Relation, answer: Relation) -> bool | None:
-    """Two relations: equal side by side, or (with one operator) their differences proportional."""
-    if len(gold.operators) != len(answer.operators):
-        return False if len(gold.operators) == 1 == len(answer.operators) else engine_equal(gold.text, answer.text)
-    if len(gold.operators) > 1:
-        return _chains_equal(gold, answer)
-    if gold.operators == answer.operators and all(map(scalars_equal, gold.sides, answer.sides)):
-        return True
+    """Two relations: equal side by side, perhaps read from the right, or their differences proportional."""
+    flipped = tuple(_FLIPPED.get(operator, operator) for operator in answer.operators[::-1])
+    for operators, sides in ((answer.operators, answer.sides), (flipped, answer.sides[::-1])):
+        if operators == gold.operators and all(map(scalars_equal, gold.sides, sides)):
+            return True
+    if len(gold.operators) == len(answer.operators) > 1:
+        return False
     a, b = _difference(gold), _difference(answer)
-    if a is None or b is None:
-        return engine_equal(gold.text, answer.text)
     op, other = gold.operators[0], answer.operators[0]
-    if op not in _FLIPPED or other not in _FLIPPED:
+    if a is None or b is None or op not in _FLIPPED or other not in _FLIPPED:
         return engine_equal(gold.text, answer.text)
     factor_sign = proportional(a, b)
-    if factor_sign == 0:
-        return False
-    return other == (op if factor_sign > 0 else _FLIPPED[op]) or (op == other and op in ("=", "\\ne"))
+    return factor_sign != 0 and other == (op if factor_sign > 0 else _FLIPPED[op])
 
 
 def _difference(relation: Relation) -> Node | None:
+    """Left side minus right side; None for chains and for what the grammar does not know."""
     try:
         left, right = (parse_expression(side) for side in relation.sides)
-    except Unsupported:
+    except (Unsupported, ValueError):
         return None
     return Node("add", (left, Node("neg", (right,))))
-
-
-def _chains_equal(gold: Relation, answer: Relation) -> bool | None:
-    """a < b < c against the same chain, or the same chain read from the right."""
-    for sides, operators in (
-        (answer.sides, answer.operators),
-        (answer.sides[::-1], tuple(_FLIPPED.get(op, op) for op in answer.operators[::-1])),
-    ):
-        if operators == gold.operators:
-            verdicts = [scalars_equal(a, b) for a, b in zip(gold.sides, sides, strict=True)]
-            if all(verdicts):
-                return True
-    return False

@@ -71,12 +71,6 @@ def scalars_equal(gold: str, answer: str) -> bool | None:
     return engine_equal(split_unit(gold)[0], split_unit(answer)[0])
 
 
-def understood(text: str) -> bool:
-    """Whether our own readers know what this scalar is, so that it needs no second opinion from math-verify."""
-    reading = read(text)
-    return reading.node is not None or reading.words is not None or "\\infty" in text or _based(text) is not None
-
-
 def has_letters(text: str) -> bool:
     """Whether the scalar is an expression that we read and that has variables."""
     node = read(text).node
@@ -123,49 +117,39 @@ def _marked(value: str) -> tuple[str, str]:
 
 
 def _values_equal(gold: Reading, answer: Reading) -> bool:
-    assert gold.node is not None
-    assert answer.node is not None
-    a, b = gold.node, answer.node
-    gold, answer = _with_degrees(gold, answer), _with_degrees(answer, gold)
+    # 45° against a unit such as radians is a quantity too.
+    degrees = parse_unit("deg")
+    gold, answer = (
+        replace(side, mark="", unit=degrees) if side.mark == "°" and other.unit is not None else side
+        for side, other in ((gold, answer), (answer, gold))
+    )
     if gold.unit is not None and answer.unit is not None:
-        if gold.unit.dimension != answer.unit.dimension:
-            return False
-        a, b = (Node("mul", (node, number(unit.size))) for node, unit in ((a, gold.unit), (b, answer.unit)))
-    else:
-        a, b = _with_letters(gold, answer), _with_letters(answer, gold)
-    alternatives = [(a, b)]
-    if gold.mark != answer.mark:
-        alternatives += [(_marked_value(a, gold.mark), _marked_value(b, answer.mark))]
-    return any(expressions_equal(x, y) for x, y in alternatives)
+        a, b = (Node("mul", (_bare(side), number(side.unit.size))) for side in (gold, answer) if side.unit is not None)
+        return gold.unit.dimension == answer.unit.dimension and expressions_equal(a, b)
+    a, b = _with_letters(gold, answer), _with_letters(answer, gold)
+    return expressions_equal(a, b) or (
+        gold.mark != answer.mark and expressions_equal(_marked_value(a, gold.mark), _marked_value(b, answer.mark))
+    )
 
 
-def _with_degrees(reading: Reading, other: Reading) -> Reading:
-    """45° against a unit such as radians is a quantity too."""
-    if reading.mark != "°" or other.unit is None:
-        return reading
-    return replace(reading, mark="", unit=parse_unit("deg"))
+def _bare(reading: Reading) -> Node:
+    assert reading.node is not None
+    return reading.node
 
 
 def _with_letters(reading: Reading, other: Reading) -> Node:
     """The value; where the other side has the letters of a bare unit as variables, the product with them."""
-    assert reading.node is not None
-    if reading.whole is None or not symbols(reading.whole) - symbols(reading.node) & _letters(other):
-        return reading.node
+    node = _bare(reading)
+    if reading.whole is None or not (symbols(reading.whole) - symbols(node)) & symbols(other.whole or _bare(other)):
+        return node
     return reading.whole
-
-
-def _letters(reading: Reading) -> frozenset[str]:
-    node = reading.whole if reading.whole is not None else reading.node
-    return symbols(node) if node is not None else frozenset()
 
 
 def _marked_value(node: Node, mark: str) -> Node:
     """28 % as 0.28; 90 degrees as pi/2."""
-    if mark == "%":
-        return Node("div", (node, number(100)))
     if mark == "°":
-        return Node("div", (Node("mul", (node, Node("const", name="pi"))), number(180)))
-    return node
+        node = Node("mul", (node, Node("const", name="pi")))
+    return Node("div", (node, number({"%": 100, "°": 180}[mark]))) if mark else node
 
 
 def is_choice(gold: str) -> bool:
@@ -209,20 +193,18 @@ def _without_label(answer: str, gold: str) -> str:
 def _based_numbers(gold: str, answer: str) -> bool | None:
     """Numbers with a base as subscript: the same digits in the same base; a number without its base is another."""
     a, b = _based(gold), _based(answer)
-    if a is None and b is None:
-        return None
-    if a is None or b is None:
-        return False if read(gold if a is None else answer).node is not None else None
-    return a == b
+    if a is not None and b is not None:
+        return a == b
+    return False if (a and read(answer).node is not None) or (b and read(gold).node is not None) else None
 
 
-def _based(s: str) -> tuple[str, str, int] | None:
+def _based(s: str) -> tuple[str, str, Fraction] | None:
     """(sign, digits, base)."""
     match = _BASE.fullmatch(re.sub(r"\s", "", s)) if "_" in s else None
     if match is None or not re.search("[0-9]", match["digits"]):
         return None
     base = number_from_words(match["base"]) if match["base"].isalpha() else Fraction(match["base"])
-    return None if base is None else (match["sign"], match["digits"].lstrip("0"), int(base))
+    return None if base is None else (match["sign"], match["digits"].lstrip("0"), base)
 
 
 def _clock_times(gold: str, answer: str) -> bool | None:
@@ -230,17 +212,12 @@ def _clock_times(gold: str, answer: str) -> bool | None:
     a, b = (_CLOCK.fullmatch(s.strip()) for s in (gold, answer))
     if a is None or b is None:
         return None
-    if any((a[part] or "00") != (b[part] or "00") for part in "ms"):
-        return False
-    return _hour(a) == _hour(b) or (bool(a["half"]) != bool(b["half"]) and int(a["h"]) == int(b["h"]))
-
-
-def _hour(clock: re.Match[str]) -> int:
-    """Hour of the day, 0 to 24; 12 a.m. is 0 and 12 p.m. is 12."""
-    hour = int(clock["h"])
-    if not clock["half"]:
-        return hour
-    return hour % 12 + (12 if clock["half"][0] in "pP" else 0)
+    halves = [(clock["half"] or "")[:1].lower() for clock in (a, b)]
+    hours = [int(clock["h"]) for clock in (a, b)]
+    # 12 a.m. is hour 0 and 12 p.m. is 12.
+    of_day = [hour % 12 + 12 * (half == "p") if half else hour for hour, half in zip(hours, halves, strict=True)]
+    same_hour = of_day[0] == of_day[1] or ("" in halves and halves[0] != halves[1] and hours[0] == hours[1])
+    return same_hour and all((a[part] or "00") == (b[part] or "00") for part in "ms")
 
 
 def _ratios(gold: str, answer: str) -> bool | None:
@@ -251,18 +228,11 @@ def _ratios(gold: str, answer: str) -> bool | None:
     if all(_CLOCK.fullmatch(side.strip()) for side in (gold, answer) if ":" in side):
         # 9:24 may be a time of day, which is no fraction in lower terms; two times have been compared.
         return re.findall("[0-9]+", gold) == re.findall("[0-9]+", answer) and "m" not in (gold + answer).lower()
-    a, b = _ratio_parts(gold), _ratio_parts(answer)
-    if a is None or b is None:
+    sides = [[constant(part) or 0 for part in (s if ":" in s else f"{s}:1").split(":")] for s in (gold, answer)]
+    if not all(map(all, sides)):
         return None
-    if len(a) != len(b):
-        return False
-    return all(x * b[0] == y * a[0] for x, y in zip(a, b, strict=True))
-
-
-def _ratio_parts(s: str) -> list[Fraction] | None:
-    parts = s.split(":")
-    values = [constant(part) for part in (parts if len(parts) > 1 else [s, "1"])]
-    return [value for value in values if value] if all(values) else None
+    a, b = sides
+    return len(a) == len(b) and all(x * b[0] == y * a[0] for x, y in zip(a, b, strict=True))
 
 
 def constant(text: str) -> Fraction | None:
@@ -276,10 +246,8 @@ def constant(text: str) -> Fraction | None:
 
 def _words_equal(a: str, b: str) -> bool | None:
     """Words without case, blanks and articles. `no` is not `on`."""
-    for kind in ("nothing", "everything"):
-        if a in load()["phrases"][kind] and b in load()["phrases"][kind]:
-            return True
-    if a == b:
+    phrases = load()["phrases"]
+    if a == b or any(a in phrases[kind] and b in phrases[kind] for kind in ("nothing", "everything")):
         return True
     if len(a) == 1 and len(b) == 1:
         return None

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 MAX_PARTS = 200
 MAX_NESTING = 12
 
-RELATIONS = ("=", "<", ">", "\\le", "\\ge", "\\ne", "\\in", "\\approx", "\\equiv", "\\subset")
-
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
@@ -62,7 +60,9 @@ class Matrix:
 Answer = Scalar | Sequence | Relation | Union | Matrix
 
 _OPEN, _CLOSE = "([{", ")]}"
-_MATRIX = re.compile(r"\\begin\{([bpvVBs]?(?:small)?matrix|array)\}(?:\{[^{}]*\})?(.*?)\\end\{\1\}", re.DOTALL)
+_MATRIX = re.compile(
+    r"[\[(]?\s*\\begin\{([bpvVBs]?(?:small)?matrix|array)\}(?:\{[^{}]*\})?(.*?)\\end\{\1\}\s*[\])]?", re.DOTALL
+)
 _SET_BUILDER = re.compile(r"([A-Za-z])\s*(?:\\in\s*\\mathbb\s*\{R\}\s*)?[|:](?=.*\1)")
 _ROWS = re.compile(
     r"(?:\\\{\s*)?\\begin\{(cases|aligned|align\*?|alignedat|gathered|split|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}",
@@ -88,7 +88,7 @@ _CONDITION = re.compile(
 _UNION = r"\\cup(?![A-Za-z])|(?<=[)\]}])\s*U\s*(?=[(\[\\])"
 
 
-_NESTING = r"(?P<open>[(\[{]|\\begin(?![A-Za-z])|\\langle)|(?P<close>[)\]}]|\\end(?![A-Za-z])|\\rangle)"
+_NESTING = r"(?P<open>[(\[{]|\\begin(?![A-Za-z]))|(?P<close>[)\]}]|\\end(?![A-Za-z]))"
 
 
 @functools.cache
@@ -117,25 +117,16 @@ def split_top(s: str, separators: str) -> tuple[list[str], list[str]]:
 
 
 def _wrapped(s: str) -> tuple[str, str, str] | None:
-    r"""(opening, inside, closing) when one pair of brackets wraps all of `s`; `\{`, `\langle` count as brackets."""
-    opening = next((o for o in ("\\{", "\\langle", "\\lbrack", "(", "[", "{") if s.startswith(o)), None)
-    closing = next((c for c in ("\\}", "\\rangle", "\\rbrack", ")", "]", "}") if s.endswith(c)), None)
-    if opening is None or closing is None or len(s) < len(opening) + len(closing):
+    r"""(opening, inside, closing) when one pair of brackets wraps all of `s`; `\{` counts as a bracket."""
+    match = re.fullmatch(r"(\\?[{]|[(\[])(.*?)(\\?[}]|[)\]])", s, re.DOTALL)
+    if match is None:
         return None
     depth = 0
-    inside_end = len(s) - 1
     for at, character in enumerate(s):
-        if character in _OPEN:
-            depth += 1
-        elif character in _CLOSE:
-            depth -= 1
-            if depth == 0 and at < inside_end:
-                return None
-    if opening == "\\langle" and s.count("\\langle") != 1:
-        return None
-    if depth != 0:
-        return None
-    return opening, s[len(opening) : len(s) - len(closing)].strip(), closing
+        depth += (character in _OPEN) - (character in _CLOSE)
+        if depth == 0 and character in _CLOSE and at < len(s) - 1:
+            return None
+    return None if depth else (match[1], match[2].strip(), match[3])
 
 
 def parse_answer(s: str, nesting: int = 0) -> Answer:
@@ -190,15 +181,17 @@ def split_condition(s: str) -> tuple[str, str]:
 
 def _plus_minus(s: str, nesting: int) -> Answer:
     r"""`a \pm b` is the two answers a + b and a - b (all signs of one answer go together)."""
-    upper = re.sub(r"\\mp(?![A-Za-z])", "-", re.sub(r"\\pm(?![A-Za-z])", "+", s))
-    lower = re.sub(r"\\mp(?![A-Za-z])", "+", re.sub(r"\\pm(?![A-Za-z])", "-", s))
-    return Sequence(s, (parse_answer(upper, nesting + 1), parse_answer(lower, nesting + 1)))
+    signs = {"\\pm": "+-", "\\mp": "-+"}
+    both = [re.sub(r"\\(?:pm|mp)(?![A-Za-z])", lambda match: signs[match.group()][at], s) for at in (0, 1)]  # noqa: B023
+    return Sequence(s, tuple(parse_answer(one, nesting + 1) for one in both))
 
 
 def _bracketed(s: str, nesting: int) -> Answer:
-    matrix = _MATRIX.fullmatch(_unwrap_array(s))
+    matrix = _MATRIX.fullmatch(s)
     if matrix is not None and "\\begin" not in matrix[2]:
-        return _matrix(s, matrix[2], nesting, matrix[1][0] if matrix[1][0] in "vV" else "")
+        rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?|\\cr(?![A-Za-z])", matrix[2]) if row.strip()]
+        cells = tuple(tuple(parse_answer(cell, nesting + 1) for cell in row.split("&")) for row in rows)
+        return Matrix(s, cells, matrix[1][0] if matrix[1][0] in "vV" else "")
     transposed = _TRANSPOSED.fullmatch(s)
     wrapped = _wrapped(transposed[1] if transposed is not None else s)
     if wrapped is None:
@@ -208,20 +201,12 @@ def _bracketed(s: str, nesting: int) -> Answer:
         return parse_answer(inside, nesting + 1)
     if opening == "\\{" and (condition := _SET_BUILDER.match(inside)) is not None:
         return parse_answer(inside[condition.end() :], nesting + 1)
-    items, _ = split_top(inside, "[,;]")
-    items = [item for item in items if item]
-    brace = opening == "\\{"
-    if len(items) < 2 and not brace:
-        return Scalar(s) if opening != "(" else _parenthesised(s, inside, nesting)
-    shown = {"\\{": "{", "\\langle": "(", "\\lbrack": "["}.get(opening, opening)
-    shown_closing = {"\\}": "}", "\\rangle": ")", "\\rbrack": "]"}.get(closing, closing)
-    return Sequence(s, tuple(parse_answer(item, nesting + 1) for item in items), shown, shown_closing)
-
-
-def _parenthesised(s: str, inside: str, nesting: int) -> Answer:
-    """(x) around a single answer."""
-    inner = parse_answer(inside, nesting + 1)
-    return Scalar(s) if isinstance(inner, Scalar) else inner
+    items = [item for item in split_top(inside, "[,;]")[0] if item]
+    if len(items) < 2 and opening != "\\{":
+        inner = parse_answer(inside, nesting + 1) if opening == "(" else Scalar(s)
+        return Scalar(s) if isinstance(inner, Scalar) else inner
+    parsed = tuple(parse_answer(item, nesting + 1) for item in items)
+    return Sequence(s, parsed, opening.removeprefix("\\"), closing.removeprefix("\\"))
 
 
 def _rows(s: str, nesting: int) -> Answer | None:
@@ -250,17 +235,3 @@ def _rows(s: str, nesting: int) -> Answer | None:
         else:
             items.append(parse_answer(" ".join(row.replace("&", " ").split()), nesting + 1))
     return Sequence(s, tuple(items))
-
-
-def _unwrap_array(s: str) -> str:
-    r"""\left[\begin{array}...\end{array}\right] (sizes already dropped) without its brackets."""
-    if s[:1] in ("[", "(") and s[1:].lstrip().startswith("\\begin") and s.endswith(("]", ")")):
-        return s[1:-1].strip()
-    return s
-
-
-def _matrix(s: str, body: str, nesting: int, kind: str) -> Answer:
-    rows = [row.strip() for row in re.split(r"\\\\(?:\[[^\]]*\])?|\\cr(?![A-Za-z])", body)]
-    rows = [re.sub(r"\\hline", "", row) for row in rows if row]
-    cells = tuple(tuple(parse_answer(cell, nesting + 1) for cell in row.split("&")) for row in rows)
-    return Matrix(s, cells, kind)

@@ -17,23 +17,17 @@ class TooLarge(Exception):
 
 
 FUNCTIONS = frozenset(
-    re.findall(
-        r"[A-Za-z]+",
-        "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth arcsinh arccosh arctanh "
-        "arsinh arcosh artanh ln log lg exp sqrt cis abs",
-    )
+    "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth arcsinh arccosh arctanh "
+    "arsinh arcosh artanh ln log lg exp sqrt cis abs".split()
 )
 OPAQUE = frozenset("fghFGHPQ")
 """Letters that name functions when a parenthesis follows."""
 GREEK = frozenset(
-    re.findall(
-        r"[A-Za-z]+",
-        "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho varrho "
-        "sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega hbar ell",
-    )
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho varrho sigma tau "
+    "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega hbar ell".split()
 )
 _TOKEN = re.compile(
-    r"\s*(?:(?P<number>(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,6}(?![0-9.]))?)|\\(?P<command>[A-Za-z]+)|(?P<bar>\|)|(?P<char>[^\s\\])|(?P<escaped>\\.))"
+    r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,6}(?![0-9.]))?|\\[A-Za-z]+|\\.?|[^\s\\]", re.DOTALL
 )
 _THOUSANDS = re.compile(r"(?<![0-9.])([1-9][0-9]{0,2})((?:(?:\{,\}|,)[0-9]{3})+)(?![0-9])")
 
@@ -43,17 +37,9 @@ def tokenize(text: str) -> list[str]:
 
     Raises Unsupported.
     """
-    text = _THOUSANDS.sub(lambda match: match[1] + re.sub(r"[{},]", "", match[2]), text).rstrip()
-    tokens: list[str] = []
-    position = 0
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        if match is None:
-            raise Unsupported(f"unreadable at {position}")
-        tokens.append(match.group().strip())
-        position = match.end()
-        if len(tokens) > MAX_TOKENS:
-            raise Unsupported("too long")
+    tokens = _TOKEN.findall(_THOUSANDS.sub(lambda match: match[1] + re.sub(r"[{},]", "", match[2]), text))
+    if len(tokens) > MAX_TOKENS:
+        raise Unsupported("too long")
     return tokens
 
 

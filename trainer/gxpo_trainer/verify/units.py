@@ -22,8 +22,7 @@ _LAST = re.compile(
 _PART = re.compile(
     r"(?P<over>/|(?<![A-Za-z])per(?![A-Za-z]))|(?P<word>[A-Za-zµμÅΩ]+)\.?(?:\s*\^\s*\{?\s*(?P<power>-?[0-9]+)\s*\}?)?|(?P<rest>\S)"
 )
-_POWER_WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
-_POWERS_BEHIND = {"squared": 2, "cubed": 3}
+_POWER_WORDS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 _ATTACHED = frozenset("NJKWVA")
 """Unit letters that may follow a number without a blank; small ones are variables there (`6m`)."""
 
@@ -56,20 +55,14 @@ def _is_behind_value(word: str, separator: str, before: str, *, first: bool) -> 
     end = before.rstrip()[-1:]
     if word == "\\Omega" or word.startswith("%"):
         return end.isdigit()
-    if len(word) == 1:
-        behind_value = end.isdigit() or end in (")", "}") or _ends_in_unit(before)
-        return _unit_word(word) is not None and (
-            ("/" in separator or "\\cdot" in separator)
-            or (behind_value and (separator != "" or (end.isdigit() and (word in _ATTACHED or not first))))
-        )
-    if _unit_word(word) is not None or word in _POWER_WORDS or word in _POWERS_BEHIND or word in ("of", "the"):
+    if len(word) == 1 and _unit_word(word) is not None:
+        last = re.search(r"(?<![A-Za-z\\])([A-Za-zµμΩ]+)\s*$", before)
+        behind_value = end.isdigit() or end in (")", "}") or (last is not None and _unit_word(last[1]) is not None)
+        attached = end.isdigit() and (word in _ATTACHED or not first)
+        return "/" in separator or "\\cdot" in separator or (behind_value and (separator != "" or attached))
+    if _unit_word(word) is not None or word in _POWER_WORDS or word in ("of", "the"):
         return end.isdigit() or separator != "" or end in (")", "}")
     return separator != "" and len(word) >= 4 and re.search("[aeiouyAEIOUY]", word) is not None
-
-
-def _ends_in_unit(before: str) -> bool:
-    match = re.search(r"(?<![A-Za-z\\])([A-Za-zµμΩ]+)\s*$", before)
-    return match is not None and _unit_word(match[1]) is not None
 
 
 @functools.lru_cache(maxsize=1024)
@@ -77,9 +70,10 @@ def parse_unit(text: str) -> Unit | None:
     """The product of units that `km/h`, `\\text{square feet}` or `m s^{-1}` names; None when a word is unknown."""
     text = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", text)
     text = re.sub(r"\\mu\s*|[µμ]\s*", "μ", text.replace("\\Omega", "Ω").replace("\\cdot", " ").replace("\\circ", "deg"))
+    text = re.sub(r"([A-Za-z]+)\s+(squared|cubed)", r"\2 \1", text)
     size, dimension = Fraction(1), Counter[str]()
-    sign, next_power = 1, 1
-    known: Unit | None = None
+    sign = next_power = 1
+    unit: Unit | None = None
     for part in _PART.finditer(text):
         word = part["word"]
         if part["over"]:
@@ -89,52 +83,37 @@ def parse_unit(text: str) -> Unit | None:
                 return None
         elif word.lower() in _POWER_WORDS:
             next_power = _POWER_WORDS[word.lower()]
-        elif word in _POWERS_BEHIND:
-            if known is None:
-                return None
-            size, dimension = _times(size, dimension, known, sign * (_POWERS_BEHIND[word] - 1))
         else:
-            known = _unit_word(word)
-            if known is None:
+            unit, power = _unit_word(word), sign * next_power * int(part["power"] or 1)
+            if unit is None or abs(power) > 9:
                 return None
-            size, dimension = _times(size, dimension, known, sign * next_power * int(part["power"] or 1))
+            size *= unit.size**power
+            dimension.update({name: exponent * power for name, exponent in unit.dimension})
             next_power = 1
-    if known is None:
+    if unit is None:
         return None
     return Unit(size, frozenset((name, power) for name, power in dimension.items() if power))
 
 
-def _times(size: Fraction, dimension: Counter[str], unit: Unit, power: int) -> tuple[Fraction, Counter[str]]:
-    if abs(power) > 9:
-        return size, dimension
-    for name, exponent in unit.dimension:
-        dimension[name] += exponent * power
-    return size * unit.size**power, dimension
+def _unit_word(word: str) -> Unit | None:
+    """One unit by its symbol or name, in the plural too."""
+    names = [word, word.lower()] if len(word) > 3 else [word]
+    names += [name[:-1] for name in names if len(name) > 3 and name.endswith("s")]
+    return next((_units()[name] for name in names if name in _units()), None)
 
 
 @functools.cache
-def _unit_word(word: str) -> Unit | None:
-    """One unit by its symbol or name, in the plural too, with a prefix where it takes one."""
-    units = load()["units"]
-    names = [word, word.lower()] if len(word) > 3 else [word]
-    names += [name[:-1] for name in names if len(name) > 3 and name.endswith("s")]
-    for name in names:
-        if name in units:
-            return _defined(units[name])
-    prefixes = load()["prefixes"]
-    for name in names:
-        for kind in ("symbols", "names"):
-            for prefix, factor in prefixes[kind].items():
-                stem = name.removeprefix(prefix)
-                if stem != name and stem in prefixes[f"take_{kind}"]:
-                    unit = _defined(units[stem])
-                    return Unit(unit.size * Fraction(factor), unit.dimension)
-    return None
-
-
-def _defined(definition: str) -> Unit:
-    number, *factors = definition.split(" ")
-    numerator, _, denominator = number.partition("/")
-    powers = (factor.partition("^") for factor in factors)
-    dimension = frozenset((name, int(power or 1)) for name, _, power in powers)
-    return Unit(Fraction(numerator) / Fraction(denominator or 1), dimension)
+def _units() -> dict[str, Unit]:
+    """All units by name and symbol, with and without a prefix."""
+    units: dict[str, Unit] = {}
+    for definition, names in load()["units"].items():
+        number, *factors = definition.split(" ")
+        numerator, _, denominator = number.partition("/")
+        powers = (factor.partition("^") for factor in factors)
+        dimension = frozenset((name, int(power or 1)) for name, _, power in powers)
+        units |= dict.fromkeys(names.split(), Unit(Fraction(numerator) / Fraction(denominator or 1), dimension))
+    for prefixes in load()["prefixes"].values():
+        for prefix, factor in prefixes["factors"].items():
+            for stem in prefixes["before"].split():
+                units.setdefault(prefix + stem, Unit(units[stem].size * Fraction(factor), units[stem].dimension))
+    return units

@@ -9,8 +9,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-_SCALES = (1_000, 1_000_000, 1_000_000_000, 1_000_000_000_000)
-
 
 @functools.cache
 def load() -> dict[str, Any]:
@@ -23,21 +21,28 @@ def phrases(name: str) -> str:
     return "|".join(re.escape(phrase) for phrase in sorted(load()["phrases"][name], key=len, reverse=True))
 
 
+@functools.cache
+def _numbers() -> dict[str, int]:
+    tables: dict[str, Any] = load()["numbers"]
+    tens = {word: 20 + 10 * i for i, word in enumerate(tables["tens"].split())}
+    return {word: i for i, word in enumerate(tables["small"].split())} | tens | dict(tables["large"])
+
+
 def number_from_words(text: str) -> Fraction | None:
-    """`twenty-one` is 21, `three hundred and five` is 305; None for anything else."""
-    numbers: dict[str, int] = load()["numbers"]
+    """`twenty-one` is 21, `three hundred and five` is 305, `two thirds` 2/3; None for anything else."""
+    numbers, denominators = _numbers(), load()["numbers"]["denominators"]
     words = re.findall(r"[a-z]+", text.lower())
     if not words or words[0] not in numbers or re.search(r"[^A-Za-z\s-]", text):
         return None
-    fraction = re.fullmatch(r"([a-z]+)[\s-]+([a-z]+?)s?", text.strip().lower())
-    if fraction is not None and fraction[1] in numbers and fraction[2] in load()["fractions"]:
-        return Fraction(numbers[fraction[1]], load()["fractions"][fraction[2]])
-    if any(word not in numbers and word != "and" for word in words):
-        return None
+    if len(words) == 2 and (denominator := denominators.get(words[1]) or denominators.get(words[1].rstrip("s"))):
+        return Fraction(numbers[words[0]], denominator)
     total = group = 0
-    for value in (numbers[word] for word in words if word != "and"):
-        if value in _SCALES:
+    for word in words:
+        value = numbers.get(word)
+        if value is None and word != "and":
+            return None
+        if value is not None and value >= 1000:
             total, group = total + max(group, 1) * value, 0
-        else:
+        elif value is not None:
             group = max(group, 1) * value if value == 100 else group + value
     return Fraction(total + group)

@@ -162,6 +162,21 @@ def test_a_plan_that_cannot_be_made_says_why_and_costs_nothing() -> None:
     assert [error.field for error in planned.errors] == ["config.learner.rule.name"]
 
 
+def test_a_sweep_that_is_too_large_is_refused_before_it_is_expanded() -> None:
+    axes = {f"data.a{n}": list(range(100)) for n in range(6)}
+    found = errors_of(grid={**axes, "seed": [1]})
+    assert found["grid"].startswith(f"makes {100**6} runs")
+    assert "grid.seed" in found
+
+
+def test_runs_are_named_by_the_shortest_clear_name_of_each_setting() -> None:
+    grid = {"learner.rule.name": ["gxpo"], "learner.rule.gate.threshold": [0.7], "learner.optimizer.name": ["sgd"]}
+    (run,) = sweep(grid=grid, seeds=[3])
+    assert run.config.name == "s rule=gxpo gate.threshold=0.7 optimizer=sgd seed=3"
+    (run,) = sweep(grid={"name": ["x"], "data.num_problems": [9]}, seeds=[3])
+    assert run.config.name == "s name=x num_problems=9 seed=3"
+
+
 def test_names_stay_within_their_column() -> None:
     runs = sweep(name="n" * 200, grid={"data.template": ["{problem} " * 50]})
     assert len(runs[0].config.name) == 200

@@ -111,12 +111,36 @@ def test_a_bad_row_is_named(kind: str, row: Any, named: str) -> None:
         b'{"attempt": 1, "batch": 1, "identity": 4}',
         b'{"attempt": 1, "batch": 1, "identity": {"a": 1e999}}',
         b'{"attempt": 1, "batch": 1, "outcome": {"attempt": 1, "outcome": "bored"}}',
+        b'{"attempt": 0, "batch": null}',
         b'{"batch": null}',
     ],
 )
 def test_what_is_no_batch_is_refused(data: bytes) -> None:
     with pytest.raises(BadRow):
         parse(data)
+
+
+def test_the_longest_rows_are_accepted() -> None:
+    metrics = {"n" * 200: 0.5} | {f"n{i}": 1.0 for i in range(499)}
+    sample = sample_row(0, prompt_id="p" * 300, response="x" * 1_000_000, verdict="v" * 20, length=2**31 - 1)
+    event = event_row("k" * 60, "m" * 20_000, deep=json.loads("[" * 31 + "]" * 31))
+    content = body(
+        1,
+        metrics=[metric_row(0, **metrics)],
+        samples=[sample],
+        evaluations=[evaluation_row(0, benchmark="b" * 200)],
+        events=[event],
+    )
+    batch = parsed(content)
+    assert batch.metrics[0].values == metrics
+    assert batch.samples[0]["verdict"] == "v" * 20
+    assert len(parsed(body(1, metrics=[None] * MOST_ROWS)).metrics) == MOST_ROWS
+
+
+def test_a_long_name_of_a_score_is_cut_in_the_message() -> None:
+    with pytest.raises(BadRow) as caught:
+        parsed(body(1, evaluations=[evaluation_row(1, scores={"n" * 50: "b"})]))
+    assert caught.value.place == f"evaluations[0].scores['{'n' * 40}']"
 
 
 def test_an_endless_batch_is_refused_by_its_size() -> None:

@@ -1,0 +1,147 @@
+"""One mutation round over the pure modules: `make mutants`.
+
+A mutant meets, in a copy of the tree, the unit tests that call the mutated function (see docs/mutants.md). Kills are
+remembered in build/mutants, because further tests kill no fewer; `--fresh` forgets them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import json
+import os
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from mutation.mutants import ROOT, Mutant, all_mutants, sample
+from mutation.trees import WARM, Calls, Tree, test_files
+
+RESULTS = ROOT / "build" / "mutants"
+OUTCOMES = RESULTS / "outcomes.jsonl"
+Sample = list[tuple[Mutant, str]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=14)
+    parser.add_argument("--sample", type=int, default=400)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", default="", help="regular expression: the part of the sample to test")
+    parser.add_argument("--fresh", action="store_true", help="forget what earlier rounds found")
+    arguments = parser.parse_args()
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    if arguments.fresh:
+        OUTCOMES.unlink(missing_ok=True)
+    mutants = all_mutants()
+    chosen = sample(mutants, arguments.seed, arguments.sample)
+    heading = f"{len(mutants)} mutants, a sample of {len(chosen)} at seed {arguments.seed}"
+    chosen = [item for item in chosen if re.search(arguments.only, item[0].path)]
+    print(heading, flush=True)
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    for name in WARM:
+        importlib.import_module(name)
+    files = sorted({name for mutant, _ in chosen for name in test_files(mutant.path)})
+    if missing := [name for name in files if not calls_file(name).exists()]:
+        print(f"record what {len(missing)} test files call", flush=True)
+        in_forks([lambda: Tree(RESULTS / "tree").session(missing, lambda session: save(missing, session.record()))])
+    calls = Calls()
+    for name in files:
+        calls.add(Calls(**json.loads(calls_file(name).read_text())))
+    jobs = arguments.jobs
+    in_forks([lambda n=n: judge(Tree(RESULTS / f"tree{n}"), chosen[n::jobs], files, calls) for n in range(jobs)])
+    text = report(chosen, {key: outcome for key, _, outcome in remembered()}, heading)
+    (RESULTS / "report.txt").write_text(text)
+    print(text)
+    return 0
+
+
+def calls_file(test_file: str) -> Path:
+    """Where the calls of a test file are kept until it changes."""
+    return RESULTS / "calls" / f"{digest(test_file + (ROOT / test_file).read_text())}.json"
+
+
+def save(files: list[str], calls: Calls) -> None:
+    for name in files:
+        calls_file(name).parent.mkdir(exist_ok=True)
+        calls_file(name).write_text(json.dumps(vars(calls.of_file(name))))
+
+
+def judge(tree: Tree, share: Sample, files: list[str], calls: Calls) -> None:
+    """Test the mutants of one process and append the outcomes."""
+    killed = {source: outcome for _, source, outcome in remembered() if outcome != "survived"}
+
+    def test(items: Sample, outcome_of: Callable[[str, str, list[str], float], str]) -> None:
+        for mutant, source in items:
+            start, tests = time.monotonic(), tests_for(mutant, calls)
+            outcome = killed.get(digest(source)) or ("" if tests else "survived")
+            if not outcome:
+                outcome = outcome_of(mutant.path, source, tests, 15 + 5 * sum(calls.seconds[test] for test in tests))
+            seconds = time.monotonic() - start
+            print(f"{outcome:9}{seconds:6.1f} s  {mutant.path}:{mutant.line} {mutant.operator}", flush=True)
+            with OUTCOMES.open("a") as file:
+                file.write(json.dumps([mutant.key, digest(source), outcome]) + "\n")
+
+    test([item for item in share if not item[0].in_body()], tree.outcome_anew)
+    tree.session(files, lambda session: test([item for item in share if item[0].in_body()], session.outcome))
+
+
+def tests_for(mutant: Mutant, calls: Calls) -> list[str]:
+    """The tests that call the mutated function; for code outside functions all tests of `test_files`."""
+    places = {name: place for place, name in enumerate(test_files(mutant.path))}
+    function = mutant.function()
+    known = calls.seconds if function is None else calls.tests_of.get(f"{mutant.path}:{function}", [])
+    return sorted((t for t in known if t.split("::")[0] in places), key=lambda t: places[t.split("::")[0]])
+
+
+def report(chosen: Sample, outcomes: dict[str, str], heading: str) -> str:
+    """Figures by package, and every survivor as the changed line."""
+    packages: dict[str, Counter[str]] = {}
+    survivors = []
+    for mutant, source in chosen:
+        outcome, parts = outcomes[mutant.key], Path(mutant.path).parts
+        packages.setdefault("services" if parts[0] == "services" else parts[2], Counter())[outcome] += 1
+        if outcome == "survived":
+            original = (ROOT / mutant.path).read_text().splitlines()
+            pairs = [(a, b) for a, b in zip(original, source.splitlines(), strict=False) if a != b]
+            change = "\n".join(f"  - {a.strip()}\n  + {b.strip()}" for a, b in pairs[:2])
+            survivors.append(f"{mutant.path}:{mutant.line}\n{change}")
+    num = len(chosen) - len(survivors)
+    lines = [heading, f"{num} of {len(chosen)} killed ({100 * num / len(chosen):.1f}%)"]
+    lines += [f"  {name}: {dict(sorted(counts.items()))}" for name, counts in packages.items()]
+    return "\n".join([*lines, "", "survivors:", *survivors]) + "\n"
+
+
+def in_forks(functions: list[Callable[[], object]]) -> None:
+    """Run each in a process of its own, which keeps its imports out of the others."""
+    children = []
+    for function in functions:
+        if not (child := os.fork()):
+            code = 1
+            try:
+                function()
+                code = 0
+            except SystemExit as error:
+                print(error, flush=True)
+            finally:
+                os._exit(code)
+        children.append(child)
+    if any([os.waitpid(child, 0)[1] for child in children]):  # noqa: C419  wait for all of them
+        raise SystemExit(1)
+
+
+def remembered() -> list[tuple[str, str, str]]:
+    """(key, digest of the mutated file, outcome), oldest first."""
+    return [tuple(json.loads(line)) for line in OUTCOMES.read_text().splitlines()] if OUTCOMES.exists() else []
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

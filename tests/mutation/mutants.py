@@ -1,0 +1,157 @@
+"""Which mutants there are, and a sample of them.
+
+The mutants are cosmic-ray's: comparisons, arithmetic, boolean logic, constants, loops and exception handlers. Left out
+are those that say nothing about tests: an operator of another kind (a float cannot be shifted), identity in place of
+equality, type annotations, and that data classes are frozen.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from cosmic_ray import plugins
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGETS = (
+    "trainer/gxpo_trainer/rules/*.py",
+    "trainer/gxpo_trainer/algo/*.py",
+    "trainer/gxpo_trainer/compare/*.py",
+    "trainer/gxpo_trainer/verify/**/*.py",
+    "services/gxpo_services/run_states.py",
+    "services/gxpo_services/settings.py",
+    "services/gxpo_services/api/cursors.py",
+    "services/gxpo_services/comparisons/file_formats.py",
+    "services/gxpo_services/comparisons/views.py",
+    "services/gxpo_services/configs/c*.py",  # checks, cost
+    "services/gxpo_services/configs/policy.py",
+    "services/gxpo_services/groups/grid.py",
+    "services/gxpo_services/ingest/batches.py",
+    "services/gxpo_services/metrics/[bd]*.py",  # blocks, downsample
+    "services/gxpo_services/scheduling/admission.py",
+    "services/gxpo_services/scheduling/supervision.py",
+)
+IMPURE = ("verify/pool.py", "verify/process.py", "verify/worker.py")
+# Replacements within a set of operators.
+FAMILIES = (
+    {"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod", "Pow"},
+    {"BitOr", "BitAnd", "BitXor"},
+    {"Eq", "NotEq", "Lt", "LtE", "Gt", "GtE"},
+    {"Is", "IsNot"},
+    {"UAdd", "USub"},
+    {"Delete", "USub"},
+    {"Delete", "Invert"},
+    {"Delete", "Not"},
+)
+OTHERS = {"AddNot", "ReplaceTrueWithFalse", "ReplaceFalseWithTrue", "ReplaceAndWithOr", "ReplaceOrWithAnd"}
+OTHERS |= {"ReplaceBreakWithContinue", "ReplaceContinueWithBreak", "ZeroIterationForLoop"}
+OTHERS |= {"ExceptionReplacer", "NumberReplacer"}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one file. key: names it by the text of its line, which later edits elsewhere do not change."""
+
+    path: str
+    operator: str
+    occurrence: int
+    line: int
+    key: str
+
+    def source(self) -> str | None:
+        """The mutated file; None when nothing that counts changes, or when it is not Python."""
+        original = (ROOT / self.path).read_text()
+        mutated = mutate_code(original, plugins.get_operator(self.operator)(), self.occurrence)
+        return None if mutated is None or _meaning(mutated) in (None, _meaning(original)) else mutated
+
+    def function(self) -> str | None:
+        """Qualified name, as code objects have it, of the innermost named function around; None outside of any."""
+        return self._place()[0]
+
+    def in_body(self) -> bool:
+        """Whether it changes the code of a function: not a default, a decorator or what a module does at its import."""
+        return self._place()[1]
+
+    def _place(self) -> tuple[str | None, bool]:
+        node: ast.AST = ast.parse((ROOT / self.path).read_text())
+        prefix, found, in_body = "", None, False
+        while True:
+            inner = [n for n in ast.walk(node) if isinstance(n, ast.FunctionDef | ast.ClassDef) and n is not node]
+            inner = [n for n in inner if n.lineno <= self.line <= (n.end_lineno or 0)]
+            if not inner:
+                return found, in_body
+            node, name = inner[0], inner[0].name  # breadth first: the outermost
+            if isinstance(node, ast.FunctionDef):
+                in_body = in_body or self.line >= node.body[0].lineno
+                found, prefix = prefix + name, f"{prefix}{name}.<locals>."
+            else:
+                prefix += f"{name}."
+
+
+def target_files() -> list[Path]:
+    found = []
+    for pattern in TARGETS:
+        paths = sorted(path for path in ROOT.glob(pattern) if not str(path).endswith(IMPURE))
+        if not paths:
+            raise SystemExit(f"{pattern} matches no file; bring TARGETS up to date")
+        found += paths
+    return found
+
+
+def all_mutants() -> list[Mutant]:
+    """Every mutant of the target files."""
+    operators = [(name, plugins.get_operator(name)()) for name in sorted(filter(_is_used, plugins.operator_names()))]
+    found: list[Mutant] = []
+    for path in target_files():
+        name, text = str(path.relative_to(ROOT)), path.read_text()
+        nodes, lines = list(ast_nodes(get_ast(text))), text.splitlines()
+        seen: Counter[str] = Counter()
+        for operator_name, operator in operators:
+            places = ((node, place) for node in nodes for place in operator.mutation_positions(node))
+            for occurrence, (node, ((line, _), _)) in enumerate(places):
+                if node.parent and node.parent.type == "parameters":
+                    continue  # the star before keyword-only parameters is no product
+                key = f"{name} {operator_name} {lines[line - 1].strip()}"
+                seen[key] += 1
+                found.append(Mutant(name, operator_name, occurrence, line, f"{key} {seen[key]}"))
+    return found
+
+
+def sample(mutants: list[Mutant], seed: int, size: int) -> list[tuple[Mutant, str]]:
+    """The mutants of the lowest hashes of seed and key with their sources, in order of file and line."""
+
+    def rank(mutant: Mutant) -> str:
+        return hashlib.sha256(f"{seed} {mutant.key}".encode()).hexdigest()
+
+    chosen: list[tuple[Mutant, str]] = []
+    for mutant in sorted(mutants, key=rank):
+        if len(chosen) < size and (source := mutant.source()):
+            chosen.append((mutant, source))
+    # The grader's tests take longest: last.
+    return sorted(chosen, key=lambda item: ("verify" in item[0].path, item[0].path, item[0].line, item[0].key))
+
+
+def _is_used(operator: str) -> bool:
+    kind, *words = operator.removeprefix("core/").split("_")
+    return any(set(words) <= family for family in FAMILIES) if words else kind in OTHERS
+
+
+def _meaning(source: str) -> str | None:
+    """The syntax tree without annotations and decorators of classes; None for what does not parse."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # the star of keyword-only parameters, taken for a product
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg | ast.AnnAssign):
+            node.annotation = ast.Constant(None)
+        elif isinstance(node, ast.FunctionDef):
+            node.returns = None
+        elif isinstance(node, ast.ClassDef):
+            node.decorator_list = []
+    return ast.dump(tree)

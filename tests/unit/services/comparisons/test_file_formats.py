@@ -1,0 +1,66 @@
+"""Exported files, byte by byte where the format is text."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from typing import Any
+
+import pytest
+from pyarrow import parquet
+
+from gxpo_services.comparisons import file_formats
+from gxpo_services.comparisons.file_formats import Columns, json_lines, write_rows
+
+COLUMNS: Columns = {"name": "text", "step": "whole", "value": "number"}
+PIECES: list[list[tuple[Any, ...]]] = [
+    [("a", 1, 0.5), ("b,c", 2, math.nan)],
+    [],
+    [(None, None, None), ("ü", 2**40, -math.inf)],
+]
+
+
+def test_csv_spells_non_finite_numbers_and_leaves_missing_cells_empty() -> None:
+    pieces = list(write_rows("csv", COLUMNS, PIECES))
+    assert pieces[0] == b"name,step,value\r\n"
+    assert pieces[1] == b'a,1,0.5\r\n"b,c",2,NaN\r\n'
+    assert pieces[3].decode() == ",,\r\nü,1099511627776,-Infinity\r\n"
+
+
+def test_json_lines_hold_one_object_a_line() -> None:
+    lines = b"".join(write_rows("jsonl", COLUMNS, PIECES)).decode().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"name": "a", "step": 1, "value": 0.5},
+        {"name": "b,c", "step": 2, "value": "NaN"},
+        {"name": None, "step": None, "value": None},
+        {"name": "ü", "step": 2**40, "value": "-Infinity"},
+    ]
+    assert "ü" in lines[3]
+    assert list(json_lines([[], [{"a": [math.inf]}]])) == [b'{"a": ["Infinity"]}\n']
+
+
+@pytest.mark.parametrize(("row_group", "sizes"), [(2, [2, 2]), (3, [4]), (9, [4])])
+def test_parquet_writes_a_row_group_as_soon_as_it_is_full(
+    row_group: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_formats, "_ROW_GROUP", row_group)
+    pieces = list(write_rows("parquet", COLUMNS, PIECES))
+    whole = b"".join(pieces)
+    file = parquet.ParquetFile(io.BytesIO(whole))
+    groups = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
+    assert groups == sizes
+    # A full row group leaves the memory at once, the rest with the footer.
+    assert len(pieces) == 1 + (sum(sizes) // row_group if row_group < 9 else 0)
+    rows = file.read().to_pylist()
+    assert [row["name"] for row in rows] == ["a", "b,c", None, "ü"]
+    assert [row["step"] for row in rows] == [1, 2, None, 2**40]
+    assert math.isnan(rows[1]["value"])
+    assert [rows[i]["value"] for i in (0, 2, 3)] == [0.5, None, -math.inf]
+
+
+def test_rows_must_have_every_column() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        list(write_rows("jsonl", COLUMNS, [[("a", 1)]]))
+    with pytest.raises(ValueError, match="zip"):
+        list(write_rows("parquet", COLUMNS, [[("a", 1)]]))

@@ -1,0 +1,88 @@
+"""Settings of the service: bounds, and what follows from them."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gxpo_services.settings import ServiceSettings, make_home, read_settings
+from gxpo_trainer.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("name", "accepted", "refused"),
+    [
+        ("port", (1, 65535), (0, 65536)),
+        ("max_concurrent_runs", (1,), (0,)),
+        ("max_runs_per_user", (1,), (0,)),
+        ("quota_cpus", (0.5,), (0,)),
+        ("quota_gpus", (0,), (-1,)),
+        ("tick_s", (0.01,), (0,)),
+        ("max_recoveries", (0,), (-1,)),
+        ("max_forgotten", (0,), (-1,)),
+        ("max_body_bytes", (1024,), (1023,)),
+    ],
+)
+def test_bounds_are_named_by_their_variable(name: str, accepted: tuple[float, ...], refused: tuple[float, ...]) -> None:
+    for value in accepted:
+        assert getattr(read_settings(**{name: value}), name) == value
+    for value in refused:
+        with pytest.raises(ConfigError, match=f"GXPO_{name.upper()}: "):
+            read_settings(**{name: value})
+
+
+def test_what_is_not_given_is_left_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GXPO_PORT", "9001")
+    assert read_settings(port=None).port == 9001
+    assert read_settings(port=9002).port == 9002
+
+
+def test_defaults_are_safe_on_one_machine() -> None:
+    settings = ServiceSettings()
+    assert settings.is_loopback
+    assert settings.api_url == "http://127.0.0.1:8000"
+    assert (settings.allow_hub, settings.allow_remote_code, settings.log_json) == (True, False, False)
+    assert settings.max_body_bytes == 8 * 1024 * 1024
+    assert settings.idempotency_s == 7 * 24 * 3600
+
+
+@pytest.mark.parametrize(
+    ("given", "loopback", "url"),
+    [
+        ({"host": "::1", "port": 81}, True, "http://[::1]:81"),
+        ({"host": "localhost"}, True, "http://localhost:8000"),
+        ({"host": "0.0.0.0"}, False, "http://0.0.0.0:8000"),
+        ({"host": "0.0.0.0", "public_url": "https://gxpo.example"}, False, "https://gxpo.example"),
+    ],
+)
+def test_the_address_of_the_api(given: dict[str, Any], loopback: bool, url: str) -> None:
+    settings = ServiceSettings(**given)
+    assert (settings.is_loopback, settings.api_url) == (loopback, url)
+
+
+def test_the_database_is_sqlite_in_the_home_unless_a_url_is_given(tmp_path: Path) -> None:
+    assert ServiceSettings(home=tmp_path).url == f"sqlite:///{tmp_path.resolve()}/gxpo.sqlite"
+    file = tmp_path / "password"
+    file.write_text("s3cret/word\n")
+    url = "postgresql+psycopg://gxpo@db/gxpo"
+    assert ServiceSettings(database_url=url).url == url
+    found = ServiceSettings(database_url=url, database_password_file=file).url
+    assert found == "postgresql+psycopg://gxpo:s3cret%2Fword@db/gxpo"
+
+
+def test_run_folders_are_in_the_home_unless_told_otherwise(tmp_path: Path) -> None:
+    assert ServiceSettings(home=tmp_path / "h").artifacts == (tmp_path / "h" / "artifacts").resolve()
+    assert ServiceSettings(home=tmp_path / "h", artifact_root=tmp_path / "a").artifacts == (tmp_path / "a").resolve()
+
+
+def test_the_home_is_private_and_may_exist(tmp_path: Path) -> None:
+    settings = ServiceSettings(home=tmp_path / "new" / "home")
+    make_home(settings)
+    make_home(settings)
+    assert stat.S_IMODE(settings.home.stat().st_mode) == 0o700
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot create the home"):
+        make_home(ServiceSettings(home=tmp_path / "file" / "home"))
