@@ -75,9 +75,10 @@ class Controller:
         store: CheckpointStore,
         progress: TrainingProgress,
         wish: Callable[[], Literal["pause", "cancel"] | None] = lambda: None,
+        enter_phase: Callable[[str], None] = lambda phase: None,
     ) -> None:
         self.config = config
-        self.wish = wish
+        self.wish, self.enter_phase = wish, enter_phase
         self.collector, self.planner, self.evaluator = collector, planner, evaluator
         self.reporter, self.store, self.progress = reporter, store, progress
         self.learners = LearnerGroup(config, placement)
@@ -96,6 +97,7 @@ class Controller:
         """Train to the end of the budget or to a wish; returns the bound or the wish that ended the run."""
         if (wish := self.wish()) is not None:
             return wish  # nothing was done yet that a checkpoint could keep
+        self.enter_phase("starting engines")
         self.collector.start()
         self.learners.start()
         if resume_from is not None:
@@ -137,6 +139,7 @@ class Controller:
 
     def step(self) -> None:
         """One training step, on-policy: every pass of the rule sees this one batch."""
+        self.enter_phase("training")
         begin = time.perf_counter()
         number = self.counters.step + 1
         rollouts = self.planner.collect(self.collector, number, version=self.counters.step)
@@ -245,6 +248,7 @@ class Controller:
         return self._due(step, "evaluate") if step else self.config.evaluation.at_start
 
     def _evaluate(self) -> None:
+        self.enter_phase("evaluating")
         begin = time.perf_counter()
         step = self.counters.step
         full = self.config.evaluation.full_at_end and self.counters.reached(self.config.budget) is not None
@@ -265,6 +269,7 @@ class Controller:
     # ---- checkpoints and recovery ---------------------------------------------------------------------------
 
     def _checkpoint(self) -> None:
+        self.enter_phase("checkpointing")
         begin = time.perf_counter()
         rule: dict[str, Any] = {}
         step = self.counters.step
@@ -317,6 +322,7 @@ class Controller:
             self.reporter.log_event("checkpoint_skipped", problem)
         kept = checkpoint.state["counters"]["backward_passes"] if checkpoint else 0.0
         self.counters = Counters(repeated_passes=lost.repeated_passes + lost.backward_passes - kept)
+        self.enter_phase("starting engines")
         try:
             self.learners.restart()
             if checkpoint is None:
