@@ -348,6 +348,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         written_parameters,
         rollback,
         checkpoint,
+        parked,
         rule_step,
         mini_batches,
         not_finite,

@@ -101,6 +101,9 @@ class RunView(BaseModel):
     recoveries: int
     attempt: int = Field(description="The trainer's latest attempt.")
     heartbeat_at: float | None
+    phase: str | None = Field(
+        description="What its trainer is doing; null unless a launch executes.", examples=["waiting for 3 GPUs"]
+    )
     progress: Progress
     score: JsonNumber | None = Field(description="Latest eval/average/pass@1.")
     score_best: JsonNumber | None

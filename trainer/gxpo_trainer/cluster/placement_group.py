@@ -107,9 +107,10 @@ class RunPlacementGroup:
         return self.devices(bundle)[self.bundles.learner[:rank].count(bundle)]
 
     def devices(self, bundle: int) -> list[str]:
-        """GPU ids of a bundle on its node; call it before an engine that occupies them starts in a new place.
+        """GPU ids of a bundle on its node, sorted; call it before an engine that occupies them starts in a new place.
 
-        The ids are asked for again when Ray has rescheduled the bundle, that is when its node has changed.
+        The ids are asked for again when Ray has rescheduled the bundle, that is when its node has changed. Ray gives
+        the engine the same ids in any order: match devices by id or UUID, not by position.
         """
         import ray
 
@@ -119,7 +120,7 @@ class RunPlacementGroup:
             assert self.bundles is not None
             gpus = self.bundles.resources[bundle]["GPU"]
             ask = ray.remote(_visible_devices).options(num_cpus=0, num_gpus=gpus, **self._bundle_options(bundle))
-            self._devices[bundle] = (node, self.get(ask.remote()))
+            self._devices[bundle] = (node, sorted(self.get(ask.remote())))
         return self._devices[bundle][1]
 
 

@@ -76,9 +76,10 @@ class Controller:
         store: CheckpointStore,
         progress: TrainingProgress,
         control_request: Callable[[], Literal["pause", "cancel"] | None] = lambda: None,
+        enter_phase: Callable[[str], None] = lambda phase: None,
     ) -> None:
         self.config = config
-        self.control_request = control_request
+        self.control_request, self.enter_phase = control_request, enter_phase
         self.pool, self.planner, self.evaluator = pool, planner, evaluator
         self.reporter, self.store, self.progress = reporter, store, progress
         self.learners = LearnerGroup(config, placement)
@@ -101,6 +102,7 @@ class Controller:
         """Train until the budget is spent or a pause or cancel request arrives; returns which of them ended the run."""
         if (request := self.control_request()) is not None:
             return request  # nothing was done yet that a checkpoint could keep
+        self.enter_phase("starting engines")
         self.pool.start()
         if self.pool.devices.shared:
             # The engines measure free memory as they start, which the learner must not occupy meanwhile.
@@ -145,6 +147,7 @@ class Controller:
 
     def step(self) -> None:
         """One training step, on-policy: every pass of the rule sees this one batch."""
+        self.enter_phase("training")
         begin = time.perf_counter()
         number = self.counters.step + 1
         rollouts = self.planner.collect(self.pool, number, version=self.counters.step)
@@ -254,6 +257,7 @@ class Controller:
         return self._due(step, "evaluate") if step else self.config.evaluation.at_start
 
     def _evaluate(self) -> None:
+        self.enter_phase("evaluating")
         begin = time.perf_counter()
         step = self.counters.step
         full = self.config.evaluation.full_at_end and self.counters.reached(self.config.budget) is not None
@@ -274,6 +278,7 @@ class Controller:
     # ---- checkpoints and recovery ---------------------------------------------------------------------------
 
     def _checkpoint(self) -> None:
+        self.enter_phase("checkpointing")
         begin = time.perf_counter()
         rule: dict[str, Any] = {}
         step = self.counters.step
@@ -326,6 +331,7 @@ class Controller:
             self.reporter.log_event("checkpoint_skipped", problem)
         kept = checkpoint.state["counters"]["backward_passes"] if checkpoint else 0.0
         self.counters = Counters(repeated_passes=lost.repeated_passes + lost.backward_passes - kept)
+        self.enter_phase("starting engines")
         try:
             self.learners.restart()
             if checkpoint is None:

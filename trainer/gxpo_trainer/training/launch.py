@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.records.outcome import OUTCOME, Outcome, failure_message, reason_of
 from gxpo_trainer.records.reporter import RunReporter
-from gxpo_trainer.records.uploader import ControlRequest, ServiceAddress, Uploader
+from gxpo_trainer.records.uploader import PREPARING, ControlRequest, ServiceAddress, Uploader
 from gxpo_trainer.training.run_lock import WAIT_S, RunLock
 
 TERMINATED = 128 + signal.SIGTERM
@@ -38,6 +38,8 @@ class Launch:
         self._lock = RunLock(out_dir, wait_s)
         self._uploader = Uploader(service, out_dir) if service else None
         self._reporter: RunReporter | None = None
+        self.phase = PREPARING
+        """What the launch is doing, for people: `training`, `waiting for 3 GPUs`."""
         self._ended: str | None = None
         self._reason: str | None = None
         self._earlier_handler: Any = None
@@ -84,6 +86,13 @@ class Launch:
         self._reporter = reporter
         if self._uploader is not None:
             self._uploader.follow()
+
+    def enter_phase(self, phase: str) -> None:
+        """Show what the launch is doing from now on."""
+        if phase != self.phase:
+            self.phase = phase
+            if self._uploader is not None:
+                self._uploader.enter_phase(phase)
 
     def control_request(self) -> ControlRequest | None:
         """The pause or cancel request for this step boundary. Raises TrainingError when another launch owns the run."""

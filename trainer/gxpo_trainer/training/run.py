@@ -127,14 +127,14 @@ def _reserve(
     """Reserve the run's resources, and report what it waits for; the request that ended the wait, else None."""
     from gxpo_trainer.cluster.ray_session import reserve
 
-    shown, request = "", None
+    request: ControlRequest | None = None
 
     def on_wait(missing: str) -> None:
-        nonlocal shown, request
-        if (text := f"waiting for {missing}") != shown:
-            shown = text
-            reporter.log_event("waiting", text)
-            progress.message(text)
+        nonlocal request
+        if (phase := f"waiting for {missing}") != launch.phase:
+            launch.enter_phase(phase)
+            reporter.log_event("waiting", phase)
+            progress.message(phase)
         if (request := launch.control_request()) is not None:
             raise _StoppedWaiting
 
@@ -167,6 +167,7 @@ def _controller(prepared: Prepared, launch: Launch, reporter: RunReporter, progr
         prepared.store,
         progress,
         launch.control_request,
+        launch.enter_phase,
     )
     controller.attempt = pool.engines.attempt = next_attempt(prepared.out_dir, prepared.checkpoint)
     controller.counters = Counters(repeated_passes=repeated_passes(prepared.out_dir, prepared.checkpoint))
