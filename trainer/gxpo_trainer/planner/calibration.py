@@ -7,6 +7,7 @@ relative errors.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -120,13 +121,22 @@ def fit_two(terms: Sequence[Term]) -> tuple[float, float]:
 
 
 def _learner_term(run: Observation, assumed: Assumptions) -> Term:
+    whole = _modelled(run, assumed).update
     work = _modelled(run, replace(assumed, micro_batch_s=0.0)).update
-    return work, _modelled(run, assumed).update - work, run.metrics["time/update_s"]
+    moved = _modelled(run, replace(assumed, micro_batch_s=0.0, utilization=math.inf)).update
+    return _term(whole, work, moved, run.metrics["time/update_s"])
 
 
 def _sampler_term(run: Observation, assumed: Assumptions) -> Term:
+    whole = _modelled(run, assumed).sampling
     work = _modelled(run, replace(assumed, decode_step_s=0.0, token_s=0.0)).sampling
-    return work, _modelled(run, assumed).sampling - work, run.metrics["time/rollout_s"]
+    moved = _modelled(run, replace(assumed, decode_step_s=0.0, token_s=0.0, sampling_efficiency=math.inf)).sampling
+    return _term(whole, work, moved, run.metrics["time/rollout_s"])
+
+
+def _term(whole: float, work: float, moved: float, measured: float) -> Term:
+    """moved: what no factor changes; at most 99 % of what was measured is put down to it."""
+    return work - moved, whole - work, max(measured - moved, measured / 100)
 
 
 def _modelled(run: Observation, assumed: Assumptions) -> StepTime:
@@ -150,14 +160,15 @@ def _with_memory(assumed: Assumptions, runs: Sequence[Observation], own: Sequenc
     """With the learner's memory: its process before the model, and the measured over the counted bytes after it."""
     terms: list[Term] = []
     for run, mine in zip(runs, own, strict=True):
-        counting = replace(mine, memory_factor=1.0, runtime_bytes=0)
+        counting = replace(mine, memory_factor=1.0, runtime_bytes=0, engine_bytes=0)
         counted = sum(part.num_bytes for part in learner_parts(run.inputs, counting, workload_of(run.inputs, counting)))
         if run.memory_bytes is not None:
-            terms.append((float(counted), 0.0, run.memory_bytes))
+            terms.append((float(counted), float(assumed.engine_bytes), run.memory_bytes))
     if not terms:
         return assumed
-    factor, _ = fit_two(terms)
+    factor, fixed = fit_two(terms)
     idle = [run.metrics["system/learner_idle_bytes"] for run in runs if "system/learner_idle_bytes" in run.metrics]
     on_host = not runs[0].inputs.on_gpu and bool(idle)
     runtime = int(statistics.fmean(idle)) if on_host else assumed.runtime_bytes
-    return replace(assumed, memory_factor=factor, runtime_bytes=runtime)
+    engine = int(fixed * assumed.engine_bytes)
+    return replace(assumed, memory_factor=factor, runtime_bytes=runtime, engine_bytes=engine)

@@ -50,10 +50,10 @@ class Assumptions:
     time of one micro-batch, forward and backward. sampling_efficiency: share of the device's memory bandwidth and
     products that decoding reaches. decode_step_s: fixed time of a decoding step. token_s: time of a sampled token in
     the engine's scheduler. verify_s: scoring a step that sampling does not hide. step_s, sync_s: fixed times of a step
-    and of a weight sync. runtime_bytes: of a learner process or its CUDA context before it holds a model.
-    memory_factor: measured over counted bytes of what a learner allocates. prompt_fraction, response_fraction: mean
-    length over its limit. zero_variance_fraction: share of groups whose rewards are equal; without a KL term they have
-    no backward pass. source: where the numbers come from.
+    and of a weight sync. runtime_bytes: of a process or its CUDA context before it holds a model. engine_bytes: what a
+    learner's libraries allocate whatever the model. memory_factor: measured over counted bytes of the model's part.
+    prompt_fraction, response_fraction: mean length over its limit. zero_variance_fraction: share of groups whose
+    rewards are equal; without a KL term they have no backward pass. source: where the numbers come from.
     """
 
     utilization: float
@@ -65,6 +65,7 @@ class Assumptions:
     step_s: float
     sync_s: float
     runtime_bytes: int
+    engine_bytes: int
     memory_factor: float = 1.0
     prompt_fraction: float = 0.25
     response_fraction: float = 0.5
@@ -82,7 +83,8 @@ _ASSUMED = {
         verify_s=0.3,
         step_s=0.3,
         sync_s=0.2,
-        runtime_bytes=1 * GIB,
+        runtime_bytes=GIB,
+        engine_bytes=0,
         memory_factor=1.05,
     ),
     "cpu": Assumptions(
@@ -94,7 +96,8 @@ _ASSUMED = {
         verify_s=0.05,
         step_s=0.05,
         sync_s=0.02,
-        runtime_bytes=int(0.7 * GIB),
+        runtime_bytes=450 * 2**20,
+        engine_bytes=240 * 2**20,
     ),
 }
 

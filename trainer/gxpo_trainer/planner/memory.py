@@ -76,7 +76,7 @@ def learner_parts(inputs: Inputs, assumed: Assumptions, load: Workload, *, publi
         "published weights": 0 if inputs.on_gpu or not publishes else 2 * inputs.shape.parameters * inputs.sampler_item,
     }
     counted = [Part(name, int(size * assumed.memory_factor)) for name, size in parts.items() if size]
-    return (*counted, Part("runtime", assumed.runtime_bytes))
+    return (*counted, Part("runtime", assumed.runtime_bytes + assumed.engine_bytes))
 
 
 def forward_weights(inputs: Inputs) -> int:
@@ -108,14 +108,13 @@ def communication_bytes(inputs: Inputs) -> int:
 def activation_bytes(inputs: Inputs, tokens: float) -> int:
     """What a forward pass over a micro-batch keeps for the backward pass, and the gradients of one layer.
 
-    Elements a token and layer: norms 2 × 3·hidden, q, k, v and output of attention 4·query_width (k and v are
-    repeated for the query heads), MLP 4·intermediate. Norms compute in fp32. With checkpointing one layer at a time is
-    kept, and the input of each.
+    Elements a token and layer: norms 2 × 3·hidden, which compute in fp32; queries, keys, values and the output of
+    attention; MLP 4·intermediate. With checkpointing one layer at a time is kept, and the input of each.
     """
     shape, item = inputs.shape, inputs.item
     mlp = shape.intermediate * shape.active_experts + shape.shared_intermediate
     norms = 2 * shape.hidden * (12 if item == 4 else 8)
-    layer = norms + item * (4 * shape.query_width + 4 * mlp)
+    layer = norms + item * (2 * shape.query_width + 2 * shape.kv_width + 4 * mlp)
     working = item * (2 * shape.hidden + 3 * mlp)
     if inputs.checkpointing:
         token_bytes = shape.layers * shape.hidden * item + layer + working

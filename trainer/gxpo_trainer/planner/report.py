@@ -140,7 +140,7 @@ def _efficiency_lines(assumed: Assumptions) -> list[str]:
         f"sampling: {assumed.sampling_efficiency:.0%} of bandwidth and FLOP/s, "
         f"{1e3 * assumed.decode_step_s:.3g} ms a decoding step, {1e6 * assumed.token_s:.3g} µs a token",
         f"fixed: {assumed.verify_s:.2g} s scoring, {assumed.sync_s:.2g} s sync, {assumed.step_s:.2g} s other a step",
-        f"memory: {size(assumed.runtime_bytes)} a process before the model, "
+        f"memory: {size(assumed.runtime_bytes)} a process before the model, {size(assumed.engine_bytes)} of libraries, "
         f"{assumed.memory_factor:.2f} × the counted bytes",
         f"source of these factors: {assumed.source}",
     ]
