@@ -110,5 +110,6 @@ def _steps(inputs: Inputs, load: Workload, step_s: float, passes: int) -> int | 
         (None if budget.hours is None else budget.hours * 3600, step_s),
         (budget.tokens, inputs.sequences * load.response),
     )
-    found = [bound / used for bound, used in bounds if bound is not None and math.isfinite(bound)]
-    return max(1, math.ceil(min(found) - 1e-9)) if found else None
+    found = [bound / used for bound, used in bounds if bound is not None]
+    steps = min(found, default=math.inf)
+    return max(1, math.ceil(steps - 1e-9)) if math.isfinite(steps) else None

@@ -119,21 +119,27 @@ def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
             f"{where} has no {missing[0]}; a plan needs the config of a decoder-only model with a gated MLP, such as "
             "Llama, Qwen or Mistral"
         )
+
+    def number(name: str, default: int) -> int:
+        value = body.get(name)
+        return value if isinstance(value, int) and value > 0 else default
+
     kind = str(body.get("model_type", ""))
     heads = body["num_attention_heads"]
-    experts = body.get("num_local_experts") or body.get("num_experts") or 1
+    experts = number("num_local_experts", number("num_experts", 1))
+    dense = body["intermediate_size"]
     return ModelShape(
         hidden=body["hidden_size"],
-        intermediate=(body.get("moe_intermediate_size") if experts > 1 else None) or body["intermediate_size"],
+        intermediate=number("moe_intermediate_size", dense) if experts > 1 else dense,
         layers=body["num_hidden_layers"],
         heads=heads,
-        kv_heads=body.get("num_key_value_heads") or heads,
-        head_dim=body.get("head_dim") or body["hidden_size"] // heads,
+        kv_heads=number("num_key_value_heads", heads),
+        head_dim=number("head_dim", max(1, body["hidden_size"] // heads)),
         vocabulary=body["vocab_size"],
         tied=bool(body.get("tie_word_embeddings", False)),
         experts=experts,
-        active_experts=body.get("num_experts_per_tok") or 1,
-        shared_intermediate=(body.get("shared_expert_intermediate_size") or 0) if experts > 1 else 0,
+        active_experts=number("num_experts_per_tok", 1),
+        shared_intermediate=number("shared_expert_intermediate_size", 0) if experts > 1 else 0,
         attention_bias=bool(body.get("attention_bias", kind in _BIASED)),
         head_norms=kind in _NORMED_HEADS,
     )
