@@ -54,6 +54,8 @@ def small(**changes: Any) -> Inputs:
         samplers=1,
         tensor_parallel=1,
         colocate=False,
+        one_node=True,
+        weight_transport="auto",
         zero_stage=2,
         precision="bf16",
         adapter_rank=None,

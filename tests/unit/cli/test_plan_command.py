@@ -20,7 +20,8 @@ def run(*argv: str | Path) -> int:
 @pytest.fixture
 def paper(tmp_path: Path) -> Path:
     file = tmp_path / "paper.toml"
-    file.write_text(to_toml(load_preset("paper-1.5b")), encoding="utf-8")
+    apart = ["placement.learner_ranks=3", "placement.samplers=1", "placement.colocate=false"]
+    file.write_text(to_toml(load_preset("paper-1.5b", apart)), encoding="utf-8")
     return file
 
 
@@ -46,6 +47,14 @@ def test_a_run_that_does_not_fit_ends_with_code_1_and_the_setting(
     out = capsys.readouterr().out
     assert "paper-1.5b on 4 × a100-40: does not fit" in out
     assert "set model.gradient_checkpointing = true." in out
+
+
+def test_four_gpus_are_shared_by_as_many_ranks_and_samplers(paper: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    even = ("placement.learner_ranks=4", "placement.samplers=4", "placement.colocate=auto")
+    code, found = planned(capsys, paper, "--gpus", "4", *(part for change in even for part in ("--set", change)))
+    assert (code, found["devices_needed"], found["shared_devices"], found["resident"]) == (0, 4, True, True)
+    assert run(paper, "--gpus", "4", *(part for change in even for part in ("--set", change))) == 0
+    assert "Learner and sampler stay on their shared devices." in capsys.readouterr().out
 
 
 def test_as_many_gpus_as_asked_for_are_planned(paper: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from support.small_plan import CPU, EXACT, GPU, SHAPE, small
 
 from gxpo_trainer.config import BudgetConfig, GrpoRule, GxpoRule, RunConfig
 from gxpo_trainer.config.io import load_preset
+from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner import fits_resident, inputs_of, make_plan, refusal
 from gxpo_trainer.planner.devices import assumptions_for, device_named
 from gxpo_trainer.planner.fitting import fit_of
@@ -109,11 +110,27 @@ def test_shared_devices_are_resident_where_both_fit_and_alternate_where_not() ->
     assert [phase.name for phase in tight.fit.phases] == ["sampling", "update"]
 
 
-def test_auto_shares_devices_where_there_are_too_few() -> None:
-    assert not small(colocate="auto", num_devices=3).shared
-    assert small(colocate="auto", num_devices=2).shared
-    assert small(colocate="auto", num_devices=2).devices_needed == 2
-    assert fits_resident(make_plan(small(colocate="auto", num_devices=3), EXACT)), "nothing is shared, nothing parked"
+def test_auto_shares_devices_where_there_are_too_few_and_the_counts_match() -> None:
+    even = {"colocate": "auto", "samplers": 2, "learner_ranks": 2}
+    assert not small(**even, num_devices=4).shared
+    assert small(**even, num_devices=3).shared
+    assert small(**even, num_devices=3).devices_needed == 2
+    assert not small(**even, num_devices=3, one_node=False).shared
+    assert not small(colocate="auto", num_devices=2).shared, "two ranks cannot share one sampler's device"
+    assert fits_resident(make_plan(small(**even, num_devices=4), EXACT)), "nothing is shared, nothing parked"
+
+
+@pytest.mark.parametrize(
+    ("changes", "change"),
+    [
+        ({"colocate": "auto", "num_devices": 1}, "placement.learner_ranks = 1"),
+        ({"colocate": False, "num_devices": 1, "learner_ranks": 1}, 'placement.colocate = "auto"'),
+    ],
+)
+def test_one_device_is_shared_where_that_solves_it(changes: dict[str, Any], change: str) -> None:
+    plan = make_plan(small(**changes), EXACT)
+    assert plan.advice is not None
+    assert plan.advice.endswith(f"; set {change}")
 
 
 def test_a_host_sums_all_processes() -> None:
@@ -159,9 +176,12 @@ def test_a_bound_in_hours_is_spent_whole() -> None:
 
 
 def test_inputs_come_from_a_config() -> None:
-    config = load_preset("paper-7b-lora")
+    config = load_preset(
+        "paper-7b-lora", ["placement.learner_ranks=3", "placement.samplers=2", "placement.colocate=false"]
+    )
     shape = read_shape(config.model.path)
-    inputs = inputs_of(config, shape, device_named("h100-80"), 4)
+    inputs = inputs_of(config, shape, device_named("h100-80"), 5)
+    assert (inputs.samplers, inputs.colocate, inputs.devices_needed, inputs.transport) == (2, False, 5, "nccl")
     # q and o: 3584 + 3584; k and v: 3584 + 512; 28 layers of rank 128.
     assert inputs.trainable == 28 * 128 * (2 * 7168 + 2 * 4096)
     assert (inputs.prompts, inputs.group, inputs.learner_ranks, inputs.zero_stage) == (128, 5, 3, 2)
@@ -173,3 +193,9 @@ def test_the_papers_presets_fit_on_its_four_h100() -> None:
     for name in ("paper-1.5b", "paper-3b", "paper-7b-lora", "paper-llama-3b"):
         config: RunConfig = load_preset(name)
         assert make_plan(inputs_of(config, read_shape(config.model.path), device_named("h100-80"), 4)).fits, name
+
+
+def test_a_transport_that_cannot_work_is_refused() -> None:
+    config = load_preset("paper-1.5b", ["placement.weight_transport=cuda_ipc"])
+    with pytest.raises(ConfigError, match='placement: weight_transport = "cuda_ipc" needs learner and engines on the'):
+        inputs_of(config, read_shape(config.model.path), device_named("h100-80"), 8)

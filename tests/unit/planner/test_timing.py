@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.small_plan import CPU, EXACT, GPU, SHAPE, small
@@ -103,8 +104,20 @@ def test_samplers_share_the_sequences_on_gpus_and_the_cores_of_a_host() -> None:
     assert two == pytest.approx(one, rel=0.05)
 
 
-def test_a_sync_moves_the_weights_to_the_host_and_back() -> None:
-    assert sync_seconds(small()) == pytest.approx(2 * 2 * 1448 / 1e7)
+@pytest.mark.parametrize(
+    ("changes", "seconds"),
+    [
+        ({}, 2 * 1448 / 1e8),  # nccl between separate GPUs
+        ({"weight_transport": "shared_memory"}, 2 * 2 * 1448 / 1e7),
+        ({"weight_transport": "object_store"}, 3 * 2 * 1448 / 1e7),
+        ({"weight_transport": "shared_memory", "tensor_parallel": 2}, 1.5 * 2 * 1448 / 1e7),
+        ({"learner_ranks": 1, "colocate": True}, 2 * 2 * 1448 / 1e9),  # cuda_ipc on shared ones
+        ({"device": CPU}, 2 * 2 * 1448 / 1e7),
+        ({"zero_stage": 3}, 2 * 1448 / 1e8 + 2 * 1448 / 2 / 1e8),
+    ],
+)
+def test_a_sync_takes_what_its_transport_moves(changes: dict[str, Any], seconds: float) -> None:
+    assert sync_seconds(small(**changes)) == pytest.approx(seconds)
 
 
 def test_a_closed_gate_takes_one_pass_and_no_look_ahead() -> None:

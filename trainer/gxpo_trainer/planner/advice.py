@@ -73,11 +73,19 @@ def _changes(inputs: Inputs) -> Iterator[Change]:
 
 
 def _placements(inputs: Inputs) -> Iterator[Change]:
-    if not inputs.on_gpu:
+    """Other numbers of ranks: one for each spare device, or one for each of a sampler's, to share those."""
+    most = inputs.prompts // inputs.mini_batches
+    if not inputs.on_gpu or inputs.shared:
         return
-    spare = inputs.num_devices - inputs.sampler_devices
-    if 1 <= spare != inputs.learner_ranks and not inputs.shared and spare <= inputs.prompts // inputs.mini_batches:
+    spare, engines = inputs.num_devices - inputs.sampler_devices, inputs.sampler_devices
+    if 1 <= spare <= most and spare != inputs.learner_ranks:
         yield f"placement.learner_ranks = {spare}", replace(inputs, learner_ranks=spare)
+    if not inputs.one_node or engines > most:
+        return
+    if inputs.colocate is False and inputs.learner_ranks == engines:
+        yield 'placement.colocate = "auto"', replace(inputs, colocate="auto")
+    if inputs.colocate == "auto" and inputs.learner_ranks != engines:
+        yield f"placement.learner_ranks = {engines}", replace(inputs, learner_ranks=engines)
 
 
 def _learner(inputs: Inputs) -> Iterator[Change]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gxpo_trainer.config import BudgetConfig, RuleSettings, RunConfig
+from gxpo_trainer.config.transport import Transport, choose_transport
+from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner.devices import Device
 from gxpo_trainer.planner.shapes import ModelShape
 
@@ -17,8 +19,8 @@ Reference = Literal["none", "whole", "adapter"]
 class Inputs:
     """One run on one kind of device.
 
-    num_devices: that there are; on a host without GPUs 1. colocate: learner ranks and samplers on the same devices;
-    "auto" where there are fewer devices than both need. reference: how the KL term's start policy is held: not at all,
+    num_devices: that there are; on a host without GPUs 1. colocate: as in the settings. one_node: learner and samplers
+    on one node, which sharing devices needs. reference: how the KL term's start policy is held: not at all,
     whole on each rank, or as the model without its adapter. num_moments: state tensors of the optimizer.
     trainable: parameters that require a gradient. kv_bytes: size of the KV cache where it is set, None where it is
     what `memory_utilization` leaves.
@@ -31,6 +33,8 @@ class Inputs:
     samplers: int
     tensor_parallel: int
     colocate: bool | Literal["auto"]
+    one_node: bool
+    weight_transport: Transport | Literal["auto"]
     zero_stage: int
     precision: str
     adapter_rank: int | None
@@ -89,35 +93,47 @@ class Inputs:
 
     @property
     def shared(self) -> bool:
-        """Whether learner ranks and samplers are on the same devices."""
+        """Whether learner ranks and samplers are on the same devices, one rank for each device of a sampler."""
         if not self.on_gpu:
             return True
-        return self.num_devices < self.separate_devices if self.colocate == "auto" else self.colocate
+        possible = self.colocate is not False and self.one_node and self.learner_ranks == self.sampler_devices
+        return possible and (self.colocate is True or self.num_devices < self.separate_devices)
+
+    @property
+    def transport(self) -> Transport:
+        """How weights reach the samplers. Raises ValueError for one that cannot work."""
+        shared = self.shared and self.on_gpu
+        return choose_transport(self.weight_transport, self.device.kind, shared, self.one_node)[0]
 
     @property
     def devices_needed(self) -> int:
         if not self.on_gpu:
             return 1
-        return max(self.learner_ranks, self.sampler_devices) if self.shared else self.separate_devices
+        return self.learner_ranks if self.shared else self.separate_devices
 
 
 def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices: int | None = None) -> Inputs:
-    """The inputs of a run. num_devices: None for as many as its placement asks for without sharing."""
+    """The inputs of a run. num_devices: None for the fewest that its placement can use.
+
+    Raises ConfigError for a `placement.weight_transport` that cannot work there.
+    """
     learner, rollout, placement = config.learner, config.rollout, config.placement
     on_gpu = device.kind == "gpu"
     lora = learner.lora
     optimizer = learner.optimizer
     needs_reference = learner.loss.kl_beta > 0
     sampler_fp32 = rollout.dtype == "float32" or (rollout.dtype == "auto" and learner.precision == "fp32")
-    found = num_devices if num_devices is not None else placement.learner_ranks + placement.tensor_parallel
-    return Inputs(
+    asked = placement.num_gpus(colocated=placement.can_colocate)
+    inputs = Inputs(
         shape=shape,
         device=device,
-        num_devices=found if on_gpu else 1,
+        num_devices=(num_devices or asked) if on_gpu else 1,
         learner_ranks=placement.learner_ranks,
-        samplers=1,
+        samplers=placement.samplers,
         tensor_parallel=placement.tensor_parallel,
-        colocate=False,
+        colocate=placement.colocate,
+        one_node=placement.strategy == "pack",
+        weight_transport=placement.weight_transport,
         zero_stage=learner.zero_stage,
         precision=learner.precision,
         adapter_rank=lora.rank if lora else None,
@@ -141,6 +157,11 @@ def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices:
         rule=learner.rule,
         budget=config.budget,
     )
+    try:
+        inputs.transport  # noqa: B018
+    except ValueError as error:
+        raise ConfigError(f"placement: {error}") from None
+    return inputs
 
 
 def _rows(config: RunConfig, on_gpu: bool) -> Rows:

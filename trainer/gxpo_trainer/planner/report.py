@@ -118,6 +118,8 @@ def assumption_lines(plan: Plan) -> list[str]:
         f"model: {shape.parameters:,} parameters, {shape.layers} layers of width {shape.hidden}, "
         f"{shape.vocabulary:,} tokens; {inputs.trainable:,} trainable",
         _device_line(inputs.device, inputs.precision),
+        f"placement: {inputs.learner_ranks} learner ranks at ZeRO stage {inputs.zero_stage}, "
+        f"{inputs.samplers} samplers, tensor_parallel {inputs.tensor_parallel}, weights by {inputs.transport}",
         f"lengths: {lengths} ({plan.assumed.prompt_fraction:.0%} and "
         f"{load.response / inputs.response_limit:.0%} of their limits)",
         *_efficiency_lines(plan.assumed),

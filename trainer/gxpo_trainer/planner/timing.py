@@ -129,10 +129,21 @@ def look_ahead_seconds(inputs: Inputs, rule: RuleSettings) -> float:
 
 
 def sync_seconds(inputs: Inputs) -> float:
-    """Weights from the learner to the samplers: gathered at stage 3, written to the host and read from there."""
+    """Weights from the learner to the samplers: gathered at stage 3, then by the transport; samplers read in parallel.
+
+    cuda_ipc copies within a device, nccl over the link; shared memory is written and read, the object store copies once
+    more. A tensor-parallel sampler's devices read a part each.
+    """
     size = inputs.shape.parameters * inputs.sampler_item
     gathered = gather_seconds(inputs) if inputs.zero_stage == 3 else 0.0
-    return gathered + 2 * size / inputs.device.host_bandwidth
+    host, parts = inputs.device.host_bandwidth, inputs.tensor_parallel
+    moving = {
+        "cuda_ipc": 2 * size / parts / inputs.device.memory_bandwidth,
+        "nccl": size / inputs.device.link_bandwidth,
+        "shared_memory": (size + size / parts) / host,
+        "object_store": (2 * size + size / parts) / host,
+    }
+    return gathered + moving[inputs.transport]
 
 
 def sampling_seconds(inputs: Inputs, assumed: Assumptions, load: Workload) -> float:
