@@ -96,6 +96,17 @@ def test_a_kv_cache_without_room_for_one_sequence_is_a_problem() -> None:
     assert plan.advice.endswith("set rollout.cpu_kv_cache_gib = 1")
 
 
+def test_a_need_within_the_planners_error_is_a_warning_and_no_refusal() -> None:
+    gib = 2**30
+    process = replace(EXACT, runtime_bytes=gib)
+    for limit, refused in ((0.9, False), (0.8, True)):
+        device = replace(GPU, memory_bytes=int(limit * gib))
+        plan = make_plan(small(device=device, kv_bytes=32 * 60), process)
+        assert not plan.fits
+        assert plan.advice is not None
+        assert (refusal(plan) is not None) is refused
+
+
 def test_shared_devices_are_resident_where_both_fit_and_alternate_where_not() -> None:
     gib = 2**30
     shared = small(colocate=True, learner_ranks=1, num_devices=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -10,18 +11,23 @@ from gxpo_trainer.planner.inputs import Inputs
 from gxpo_trainer.planner.memory import Part, Phase, SamplerMemory, forward_weights, learner_parts, sampler_memory
 from gxpo_trainer.planner.workload import workload_of
 
+MARGIN = 0.15
+"""Relative error of planned memory: a run that exceeds a device by less is warned about, not refused."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fit:
     """Phases that some device goes through. resident: nothing has to leave a device between them.
 
-    problem: why the run cannot fit, without a full stop; None when it fits.
+    problem: why the run does not fit, without a full stop; None when it fits. certain: whether the problem is beyond
+    the planner's own error.
     """
 
     phases: tuple[Phase, ...]
     sampler: SamplerMemory
     resident: bool
     problem: str | None
+    certain: bool
 
     @property
     def fits(self) -> bool:
@@ -45,7 +51,9 @@ def fit_of(inputs: Inputs, assumed: Assumptions) -> Fit:
         both = Phase("learner and sampler", (*learner, *sampling), limit)
         resident = both.fits
         phases = (both,) if resident else _alternating(inputs, assumed, learner, sampling, limit)
-    return Fit(phases, sampler, resident, _problem(inputs, phases, sampler))
+    problem = _problem(inputs, phases, sampler)
+    over = [phase.num_bytes / phase.limit for phase in phases if not phase.fits]
+    return Fit(phases, sampler, resident, problem, problem is not None and max(over, default=math.inf) > 1 + MARGIN)
 
 
 def _alternating(

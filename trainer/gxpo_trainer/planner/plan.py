@@ -72,8 +72,8 @@ def fits_resident(plan: Plan) -> bool:
 
 
 def refusal(plan: Plan) -> str | None:
-    """The sentence that refuses a run that cannot fit; None for one that can."""
-    return plan.advice
+    """The sentence that refuses a run that cannot fit; None for one that can, or might within the planner's error."""
+    return plan.advice if plan.fit.certain else None
 
 
 def _adapted(kind: type[RuleSettings], own: RuleSettings) -> RuleSettings | None:
