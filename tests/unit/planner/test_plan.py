@@ -111,6 +111,12 @@ def test_shared_devices_are_resident_where_both_fit_and_alternate_where_not() ->
     gib = 2**30
     shared = small(colocate=True, learner_ranks=1, num_devices=1)
     roomy = make_plan(replace(shared, device=replace(GPU, memory_bytes=8 * gib)), EXACT)
+    # Learner 3 GiB and sampler 3 + 4: 10 of 10.2 GiB, but the learner may take 15% more than planned.
+    close = replace(shared, device=replace(GPU, memory_bytes=int(10.2 * gib)), kv_bytes=4 * gib)
+    assert not fits_resident(make_plan(close, replace(EXACT, runtime_bytes=3 * gib)))
+    assert fits_resident(
+        make_plan(replace(close, device=replace(GPU, memory_bytes=11 * gib)), replace(EXACT, runtime_bytes=3 * gib))
+    )
     assert roomy.inputs.devices_needed == 1
     assert fits_resident(roomy)
     assert [phase.name for phase in roomy.fit.phases] == ["learner and sampler"]

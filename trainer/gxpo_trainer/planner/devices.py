@@ -97,7 +97,8 @@ _ASSUMED = {
         step_s=0.05,
         sync_s=0.02,
         runtime_bytes=450 * 2**20,
-        engine_bytes=240 * 2**20,
+        engine_bytes=100 * 2**20,
+        memory_factor=1.33,
     ),
 }
 

@@ -12,7 +12,7 @@ from gxpo_trainer.planner.memory import Part, Phase, SamplerMemory, forward_weig
 from gxpo_trainer.planner.workload import workload_of
 
 MARGIN = 0.15
-"""Relative error of planned memory: a run that exceeds a device by less is warned about, not refused."""
+"""Relative error of a learner's planned memory. A run that exceeds a device by less is warned about, not refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,9 @@ def fit_of(inputs: Inputs, assumed: Assumptions) -> Fit:
         phases = (Phase("learner", learner, limit), Phase("sampler", sampling, limit))
     else:
         both = Phase("learner and sampler", (*learner, *sampling), limit)
-        resident = both.fits
+        # Running out of memory costs a run, parking a second: both stay only where the learner may take MARGIN more.
+        more = sum(part.num_bytes for part in learner) * MARGIN
+        resident = not limit or both.num_bytes + more <= limit
         phases = (both,) if resident else _alternating(inputs, assumed, learner, sampling, limit)
     problem = _problem(inputs, phases, sampler)
     over = [phase.num_bytes / phase.limit for phase in phases if not phase.fits]
