@@ -73,6 +73,31 @@ def test_several_settings_are_named_where_one_does_not_suffice() -> None:
     assert all(" = " in change for change in named)
 
 
+def test_two_settings_are_named_where_one_alone_makes_it_worse() -> None:
+    # The sampler's share is too small for a cache; a larger one fits only where the weights are divided.
+    config = load_preset("paper-7b-lora")
+    inputs = inputs_of(config, read_shape(config.model.path), device_named("a100-40"), 4)
+    plan = make_plan(inputs)
+    assert plan.advice is not None
+    assert plan.advice.startswith("the sampler's KV cache has 0.0 GiB")
+    assert plan.advice.endswith("set learner.zero_stage = 3 and rollout.gpu_memory_utilization = 0.6")
+    assert make_plan(replace(inputs, zero_stage=3, memory_utilization=0.6)).fits
+
+
+def test_settings_that_change_what_is_trained_come_last() -> None:
+    # At stage 3 with small micro-batches seven ranks suffice; LoRA alone would as well.
+    inputs = big(learner_ranks=7, zero_stage=0, precision="fp32", sampler_item=4)
+    advice = make_plan(inputs).advice
+    assert advice is not None
+    assert "learner.zero_stage = " in advice
+    assert "lora" not in advice
+    # One rank cannot divide 8 billion parameters.
+    alone = big(learner_ranks=1, num_devices=2, zero_stage=1)
+    advice = make_plan(alone).advice
+    assert advice is not None
+    assert "learner.lora.rank = 16" in advice
+
+
 def test_a_run_that_nothing_makes_fit_says_so() -> None:
     huge = replace(BIG, layers=800)
     plan = make_plan(big(shape=huge))

@@ -6,7 +6,7 @@ those that change the run (precision, LoRA).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from gxpo_trainer.planner.devices import Assumptions
@@ -15,33 +15,48 @@ from gxpo_trainer.planner.inputs import Inputs, Reference
 
 Change = tuple[str, Inputs]
 """What to set, and the inputs with it."""
-MOST_CHANGES = 4
+Finder = Callable[[Inputs], Iterator[Change]]
+MOST_CHANGES = 6
 
 
 def advise(inputs: Inputs, assumed: Assumptions) -> str:
     """One sentence: the problem, the settings and values that solve it, or that none do."""
     problem = fit_of(inputs, assumed).problem
-    changes = _single(inputs, assumed) or _several(inputs, assumed)
-    if not changes:
-        return (
-            f"{problem}; no value of learner.zero_stage, learner.token_budget or placement.learner_ranks makes it fit: "
-            "use a device with more memory, more devices or a smaller model"
-        )
-    return f"{problem}; set {' and '.join(changes)}"
+    for find in (_neutral, _any):
+        changes = _single(inputs, assumed, find) or _pair(inputs, assumed, find) or _several(inputs, assumed, find)
+        if changes:
+            return f"{problem}; set {' and '.join(changes)}"
+    return (
+        f"{problem}; no value of learner.zero_stage, learner.token_budget or placement.learner_ranks makes it fit: "
+        "use a device with more memory, more devices or a smaller model"
+    )
 
 
-def _single(inputs: Inputs, assumed: Assumptions) -> list[str]:
-    return next(([text] for text, changed in _changes(inputs) if fit_of(changed, assumed).fits), [])
+def _single(inputs: Inputs, assumed: Assumptions, find: Finder) -> list[str]:
+    return next(([text] for text, changed in find(inputs) if fit_of(changed, assumed).fits), [])
 
 
-def _several(inputs: Inputs, assumed: Assumptions) -> list[str]:
+def _pair(inputs: Inputs, assumed: Assumptions, find: Finder) -> list[str]:
+    """Two settings that fit together, though one alone may make things worse."""
+    for first, changed in find(inputs):
+        for second, both in find(changed):
+            if _setting(first) != _setting(second) and fit_of(both, assumed).fits:
+                return [first, second]
+    return []
+
+
+def _setting(change: str) -> str:
+    return change.partition(" = ")[0]
+
+
+def _several(inputs: Inputs, assumed: Assumptions, find: Finder) -> list[str]:
     """Changes applied one after the other, each only where it lowers the need; empty when they do not suffice."""
     chosen: dict[str, str] = {}
     current = inputs
     for _ in range(MOST_CHANGES):
-        for text, changed in _changes(current):
+        for text, changed in find(current):
             if _excess(changed, assumed) < _excess(current, assumed):
-                chosen[text.partition(" = ")[0]] = text
+                chosen[_setting(text)] = text
                 current = changed
                 break
         else:
@@ -58,11 +73,16 @@ def _excess(inputs: Inputs, assumed: Assumptions) -> tuple[int, int, int]:
     return max(0, inputs.devices_needed - inputs.num_devices), over, 0 if fit.sampler.longest_fits else 1
 
 
-def _changes(inputs: Inputs) -> Iterator[Change]:
-    """Single settings that may help, the mildest first."""
+def _neutral(inputs: Inputs) -> Iterator[Change]:
+    """Single settings that may help and leave the result as it is, the mildest first."""
     yield from _placements(inputs)
     yield from _learner(inputs)
     yield from _sampler(inputs)
+
+
+def _any(inputs: Inputs) -> Iterator[Change]:
+    """The same, and those that change what is trained."""
+    yield from _neutral(inputs)
     if inputs.precision == "fp32" and inputs.zero_stage:
         yield 'learner.precision = "bf16"', replace(inputs, precision="bf16", sampler_item=2)
     if inputs.adapter_rank is None:
