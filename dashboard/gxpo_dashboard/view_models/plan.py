@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gxpo_dashboard.text.formats import NONE, count, duration, figure, size
+from gxpo_client.formats import NONE, count, duration, figure, size
 
 Json = Mapping[str, Any]
 
