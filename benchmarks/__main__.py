@@ -7,7 +7,7 @@ import sys
 
 from benchmarks.measure import RESULTS
 
-ALL = ("step_time", "rules", "learning", "predictors", "grader", "service", "dashboard", "gpu")
+ALL = ("step_time", "rules", "learning", "predictors", "planner", "grader", "service", "dashboard", "gpu")
 
 
 def main() -> int:

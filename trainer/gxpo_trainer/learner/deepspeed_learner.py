@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gxpo_trainer.algo.batch import MicroBatch, StepBatch
 from gxpo_trainer.algo.losses import TokenOutputs, finish_statistics, policy_loss
+from gxpo_trainer.cluster.memory import resident_bytes
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import Diverged
 from gxpo_trainer.learner import rank_state
@@ -39,6 +40,7 @@ from gxpo_trainer.models.logprobs import PolicyModule
 from gxpo_trainer.rules.base import BackwardResult, OptimizerState
 from gxpo_trainer.rules.plain import norm
 from gxpo_trainer.rules.recurrence import AdamWRecurrence, SGDRecurrence
+from gxpo_trainer.types import Metrics
 
 
 class DeepSpeedLearner:
@@ -72,6 +74,8 @@ class DeepSpeedLearner:
         join_process_group(
             rank=rank, world_size=world_size, master_address=master_address, master_port=master_port, device=device
         )
+        self.idle_bytes = resident_bytes()
+        """Resident set before the model is loaded; the planner counts from it."""
         self.device = torch.device("cpu" if device == "cpu" else f"cuda:{torch.cuda.current_device()}")
         settings = config.learner
         torch.manual_seed(config.seed)
@@ -219,6 +223,13 @@ class DeepSpeedLearner:
         """Set η. The schedule belongs to the caller: a look-ahead rule takes several steps a training step."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
+
+    def memory_metrics(self) -> Metrics:
+        """`system/learner_…`: resident set before the model was loaded, and on a GPU the most that torch reserved."""
+        metrics = {"system/learner_idle_bytes": float(self.idle_bytes)}
+        if self.device.type == "cuda":
+            metrics["system/learner_device_peak_bytes"] = float(torch.cuda.max_memory_reserved(self.device))
+        return metrics
 
     @property
     def replicated(self) -> bool:

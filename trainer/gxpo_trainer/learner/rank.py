@@ -124,7 +124,11 @@ class LearnerRank:
         done = time.perf_counter()
         count = len(batches)
         return StepResult(
-            metrics={**extra, **mean_metrics([report.metrics for report in reports])},
+            metrics={
+                **extra,
+                **mean_metrics([report.metrics for report in reports]),
+                **self.learner.memory_metrics(),
+            },
             backward_passes=sum(r.backward_passes for r in reports) / count,
             diagnostic_passes=diagnostic_passes / count,
             gap_mean=gap_mean,

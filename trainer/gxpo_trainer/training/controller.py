@@ -84,7 +84,7 @@ class Controller:
         self.reporter, self.store, self.progress = reporter, store, progress
         self.learners = LearnerGroup(config, placement)
         pool.source = self.learners
-        if placement.colocated:
+        if placement.colocated and not placement.resident:
             adapters = config.learner.lora is not None
             pool.devices = self.learners.devices = SharedDevices(pool.engines, self.learners, adapters=adapters)
         self.counters = Counters()

@@ -14,6 +14,7 @@ from gxpo_trainer.records.exporters import make_exporters
 from gxpo_trainer.records.identity import run_identity
 from gxpo_trainer.records.reporter import RunReporter
 from gxpo_trainer.training.launch import Launch
+from gxpo_trainer.training.planned import check_memory
 from gxpo_trainer.training.prepare import Prepared, prepare
 from gxpo_trainer.training.progress import TrainingProgress
 from gxpo_trainer.training.resume import next_attempt, repeated_passes
@@ -90,6 +91,7 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
         if request is not None:
             _record_end(request, launch, reporter)
             return request
+        check_memory(prepared.placement, prepared.model_folder, ray.cluster_resources())
         controller = _controller(prepared, launch, reporter, progress)
         reporter.attempt = controller.attempt
         _write_identity(prepared, launch, reporter)

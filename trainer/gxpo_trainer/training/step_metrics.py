@@ -26,6 +26,7 @@ def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, tot
         "rollout/engines_alive": float(rollouts.engines_alive),
         "rollout/length_mean": float(lengths.mean()),
         "rollout/length_std": float(lengths.std()),
+        "rollout/prompt_length_mean": float(np.mean([len(group.group.prompt_token_ids) for group in rollouts.groups])),
         "rollout/truncated_fraction": float(np.mean([sample.truncated for sample in samples])),
         "rollout/logprob_gap_mean": result.gap_mean,
         "rollout/logprob_gap_max": result.gap_max,
