@@ -62,7 +62,8 @@ def _storages(kept: Iterable[Tensor], dropped: Iterable[Tensor]) -> list[tuple[t
     for keep, tensors in ((False, dropped), (True, kept)):
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            if storage.nbytes():
+            # A file mapped on a CPU cannot be released; on a GPU every storage can.
+            if storage.nbytes() and storage.resizable():
                 found[storage._cdata] = storage, keep
     return list(found.values())
 
