@@ -129,5 +129,6 @@ def _evaluate(
         return records
     finally:
         pool.kill()
+        placement.group.remove()
         if owns_ray:
             ray.shutdown()

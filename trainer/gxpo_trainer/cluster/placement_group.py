@@ -7,6 +7,7 @@ reschedules when its node dies.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -33,6 +34,7 @@ class RunPlacementGroup:
     handle: Any = None
     bundles: Bundles | None = None
     wait_s: float = MIN_WAIT_S
+    _reserved: Any = None
     _devices: dict[int, tuple[str, list[str]]] = field(default_factory=dict)
     """Node and GPU ids of each bundle that was asked for them."""
 
@@ -42,11 +44,15 @@ class RunPlacementGroup:
 
         self.remove()
         self.handle = ray.util.placement_group(list(bundles.resources), strategy=bundles.strategy)
+        self._reserved = self.handle.ready()
         self.bundles = bundles
 
     def is_ready(self, timeout_s: float) -> bool:
-        """Whether all bundles are reserved, waiting up to `timeout_s`."""
-        return bool(self.handle.wait(timeout_seconds=timeout_s))
+        """Whether all bundles have been reserved, waiting up to `timeout_s`."""
+        import ray
+
+        # `PlacementGroup.wait` counts whole seconds: with a fraction it returns at once.
+        return bool(ray.wait([self._reserved], timeout=timeout_s)[0])
 
     @property
     def on_several_nodes(self) -> bool:
@@ -65,7 +71,7 @@ class RunPlacementGroup:
         return ray.get(call)
 
     def _await_rescheduling(self) -> None:
-        if not self.is_ready(self.wait_s):
+        if not self.handle.wait(timeout_seconds=math.ceil(self.wait_s)):
             raise TrainingError(
                 f"a node of this run was lost, and no other node had room for its processes within "
                 f"{self.wait_s:.0f} s (placement.wait_s); add workers, then retry",
