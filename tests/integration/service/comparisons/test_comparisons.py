@@ -212,7 +212,12 @@ def test_several_benchmarks_are_averaged_and_shown_one_by_one(client: TestClient
     ]
     answer = compare(client, runs=runs, budgets="20", x="backward_passes", smoothing=0.5)
     assert answer["benchmarks"] == ["easy", "hard"]
-    assert table(answer, "Accuracy at equal backward")["header"] == ["run", "20 passes easy", "20 passes hard", "average"]
+    assert table(answer, "Accuracy at equal backward")["header"] == [
+        "run",
+        "20 passes easy",
+        "20 passes hard",
+        "average",
+    ]
     # .25, .375, .625 averaged with weight .5: .25, .3125, .46875; the curve itself stays as it is.
     curve = group(answer, "GRPO")["mean"]
     assert curve["smoothed"] == [0.25, 0.3125, 0.46875]
