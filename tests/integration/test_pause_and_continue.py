@@ -23,7 +23,7 @@ from gxpo_trainer.training.launch import Launch
 from gxpo_trainer.training.run import train_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
-APART = ("time/", "system/")
+APART = ("time/", "system/", "rollout/tokens_per_s", "rollout/engine_idle_fraction")
 GXPO = {"name": "gxpo", "k": 3, "gate": {"mode": "never"}}
 
 

@@ -140,7 +140,7 @@ def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices:
         trainable=shape.adapter_parameters(lora.rank, lora.target_modules) if lora else shape.parameters,
         num_moments=2 if optimizer.name == "adamw" else int(optimizer.momentum > 0),
         reference=("adapter" if lora else "whole") if needs_reference else "none",
-        checkpointing=config.model.gradient_checkpointing,
+        checkpointing=config.model.recomputes_activations(shape.parameters),
         token_budget=learner.token_budget,
         rows=_rows(config, on_gpu),
         mini_batches=learner.mini_batches,
