@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,10 +65,18 @@ class RunPlacementGroup:
         """`ray.get` for an actor call. Raises TrainingError (`no_resources`) when the actor's node stays lost."""
         import ray
 
-        while self.handle is not None and not ray.wait([call], timeout=_POLL_S)[0]:
+        self.wait_for_one([call])
+        return ray.get(call)
+
+    def wait_for_one(self, calls: Sequence[Any]) -> list[Any]:
+        """Wait until one of these actor calls or streams is ready; which. Raises TrainingError as `get` does."""
+        import ray
+
+        timeout_s = None if self.handle is None else _POLL_S
+        while not (ready := ray.wait(list(calls), num_returns=1, timeout=timeout_s)[0]):
             # A call to an actor whose bundle cannot be rescheduled never returns.
             self._await_rescheduling()
-        return ray.get(call)
+        return list(ready)
 
     def _await_rescheduling(self) -> None:
         if not self.handle.wait(timeout_seconds=math.ceil(self.wait_s)):

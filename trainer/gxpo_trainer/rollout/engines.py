@@ -48,7 +48,7 @@ class Engines:
     """Starts N engines and restarts those that die; the others go on meanwhile."""
 
     def __init__(self, config: RunConfig, placement: Placement, settings: SamplerSettings, log_event: Event) -> None:
-        self._config, self._placement, self._settings, self._log_event = config, placement, settings, log_event
+        self._config, self.placement, self._settings, self._log_event = config, placement, settings, log_event
         self.attempt = 1
         self.may_start = True
         """False while the learner occupies the GPUs that it shares with the engines."""
@@ -66,7 +66,7 @@ class Engines:
         """Wait until an engine is ready, or every one. Raises TrainingError when an engine cannot start."""
         while waiting := {engine.status: engine for engine in self.all if engine.starting}:
             enough = not every and bool(self.ready)
-            ready, _ = ray.wait(list(waiting), num_returns=1, timeout=0 if enough else None)
+            ready = ray.wait(list(waiting), timeout=0)[0] if enough else self.placement.group.wait_for_one([*waiting])
             for status in ready:
                 self.settle(waiting[status])
             if enough and not ready:
@@ -75,7 +75,7 @@ class Engines:
     def settle(self, engine: Engine) -> bool:
         """Take the answer of an engine that was starting; False when it died and is starting again."""
         try:
-            status = self._placement.group.get(engine.status)
+            status = self.placement.group.get(engine.status)
         except ray.exceptions.RayActorError as error:
             self.restart(engine, error)
             return False
@@ -120,7 +120,7 @@ class Engines:
 
     def _start_again(self, engine: Engine) -> None:
         if len(self.all) == 1 or engine.restarts > 1:
-            self._placement.group.back_off(engine.restarts)
+            self.placement.group.back_off(engine.restarts)
         engine.starts += 1
         engine.actor, engine.status = self._new_actor(engine.index, engine.starts)
 
@@ -134,7 +134,7 @@ class Engines:
         # A new seed for each start: the same one would repeat the first responses of the run.
         key = f"{self._config.seed}/{self.attempt}/{start}" + (f"/{index}" if index else "")
         seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") >> 1
-        options = self._placement.sampler_options(index)
+        options = self.placement.sampler_options(index)
         actor = remote_sampler().options(**options).remote(replace(self._settings, seed=seed))
         return actor, actor.status.remote()
 

@@ -200,7 +200,7 @@ class RolloutPool:
         reports = []
         for engine, call in loading.values():
             try:
-                reports.append(ray.get(call))
+                reports.append(self.engines.placement.group.get(call))
             except ray.exceptions.RayActorError as error:
                 self.engines.restart(engine, error)
             except WeightsUnavailable as error:
@@ -238,6 +238,7 @@ class _Collection:
     ) -> None:
         self._pool, self._requests, self._sampling, self._version = pool, requests, sampling, version
         self._rewards = rewards
+        self._group = pool.engines.placement.group
         self._stream_id = pool.next_stream()
         self._streams: dict[Any, Engine] = {}
         self._closed: set[int] = set()
@@ -258,14 +259,14 @@ class _Collection:
         while not self._dispatcher.done:
             self._submit()
             starting = {engine.status: engine for engine in self._pool.engines.all if engine.starting}
-            for ready in ray.wait([*self._streams, *starting], num_returns=1)[0]:
+            for ready in self._group.wait_for_one([*self._streams, *starting]):
                 if ready in self._streams:
                     self._receive(ready)
                 else:
                     self._admit(starting[ready])
         while self._streams:
             self._submit()
-            for ready in ray.wait(list(self._streams), num_returns=1)[0]:
+            for ready in self._group.wait_for_one([*self._streams]):
                 self._receive(ready)
 
     def abort(self) -> None:
