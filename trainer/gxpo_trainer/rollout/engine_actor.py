@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -32,8 +33,6 @@ class SamplerActor:
         with frozen_allocations():
             import_engine(settings)
         self._sampler = Sampler(settings)
-        # Ray reports the death of the actor; a dead worker alone would show only as an error of some call.
-        self._sampler.when_a_worker_dies(lambda: os._exit(1))
         # Start-up objects are permanent; scanning them in every collection costs several percent of sampling time.
         gc.collect()
         gc.freeze()
@@ -49,7 +48,8 @@ class SamplerActor:
         self, stream_id: int, sampling: SamplingSettings, weights_version: int
     ) -> Iterator[FinishedGroups | StreamEnd]:
         """Streaming generator: sample what `submit` delivers until `finish` or `abort`; see `Sampler.stream`."""
-        yield from self._sampler.stream(self._intake(stream_id), sampling, weights_version)
+        with self._dies_with_its_workers():
+            yield from self._sampler.stream(self._intake(stream_id), sampling, weights_version)
         with self._lock:
             del self._intakes[stream_id]
 
@@ -71,10 +71,12 @@ class SamplerActor:
         self._intake(stream_id).abort()
 
     def score(self, token_ids: Sequence[npt.NDArray[np.int32]]) -> list[npt.NDArray[np.float32]]:
-        return self._sampler.score(token_ids)
+        with self._dies_with_its_workers():
+            return self._sampler.score(token_ids)
 
     def receive(self, bucket: Any) -> Any:
-        return self._sampler.receive(bucket)
+        with self._dies_with_its_workers():
+            return self._sampler.receive(bucket)
 
     def sleep(self, discard_weights: bool) -> None:
         self._sampler.sleep(discard_weights=discard_weights)
@@ -84,6 +86,16 @@ class SamplerActor:
 
     def join_broadcast(self, address: str, port: int, first_member: int, size: int) -> None:
         self._sampler.join_broadcast(address, port, first_member, size)
+
+    @contextmanager
+    def _dies_with_its_workers(self) -> Iterator[None]:
+        """End this process when an error is due to a lost worker: Ray then reports a death, which the pool handles."""
+        try:
+            yield
+        except Exception:
+            if self._sampler.lost_worker:
+                os._exit(1)
+            raise
 
     def _intake(self, stream_id: int) -> Intake:
         with self._lock:

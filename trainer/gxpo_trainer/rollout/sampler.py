@@ -145,11 +145,10 @@ class Sampler:
         if self._settings.sleep_mode:
             self._llm.wake_up(tags=[what])
 
-    def when_a_worker_dies(self, callback: Any) -> None:
-        """Call `callback` when a worker process of a tensor-parallel engine dies; the engine is then unusable."""
-        executor = self._llm.llm_engine.model_executor
-        if hasattr(executor, "register_failure_callback"):
-            executor.register_failure_callback(callback)
+    @property
+    def lost_worker(self) -> bool:
+        """Whether a worker process of a tensor-parallel engine has died; the engine is then unusable."""
+        return bool(getattr(self._llm.llm_engine.model_executor, "is_failed", False))
 
     def join_broadcast(self, address: str, port: int, first_member: int, size: int) -> None:
         """Make every worker a member of the weight broadcast group; see sync.broadcast.BroadcastGroup."""
