@@ -120,7 +120,7 @@ def equal_cost_table(
         found = [_mean_at(by_benchmark[benchmark], name, axis, budget, smoothing) for budget, benchmark in columns]
         average = float(np.mean(found)) if found else math.nan
         rows.append((name, *(percent(value) for value in found), percent(average)))
-    titles = {"steps": "steps", "backward_passes": "passes", "hours": "time", "tokens": "tokens"}
+    titles = {"steps": "steps", "backward_passes": "backward passes", "hours": "time", "tokens": "tokens"}
     return Table(f"Accuracy at equal {titles[axis]}", ("run", *heads, "average"), tuple(rows))
 
 
