@@ -2,17 +2,18 @@
 SHELL := /bin/bash
 DEVICE ?= cpu
 JOBS ?= 2
+PART ?= all
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 # The environment is made anew only when what it is made from has changed.
 SOURCES := requirements/$(DEVICE).txt requirements/dev.txt requirements/install.sh pyproject.toml
 STAMP := $(VENV)/.installed-$(DEVICE)-$(shell cat $(SOURCES) | sha256sum | cut -c1-16)
-PURE := errors.py types.py jsonl.py config algo rules verify compare data rewards published records/evaluation_tables.py
+PURE := errors.py types.py jsonl.py config algo rules verify compare planner data rewards published records/evaluation_tables.py
 # Where a shell forbids bytecode (container images often do), each process would compile torch, vLLM and the rest again:
 # a launch of a run takes twice the CPU time. The installer leaves the compiling to the first import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo up test check bench mutants lock lock-gpu docs screenshots compose-test
+.PHONY: help setup demo up test check bench gpu-check mutants lock lock-gpu docs screenshots compose-test
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,6 +46,9 @@ bench: setup  ## measure against named peers; prints and saves JSON
 
 mutants: setup  ## a mutation round over the pure modules, outside the suite (half an hour); see docs/mutants.md
 	PYTHONPATH=tests nice -n 10 $(PYTHON) -W ignore -m mutation --jobs $(JOBS) $(MUTANTS)
+
+gpu-check: setup  ## GPU tests and figures, and a page of what ran (PART=learner, engines or all)
+	$(PYTHON) -m benchmarks.gpu_check $(PART)
 
 screenshots: setup  ## pictures of every view into docs/images; needs chromium and chromium-driver
 	$(PYTHON) tests/browser/screenshots.py

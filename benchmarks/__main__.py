@@ -7,7 +7,19 @@ import sys
 
 from benchmarks.measure import RESULTS
 
-ALL = ("step_time", "rules", "learning", "predictors", "grader", "service", "dashboard", "gpu")
+ALL = (
+    "step_time",
+    "rules",
+    "learning",
+    "predictors",
+    "planner",
+    "rollout_pool",
+    "driver_load",
+    "grader",
+    "service",
+    "dashboard",
+    "gpu",
+)
 
 
 def main() -> int:

@@ -55,6 +55,12 @@ def ratio(
     return _figure(name, float(np.median(left) / np.median(right)), draws, "×", at_most, at_least)
 
 
+def deviation(name: str, predicted: float, values: list[float], *, at_most: float) -> Figure:
+    """|predicted/median(values) − 1| with its bootstrap interval."""
+    draws = np.abs(predicted / np.median(_resample(values, 4), axis=1) - 1)
+    return _figure(name, float(abs(predicted / np.median(values) - 1)), draws, "", at_most, None)
+
+
 def save(name: str, figures: list[Figure], settings: dict[str, Any]) -> Path:
     """Print the figures and keep them, with the settings and versions they were taken under."""
     print(f"{name}")

@@ -1,11 +1,12 @@
-"""The loop taken apart, for measures that need one learner and real samples but no run: sampler, prompts, sync."""
+"""The parts of the loop, for measurements that need one learner and real samples but no run: pool, prompts, sync."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from gxpo_trainer.algo.batch import StepBatch, make_batch
 from gxpo_trainer.cluster.placement import Placement
@@ -13,10 +14,11 @@ from gxpo_trainer.cluster.ray_session import start_ray
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.prompts import TokenizedPrompts, load_prompts, resolve_template, tokenize_prompts
 from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
+from gxpo_trainer.learner.publisher import RankPublisher
 from gxpo_trainer.models.load import STARTER_FOLDER, load_tokenizer
-from gxpo_trainer.rollout.collector import SampleCollector
 from gxpo_trainer.rollout.planner import RolloutPlanner
-from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher
+from gxpo_trainer.rollout.pool import RolloutPool
+from gxpo_trainer.sync.buckets import WeightBucket
 
 PROMPT_TOKENS = 96
 
@@ -26,7 +28,7 @@ class SmallLoop:
     """One sampler in its actor, and a learner in this process for as long as `learner()` lasts."""
 
     config: RunConfig
-    collector: SampleCollector
+    pool: RolloutPool
     prompts: TokenizedPrompts
     _version: int = field(default=0)
 
@@ -37,10 +39,11 @@ class SmallLoop:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         learner = DeepSpeedLearner(self.config, master_port=port)
-        publisher = SharedMemoryPublisher()
+        publisher = RankPublisher(learner, self.config)
+        self.pool.source = InProcessSource(publisher)
         planner = RolloutPlanner(self.config, self.prompts.prompts, self.prompts.token_ids)
         try:
-            yield learner, Batches(self, learner, publisher, planner)
+            yield learner, Batches(self, planner)
         finally:
             learner.close()
             publisher.close()
@@ -51,18 +54,34 @@ class SmallLoop:
 
 
 @dataclass(frozen=True)
+class InProcessSource:
+    """A learner in this process as the pool's source of weights."""
+
+    publisher: RankPublisher
+
+    def next_bucket(self, version: int, index: int, nodes: Sequence[str]) -> tuple[WeightBucket, float | None]:
+        bucket, changed = self.publisher.next_bucket(version, index, "shared_memory")
+        assert bucket is not None
+        return bucket, changed
+
+    def send(self, bucket: WeightBucket) -> Any:
+        return None
+
+    def open_broadcast(self, num_workers: int) -> None:
+        return None
+
+
+@dataclass(frozen=True)
 class Batches:
     """Step batches sampled by a learner's present weights."""
 
     loop: SmallLoop
-    learner: DeepSpeedLearner
-    publisher: SharedMemoryPublisher
     planner: RolloutPlanner
 
     def next(self) -> StepBatch:
         version = self.loop.next_version()
-        self.loop.collector.sync(self.publisher.publish(version, self.learner.full_weights()))
-        groups = self.planner.collect(self.loop.collector, version, version).groups
+        self.loop.pool.sync(version)
+        groups = self.planner.collect(self.loop.pool, version, version).groups
         config = self.loop.config
         batch, _ = make_batch(groups, config.learner.loss, config.rollout.max_new_tokens)
         return batch
@@ -79,10 +98,10 @@ def small_loop(config: RunConfig) -> Iterator[SmallLoop]:
     prompts = tokenize_prompts(
         load_prompts(config.data, 0).prompts, load_tokenizer(config.model), template, PROMPT_TOKENS
     )
-    collector = SampleCollector(config, placement, str(STARTER_FOLDER), lambda *_, **__: None)
+    pool = RolloutPool(config, placement, str(STARTER_FOLDER), lambda *_, **__: None)
     try:
-        collector.start()
-        yield SmallLoop(config, collector, prompts)
+        pool.start()
+        yield SmallLoop(config, pool, prompts)
     finally:
-        collector.kill()
+        pool.kill()
         ray.shutdown()

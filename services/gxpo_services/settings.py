@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gxpo_client.addresses import is_http, is_loopback_host
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.planner.devices import device_named
 
 
 class ServiceSettings(BaseSettings):
@@ -34,6 +35,10 @@ class ServiceSettings(BaseSettings):
         None, gt=0, description="Logical CPUs for all executing runs; default: all that Ray has."
     )
     quota_gpus: float | None = Field(None, ge=0, description="GPUs for all executing runs; default: all that Ray has.")
+
+    gpu: str | None = Field(
+        None, description="Kind of the cluster's GPUs (docs/planner.md): a run that cannot fit on them is refused."
+    )
 
     tick_s: float = Field(1.0, gt=0, description="Interval between scheduler rounds.")
     lease_s: float = Field(30.0, gt=0, description="Duration of a scheduler's lease on a run.")
@@ -62,6 +67,16 @@ class ServiceSettings(BaseSettings):
         if value is not None and not is_http(value):
             raise ValueError(f"{value!r} must look like http://host:port")
         return value
+
+    @field_validator("gpu")
+    @classmethod
+    def _known_gpu(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        try:
+            return device_named(value).name
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
 
     @field_validator("model_roots", "data_roots")
     @classmethod

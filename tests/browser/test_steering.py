@@ -49,6 +49,14 @@ def test_what_cannot_be_used_is_named_and_not_submitted(page: Page) -> None:
     assert page.button("Submit run") is None
 
 
+def test_a_runs_plan_is_shown_before_it_is_submitted(page: Page) -> None:
+    page.open("submit", preset="demo")
+    page.shows("Planned for a host without GPUs.")
+    page.shows("Time and cost by rule")
+    page.fill("model.path", "org/unknown")
+    page.shows("No plan: model.path = 'org/unknown' is not a folder here")
+
+
 def test_a_sweep_shows_its_cost_before_it_is_pressed(page: Page) -> None:
     page.open("submit", preset="demo", sweep="1")
     page.fill("K", "3, 5")

@@ -166,6 +166,42 @@ def rollback(run: Rank, **settings: Any) -> dict[str, Any]:
     return out
 
 
+def parked(run: Rank, **settings: Any) -> dict[str, Any]:
+    """A learner whose memory leaves and returns goes on as one that stays."""
+    learner = run.learner(**settings)
+    learner.backward()
+    learner.optimizer_step()
+    live, meta = learner.state_dict()
+    tensors = {name: tensor.clone() for name, tensor in live.items()}
+
+    def next_step() -> tuple[list[Tensor], dict[str, Tensor]]:
+        learner.load_batch(run.share)
+        learner.backward()
+        learner.optimizer_step()
+        return copies(learner.parameters()), weights(learner)
+
+    stayed = next_step()
+    learner.load_state_dict(tensors, meta)
+    storages = [t.untyped_storage() for t in [*learner._shards.persistent(), *learner.model.parameters()]]
+    moments = sum(t.nbytes for values in learner.optimizer_state().moments().values() for t in values)
+    released = learner.park()
+    # Weights mapped from a file stay: on a CPU at stage 0 the masters are such weights.
+    held = sum(storage.nbytes() for storage in storages if storage.resizable())
+    again = learner.park()
+    learner.unpark()
+    returned = next_step()
+    out = {
+        "released_enough": on_all_ranks(learner, released >= moments),
+        "nothing_held": on_all_ranks(learner, held == 0 and again == 0),
+        "same_masters": on_all_ranks(learner, equal(stayed[0], returned[0])),
+        "same_forward": on_all_ranks(
+            learner, all(torch.equal(tensor, returned[1][name]) for name, tensor in stayed[1].items())
+        ),
+    }
+    learner.close()
+    return out
+
+
 def checkpoint(run: Rank, **settings: Any) -> dict[str, Any]:
     """A new learner that loads the state continues bit for bit; states of another kind are refused."""
     from gxpo_trainer.errors import CheckpointError
@@ -312,6 +348,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         written_parameters,
         rollback,
         checkpoint,
+        parked,
         rule_step,
         mini_batches,
         not_finite,

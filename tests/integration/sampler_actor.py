@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from gxpo_trainer.rollout.engine_actor import SamplerActor
+from gxpo_trainer.rollout.intake import Intake
 from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
-from gxpo_trainer.rollout.sampler import SamplerActor
+from gxpo_trainer.types import Group
 
 END = 1
 FIRST_LETTER = 3
@@ -19,51 +22,68 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789+-*/=. "
 
 
 class BreakableSamplerActor(SamplerActor):
-    """`break_sync` replaces one step of the next syncs; `restore` undoes it."""
+    """`break_sync` replaces one step of the next syncs in one worker; `restore` undoes it."""
 
-    def break_sync(self, fault: str, swap: tuple[str, str] = ("", "")) -> None:
-        weights, receiver = self._sampler.weights, self._sampler.receiver
-        real_load, real_receive = weights.load, receiver.receive
-
-        def swapped(tensors: Any) -> None:
-            first, second = swap
-            real_load({**tensors, first: tensors[second], second: tensors[first]})
-
-        def same_cache(manifest: Any) -> Any:
-            report = real_receive(manifest)
-            receiver.num_syncs -= 1
-            return report
-
-        if fault == "stale sampler":
-            weights.load = lambda tensors: None
-        elif fault == "stale head":
-            weights.repack_heads = lambda: None
-        elif fault == "swapped tensors":
-            weights.load = swapped
-        elif fault == "blind":
-            receiver.verify = lambda published=None: (0, ())
-        elif fault == "same cache":
-            receiver.receive = same_cache
+    def break_sync(self, fault: str, swap: tuple[str, str] = ("", ""), rank: int = 0) -> None:
+        if fault == "same cache":
+            self._sampler.num_syncs -= 1
         else:
-            raise ValueError(fault)
+            self._sampler._llm.collective_rpc(break_worker, args=(fault, swap, rank))
 
     def restore(self) -> None:
-        weights, receiver = self._sampler.weights, self._sampler.receiver
-        for owner, name in ((weights, "load"), (weights, "repack_heads"), (receiver, "verify"), (receiver, "receive")):
-            vars(owner).pop(name, None)
+        self._sampler._llm.collective_rpc(restore_worker)
 
     def verify_checkpoint(self, folder: str) -> int:
-        return self._sampler.receiver.verify_checkpoint(Path(folder))
+        return sum(self._sampler._workers("gxpo_verify_checkpoint", folder))
 
     def names(self) -> tuple[str, ...]:
-        return self._sampler.weights.names
+        return tuple(self._sampler._llm.collective_rpc(lambda worker: [*worker.gxpo_receiver.weights.slots])[0])
+
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers of a tensor-parallel engine."""
+        return list(self._sampler._llm.collective_rpc(lambda worker: os.getpid()))
+
+    def generate(
+        self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int
+    ) -> Iterator[tuple[Group, ...]]:
+        for finished in self._sampler.generate(requests, sampling, version):
+            yield finished.groups
 
     def close_early(self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int) -> int:
-        """Take one yield, close the generator, and tell how many groups it had."""
-        groups = self._sampler.generate(requests, sampling, version)
-        first = next(groups)
-        groups.close()
-        return len(first)
+        """Take one yield, close the stream, and tell how many groups it had."""
+        stream = self._sampler.stream(Intake(list(enumerate(requests)), closed=True), sampling, version)
+        first = next(stream)
+        stream.close()
+        return len(first.groups)
+
+
+def break_worker(worker: Any, fault: str, swap: tuple[str, str], rank: int) -> None:
+    if worker.rank != rank:
+        return
+    receiver, weights = worker.gxpo_receiver, worker.gxpo_receiver.weights
+    real_load = weights.load
+
+    def swapped(published: Any) -> None:
+        by_name = {entry.name: (entry, tensor) for entry, tensor in published}
+        first, second = (by_name[name] for name in swap)
+        real_load([*published, (first[0], second[1]), (second[0], first[1])])
+
+    if fault == "stale sampler":
+        weights.load = lambda published: None
+    elif fault == "stale head":
+        weights.repack_heads = lambda: None
+    elif fault == "swapped tensors":
+        weights.load = swapped
+    elif fault == "blind":
+        receiver.verify = lambda published=(): (0, ())
+    else:
+        raise ValueError(fault)
+
+
+def restore_worker(worker: Any) -> None:
+    receiver, weights = worker.gxpo_receiver, worker.gxpo_receiver.weights
+    for owner, name in ((weights, "load"), (weights, "repack_heads"), (receiver, "verify")):
+        vars(owner).pop(name, None)
 
 
 def save_policy(folder: Path, *, tied: bool, seed: int = 0) -> Qwen2ForCausalLM:

@@ -10,7 +10,8 @@ import ray
 
 from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.records.reading import read_events, read_metrics
-from gxpo_trainer.rollout.collector import SampleCollector
+from gxpo_trainer.rollout.pool import RolloutPool
+from gxpo_trainer.rollout.verifier_handle import VerifierHandle
 from gxpo_trainer.training.run import train_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
@@ -24,34 +25,30 @@ def test_sampler_verifier_worker_verifier_and_learner_are_killed_in_mid_step(tmp
         killed.append(what)
         os.kill(pid, signal.SIGKILL)
 
-    inner_stream, inner_await, inner_get = SampleCollector._stream, SampleCollector._await_verdicts, LearnerGroup._get
-    steps = {"collect": 0}
+    inner_collect, inner_submit, inner_await = RolloutPool.collect, VerifierHandle.submit, VerifierHandle.await_verdicts
+    collections = []
 
-    def stream(self, requests, places, sampling, version, rewards, groups, pending):
-        steps["collect"] += 1
-        if steps["collect"] == 1:
-            # Half of the prompts are asked for; the sampler dies while it works on the rest.
-            half = len(requests) // 2
-            inner_stream(self, requests[:half], places[:half], sampling, version, rewards, groups, pending)
-            pid = ray.get(self.sampler.status.remote())["pid"]
-            generator = self.sampler.generate.remote(requests[half:], sampling, version)
-            kill("sampler", pid)
-            for reference in generator:
-                ray.get(reference)
-            raise AssertionError("the dead sampler answered")
-        if steps["collect"] == 3:
-            for pid in ray.get(self.verifier.worker_pids.remote()):
+    def collect(self, *arguments, **options):
+        collections.append(self)
+        return inner_collect(self, *arguments, **options)
+
+    def submit(self, finished, rewards):
+        """Called for the first groups of a collection, while the sampler works on the others."""
+        if len(collections) == 1 and "sampler" not in killed:
+            kill("sampler", ray.get(collections[0].engines.all[0].actor.pid.remote()))
+        if len(collections) == 3 and "verifier worker" not in killed:
+            for pid in ray.get(self.actor.worker_pids.remote()):
                 kill("verifier worker", pid)
-        inner_stream(self, requests, places, sampling, version, rewards, groups, pending)
+        return inner_submit(self, finished, rewards)
 
     def await_verdicts(self, pending, rewards):
-        if steps["collect"] == 4:
-            ray.kill(self.verifier)
+        if len(collections) == 4:
+            ray.kill(self.actor)
             killed.append("verifier")
         return inner_await(self, pending, rewards)
 
     trained = {"steps": 0}
-    inner_train = LearnerGroup.train_step
+    inner_train, inner_get = LearnerGroup.train_step, LearnerGroup._get
 
     def train_step(self, batches, learning_rate, *, diagnose):
         trained["steps"] += 1
@@ -70,8 +67,9 @@ def test_sampler_verifier_worker_verifier_and_learner_are_killed_in_mid_step(tmp
         start(self)
         self.pid = self.all("pid")
 
-    monkeypatch.setattr(SampleCollector, "_stream", stream)
-    monkeypatch.setattr(SampleCollector, "_await_verdicts", await_verdicts)
+    monkeypatch.setattr(RolloutPool, "collect", collect)
+    monkeypatch.setattr(VerifierHandle, "submit", submit)
+    monkeypatch.setattr(VerifierHandle, "await_verdicts", await_verdicts)
     monkeypatch.setattr(LearnerGroup, "train_step", train_step)
     monkeypatch.setattr(LearnerGroup, "_get", get)
     monkeypatch.setattr(LearnerGroup, "start", started)

@@ -41,6 +41,7 @@ def learner_cases() -> dict[str, tuple[str, dict[str, Any]]]:
         cases[f"written-{stage}"] = ("written_parameters", zero)
         cases[f"rollback-{stage}"] = ("rollback", zero)
         cases[f"checkpoint-{stage}"] = ("checkpoint", zero)
+        cases[f"parked-{stage}"] = ("parked", {**zero, "loss": {"kl_beta": 0.05}})
         cases[f"gxpo-{stage}"] = ("rule_step", {**zero, "rule": GXPO})
         cases[f"finite-{stage}"] = ("not_finite", zero)
         cases[f"still-{stage}"] = ("still", zero)
@@ -61,6 +62,7 @@ def learner_cases() -> dict[str, tuple[str, dict[str, Any]]]:
     for stage, precision, lora in ((1, "bf16", None), (2, "bf16", LORA), (3, "bf16", LORA)):
         settings = {"zero_stage": stage, "precision": precision, "lora": lora}
         cases[f"bf16-checkpoint-{stage}"] = ("checkpoint", settings)
+        cases[f"bf16-parked-{stage}"] = ("parked", settings)
         cases[f"bf16-lora-{stage}"] = ("two_steps", {**settings, "lora": LORA})
     return cases
 
@@ -284,6 +286,12 @@ def test_bf16_gradients_are_accumulated_in_fp32(
 def test_writing_the_optimizer_state_back_undoes_steps_bit_for_bit(results: Results, world: int, case: str) -> None:
     found = results.load(world, case)
     assert found == {"moved": True, "equal": True, "step": 3}
+
+
+@pytest.mark.parametrize("case", [*(f"parked-{s}" for s in STAGES), *(f"bf16-parked-{s}" for s in STAGES[1:])])
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_learner_whose_memory_was_parked_goes_on_bit_for_bit(results: Results, world: int, case: str) -> None:
+    assert set(results.load(world, case).values()) == {True}
 
 
 @pytest.mark.parametrize("world", WORLDS)

@@ -1,4 +1,4 @@
-"""Runs that end early and go on, on real engines: by --resume, by a wish between steps, by a service over HTTP."""
+"""Runs that end early and go on, on real engines: by --resume, by a request between steps, by a service over HTTP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gxpo_trainer.training.launch import Launch
 from gxpo_trainer.training.run import train_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
-APART = ("time/", "system/")
+APART = ("time/", "system/", "rollout/tokens_per_s", "rollout/engine_idle_fraction")
 GXPO = {"name": "gxpo", "k": 3, "gate": {"mode": "never"}}
 
 
@@ -101,12 +101,12 @@ def test_a_run_that_was_paused_is_the_uninterrupted_run_to_the_bit(tmp_path, sma
     file.write_text(to_toml(deterministic(small_run, 4)), encoding="utf-8")
     arguments = cli_arguments(file, out)
 
-    def wish(launch):
+    def request_pause(launch):
         rows = read_metrics(launch.out_dir)
         return "pause" if rows and rows[-1]["step"] == 2 else None
 
     with monkeypatch.context() as patched:
-        patched.setattr(Launch, "wish", wish)
+        patched.setattr(Launch, "control_request", request_pause)
         assert train.run(arguments) == 0
     assert last_outcome(out)["outcome"] == "paused"
     assert (len(read_metrics(out)), read_evaluations(out)) == (2, [])
@@ -156,7 +156,7 @@ class Job:
 
 
 def test_a_service_pauses_kills_and_continues_a_run(tmp_path, small_run, server):
-    """Launch 1 is paused by a wish, launch 2 is ended by SIGTERM, launch 3 reaches the budget."""
+    """Launch 1 is paused by a request, launch 2 is ended by SIGTERM, launch 3 reaches the budget."""
     last = 16
     config = small_run(budget={"steps": last}, learner={"rule": GXPO}, checkpoint={"every_steps": 0})
     (tmp_path / "config.toml").write_text(to_toml(config), encoding="utf-8")

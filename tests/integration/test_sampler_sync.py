@@ -18,8 +18,9 @@ from sampler_actor import END, FIRST_LETTER, LETTERS, BreakableSamplerActor, sav
 from transformers import Qwen2ForCausalLM
 
 from gxpo_trainer.errors import WeightSyncMismatch
+from gxpo_trainer.rollout.engine_actor import remote_sampler
 from gxpo_trainer.rollout.requests import SampleRequest, SamplerSettings, SamplingSettings
-from gxpo_trainer.sync.manifest import SyncReport, WeightManifest
+from gxpo_trainer.sync.buckets import BUCKET_BYTES, BucketPacker, SyncReport
 from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher
 from gxpo_trainer.types import Group, Prompt
 
@@ -48,12 +49,17 @@ class Pair:
             for parameter in self.model.parameters():
                 parameter.add_(torch.randn_like(parameter) * size)
 
-    def publish(self) -> WeightManifest:
+    def sync(self, capacity: int = BUCKET_BYTES) -> SyncReport:
+        """Publish the model's weights and load them, bucket by bucket."""
         self.version += 1
-        return self.publisher.publish(self.version, self.model.named_parameters())
-
-    def sync(self) -> SyncReport:
-        return ray.get(self.actor.receive.remote(self.publish()))
+        packer = BucketPacker(self.model.named_parameters(), capacity=capacity)
+        index = 0
+        while True:
+            bucket = self.publisher.publish(packer, self.version, index)
+            report = ray.get(self.actor.receive.remote(bucket))
+            index += 1
+            if bucket.last:
+                return report
 
     def generate(self, requests: Sequence[SampleRequest], sampling: SamplingSettings = SAMPLING) -> list[Group]:
         stream = self.actor.generate.options(num_returns="streaming").remote(requests, sampling, self.version)
@@ -99,7 +105,7 @@ def cluster() -> Iterator[None]:
 def start_actor(folder: Path) -> Any:
     settings = SamplerSettings(model=str(folder), max_length=128, dtype="float32", threads=1, max_num_seqs=64)
     options = {"num_cpus": 0.5, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
-    return ray.remote(BreakableSamplerActor).options(**options).remote(settings)
+    return remote_sampler(BreakableSamplerActor).options(**options).remote(settings)
 
 
 @pytest.fixture(scope="module", params=["tied", "untied"])
@@ -124,6 +130,20 @@ def test_logprobs_agree_with_transformers_after_every_sync(pair: Pair) -> None:
         assert report.num_checked == len(list(pair.model.named_parameters())) + pair.tied
         assert report.unreadable == ()
         pair.change(1e-3)
+
+
+def test_a_version_may_come_in_many_buckets(pair: Pair) -> None:
+    """Tensors are split by rows and fused layers between buckets; the model is 1.2 MB."""
+    pair.change(1e-3)
+    report = pair.sync(capacity=50_000)
+    assert pair.gaps(pair.generate(pair.requests())).mean() <= 1e-6
+    assert report.num_bytes >= sum(p.numel() * 4 for p in pair.model.parameters())
+    ray.get(pair.actor.break_sync.remote("stale sampler"))
+    pair.change(TINY)
+    with pytest.raises(WeightSyncMismatch, match="the learner published checksum"):
+        pair.sync(capacity=50_000)
+    ray.get(pair.actor.restore.remote())
+    pair.sync()
 
 
 def test_logprobs_are_those_at_the_sampling_temperature(pair: Pair) -> None:
@@ -208,9 +228,8 @@ def test_prefix_cache_of_earlier_weights_is_never_used(pair: Pair) -> None:
     assert pair.gaps(pair.generate(requests)).mean() <= 1e-6
     # And the cache is really in use: when two versions share their key, the old entries are found and show.
     pair.change(1e-2)
-    ray.get(pair.actor.break_sync.remote("same cache"))
     pair.sync()
-    ray.get(pair.actor.restore.remote())
+    ray.get(pair.actor.break_sync.remote("same cache"))
     assert pair.gaps(pair.generate(requests)).mean() > 1e-4
 
 
@@ -256,9 +275,8 @@ def test_tensors_swapped_by_a_change_of_1e_7_alone_are_told_apart(pair: Pair) ->
 def test_a_single_last_bit_is_seen_in_every_tensor(pair: Pair) -> None:
     pair.sync()
     for name, parameter in pair.model.named_parameters():
-        manifest = pair.publish()
+        pair.sync()
         place = int(pair.rng.integers(parameter.numel()))
-        ray.get(pair.actor.receive.remote(manifest))
         with torch.no_grad():
             flat = parameter.view(-1)
             flat[place] = torch.nextafter(flat[place], torch.tensor(torch.inf))
@@ -300,9 +318,9 @@ def test_weights_that_are_not_finite_are_named(pair: Pair) -> None:
     pair.sync()
     bad = [(name, parameter.detach().clone()) for name, parameter in pair.model.named_parameters()]
     bad[1][1].view(-1)[0] = torch.nan
-    manifest = pair.publisher.publish(pair.version + 1, bad)
+    bucket = pair.publisher.publish(BucketPacker(iter(bad)), pair.version + 1, 0)
     with pytest.raises(WeightSyncMismatch, match="not finite"):
-        ray.get(pair.actor.receive.remote(manifest))
+        ray.get(pair.actor.receive.remote(bucket))
     pair.sync()
 
 
@@ -312,23 +330,23 @@ def test_a_killed_sampler_is_made_again_and_leaves_nothing(pair: Pair) -> None:
     pair.change(1e-3)
     pair.sync()
     before = sorted(path.name for path in Path("/dev/shm").glob("gxpo-*"))
-    os.kill(ray.get(pair.actor.status.remote())["pid"], signal.SIGKILL)
+    os.kill(ray.get(pair.actor.pid.remote()), signal.SIGKILL)
     with pytest.raises(ray.exceptions.RayActorError):
         pair.generate(pair.requests())
     assert sorted(path.name for path in Path("/dev/shm").glob("gxpo-*")) == before
     pair.actor = start_actor(pair.folder)
     assert ray.get(pair.actor.status.remote())["version"] is None
-    # The folder's weights are older than the learner's: only the newest manifest makes it answer.
+    # The folder's weights are older than the learner's: only a sync makes it answer.
     with pytest.raises(WeightSyncMismatch, match="holds no verified version"):
         pair.generate(pair.requests())
     pair.sync()
     assert pair.gaps(pair.generate(pair.requests())).mean() <= 1e-6
 
 
-def test_a_manifest_of_a_closed_publisher_is_refused(pair: Pair) -> None:
+def test_a_bucket_of_a_closed_publisher_is_refused(pair: Pair) -> None:
     publisher = SharedMemoryPublisher()
-    manifest = publisher.publish(99, pair.model.named_parameters())
+    bucket = publisher.publish(BucketPacker(pair.model.named_parameters()), 99, 0)
     publisher.close()
     with pytest.raises(WeightSyncMismatch, match="publisher has closed, or learner and sampler are on different hosts"):
-        ray.get(pair.actor.receive.remote(manifest))
+        ray.get(pair.actor.receive.remote(bucket))
     pair.sync()

@@ -18,6 +18,7 @@ from ray.cluster_utils import Cluster
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import WeightsUnavailable
+from gxpo_trainer.sync.buckets import BucketPacker
 from gxpo_trainer.sync.object_store import ObjectStorePublisher, fetch
 from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher
 from gxpo_trainer.training.run import train_run
@@ -40,18 +41,18 @@ class Learner:
     def publish(self):
         self.local = SharedMemoryPublisher()
         self.publisher = ObjectStorePublisher(self.local)
-        return self.publisher.publish(1, [("a", torch.ones(200_000))])
+        return self.publisher.publish(BucketPacker(iter([("a", torch.ones(200_000))])), 1, 0)
 
 
 def gone() -> None:
     # It needs a CPU, which the node of this process has not.
     learner = ray.remote(Learner).options(num_cpus=1).remote()
-    manifest = ray.get(learner.publish.remote())
+    bucket = ray.get(learner.publish.remote())
     ray.kill(learner)
     with suppress(ray.exceptions.RayActorError):
         ray.get(learner.publish.remote())
     try:
-        fetch(manifest)
+        fetch(bucket)
     except WeightsUnavailable as error:
         print(error)
 

@@ -49,7 +49,7 @@ def train(out: Path, config: dict[str, Any], launch: Launch) -> str:
         reporter.write_identity({"config": config})
         launch.begin(reporter)
         for step in range(resumed + 1, config["budget"]["steps"] + 1):
-            request = launch.wish()
+            request = launch.control_request()
             if request == "pause":
                 save(out, step - 1, reporter)
             if request is not None:

@@ -75,6 +75,7 @@ def _header(run_id: str, was_ended: bool) -> None:
         st.title(plain(run["name"]))
         facts = [
             f"**{plain(state_word(run['state']))}**",
+            *([plain(run["phase"])] if run.get("phase") else []),
             plain(run.get("rule_label") or run["rule"]),
             plain(run["model"]),
             f"seed {run['seed']}",

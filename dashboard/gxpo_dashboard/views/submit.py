@@ -15,7 +15,7 @@ from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.navigation import go
 from gxpo_dashboard.text.labels import NO_RIGHT, comma_separated, plain, state_word
 from gxpo_dashboard.view_models import forms
-from gxpo_dashboard.views import actions
+from gxpo_dashboard.views import actions, plan_panel
 from gxpo_dashboard.widgets.shown import text_table
 
 Json = dict[str, Any]
@@ -184,6 +184,8 @@ def _one_run(config: Json, body: Json) -> None:
         made = visitor.client().submit(body, actions.submission_key())
         st.session_state.pop("submission_key", None)
         go("run", run=made["id"])
+    if checked["valid"]:
+        plan_panel.show(checked)
     with st.expander("TOML", expanded=checked["valid"]):
         st.code(checked.get("toml") or "# invalid config", language="toml", height=420)
     with st.expander("curl"):

@@ -77,6 +77,8 @@ def _check(client: Client, body: Json, *, as_json: bool) -> int:
         print_json(answer)
     elif answer["valid"]:
         print(f"valid; {cost_words(answer['cost'])}")
+        if (answer.get("plan") or {}).get("advice"):
+            print(f"does not fit on {answer['plan']['device']}: {one_line(answer['plan']['advice'])}")
         for run in answer["equal_runs"]:
             print(f"a run with the same config exists: {run['id']} {one_line(run['name'])} ({run['state']})")
     else:

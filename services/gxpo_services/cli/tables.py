@@ -75,13 +75,15 @@ def _run_row(run: Json) -> tuple[str | Text, ...]:
 
 
 def state_text(run: Json) -> Text:
-    """The state, with the failure reason or the queue position."""
+    """The state, with the failure reason, the queue position or what the trainer does beside training."""
     words = run["state"]
     position = run["progress"]["queue_position"]
     if run["state"] == "queued" and position is not None:
         words += f" #{position}"
     if run["state"] == "failed" and run["reason"]:
         words += f" ({run['reason']})"
+    if run["phase"] not in (None, "training"):
+        words += f" ({one_line(run['phase'], 60)})"
     return Text(words, style=_COLOURS.get(run["state"], ""))
 
 

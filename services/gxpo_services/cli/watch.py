@@ -140,7 +140,14 @@ class Bars:
 
     def update(self, run: Json) -> None:
         progress = run["progress"]
-        key = (run["state"], run["reason"], progress["steps"], progress["queue_position"], run["recoveries"])
+        key = (
+            run["state"],
+            run["reason"],
+            progress["steps"],
+            progress["queue_position"],
+            run["recoveries"],
+            run["phase"],
+        )
         name, line = one_line(run["name"], 40), describe(run)
         if self._progress is None:
             if self._last.get(run["id"]) != key:

@@ -10,6 +10,7 @@ from typing import Any
 from gxpo_services.api.errors import FieldError, Invalid
 from gxpo_services.api.fields import MAX_INTEGER, faults
 from gxpo_services.configs.cost import resources
+from gxpo_services.configs.plan import cannot_fit
 from gxpo_services.configs.policy import refusals
 from gxpo_services.configs.schemas import RunSource
 from gxpo_services.settings import ServiceSettings
@@ -68,7 +69,7 @@ def checked(values: Settings, server: ServiceSettings) -> RunConfig:
         config = build(values)
     except BadSettings as error:
         raise invalid(_fields([*error.settings, *found])) from None
-    found += _unstorable(config)
+    found += _unstorable(config) or cannot_fit(config, server)
     if found:
         raise invalid(_fields(found))
     return config

@@ -50,9 +50,11 @@ class LinesMissing(Exception):
         self.offsets = offsets
 
 
-def record_heartbeat(session: Session, run: Run, actor: str) -> None:
+def record_heartbeat(session: Session, run: Run, actor: str, phase: str | None) -> None:
     """Record a heartbeat; the first one of a launch moves the run to `running`."""
     run.heartbeat_at = time.time()
+    if phase is not None and phase != run.phase:
+        run.phase = phase
     if run.state in (RunState.STARTING, RunState.RECOVERING):
         lifecycle.move(
             session, run, RunState.RUNNING, actor=actor, message=f"launch {run.launch} sent its first heartbeat"

@@ -24,6 +24,7 @@ MOST_ROWS = 10_000
 MOST_METRICS = 500
 LONGEST_NAME = 200
 LONGEST_TEXT = 1_000_000
+LONGEST_PHASE = 200
 _MOST = 2**31 - 1
 _DEEPEST = 32
 _ODD_TEXT = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
@@ -59,11 +60,13 @@ Columns = dict[str, Any]
 class Batch:
     """Rows of the four files with their first line numbers.
 
-    launch: of the sender. number: of the batch in this launch; None when only the offsets deduplicate it.
+    launch: of the sender. number: of the batch in this launch; None when only the offsets deduplicate it. phase: what
+    the sender is doing; None when it does not say.
     """
 
     launch: int
     number: int | None
+    phase: str | None = None
     offsets: Mapping[str, int] = field(default_factory=dict)
     metrics: Sequence[MetricRow | None] = ()
     samples: Sequence[Columns | None] = ()
@@ -96,6 +99,7 @@ def parse(body: bytes) -> Batch:
     return Batch(
         launch=_integer(content, "attempt", "attempt", lowest=1),
         number=number,
+        phase=None if content.get("phase") is None else _text(content, "phase", "body", LONGEST_PHASE),
         offsets=offsets,
         identity=parse_identity(content.get("identity")),
         outcome=parse_outcome(content.get("outcome")),

@@ -112,7 +112,7 @@ def _drain_file(run: _Leased, kind: Kind, name: str, file: BinaryIO) -> None:
         if problems:
             skipped = problems[0] if len(problems) == 1 else f"{problems[0]}; and {len(problems) - 1} more"
         content: dict[str, Any] = {kind: list(rows)}
-        run.apply(Batch(run.launch, None, {kind: begin}, **content), skipped)
+        run.apply(Batch(run.launch, None, offsets={kind: begin}, **content), skipped)
         begin += len(rows)
         size = 0
         rows.clear()

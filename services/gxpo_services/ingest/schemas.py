@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gxpo_services.ingest.batches import MOST_ROWS
+from gxpo_services.ingest.batches import LONGEST_PHASE, MOST_ROWS
 
 
 class Offsets(BaseModel):
@@ -33,6 +33,9 @@ class IngestRequest(BaseModel):
         le=2**31 - 1,
         description="1, 2, 3, … in this launch; null for a heartbeat without rows.",
         examples=[4],
+    )
+    phase: str | None = Field(
+        None, max_length=LONGEST_PHASE, description="What the trainer is doing.", examples=["waiting for 3 GPUs"]
     )
     offsets: Offsets = Field(default_factory=Offsets, description="Lines of each file before this batch's rows.")
     metrics: _Rows = Field([], description="Lines of metrics.jsonl; null: a line left out.")

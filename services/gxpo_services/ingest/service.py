@@ -39,7 +39,7 @@ def receive(session: Session, run_id: str, token: str, batch: Batch) -> apply.In
     _check_owner(run.run_token_sha256, token)
     if batch.launch != run.launch:
         raise Unauthorized(f"launch {run.launch} owns the run now; launch {batch.launch} may not report any more")
-    apply.record_heartbeat(session, run, ACTOR)
+    apply.record_heartbeat(session, run, ACTOR, batch.phase)
     try:
         answer = apply.apply_batch(session, run, batch, ACTOR)
     except apply.LinesMissing as error:

@@ -56,7 +56,7 @@ def move(
     if new in (RunState.PAUSING, RunState.CANCELLING):
         values["wish_at"] = now
     if new in TERMINAL or new in (RunState.PAUSED, RunState.QUEUED):
-        values |= {"lease_owner": None, "lease_expires_at": None, "run_token_sha256": None}
+        values |= {"lease_owner": None, "lease_expires_at": None, "run_token_sha256": None, "phase": None}
     if new in TERMINAL:
         values["ended_at"] = now
     if not repository.set_where(session, run, values, state=old, lease_token=lease_token):

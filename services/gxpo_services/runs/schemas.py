@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gxpo_services.api.errors import FieldError
 from gxpo_services.api.fields import Id, JsonNumber, Tag, Text, Word
-from gxpo_services.configs.schemas import Override, RunSource
+from gxpo_services.configs.schemas import Override, PlanView, RunSource
 from gxpo_services.run_states import RunState
 from gxpo_trainer.config.rules import in_words, rule_names
 
@@ -101,6 +101,9 @@ class RunView(BaseModel):
     recoveries: int
     attempt: int = Field(description="The trainer's latest attempt.")
     heartbeat_at: float | None
+    phase: str | None = Field(
+        description="What its trainer is doing; null unless a launch executes.", examples=["waiting for 3 GPUs"]
+    )
     progress: Progress
     score: JsonNumber | None = Field(description="Latest eval/average/pass@1.")
     score_best: JsonNumber | None
@@ -153,6 +156,8 @@ class RunValidation(BaseModel):
     config: dict[str, Any] | None = Field(description="The complete config.")
     toml: str | None = Field(description="The complete config as a run file.")
     equal_runs: list[RunView] = Field(description="Earlier runs whose configs differ only in name, newest first.")
+    plan: PlanView | None = Field(None, description="Null when the config is invalid or cannot be planned.")
+    plan_problem: str | None = Field(None, description="Why there is no plan of a valid config.")
 
 
 class ListQuery(BaseModel):

@@ -16,6 +16,7 @@ from gxpo_services.api.ids import new_id
 from gxpo_services.artifacts import trash
 from gxpo_services.configs.checks import checked, invalid, overridden, settings_of, stored
 from gxpo_services.configs.cost import expected_cost, resources
+from gxpo_services.configs.plan import planned
 from gxpo_services.db.tables.runs import Group, Run, RunDocument, RunTag
 from gxpo_services.events import repository as events
 from gxpo_services.metrics.values import last_values
@@ -63,6 +64,7 @@ def validate(session: Session, server: ServiceSettings, request: RunRequest) -> 
         return RunValidation(valid=False, errors=error.errors, cost=None, config=None, toml=None, equal_runs=[])
     cost = expected_cost(config)
     equals = repository.equal_runs(session, config.sha256(), _SHOWN_EQUALS)
+    plan, problem = planned(config, server)
     return RunValidation(
         valid=True,
         errors=[],
@@ -70,6 +72,8 @@ def validate(session: Session, server: ServiceSettings, request: RunRequest) -> 
         config=stored(config),
         toml=to_toml(config),
         equal_runs=shown(session, equals),
+        plan=plan,
+        plan_problem=problem,
     )
 
 

@@ -80,5 +80,6 @@ def _next_launch(run: Run, now: float) -> tuple[str, dict[str, Any]]:
         "run_token_sha256": hash_token(secret),
         "launched_at": now,
         "heartbeat_at": None,
+        "phase": None,
         "last_batch": 0,
     }

@@ -39,8 +39,8 @@ def test_a_report_has_tables_the_sentence_a_picture_and_a_page(
     out = tmp_path / "out"
     assert cli.main(["report", *folders, "--out", str(out), "--title", "two <rules>"]) == 0
     printed = capsys.readouterr().out
-    assert "25.0 %" in printed
-    assert "50.0 %" in printed
+    assert "25.0%" in printed
+    assert "50.0%" in printed
     assert "Inconclusive: only one shared seed" in printed
     assert printed.endswith(f"Report: {out / 'report.html'}\nCurves: {out / 'curves.png'}\n")
     assert "<title>two &lt;rules&gt;</title>" in (out / "report.html").read_text()

@@ -183,7 +183,7 @@ def test_one_shared_seed_is_inconclusive() -> None:
     groups = [SeedGroup("GRPO", (run(curve(*BASELINE)),)), SeedGroup("GXPO", (run(curve(*CANDIDATE)),))]
     text = evidence_sentence(compare_groups(groups, "GRPO"))
     assert "Inconclusive: only one shared seed" in text
-    assert "GRPO peaks at 50.0 % after 20 steps, 20 backward passes, 2.00 h." in text
+    assert "GRPO peaks at 50.0% after 20 steps, 20 backward passes, 2.00 h." in text
     assert "GXPO reaches that after 10 steps, 30 backward passes, 1.50 h" in text
     assert "2.00× in steps, 0.67× in backward passes, 1.33× in time" in text
     assert "fewest steps: GXPO; fewest backward passes: GRPO; least time: GXPO" in text
@@ -269,7 +269,7 @@ def test_a_baseline_that_never_learned_gives_no_speed_up() -> None:
 def test_a_run_that_misses_the_target_with_its_best() -> None:
     slow = SeedGroup("GXPO", (run(curve((0, 30, 60, 90), (0, 1, 2, 3), (0.2, 0.3, 0.35, 0.3))),))
     text = evidence_sentence(compare_groups([SeedGroup("GRPO", (run(curve(*BASELINE)),)), slow], "GRPO"))
-    assert "GXPO does not reach that in 30 steps, 90 backward passes, 3.00 h; its best is 35.0 %." in text
+    assert "GXPO does not reach that in 30 steps, 90 backward passes, 3.00 h; its best is 35.0%." in text
 
 
 def test_groups_without_a_shared_seed_are_not_compared_by_seed() -> None:

@@ -51,6 +51,16 @@ def test_two_passes_in_training_mode_are_equal(folder: Path) -> None:
     assert torch.equal(model(ids).logits, model(ids).logits)
 
 
+@pytest.mark.parametrize(("setting", "expected"), [("auto", False), (True, True), (False, False)])
+def test_small_models_recompute_activations_only_when_asked(folder: Path, setting: object, expected: bool) -> None:
+    assert (
+        load_policy(settings(folder, gradient_checkpointing=setting), precision="fp32").is_gradient_checkpointing
+        is expected
+    )
+    large = settings(folder, gradient_checkpointing=setting).recomputes_activations(1_543_714_304)
+    assert large is (setting != False)  # noqa: E712
+
+
 def test_only_the_adapter_is_trainable_and_it_starts_as_the_base_model(folder: Path) -> None:
     lora = LoraConfig(rank=2, target_modules=("q_proj", "down_proj"))
     base, adapted = (

@@ -344,6 +344,23 @@ def test_only_heartbeats_are_sent_before_follow(tmp_path: Path, server: IngestSe
     assert [call["batch"] for call in server.calls] == [None] * 3
 
 
+def test_a_change_of_phase_is_sent_at_once_and_repeated_with_later_heartbeats(
+    tmp_path: Path, server: IngestServer
+) -> None:
+    run = Run(tmp_path, server, Timing(heartbeat=3600.0))
+    run.steps(2)
+    run.uploader.enter_phase("waiting for 3 GPUs")
+    server.faults.append("500")
+    run.steps(4)
+    assert [call["phase"] for call in server.calls] == ["preparing", "waiting for 3 GPUs"]
+    assert server.statuses == [200, 500, 200]
+    run.uploader.follow()
+    run.write("metrics")
+    run.steps(4)
+    assert [call["phase"] for call in server.calls[2:]] == ["waiting for 3 GPUs", None]
+    assert server.calls[-1]["metrics"] == run.on_disk()["metrics"]
+
+
 def test_the_thread_sends_remaining_rows_then_the_outcome(run: Run, server: IngestServer) -> None:
     run.uploader.start()
     run.uploader.follow()

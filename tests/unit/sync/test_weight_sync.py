@@ -5,40 +5,41 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from gxpo_trainer.errors import ConfigError, TrainingError
-from gxpo_trainer.rollout.requests import SamplerSettings
-from gxpo_trainer.rollout.sampler import Sampler
+from gxpo_trainer.errors import TrainingError
+from gxpo_trainer.sync.broadcast import BroadcastGroup
+from gxpo_trainer.sync.buckets import BucketPacker, WeightBucket, tensors_of
+from gxpo_trainer.sync.changes import ChangeMeter
 from gxpo_trainer.sync.checksums import checksum
-from gxpo_trainer.sync.nccl import NcclPublisher
 from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher, remove_stale_directories
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is visible")
-def test_nccl_transfer_without_cuda_is_rejected() -> None:
-    with pytest.raises(ConfigError, match=r'needs CUDA .* use the transfer "shared_memory"'):
-        NcclPublisher(None, address="127.0.0.1", port=1, num_sampler_gpus=1, dtype=torch.float32)
+def packer(*named: tuple[str, torch.Tensor], **options: Any) -> BucketPacker:
+    return BucketPacker(iter(named), **options)
 
 
-def test_tensor_parallel_sampler_is_rejected() -> None:
-    with pytest.raises(ConfigError, match=r"placement.tensor_parallel = 2"):
-        Sampler(SamplerSettings(model="none", max_length=8, tensor_parallel=2))
+def contents(bucket: WeightBucket) -> dict[tuple[str, int], torch.Tensor]:
+    """Each entry's tensor, read from the published file by its name and first row."""
+    buffer = torch.from_numpy(np.fromfile(str(bucket.location), dtype=np.uint8))
+    return {(entry.name, entry.first_row): tensor.clone() for entry, tensor in tensors_of(bucket, buffer)}
 
 
 def test_published_buffer_is_private_and_removed_on_close() -> None:
     publisher = SharedMemoryPublisher()
-    manifest = publisher.publish(1, [("weight", torch.ones(3, 5))])
-    assert manifest.buffer is not None
+    bucket = publisher.publish(packer(("weight", torch.ones(3, 5))), 1, 0)
     assert publisher.directory.stat().st_mode & 0o777 == 0o700
-    assert Path(manifest.buffer).stat().st_mode & 0o777 == 0o600
+    assert Path(bucket.location).stat().st_mode & 0o777 == 0o600
     assert publisher.directory not in remove_stale_directories()
     publisher.close()
     assert not publisher.directory.exists()
@@ -47,9 +48,10 @@ def test_published_buffer_is_private_and_removed_on_close() -> None:
 def test_next_publisher_removes_the_buffers_of_a_killed_one() -> None:
     code = (
         "import os, signal, torch\n"
+        "from gxpo_trainer.sync.buckets import BucketPacker\n"
         "from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher\n"
         "publisher = SharedMemoryPublisher()\n"
-        "publisher.publish(1, [('weight', torch.ones(8))])\n"
+        "publisher.publish(BucketPacker(iter([('weight', torch.ones(8))])), 1, 0)\n"
         "print(publisher.directory, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -61,12 +63,12 @@ def test_next_publisher_removes_the_buffers_of_a_killed_one() -> None:
     assert not left.exists()
 
 
-def test_previous_version_stays_readable_while_the_next_is_written() -> None:
+def test_a_bucket_stays_readable_while_the_next_is_written() -> None:
     publisher = SharedMemoryPublisher()
-    first = publisher.publish(1, [("weight", torch.full((7,), 1.0))])
-    content = Path(str(first.buffer)).read_bytes()
-    publisher.publish(2, [("weight", torch.full((7,), 2.0))])
-    assert Path(str(first.buffer)).read_bytes() == content
+    first = publisher.publish(packer(("weight", torch.full((7,), 1.0))), 1, 0)
+    content = Path(first.location).read_bytes()
+    publisher.publish(packer(("weight", torch.full((7,), 2.0))), 2, 0)
+    assert Path(first.location).read_bytes() == content
     publisher.close()
 
 
@@ -78,12 +80,117 @@ def test_published_tensors_may_share_one_storage() -> None:
         for index in range(5):
             yield f"weight {index}", scratch.fill_(float(index))
 
-    manifest = publisher.publish(1, stream())
-    buffer = np.fromfile(str(manifest.buffer), dtype=np.float32)
-    for index, entry in enumerate(manifest.tensors):
-        values = buffer[entry.offset // 4 :][:1000]
-        assert (values == index).all()
+    bucket = publisher.publish(BucketPacker(stream()), 1, 0)
+    for (name, _), tensor in contents(bucket).items():
+        assert (tensor == int(name.split()[1])).all()
     publisher.close()
+
+
+def test_buckets_hold_at_most_their_capacity_and_every_row_once() -> None:
+    """Capacity of 256 bytes: 64 floats. 40 rows of 8 floats must be split, small tensors share a bucket."""
+    torch.manual_seed(0)
+    tensors = {"a": torch.randn(5), "big": torch.randn(40, 8), "b": torch.randn(3, 3), "scalar": torch.tensor(2.5)}
+    publisher = SharedMemoryPublisher()
+    stream = packer(*tensors.items(), capacity=256)
+    rows: dict[str, list[tuple[int, torch.Tensor]]] = {}
+    index = 0
+    while True:
+        bucket = publisher.publish(stream, 1, index)
+        assert bucket.num_bytes <= 256
+        assert bucket.index == index
+        for (name, first_row), tensor in contents(bucket).items():
+            rows.setdefault(name, []).append((first_row, tensor))
+        index += 1
+        if bucket.last:
+            break
+    assert index >= 40 * 8 * 4 // 256
+    for name, tensor in tensors.items():
+        assert torch.equal(
+            torch.cat([part.reshape(-1) for _, part in sorted(rows[name], key=lambda r: r[0])]), tensor.reshape(-1)
+        )
+    publisher.close()
+
+
+def test_ranks_that_do_not_publish_advance_in_step() -> None:
+    """At ZeRO-3 reading the next tensor is collective: all ranks must have read as many after each bucket."""
+    sizes = [3, 70, 500, 1, 1, 64, 129, 5]
+
+    def counted(read: list[int]) -> Iterator[tuple[str, torch.Tensor]]:
+        for number, size in enumerate(sizes):
+            read.append(number)
+            yield str(number), torch.zeros(size)
+
+    first: list[int] = []
+    other: list[int] = []
+    publishing, following = (BucketPacker(counted(read), capacity=256) for read in (first, other))
+    buffer = torch.empty(1024, dtype=torch.uint8)
+    while not publishing.empty:
+        publishing.pack(lambda size: buffer)
+        following.pack(None)
+        assert first == other
+    assert following.empty
+    assert first == list(range(len(sizes)))
+
+
+def test_published_values_have_the_wanted_dtype_and_no_negative_zero() -> None:
+    publisher = SharedMemoryPublisher()
+    bucket = publisher.publish(packer(("w", torch.tensor([-0.0, 1.0, 1e-9])), dtype=torch.bfloat16), 1, 0)
+    ((_, found),) = contents(bucket).items()
+    assert found.dtype == torch.bfloat16
+    assert found.view(torch.int16)[0] == 0
+    publisher.close()
+
+
+def test_changed_fraction_counts_changed_elements() -> None:
+    publisher = SharedMemoryPublisher()
+    meter = ChangeMeter(num_elements=12)
+    weights = torch.zeros(3, 4)
+
+    def fraction(version: int) -> float | None:
+        bucket = publisher.publish(packer(("w", weights)), version, 0)
+        return meter.add(bucket, publisher.buffer(bucket))
+
+    assert fraction(1) is None
+    weights[0, :3] = 1.0
+    assert fraction(2) == 3 / 12
+    assert fraction(3) == 0.0
+    publisher.close()
+
+
+def test_changed_fraction_of_a_large_model_is_estimated_from_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gxpo_trainer.sync.changes.MOST_SAMPLED", 25)
+    publisher = SharedMemoryPublisher()
+    meter = ChangeMeter(num_elements=100)
+    weights = torch.zeros(100)
+    publish = lambda: publisher.publish(packer(("w", weights)), 1, 0)  # noqa: E731
+    bucket = publish()
+    assert meter.add(bucket, publisher.buffer(bucket)) is None
+    weights[:40] = 1.0
+    bucket = publish()
+    assert meter.add(bucket, publisher.buffer(bucket)) == 0.4  # every fourth of 100: 10 of 25
+    publisher.close()
+
+
+@pytest.mark.parametrize("num_members", [2, 3])
+def test_a_broadcast_reaches_every_member(num_members: int) -> None:
+    """Gloo on this machine instead of NCCL; the group is otherwise the same."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    received = [torch.zeros(1000, dtype=torch.uint8) for _ in range(num_members)]
+    received[0] = torch.arange(1000).to(torch.uint8)
+
+    def member(number: int) -> None:
+        group = BroadcastGroup("127.0.0.1", port, number, num_members, torch.device("cpu"))
+        group.broadcast(received[number])
+
+    threads = [threading.Thread(target=member, args=(number,)) for number in range(num_members)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for buffer in received[1:]:
+        assert torch.equal(buffer, received[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -129,7 +236,7 @@ def test_shared_memory_that_is_full_names_what_to_raise(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     publisher = SharedMemoryPublisher()
-    fix = r"Cannot allocate a weight buffer of 1 GiB in /dev/shm .*shm_size .*placement\.weight_transport"
+    fix = r"Cannot allocate a weight bucket of 1 GiB in /dev/shm .*shm_size"
     with pytest.raises(TrainingError, match=fix):
         publisher._buffer(2**30)
     publisher.close()

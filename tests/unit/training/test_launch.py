@@ -184,11 +184,11 @@ def test_sigterm_pauses_without_an_outcome(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with Launch(tmp_path) as launch, RunReporter(tmp_path) as reporter:
         launch.begin(reporter)
-        assert launch.wish() is None
+        assert launch.control_request() is None
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as Ray, which puts a handler of its own in place
         launch.watch_sigterm()
         os.kill(os.getpid(), signal.SIGTERM)
-        assert launch.wish() == "pause"
+        assert launch.control_request() == "pause"
         launch.end("pause")
     assert launch.exit_code == TERMINATED == 143
     assert outcome(tmp_path) is None
@@ -211,7 +211,7 @@ def test_a_launch_that_was_taken_over_stops_and_says_nothing_more(tmp_path: Path
         with Launch(tmp_path, service(server)) as launch, RunReporter(tmp_path) as reporter:
             launch.begin(reporter)
             while True:
-                launch.wish()
+                launch.control_request()
                 time.sleep(0.01)
 
     with pytest.raises(TrainingError, match="another launch owns the run"):
@@ -226,7 +226,7 @@ def test_refused_rows_are_events(tmp_path: Path, server: IngestServer) -> None:
         launch.begin(reporter)
         reporter.log_metrics(1, {"a": 1.0})
         while not read_events(tmp_path):
-            launch.wish()
+            launch.control_request()
             time.sleep(0.01)
         launch.end("steps")
     (event,) = read_events(tmp_path)

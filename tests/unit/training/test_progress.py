@@ -30,8 +30,8 @@ def test_without_a_terminal_each_step_is_one_plain_line() -> None:
         progress.message("checkpoint\nat step 13")
     # BP bound nearest: 36/120 → 39/120 in 2 s, so 81 passes take 54 s.
     assert stream.getvalue() == (
-        "demo: step 12/40  reward 0.312  z -0.41  BP 36/120\n"
-        "demo: step 13/40  reward 0.312  z -0.41  BP 39/120  left 54s\n"
+        "demo: step 12/40  reward 0.312  z -0.41  passes 36/120\n"
+        "demo: step 13/40  reward 0.312  z -0.41  passes 39/120  left 54s\n"
         "demo: checkpoint at step 13\n"
     )
 

@@ -102,7 +102,7 @@ class LossScale:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """The sequences of one step (or of one rank's share of it). The samples of a prompt stand side by side."""
+    """The sequences of one step (or of one rank's share of it). The samples of a prompt are adjacent."""
 
     sequences: tuple[ScoredSequence, ...]
     scale: LossScale

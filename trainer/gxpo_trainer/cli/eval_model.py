@@ -110,7 +110,7 @@ def _evaluate(
     import ray
 
     from gxpo_trainer.cluster.ray_session import start_ray
-    from gxpo_trainer.rollout.collector import SampleCollector
+    from gxpo_trainer.rollout.pool import RolloutPool
     from gxpo_trainer.training.evaluation import Evaluator
 
     owns_ray = start_ray(placement)
@@ -119,15 +119,16 @@ def _evaluate(
     def log_event(kind: str, message: str, **_: object) -> None:
         console.print(f"eval: {kind}: {message}", markup=False)
 
-    collector = SampleCollector(config, placement, folder, log_event, initial_version=0)
+    pool = RolloutPool(config, placement, folder, log_event, initial_version=0)
     try:
-        collector.start()
+        pool.start()
         evaluator = Evaluator(config, benchmarks)
         evaluator.sampling = replace(evaluator.sampling, temperature=temperature)
         with console.status("sampling and grading"):
-            records, _ = evaluator.run(collector, step=0, version=0)
+            records, _ = evaluator.run(pool, step=0, version=0)
         return records
     finally:
-        collector.kill()
+        pool.kill()
+        placement.group.remove()
         if owns_ray:
             ray.shutdown()

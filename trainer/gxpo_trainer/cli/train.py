@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     config = load_run(args.config, args.set) if service is None else None
     with Launch(args.out or Path("runs") / safe_name(config.name if config else ""), service) as launch:
         config = config or load_run(args.config, args.set)
-        ended = train_in_launch(config, launch, resume=args.resume, go_on=args.continue_run, loggers=args.log)
+        ended = train_in_launch(config, launch, resume=args.resume, continue_run=args.continue_run, loggers=args.log)
     print(f"{config.name}: {describe_end(ended, launch)}; results in {launch.out_dir}", file=sys.stderr)
     return launch.exit_code
 

@@ -6,11 +6,18 @@ import gc
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 def peak_resident_bytes() -> int:
     """Peak resident set size of this process, in bytes. Linux reports KiB (getrusage(2))."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def resident_bytes() -> int:
+    """Present resident set size of this process, in bytes (proc_pid_statm(5))."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()
 
 
 @contextmanager

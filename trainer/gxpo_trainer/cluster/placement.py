@@ -36,6 +36,8 @@ class Placement:
     """Why `device` has its value, for the log."""
     colocated: bool = False
     """Whether learner ranks and engines share devices."""
+    resident: bool = False
+    """Whether shared devices hold learner and engines at once, so that neither has to leave."""
     transport: Transport = "shared_memory"
     """How weights reach the engines."""
     transport_reason: str = "not resolved yet"

@@ -7,9 +7,10 @@ reschedules when its node dies.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,7 @@ class RunPlacementGroup:
     handle: Any = None
     bundles: Bundles | None = None
     wait_s: float = MIN_WAIT_S
+    _reserved: Any = None
     _devices: dict[int, tuple[str, list[str]]] = field(default_factory=dict)
     """Node and GPU ids of each bundle that was asked for them."""
 
@@ -42,11 +44,15 @@ class RunPlacementGroup:
 
         self.remove()
         self.handle = ray.util.placement_group(list(bundles.resources), strategy=bundles.strategy)
+        self._reserved = self.handle.ready()
         self.bundles = bundles
 
     def is_ready(self, timeout_s: float) -> bool:
-        """Whether all bundles are reserved, waiting up to `timeout_s`."""
-        return bool(self.handle.wait(timeout_seconds=timeout_s))
+        """Whether all bundles have been reserved, waiting up to `timeout_s`."""
+        import ray
+
+        # `PlacementGroup.wait` counts whole seconds: with a fraction it returns at once.
+        return bool(ray.wait([self._reserved], timeout=timeout_s)[0])
 
     @property
     def on_several_nodes(self) -> bool:
@@ -59,13 +65,21 @@ class RunPlacementGroup:
         """`ray.get` for an actor call. Raises TrainingError (`no_resources`) when the actor's node stays lost."""
         import ray
 
-        while self.handle is not None and not ray.wait([call], timeout=_POLL_S)[0]:
-            # A call to an actor whose bundle cannot be rescheduled never returns.
-            self._await_rescheduling()
+        self.wait_for_one([call])
         return ray.get(call)
 
+    def wait_for_one(self, calls: Sequence[Any]) -> list[Any]:
+        """Wait until one of these actor calls or streams is ready; which. Raises TrainingError as `get` does."""
+        import ray
+
+        timeout_s = None if self.handle is None else _POLL_S
+        while not (ready := ray.wait(list(calls), num_returns=1, timeout=timeout_s)[0]):
+            # A call to an actor whose bundle cannot be rescheduled never returns.
+            self._await_rescheduling()
+        return list(ready)
+
     def _await_rescheduling(self) -> None:
-        if not self.is_ready(self.wait_s):
+        if not self.handle.wait(timeout_seconds=math.ceil(self.wait_s)):
             raise TrainingError(
                 f"a node of this run was lost, and no other node had room for its processes within "
                 f"{self.wait_s:.0f} s (placement.wait_s); add workers, then retry",
@@ -107,9 +121,10 @@ class RunPlacementGroup:
         return self.devices(bundle)[self.bundles.learner[:rank].count(bundle)]
 
     def devices(self, bundle: int) -> list[str]:
-        """GPU ids of a bundle on its node; call it before an engine that occupies them starts in a new place.
+        """GPU ids of a bundle on its node, sorted; call it before an engine that occupies them starts in a new place.
 
-        The ids are asked for again when Ray has rescheduled the bundle, that is when its node has changed.
+        The ids are asked for again when Ray has rescheduled the bundle, that is when its node has changed. Ray gives
+        the engine the same ids in any order: match devices by id or UUID, not by position.
         """
         import ray
 
@@ -119,7 +134,7 @@ class RunPlacementGroup:
             assert self.bundles is not None
             gpus = self.bundles.resources[bundle]["GPU"]
             ask = ray.remote(_visible_devices).options(num_cpus=0, num_gpus=gpus, **self._bundle_options(bundle))
-            self._devices[bundle] = (node, self.get(ask.remote()))
+            self._devices[bundle] = (node, sorted(self.get(ask.remote())))
         return self._devices[bundle][1]
 
 

@@ -108,7 +108,7 @@ def _verdict(comparison: Comparison, candidates: list[GroupResult], supported: d
         return "Inconclusive: no run shares a seed with the baseline."
     if all(group.num_paired <= 1 for group in candidates):
         return f"Inconclusive: only one shared seed. Run at least {MIN_SEEDS}."
-    level = f"{100 * comparison.level:g} %"
+    level = f"{100 * comparison.level:g}%"
     words = []
     for group in candidates:
         bounds = ", ".join(
@@ -155,7 +155,7 @@ def _some(names: list[str]) -> str:
 
 
 def _percent(accuracy: float) -> str:
-    return f"{100 * accuracy:.1f} %"
+    return f"{100 * accuracy:.1f}%"
 
 
 def _costs(point: Point) -> str:

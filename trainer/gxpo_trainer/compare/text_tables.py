@@ -18,7 +18,7 @@ from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.seeds import SeedGroup
 
 _AXES: tuple[Axis, ...] = ("steps", "backward_passes", "hours")
-_NAMES = {"steps": "steps", "backward_passes": "BP", "hours": "time", "tokens": "tokens"}
+_NAMES = {"steps": "steps", "backward_passes": "passes", "hours": "time", "tokens": "tokens"}
 _MAX_ROWS = 12
 UNKNOWN = "–"
 
@@ -46,7 +46,7 @@ def all_tables(groups: Sequence[SeedGroup], comparison: Comparison) -> list[Tabl
 
 def result_table(comparison: Comparison) -> Table:
     """One row per group: final accuracy and costs."""
-    header = ("run", "seeds", "accuracy", "steps", "BP", "time", "shut-off step")
+    header = ("run", "seeds", "accuracy", "steps", "passes", "time", "shut-off step")
     rows = []
     for group in comparison.groups:
         costs = (_cost(axis, group.final.cost(axis)) for axis in _AXES)
@@ -69,7 +69,7 @@ def convergence_table(comparison: Comparison) -> Table:
 
 def best_table(comparison: Comparison) -> Table:
     """One row per group: shut-off step, total cost, and cost to its own peak (Table 5)."""
-    header = ("run", "shut-off step", "BP", "time", "best", "at step", "BP to best", "time to best")
+    header = ("run", "shut-off step", "passes", "time", "best", "at step", "passes to best", "time to best")
     rows = []
     for group in comparison.groups:
         whole, best = group.final, group.peak
@@ -97,7 +97,7 @@ def budget_table(comparison: Comparison) -> Table:
             mean = f"{100 * seeds.mean:+.1f}" if seeds else UNKNOWN
             cells = (percent(found.accuracy.mean) + reached, mean, _bounds(seeds), _bounds(problems))
             rows.append((shown, group.name, *cells))
-    level = f"{100 * comparison.level:g} %"
+    level = f"{100 * comparison.level:g}%"
     return Table(f"Accuracy at equal budgets (points; {level} intervals of the difference)", header, tuple(rows))
 
 
@@ -144,7 +144,7 @@ def curve_table(groups: Sequence[SeedGroup]) -> Table:
             cells.append(f"{100 * curve.accuracy[i]:.1f} ({spent})")
         rows.append(tuple(cells))
     header = ("step", *(group.name for group in groups))
-    return Table("Accuracy in % by step (in brackets: BP, minutes)", header, tuple(rows))
+    return Table("Accuracy in % by step (in brackets: backward passes, minutes)", header, tuple(rows))
 
 
 def difference_table(comparison: Comparison) -> Table:
@@ -158,7 +158,7 @@ def difference_table(comparison: Comparison) -> Table:
 
 
 def percent(value: float) -> str:
-    return f"{100 * value:.1f} %" if value == value else UNKNOWN
+    return f"{100 * value:.1f}%" if value == value else UNKNOWN
 
 
 def _cost(axis: Axis, value: float) -> str:

@@ -8,6 +8,9 @@ from pydantic import Field
 
 from gxpo_trainer.config.base import Settings
 
+CHECKPOINTING_FROM = 1_000_000_000
+"""Parameters from which `gradient_checkpointing = "auto"` recomputes: below, activations rarely fill a GPU."""
+
 
 class ModelConfig(Settings):
     """The policy."""
@@ -25,4 +28,12 @@ class ModelConfig(Settings):
         "auto",
         description="Kernel of the learner; auto: sdpa, on GPUs in bf16 flash_attention_2 where it is installed.",
     )
-    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
+    gradient_checkpointing: bool | Literal["auto"] = Field(
+        "auto", description="Recompute activations in the backward pass; auto: from 1 billion parameters on."
+    )
+
+    def recomputes_activations(self, num_parameters: int) -> bool:
+        """Whether the backward pass of a model of this size recomputes activations."""
+        if self.gradient_checkpointing == "auto":
+            return num_parameters >= CHECKPOINTING_FROM
+        return self.gradient_checkpointing

@@ -98,6 +98,13 @@ class RuleSettings(Settings):
             return 1
         return self.passes.constant + sum(int(getattr(self, name)) for name in self.passes.settings)
 
+    def shard_buffers(self, num_moments: int) -> int:
+        """Copies of a parameter shard that the look-ahead holds beside parameters, gradient and optimizer state.
+
+        num_moments: state tensors of the optimizer, 2 for AdamW. With the gate closed a rule holds none.
+        """
+        return 0
+
     @property
     def gate_config(self) -> GateConfig | None:
         """The gate's settings; None for a rule without a gate."""

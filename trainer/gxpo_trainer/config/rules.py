@@ -53,6 +53,10 @@ class SfpoRule(RuleSettings):
     _check_k = field_validator("k")(lambda cls, value: _at_least_two(value))
     _check_alpha = field_validator("alpha")(lambda cls, value: _unit_interval(value))
 
+    def shard_buffers(self, num_moments: int) -> int:
+        """θ⁰."""
+        return 1
+
     @property
     def learning_rate_factor(self) -> float | None:
         """See rule_base.RuleSettings."""
@@ -118,6 +122,10 @@ class GxpoRule(RuleSettings):
             if isinstance(clip, tuple) and not clip[0] < clip[1]:
                 raise ValueError(f"{name} = {list(clip)} is empty; the lower bound must be below the upper")
         return self
+
+    def shard_buffers(self, num_moments: int) -> int:
+        """θ⁰; with two probes g⁰ or θ¹ as well; `rollback` keeps the moments."""
+        return self.probes + (num_moments if self.probe_state == "rollback" else 0)
 
     @property
     def learning_rate_factor(self) -> float | None:

@@ -98,6 +98,9 @@ class Bf16Shards(Shards):
     def _reduced(self) -> list[Tensor]:
         return list(self._zero.fp32_groups_gradient_flat_partition)
 
+    def gradient_buffers(self) -> list[Tensor]:
+        return [*super().gradient_buffers(), *self._zero.fp32_groups_gradients_flat]
+
     def publish(self) -> None:
         """Copy the partition into the forward weights and gather the others' partitions."""
         self._zero.update_lp_params()
@@ -119,6 +122,13 @@ class ScatteredShards(Shards):
         buffer = self._zero.grad_partitions_flat_buffer
         return list(buffer.split([master.numel() for master in self._masters]))
 
+    def persistent(self) -> list[Tensor]:
+        partitions = [parameter.ds_tensor for group in self._zero.fp16_groups for parameter in group]
+        return [*super().persistent(), *partitions]
+
+    def gradient_buffers(self) -> list[Tensor]:
+        return [*super().gradient_buffers(), self._zero.grad_partitions_flat_buffer]
+
     def _run_optimizer(self) -> None:
         # DeepSpeed leaves the group empty between its steps.
         (group,) = self._optimizer.param_groups
@@ -129,7 +139,7 @@ class ScatteredShards(Shards):
             group["params"] = []
 
     def publish(self) -> None:
-        """Copy the masters into the partitions; drop, or gather anew, what is held of whole parameters."""
+        """Copy the masters into the partitions; release whole parameters, or gather them again."""
         self._zero._partition_all_parameters()
         for index in range(len(self._masters)):
             self._zero._reassign_or_swap_out_partitioned_parameters(index)

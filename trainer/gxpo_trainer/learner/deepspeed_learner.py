@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gxpo_trainer.algo.batch import MicroBatch, StepBatch
 from gxpo_trainer.algo.losses import TokenOutputs, finish_statistics, policy_loss
+from gxpo_trainer.cluster.memory import resident_bytes
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import Diverged
 from gxpo_trainer.learner import rank_state
@@ -26,6 +27,7 @@ from gxpo_trainer.learner.loaded_batch import (
     statistics_over_ranks,
     sum_over_ranks,
 )
+from gxpo_trainer.learner.parking import Parking
 from gxpo_trainer.learner.process_group import (
     Device,
     build_optimizer,
@@ -38,6 +40,7 @@ from gxpo_trainer.models.logprobs import PolicyModule
 from gxpo_trainer.rules.base import BackwardResult, OptimizerState
 from gxpo_trainer.rules.plain import norm
 from gxpo_trainer.rules.recurrence import AdamWRecurrence, SGDRecurrence
+from gxpo_trainer.types import Metrics
 
 
 class DeepSpeedLearner:
@@ -71,6 +74,8 @@ class DeepSpeedLearner:
         join_process_group(
             rank=rank, world_size=world_size, master_address=master_address, master_port=master_port, device=device
         )
+        self.idle_bytes = resident_bytes()
+        """Resident set before the model is loaded; the planner counts from it."""
         self.device = torch.device("cpu" if device == "cpu" else f"cuda:{torch.cuda.current_device()}")
         settings = config.learner
         torch.manual_seed(config.seed)
@@ -89,6 +94,7 @@ class DeepSpeedLearner:
         self._shards = open_shards(
             self._engine, optimizer, zero_stage=settings.zero_stage, precision=settings.precision
         )
+        self._parking = Parking()
         self._batches: list[LoadedBatch] = []
         self._index = 0
         self._finite = False
@@ -218,6 +224,13 @@ class DeepSpeedLearner:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
 
+    def memory_metrics(self) -> Metrics:
+        """`system/learner_…`: resident set before the model was loaded, and on a GPU the most that torch reserved."""
+        metrics = {"system/learner_idle_bytes": float(self.idle_bytes)}
+        if self.device.type == "cuda":
+            metrics["system/learner_device_peak_bytes"] = float(torch.cuda.max_memory_reserved(self.device))
+        return metrics
+
     @property
     def replicated(self) -> bool:
         """Whether every rank holds all parameters (stage 0)."""
@@ -252,6 +265,20 @@ class DeepSpeedLearner:
         self._shards.state.set_step(int(meta["optimizer_step"]))
         self.set_learning_rate(float(meta["learning_rate"]))
         self.publish()
+
+    def park(self) -> int:
+        """Move parameters, optimizer state and reference to the host, drop gradients; the bytes released.
+
+        Nothing but `unpark` may be called in between.
+        """
+        self._batches = []
+        reference = [] if self._reference is None else [*self._reference.parameters(), *self._reference.buffers()]
+        kept = [*self._model.parameters(), *self._model.buffers(), *self._shards.persistent(), *reference]
+        return self._parking.park(kept, self._shards.gradient_buffers())
+
+    def unpark(self) -> None:
+        """Undo `park` bit for bit; gradients come back as zeros."""
+        self._parking.unpark()
 
     def close(self) -> None:
         """Free the engine. The process group stays, for another learner in the same process."""

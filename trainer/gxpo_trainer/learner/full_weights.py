@@ -1,6 +1,6 @@
 """The policy's weights as a transformers checkpoint names them, gathered from any ZeRO stage.
 
-Under LoRA the adapter is merged on the way out, W + (alpha/rank)·B·A, computed in fp32; the model itself is not
+Under LoRA an exported policy has the adapter merged, W + (alpha/rank)·B·A, computed in fp32; the model itself is not
 changed.
 """
 

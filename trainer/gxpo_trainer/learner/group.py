@@ -7,6 +7,7 @@ whole group is ended and rebuilt.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import ray
 
 from gxpo_trainer.algo.batch import StepBatch, shard
 from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.cluster.shared_devices import Devices, SeparateDevices
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.transport import Transport
 from gxpo_trainer.errors import LearnerDied
 from gxpo_trainer.learner.rank import LearnerRank, StepResult
-from gxpo_trainer.sync.manifest import WeightManifest
+from gxpo_trainer.sync.buckets import WeightBucket
 
 MOST_STARTS = 5
 """Starts of a learner that died, within one recovery, on a Ray of several nodes."""
@@ -32,9 +35,14 @@ class LearnerGroup:
     def __init__(self, config: RunConfig, placement: Placement) -> None:
         self.config, self.placement = config, placement
         self.ranks: list[Any] = []
+        self.devices: Devices = SeparateDevices()
+        """Decides who has the GPUs, where learner and engines share them."""
+        self._places: list[str] = []
+        self.transport: Transport = "shared_memory"
 
     def start(self) -> None:
-        """Start all ranks and wait until their engines stand."""
+        """Start all ranks and wait until their engines are built."""
+        self.devices.learner_starts()
         size = self.config.placement.learner_ranks
         self.ranks = [
             ray.remote(LearnerRank).options(**self.placement.learner_options(rank)).remote(self.config, rank, size)
@@ -44,10 +52,11 @@ class LearnerGroup:
             address, port = self.placement.group.get(self.ranks[0].endpoint.remote())
         except ray.exceptions.RayActorError as error:
             raise LearnerDied(str(error).strip().splitlines()[0]) from error
+        self._places = []
         self.all("setup", address, port, self.placement.device, self.placement.learner_threads)
 
     def restart(self) -> None:
-        """End every rank that is left (they may hang in a collective) and start anew.
+        """Kill the remaining ranks, which may hang in a collective, and start all of them again.
 
         On several nodes this is tried again: the first place may be on a node that is lost without Ray's notice.
         """
@@ -58,7 +67,7 @@ class LearnerGroup:
                 self.start()
                 return
             except LearnerDied:
-                if self.placement.group.handle is None or restarts == MOST_STARTS:
+                if not self.placement.group.on_several_nodes or restarts == MOST_STARTS:
                     raise
 
     def kill(self) -> None:
@@ -79,17 +88,48 @@ class LearnerGroup:
         """Call a method on every rank; rank 0's answer. Raises LearnerDied when a rank ends meanwhile."""
         return self._get([getattr(rank, method).remote(*arguments) for rank in self.ranks])[0]
 
+    def on_devices(self, method: str, *arguments: Any) -> Any:
+        """`all`, for methods that use the learner's weights."""
+        self.devices.need("updating")
+        return self.all(method, *arguments)
+
+    def park(self) -> None:
+        """Move the learner's memory to the host; see learner.parking."""
+        self.all("park")
+
+    def unpark(self) -> None:
+        """Move the learner's memory back."""
+        self.all("unpark")
+
     def nodes(self) -> list[str]:
         """The Ray node of each rank."""
         return [str(node) for node in self._get([rank.node.remote() for rank in self.ranks])]
 
-    def publish(self, version: int, sampler_node: str) -> tuple[WeightManifest, float | None]:
-        """See LearnerRank.publish."""
-        found: tuple[WeightManifest, float | None] = self.all("publish", version, sampler_node)
-        return found
+    def next_bucket(self, version: int, index: int, nodes: Sequence[str]) -> tuple[WeightBucket, float | None]:
+        """Pack bucket `index` of the present weights for engines on these Ray nodes; see LearnerRank.next_bucket."""
+        if index == 0:
+            self.transport = self._choose_transport(nodes)
+        parts = self._get([rank.next_bucket.remote(version, index, self.transport) for rank in self.ranks])
+        bucket: WeightBucket = parts[0][0]
+        if bucket.transport == "cuda_ipc":
+            # A worker maps the bucket of the rank on its own GPU.
+            bucket = replace(bucket, location={device: at for part, _ in parts for device, at in part.location.items()})
+        return bucket, parts[0][1]
+
+    def send(self, bucket: WeightBucket) -> Any:
+        """Start the broadcast of a bucket; None for transports without one."""
+        return self.ranks[0].send.remote(replace(bucket, tensors=())) if bucket.transport == "nccl" else None
+
+    def open_broadcast(self, num_workers: int) -> tuple[str, int, Any] | None:
+        """Open a broadcast group of rank 0 and `num_workers` engine workers; None where no transport needs one."""
+        if self.placement.transport != "nccl" or self.config.learner.lora is not None:
+            return None
+        address, port = self._get([self.ranks[0].endpoint.remote()])[0]
+        return address, port, self.ranks[0].join_broadcast.remote(address, port, 1 + num_workers)
 
     def train_step(self, batches: Sequence[StepBatch], learning_rate: float, *, diagnose: bool) -> StepResult:
         """One training step on the mini-batches, each sharded over the ranks."""
+        self.devices.need("updating", sync_follows=True)
         shares = [shard(batch, len(self.ranks)) for batch in batches]
         calls = [
             rank.train_step.remote([share[index] for share in shares], learning_rate, diagnose)
@@ -100,6 +140,7 @@ class LearnerGroup:
 
     def gap(self, batch: StepBatch) -> tuple[float, float]:
         """See LearnerRank.gap."""
+        self.devices.need("updating")
         shares = shard(batch, len(self.ranks))
         found: tuple[float, float] = self._get(
             [rank.gap.remote(share) for rank, share in zip(self.ranks, shares, strict=True)]
@@ -110,9 +151,18 @@ class LearnerGroup:
         """For CheckpointStore.save: fills a checkpoint folder and leaves the rule's state in `collected`."""
 
         def write(folder: Path) -> None:
-            collected.update(self.all("save", str(folder)))
+            collected.update(self.on_devices("save", str(folder)))
 
         return write
+
+    def _choose_transport(self, nodes: Sequence[str]) -> Transport:
+        """The run's transport; an adapter is small and always goes through the host."""
+        self._places = self._places or self.nodes()
+        one_node = {*nodes} == {self._places[0]}
+        chosen: Transport = self.placement.resolve_transport(one_node)
+        if self.config.learner.lora is not None and chosen in ("nccl", "cuda_ipc"):
+            return "shared_memory" if one_node else "object_store"
+        return chosen
 
     def _get(self, calls: list[Any]) -> list[Any]:
         """Answers of all ranks. One dead rank is enough to give up: its peers would wait for it for ever."""

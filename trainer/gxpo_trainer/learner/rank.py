@@ -17,12 +17,12 @@ from gxpo_trainer.algo.batch import StepBatch
 from gxpo_trainer.cluster.memory import frozen_allocations, peak_resident_bytes
 from gxpo_trainer.cluster.ray_session import this_node
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.config.transport import Transport
 from gxpo_trainer.types import Metrics, StepReport
 
 if TYPE_CHECKING:
     from gxpo_trainer.learner.perturbation import Perturbation
-    from gxpo_trainer.sync.manifest import WeightManifest
+    from gxpo_trainer.sync.buckets import WeightBucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,7 @@ class LearnerRank:
             from transformers import AutoModelForCausalLM  # noqa: F401
 
             from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
+            from gxpo_trainer.learner.publisher import RankPublisher
             from gxpo_trainer.rules.registry import make_rule
 
         self.learner = DeepSpeedLearner(
@@ -91,8 +92,7 @@ class LearnerRank:
             device="gpu" if device == "gpu" else "cpu",
         )
         self.rule = make_rule(self.config.learner.rule)
-        self.publisher: Any = None
-        self.to_other_nodes: Any = None
+        self.publisher = RankPublisher(self.learner, self.config)
         self.perturbation: Perturbation | None = None
 
     def attention(self) -> str:
@@ -124,7 +124,11 @@ class LearnerRank:
         done = time.perf_counter()
         count = len(batches)
         return StepResult(
-            metrics={**extra, **mean_metrics([report.metrics for report in reports])},
+            metrics={
+                **extra,
+                **mean_metrics([report.metrics for report in reports]),
+                **self.learner.memory_metrics(),
+            },
             backward_passes=sum(r.backward_passes for r in reports) / count,
             diagnostic_passes=diagnostic_passes / count,
             gap_mean=gap_mean,
@@ -136,36 +140,29 @@ class LearnerRank:
             peak_bytes=peak_resident_bytes(),
         )
 
-    def publish(self, version: int, sampler_node: str) -> tuple[WeightManifest | None, float | None]:
-        """Hand the present weights to the sampler's side, on the Ray node `sampler_node`. Collective.
+    def next_bucket(self, version: int, index: int, transport: Transport) -> tuple[WeightBucket | None, float | None]:
+        """Pack bucket `index` of the present weights, or of the present adapter. Collective.
 
-        Rank 0 returns the manifest and the share of weights, as the forward pass uses them, that differ from the
-        version published before (None for the first). Raises ConfigError for a transport that cannot reach there.
+        Rank 0 (with cuda_ipc every rank) returns the bucket and, after the last one, the fraction of weights, as the
+        forward pass uses them, that differ from the version published before (None for the first).
         """
-        if self.rank:
-            for _ in self.learner.full_weights():
-                pass
-            return None, None
-        if self.publisher is None:
-            import torch
+        return self.publisher.next_bucket(version, index, transport)
 
-            from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher
+    def send(self, bucket: WeightBucket) -> None:
+        """Broadcast a packed bucket to the engines. Rank 0 only."""
+        self.publisher.send(bucket)
 
-            wanted = self.config.rollout.dtype
-            self.publisher = SharedMemoryPublisher(dtype=None if wanted == "auto" else getattr(torch, wanted))
-        publisher = self.publisher
-        transport, apart = self.config.placement.weight_transport, sampler_node != this_node()
-        if transport == "shared_memory" and apart:
-            raise ConfigError(
-                'placement.weight_transport = "shared_memory" but learner and sampler are on different nodes; set it '
-                'to "auto"'
-            )
-        if transport == "object_store" or apart:
-            from gxpo_trainer.sync.object_store import ObjectStorePublisher
+    def join_broadcast(self, address: str, port: int, size: int) -> None:
+        """Open the broadcast group as its member 0. Rank 0 only."""
+        self.publisher.join_broadcast(address, port, size)
 
-            publisher = self.to_other_nodes = self.to_other_nodes or ObjectStorePublisher(self.publisher)
-        manifest: WeightManifest = publisher.publish(version, self.learner.full_weights())
-        return manifest, self.publisher.changed_fraction(manifest)
+    def park(self) -> int:
+        """Move all persistent memory to the host; the bytes released. No other call but `unpark` may follow."""
+        return self.learner.park()
+
+    def unpark(self) -> None:
+        """Undo `park` bit for bit."""
+        self.learner.unpark()
 
     def perturb(self, scale: float, seed: int) -> None:
         """Canary: see `perturbation.Perturbation`. A second call replaces the perturbation of the first. Collective."""
@@ -220,5 +217,4 @@ class LearnerRank:
         self.rule.load_state_dict(rule_state)
 
     def close(self) -> None:
-        if self.publisher is not None:
-            self.publisher.close()
+        self.publisher.close()

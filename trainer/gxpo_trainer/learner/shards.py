@@ -55,6 +55,16 @@ class Shards(ABC):
     def publish(self) -> None:
         """Make the masters the weights of the forward pass, on all ranks."""
 
+    def persistent(self) -> list[Tensor]:
+        """Tensors that keep their contents between steps: masters, moments, forward partitions."""
+        moments = [value for m in self._masters for value in self._optimizer.state[m].values()]
+        return [*self._masters, *moments]
+
+    def gradient_buffers(self) -> list[Tensor]:
+        """Buffers for gradients that outlive a step; their contents do not matter between steps."""
+        self._gradients = None
+        return []
+
     def begin(self) -> None:
         """Forget the gradient of the last pass; what `gradients()` returned is no longer valid."""
         self._gradients = None

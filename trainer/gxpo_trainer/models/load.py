@@ -111,7 +111,7 @@ def load_policy(
             f"model.path = {config.path!r} lacks the weight {min(report['missing_keys'])} ("
             f"{len(report['missing_keys'])} missing in total); use a complete checkpoint of a causal language model"
         )
-    if config.gradient_checkpointing:
+    if config.recomputes_activations(model.num_parameters()):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if lora is not None:
         model = _with_adapter(model, lora)

@@ -23,6 +23,8 @@ from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.records.uploader_batches import FILES, Batch, BatchQueue
 
 ControlRequest = Literal["pause", "cancel"]
+PREPARING = "preparing"
+"""The first phase of a launch."""
 _FENCED = (401, 403, 410)
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -113,6 +115,7 @@ class Uploader:
         self._follow = self._finishing = False
         self._synced = False
         self._called = -float("inf")
+        self._phase, self._sent_phase = PREPARING, ""
         self._request: ControlRequest | None = None
         self._fenced: str | None = None
         self._delivered = self._ended = False
@@ -136,6 +139,11 @@ class Uploader:
 
     def start(self) -> None:
         self._thread.start()
+
+    def enter_phase(self, phase: str) -> None:
+        """Send a heartbeat with this phase, such as `training`, and repeat it with the later ones."""
+        self._phase = phase
+        self._wake.set()
 
     def follow(self) -> None:
         """Start sending the rows of the run's files."""
@@ -183,8 +191,10 @@ class Uploader:
         if self._synced and finishing:
             self._delivered = self._ended = True
             return 0.0
-        if not self._synced or time.monotonic() - self._called >= self._timing.heartbeat:
-            self._call(self._queue.heartbeat(), None)
+        phase, quiet_s = self._phase, time.monotonic() - self._called
+        if not self._synced or phase != self._sent_phase or quiet_s >= self._timing.heartbeat:
+            self._call(self._queue.heartbeat(phase), None)
+            self._sent_phase = phase
         return 0.0 if self._ended or self._finishing else self._timing.poll
 
     def _call(self, body: bytes, batch: Batch | None) -> None:

@@ -1,6 +1,7 @@
 """The files of a run as a queue of batches for the service, without HTTP, clocks or threads.
 
     {"attempt": launch number, "batch": 1, 2, 3, … in this launch, null for a heartbeat,
+     "phase": what the launch is doing, in heartbeats,
      "offsets": {kind: lines of the file before this batch's rows},
      "metrics": [rows], "samples": [rows], "evaluations": [rows], "events": [rows],
      "identity": run.json or null, "outcome": outcome.json or null}
@@ -135,8 +136,9 @@ class BatchQueue:
     def offsets(self) -> dict[str, int]:
         return {kind: tail.line for kind, tail in self._tails.items()}
 
-    def heartbeat(self) -> bytes:
-        return self._body(None, {})
+    def heartbeat(self, phase: str) -> bytes:
+        """phase: what the launch is doing, in words."""
+        return self._body(None, {}, phase=phase)
 
     def set_outcome(self, outcome: Mapping[str, Any] | None) -> None:
         """Send the outcome as the last batch, after the last row."""
@@ -256,9 +258,11 @@ class BatchQueue:
         *,
         identity: bytes = b"null",
         outcome: bytes = b"null",
+        phase: str | None = None,
     ) -> bytes:
         """JSON body of a call. Lines are inserted as bytes, exactly as on disk."""
-        head = json.dumps({"attempt": self._attempt, "batch": number, "offsets": self.offsets})[:-1].encode()
+        values = {"attempt": self._attempt, "batch": number, "phase": phase, "offsets": self.offsets}
+        head = json.dumps(values)[:-1].encode()
         parts = [b', "%s": [%s]' % (kind.encode(), b",".join(rows.get(kind, ()))) for kind in FILES]
         return b"".join([head, *parts, b', "identity": ', identity, b', "outcome": ', outcome, b"}"])
 

@@ -17,18 +17,23 @@ from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
 from gxpo_trainer.types import Prompt, ScoredGroup
 
 if TYPE_CHECKING:
-    from gxpo_trainer.rollout.collector import SampleCollector
+    from gxpo_trainer.rollout.pool import RolloutPool
 
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """One step's scored groups. num_tokens counts all sampled tokens, including those of resampled groups."""
+    """One step's scored groups. num_tokens counts all sampled tokens, including those of resampled groups.
+
+    idle_fraction: see pool.Collected. engines_alive: engines that were ready at the end.
+    """
 
     groups: list[ScoredGroup]
     num_tokens: int
     rollout_s: float
     verify_s: float
     num_resampled: int
+    idle_fraction: float = 0.0
+    engines_alive: int = 1
 
 
 class RolloutPlanner:
@@ -50,7 +55,7 @@ class RolloutPlanner:
         """Return to the first prompt of the first epoch."""
         self.cursor = PromptCursor(len(self.prompts), seed=self.config.seed, shuffle=self.config.data.shuffle)
 
-    def collect(self, collector: SampleCollector, step: int, version: int) -> Rollouts:
+    def collect(self, pool: RolloutPool, step: int, version: int) -> Rollouts:
         """Sample and score one step's groups with the weights of `version`.
 
         With `zero_variance = "resample"`, groups with equal rewards are replaced by groups of other prompts, for at
@@ -59,20 +64,29 @@ class RolloutPlanner:
         num_groups = self.config.rollout.prompts_per_step
         kept: list[ScoredGroup] = []
         flat: list[ScoredGroup] = []
-        tokens, rollout_s, verify_s, rounds = 0, 0.0, 0.0, 0
+        tokens, rollout_s, verify_s, idle_s, rounds = 0, 0.0, 0.0, 0.0, 0
         resample = self.config.learner.loss.zero_variance == "resample"
         limit = self.config.learner.loss.resample_limit if resample else 0
         while len(kept) < num_groups and rounds <= limit:
             requests = self.requests(self.cursor.next(num_groups - len(kept)), step, rounds)
-            part = collector.collect(requests, self.sampling, version)
+            part = pool.collect(requests, self.sampling, version)
             rollout_s, verify_s, rounds = rollout_s + part.rollout_s, verify_s + part.verify_s, rounds + 1
+            idle_s += part.idle_fraction * part.rollout_s
             tokens += sum(len(s.token_ids) for g in part.groups for s in g.group.samples)
             for group in part.groups:
                 is_flat = resample and zero_variance([verdict.reward for verdict in group.verdicts])
                 (flat if is_flat else kept).append(group)
         # Fill up with zero-variance groups, which have no gradient, so that the batch keeps its size.
         groups = kept + flat[: max(0, num_groups - len(kept))]
-        return Rollouts(groups, tokens, rollout_s, verify_s, num_resampled=max(0, rounds - 1))
+        return Rollouts(
+            groups,
+            tokens,
+            rollout_s,
+            verify_s,
+            num_resampled=max(0, rounds - 1),
+            idle_fraction=idle_s / rollout_s if rollout_s else 0.0,
+            engines_alive=part.engines_alive,
+        )
 
     def requests(self, indices: Sequence[int], step: int, round_: int = 0) -> list[SampleRequest]:
         """One request per prompt, seeded only in deterministic mode, which is slightly slower."""

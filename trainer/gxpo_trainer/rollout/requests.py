@@ -1,4 +1,4 @@
-"""Sampling requests and the sampler's settings."""
+"""Sampling requests, their results, and the settings of an engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from gxpo_trainer.types import Prompt
+from gxpo_trainer.config import LoraConfig
+from gxpo_trainer.types import Group, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,9 @@ class SamplerSettings:
     """Settings of the sampling engine.
 
     model: a local transformers folder or a hub name. max_length: prompt plus response, in tokens.
-    initial_version: version of the weights in the folder, None when a sync must come first.
+    adapter: sample with a LoRA adapter that syncs replace, None for full weights. sleep_mode: the engine can free
+    its GPU between phases (vLLM ignores that on CPUs). initial_version: version of the weights in the folder, None when
+    a sync must come first.
     """
 
     model: str
@@ -57,5 +60,21 @@ class SamplerSettings:
     enforce_eager: bool = True
     tensor_parallel: int = 1
     trust_remote_code: bool = False
-    weight_transfer: Literal["shared_memory", "nccl"] = "shared_memory"
+    adapter: LoraConfig | None = None
+    sleep_mode: bool = False
     initial_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedGroups:
+    """Groups that an engine has completed, with the indices of their requests."""
+
+    indices: tuple[int, ...]
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """Last item of an engine's stream. busy_s: time spent in engine steps."""
+
+    busy_s: float

@@ -1,8 +1,7 @@
-"""The sampler: vLLM in this process (`Sampler`), and its Ray actor (`SamplerActor`).
+"""One sampling engine: vLLM in this process and, with tensor parallelism, in worker processes.
 
-Order of calls: `receive(manifest)` loads and verifies version v; then `generate(..., weights_version=v)` accepts that
-version only. A sync and a generation never overlap: an actor runs one method at a time, and a generator must be
-exhausted or closed first.
+Order of calls: `receive(bucket)` for every bucket of version v; then `stream(..., weights_version=v)` accepts that
+version only. A sync and a stream never overlap: a stream must be exhausted or closed first.
 
 Log-probabilities are those of the sampling distribution: softmax(logits / temperature) over the whole vocabulary,
 without truncation.
@@ -10,92 +9,104 @@ without truncation.
 
 from __future__ import annotations
 
-import gc
 import os
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from gxpo_trainer.cluster.memory import frozen_allocations
-from gxpo_trainer.cluster.ray_session import this_node
-from gxpo_trainer.errors import ConfigError, TrainingError, WeightSyncMismatch
-from gxpo_trainer.rollout.requests import SampleRequest, SamplerSettings, SamplingSettings
+from gxpo_trainer.errors import TrainingError, WeightSyncMismatch
+from gxpo_trainer.rollout.intake import Intake
+from gxpo_trainer.rollout.requests import FinishedGroups, SampleRequest, SamplerSettings, SamplingSettings, StreamEnd
 from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response
 from gxpo_trainer.types import Group, Sample
 
+WORKER_EXTENSION = "gxpo_trainer.sync.worker.WeightSyncExtension"
+
 
 class Sampler:
-    """An in-process vLLM engine with replaceable, versioned weights.
+    """A vLLM engine with replaceable, versioned weights, or a replaceable LoRA adapter on fixed weights.
 
-    Create at most one per process: vLLM keeps process-wide state. Raises ConfigError for an unsupported setting and
-    WeightSyncMismatch when vLLM's loaded weights differ from those in the model folder.
+    Create at most one per process: vLLM keeps process-wide state. Raises WeightSyncMismatch when vLLM's loaded weights
+    differ from those in the model folder.
     """
 
     def __init__(self, settings: SamplerSettings) -> None:
-        if settings.tensor_parallel != 1:
-            raise ConfigError(
-                f"placement.tensor_parallel = {settings.tensor_parallel}: the sampler's weights can be verified only "
-                "if one process holds all of them; set it to 1"
-            )
         import_engine(settings)
         from vllm import LLM
-
-        from gxpo_trainer.sync.receiver import WeightReceiver
-        from gxpo_trainer.sync.vllm_weights import VllmWeights
 
         self._settings = settings
         self._llm: Any = LLM(**_engine_arguments(settings))
         self._tokenizer: Any = self._llm.get_tokenizer()
-        self.weights = VllmWeights(self._llm)
-        self.receiver = WeightReceiver(self.weights, settings.initial_version)
         self._driver = EngineDriver(self._llm)
-        if Path(settings.model).is_dir():
-            self.receiver.verify_checkpoint(Path(settings.model))
-
-    @property
-    def version(self) -> int | None:
+        self._adapter: Any = None  # vLLM's LoRARequest of the current version
+        self._received = tempfile.TemporaryDirectory(prefix="gxpo-engine-")
+        self._local: Any = None  # shared memory for buckets that came through the object store
+        self.num_syncs = 0
+        self.version = settings.initial_version
         """Version of the loaded weights, None before the first sync and after a failed one."""
-        return self.receiver.version
+        if Path(settings.model).is_dir():
+            self._workers("gxpo_verify_checkpoint", settings.model)
+        if settings.adapter is not None:
+            from gxpo_trainer.sync.adapters import AdapterFolder
+
+            self._adapter_folder = AdapterFolder(Path(self._received.name), settings.adapter)
 
     def generate(
         self, requests: Sequence[SampleRequest], sampling: SamplingSettings, weights_version: int
-    ) -> Iterator[list[Group]]:
-        """Sample all requests concurrently; yield groups as they finish.
+    ) -> Iterator[FinishedGroups]:
+        """`stream` of a fixed list of requests, without its last item."""
+        stream = self.stream(Intake(list(enumerate(requests)), closed=True), sampling, weights_version)
+        return (item for item in stream if isinstance(item, FinishedGroups))
 
-        A group's samples are ordered by index. Closing the iterator early aborts running requests. Raises, at the
-        call, WeightSyncMismatch when another version is loaded and ValueError when a prompt leaves no room for
+    def stream(
+        self, intake: Intake, sampling: SamplingSettings, weights_version: int
+    ) -> Iterator[FinishedGroups | StreamEnd]:
+        """Sample requests as they arrive until `intake` is closed; yield groups as they finish, then StreamEnd.
+
+        A group's samples are ordered by index. Closing the iterator early aborts running requests. Raises
+        WeightSyncMismatch when another version is loaded and ValueError when a prompt leaves no room for
         `max_new_tokens`.
         """
         if self.version != weights_version:
             held = "no verified version" if self.version is None else f"version {self.version}"
             raise WeightSyncMismatch(f"weights version {weights_version} was requested; the sampler holds {held}")
-        for request in requests:
-            self._check_length(request, sampling)
-        return self._generate(requests, sampling, weights_version)
+        return self._stream(intake, sampling, weights_version)
 
-    def _generate(
-        self, requests: Sequence[SampleRequest], sampling: SamplingSettings, weights_version: int
-    ) -> Iterator[list[Group]]:
-        groups: list[list[Response]] = []
+    def _stream(
+        self, intake: Intake, sampling: SamplingSettings, weights_version: int
+    ) -> Iterator[FinishedGroups | StreamEnd]:
+        running: dict[int, tuple[SampleRequest, list[Response]]] = {}
         owner: dict[int, int] = {}
+        unfinished: dict[int, int] = {}
+        busy_s = 0.0
         try:
-            for index, request in enumerate(requests):
-                groups.append(self._submit(request, sampling))
-                owner.update((id(response), index) for response in groups[-1])
-            open_samples = [len(group) for group in groups]
-            while self._driver.running:
+            while not intake.aborted:
+                arrived = intake.take(wait=not self._driver.running)
+                if arrived is None and not self._driver.running:
+                    break
+                for index, request in arrived or ():
+                    running[index] = request, self._submit(request, sampling)
+                    unfinished[index] = request.num_samples
+                    owner.update((id(response), index) for response in running[index][1])
+                started = time.perf_counter()
+                finished = self._driver.step() if self._driver.running else ()
+                busy_s += time.perf_counter() - started
                 complete = []
-                for response in self._driver.step():
-                    index = owner[id(response)]
-                    open_samples[index] -= 1
-                    if not open_samples[index]:
-                        complete.append(self._group(requests[index], groups[index], weights_version))
+                for response in finished:
+                    index = owner.pop(id(response))
+                    unfinished[index] -= 1
+                    if not unfinished[index]:
+                        complete.append(index)
                 if complete:
-                    yield complete
+                    groups = tuple(self._group(*running.pop(index), weights_version) for index in complete)
+                    yield FinishedGroups(tuple(complete), groups)
+            yield StreamEnd(busy_s)
         finally:
             self._driver.abort()
 
@@ -105,24 +116,108 @@ class Sampler:
 
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, flat_logprobs=True)
         prompts = [TokensPrompt(prompt_token_ids=ids.tolist()) for ids in token_ids]
-        outputs = self._llm.generate(prompts, params, use_tqdm=False)
+        outputs = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self._adapter)
         # Position 0 has no entry, so the flat list starts at token 1.
         return [np.asarray(output.prompt_logprobs.logprobs, dtype=np.float32) for output in outputs]
 
-    def receive(self, manifest: Any) -> Any:
-        """Load and verify a published version; see `sync.receiver.WeightReceiver.receive`."""
-        return self.receiver.receive(manifest)
+    def receive(self, bucket: Any) -> Any:
+        """Load a bucket of a published version in every worker; after the last one verify all and return a SyncReport.
 
-    def _check_length(self, request: SampleRequest, sampling: SamplingSettings) -> None:
-        needed = len(request.prompt_token_ids) + sampling.max_new_tokens
-        if needed > self._settings.max_length or not len(request.prompt_token_ids):
-            raise ValueError(
-                f"prompt {request.prompt.id} has {len(request.prompt_token_ids)} tokens; with max_new_tokens = "
-                f"{sampling.max_new_tokens} that must be between {sampling.max_new_tokens + 1} and model.max_length = "
-                f"{self._settings.max_length}; lower data.max_prompt_tokens or raise model.max_length"
-            )
+        Raises WeightSyncMismatch; the engine then holds no version.
+        """
+        self.version = None
+        if bucket.index == 0:
+            self.num_syncs += 1
+        if bucket.transport == "object_store":
+            bucket = self._stored_locally(bucket)
+        report = self._receive_weights(bucket) if self._settings.adapter is None else self._receive_adapter(bucket)
+        if bucket.last:
+            self.version = bucket.version
+        return report
+
+    def sleep(self, *, discard_weights: bool) -> None:
+        """Free the GPU's memory. discard_weights: a sync brings them again, so no copy is kept on the host."""
+        if self._settings.sleep_mode:
+            self._llm.sleep(level=2 if discard_weights else 1)
+
+    def wake(self, what: Literal["weights", "kv_cache"]) -> None:
+        """Allocate the weights or the KV cache again; the weights come first."""
+        if self._settings.sleep_mode:
+            self._llm.wake_up(tags=[what])
+
+    @property
+    def lost_worker(self) -> bool:
+        """Whether a worker process of a tensor-parallel engine has died; the engine is then unusable."""
+        return bool(getattr(self._llm.llm_engine.model_executor, "is_failed", False))
+
+    def join_broadcast(self, address: str, port: int, first_member: int, size: int) -> None:
+        """Make every worker a member of the weight broadcast group; see sync.broadcast.BroadcastGroup."""
+        self._workers("gxpo_join_broadcast", address, port, first_member, size)
+
+    def _receive_weights(self, bucket: Any) -> Any:
+        from gxpo_trainer.sync.buckets import SyncReport
+
+        reports = self._workers("gxpo_receive", bucket)
+        if not bucket.last:
+            return None
+        return SyncReport(
+            version=bucket.version,
+            num_bytes=reports[0].num_bytes,
+            num_checked=sum(report.num_checked for report in reports),
+            unreadable=reports[0].unreadable,
+            load_s=max(report.load_s for report in reports),
+            verify_s=max(report.verify_s for report in reports),
+            peak_bytes=sum(report.peak_bytes for report in reports),
+        )
+
+    def _receive_adapter(self, bucket: Any) -> Any:
+        """Give each version's adapter a new id, so that nothing cached under an earlier one is used."""
+        from vllm.lora.request import LoRARequest
+
+        from gxpo_trainer.cluster.memory import peak_resident_bytes
+        from gxpo_trainer.sync.buckets import SyncReport
+        from gxpo_trainer.sync.shared_memory import SharedMemoryReader
+
+        started = time.perf_counter()
+        folder = self._adapter_folder.add(bucket, SharedMemoryReader().read(bucket))
+        if folder is None:
+            return None
+        earlier, settings = self._adapter, cast(Any, self._settings.adapter)
+        self._adapter = LoRARequest(f"sync-{self.num_syncs}", self.num_syncs, str(folder))
+        if earlier is not None:
+            self._llm.llm_engine.remove_lora(earlier.lora_int_id)
+        self._llm.llm_engine.add_lora(self._adapter)
+        loaded = time.perf_counter()
+        published, scaling = self._adapter_folder.checksums, settings.alpha / settings.rank
+        checked = self._workers("gxpo_verify_adapter", self._adapter.lora_int_id, str(folder), published, scaling)
+        return SyncReport(
+            version=bucket.version,
+            num_bytes=bucket.num_bytes,
+            num_checked=sum(checked),
+            unreadable=(),
+            load_s=loaded - started,
+            verify_s=time.perf_counter() - loaded,
+            peak_bytes=peak_resident_bytes(),
+        )
+
+    def _stored_locally(self, bucket: Any) -> Any:
+        """Copy a bucket from the object store into shared memory, where worker processes can map it."""
+        from gxpo_trainer.sync.object_store import fetch
+        from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher
+
+        self._local = self._local or SharedMemoryPublisher()
+        return replace(bucket, transport="shared_memory", location=self._local.store(fetch(bucket)))
+
+    def _workers(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of sync.worker.WeightSyncExtension in every worker; raise the first returned error."""
+        answers: list[Any] = self._llm.collective_rpc(method, args=arguments)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
 
     def _submit(self, request: SampleRequest, sampling: SamplingSettings) -> list[Response]:
+        self._check_length(request, sampling)
         return self._driver.submit(
             request.prompt_token_ids.tolist(),
             max_new_tokens=sampling.max_new_tokens,
@@ -133,8 +228,18 @@ class Sampler:
                 for number in range(request.num_samples)
             ],
             # Excludes prefix-cache blocks computed with earlier weights.
-            cache_salt=f"sync-{self.receiver.num_syncs}",
+            cache_salt=f"sync-{self.num_syncs}",
+            adapter=self._adapter,
         )
+
+    def _check_length(self, request: SampleRequest, sampling: SamplingSettings) -> None:
+        needed = len(request.prompt_token_ids) + sampling.max_new_tokens
+        if needed > self._settings.max_length or not len(request.prompt_token_ids):
+            raise ValueError(
+                f"prompt {request.prompt.id} has {len(request.prompt_token_ids)} tokens; with max_new_tokens = "
+                f"{sampling.max_new_tokens} that must be between {sampling.max_new_tokens + 1} and model.max_length = "
+                f"{self._settings.max_length}; lower data.max_prompt_tokens or raise model.max_length"
+            )
 
     def _group(self, request: SampleRequest, responses: list[Response], version: int) -> Group:
         texts = self._tokenizer.batch_decode([r.token_ids for r in responses], skip_special_tokens=True)
@@ -191,7 +296,17 @@ def _engine_arguments(settings: SamplerSettings) -> dict[str, Any]:
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "enable_prefix_caching": True,
+        "worker_extension_cls": WORKER_EXTENSION,
     }
+    if settings.tensor_parallel > 1:
+        arguments["tensor_parallel_size"] = settings.tensor_parallel
+        arguments["distributed_executor_backend"] = "mp"
+    if settings.sleep_mode:
+        arguments["enable_sleep_mode"] = True
+    if settings.adapter is not None:
+        arguments["enable_lora"] = True
+        arguments["max_loras"] = 1
+        arguments["max_lora_rank"] = lora_rank_limit(settings.adapter.rank)
     if settings.device == "cpu":
         # Samples of a prompt share its full blocks; the default of 128 tokens is longer than most prompts.
         arguments["block_size"] = 32
@@ -200,61 +315,9 @@ def _engine_arguments(settings: SamplerSettings) -> dict[str, Any]:
         arguments["enable_chunked_prefill"] = False
     else:
         arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
-    if settings.weight_transfer == "nccl":
-        from vllm.config import WeightTransferConfig
-
-        arguments["weight_transfer_config"] = WeightTransferConfig(backend="nccl")
     return arguments
 
 
-class SamplerActor:
-    """Ray actor of a `Sampler`.
-
-    The actor's options must set OMP_NUM_THREADS; Ray would derive it from the logical CPUs. The actor owns no file,
-    lock or socket: after a kill, create another one with a new `SamplerSettings.seed` (the old seed repeats the old
-    responses) and send it the latest manifest.
-    """
-
-    def __init__(self, settings: SamplerSettings) -> None:
-        started = time.perf_counter()
-        with frozen_allocations():
-            import_engine(settings)
-        self._sampler = Sampler(settings)
-        # Start-up objects are permanent; scanning them in every collection costs several percent of sampling time.
-        gc.collect()
-        gc.freeze()
-        self._start_s = time.perf_counter() - started
-
-    def status(self) -> dict[str, Any]:
-        """`pid`, `version` (None: none verified yet), `start_s`."""
-        return {"pid": os.getpid(), "version": self._sampler.version, "start_s": self._start_s}
-
-    def node(self) -> str:
-        """Id of the actor's Ray node."""
-        return this_node()
-
-    def generate(
-        self, requests: Sequence[SampleRequest], sampling: SamplingSettings, weights_version: int
-    ) -> Iterator[list[Group]]:
-        """Streaming generator of lists of finished groups; see `Sampler.generate`."""
-        yield from self._sampler.generate(requests, sampling, weights_version)
-
-    def score(self, token_ids: Sequence[npt.NDArray[np.int32]]) -> list[npt.NDArray[np.float32]]:
-        return self._sampler.score(token_ids)
-
-    def receive(self, manifest: Any) -> Any:
-        return self._sampler.receive(manifest)
-
-    # Called by vLLM's trainer-side weight transfer.
-
-    def init_weight_transfer_engine(self, request: Any) -> None:
-        self._sampler.weights.init_transfer(request)
-
-    def start_weight_update(self) -> None:
-        self._sampler.weights.start_transfer()
-
-    def update_weights(self, request: Any) -> None:
-        self._sampler.weights.receive_transfer(request)
-
-    def finish_weight_update(self) -> None:
-        self._sampler.weights.finish_transfer()
+def lora_rank_limit(rank: int) -> int:
+    """The smallest rank limit that vLLM supports and that `rank` fits."""
+    return next(limit for limit in (8, 16, 32, 64, 128, 256, 320, 512) if rank <= limit)

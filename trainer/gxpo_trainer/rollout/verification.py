@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Sequence
 from typing import Any
 
 from gxpo_trainer.config import VerifierConfig
 from gxpo_trainer.errors import ConfigError, VerifierFailed
 from gxpo_trainer.rewards.scoring import check_allowed
-from gxpo_trainer.types import Group, Sample, ScoredGroup
+from gxpo_trainer.rollout.requests import FinishedGroups
+from gxpo_trainer.types import Group, Sample, Verdict
 from gxpo_trainer.verify.options import EXTRA_KEY
 from gxpo_trainer.verify.pool import VerifierPool
 from gxpo_trainer.verify.process import Pair
@@ -32,14 +32,14 @@ class VerifierActor:
         self._pool = make_pool(config, config.workers)
         self._components = not config.correctness_alone
 
-    async def score(self, groups: Sequence[Group], rewards: bool = True) -> list[ScoredGroup]:
-        """Score groups, in order, one verdict per sample. Several calls may be in flight.
+    async def score(self, finished: FinishedGroups, rewards: bool = True) -> list[tuple[Verdict, ...]]:
+        """One verdict per sample of each group, in order. Several calls may be in flight.
 
         rewards: also compute reward components, which an evaluation does not use.
         """
-        futures = [self._pool.submit(pairs_of(group, rewards and self._components)) for group in groups]
+        futures = [self._pool.submit(pairs_of(group, rewards and self._components)) for group in finished.groups]
         verdicts = await asyncio.gather(*(asyncio.wrap_future(future) for future in futures))
-        return [ScoredGroup(group, tuple(found)) for group, found in zip(groups, verdicts, strict=True)]
+        return [tuple(found) for found in verdicts]
 
     async def worker_pids(self) -> list[int]:
         """Process ids of the current workers."""

@@ -53,10 +53,12 @@ class EngineDriver:
         ignore_eos: bool,
         seeds: Sequence[int | None],
         cache_salt: str,
+        adapter: Any = None,
     ) -> list[Response]:
         """Add one request per seed (None: the engine's generator) for one prompt; `step` fills the responses.
 
-        cache_salt: part of the prefix cache's keys; only requests with the same salt share blocks.
+        cache_salt: part of the prefix cache's keys; only requests with the same salt share blocks. adapter: vLLM's
+        LoRARequest, None for the base model.
         """
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
@@ -73,6 +75,7 @@ class EngineDriver:
             str(self._submitted),
             TokensPrompt(prompt_token_ids=list(token_ids), cache_salt=cache_salt),
             params,
+            lora_request=adapter,
             supported_tasks=self._engine.get_supported_tasks(),
         )
         responses = []

@@ -1,15 +1,18 @@
-"""Weight sync: the learner publishes a version; the sampler loads it and verifies it.
+"""Weight sync: the learner publishes a version in buckets; every engine loads and verifies them.
 
-Three transports with the same interface, `publish` on the learner and `receive` on the sampler:
+Four transports with the same interface, `publish` on the learner and `WeightReceiver.receive` in each engine worker:
 
-    SharedMemoryPublisher   one host: a flat buffer under /dev/shm that the sampler maps
-    ObjectStorePublisher    between hosts: the same buffer through Ray's object store
-    NcclPublisher           between GPUs: vLLM's weight transfer
+    shared_memory   one host: two buckets under /dev/shm that the workers map
+    object_store    between hosts: the same buckets through Ray's object store
+    nccl            between GPUs: one broadcast a bucket
+    cuda_ipc        on shared GPUs: workers map the learner's buckets on their own GPU
 
-Order of one sync: publish(version) returns a manifest; the idle sampler loads the tensors, repacks the layers that
-vLLM keeps packed, reads every tensor back and compares its checksum with the manifest; only then does it serve the
-new version. After a failed sync it holds no version. `num_syncs` is part of the prefix cache's key, so blocks of
-earlier weights are never reused.
+Order of one sync: the learner packs bucket i while the engines load bucket i-1. After the last bucket each worker
+reads every tensor back, packed copies included, and compares checksums with what was published; only then does the
+engine serve the new version. After a failed sync it holds no version. The number of syncs is part of the prefix
+cache's key, so blocks of earlier weights are never reused.
+
+With LoRA the base weights stay, and the adapter travels in the same buckets (`adapters.py`).
 
 Checksums weight bits by position, so they detect a changed last bit, a shift and an exchange of two tensors.
 """

@@ -1,148 +1,164 @@
-"""The sampler's side of a sync: load the tensors of a manifest and verify them."""
+"""One engine worker's side of a sync: load its parts of the published tensors and verify them."""
 
 from __future__ import annotations
 
-import mmap
-import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 
 from gxpo_trainer.cluster.memory import peak_resident_bytes
-from gxpo_trainer.errors import WeightsUnavailable, WeightSyncMismatch
+from gxpo_trainer.errors import WeightSyncMismatch
+from gxpo_trainer.sync.broadcast import BroadcastGroup, grown
+from gxpo_trainer.sync.buckets import SyncReport, TensorEntry, WeightBucket, dtype_name, tensors_of
 from gxpo_trainer.sync.checksums import checksum, without_signed_zeros
-from gxpo_trainer.sync.manifest import (
-    SyncReport,
-    TensorEntry,
-    WeightManifest,
-    dtype_name,
-    entry_of,
-    read_only_view,
-    view_of,
-)
-from gxpo_trainer.sync.object_store import fetch
-from gxpo_trainer.sync.vllm_weights import VllmWeights
+from gxpo_trainer.sync.shared_memory import SharedMemoryReader
+from gxpo_trainer.sync.vllm_weights import Published, Readback, VllmWeights
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """Rows [at, at + num_rows) of a slot after a sync, and the published part that they must equal."""
+
+    entry: TensorEntry
+    at: int
+    num_rows: int
+    checksum: int
 
 
 class WeightReceiver:
-    """Loads and verifies published weights. `version` is None before the first sync and after a failed one."""
+    """Loads buckets into one worker and, after the last of a version, verifies all weights."""
 
-    def __init__(self, weights: VllmWeights, version: int | None = None) -> None:
-        self._weights = weights
-        self.version = version
-        self.num_syncs = 0
-        self._maps: dict[tuple[int, int, int], torch.Tensor] = {}
-        self._expected: dict[str, TensorEntry] = {}
+    def __init__(self, weights: VllmWeights, device: torch.device) -> None:
+        self.weights, self._device = weights, device
+        self._shared_memory = SharedMemoryReader()
+        self._group: BroadcastGroup | None = None
+        self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
+        self._expected: dict[str, list[_Expected]] = {}
+        self._num_bytes, self._load_s = 0, 0.0
 
-    def receive(self, manifest: WeightManifest) -> SyncReport:
-        """Load, repack, read back and compare, then set `version` to the manifest's.
+    def join(self, address: str, port: int, member: int, size: int) -> None:
+        """Join the broadcast group; every member must call it at the same time."""
+        self._group = BroadcastGroup(address, port, member, size, self._device)
 
-        Tensors that the manifest omits keep their weights and are compared with their last published entry. Raises
-        WeightSyncMismatch (tensor, location, both checksums) on a difference, also when the sampler's dtype cannot
-        represent the published values: publish in the sampler's dtype.
+    def receive(self, bucket: WeightBucket) -> SyncReport | None:
+        """Load a bucket; after the last one read everything back, compare, and report.
+
+        Tensors that the version omits keep their weights and are compared with their last published entry. Raises
+        WeightSyncMismatch (tensor, location, both checksums) on a difference, also when the engine's dtype cannot
+        represent the published values: publish in the engine's dtype.
         """
         started = time.perf_counter()
-        self.version = None
-        self.num_syncs += 1
-        self._expected.update({entry.name: entry for entry in manifest.tensors})
-        published = self._published(manifest)
-        if published is not None:
-            self._weights.load(published)
+        if bucket.index == 0:
+            self._num_bytes, self._load_s = 0, 0.0
+        published = list(tensors_of(bucket, self._read(bucket)))
+        self.weights.load(published)
+        for entry, tensor in published:
+            self._expect(entry, tensor)
         loaded = time.perf_counter()
+        self._num_bytes += bucket.num_bytes
+        self._load_s += loaded - started
+        if not bucket.last:
+            return None
         num_checked, unreadable = self.verify(published)
-        self.version = manifest.version
-        finished = time.perf_counter()
         return SyncReport(
-            version=manifest.version,
-            num_bytes=manifest.num_bytes,
+            version=bucket.version,
+            num_bytes=self._num_bytes,
             num_checked=num_checked,
             unreadable=unreadable,
-            load_s=loaded - started,
-            verify_s=finished - loaded,
-            total_s=finished - started,
+            load_s=self._load_s,
+            verify_s=time.perf_counter() - loaded,
             peak_bytes=peak_resident_bytes(),
         )
-
-    def _published(self, manifest: WeightManifest) -> dict[str, torch.Tensor] | None:
-        """Views of the published tensors; None if NCCL has delivered them already. Raises WeightsUnavailable."""
-        if manifest.reference is not None:
-            whole = fetch(manifest)
-        elif manifest.buffer is not None:
-            whole = self._map_buffer(manifest.version, manifest.buffer)
-        else:
-            return None
-        return {e.name: view_of(whole, getattr(torch, e.dtype), e.shape, e.offset) for e in manifest.tensors}
-
-    def _map_buffer(self, version: int, path: str) -> torch.Tensor:
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError as error:
-            raise WeightsUnavailable(
-                f"weights version {version} was published in {path}, which does not exist on this host: either the "
-                "publisher has closed, or learner and sampler are on different hosts"
-            ) from error
-        try:
-            status = os.fstat(descriptor)
-            key = (status.st_dev, status.st_ino, status.st_size)
-            if key not in self._maps:
-                # Keep at most the two buffers of one publisher mapped.
-                self._maps = dict(list(self._maps.items())[-1:])
-                buffer = mmap.mmap(descriptor, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ)
-                self._maps[key] = read_only_view(buffer)
-            return self._maps[key]
-        finally:
-            os.close(descriptor)
 
     def verify_checkpoint(self, folder: Path) -> int:
         """Compare the weights vLLM loaded from `folder` with its .safetensors files; returns the number of comparisons.
 
-        This verifies the mapping of checkpoint names to vLLM's fused layers against vLLM's own loader. `receive`
-        writes and reads through the same mapping, so it cannot detect an error in it.
+        This verifies the layout, including the shards of tensor parallelism, against vLLM's own loader. `receive`
+        writes and reads through the same layout, so it cannot detect an error in it.
         """
         self._expected = {}
         for file in sorted(folder.glob("*.safetensors")):
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118
-                    tensor = tensors.get_tensor(name).to(self._weights.dtype)
-                    self._expected[name] = entry_of(name, without_signed_zeros(tensor))
+                    tensor = without_signed_zeros(tensors.get_tensor(name).to(self.weights.dtype))
+                    entry = TensorEntry(name, dtype_name(tensor.dtype), tuple(tensor.shape), 0, checksum(tensor))
+                    self._expect(entry, tensor)
         return self.verify()[0]
 
-    def verify(self, published: dict[str, torch.Tensor] | None = None) -> tuple[int, tuple[str, ...]]:
-        """Compare every readable tensor with its latest manifest entry.
+    def verify(self, published: Published = ()) -> tuple[int, tuple[str, ...]]:
+        """Compare this worker's part of every readable tensor with its latest published entry.
 
-        published: the tensors, for the error message. Returns the number of comparisons and the unreadable names.
+        published: tensors that are still at hand, for the error message. Returns the number of comparisons and the
+        unreadable names.
         """
         seen: set[str] = set()
         num_checked = 0
-        for read in self._weights.read_back():
-            entry = self._expected.get(read.name)
-            if entry is None:
-                continue
-            seen.add(read.name)
-            num_checked += 1
-            # A kernel may keep a bias in a wider type (AMX); a widened value returns unchanged.
-            tensor = read.tensor.to(getattr(torch, entry.dtype))
-            if not read.packed:
-                tensor = without_signed_zeros(tensor)
-            if tuple(tensor.shape) != entry.shape or checksum(tensor) != entry.checksum:
-                self.version = None
-                location = f"{read.location}, {dtype_name(read.tensor.dtype)}"
-                raise WeightSyncMismatch(_mismatch(entry, location, tensor, (published or {}).get(entry.name)))
+        for read in self.weights.read_back():
+            for expected in self._expected.get(read.slot.name, ()):
+                seen.add(read.slot.name)
+                num_checked += 1
+                tensor = _rows(read, expected)
+                if checksum(tensor) != expected.checksum:
+                    location = f"{read.location}, {dtype_name(read.tensor.dtype)}"
+                    raise WeightSyncMismatch(_mismatch(expected, location, tensor, read, published))
         return num_checked, tuple(name for name in self._expected if name not in seen)
 
+    def _read(self, bucket: WeightBucket) -> torch.Tensor:
+        """The bucket's buffer. Raises WeightsUnavailable."""
+        if bucket.transport == "shared_memory":
+            return self._shared_memory.read(bucket)
+        if bucket.transport == "cuda_ipc":
+            from gxpo_trainer.sync.cuda_ipc import open_handle
 
-def _mismatch(entry: TensorEntry, location: str, read: torch.Tensor, published: torch.Tensor | None) -> str:
+            return open_handle(bucket, self._device)
+        assert self._group is not None, "join the broadcast group before the first bucket"
+        self._buffer = grown(self._buffer, bucket.num_bytes)
+        self._group.broadcast(self._buffer[: bucket.num_bytes])
+        return self._buffer
+
+    def _expect(self, entry: TensorEntry, tensor: torch.Tensor) -> None:
+        if entry.first_row == 0:
+            self._expected[entry.name] = []
+        slot = self.weights.slots.get(entry.name)
+        if slot is None:
+            return
+        part, at = slot.part_of(tensor, entry.first_row)
+        if part.shape == tensor.shape:
+            value = entry.checksum
+        elif checksum(tensor) != entry.checksum:
+            raise WeightSyncMismatch(f"weight {entry.name}: the bucket was overwritten after its publication")
+        else:
+            value = checksum(part)
+        num_rows = part.shape[0] if part.ndim else 1
+        if num_rows:
+            self._expected[entry.name].append(_Expected(entry, at, num_rows, value))
+
+
+def _rows(read: Readback, expected: _Expected) -> torch.Tensor:
+    """The read rows in the published dtype. A kernel may keep a bias in a wider type (AMX), which converts exactly."""
+    tensor = read.tensor[expected.at : expected.at + expected.num_rows] if read.tensor.ndim else read.tensor
+    tensor = tensor.to(getattr(torch, expected.entry.dtype))
+    return tensor if read.packed else without_signed_zeros(tensor)
+
+
+def _mismatch(expected: _Expected, location: str, tensor: torch.Tensor, read: Readback, published: Published) -> str:
+    entry = expected.entry
     message = (
-        f"weight {entry.name}: the learner published checksum {entry.checksum:016x} ({entry.dtype}, shape "
-        f"{list(entry.shape)}), the sampler holds {checksum(read):016x} (shape {list(read.shape)}) in {location}"
+        f"weight {entry.name}: the learner published checksum {expected.checksum:016x} ({entry.dtype}, shape "
+        f"{list(entry.shape)}), the sampler holds {checksum(tensor):016x} (shape {list(tensor.shape)}) in {location}"
     )
-    if published is None or published.shape != read.shape:
+    found = next((value for other, value in published if other is entry), None)
+    if found is None:
         return message
-    if checksum(published) != entry.checksum:
-        return message + "; the shared buffer was overwritten after its publication"
-    if not bool(torch.isfinite(published).all()):
+    part, _ = read.slot.part_of(found, entry.first_row)
+    if part.shape != tensor.shape:
+        return message
+    if checksum(found) != entry.checksum:
+        return message + "; the bucket was overwritten after its publication"
+    if not bool(torch.isfinite(part).all()):
         return message + "; the published tensor is not finite"
-    difference = (published.to(read.device).double() - read.double()).abs()
+    difference = (part.to(tensor.device).double() - tensor.double()).abs()
     return message + f"; {int((difference > 0).sum())} elements differ, at most by {float(difference.max()):.3g}"

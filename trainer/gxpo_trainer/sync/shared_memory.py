@@ -1,89 +1,60 @@
-"""Weight transport on one host: two alternating buffers under /dev/shm."""
+"""Weight transport on one host: two alternating buckets under /dev/shm."""
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
 
-from gxpo_trainer.errors import TrainingError
-from gxpo_trainer.sync.manifest import TensorEntry, WeightManifest, entry_of, view_of
+from gxpo_trainer.errors import TrainingError, WeightsUnavailable
+from gxpo_trainer.sync.buckets import BucketPacker, WeightBucket, read_only_view
 
 SHM_ROOT = Path("/dev/shm")
 _PREFIX = "gxpo-weights-"
-_ALIGNMENT = 64
 
 
 class SharedMemoryPublisher:
-    """Writes each version into one of two alternating buffers in a private directory (mode 0700).
+    """Writes buckets into two alternating files in a private directory (mode 0700).
 
-    A sampler that still maps the previous version thus never reads parts of the next. `close` or process exit removes
-    the directory; after a kill the next publisher does, because the kernel has released the owner's file lock.
-
-    dtype: the published dtype, which must be the sampler's; None keeps each tensor's own.
+    An engine that still loads a bucket thus never reads parts of the next. `close` or process exit removes the
+    directory; after a kill the next publisher does, because the kernel has released the owner's file lock.
     """
 
-    def __init__(self, *, dtype: torch.dtype | None = None, root: Path = SHM_ROOT) -> None:
+    def __init__(self, root: Path = SHM_ROOT) -> None:
         remove_stale_directories(root)
-        self._dtype = dtype
         fresh = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=root))
         lock = _owner_lock(fresh)
         lock.acquire()
         # Renamed after it is locked: `remove_stale_directories` considers final names only.
         self.directory = fresh.rename(root / fresh.name.removeprefix("."))
         self._buffers = [torch.empty(0, dtype=torch.uint8)] * 2
-        self._published: list[Any] = [None, None]
         self._turn = 0
         self._close = weakref.finalize(self, _remove, self.directory, lock)
 
-    def publish(self, version: int, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> WeightManifest:
-        """Copy the tensors (transformers' names, any device) into shared memory, one at a time.
-
-        The iterable may reuse a tensor's storage for the next one. Raises TrainingError (disk_full).
-        """
+    def publish(self, packer: BucketPacker, version: int, index: int) -> WeightBucket:
+        """Copy the next tensors of `packer` (any device) into shared memory. Raises TrainingError (disk_full)."""
         self._turn ^= 1
-        entries: list[TensorEntry] = []
-        size = 0
-        for name, tensor in named_tensors:
-            dtype = self._dtype or tensor.dtype
-            start, size = size, size + -(-tensor.numel() * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-            view = view_of(self._buffer(size), dtype, tuple(tensor.shape), start)
-            view.copy_(tensor.detach())
-            if dtype.is_floating_point:
-                view.add_(0.0)  # see `without_signed_zeros`
-            entries.append(entry_of(name, view, start))
-        self._published[self._turn] = [(entry.name, entry.dtype, entry.shape) for entry in entries]
-        return WeightManifest(version, tuple(entries), size, str(self._path()))
+        entries, size = packer.pack(self._buffer)
+        return WeightBucket(version, index, packer.empty, entries, size, "shared_memory", str(self._path()))
 
-    def changed_fraction(self, manifest: WeightManifest) -> float | None:
-        """Fraction of elements of the just published `manifest` that differ from the previous version.
+    def buffer(self, bucket: WeightBucket) -> torch.Tensor:
+        """The newest bucket, uint8[num_bytes]; overwritten by the next but one."""
+        return self._buffers[self._turn][: bucket.num_bytes]
 
-        None for the first version and after a change of layout.
-        """
-        if self._published[0] != self._published[1]:
-            return None
-        new, old = self._buffers[self._turn], self._buffers[self._turn ^ 1]
-        changed = 0
-        for entry in manifest.tensors:
-            layout = getattr(torch, entry.dtype), entry.shape, entry.offset
-            changed += int((view_of(new, *layout) != view_of(old, *layout)).sum())
-        return changed / sum(math.prod(entry.shape) for entry in manifest.tensors)
-
-    def newest(self, manifest: WeightManifest) -> torch.Tensor:
-        """The just published version, uint8[num_bytes]; overwritten by the next but one."""
-        return self._buffers[self._turn][: manifest.num_bytes]
+    def store(self, content: torch.Tensor) -> str:
+        """Copy a received buffer into shared memory; its path. For engines that received it by another transport."""
+        self._turn ^= 1
+        self._buffer(content.numel())[: content.numel()].copy_(content)
+        return str(self._path())
 
     def close(self) -> None:
-        """Remove the directory; the memory is freed when samplers have unmapped it."""
+        """Remove the directory; the memory is freed when the engines have unmapped it."""
         self._close()
 
     def _path(self) -> Path:
@@ -101,16 +72,42 @@ class SharedMemoryPublisher:
             buffer = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
         except OSError as error:
             message = (
-                f"Cannot allocate a weight buffer of {size / 2**30:.2g} GiB in {self.directory.parent} "
-                f"({error.strerror}), which must hold two versions of the weights in addition to Ray's object store; "
-                "raise shm_size (RAY_SHM_SIZE in docker-compose.yml), or halve fp32 weights with "
-                'rollout.dtype = "bfloat16". placement.weight_transport = "object_store" needs the buffers as well'
+                f"Cannot allocate a weight bucket of {size / 2**30:.2g} GiB in {self.directory.parent} "
+                f"({error.strerror}), which must hold two of them in addition to Ray's object store; raise shm_size "
+                "(RAY_SHM_SIZE in docker-compose.yml)"
             )
             raise TrainingError(message, reason="disk_full") from error
         finally:
             os.close(descriptor)
         self._buffers[self._turn] = buffer
         return buffer
+
+
+class SharedMemoryReader:
+    """Maps published buckets, keeping the two files of one publisher mapped."""
+
+    def __init__(self) -> None:
+        self._maps: dict[tuple[int, int, int], torch.Tensor] = {}
+
+    def read(self, bucket: WeightBucket) -> torch.Tensor:
+        """The bucket's buffer, uint8[>= num_bytes], read-only. Raises WeightsUnavailable when the file is gone."""
+        try:
+            descriptor = os.open(bucket.location, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise WeightsUnavailable(
+                f"weights version {bucket.version} was published in {bucket.location}, which does not exist on this "
+                "host: either the publisher has closed, or learner and sampler are on different hosts"
+            ) from error
+        try:
+            status = os.fstat(descriptor)
+            key = (status.st_dev, status.st_ino, status.st_size)
+            if key not in self._maps:
+                self._maps = dict(list(self._maps.items())[-1:])
+                mapped = mmap.mmap(descriptor, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ)
+                self._maps[key] = read_only_view(mapped)
+            return self._maps[key]
+        finally:
+            os.close(descriptor)
 
 
 def remove_stale_directories(root: Path = SHM_ROOT) -> list[Path]:

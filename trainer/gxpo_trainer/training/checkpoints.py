@@ -105,9 +105,7 @@ class CheckpointStore:
         path = self.path(step)
         others = [other for other in self.steps() if other != step]
         way_out = (
-            f"delete {path.name} to continue from step {others[-1]}"
-            if others
-            else "start the run anew in another folder"
+            f"delete {path.name} to continue from step {others[-1]}" if others else "start a new run in another folder"
         )
         try:
             manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))

@@ -15,13 +15,14 @@ from typing import Any, Literal
 from gxpo_trainer.algo.batch import make_batch, mini_batches
 from gxpo_trainer.algo.schedule import learning_rate
 from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.cluster.shared_devices import SharedDevices
 from gxpo_trainer.config import BudgetConfig, RunConfig
 from gxpo_trainer.errors import Diverged, LearnerDied, TrainingError
 from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.learner.rank import StepResult
 from gxpo_trainer.records.reporter import RunReporter
-from gxpo_trainer.rollout.collector import SampleCollector
 from gxpo_trainer.rollout.planner import RolloutPlanner, Rollouts
+from gxpo_trainer.rollout.pool import RolloutPool
 from gxpo_trainer.training import proofs
 from gxpo_trainer.training.checkpoints import Checkpoint, CheckpointStore
 from gxpo_trainer.training.evaluation import Evaluator
@@ -68,19 +69,24 @@ class Controller:
         self,
         config: RunConfig,
         placement: Placement,
-        collector: SampleCollector,
+        pool: RolloutPool,
         planner: RolloutPlanner,
         evaluator: Evaluator,
         reporter: RunReporter,
         store: CheckpointStore,
         progress: TrainingProgress,
-        wish: Callable[[], Literal["pause", "cancel"] | None] = lambda: None,
+        control_request: Callable[[], Literal["pause", "cancel"] | None] = lambda: None,
+        enter_phase: Callable[[str], None] = lambda phase: None,
     ) -> None:
         self.config = config
-        self.wish = wish
-        self.collector, self.planner, self.evaluator = collector, planner, evaluator
+        self.control_request, self.enter_phase = control_request, enter_phase
+        self.pool, self.planner, self.evaluator = pool, planner, evaluator
         self.reporter, self.store, self.progress = reporter, store, progress
         self.learners = LearnerGroup(config, placement)
+        pool.source = self.learners
+        if placement.colocated and not placement.resident:
+            adapters = config.learner.lora is not None
+            pool.devices = self.learners.devices = SharedDevices(pool.engines, self.learners, adapters=adapters)
         self.counters = Counters()
         self.attempt = 1
         self._elapsed_base = 0.0
@@ -88,26 +94,30 @@ class Controller:
         self._score: float | None = None
         self._evaluated = self._saved = -1
         self.ready = False
-        """Whether the engines stand and are proven: what fails before that failed while setting up."""
+        """Whether all processes have started and passed the canary; an earlier failure is a failed setup."""
 
     # ---- the run --------------------------------------------------------------------------------------------
 
     def run(self, resume_from: Checkpoint | None) -> str:
-        """Train to the end of the budget or to a wish; returns the bound or the wish that ended the run."""
-        if (wish := self.wish()) is not None:
-            return wish  # nothing was done yet that a checkpoint could keep
-        self.collector.start()
+        """Train until the budget is spent or a pause or cancel request arrives; returns which of them ended the run."""
+        if (request := self.control_request()) is not None:
+            return request  # nothing was done yet that a checkpoint could keep
+        self.enter_phase("starting engines")
+        self.pool.start()
+        if self.pool.devices.shared:
+            # The engines measure free memory as they start, which the learner must not occupy meanwhile.
+            self.pool.engines.await_ready(every=True)
         self.learners.start()
         if resume_from is not None:
             self._elapsed_base = resume_from.state["counters"]["elapsed_s"]
         self._resume(resume_from)
-        proofs.canary(self.config, self.learners, self.collector, self.planner)
+        proofs.canary(self.config, self.learners, self.pool, self.planner)
         self._sync()
-        self._tell_places()
+        self._log_placement()
         self.reporter.log_event("attention", f"the learner uses {self.learners.all('attention')}")
         self.ready = True
-        owed = resume_from.state.get("evaluation_owed") if resume_from else self.config.evaluation.at_start
-        if owed and self.wish() is None:
+        evaluation_due = resume_from.state.get("evaluation_owed") if resume_from else self.config.evaluation.at_start
+        if evaluation_due and self.control_request() is None:
             self._evaluate()
         recoveries = 0
         while True:
@@ -125,10 +135,10 @@ class Controller:
         step = self.counters.step
         ended = self.counters.reached(self.config.budget)
         complete = ended is not None and self._evaluated == step
-        if not complete and (wish := self.wish()) is not None:
-            if wish == "pause" and self._saved != step:
+        if not complete and (request := self.control_request()) is not None:
+            if request == "pause" and self._saved != step:
                 self._checkpoint()
-            return wish
+            return request
         if ended is not None:
             self._finish()
             return ended
@@ -137,9 +147,10 @@ class Controller:
 
     def step(self) -> None:
         """One training step, on-policy: every pass of the rule sees this one batch."""
+        self.enter_phase("training")
         begin = time.perf_counter()
         number = self.counters.step + 1
-        rollouts = self.planner.collect(self.collector, number, version=self.counters.step)
+        rollouts = self.planner.collect(self.pool, number, version=self.counters.step)
         proofs.check_verdicts(self.config, rollouts.groups)
         batch, metrics = make_batch(rollouts.groups, self.config.learner.loss, self.config.rollout.max_new_tokens)
         rate = learning_rate(self.config.learner.optimizer, number, self.config.budget.steps)
@@ -159,7 +170,7 @@ class Controller:
         self.counters = replace(self.counters, training_s=self.counters.training_s + spent)
         self._report(number, metrics, rollouts, result, spent)
         self._check_finite(result)
-        if self._due(number, "evaluate") and self.wish() is None:
+        if self._due(number, "evaluate") and self.control_request() is None:
             self._evaluate()
         if self._due(number, "checkpoint"):
             self._checkpoint()
@@ -181,23 +192,24 @@ class Controller:
 
     def _sync(self) -> Metrics:
         begin = time.perf_counter()
-        manifest, changed = self.learners.publish(self.counters.step, self.collector.sampler_node())
-        report = self.collector.sync(manifest)
+        synced = self.pool.sync(self.counters.step)
         metrics: Metrics = {
             "time/sync_s": time.perf_counter() - begin,
-            "system/sampler_peak_bytes": float(report.peak_bytes),
+            "system/sampler_peak_bytes": float(synced.report.peak_bytes),
         }
-        if changed is not None:
-            metrics["update/weights_changed_fraction"] = changed
+        if synced.changed_fraction is not None:
+            metrics["update/weights_changed_fraction"] = synced.changed_fraction
         return metrics
 
-    def _tell_places(self) -> None:
-        """On several nodes: who sits where, for whoever wonders about the time of a sync."""
-        learner, sampler = self.learners.nodes(), self.collector.sampler_node()
-        if {*learner} != {sampler}:
-            ranks = ", ".join(node[:8] for node in learner)
-            message = f"learner ranks on Ray nodes {ranks}; sampler on node {sampler[:8]}"
-            self.reporter.log_event("several_nodes", message, learner_nodes=learner, sampler_node=sampler)
+    def _log_placement(self) -> None:
+        """Record the nodes of all processes where there are several, and how weights travel."""
+        learner, samplers = self.learners.nodes(), self.pool.nodes()
+        if {*learner} != {*samplers}:
+            ranks, engines = (", ".join(node[:8] for node in nodes) for nodes in (learner, samplers))
+            message = f"learner ranks on Ray nodes {ranks}; samplers on nodes {engines}"
+            self.reporter.log_event("several_nodes", message, learner_nodes=learner, sampler_nodes=samplers)
+        chosen = self.learners.transport
+        self.reporter.log_event("weight_transport", f"weights travel by {chosen}", transport=chosen)
 
     def _report(self, number: int, metrics: Metrics, rollouts: Rollouts, result: StepResult, spent: float) -> None:
         counters = self.counters = replace(self.counters, elapsed_s=self._elapsed())
@@ -245,10 +257,11 @@ class Controller:
         return self._due(step, "evaluate") if step else self.config.evaluation.at_start
 
     def _evaluate(self) -> None:
+        self.enter_phase("evaluating")
         begin = time.perf_counter()
         step = self.counters.step
         full = self.config.evaluation.full_at_end and self.counters.reached(self.config.budget) is not None
-        records, metrics = self.evaluator.run(self.collector, step=step, version=step, full=full)
+        records, metrics = self.evaluator.run(self.pool, step=step, version=step, full=full)
         for record in records:
             totals = {
                 "backward_passes_total": self.counters.backward_passes,
@@ -265,6 +278,7 @@ class Controller:
     # ---- checkpoints and recovery ---------------------------------------------------------------------------
 
     def _checkpoint(self) -> None:
+        self.enter_phase("checkpointing")
         begin = time.perf_counter()
         rule: dict[str, Any] = {}
         step = self.counters.step
@@ -282,7 +296,7 @@ class Controller:
                 step, state, self.learners.writer(rule), score=self._score if self._evaluated == step else None
             )
         except OSError as error:
-            # The earlier checkpoint is still valid: training goes on, and the run says so.
+            # The earlier checkpoint is still valid, so training continues.
             self.reporter.log_event("checkpoint_failed", f"step {step}: {error}", step=step)
             self.progress.message(f"checkpoint at step {step} could not be written: {error}; the earlier one stays")
             return
@@ -296,7 +310,7 @@ class Controller:
         if checkpoint is None:
             self.reporter.start_attempt(self.attempt, self.counters.step)
             return
-        self.learners.all("load", str(checkpoint.learner), checkpoint.state["rule"])
+        self.learners.on_devices("load", str(checkpoint.learner), checkpoint.state["rule"])
         repeated = self.counters.repeated_passes
         self.counters = Counters(**checkpoint.state["counters"])
         self.counters = replace(self.counters, repeated_passes=max(repeated, self.counters.repeated_passes))
@@ -307,8 +321,8 @@ class Controller:
         self.reporter.attempt = int(checkpoint.state["attempt"])
 
     def _recover(self, error: LearnerDied) -> None:
-        """A learner rank died: a new attempt from the last checkpoint that verifies. Raises LearnerDied never:
-        a learner that cannot even start again ends the run."""
+        """Start a new attempt from the last checkpoint that verifies. Raises TrainingError when the learner cannot
+        start again."""
         lost = self.counters
         self.reporter.log_event("learner_died", str(error), step=lost.step + 1, attempt=self.attempt)
         self.attempt += 1
@@ -317,14 +331,15 @@ class Controller:
             self.reporter.log_event("checkpoint_skipped", problem)
         kept = checkpoint.state["counters"]["backward_passes"] if checkpoint else 0.0
         self.counters = Counters(repeated_passes=lost.repeated_passes + lost.backward_passes - kept)
+        self.enter_phase("starting engines")
         try:
             self.learners.restart()
             if checkpoint is None:
                 self.planner.restart()
             self._resume(checkpoint)
             self._sync()
-        except LearnerDied as again:
-            raise TrainingError(f"the learner died again while it was recovered: {again}") from again
+        except LearnerDied as second:
+            raise TrainingError(f"the learner died again during its recovery: {second}") from second
         where = f"step {checkpoint.step}" if checkpoint else "the start"
         self.progress.message(f"the learner died; attempt {self.attempt} continues from {where}")
 

@@ -23,7 +23,7 @@ from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
 from gxpo_trainer.types import Metrics, ScoredGroup
 
 if TYPE_CHECKING:
-    from gxpo_trainer.rollout.collector import SampleCollector
+    from gxpo_trainer.rollout.pool import RolloutPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Evaluator:
         self.sampling = SamplingSettings(max_new_tokens=limit, temperature=1.0)
 
     def run(
-        self, collector: SampleCollector, *, step: int, version: int, full: bool = False
+        self, pool: RolloutPool, *, step: int, version: int, full: bool = False
     ) -> tuple[list[dict[str, Any]], Metrics]:
         """All benchmarks by the weights of `version`: records for evaluations.jsonl, and `eval/…` metrics.
 
@@ -59,7 +59,7 @@ class Evaluator:
         metrics: Metrics = {}
         for tokenized in self.benchmarks:
             name = tokenized.benchmark.name
-            groups = self._sample(collector, tokenized, version, full=full)
+            groups = self._sample(pool, tokenized, version, full=full)
             record = self._record(tokenized, groups[: len(tokenized.token_ids)], version)
             records.append(record)
             metrics.update({f"eval/{name}/{score}": value for score, value in record["scores"].items()})
@@ -80,7 +80,7 @@ class Evaluator:
         return f"step {step} pass@1: " + ", ".join(parts)
 
     def _sample(
-        self, collector: SampleCollector, tokenized: TokenizedBenchmark, version: int, *, full: bool
+        self, pool: RolloutPool, tokenized: TokenizedBenchmark, version: int, *, full: bool
     ) -> list[ScoredGroup]:
         """The subset's groups; with `full` those of the other problems after them."""
         seeded = self.config.rollout.deterministic
@@ -93,7 +93,7 @@ class Evaluator:
             SampleRequest(prompt, ids, n, request_seed(self.config.seed, -1, 0, place) if seeded else None)
             for place, (prompt, ids) in enumerate(pairs)
         ]
-        return collector.collect(requests, self.sampling, version, rewards=False).groups
+        return pool.collect(requests, self.sampling, version, rewards=False).groups
 
     def _record(self, tokenized: TokenizedBenchmark, groups: Sequence[ScoredGroup], version: int) -> dict[str, Any]:
         benchmark = tokenized.benchmark

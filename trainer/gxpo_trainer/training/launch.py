@@ -1,4 +1,4 @@
-"""One launch of a run in its folder: its lock, the wishes it obeys, its outcome, its service where it has one."""
+"""One launch of a run in its folder: lock, pause and cancel requests, outcome, and the service that launched it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.records.outcome import OUTCOME, Outcome, failure_message, reason_of
 from gxpo_trainer.records.reporter import RunReporter
-from gxpo_trainer.records.uploader import ControlRequest, ServiceAddress, Uploader
+from gxpo_trainer.records.uploader import PREPARING, ControlRequest, ServiceAddress, Uploader
 from gxpo_trainer.training.run_lock import WAIT_S, RunLock
 
 TERMINATED = 128 + signal.SIGTERM
@@ -23,12 +23,12 @@ TERMINATED = 128 + signal.SIGTERM
 class Launch:
     """From the lock to the outcome.
 
-    Order: entering begins the heartbeats, then takes the lock, so that whoever has a `Launch` has the folder to
-    itself; `begin` once every check has passed and the run's files are open; `wish` between steps; `end` or an
-    exception. Leaving writes outcome.json first, then sends what the service lacks, and lets the lock go last.
+    Order: entering starts the heartbeats, then acquires the lock, so that an entered `Launch` owns the folder; `begin`
+    once every check has passed and the run's files are open; `control_request` between steps; `end` or an exception.
+    Leaving writes outcome.json first, then uploads what the service lacks, and releases the lock last.
 
     A launch that was stopped from outside (SIGTERM, Ctrl-C) or whose run another launch has taken over leaves no
-    outcome. A config that is refused leaves one only for a service, which would never learn of it otherwise.
+    outcome. A config that is refused leaves one only for a service, which would otherwise never know.
     """
 
     def __init__(self, out_dir: Path, service: ServiceAddress | None = None, *, wait_s: float = WAIT_S) -> None:
@@ -38,6 +38,8 @@ class Launch:
         self._lock = RunLock(out_dir, wait_s)
         self._uploader = Uploader(service, out_dir) if service else None
         self._reporter: RunReporter | None = None
+        self.phase = PREPARING
+        """What the launch is doing, for people: `training`, `waiting for 3 GPUs`."""
         self._ended: str | None = None
         self._reason: str | None = None
         self._earlier_handler: Any = None
@@ -49,7 +51,7 @@ class Launch:
 
     @property
     def fenced(self) -> str | None:
-        """Why this launch has nothing more to say about the run; None while the run is its own."""
+        """Why this launch no longer owns the run; None while it does."""
         return self._uploader.fenced if self._uploader is not None else None
 
     @property
@@ -79,14 +81,21 @@ class Launch:
                 self._earlier_handler = earlier
 
     def begin(self, reporter: RunReporter) -> None:
-        """The run starts: its files are open, and what is in them may be sent."""
+        """Start the run: its files are open, and the uploader follows them."""
         self._forget_outcome()
         self._reporter = reporter
         if self._uploader is not None:
             self._uploader.follow()
 
-    def wish(self) -> ControlRequest | None:
-        """What is to happen at this step boundary. Raises TrainingError when another launch owns the run."""
+    def enter_phase(self, phase: str) -> None:
+        """Show what the launch is doing from now on."""
+        if phase != self.phase:
+            self.phase = phase
+            if self._uploader is not None:
+                self._uploader.enter_phase(phase)
+
+    def control_request(self) -> ControlRequest | None:
+        """The pause or cancel request for this step boundary. Raises TrainingError when another launch owns the run."""
         self._check_owner()
         if self._uploader is not None and self._reporter is not None:
             for message in self._uploader.take_events():
@@ -96,12 +105,12 @@ class Launch:
         return self._uploader.request if self._uploader is not None else None
 
     def end(self, ended: str) -> None:
-        """The run is over: the bound of the budget that was reached, or the wish that was granted."""
+        """Record what ended the run: the bound of the budget that was reached, or `pause` or `cancel`."""
         self._check_owner()
         self._ended = ended
 
     def fail(self, error: BaseException, *, setting_up: bool) -> str:
-        """The reason of a failure, which the outcome will carry."""
+        """Record and return the failure reason of the outcome."""
         self._reason = reason_of(error, setting_up=setting_up)
         return self._reason
 
@@ -130,24 +139,24 @@ class Launch:
             return Outcome(self.attempt, "failed", now, reason=reason, message=failure_message(error))
         if self._ended is None or self.exit_code:
             return None
-        wishes: dict[str, Literal["paused", "cancelled"]] = {"pause": "paused", "cancel": "cancelled"}
-        if self._ended in wishes:
-            word = wishes[self._ended]
-            return Outcome(self.attempt, word, now, message=f"{word} as was asked")
+        requests: dict[str, Literal["paused", "cancelled"]] = {"pause": "paused", "cancel": "cancelled"}
+        if self._ended in requests:
+            status = requests[self._ended]
+            return Outcome(self.attempt, status, now, message=f"{status} on request")
         return Outcome(self.attempt, "succeeded", now, ended_by=self._ended, message=f"budget.{self._ended} is reached")
 
     def _write(self, outcome: Outcome) -> None:
         try:
             outcome.write(self.out_dir)
-        except OSError as error:  # the disk is full, say: the error that ended the run must still get out
-            _say(f"{self.out_dir / OUTCOME} could not be written: {error}")
+        except OSError as error:  # such as a full disk; the error that ended the run must still be reported
+            _print(f"cannot write {self.out_dir / OUTCOME}: {error}")
 
     def _finish(self, uploader: Uploader, outcome: Outcome | None) -> None:
         delivered = uploader.finish(outcome.as_dict() if outcome else None)
         for message in uploader.take_events():
-            _say(f"upload refused: {message}")
+            _print(f"upload refused: {message}")
         if not delivered and uploader.fenced is None:
-            _say(f"the service at {uploader.service.url} did not take the last rows; {self.out_dir} has them")
+            _print(f"the service at {uploader.service.url} has not accepted the last rows; they are in {self.out_dir}")
 
     def _check_owner(self) -> None:
         if self.fenced is not None:
@@ -160,5 +169,5 @@ class Launch:
         self.terminated = True
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(f"gxpo: {text}", file=sys.stderr)

@@ -42,19 +42,19 @@ class Prepared:
     """Why newer checkpoints were passed over."""
 
 
-def prepare(config: RunConfig, out_dir: Path, *, resume: bool, go_on: bool = False) -> Prepared:
+def prepare(config: RunConfig, out_dir: Path, *, resume: bool, continue_run: bool = False) -> Prepared:
     """Check the machine, the model, the data and the output folder; touches nothing.
 
-    resume: the folder must hold a run, whose newest checkpoint must be whole. go_on: it may hold one, which goes on
-    from its newest whole checkpoint, or from the start.
+    resume: the folder must hold a run, whose newest checkpoint must be whole. continue_run: it may hold one, which
+    resumes from its newest whole checkpoint, or from the start.
     """
     placement = Placement.decide(config)
-    if not (resume or go_on) and (out_dir / IDENTITY).exists():
+    if not (resume or continue_run) and (out_dir / IDENTITY).exists():
         raise ConfigError(f"--out {out_dir} holds a run already; add --resume to continue it, or name another folder")
     config = config.model_copy(update={"model": pin_revision(config.model)})
     placement.config = config
     store = CheckpointStore(out_dir / CHECKPOINTS, config.checkpoint)
-    checkpoint, skipped = _checkpoint_to_resume(store, config, out_dir, resume=resume, go_on=go_on)
+    checkpoint, skipped = _checkpoint_to_resume(store, config, out_dir, resume=resume, continue_run=continue_run)
     model_folder = resolve_model(config.model)
     check_tensor_parallel(Path(model_folder), config.placement.tensor_parallel)
     check_rewards(config.verifier)
@@ -112,7 +112,7 @@ def gold_problem(gold: str) -> str | None:
 
 
 def _checkpoint_to_resume(
-    store: CheckpointStore, config: RunConfig, out_dir: Path, *, resume: bool, go_on: bool
+    store: CheckpointStore, config: RunConfig, out_dir: Path, *, resume: bool, continue_run: bool
 ) -> tuple[Checkpoint | None, list[str]]:
     """The checkpoint to go on from, None for the start; and why newer ones were passed over."""
     if resume and not (out_dir / IDENTITY).exists():
@@ -120,7 +120,7 @@ def _checkpoint_to_resume(
     skipped: list[str] = []
     if resume:
         checkpoint = store.latest()
-    elif go_on and (out_dir / IDENTITY).exists():
+    elif continue_run and (out_dir / IDENTITY).exists():
         checkpoint, skipped = store.latest_valid()
     else:
         checkpoint = None

@@ -128,7 +128,7 @@ def share_done(budget: BudgetConfig, step: int, metrics: Mapping[str, float]) ->
 
 
 def describe(budget: BudgetConfig, step: int, metrics: Mapping[str, float], left_s: float | None) -> str:
-    """`step 12/40  reward 0.312  z +0.41  BP 36/120  left 3m12s`, ASCII, without what is unknown."""
+    """`step 12/40  reward 0.312  z +0.41  passes 36/120  left 3m12s`, ASCII, without what is unknown."""
     parts = [f"step {step}" + (f"/{budget.steps}" if budget.steps is not None else "")]
     if "reward/mean" in metrics:
         parts.append(f"reward {metrics['reward/mean']:.3f}")
@@ -138,7 +138,7 @@ def describe(budget: BudgetConfig, step: int, metrics: Mapping[str, float], left
         parts.append(f"gate shut at {metrics['gate/shutoff_step']:.0f}")
     if "update/backward_passes_total" in metrics:
         bound = f"/{budget.backward_passes}" if budget.backward_passes is not None else ""
-        parts.append(f"BP {metrics['update/backward_passes_total']:.0f}{bound}")
+        parts.append(f"passes {metrics['update/backward_passes_total']:.0f}{bound}")
     if left_s is not None:
         parts.append(f"left {format_seconds(left_s)}")
     scores = [name for name in metrics if name.startswith("eval/") and name.endswith("/pass@1")]

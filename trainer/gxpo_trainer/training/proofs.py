@@ -19,8 +19,8 @@ from gxpo_trainer.types import ScoredGroup
 
 if TYPE_CHECKING:
     from gxpo_trainer.learner.group import LearnerGroup
-    from gxpo_trainer.rollout.collector import SampleCollector
     from gxpo_trainer.rollout.planner import RolloutPlanner
+    from gxpo_trainer.rollout.pool import RolloutPool
 
 CANARY_PROMPTS = 8
 CANARY_SCALE = 0.01
@@ -64,9 +64,7 @@ def check_verdicts(config: RunConfig, groups: Sequence[ScoredGroup]) -> None:
         )
 
 
-def canary(
-    config: RunConfig, learners: LearnerGroup, collector: SampleCollector, planner: RolloutPlanner
-) -> dict[str, float]:
+def canary(config: RunConfig, learners: LearnerGroup, pool: RolloutPool, planner: RolloutPlanner) -> dict[str, float]:
     """Perturb the learner's weights, sync, check that the sampler's log-probabilities moved as well, restore.
 
     The perturbation grows until the learner's own log-probabilities move by CANARY_EFFECT times the limit on the mean
@@ -74,24 +72,25 @@ def canary(
 
     Returns the gaps at three syncs and how far learner and sampler moved. Raises WeightSyncMismatch when a gap does
     not close, or when no perturbation shows. The weights are restored; the sampler is left with the perturbed
-    version's successor, so sync before sampling.
+    version's successor, so sync before sampling. Every engine of the pool must follow.
     """
     limit = config.gap_limits()[0]
     prompts = [np.asarray(ids, dtype=np.int32) for ids in planner.token_ids[:CANARY_PROMPTS]]
 
     def gap() -> tuple[float, list[np.ndarray]]:
-        scores = collector.score(prompts)
-        return _gap(learners, prompts, scores), scores
+        """The largest gap of any engine, and the scores of the first."""
+        scores = pool.score(prompts)
+        return max(_gap(learners, prompts, found) for found in scores), scores[0]
 
-    _publish(learners, collector, -1)
+    pool.sync(-1)
     before, start = gap()
     try:
         moved = _perturb(config, learners, lambda: _gap(learners, prompts, start), CANARY_EFFECT * limit)
-        _publish(learners, collector, -2)
+        pool.sync(-2)
         perturbed, scores = gap()
     finally:
-        learners.all("restore")
-    _publish(learners, collector, -3)
+        learners.on_devices("restore")
+    pool.sync(-3)
     restored, _ = gap()
     # In bf16 the rounding error grows with the size of the log-probabilities, which a strong perturbation raises.
     follows = limit if config.compares_in_fp32 else max(limit, moved / CANARY_EFFECT)
@@ -119,7 +118,7 @@ def _perturb(config: RunConfig, learners: LearnerGroup, measure: Callable[[], fl
     """Perturb the learner until `measure` reaches `wanted`; what it then is. Raises WeightSyncMismatch."""
     scale, moved = CANARY_SCALE, 0.0
     for _ in range(CANARY_DOUBLINGS):
-        learners.all("perturb", scale, config.seed)
+        learners.on_devices("perturb", scale, config.seed)
         moved = measure()
         if moved >= wanted:
             return moved
@@ -128,11 +127,6 @@ def _perturb(config: RunConfig, learners: LearnerGroup, measure: Callable[[], fl
         f"canary: noise of {scale / 2:.3g} times the mean weight moved the learner by only {moved:.3g}, under "
         f"{wanted:.3g}, so it proves nothing; lower rollout.logprob_gap_mean_limit"
     )
-
-
-def _publish(learners: LearnerGroup, collector: SampleCollector, version: int) -> None:
-    manifest, _ = learners.publish(version, collector.sampler_node())
-    collector.sync(manifest)
 
 
 def _gap(learners: LearnerGroup, token_ids: Sequence[np.ndarray], scores: Sequence[np.ndarray]) -> float:

@@ -14,6 +14,7 @@ from gxpo_trainer.records.exporters import make_exporters
 from gxpo_trainer.records.identity import run_identity
 from gxpo_trainer.records.reporter import RunReporter
 from gxpo_trainer.training.launch import Launch
+from gxpo_trainer.training.planned import check_memory
 from gxpo_trainer.training.prepare import Prepared, prepare
 from gxpo_trainer.training.progress import TrainingProgress
 from gxpo_trainer.training.resume import next_attempt, repeated_passes
@@ -52,13 +53,13 @@ def train_in_launch(
     launch: Launch,
     *,
     resume: bool = False,
-    go_on: bool = False,
+    continue_run: bool = False,
     loggers: Sequence[str] = (),
     progress: TrainingProgress | None = None,
 ) -> str:
-    """Check everything, then run; the bound or the wish that ended it."""
+    """Check everything, then run; returns the bound or the request that ended the run."""
     out_dir = launch.out_dir
-    prepared = prepare(config, out_dir, resume=resume, go_on=go_on)
+    prepared = prepare(config, out_dir, resume=resume, continue_run=continue_run)
     exporters = make_exporters(loggers, out_dir, run_name=config.name, config=config.model_dump(mode="json"))
     with (
         RunReporter(out_dir, exporters=exporters) as reporter,
@@ -86,10 +87,11 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
     try:
         ours = connect_ray(prepared.placement)
         launch.watch_sigterm()
-        wish = _reserve(prepared.placement, launch, reporter, progress, owned=ours)
-        if wish is not None:
-            _record_end(wish, launch, reporter)
-            return wish
+        request = _reserve(prepared.placement, launch, reporter, progress, owned=ours)
+        if request is not None:
+            _record_end(request, launch, reporter)
+            return request
+        check_memory(prepared.placement, prepared.model_folder, ray.cluster_resources())
         controller = _controller(prepared, launch, reporter, progress)
         reporter.attempt = controller.attempt
         _write_identity(prepared, launch, reporter)
@@ -111,7 +113,7 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
     finally:
         if controller is not None:
             controller.learners.close()
-            controller.collector.kill()
+            controller.pool.kill()
         prepared.placement.group.remove()
         if ours:
             ray.shutdown()
@@ -127,21 +129,21 @@ def _reserve(
     """Reserve the run's resources, and report what it waits for; the request that ended the wait, else None."""
     from gxpo_trainer.cluster.ray_session import reserve
 
-    shown, wish = "", None
+    request: ControlRequest | None = None
 
     def on_wait(missing: str) -> None:
-        nonlocal shown, wish
-        if (text := f"waiting for {missing}") != shown:
-            shown = text
-            reporter.log_event("waiting", text)
-            progress.message(text)
-        if (wish := launch.wish()) is not None:
+        nonlocal request
+        if (phase := f"waiting for {missing}") != launch.phase:
+            launch.enter_phase(phase)
+            reporter.log_event("waiting", phase)
+            progress.message(phase)
+        if (request := launch.control_request()) is not None:
             raise _StoppedWaiting
 
     try:
         reserve(placement, owned=owned, on_wait=on_wait)
     except _StoppedWaiting:
-        return wish
+        return request
     reporter.log_event("device", f"device {placement.device}: {placement.device_reason}", device=placement.device)
     if placement.colocated:
         reporter.log_event("colocated", f"learner and engines share {placement.num_gpus} GPUs")
@@ -150,25 +152,26 @@ def _reserve(
 
 def _controller(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: TrainingProgress) -> Controller:
     """The controller of a new attempt; nothing of it runs yet."""
-    from gxpo_trainer.rollout.collector import SampleCollector
     from gxpo_trainer.rollout.planner import RolloutPlanner
+    from gxpo_trainer.rollout.pool import RolloutPool
     from gxpo_trainer.training.controller import Controller, Counters
     from gxpo_trainer.training.evaluation import Evaluator
 
     config = prepared.config
-    collector = SampleCollector(config, prepared.placement, prepared.model_folder, reporter.log_event)
+    pool = RolloutPool(config, prepared.placement, prepared.model_folder, reporter.log_event)
     controller = Controller(
         config,
         prepared.placement,
-        collector,
+        pool,
         RolloutPlanner(config, prepared.prompts.prompts, prepared.prompts.token_ids),
         Evaluator(config, prepared.benchmarks),
         reporter,
         prepared.store,
         progress,
-        launch.wish,
+        launch.control_request,
+        launch.enter_phase,
     )
-    controller.attempt = collector.attempt = next_attempt(prepared.out_dir, prepared.checkpoint)
+    controller.attempt = pool.engines.attempt = next_attempt(prepared.out_dir, prepared.checkpoint)
     controller.counters = Counters(repeated_passes=repeated_passes(prepared.out_dir, prepared.checkpoint))
     return controller
 
@@ -189,9 +192,9 @@ def _record_end(ended: str, launch: Launch, reporter: RunReporter) -> None:
     if ended == "pause" and launch.terminated:
         reporter.log_event("interrupted", "stopped by SIGTERM; --resume continues from the last checkpoint")
     elif ended == "pause":
-        reporter.log_event("paused", "paused as was asked; --continue goes on from the last checkpoint")
+        reporter.log_event("paused", "paused on request; --continue resumes from the last checkpoint")
     elif ended == "cancel":
-        reporter.log_event("cancelled", "cancelled as was asked")
+        reporter.log_event("cancelled", "cancelled on request")
     else:
         reporter.log_event("finished", f"budget.{ended} is reached", bound=ended)
 

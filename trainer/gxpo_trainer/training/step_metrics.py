@@ -21,8 +21,12 @@ def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, tot
     metrics: Metrics = {
         "rollout/tokens": float(rollouts.num_tokens),
         "rollout/tokens_total": float(total),
+        "rollout/tokens_per_s": rollouts.num_tokens / rollouts.rollout_s if rollouts.rollout_s else 0.0,
+        "rollout/engine_idle_fraction": rollouts.idle_fraction,
+        "rollout/engines_alive": float(rollouts.engines_alive),
         "rollout/length_mean": float(lengths.mean()),
         "rollout/length_std": float(lengths.std()),
+        "rollout/prompt_length_mean": float(np.mean([len(group.group.prompt_token_ids) for group in rollouts.groups])),
         "rollout/truncated_fraction": float(np.mean([sample.truncated for sample in samples])),
         "rollout/logprob_gap_mean": result.gap_mean,
         "rollout/logprob_gap_max": result.gap_max,

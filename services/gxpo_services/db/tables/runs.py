@@ -84,6 +84,8 @@ class Run(Base):
     run_token_sha256: Mapped[str | None] = mapped_column(String(64))
     launched_at: Mapped[float | None]
     heartbeat_at: Mapped[float | None]
+    phase: Mapped[str | None] = mapped_column(String(200))
+    """What the trainer said last that it is doing; None unless a launch executes."""
     wish_at: Mapped[float | None]
     """Time of the pause or cancel request, for the grace period."""
     recoveries: Mapped[int] = mapped_column(default=0)

@@ -334,7 +334,7 @@ def test_runs_are_compared_with_tables_and_the_sentence(
     finish(url, database, grpo, [0.0, 0.25, 0.5])
     assert gxpo("compare", "plain", "unfinished") == 0
     out = capsys.readouterr().out
-    assert "50.0 %" in out
+    assert "50.0%" in out
     assert "GRPO" in out
     assert f"excluded: unfinished ({plain}): it has no evaluation (yet)\n" in out
     assert "{'" not in out, "no member is shown as the raw answer has it"

@@ -39,7 +39,7 @@ def table(answer: dict[str, Any], beginning: str) -> dict[str, Any]:
 
 @pytest.fixture
 def two(database: Database) -> tuple[str, str]:
-    """GRPO ends at 62.5 % after 20 steps, 20 passes, 12 min; GXPO is there at step 10, 30 passes, 6 min."""
+    """GRPO ends at 62.5% after 20 steps, 20 passes, 12 min; GXPO is there at step 10, 30 passes, 6 min."""
     first = evaluated_run(database, config(GRPO, name="plain"), RISING)
     second = evaluated_run(database, config(GXPO, name='<b>fast</b>, "x"\n🦆'), FASTER, passes=3, shutoff=12)
     return first, second
@@ -72,7 +72,7 @@ def test_two_runs_by_hand(client: TestClient, two: tuple[str, str]) -> None:
 def test_at_equal_budgets_the_last_evaluation_counts(client: TestClient, two: tuple[str, str]) -> None:
     query = {"runs": f"{two[0]},{two[1]}", "budgets": ["backward_passes:20, 59", "hours:0.15"], "x": "backward_passes"}
     budgets = {(b["axis"], b["budget"]): b for b in group(compare(client, **query), "GXPO K=5")["budgets"]}
-    # 20 passes: only its start, 25 % against 62.5 %. 59: step 10 against GRPO's end, which came before. 9 min: step 10.
+    # 20 passes: only its start, 25% against 62.5%. 59: step 10 against GRPO's end, which came before. 9 min: step 10.
     assert set(budgets) == {("backward_passes", 20), ("backward_passes", 59), ("hours", 0.15)}
     early, late, timed = budgets["backward_passes", 20], budgets["backward_passes", 59], budgets["hours", 0.15]
     assert (early["accuracy"]["mean"], early["over_seeds"]["mean"], early["all_reached"]) == (0.25, -0.375, True)
@@ -94,17 +94,17 @@ def test_tables_are_the_papers_views(client: TestClient, two: tuple[str, str]) -
     answer = compare(client, runs=list(two), budgets="20,60", x="backward_passes")
     titles = [found["title"] for found in answer["tables"]]
     assert titles[0] == "Result at the end"
-    assert titles[1].startswith("To match the best of GRPO: 62.5 % at step 20")
+    assert titles[1].startswith("To match the best of GRPO: 62.5% at step 20")
     assert titles[2:4] == ["Accuracy at equal backward passes", "Own best"]
     assert table(answer, "To match")["rows"][1] == [
-        "GXPO K=5", "87.5 %", "20", "10 (2.00×)", "30 (0.67×)", "6.0 min (2.00×)",
+        "GXPO K=5", "87.5%", "20", "10 (2.00×)", "30 (0.67×)", "6.0 min (2.00×)",
     ]  # fmt: skip
     assert table(answer, "Accuracy at equal backward")["rows"] == [
-        ["GRPO", "62.5 %", "62.5 %", "62.5 %"],
-        ["GXPO K=5", "25.0 %", "87.5 %", "56.2 %"],
+        ["GRPO", "62.5%", "62.5%", "62.5%"],
+        ["GXPO K=5", "25.0%", "87.5%", "56.2%"],
     ]
     assert table(answer, "Own best")["rows"][1] == [
-        "GXPO K=5", "12", "60", "12.0 min", "87.5 %", "20", "60", "12.0 min",
+        "GXPO K=5", "12", "60", "12.0 min", "87.5%", "20", "60", "12.0 min",
     ]  # fmt: skip
     assert all(len(row) == len(found["header"]) for found in answer["tables"] for row in found["rows"])
 
@@ -212,12 +212,17 @@ def test_several_benchmarks_are_averaged_and_shown_one_by_one(client: TestClient
     ]
     answer = compare(client, runs=runs, budgets="20", x="backward_passes", smoothing=0.5)
     assert answer["benchmarks"] == ["easy", "hard"]
-    assert table(answer, "Accuracy at equal backward")["header"] == ["run", "20 BP easy", "20 BP hard", "average"]
+    assert table(answer, "Accuracy at equal backward")["header"] == [
+        "run",
+        "20 passes easy",
+        "20 passes hard",
+        "average",
+    ]
     # .25, .375, .625 averaged with weight .5: .25, .3125, .46875; the curve itself stays as it is.
     curve = group(answer, "GRPO")["mean"]
     assert curve["smoothed"] == [0.25, 0.3125, 0.46875]
     assert curve["accuracy"] == [0.25, 0.375, 0.625]
-    assert table(answer, "Accuracy at equal backward")["rows"][0][1:] == ["46.9 %"] * 3
+    assert table(answer, "Accuracy at equal backward")["rows"][0][1:] == ["46.9%"] * 3
 
 
 def test_an_attempt_that_starts_anew_replaces_what_it_repeats(client: TestClient, database: Database) -> None:

@@ -85,6 +85,29 @@ def test_the_first_word_of_a_launch_makes_the_run_running(anonymous: TestClient,
     assert ("state", "launch 1 sent its first heartbeat") in runs.messages(database, run.id)
 
 
+def test_what_the_trainer_is_doing_is_shown_until_its_launch_is_over(
+    anonymous: TestClient, client: TestClient, database: Database
+) -> None:
+    launched = launch(database)
+    run_id = launched.split()[0]
+
+    def shown() -> tuple[str, str | None]:
+        run = client.get(f"/api/v1/runs/{run_id}").json()
+        assert client.get("/api/v1/runs").json()["items"][0]["phase"] == run["phase"]
+        return run["state"], run["phase"]
+
+    assert shown() == ("starting", None)
+    post(anonymous, launched, body(None) | {"phase": "waiting for 3 GPUs"})
+    assert shown() == ("running", "waiting for 3 GPUs")
+    post(anonymous, launched, body(1, metrics=[totals(1)]))
+    assert shown() == ("running", "waiting for 3 GPUs")
+    post(anonymous, launched, body(None) | {"phase": "training"})
+    assert shown() == ("running", "training")
+    end = {"attempt": 1, "outcome": "succeeded", "ended_by": "steps"}
+    post(anonymous, launched, body(2, outcome=end))
+    assert shown() == ("succeeded", None)
+
+
 def test_rows_arrive_and_the_run_shows_how_far_it_is(anonymous: TestClient, database: Database) -> None:
     launched = launch(database)
     run_id = launched.split()[0]

@@ -156,6 +156,9 @@ def test_validate_shows_errors_cost_completed_config_and_equal_runs(
     assert [run["id"] for run in found["equal_runs"]] == [earlier["id"]]
     assert found["toml"] == to_toml(load_preset("demo"))
     assert found["config"]["learner"]["rule"]["k"] == 5
+    plan = found["plan"]
+    assert (plan["device"], plan["fits"], found["plan_problem"]) == ("cpu", True, None)
+    assert [rule["backward_passes"] for rule in plan["rules"] if rule["own"]] == [120]
     bad = client.post(f"{API}/runs/validate", json={"config": {"seed": -1}}).json()
     assert not bad["valid"]
     assert [error["field"] for error in bad["errors"]] == ["config.seed"]

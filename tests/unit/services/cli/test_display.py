@@ -31,6 +31,7 @@ def run(**changes: Any) -> Any:
         "name": "demo",
         "state": "running",
         "reason": None,
+        "phase": "training",
         "recoveries": 0,
         "reward": 0.3125,
         "score": 0.31,
@@ -46,10 +47,15 @@ def run(**changes: Any) -> Any:
             run(progress={"backward_passes_budget": 90, "seconds_left": None}, recoveries=1),
             "running  step 12/30  reward 0.312  passes 36/90  accuracy 31.0%  recovered 1 times",
         ),
+        (
+            run(phase="waiting for 3 GPUs", reward=None, score=None, progress={"steps": 0, "backward_passes": 0}),
+            "running (waiting for 3 GPUs)  step 0/30  left 3 min 12 s",
+        ),
         (run(reward="NaN", score=None), "running  step 12/30  reward NaN  passes 36  left 3 min 12 s"),
         (
             run(
                 state="queued",
+                phase=None,
                 reward=None,
                 score=None,
                 progress={"steps": 0, "backward_passes": 0, "queue_position": 2},
@@ -58,7 +64,12 @@ def run(**changes: Any) -> Any:
         ),
         (
             run(
-                state="failed", reason="disk_full", reward=None, score=None, progress={"steps": 0, "backward_passes": 0}
+                state="failed",
+                phase=None,
+                reason="disk_full",
+                reward=None,
+                score=None,
+                progress={"steps": 0, "backward_passes": 0},
             ),
             "failed (disk_full)",
         ),

@@ -46,6 +46,14 @@ def test_a_missing_answer_has_no_extract_and_no_reward() -> None:
     assert row["reward"] is None
 
 
+def test_a_heartbeat_may_carry_a_phase() -> None:
+    assert parsed(body(None) | {"phase": "waiting for 3 GPUs"}).phase == "waiting for 3 GPUs"
+    assert parsed(body(None)).phase is None
+    for bad in (3, ["x"], "x" * 201):
+        with pytest.raises(BadRow, match="phase"):
+            parsed(body(None) | {"phase": bad})
+
+
 BAD: list[tuple[str, Any, str]] = [
     ("metrics", {"attempt": 1, "step": -1, "time": 1, "metrics": {}}, "step"),
     ("metrics", {"attempt": 1, "step": 2**31, "time": 1, "metrics": {}}, "step"),

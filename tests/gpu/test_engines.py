@@ -1,0 +1,70 @@
+"""Whole runs with a real vLLM on GPUs: every rule on shared devices, resuming, and NCCL where there are two GPUs."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gxpo_trainer.config import RunConfig
+
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible"),
+    pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed"),
+]
+
+
+def config(rule: dict[str, Any], steps: int, **placement: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "model": {"max_length": 192},
+            "data": {"num_problems": 256},
+            "rollout": {"prompts_per_step": 8, "samples_per_prompt": 4, "max_new_tokens": 40},
+            "evaluation": {"every_steps": 0, "num_problems": 16, "samples_per_prompt": 2},
+            "checkpoint": {"every_steps": 2},
+            "learner": {"rule": rule, "precision": "bf16", "zero_stage": 2},
+            "budget": {"steps": steps},
+            "placement": {"device": "gpu", **placement},
+        }
+    )
+
+
+def train(settings: RunConfig, out: Path, **options: Any) -> list[dict[str, Any]]:
+    from gxpo_trainer.records.reading import read_metrics
+    from gxpo_trainer.training.run import train_run
+
+    assert train_run(settings, out, **options) == "steps"
+    return [row for row in read_metrics(out) if "rollout/logprob_gap_mean" in row["metrics"]]
+
+
+@pytest.mark.parametrize("rule", [{"name": "grpo"}, {"name": "sfpo", "k": 3}, {"name": "gxpo", "k": 5}], ids=str)
+def test_five_steps_on_one_shared_gpu(rule: dict[str, Any], tmp_path: Path) -> None:
+    rows = train(config(rule, 5, colocate=True), tmp_path / "run")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    assert max(row["metrics"]["rollout/logprob_gap_mean"] for row in rows) < 0.05
+
+
+def test_a_run_on_a_shared_gpu_resumes(tmp_path: Path) -> None:
+    rule = {"name": "gxpo", "k": 5}
+    train(config(rule, 2, colocate=True), tmp_path / "run")
+    rows = train(config(rule, 4, colocate=True), tmp_path / "run", resume=True)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+
+
+def test_adapters_on_one_shared_gpu(tmp_path: Path) -> None:
+    settings = config({"name": "gxpo", "k": 5}, 3, colocate=True)
+    lora = settings.learner.model_validate({**settings.learner.model_dump(), "lora": {"rank": 8, "alpha": 16.0}})
+    rows = train(settings.model_copy(update={"learner": lora}), tmp_path / "run")
+    assert max(row["metrics"]["rollout/logprob_gap_mean"] for row in rows) < 0.05
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two CUDA devices are needed")
+def test_separate_gpus_sync_by_nccl(tmp_path: Path) -> None:
+    rows = train(config({"name": "gxpo", "k": 5}, 3, colocate=False), tmp_path / "run")
+    assert len(rows) == 3
+    assert "weights travel by nccl" in (tmp_path / "run" / "events.jsonl").read_text()

@@ -1,0 +1,105 @@
+"""What a run's placement does on a Ray with fake GPUs: small actors in place of engines and learner ranks.
+
+usage: placement_worker.py
+
+Two nodes of two GPUs each, named 0,1 and 4,5; then the second is lost and one with the GPUs 6,7 takes its place.
+Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+import ray
+from ray.cluster_utils import Cluster
+
+from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.cluster.ray_session import connect_ray, reserve
+from gxpo_trainer.config import RunConfig
+
+SETTINGS = {
+    "device": "gpu",
+    "learner_ranks": 4,
+    "samplers": 2,
+    "tensor_parallel": 2,
+    "learner_cpus": 0.25,
+    "sampler_cpus": 0.25,
+    "verifier_cpus": 0.25,
+}
+
+
+class Process:
+    """Reports where it is."""
+
+    def where(self) -> tuple[str, str]:
+        return ray.get_runtime_context().get_node_id(), os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
+
+
+def start(options: dict[str, Any]) -> Any:
+    return ray.remote(Process).options(**options).remote()
+
+
+def devices(placement: Placement, actors: list[Any]) -> list[str]:
+    return [placement.group.get(actor.where.remote())[1] for actor in actors]
+
+
+def two_nodes() -> tuple[Cluster, Any]:
+    """Ray gives a node 30 s to come up, which a busy machine can miss: try again."""
+    for left in (2, 1, 0):
+        cluster = Cluster()
+        try:
+            cluster.add_node(num_cpus=0, object_store_memory=100 * 1024 * 1024, include_dashboard=False)
+            return cluster, [add(cluster, "0,1"), add(cluster, "4,5")][1]
+        except Exception:
+            cluster.shutdown()
+            if not left:
+                raise
+    raise AssertionError
+
+
+def add(cluster: Cluster, gpus: str) -> Any:
+    return cluster.add_node(
+        num_cpus=2,
+        num_gpus=2,
+        object_store_memory=100 * 1024 * 1024,
+        env_vars={"CUDA_VISIBLE_DEVICES": gpus},
+    )
+
+
+def main() -> None:
+    cluster, second = two_nodes()
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+    placement = Placement.decide(
+        RunConfig.model_validate({"placement": SETTINGS | {"ray_address": cluster.address, "wait_s": 300}})
+    )
+    found: dict[str, Any] = {}
+    connect_ray(placement)
+    begin = time.perf_counter()
+    reserve(placement, owned=False)
+    found["reserve_s"] = time.perf_counter() - begin
+    found["colocated"] = placement.colocated
+    engines = [start(placement.sampler_options(index)) for index in range(2)]
+    ranks = [start(placement.learner_options(rank)) for rank in range(4)]
+    found["engines"], found["ranks"] = devices(placement, engines), devices(placement, ranks)
+    # A restarted rank, while the engine occupies the GPUs.
+    ray.kill(ranks[3])
+    found["restarted"] = devices(placement, [start(placement.learner_options(3))])
+    # A lost node: its bundle moves to another with other GPUs.
+    cluster.remove_node(second)
+    add(cluster, "6,7")
+    moved = next(index for index, gpus in enumerate(found["engines"]) if "4" in gpus)
+    found["moved"] = moved
+    engine = start(placement.sampler_options(moved))
+    rank = start(placement.learner_options(2 * moved))
+    found["moved_engine"], found["moved_rank"] = devices(placement, [engine, rank])
+    placement.group.remove()
+    print(json.dumps(found))
+    ray.shutdown()
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Reservations on real Rays: runs that wait for each other, an autoscaler, GPUs that learner and engines share.
+
+Small actors take the place of engines and learner ranks, which would need minutes and real GPUs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.ray_clusters import LOOPBACK, running_head
+
+HERE = Path(__file__).parent
+SMALL = {"device": "cpu", "wait_s": 600, "learner_cpus": 1.0, "sampler_cpus": 0.75, "verifier_cpus": 0.25}
+
+
+class Run:
+    """A process of waiting_worker.py."""
+
+    def __init__(self, address: str, **settings: Any) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "waiting_worker.py"), json.dumps(SMALL | settings | {"ray_address": address})],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | LOOPBACK,
+        )
+
+    def line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def becomes_ready(self) -> bool:
+        """Whether it says so, whatever it waits for until then."""
+        while (line := self.line()).startswith("waiting for "):
+            continue
+        return line == "ready"
+
+    def go_on(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@contextmanager
+def runs(address: str, *settings: dict[str, Any]) -> Iterator[list[Run]]:
+    """Runs that start one after another, each when the one before it is ready."""
+    started: list[Run] = []
+    try:
+        for one in settings:
+            assert all(run.becomes_ready() for run in started[-1:])
+            started.append(Run(address, **one))
+        yield started
+    finally:
+        for run in started:
+            run.close()
+
+
+@pytest.fixture(scope="module")
+def two_cpus() -> Iterator[str]:
+    with running_head(2) as address:
+        yield address
+
+
+def test_a_run_waits_for_one_that_holds_the_resources_and_then_runs(two_cpus: str) -> None:
+    with runs(two_cpus, {}, {}) as (first, second):
+        assert second.line() == "waiting for 2 CPUs"
+        first.go_on()
+        assert second.becomes_ready()
+
+
+def test_two_runs_that_fit_run_side_by_side(two_cpus: str) -> None:
+    half = {"learner_cpus": 0.5, "sampler_cpus": 0.25}
+    with runs(two_cpus, half, half) as (_, second):
+        assert second.line() == "ready"
+
+
+def test_a_cluster_without_workers_grows_for_a_run_and_shrinks_after_it() -> None:
+    with running_head(0, autoscaling={"worker": {"CPU": 2}}) as address, runs(address, {}) as (run,):
+        assert run.line() == "waiting for 2 CPUs"
+        assert run.becomes_ready()
+        run.go_on()
+        assert run.line() == "2 nodes"
+        _await_nodes(address, 1)
+
+
+def _await_nodes(address: str, number: int) -> None:
+    """Wait until Ray has this many nodes; the test's own time limit ends a wait in vain."""
+    ask = (
+        f"import ray, time; ray.init(address={address!r}, log_to_driver=False, logging_level='error')\n"
+        f"while len([node for node in ray.nodes() if node['Alive']]) != {number}: time.sleep(1)"
+    )
+    subprocess.run([sys.executable, "-c", ask], env=os.environ | LOOPBACK, check=True)
+
+
+@pytest.fixture(scope="module")
+def shared_gpus() -> Any:
+    done = subprocess.run(
+        [sys.executable, str(HERE / "placement_worker.py")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_each_learner_rank_shares_one_gpu_of_its_engine(shared_gpus: Any) -> None:
+    assert shared_gpus["colocated"]
+    first, second = (sorted(engine.split(",")) for engine in shared_gpus["engines"])
+    assert {*first, *second} == {"0", "1", "4", "5"}
+    assert shared_gpus["ranks"] == [*first, *second]
+
+
+def test_a_restarted_rank_gets_its_gpu_while_the_engine_holds_it(shared_gpus: Any) -> None:
+    assert shared_gpus["restarted"] == [shared_gpus["ranks"][3]]
+
+
+def test_after_a_lost_node_the_gpus_of_the_new_one_are_used(shared_gpus: Any) -> None:
+    assert sorted(shared_gpus["moved_engine"].split(",")) == ["6", "7"]
+    assert shared_gpus["moved_rank"] == "6"

@@ -1,0 +1,119 @@
+"""Several engines as one: samples do not depend on the assignment, and no prompt is lost with an engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+
+from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.data.prompts import load_prompts, resolve_template, tokenize_prompts
+from gxpo_trainer.models.load import STARTER_FOLDER, load_tokenizer
+from gxpo_trainer.rollout.planner import request_seed
+from gxpo_trainer.rollout.pool import Collected, RolloutPool
+from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
+
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
+
+SAMPLING = SamplingSettings(max_new_tokens=40)
+PLACEMENT = {"learner_cpus": 0.1, "verifier_cpus": 0.1, "sampler_cpus": 0.3, "sampler_threads": 1}
+
+
+def make_pool(small_run: Any, samplers: int, events: list[str], **placement: Any) -> RolloutPool:
+    """A pool on the starter policy as it is, without a learner."""
+    config = small_run(placement={**PLACEMENT, "samplers": samplers, **placement})
+    log = lambda kind, message, **_: events.append(f"{kind}: {message}")  # noqa: E731
+    pool = RolloutPool(config, Placement.decide(config), str(STARTER_FOLDER), log, initial_version=0)
+    pool.start()
+    return pool
+
+
+def requests(small_run: Any, count: int) -> list[SampleRequest]:
+    config = small_run()
+    prompts = tokenize_prompts(
+        load_prompts(config.data, 0).prompts,
+        load_tokenizer(config.model),
+        resolve_template("auto", "word_problems"),
+        96,
+    )
+    return [
+        SampleRequest(prompt, ids, 4, request_seed(0, 1, 0, place))
+        for place, (prompt, ids) in enumerate(zip(prompts.prompts[:count], prompts.token_ids[:count], strict=True))
+    ]
+
+
+def tokens(collected: Collected) -> list[list[list[int]]]:
+    return [[sample.token_ids.tolist() for sample in group.group.samples] for group in collected.groups]
+
+
+def test_seeded_samples_do_not_depend_on_the_engines_or_their_deaths(small_run: Any) -> None:
+    """Two engines; then one of them is killed after the first groups, and the other samples the rest."""
+    wanted = requests(small_run, 24)
+    events: list[str] = []
+    pool = make_pool(small_run, 2, events)
+    try:
+        pool.engines.await_ready(every=True)
+        reference = pool.collect(wanted, SAMPLING, 0)
+        assert reference.engines_alive == 2
+        assert 0 <= reference.idle_fraction < 1
+        pid = ray.get(pool.engines.all[1].actor.pid.remote())
+        submit, killed = type(pool.verifier).submit, []
+
+        def kill_first(self: Any, finished: Any, rewards: bool) -> Any:
+            if not killed:
+                killed.append(pid)
+                os.kill(pid, signal.SIGKILL)
+            return submit(self, finished, rewards)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(pool.verifier), "submit", kill_first)
+            survived = pool.collect(wanted, SAMPLING, 0)
+        assert killed
+        assert any(event.startswith("sampler_restarted: the sampler 1 died") for event in events)
+        assert tokens(survived) == tokens(reference), "no prompt is lost, doubled or moved"
+        verdicts = [[[v.status for v in group.verdicts] for group in found.groups] for found in (survived, reference)]
+        assert verdicts[0] == verdicts[1]
+        # The restarted engine joins the pool again.
+        pool.engines.await_ready(every=True)
+        assert pool.collect(wanted[:6], SAMPLING, 0).engines_alive == 2
+    finally:
+        pool.kill()
+
+
+def test_a_tensor_parallel_engine_agrees_with_transformers_and_dies_with_its_worker(small_run: Any) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(STARTER_FOLDER, dtype=torch.float32)
+    wanted = requests(small_run, 8)
+    events: list[str] = []
+    pool = make_pool(small_run, 1, events, tensor_parallel=2)
+    try:
+        split = pool.collect(wanted, SAMPLING, 0)
+        for group in split.groups:
+            prompt = group.group.prompt_token_ids
+            for sample in group.group.samples:
+                ids = torch.from_numpy(np.concatenate([prompt, sample.token_ids]).astype(np.int64))
+                with torch.no_grad():
+                    table = torch.log_softmax(model(ids[None]).logits[0, :-1], dim=-1)
+                expected = table.gather(1, ids[1:, None])[len(prompt) - 1 :, 0].numpy()
+                assert np.abs(expected - sample.logprobs).max() < 1e-4
+        # kill -9 of one worker process ends the engine, which is then restarted.
+        parent = ray.get(pool.engines.all[0].actor.pid.remote())
+        os.kill(worker_processes(parent)[0], signal.SIGKILL)
+        assert tokens(pool.collect(wanted, SAMPLING, 0)) == tokens(split)
+        assert any(event.startswith("sampler_restarted") for event in events)
+    finally:
+        pool.kill()
+
+
+def worker_processes(parent: int) -> list[int]:
+    """vLLM's worker processes of an engine."""
+    import psutil
+
+    children = psutil.Process(parent).children(recursive=True)
+    return [child.pid for child in children if "VLLM::Worker" in " ".join(child.cmdline())]

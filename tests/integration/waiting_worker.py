@@ -1,0 +1,47 @@
+"""A run's reservation on a running Ray, with a small actor in place of its processes.
+
+usage: waiting_worker.py SETTINGS
+
+SETTINGS: `placement` as JSON, with ray_address. Prints what it waits for, one line a change, then `ready` once its
+actor runs. When a line comes in it removes the reservation, prints the number of nodes and ends.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import ray
+
+from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.cluster.ray_session import connect_ray, reserve
+from gxpo_trainer.config import RunConfig
+
+
+class Process:
+    def answer(self) -> str:
+        return "ready"
+
+
+def main() -> None:
+    said = ""
+
+    def on_wait(missing: str) -> None:
+        nonlocal said
+        if missing != said:
+            said = missing
+            print(f"waiting for {missing}", flush=True)
+
+    placement = Placement.decide(RunConfig.model_validate({"placement": json.loads(sys.argv[1])}))
+    connect_ray(placement)
+    reserve(placement, owned=True, on_wait=on_wait)
+    actor = ray.remote(Process).options(**placement.sampler_options(0)).remote()
+    print(placement.group.get(actor.answer.remote()), flush=True)
+    sys.stdin.readline()
+    placement.group.remove()
+    print(f"{len([node for node in ray.nodes() if node['Alive']])} nodes", flush=True)
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

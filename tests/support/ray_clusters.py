@@ -1,0 +1,133 @@
+"""Ray clusters on this machine that a test starts and ends: several nodes, fake GPUs, an autoscaler.
+
+Ray's own helpers end with `ray stop --force`, which kills every Ray of the machine; these end only their processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from gxpo_services.local.ports import free_port
+
+OBJECT_STORE_BYTES = 100 * 1024 * 1024
+START_ATTEMPTS = 3
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabled"}
+"""Environment of a driver that joins: Ray would replace 127.0.0.1 by the address of the host."""
+_ENV = {
+    **LOOPBACK,
+    "RAY_worker_niceness": "0",
+    "RAY_FAKE_CLUSTER": "1",
+    "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+}
+
+
+@contextmanager
+def running_head(num_cpus: float, num_gpus: int = 0, autoscaling: dict[str, Any] | None = None) -> Iterator[str]:
+    """A head node as a process tree; yields its address.
+
+    autoscaling: resources by worker type, for Ray's autoscaler with its provider `fake_multinode`, which starts the
+    nodes as processes of this machine.
+    """
+    with tempfile.TemporaryDirectory(prefix="gxpo-ray-", ignore_cleanup_errors=True) as folder:
+        head, address = _started(Path(folder), num_cpus, num_gpus, autoscaling)
+        try:
+            yield address
+        finally:
+            _end(head)
+
+
+def _started(
+    folder: Path, num_cpus: float, num_gpus: int, autoscaling: dict[str, Any] | None
+) -> tuple[subprocess.Popen[bytes], str]:
+    """Ray gives a node 30 s to come up, which a busy machine can miss: try again."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | _ENV
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}"
+    log = folder / "head.log"
+    for _ in range(START_ATTEMPTS):
+        address = f"127.0.0.1:{free_port()}"
+        options = {
+            "node-ip-address": "127.0.0.1",
+            "port": address.rpartition(":")[2],
+            "num-cpus": num_cpus,
+            "num-gpus": num_gpus,
+            "object-store-memory": OBJECT_STORE_BYTES,
+            "min-worker-port": 0,
+            "max-worker-port": 0,
+            "dashboard-agent-listen-port": free_port(),
+            "include-dashboard": "false",
+            "temp-dir": folder,
+        }
+        if autoscaling is not None:
+            config = folder / "autoscaling.json"
+            config.write_text(json.dumps(_autoscaling(address, autoscaling)))
+            options["autoscaling-config"] = config
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
+        command += [f"--{name}={value}" for name, value in options.items()]
+        with log.open("wb") as stream:
+            head = subprocess.Popen(command, stdout=stream, stderr=stream, env=env, start_new_session=True)
+        while head.poll() is None:
+            if b"Ray runtime started" in log.read_bytes():
+                return head, address
+            time.sleep(0.2)
+    raise RuntimeError(f"Ray did not start:\n{log.read_text()[-3000:]}")
+
+
+def _autoscaling(address: str, workers: dict[str, Any]) -> dict[str, Any]:
+    """A cluster file as Ray's autoscaler reads it."""
+    types = {
+        name: {"resources": resources, "node_config": {}, "min_workers": 0, "max_workers": 4}
+        for name, resources in workers.items()
+    }
+    return {
+        "cluster_name": "test",
+        "max_workers": 4,
+        "upscaling_speed": 1.0,
+        "idle_timeout_minutes": 0.1,
+        "provider": {
+            "type": "fake_multinode",
+            "gcs_address": address,
+            # The autoscaler finds the idle time of a node by its address, and the provider calls a node's id its
+            # address. Without this the two never meet, and no node is ever removed.
+            "use_node_id_as_ip": True,
+            "disable_node_updaters": True,
+            "disable_launch_config_check": True,
+        },
+        "auth": {},
+        "available_node_types": types | {"ray.head.default": {"resources": {}, "node_config": {}, "max_workers": 0}},
+        "head_node_type": "ray.head.default",
+        "file_mounts": {},
+        "cluster_synced_files": [],
+        "file_mounts_sync_continuously": False,
+        "rsync_exclude": [],
+        "rsync_filter": [],
+        "initialization_commands": [],
+        "setup_commands": [],
+        "head_setup_commands": [],
+        "worker_setup_commands": [],
+        "head_start_ray_commands": [],
+        "worker_start_ray_commands": [],
+    }
+
+
+def _end(head: subprocess.Popen[bytes]) -> None:
+    tree = psutil.Process(head.pid).children(recursive=True) if head.poll() is None else []
+    head.send_signal(signal.SIGTERM)
+    psutil.wait_procs(tree, timeout=30)
+    head.kill()
+    head.wait()
+    for process in tree:
+        if process.is_running():  # psutil knows a process by its start time too
+            process.kill()
+    psutil.wait_procs(tree, timeout=20)

@@ -1,0 +1,131 @@
+"""The phases of GPUs that learner and engines share: every transition, and a death in each phase.
+
+The doubles stand for what a GPU would do; they check that both sides never hold their large memory at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Literal, cast
+
+import pytest
+
+from gxpo_trainer.cluster.shared_devices import Phase, SharedDevices
+from gxpo_trainer.errors import LearnerDied
+
+PHASES: tuple[Phase, ...] = ("sampling", "updating", "syncing")
+
+
+class Gpu:
+    """Engines and learner in one, with the memory that each holds."""
+
+    def __init__(self) -> None:
+        self.engine_weights: Literal["held", "host", "lost"] = "held"
+        self.kv_cache, self.learner = True, False
+        self.learner_alive = True
+        self.log: list[str] = []
+
+    def sleep(self, *, discard_weights: bool) -> None:
+        self.log.append("sleep 2" if discard_weights else "sleep 1")
+        self.kv_cache = False
+        if self.engine_weights == "held":
+            self.engine_weights = "lost" if discard_weights else "host"
+
+    def wake(self, what: str) -> None:
+        self.log.append(f"wake {what}")
+        if what == "weights":
+            self.engine_weights = "held"
+        else:
+            assert self.engine_weights == "held", "the weights come before the KV cache"
+            assert not self.learner, "the KV cache needs the memory that the learner holds"
+            self.kv_cache = True
+
+    def park(self) -> None:
+        self.log.append("park")
+        self.learner = False
+
+    def unpark(self) -> None:
+        if not self.learner_alive:
+            raise LearnerDied("killed")
+        assert not self.kv_cache, "the learner needs the memory that the KV cache holds"
+        self.log.append("unpark")
+        self.learner = True
+
+
+def shared(*, adapters: bool = False) -> tuple[Gpu, SharedDevices]:
+    """After the start: the engines were built, slept, and the learner is on the GPU."""
+    gpu = Gpu()
+    devices = SharedDevices(cast(Any, gpu), cast(Any, gpu), adapters=adapters)
+    devices.learner_starts()
+    gpu.learner = True
+    gpu.log.clear()
+    return gpu, devices
+
+
+def check(gpu: Gpu, phase: Phase) -> None:
+    expected = {"sampling": ("held", True, False), "updating": (None, False, True), "syncing": ("held", False, True)}
+    weights, kv_cache, learner = expected[phase]
+    assert (gpu.kv_cache, gpu.learner) == (kv_cache, learner)
+    assert weights is None or gpu.engine_weights == weights
+
+
+@pytest.mark.parametrize("path", [*itertools.product(PHASES, repeat=4)])
+def test_every_path_of_phases_ends_with_the_right_memory(path: tuple[Phase, ...]) -> None:
+    gpu, devices = shared()
+    for phase in path:
+        devices.need(phase)
+        check(gpu, phase)
+
+
+def test_one_training_step_moves_each_side_once() -> None:
+    gpu, devices = shared()
+    devices.need("syncing")
+    devices.need("sampling")
+    gpu.log.clear()
+    devices.need("updating", sync_follows=True)
+    devices.need("syncing")
+    devices.need("sampling")
+    assert gpu.log == ["sleep 2", "unpark", "wake weights", "park", "wake kv_cache"]
+
+
+def test_a_checkpoint_between_two_samplings_keeps_the_engines_weights() -> None:
+    gpu, devices = shared()
+    devices.need("syncing")
+    devices.need("sampling")
+    devices.need("updating")
+    assert gpu.engine_weights == "host"
+    devices.need("sampling")
+    check(gpu, "sampling")
+
+
+def test_adapters_never_give_up_the_base_weights() -> None:
+    gpu, devices = shared(adapters=True)
+    for phase in ("syncing", "sampling", "updating", "syncing", "sampling", "syncing"):
+        devices.need(cast(Phase, phase), sync_follows=phase == "updating")
+    assert "sleep 2" not in gpu.log
+
+
+def test_sampling_with_weights_that_were_given_up_is_refused() -> None:
+    _, devices = shared()
+    devices.need("syncing")
+    devices.need("sampling")
+    devices.need("updating", sync_follows=True)
+    with pytest.raises(RuntimeError, match="sync before sampling"):
+        devices.need("sampling")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_learner_that_died_in_any_phase_starts_on_free_gpus(phase: Phase) -> None:
+    gpu, devices = shared()
+    devices.need(phase)
+    gpu.learner_alive = gpu.learner = False
+    if phase == "sampling":
+        with pytest.raises(LearnerDied):
+            devices.need("updating", sync_follows=True)
+    devices.learner_starts()
+    assert not gpu.kv_cache
+    assert gpu.engine_weights != "held" or phase == "updating"
+    gpu.learner_alive = gpu.learner = True
+    devices.need("syncing")
+    devices.need("sampling")
+    check(gpu, "sampling")

@@ -1,0 +1,243 @@
+"""Whether a run fits, what to change when it does not, and its cost under each rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.small_plan import CPU, EXACT, GPU, SHAPE, small
+
+from gxpo_trainer.config import BudgetConfig, GrpoRule, GxpoRule, RunConfig
+from gxpo_trainer.config.io import load_preset
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.planner import fits_resident, inputs_of, make_plan, refusal
+from gxpo_trainer.planner.devices import assumptions_for, device_named
+from gxpo_trainer.planner.fitting import fit_of
+from gxpo_trainer.planner.shapes import read_shape
+
+BIG = replace(SHAPE, hidden=4096, intermediate=16384, layers=32, heads=32, kv_heads=8, head_dim=128, vocabulary=128_000)
+"""7.98 billion parameters."""
+
+
+def big(**changes: Any) -> Any:
+    shape = changes.pop("shape", BIG)
+    base = small(
+        shape=shape,
+        trainable=shape.parameters,
+        device=device_named("a100-80"),
+        num_devices=8,
+        learner_ranks=4,
+        token_budget=4096,
+        prompts=64,
+        group=8,
+        prompt_limit=512,
+        response_limit=1024,
+        max_length=2048,
+        checkpointing=True,
+    )
+    return replace(base, **changes)
+
+
+def assumed() -> Any:
+    return assumptions_for(device_named("a100-80"))
+
+
+def test_stage_3_is_advised_first_and_makes_it_fit() -> None:
+    inputs = big(zero_stage=1)
+    plan = make_plan(inputs)
+    assert not plan.fits
+    assert refusal(plan) == plan.advice
+    assert plan.advice is not None
+    assert plan.advice.startswith("learner: needs ")
+    assert "per device and a100-80 has 79.3 GiB; set " in plan.advice
+    # Every rank holds 8 B parameters in bf16, their gradients in fp32 and bf16 and 12 bytes of 2 B of a shard.
+    assert "learner.zero_stage" in plan.advice or "placement.learner_ranks" in plan.advice
+    assert make_plan(replace(inputs, zero_stage=3, learner_ranks=7)).fits
+
+
+def test_one_setting_that_suffices_is_named_with_its_value() -> None:
+    inputs = big(learner_ranks=7, zero_stage=2, checkpointing=False, token_budget=16384)
+    plan = make_plan(inputs)
+    assert plan.advice is not None
+    assert plan.advice.endswith("; set model.gradient_checkpointing = true")
+    assert make_plan(replace(inputs, checkpointing=True)).fits
+
+
+def test_several_settings_are_named_where_one_does_not_suffice() -> None:
+    inputs = big(learner_ranks=7, zero_stage=1, checkpointing=False, token_budget=16384)
+    plan = make_plan(inputs)
+    assert plan.advice is not None
+    named = plan.advice.partition("; set ")[2].split(" and ")
+    assert len(named) > 1
+    assert all(" = " in change for change in named)
+
+
+def test_two_settings_are_named_where_one_alone_makes_it_worse() -> None:
+    # The sampler's share is too small for a cache; a larger one fits only where the weights are divided.
+    config = load_preset("paper-7b-lora")
+    inputs = inputs_of(config, read_shape(config.model.path), device_named("a100-40"), 4)
+    plan = make_plan(inputs)
+    assert plan.advice is not None
+    assert plan.advice.startswith("the sampler's KV cache has 0.0 GiB")
+    assert plan.advice.endswith("set learner.zero_stage = 3 and rollout.gpu_memory_utilization = 0.6")
+    assert make_plan(replace(inputs, zero_stage=3, memory_utilization=0.6)).fits
+
+
+def test_settings_that_change_what_is_trained_come_last() -> None:
+    # At stage 3 with small micro-batches seven ranks suffice; LoRA alone would as well.
+    inputs = big(learner_ranks=7, zero_stage=0, precision="fp32", sampler_item=4)
+    advice = make_plan(inputs).advice
+    assert advice is not None
+    assert "learner.zero_stage = " in advice
+    assert "lora" not in advice
+    # One rank cannot divide 8 billion parameters.
+    alone = big(learner_ranks=1, num_devices=2, zero_stage=1)
+    advice = make_plan(alone).advice
+    assert advice is not None
+    assert "learner.lora.rank = 16" in advice
+
+
+def test_a_run_that_nothing_makes_fit_says_so() -> None:
+    huge = replace(BIG, layers=800)
+    plan = make_plan(big(shape=huge))
+    assert plan.advice is not None
+    assert "use a device with more memory, more devices or a smaller model" in plan.advice
+
+
+def test_more_devices_than_there_are_name_the_number_of_ranks() -> None:
+    plan = make_plan(small(num_devices=3, learner_ranks=4, prompts=8))
+    assert plan.advice == (
+        "placement needs 5 GPUs (learner_ranks + samplers × tensor_parallel) and there are 3; "
+        "set placement.learner_ranks = 2"
+    )
+
+
+def test_a_kv_cache_without_room_for_one_sequence_is_a_problem() -> None:
+    inputs = small(device=CPU, kv_bytes=32 * 59)
+    plan = make_plan(inputs, EXACT)
+    assert plan.advice is not None
+    assert "too little for one sequence of model.max_length = 60 tokens" in plan.advice
+    assert plan.advice.endswith("set rollout.cpu_kv_cache_gib = 1")
+
+
+def test_a_need_within_the_planners_error_is_a_warning_and_no_refusal() -> None:
+    gib = 2**30
+    process = replace(EXACT, runtime_bytes=gib)
+    for limit, refused in ((0.9, False), (0.8, True)):
+        device = replace(GPU, memory_bytes=int(limit * gib))
+        plan = make_plan(small(device=device, kv_bytes=32 * 60), process)
+        assert not plan.fits
+        assert plan.advice is not None
+        assert (refusal(plan) is not None) is refused
+
+
+def test_shared_devices_are_resident_where_both_fit_and_alternate_where_not() -> None:
+    gib = 2**30
+    shared = small(colocate=True, learner_ranks=1, num_devices=1)
+    roomy = make_plan(replace(shared, device=replace(GPU, memory_bytes=8 * gib)), EXACT)
+    # Learner 3 GiB and sampler 3 + 4: 10 of 10.2 GiB, but the learner may take 15% more than planned.
+    close = replace(shared, device=replace(GPU, memory_bytes=int(10.2 * gib)), kv_bytes=4 * gib)
+    assert not fits_resident(make_plan(close, replace(EXACT, runtime_bytes=3 * gib)))
+    assert fits_resident(
+        make_plan(replace(close, device=replace(GPU, memory_bytes=11 * gib)), replace(EXACT, runtime_bytes=3 * gib))
+    )
+    assert roomy.inputs.devices_needed == 1
+    assert fits_resident(roomy)
+    assert [phase.name for phase in roomy.fit.phases] == ["learner and sampler"]
+    # 0.6 of 8 GiB for the sampler and 4 GiB of the learner's process do not fit together.
+    heavy = replace(EXACT, runtime_bytes=4 * gib)
+    tight = make_plan(replace(shared, device=replace(GPU, memory_bytes=8 * gib), memory_utilization=0.4), heavy)
+    assert not fits_resident(tight)
+    assert [phase.name for phase in tight.fit.phases] == ["sampling", "update"]
+
+
+def test_auto_shares_devices_where_there_are_too_few_and_the_counts_match() -> None:
+    even = {"colocate": "auto", "samplers": 2, "learner_ranks": 2}
+    assert not small(**even, num_devices=4).shared
+    assert small(**even, num_devices=3).shared
+    assert small(**even, num_devices=3).devices_needed == 2
+    assert not small(**even, num_devices=3, one_node=False).shared
+    assert not small(colocate="auto", num_devices=2).shared, "two ranks cannot share one sampler's device"
+    assert fits_resident(make_plan(small(**even, num_devices=4), EXACT)), "nothing is shared, nothing parked"
+
+
+@pytest.mark.parametrize(
+    ("changes", "change"),
+    [
+        ({"colocate": "auto", "num_devices": 1}, "placement.learner_ranks = 1"),
+        ({"colocate": False, "num_devices": 1, "learner_ranks": 1}, 'placement.colocate = "auto"'),
+    ],
+)
+def test_one_device_is_shared_where_that_solves_it(changes: dict[str, Any], change: str) -> None:
+    plan = make_plan(small(**changes), EXACT)
+    assert plan.advice is not None
+    assert plan.advice.endswith(f"; set {change}")
+
+
+def test_a_host_sums_all_processes() -> None:
+    one = fit_of(small(device=CPU, kv_bytes=10**6, learner_ranks=1), EXACT).phases[0]
+    two = fit_of(small(device=CPU, kv_bytes=10**6, learner_ranks=1, samplers=2), EXACT).phases[0]
+    sampler = fit_of(small(device=CPU, kv_bytes=10**6), EXACT).sampler
+    assert two.num_bytes - one.num_bytes == sampler.weights + sampler.working + sampler.kv
+
+
+def test_rules_stand_side_by_side_with_the_runs_own_marked() -> None:
+    plan = make_plan(small(rule=GxpoRule(k=10)), EXACT)
+    assert [(rule.label, rule.own, rule.passes_per_step) for rule in plan.rules] == [
+        ("GRPO", False, 1),
+        ("SFPO K=10", False, 11),
+        ("GXPO K=10", True, 3),
+    ]
+    assert [rule.backward_passes for rule in plan.rules] == [10, 110, 30]
+    hours = plan.rules[2].hours
+    assert hours is not None
+    assert hours == pytest.approx(10 * plan.rules[2].time.total / 3600)
+    assert plan.rules[2].gpu_hours == pytest.approx(3 * hours), "two ranks and a sampler"
+
+
+@pytest.mark.parametrize(
+    ("budget", "steps"),
+    [
+        ({"steps": 7}, [7, 7, 7]),
+        ({"backward_passes": 12}, [12, 3, 4]),  # SFPO K=3 takes 4 passes, GXPO 3
+        ({"backward_passes": 13, "steps": 9}, [9, 4, 5]),
+        ({"tokens": 1600}, [10, 10, 10]),  # 8 responses of 20 tokens a step
+    ],
+)
+def test_the_first_bound_of_the_budget_gives_the_steps(budget: dict[str, int], steps: list[int]) -> None:
+    plan = make_plan(small(rule=GxpoRule(k=3), budget=BudgetConfig.model_validate(budget)), EXACT)
+    assert [rule.steps for rule in plan.rules] == steps
+
+
+def test_a_bound_in_hours_is_spent_whole() -> None:
+    plan = make_plan(small(rule=GrpoRule(), budget=BudgetConfig(hours=1.0)), EXACT)
+    rule = plan.rules[0]
+    assert rule.steps is not None
+    assert (rule.steps - 1) * rule.time.total < 3600 <= rule.steps * rule.time.total
+
+
+def test_inputs_come_from_a_config() -> None:
+    config = load_preset(
+        "paper-7b-lora", ["placement.learner_ranks=3", "placement.samplers=2", "placement.colocate=false"]
+    )
+    shape = read_shape(config.model.path)
+    inputs = inputs_of(config, shape, device_named("h100-80"), 5)
+    assert (inputs.samplers, inputs.colocate, inputs.devices_needed, inputs.transport) == (2, False, 5, "nccl")
+    # q and o: 3584 + 3584; k and v: 3584 + 512; 28 layers of rank 128.
+    assert inputs.trainable == 28 * 128 * (2 * 7168 + 2 * 4096)
+    assert (inputs.prompts, inputs.group, inputs.learner_ranks, inputs.zero_stage) == (128, 5, 3, 2)
+    assert (inputs.reference, inputs.prompt_limit, inputs.response_limit) == ("adapter", 1024, 3072)
+    assert make_plan(inputs).fits
+
+
+def test_the_papers_presets_fit_on_its_four_h100() -> None:
+    for name in ("paper-1.5b", "paper-3b", "paper-7b-lora", "paper-llama-3b"):
+        config: RunConfig = load_preset(name)
+        assert make_plan(inputs_of(config, read_shape(config.model.path), device_named("h100-80"), 4)).fits, name
+
+
+def test_a_transport_that_cannot_work_is_refused() -> None:
+    config = load_preset("paper-1.5b", ["placement.weight_transport=cuda_ipc"])
+    with pytest.raises(ConfigError, match='placement: weight_transport = "cuda_ipc" needs learner and engines on the'):
+        inputs_of(config, read_shape(config.model.path), device_named("h100-80"), 8)

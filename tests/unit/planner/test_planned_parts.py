@@ -1,0 +1,196 @@
+"""Memory of a learner rank and of a sampler, counted by hand on a model of 1,448 parameters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.small_plan import CPU, EXACT, GPU, SHAPE, small
+from support.toy_learner import ToyLearner, quadratic
+
+from gxpo_trainer.config import GrpoRule, GxpoRule, RuleSettings, SfpoRule
+from gxpo_trainer.planner.memory import activation_bytes, learner_parts, mask_bytes, sampler_memory
+from gxpo_trainer.planner.workload import peak_tokens, workload_of
+from gxpo_trainer.rules.registry import make_rule
+
+GIB = 2**30
+
+
+def parts(**changes: Any) -> dict[str, int]:
+    inputs = small(**changes)
+    found = learner_parts(inputs, EXACT, workload_of(inputs, EXACT))
+    return {part.name: part.num_bytes for part in found}
+
+
+@pytest.mark.parametrize(
+    ("stage", "precision", "expected"),
+    [
+        # Two ranks of 1,448 parameters; a shard has 724.
+        (0, "fp32", {"weights": 5792, "gradients": 5792, "optimizer": 11584}),
+        (1, "fp32", {"weights": 5792, "fp32 masters": 2896, "gradients": 5792 + 2896, "optimizer": 5792}),
+        (2, "fp32", {"weights": 5792, "fp32 masters": 2896, "gradients": 2896, "optimizer": 5792}),
+        (3, "fp32", {"weights": 2896, "fp32 masters": 2896, "gradients": 2896, "optimizer": 5792}),
+        (1, "bf16", {"weights": 2896, "fp32 masters": 2896, "gradients": 5792 + 2896, "optimizer": 5792}),
+        (2, "bf16", {"weights": 2896, "fp32 masters": 2896, "gradients": 2896, "optimizer": 5792}),
+        (3, "bf16", {"weights": 1448, "fp32 masters": 2896, "gradients": 2896, "optimizer": 5792}),
+    ],
+)
+def test_shards_of_each_zero_stage(stage: int, precision: str, expected: dict[str, int]) -> None:
+    found = parts(zero_stage=stage, precision=precision)
+    names = ("weights", "fp32 masters", "gradients", "optimizer")
+    assert {name: found[name] for name in names if name in found} == expected
+
+
+def test_reduction_buckets_and_gathered_parameters() -> None:
+    assert parts(zero_stage=0, precision="fp32")["communication"] == 4 * 1448
+    assert "communication" not in parts(zero_stage=0, precision="fp32", learner_ranks=1)
+    # Two buckets of 1,448 fp32 elements on a GPU, one on a CPU; at stage 3 all 1,448 bf16 parameters are gathered.
+    assert parts(zero_stage=2)["communication"] == 2 * 4 * 1448
+    assert parts(zero_stage=3)["communication"] == 2 * 4 * 1448 + 2 * 1448
+    assert parts(zero_stage=2, device=CPU)["communication"] == 4 * 1448
+
+
+@pytest.mark.parametrize(
+    ("rule", "optimizer", "buffers"),
+    [
+        (GrpoRule(), "adamw", 0),
+        (SfpoRule(k=3), "adamw", 1),
+        (GxpoRule(), "adamw", 2),
+        (GxpoRule(predictor="displacement"), "adamw", 2),
+        (GxpoRule(predictor="replay", probes=1), "adamw", 1),
+        (GxpoRule(probe_state="rollback"), "adamw", 4),
+        (GxpoRule(probe_state="rollback"), "sgd", 2),
+    ],
+)
+def test_each_rules_buffers_are_those_that_it_holds(rule: RuleSettings, optimizer: str, buffers: int) -> None:
+    moments = 2 if optimizer == "adamw" else 0
+    assert rule.shard_buffers(moments) == buffers
+    assert parts(rule=rule, num_moments=moments).get("rule buffers", 0) == buffers * 4 * 724
+    import torch
+
+    toy = ToyLearner(torch.ones(3), quadratic(torch.tensor([0.1, 0.5, 0.9])), optimizer=optimizer, lr=0.01)
+    subject: Any = make_rule(rule)
+    subject.step(toy)
+    held = getattr(subject, "buffers", None)
+    assert (held.count() if held else int(getattr(subject, "_theta0", None) is not None)) == buffers
+
+
+def test_a_reference_is_whole_on_each_rank_and_an_adapters_is_the_model_without_it() -> None:
+    assert parts(reference="whole", zero_stage=3)["reference"] == 2 * 1448
+    assert "reference" not in parts(reference="adapter")
+
+
+def test_lora_shards_are_those_of_the_adapter() -> None:
+    # Rank 3 on q (8 → 8) and v (8 → 4) of two layers: 3·(16 + 12)·2 = 168 parameters.
+    count = SHAPE.adapter_parameters(3, ("q_proj", "v_proj"))
+    assert count == 168
+    found = parts(adapter_rank=3, trainable=count, rule=GxpoRule())
+    assert found["weights"] == 2 * (1448 + 168)
+    assert (found["fp32 masters"], found["optimizer"], found["rule buffers"]) == (4 * 84, 8 * 84, 8 * 84)
+
+
+def test_activations_of_a_token() -> None:
+    # A layer in fp32: norms 2·8·12 = 192, attention 4·(2·8 + 2·4) = 96, MLP 4·4·16 = 256; 544. Two layers and the
+    # gradients of one, 4·(2·8 + 3·16) = 256.
+    fp32 = small(precision="fp32")
+    assert activation_bytes(fp32, 1) == 2 * 544 + 256
+    # In bf16: norms 2·8·8 = 128, attention 48, MLP 128; gradients 128.
+    assert activation_bytes(small(), 1) == 2 * (128 + 48 + 128) + 128
+    # Checkpointing keeps the 8 inputs of each layer and one layer.
+    assert activation_bytes(replace(fp32, checkpointing=True), 10) == 10 * (2 * 8 * 4 + 544 + 256)
+
+
+def test_a_micro_batch_holds_the_budget_or_the_longest_sequence_or_all_there_is() -> None:
+    # Rows of 30 tokens: two in 64. A sequence may have 60. A rank has 4 rows, 120 tokens.
+    inputs = small()
+    assert peak_tokens(inputs, workload_of(inputs, EXACT)) == 60
+    inputs = small(token_budget=100)
+    assert peak_tokens(inputs, workload_of(inputs, EXACT)) == 90
+    inputs = small(token_budget=4096)
+    assert peak_tokens(inputs, workload_of(inputs, EXACT)) == 120
+
+
+def test_shared_prompts_have_a_mask_in_every_layer() -> None:
+    inputs = small(rows="shared", device=CPU, precision="fp32", learner_ranks=1, token_budget=4096, zero_stage=0)
+    load = workload_of(inputs, EXACT)
+    # Both prompts of 10 once, 8 responses of 20: two rows of 90 tokens.
+    assert (load.responses_per_row, load.row_width, load.learner_tokens) == (4, 90.0, 180.0)
+    assert mask_bytes(inputs, load) == 180 * 90 * (1 + 2 * 4)
+
+
+def test_logits_are_counted_by_chunk() -> None:
+    # 60 tokens × 32 words, three fp32 copies, and the head's gradient.
+    assert parts()["logits"] == 12 * 60 * 32 + 4 * 256
+    wide = replace(SHAPE, vocabulary=2**25)
+    found = parts(shape=wide, trainable=wide.parameters)
+    assert found["logits"] == 12 * 2**25 + 4 * 8 * 2**25
+
+
+def test_a_host_holds_two_published_versions_on_rank_0() -> None:
+    inputs = small(device=CPU)
+    load = workload_of(inputs, EXACT)
+    first = {part.name: part.num_bytes for part in learner_parts(inputs, EXACT, load)}
+    other = {part.name for part in learner_parts(inputs, EXACT, load, publishes=False)}
+    assert first["published weights"] == 2 * 2 * 1448
+    assert "published weights" not in other
+    assert "published weights" not in parts()
+
+
+def test_the_kv_cache_is_what_the_sampler_leaves_and_holds_sequences_of_mean_length() -> None:
+    # A token takes 2 layers × (key + value) × 4 × 2 bytes = 32. A sequence has 20 tokens and a quarter of 10 others.
+    inputs = small(device=replace(GPU, memory_bytes=GIB))
+    found = sampler_memory(inputs, workload_of(inputs, EXACT))
+    assert found.weights == 2 * 1448
+    assert found.kv == GIB // 2 - found.weights - found.working
+    assert found.sequences == int(found.kv // 32 / 22.5)
+    fixed = sampler_memory(small(kv_bytes=32 * 60), workload_of(inputs, EXACT))
+    assert fixed.longest_fits
+    assert not sampler_memory(small(kv_bytes=32 * 59), workload_of(inputs, EXACT)).longest_fits
+
+
+def test_tensor_parallel_splits_weights_and_as_many_heads_as_there_are() -> None:
+    load = workload_of(small(), EXACT)
+    whole, halves = (sampler_memory(small(kv_bytes=2250 * 32, tensor_parallel=count), load) for count in (1, 2))
+    assert halves.weights == 1448
+    # One KV head cannot be split: both devices hold it.
+    assert (whole.sequences, halves.sequences) == (100, 100)
+    two = replace(SHAPE, kv_heads=2)
+    assert sampler_memory(small(shape=two, kv_bytes=2250 * 32, tensor_parallel=2), load).sequences == 100
+    assert sampler_memory(small(shape=two, kv_bytes=2250 * 32), load).sequences == 50
+
+
+@pytest.mark.parametrize(("precision", "kv_heads"), [("fp32", 4), ("bf16", 4), ("bf16", 2)])
+def test_counted_activations_are_what_torch_saves(precision: str, kv_heads: int) -> None:
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=512,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        tie_word_embeddings=True,
+    )
+    model = Qwen2ForCausalLM(config).to(torch.float32 if precision == "fp32" else torch.bfloat16).train()
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        hidden = model.model(input_ids=torch.randint(0, 512, (8, 64)), use_cache=False).last_hidden_state
+    saved = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    assert hidden.shape == (8, 64, 128)
+    shape = replace(
+        SHAPE, hidden=128, intermediate=384, layers=4, heads=4, kv_heads=kv_heads, head_dim=32, vocabulary=512
+    )
+    inputs = small(shape=shape, precision=precision)
+    item = inputs.item
+    working = 512 * item * (2 * 128 + 3 * 384)
+    assert activation_bytes(inputs, 512) - working == pytest.approx(saved, rel=0.05)

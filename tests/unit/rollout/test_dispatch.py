@@ -1,0 +1,93 @@
+"""Which engine gets which request, whatever dies in between."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gxpo_trainer.rollout.dispatch import Dispatcher
+
+
+def test_the_engine_with_the_fewest_unfinished_tokens_gets_the_next_request() -> None:
+    dispatcher = Dispatcher([100, 10, 10, 50], [1, 1, 1, 1], max_sequences=8)
+    dispatcher.add_engine(0)
+    dispatcher.add_engine(1)
+    # 100 to engine 0, then 10 + 10 + 50 to engine 1, which has less than 100 before each.
+    assert dispatcher.assign() == {0: [0], 1: [1, 2, 3]}
+
+
+def test_an_engine_takes_more_when_it_has_finished_some() -> None:
+    dispatcher = Dispatcher([8] * 5, [4] * 5, max_sequences=8)
+    dispatcher.add_engine(0)
+    assert dispatcher.assign() == {0: [0, 1]}
+    assert dispatcher.assign() == {}
+    assert dispatcher.finish(0, 1)
+    assert dispatcher.assign() == {0: [2]}
+    assert not dispatcher.exhausted
+
+
+def test_a_fast_engine_gets_more_requests_than_a_slow_one() -> None:
+    dispatcher = Dispatcher([1] * 40, [1] * 40, max_sequences=2)
+    dispatcher.add_engine(0)
+    dispatcher.add_engine(1)
+    taken = {0: 0, 1: 0}
+    open_requests: dict[int, list[int]] = {0: [], 1: []}
+    for tick in range(1000):
+        for engine, indices in dispatcher.assign().items():
+            open_requests[engine] += indices
+            taken[engine] += len(indices)
+        # Engine 0 finishes a request every tick, engine 1 every third one.
+        for engine in (0, 1) if tick % 3 == 0 else (0,):
+            if open_requests[engine]:
+                dispatcher.finish(engine, open_requests[engine].pop(0))
+    assert dispatcher.done
+    assert taken[0] + taken[1] == 40
+    assert 2.5 <= taken[0] / taken[1] <= 3.5
+
+
+def test_requests_of_a_lost_engine_come_before_those_that_wait() -> None:
+    dispatcher = Dispatcher([1] * 4, [1] * 4, max_sequences=2)
+    dispatcher.add_engine(0)
+    assert dispatcher.assign() == {0: [0, 1]}
+    dispatcher.remove_engine(0)
+    dispatcher.add_engine(1)
+    assert dispatcher.assign() == {1: [0, 1]}
+    assert not dispatcher.finish(0, 0), "a late answer of the lost engine does not count"
+    assert dispatcher.finish(1, 0)
+    assert not dispatcher.finish(1, 0)
+
+
+@given(st.integers(0, 40), st.integers(1, 5), st.integers(1, 9), st.integers(0, 2**32))
+def test_every_request_is_finished_once_whichever_engines_die(
+    num_requests: int, num_engines: int, max_sequences: int, seed: int
+) -> None:
+    draw = random.Random(seed)
+    sequences = [draw.randint(1, 4) for _ in range(num_requests)]
+    dispatcher = Dispatcher([7 * n for n in sequences], sequences, max_sequences)
+    alive = set(range(num_engines))
+    owner: dict[int, int] = {}
+    finished: list[int] = []
+    for engine in alive:
+        dispatcher.add_engine(engine)
+    while not dispatcher.done:
+        for engine, indices in dispatcher.assign().items():
+            assert engine in alive
+            assert not {*indices} & {*owner}, "assigned to two engines"
+            owner.update(dict.fromkeys(indices, engine))
+        action = draw.random()
+        if action < 0.1 and alive:
+            lost = draw.choice(sorted(alive))
+            alive.remove(lost)
+            dispatcher.remove_engine(lost)
+            owner = {index: engine for index, engine in owner.items() if engine != lost}
+        elif action < 0.3 and len(alive) < num_engines:
+            back = draw.choice(sorted({*range(num_engines)} - alive))
+            alive.add(back)
+            dispatcher.add_engine(back)
+        elif owner:
+            index = draw.choice(sorted(owner))
+            assert dispatcher.finish(owner.pop(index), index)
+            finished.append(index)
+    assert sorted(finished) == list(range(num_requests))

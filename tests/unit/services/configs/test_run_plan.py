@@ -1,0 +1,80 @@
+"""The plan in the service: what `/runs/validate` adds, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from gxpo_services.api.errors import Invalid
+from gxpo_services.configs.checks import checked, settings_of
+from gxpo_services.configs.plan import planned
+from gxpo_services.configs.schemas import RunSource
+from gxpo_services.settings import ServiceSettings
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.io import load_preset
+
+UNKNOWN, SMALL, LARGE = ServiceSettings(), ServiceSettings(gpu="a10g-24"), ServiceSettings(gpu="H100-80")
+
+
+def accepted(server: ServiceSettings, *overrides: str) -> RunConfig:
+    source = RunSource.model_validate({"preset": "paper-3b", "overrides": list(overrides)})
+    return checked(settings_of(source), server)
+
+
+def test_a_plan_is_made_for_the_clusters_gpus_else_for_a_named_default() -> None:
+    config = load_preset("paper-1.5b")
+    for server, device in ((UNKNOWN, "h100-80"), (LARGE, "h100-80"), (SMALL, "a10g-24")):
+        plan, problem = planned(config, server)
+        assert problem is None
+        assert plan is not None
+        assert (plan.device, plan.devices_needed) == (device, 4)
+    plan, _ = planned(load_preset("demo"), UNKNOWN)
+    assert plan is not None
+    assert plan.device == "cpu"
+    assert [rule.label for rule in plan.rules if rule.own] == ["GXPO K=5"]
+
+
+def test_a_plan_survives_json() -> None:
+    plan, _ = planned(load_preset("paper-7b-lora"), UNKNOWN)
+    assert plan is not None
+    assert type(plan).model_validate(json.loads(plan.model_dump_json())) == plan
+
+
+def test_without_a_known_shape_there_is_a_reason_instead(tmp_path: Path) -> None:
+    for path, words in ((str(tmp_path), "has no config.json"), ("org/model", "its shape is not known")):
+        plan, problem = planned(load_preset("demo", [f"model.path={path}"]), UNKNOWN)
+        assert plan is None
+        assert problem is not None
+        assert words in problem
+
+
+def test_a_run_that_cannot_fit_is_refused_with_the_planners_sentence() -> None:
+    with pytest.raises(Invalid) as caught:
+        accepted(SMALL)
+    (error,) = caught.value.errors
+    assert error.field == "config.placement"
+    assert "GiB per device and a10g-24 has 22.5 GiB; set " in error.message
+    accepted(LARGE)
+    accepted(UNKNOWN)  # not known, so nothing is refused
+    accepted(SMALL, "placement.device=cpu", "model.path=starter")
+    accepted(SMALL, "model.path=org/model")
+
+
+def test_the_largest_numbers_that_a_request_may_hold_are_planned_or_refused() -> None:
+    largest = 2**63 - 1
+    for setting in ("rollout.prompts_per_step", "rollout.samples_per_prompt", "learner.token_budget", "budget.steps"):
+        plan, problem = planned(load_preset("demo", [f"{setting}={largest}"]), UNKNOWN)
+        assert problem is None, setting
+        assert plan is not None
+        json.loads(plan.model_dump_json())
+    plan, _ = planned(load_preset("demo", ["budget.steps=none", "budget.hours=1e308"]), UNKNOWN)
+    assert plan is not None
+    assert plan.rules[0].steps is None
+
+
+def test_an_unknown_kind_of_gpu_is_refused_at_the_start() -> None:
+    with pytest.raises(ValidationError, match="there is no device 'h100'"):
+        ServiceSettings(gpu="h100")

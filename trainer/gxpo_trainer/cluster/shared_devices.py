@@ -1,0 +1,110 @@
+"""Whose memory is on the GPUs that learner and engines share.
+
+| phase | engines | learner |
+|---|---|---|
+| sampling | awake | parked on the host |
+| updating | asleep | on the GPU |
+| syncing | weights awake, no KV cache | on the GPU |
+
+Callers state the phase that they need; the order of the transitions keeps the sum of both within the GPU: what leaves
+goes first.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+Phase = Literal["sampling", "updating", "syncing"]
+
+
+class SharingEngines(Protocol):
+    def sleep(self, *, discard_weights: bool) -> None:
+        """Free the engines' memory; discard_weights: a sync brings them again, so no copy on the host is needed."""
+
+    def wake(self, what: Literal["weights", "kv_cache"]) -> None:
+        """Allocate an engine's weights or its KV cache again."""
+
+
+class SharingLearner(Protocol):
+    def park(self) -> None:
+        """Move the learner's memory to the host."""
+
+    def unpark(self) -> None:
+        """Move the learner's memory back."""
+
+
+class Devices(Protocol):
+    """What learner and engines see: they name the phase that they need."""
+
+    shared: bool
+
+    def need(self, phase: Phase, *, sync_follows: bool = False) -> None:
+        """Bring about `phase`. sync_follows: the engines' weights need not survive, because they are synced next."""
+
+    def learner_starts(self) -> None:
+        """The learner is about to start, or to start again: the engines leave the GPUs."""
+
+
+class SeparateDevices:
+    """Learner and engines have devices of their own, or everything fits at once: nothing moves."""
+
+    shared = False
+
+    def need(self, phase: Phase, *, sync_follows: bool = False) -> None:
+        pass
+
+    def learner_starts(self) -> None:
+        pass
+
+
+class SharedDevices:
+    """Switches between the phases. Begins in `sampling`: the engines are built first, then the learner.
+
+    adapters: the engines' base weights never come again, so they are kept on the host while the engines sleep.
+    """
+
+    shared = True
+
+    def __init__(self, engines: SharingEngines, learner: SharingLearner, *, adapters: bool) -> None:
+        self._engines, self._learner, self._adapters = engines, learner, adapters
+        self.phase: Phase = "sampling"
+        self._weights_lost = False
+
+    def need(self, phase: Phase, *, sync_follows: bool = False) -> None:
+        """See Devices.need. Raises RuntimeError for `sampling` when the weights were given up and no sync followed."""
+        if phase == self.phase:
+            return
+        if phase == "sampling":
+            self._sample()
+        elif phase == "updating":
+            self._update(discard=sync_follows and not self._adapters)
+        else:
+            self._sync()
+        self.phase = phase
+
+    def learner_starts(self) -> None:
+        if self.phase != "updating":
+            # Not discarded: recovery may end with an evaluation at the version that the engines hold.
+            self._engines.sleep(discard_weights=False)
+        self.phase = "updating"
+
+    def _sample(self) -> None:
+        if self._weights_lost:
+            raise RuntimeError("the engines gave up their weights; sync before sampling")
+        self._learner.park()
+        if self.phase == "updating":
+            self._engines.wake("weights")
+        self._engines.wake("kv_cache")
+
+    def _update(self, *, discard: bool) -> None:
+        self._engines.sleep(discard_weights=discard)
+        self._weights_lost = discard
+        if self.phase == "sampling":
+            self._learner.unpark()
+
+    def _sync(self) -> None:
+        if self.phase == "sampling":
+            self._engines.sleep(discard_weights=not self._adapters)
+            self._learner.unpark()
+        self._engines.wake("weights")
+        self._weights_lost = False

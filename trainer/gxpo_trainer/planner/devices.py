@@ -1,0 +1,147 @@
+"""Devices that a plan can be made for, and what is assumed about their use; the numbers are in devices.toml."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import Literal
+
+from gxpo_trainer.errors import ConfigError
+
+CPU = "cpu"
+DEFAULT_GPU = "h100-80"
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device, or a host without any.
+
+    memory_bytes: usable; 0 where it is not known. flops: dense products a second, in bf16 and in fp32. bandwidths:
+    bytes a second, of its memory, to other devices of its host, and to the host.
+    """
+
+    name: str
+    memory_bytes: int
+    bf16_flops: float
+    fp32_flops: float
+    memory_bandwidth: float
+    link_bandwidth: float
+    host_bandwidth: float
+    ray_names: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> Literal["gpu", "cpu"]:
+        return "cpu" if self.name == CPU else "gpu"
+
+    def flops(self, precision: str) -> float:
+        """Dense products a second in `precision` (fp32 or bf16)."""
+        return self.bf16_flops if precision == "bf16" else self.fp32_flops
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What cannot be read from a config. Calibration replaces these by what a run measured.
+
+    utilization: share of the device's dense products that forward and backward passes reach. micro_batch_s: fixed
+    time of one micro-batch, forward and backward. sampling_efficiency: share of the device's memory bandwidth and
+    products that decoding reaches. decode_step_s: fixed time of a decoding step. token_s: time of a sampled token in
+    the engine's scheduler. verify_s: scoring a step that sampling does not hide. step_s, sync_s: fixed times of a step
+    and of a weight sync. runtime_bytes: of a process or its CUDA context before it holds a model. engine_bytes: what a
+    learner's libraries allocate whatever the model. memory_factor: measured over counted bytes of the model's part.
+    prompt_fraction, response_fraction: mean length over its limit. zero_variance_fraction: share of groups whose
+    rewards are equal; without a KL term they have no backward pass. source: where the numbers come from.
+    """
+
+    utilization: float
+    micro_batch_s: float
+    sampling_efficiency: float
+    decode_step_s: float
+    token_s: float
+    verify_s: float
+    step_s: float
+    sync_s: float
+    runtime_bytes: int
+    engine_bytes: int
+    memory_factor: float = 1.0
+    prompt_fraction: float = 0.25
+    response_fraction: float = 0.5
+    zero_variance_fraction: float = 0.0
+    source: str = "defaults"
+
+
+_ASSUMED = {
+    "gpu": Assumptions(
+        utilization=0.35,
+        micro_batch_s=0.02,
+        sampling_efficiency=0.6,
+        decode_step_s=0.004,
+        token_s=2e-6,
+        verify_s=0.3,
+        step_s=0.3,
+        sync_s=0.2,
+        runtime_bytes=GIB,
+        engine_bytes=0,
+        memory_factor=1.05,
+    ),
+    "cpu": Assumptions(
+        utilization=0.8,
+        micro_batch_s=0.005,
+        sampling_efficiency=0.8,
+        decode_step_s=0.002,
+        token_s=5e-5,
+        verify_s=0.05,
+        step_s=0.05,
+        sync_s=0.02,
+        runtime_bytes=450 * 2**20,
+        engine_bytes=100 * 2**20,
+        memory_factor=1.33,
+    ),
+}
+
+
+def assumptions_for(device: Device) -> Assumptions:
+    """Uncalibrated assumptions for a kind of device."""
+    return _ASSUMED[device.kind]
+
+
+@functools.cache
+def devices() -> dict[str, Device]:
+    """Every known device by name."""
+    table = tomllib.loads((resources.files(__package__) / "devices.toml").read_text(encoding="utf-8"))
+    return {
+        name: Device(
+            name=name,
+            memory_bytes=int(row["memory_gib"] * GIB),
+            bf16_flops=row["bf16_tflops"] * 1e12,
+            fp32_flops=row["fp32_tflops"] * 1e12,
+            memory_bandwidth=row["memory_gbps"] * 1e9,
+            link_bandwidth=row["link_gbps"] * 1e9,
+            host_bandwidth=row["host_gbps"] * 1e9,
+            ray_names=tuple(row["ray"]),
+        )
+        for name, row in table.items()
+    }
+
+
+def device_named(name: str) -> Device:
+    """A device by its name. Raises ConfigError naming the known ones."""
+    found = devices().get(name.lower())
+    if found is None:
+        raise ConfigError(f"there is no device {name!r} in the planner's table; choose from {', '.join(devices())}")
+    return found
+
+
+def device_of_cluster(resource_names: Iterable[str]) -> Device | None:
+    """The device that Ray's resources name (`accelerator_type:H100`), None for unknown or different ones."""
+    kinds = {name.partition(":")[2] for name in resource_names if name.startswith("accelerator_type:")}
+    found = [device for device in devices().values() if kinds & set(device.ray_names)]
+    return found[0] if len(kinds) == 1 and found else None
+
+
+def host(memory_bytes: int) -> Device:
+    """The device `cpu` with the memory of a host."""
+    return replace(device_named(CPU), memory_bytes=memory_bytes)

@@ -1,0 +1,173 @@
+"""Memory of a device, part by part, in each phase of a step.
+
+Learner, in bytes a trainable parameter (T of P parameters, W ranks, b bytes a parameter in the forward pass):
+
+| | weights | fp32 masters | gradients | moments (AdamW) |
+|---|---|---|---|---|
+| stage 0, fp32 | 4 | the weights | 4 | 8 |
+| stage 1 | b | 4/W | 4 + 4/W; bf16: 4 + 2 | 8/W |
+| stage 2 | b | 4/W | 4/W | 8/W |
+| stage 3 | b/W | 4/W | 4/W | 8/W |
+
+Each buffer of a rule is one more fp32 shard. tests/unit/planner checks the table by hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gxpo_trainer.planner.devices import Assumptions
+from gxpo_trainer.planner.inputs import Inputs
+from gxpo_trainer.planner.workload import Workload, peak_tokens
+
+BUCKET = 50_000_000
+"""Most elements that DeepSpeed reduces at once (learner.process_group.MAX_BUCKET)."""
+LIVE_PARAMETERS = 1_000_000_000
+"""Elements that DeepSpeed keeps gathered at stage 3, its default."""
+LOGITS_CHUNK = 2**25
+"""Logits in memory at a time (models.logprobs.CHUNK_ELEMENTS)."""
+LOGITS_COPIES = 3
+BATCHED_TOKENS = 8192
+"""Most tokens that vLLM runs through the model at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A named share of a device's memory."""
+
+    name: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What one device holds at a time. limit: its usable bytes, 0 where that is not known."""
+
+    name: str
+    parts: tuple[Part, ...]
+    limit: int
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.parts)
+
+    @property
+    def fits(self) -> bool:
+        return not self.limit or self.num_bytes <= self.limit
+
+
+def learner_parts(inputs: Inputs, assumed: Assumptions, load: Workload, *, publishes: bool = True) -> tuple[Part, ...]:
+    """One learner rank at its peak, in the backward pass, with the rule's look-ahead on. Empty parts are left out.
+
+    publishes: whether it is rank 0, which on a host holds the weights that samplers read.
+    """
+    shard = inputs.shard
+    parts = {
+        "weights": forward_weights(inputs),
+        "fp32 masters": 4 * shard if inputs.zero_stage else 0,
+        "gradients": gradient_bytes(inputs),
+        "optimizer": 4 * inputs.num_moments * shard,
+        "rule buffers": 4 * inputs.rule.shard_buffers(inputs.num_moments) * shard,
+        "reference": inputs.shape.parameters * inputs.item if inputs.reference == "whole" else 0,
+        "communication": communication_bytes(inputs),
+        "activations": activation_bytes(inputs, peak_tokens(inputs, load)) + mask_bytes(inputs, load),
+        "logits": logits_bytes(inputs, load),
+        # Two versions of the weights in shared memory, which count as resident where the learner maps them.
+        "published weights": 0 if inputs.on_gpu or not publishes else 2 * inputs.shape.parameters * inputs.sampler_item,
+    }
+    counted = [Part(name, int(size * assumed.memory_factor)) for name, size in parts.items() if size]
+    return (*counted, Part("runtime", assumed.runtime_bytes + assumed.engine_bytes))
+
+
+def forward_weights(inputs: Inputs) -> int:
+    """Weights of the forward pass on one rank."""
+    share = inputs.learner_ranks if inputs.zero_stage == 3 else 1
+    return -(-inputs.parameters // share) * inputs.item
+
+
+def gradient_bytes(inputs: Inputs) -> int:
+    """Gradients of one rank at the end of a pass."""
+    if inputs.zero_stage == 1:
+        # DeepSpeed partitions gradients after the last micro-batch; in bf16 it accumulates in a full fp32 buffer.
+        other = 2 * inputs.trainable if inputs.precision == "bf16" else 4 * inputs.shard
+        return 4 * inputs.trainable + other
+    return 4 * inputs.shard
+
+
+def communication_bytes(inputs: Inputs) -> int:
+    """Reduction buckets, and at stage 3 the parameters that are gathered at a time."""
+    bucket = min(max(inputs.trainable, 1024), BUCKET)
+    if inputs.zero_stage == 0:
+        return 4 * min(inputs.trainable, 10 * BUCKET) if inputs.learner_ranks > 1 else 0
+    buckets = 4 * bucket * (2 if inputs.on_gpu else 1)
+    if inputs.zero_stage < 3:
+        return buckets
+    return buckets + min(inputs.parameters, LIVE_PARAMETERS + bucket) * inputs.item
+
+
+def activation_bytes(inputs: Inputs, tokens: float) -> int:
+    """What a forward pass over a micro-batch keeps for the backward pass, and the gradients of one layer.
+
+    Elements a token and layer: norms 2 × 3·hidden, which compute in fp32; queries, keys, values and the output of
+    attention; MLP 4·intermediate. With checkpointing one layer at a time is kept, and the input of each.
+    """
+    shape, item = inputs.shape, inputs.item
+    mlp = shape.intermediate * shape.active_experts + shape.shared_intermediate
+    norms = 2 * shape.hidden * (12 if item == 4 else 8)
+    layer = norms + item * (2 * shape.query_width + 2 * shape.kv_width + 4 * mlp)
+    working = item * (2 * shape.hidden + 3 * mlp)
+    if inputs.checkpointing:
+        token_bytes = shape.layers * shape.hidden * item + layer + working
+    else:
+        token_bytes = shape.layers * layer + working
+    return int(tokens * token_bytes)
+
+
+def mask_bytes(inputs: Inputs, load: Workload) -> int:
+    """Masks over rows that share a prompt: one of bits, and an additive one in every layer."""
+    if load.responses_per_row == 1:
+        return 0
+    layers = 1 if inputs.checkpointing else inputs.shape.layers
+    return int(peak_tokens(inputs, load) * load.row_width * (1 + layers * inputs.item))
+
+
+def logits_bytes(inputs: Inputs, load: Workload) -> int:
+    """Copies of one chunk of logits in fp32, and the head's gradient."""
+    elements = min(peak_tokens(inputs, load) * inputs.shape.vocabulary, LOGITS_CHUNK)
+    return int(4 * LOGITS_COPIES * elements) + 4 * inputs.shape.embedding_parameters
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerMemory:
+    """One device of a sampler. kv: bytes of the cache, below 0 where not even the weights fit. sequences: of mean
+    length, that the whole engine's cache holds."""
+
+    weights: int
+    working: int
+    kv: int
+    sequences: int
+    longest_fits: bool
+
+    def parts(self) -> tuple[Part, ...]:
+        return (
+            Part("sampler weights", self.weights),
+            Part("sampler working memory", self.working),
+            Part("KV cache", max(0, self.kv)),
+        )
+
+
+def sampler_memory(inputs: Inputs, load: Workload) -> SamplerMemory:
+    """What a sampler's device holds while it samples. Samples of a prompt share the prompt's part of the cache."""
+    shape, item, tp = inputs.shape, inputs.sampler_item, inputs.tensor_parallel
+    weights = -(-shape.parameters * item // tp)
+    mlp = shape.intermediate * shape.active_experts // tp
+    logits = 4 * LOGITS_COPIES * inputs.max_num_seqs * shape.vocabulary
+    working = BATCHED_TOKENS * (4 * shape.hidden + 3 * mlp) * item + logits
+    # KV heads are split over devices, and repeated where there are more devices than heads.
+    token = shape.kv_bytes(item) // min(tp, shape.kv_heads)
+    kv = inputs.kv_bytes
+    if kv is None:
+        kv = int(inputs.memory_utilization * inputs.device.memory_bytes) - weights - working
+    tokens = max(0, kv) // token
+    mean = load.response + load.prompt / inputs.group
+    return SamplerMemory(weights, working, kv, int(tokens / mean), tokens >= inputs.max_length)

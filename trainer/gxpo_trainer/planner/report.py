@@ -1,0 +1,158 @@
+"""A plan as JSON values, and as the text that `gxpo plan` prints."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from gxpo_trainer.planner.devices import GIB, Assumptions, Device
+from gxpo_trainer.planner.fitting import gib
+from gxpo_trainer.planner.plan import Plan, RulePlan
+
+_PHASES = ("sampling", "verify", "passes", "look_ahead", "sync", "other")
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """Everything that a plan says, as JSON values. Sizes in bytes, times in seconds and hours."""
+    inputs = plan.inputs
+    return {
+        "device": inputs.device.name,
+        "num_devices": inputs.num_devices,
+        "devices_needed": inputs.devices_needed,
+        "shared_devices": inputs.shared,
+        "resident": plan.fit.resident,
+        "fits": plan.fits,
+        "advice": plan.advice,
+        "memory": [
+            {
+                "phase": phase.name,
+                "needed_bytes": phase.num_bytes,
+                "limit_bytes": phase.limit or None,
+                "parts": [{"name": part.name, "bytes": part.num_bytes} for part in phase.parts],
+            }
+            for phase in plan.fit.phases
+        ],
+        "kv_cache_bytes": max(0, plan.fit.sampler.kv),
+        "kv_cache_sequences": plan.fit.sampler.sequences,
+        "rules": [_rule(rule) for rule in plan.rules],
+        "assumptions": assumption_lines(plan),
+    }
+
+
+def _rule(rule: RulePlan) -> dict[str, Any]:
+    return {
+        "label": rule.label,
+        "own": rule.own,
+        "backward_passes_per_step": rule.passes_per_step,
+        "seconds": {**asdict(rule.time), "step": rule.time.total},
+        "steps": rule.steps,
+        "backward_passes": rule.backward_passes,
+        "hours": rule.hours,
+        "gpu_hours": rule.gpu_hours,
+    }
+
+
+def to_text(plan: Plan, name: str) -> str:
+    """The plan for a terminal."""
+    inputs = plan.inputs
+    count = f"{inputs.num_devices} × {inputs.device.name}" if inputs.on_gpu else "this host (cpu)"
+    verdict = "fits" if plan.fits else "does not fit"
+    sections = [
+        [f"{name} on {count}: {verdict}", *([plan.advice[0].upper() + plan.advice[1:] + "."] if plan.advice else [])],
+        _memory_lines(plan),
+        _time_lines(plan),
+        ["Assumptions", *(f"  {line}" for line in assumption_lines(plan))],
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections)
+
+
+def _memory_lines(plan: Plan) -> list[str]:
+    lines = []
+    for phase in plan.fit.phases:
+        limit = f" of {gib(phase.limit)}" if phase.limit else ""
+        where = "host" if not plan.inputs.on_gpu else "device"
+        lines.append(f"Memory per {where}, {phase.name}: {size(phase.num_bytes)}{limit and limit + ' GiB'}")
+        lines += [f"  {part.name:<24}{size(part.num_bytes):>12}" for part in phase.parts]
+    sampler = plan.fit.sampler
+    lines.append(f"The KV cache of a sampler holds {sampler.sequences:,} sequences of mean length.")
+    if plan.inputs.on_gpu and plan.inputs.shared:
+        lines.append(
+            "Learner and sampler stay on their shared devices."
+            if plan.fit.resident
+            else "Learner and sampler take turns on their shared devices: shards are parked while sampling."
+        )
+    return lines
+
+
+def _time_lines(plan: Plan) -> list[str]:
+    head = ("Seconds per step", *_PHASES, "step")
+    lines = [_columns([word.replace("_", " ") for word in head])]
+    for rule in plan.rules:
+        parts = asdict(rule.time)
+        row = [_marked(rule), *(seconds(parts[phase]) for phase in _PHASES), seconds(rule.time.total)]
+        lines.append(_columns(row))
+    lines += ["", _columns(["Whole budget", "steps", "passes", "hours", "GPU hours"])]
+    for rule in plan.rules:
+        cost = (rule.steps, rule.backward_passes)
+        hours = (rule.hours, rule.gpu_hours)
+        row = [_marked(rule), *("-" if n is None else f"{n:,}" for n in cost)]
+        lines.append(_columns([*row, *("-" if n is None else f"{n:,.2f}" for n in hours)]))
+    lines.append("With the look-ahead on to the end; without evaluation, checkpoints and start-up. * this run's rule.")
+    return lines
+
+
+def _marked(rule: RulePlan) -> str:
+    return f"  {rule.label}{' *' if rule.own else ''}"
+
+
+def _columns(cells: list[str]) -> str:
+    return f"{cells[0]:<22}" + "".join(f"{cell:>12}" for cell in cells[1:])
+
+
+def assumption_lines(plan: Plan) -> list[str]:
+    """What the plan assumes, one sentence a line."""
+    inputs, load = plan.inputs, plan.load
+    shape = inputs.shape
+    lengths = f"mean prompt {load.prompt:.0f} and response {load.response:.0f} tokens"
+    return [
+        f"model: {shape.parameters:,} parameters, {shape.layers} layers of width {shape.hidden}, "
+        f"{shape.vocabulary:,} tokens; {inputs.trainable:,} trainable",
+        _device_line(inputs.device, inputs.precision),
+        f"placement: {inputs.learner_ranks} learner ranks at ZeRO stage {inputs.zero_stage}, "
+        f"{inputs.samplers} samplers, tensor_parallel {inputs.tensor_parallel}, weights by {inputs.transport}",
+        f"lengths: {lengths} ({plan.assumed.prompt_fraction:.0%} and "
+        f"{load.response / inputs.response_limit:.0%} of their limits)",
+        *_efficiency_lines(plan.assumed),
+    ]
+
+
+def _device_line(device: Device, precision: str) -> str:
+    memory = f"{device.memory_bytes / GIB:.1f} GiB" if device.memory_bytes else "memory not known"
+    return (
+        f"device: {device.name}, {memory}, {device.flops(precision) / 1e12:g} TFLOP/s in {precision}, "
+        f"{device.memory_bandwidth / 1e9:g} GB/s memory, {device.link_bandwidth / 1e9:g} GB/s to other devices, "
+        f"{device.host_bandwidth / 1e9:g} GB/s to the host"
+    )
+
+
+def _efficiency_lines(assumed: Assumptions) -> list[str]:
+    return [
+        f"learner: {assumed.utilization:.0%} of the FLOP/s, {1e3 * assumed.micro_batch_s:.3g} ms a micro-batch; "
+        f"groups without a backward pass {assumed.zero_variance_fraction:.0%}",
+        f"sampling: {assumed.sampling_efficiency:.0%} of bandwidth and FLOP/s, "
+        f"{1e3 * assumed.decode_step_s:.3g} ms a decoding step, {1e6 * assumed.token_s:.3g} µs a token",
+        f"fixed: {assumed.verify_s:.2g} s scoring, {assumed.sync_s:.2g} s sync, {assumed.step_s:.2g} s other a step",
+        f"memory: {size(assumed.runtime_bytes)} a process before the model, {size(assumed.engine_bytes)} of libraries, "
+        f"{assumed.memory_factor:.2f} × the counted bytes",
+        f"source of these factors: {assumed.source}",
+    ]
+
+
+def size(num_bytes: float) -> str:
+    """`1.5 GiB`, `12 MiB`."""
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes / 2**20:.0f} MiB"
+
+
+def seconds(value: float) -> str:
+    """Three significant digits."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,108 @@
+"""Ray actor of a sampling engine."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import ray
+
+from gxpo_trainer.cluster.memory import frozen_allocations
+from gxpo_trainer.cluster.ray_session import this_node
+from gxpo_trainer.rollout.intake import Indexed, Intake
+from gxpo_trainer.rollout.requests import FinishedGroups, SamplerSettings, SamplingSettings, StreamEnd
+from gxpo_trainer.rollout.sampler import Sampler, import_engine
+
+
+class SamplerActor:
+    """A `Sampler` in an actor.
+
+    The actor's options must set OMP_NUM_THREADS; Ray would derive it from the logical CPUs. After a kill create another
+    one with a new `SamplerSettings.seed` (the old seed repeats the old responses) and sync it.
+    """
+
+    def __init__(self, settings: SamplerSettings) -> None:
+        started = time.perf_counter()
+        with frozen_allocations():
+            import_engine(settings)
+        self._sampler = Sampler(settings)
+        # Start-up objects are permanent; scanning them in every collection costs several percent of sampling time.
+        gc.collect()
+        gc.freeze()
+        self._lock = threading.Lock()
+        self._intakes: dict[int, Intake] = {}
+        self._start_s = time.perf_counter() - started
+
+    def status(self) -> dict[str, Any]:
+        """`node` (Ray's id), `version` (None: none verified yet), `start_s`."""
+        return {"node": this_node(), "version": self._sampler.version, "start_s": self._start_s}
+
+    def stream(
+        self, stream_id: int, sampling: SamplingSettings, weights_version: int
+    ) -> Iterator[FinishedGroups | StreamEnd]:
+        """Streaming generator: sample what `submit` delivers until `finish` or `abort`; see `Sampler.stream`."""
+        with self._dies_with_its_workers():
+            yield from self._sampler.stream(self._intake(stream_id), sampling, weights_version)
+        with self._lock:
+            del self._intakes[stream_id]
+
+    @ray.method(concurrency_group="intake")
+    def pid(self) -> int:
+        """Process id; answered while the engine is sampling."""
+        return os.getpid()
+
+    @ray.method(concurrency_group="intake")
+    def submit(self, stream_id: int, requests: Sequence[Indexed], last: bool = False) -> None:
+        """Add requests to a stream. last: none follow."""
+        self._intake(stream_id).put(requests)
+        if last:
+            self._intake(stream_id).close()
+
+    @ray.method(concurrency_group="intake")
+    def abort(self, stream_id: int) -> None:
+        """End a stream without its unfinished requests."""
+        self._intake(stream_id).abort()
+
+    def score(self, token_ids: Sequence[npt.NDArray[np.int32]]) -> list[npt.NDArray[np.float32]]:
+        with self._dies_with_its_workers():
+            return self._sampler.score(token_ids)
+
+    def receive(self, bucket: Any) -> Any:
+        with self._dies_with_its_workers():
+            return self._sampler.receive(bucket)
+
+    def sleep(self, discard_weights: bool) -> None:
+        self._sampler.sleep(discard_weights=discard_weights)
+
+    def wake(self, what: Literal["weights", "kv_cache"]) -> None:
+        self._sampler.wake(what)
+
+    def join_broadcast(self, address: str, port: int, first_member: int, size: int) -> None:
+        self._sampler.join_broadcast(address, port, first_member, size)
+
+    @contextmanager
+    def _dies_with_its_workers(self) -> Iterator[None]:
+        """End this process when an error is due to a lost worker: Ray then reports a death, which the pool handles."""
+        try:
+            yield
+        except Exception:
+            if self._sampler.lost_worker:
+                os._exit(1)
+            raise
+
+    def _intake(self, stream_id: int) -> Intake:
+        with self._lock:
+            return self._intakes.setdefault(stream_id, Intake())
+
+
+def remote_sampler(kind: type[SamplerActor] = SamplerActor) -> Any:
+    """The actor class for Ray. Requests arrive in a thread of their own, while the engine's thread is sampling."""
+    options: dict[str, Any] = {"concurrency_groups": {"intake": 1}}
+    return ray.remote(**options)(kind)

@@ -1,0 +1,166 @@
+"""Handles of a run's sampling engines: start, restart, and which of them are ready."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import ray
+
+from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.errors import TrainingError
+from gxpo_trainer.rollout.engine_actor import remote_sampler
+from gxpo_trainer.rollout.requests import SamplerSettings
+
+Event = Callable[..., None]
+"""log_event(kind, message, **fields)"""
+
+MAX_RESTARTS = 5
+"""Restarts of one actor without a completed collection in between before the run fails."""
+
+
+@dataclass(slots=True)
+class Engine:
+    """One engine. actor: None while it is lost and may not start. status: a reference while the actor starts, None once
+    it is ready. version: of its weights."""
+
+    index: int
+    actor: Any
+    status: Any
+    node: str = ""
+    version: int | None = None
+    restarts: int = 0
+    starts: int = 1
+
+    @property
+    def ready(self) -> bool:
+        return self.actor is not None and self.status is None
+
+    @property
+    def starting(self) -> bool:
+        return self.status is not None
+
+
+class Engines:
+    """Starts N engines and restarts those that die; the others go on meanwhile."""
+
+    def __init__(self, config: RunConfig, placement: Placement, settings: SamplerSettings, log_event: Event) -> None:
+        self._config, self.placement, self._settings, self._log_event = config, placement, settings, log_event
+        self.attempt = 1
+        self.may_start = True
+        """False while the learner occupies the GPUs that it shares with the engines."""
+        self.all: list[Engine] = []
+
+    def start(self) -> None:
+        """Start all engines without waiting for them."""
+        self.all = [Engine(index, *self._new_actor(index, 1)) for index in range(self._config.placement.samplers)]
+
+    @property
+    def ready(self) -> list[Engine]:
+        return [engine for engine in self.all if engine.ready]
+
+    def await_ready(self, *, every: bool) -> None:
+        """Wait until an engine is ready, or every one. Raises TrainingError when an engine cannot start."""
+        while waiting := {engine.status: engine for engine in self.all if engine.starting}:
+            enough = not every and bool(self.ready)
+            ready = ray.wait(list(waiting), timeout=0)[0] if enough else self.placement.group.wait_for_one([*waiting])
+            for status in ready:
+                self.settle(waiting[status])
+            if enough and not ready:
+                return
+
+    def settle(self, engine: Engine) -> bool:
+        """Take the answer of an engine that was starting; False when it died and is starting again."""
+        try:
+            status = self.placement.group.get(engine.status)
+        except ray.exceptions.RayActorError as error:
+            self.restart(engine, error)
+            return False
+        engine.status, engine.node, engine.version = None, status["node"], status["version"]
+        return True
+
+    def restart(self, engine: Engine, error: Exception) -> None:
+        """Replace a dead engine's actor, without waiting. Raises TrainingError after MAX_RESTARTS in a row."""
+        cause = str(error).strip().splitlines()[0]
+        engine.restarts += 1
+        name = "sampler" if len(self.all) == 1 else f"sampler {engine.index}"
+        self._log_event("sampler_restarted", f"the {name} died ({cause}) and was restarted", sampler=engine.index)
+        if engine.restarts > MAX_RESTARTS:
+            raise TrainingError(f"the {name} died {engine.restarts} times in a row; see events.jsonl") from error
+        # An unreachable actor may still be alive and hold its resources.
+        ray.kill(engine.actor, no_restart=True)
+        engine.actor = engine.status = engine.version = None
+        if self.may_start:
+            self._start_again(engine)
+
+    def sleep(self, *, discard_weights: bool) -> None:
+        """Free the engines' GPUs for the learner; an engine that dies meanwhile starts when they come back."""
+        self.may_start = False
+        self._call("sleep", discard_weights)
+
+    def wake(self, what: Literal["weights", "kv_cache"]) -> None:
+        """Give the engines their memory back. With the KV cache all GPUs are theirs: lost engines start."""
+        self._call("wake", what)
+        if what == "kv_cache":
+            self.may_start = True
+            for engine in self.all:
+                if engine.actor is None:
+                    self._start_again(engine)
+
+    def _call(self, method: str, argument: Any) -> None:
+        calls = [(engine, getattr(engine.actor, method).remote(argument)) for engine in self.ready]
+        for engine, call in calls:
+            try:
+                ray.get(call)
+            except ray.exceptions.RayActorError as error:
+                self.restart(engine, error)
+
+    def _start_again(self, engine: Engine) -> None:
+        if len(self.all) == 1 or engine.restarts > 1:
+            self.placement.group.back_off(engine.restarts)
+        engine.starts += 1
+        engine.actor, engine.status = self._new_actor(engine.index, engine.starts)
+
+    def kill(self) -> None:
+        for engine in self.all:
+            if engine.actor is not None:
+                ray.kill(engine.actor, no_restart=True)
+        self.all = []
+
+    def _new_actor(self, index: int, start: int) -> tuple[Any, Any]:
+        # A new seed for each start: the same one would repeat the first responses of the run.
+        key = f"{self._config.seed}/{self.attempt}/{start}" + (f"/{index}" if index else "")
+        seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") >> 1
+        options = self.placement.sampler_options(index)
+        actor = remote_sampler().options(**options).remote(replace(self._settings, seed=seed))
+        return actor, actor.status.remote()
+
+
+def sampler_settings(
+    config: RunConfig, placement: Placement, model_folder: str, initial_version: int | None = None
+) -> SamplerSettings:
+    """Settings of a run's engines; the dtype follows `learner.precision` unless `rollout.dtype` is set.
+
+    initial_version: version of the weights in the model folder; None when a sync comes first.
+    """
+    automatic = "float32" if config.learner.precision == "fp32" else "bfloat16"
+    return SamplerSettings(
+        model=model_folder,
+        max_length=config.model.max_length,
+        dtype=automatic if config.rollout.dtype == "auto" else config.rollout.dtype,
+        device=placement.device,
+        threads=placement.sampler_threads,
+        seed=config.seed,
+        max_num_seqs=config.rollout.max_num_seqs,
+        cpu_kv_cache_gib=config.rollout.cpu_kv_cache_gib,
+        gpu_memory_utilization=config.rollout.gpu_memory_utilization,
+        enforce_eager=config.rollout.enforce_eager,
+        tensor_parallel=config.placement.tensor_parallel,
+        trust_remote_code=config.model.trust_remote_code,
+        adapter=config.learner.lora,
+        sleep_mode=placement.colocated and placement.device == "gpu",
+        initial_version=initial_version,
+    )

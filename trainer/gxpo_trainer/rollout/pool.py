@@ -1,0 +1,336 @@
+"""N sampling engines and the verifier as one: groups are scored while later ones are still being sampled.
+
+Any actor may die at any time. The unfinished requests of a dead engine go to the others at once; the engine is
+restarted, synced and takes requests again. Groups are keyed by the index of their request, so none is lost or counted
+twice, and no answer is dropped because it is slow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import ray
+
+from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.cluster.shared_devices import Devices, SeparateDevices
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.errors import LearnerDied, TrainingError, WeightsUnavailable
+from gxpo_trainer.rollout.dispatch import Dispatcher
+from gxpo_trainer.rollout.engines import Engine, Engines, Event, sampler_settings
+from gxpo_trainer.rollout.requests import FinishedGroups, SampleRequest, SamplingSettings, StreamEnd
+from gxpo_trainer.rollout.verifier_handle import Submitted, VerifierHandle
+from gxpo_trainer.types import Group, ScoredGroup
+
+if TYPE_CHECKING:
+    from gxpo_trainer.sync.buckets import SyncReport, WeightBucket
+
+
+class WeightSource(Protocol):
+    """Publishes the learner's weights bucket by bucket; `LearnerGroup` is one."""
+
+    def next_bucket(self, version: int, index: int, nodes: Sequence[str]) -> tuple[WeightBucket, float | None]:
+        """Pack bucket `index` for engines on these Ray nodes. After the last one also the fraction of weights that
+        changed since the version before."""
+
+    def send(self, bucket: WeightBucket) -> Any:
+        """Start to send a bucket that the engines receive by a collective; None for other transports."""
+
+    def open_broadcast(self, num_workers: int) -> tuple[str, int, Any] | None:
+        """Address, port and pending call of a new broadcast group; None for transports without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """Scored groups in the order of the requests.
+
+    rollout_s: time until the last group was sampled; verify_s: scoring time after that, not overlapped by sampling.
+    idle_fraction: share of `rollout_s` in which an engine did not sample, mean over engines.
+    """
+
+    groups: list[ScoredGroup]
+    rollout_s: float
+    verify_s: float
+    idle_fraction: float
+    engines_alive: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSync:
+    """Result of a sync of all engines: the slowest engine's report, and the source's fraction of changed weights."""
+
+    report: SyncReport
+    changed_fraction: float | None
+
+
+class RolloutPool:
+    """Owns the engines and the verifier.
+
+    Order: `start`, `sync` of a first version, then `collect` for that version; `sync` and `collect` never overlap.
+    source: publishes the weights; None when the engines keep those of their model folder.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        placement: Placement,
+        model_folder: str,
+        log_event: Event,
+        *,
+        source: WeightSource | None = None,
+        initial_version: int | None = None,
+    ) -> None:
+        self.config = config
+        self.source = source
+        self.devices: Devices = SeparateDevices()
+        """Decides who has the GPUs, where learner and engines share them."""
+        settings = sampler_settings(config, placement, model_folder, initial_version)
+        self.engines = Engines(config, placement, settings, log_event)
+        self.verifier = VerifierHandle(config, placement, log_event)
+        self._members: list[Any] = []
+        self._streams = 0
+
+    def start(self) -> None:
+        """Start all actors without waiting; the first call waits for them."""
+        self.engines.start()
+        self.verifier.start()
+
+    def nodes(self) -> list[str]:
+        """Ray nodes of the engines that are ready."""
+        return [engine.node for engine in self.engines.ready]
+
+    def sync(self, version: int) -> PoolSync:
+        """Load the source's weights into every engine and verify them. Raises WeightSyncMismatch, LearnerDied.
+
+        An engine that is still starting is synced when it joins a collection.
+        """
+        self.devices.need("syncing")
+        first = all(engine.version is None for engine in self.engines.all)
+        while True:
+            self.engines.await_ready(every=first)
+            if (synced := self._sync(version, self.engines.ready)) is not None:
+                return synced
+
+    def score(self, token_ids: Sequence[npt.NDArray[np.int32]]) -> list[list[npt.NDArray[np.float32]]]:
+        """Log-probabilities of the given token lists by each synced engine, float32[length - 1] each."""
+        self.devices.need("sampling")
+        synced = [engine for engine in self.engines.ready if engine.version is not None]
+        return list(ray.get([engine.actor.score.remote(list(token_ids)) for engine in synced]))
+
+    def collect(
+        self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int, *, rewards: bool = True
+    ) -> Collected:
+        """Sample and score all requests with the weights of `version`. rewards: also compute reward components."""
+        self.devices.need("sampling")
+        collection = _Collection(self, requests, sampling, version, rewards)
+        begin = time.perf_counter()
+        try:
+            collection.sample()
+        except BaseException:
+            collection.abort()
+            raise
+        sampled = time.perf_counter()
+        verdicts = self.verifier.await_verdicts(collection.pending, rewards)
+        done = time.perf_counter()
+        for engine in self.engines.ready:
+            engine.restarts = 0
+        scored = [ScoredGroup(collection.groups[index], tuple(verdicts[index])) for index in range(len(requests))]
+        return Collected(
+            scored,
+            rollout_s=sampled - begin,
+            verify_s=done - sampled,
+            idle_fraction=collection.idle_fraction(sampled - begin),
+            engines_alive=len(self.engines.ready),
+        )
+
+    def kill(self) -> None:
+        """Kill all actors."""
+        self.engines.kill()
+        self.verifier.kill()
+
+    def next_stream(self) -> int:
+        self._streams += 1
+        return self._streams
+
+    def sync_engine(self, engine: Engine, version: int) -> bool:
+        """Bring one engine to `version` where it has another; False when it died again."""
+        if engine.version == version:
+            return True
+        self.devices.need("syncing")
+        synced = self._sync(version, [engine])
+        self.devices.need("sampling")
+        return synced is not None
+
+    def _sync(self, version: int, engines: Sequence[Engine]) -> PoolSync | None:
+        """Sync these engines: the source packs a bucket while they load the one before. None when all of them died."""
+        if self.source is None:
+            raise TrainingError("this pool has no source of weights; its engines keep those of the model folder")
+        alive = list(engines)
+        for engine in alive:
+            engine.version = None
+        nodes = [engine.node for engine in alive]
+        self._join_broadcast(alive)
+        index = 0
+        loading: dict[int, tuple[Engine, Any]] = {}
+        while True:
+            bucket, changed = self.source.next_bucket(version, index, nodes)
+            self._await(loading)
+            alive = [engine for engine in alive if engine.ready]
+            loading = {engine.index: (engine, engine.actor.receive.remote(bucket)) for engine in alive}
+            sending = self.source.send(bucket)
+            if bucket.last:
+                break
+            index += 1
+        reports = self._await(loading)
+        if sending is not None:
+            ray.get(sending)
+        for engine in alive:
+            if engine.ready:
+                engine.version = version
+        if not reports:
+            return None
+        return PoolSync(max(reports, key=lambda report: report.load_s + report.verify_s), changed)
+
+    def _await(self, loading: dict[int, tuple[Engine, Any]]) -> list[SyncReport]:
+        """Answers of the engines; one that died is restarted. Raises LearnerDied when the weights are gone."""
+        reports = []
+        for engine, call in loading.values():
+            try:
+                reports.append(self.engines.placement.group.get(call))
+            except ray.exceptions.RayActorError as error:
+                self.engines.restart(engine, error)
+            except WeightsUnavailable as error:
+                raise LearnerDied(f"its published weights are unavailable ({error})") from error
+        return reports
+
+    def _join_broadcast(self, engines: Sequence[Engine]) -> None:
+        """Form a new broadcast group whenever its members change."""
+        members = [engine.actor for engine in engines]
+        if self.source is None or members == self._members:
+            return
+        size = self.config.placement.tensor_parallel
+        opened = self.source.open_broadcast(len(members) * size)
+        if opened is None:
+            return
+        address, port, pending = opened
+        calls = [
+            actor.join_broadcast.remote(address, port, 1 + place * size, 1 + len(members) * size)
+            for place, actor in enumerate(members)
+        ]
+        ray.get([*calls, pending])
+        self._members = members
+
+
+class _Collection:
+    """The state of one `collect`: streams of the engines, finished groups, verdicts under way."""
+
+    def __init__(
+        self,
+        pool: RolloutPool,
+        requests: Sequence[SampleRequest],
+        sampling: SamplingSettings,
+        version: int,
+        rewards: bool,
+    ) -> None:
+        self._pool, self._requests, self._sampling, self._version = pool, requests, sampling, version
+        self._rewards = rewards
+        self._group = pool.engines.placement.group
+        self._stream_id = pool.next_stream()
+        self._streams: dict[Any, Engine] = {}
+        self._closed: set[int] = set()
+        self._busy_s: list[float] = []
+        self._dispatcher = Dispatcher(
+            [r.num_samples * (len(r.prompt_token_ids) + sampling.max_new_tokens) for r in requests],
+            [r.num_samples for r in requests],
+            pool.config.rollout.max_num_seqs,
+        )
+        self.groups: dict[int, Group] = {}
+        self.pending: dict[Any, Submitted] = {}
+
+    def sample(self) -> None:
+        """Run until every request has its group and every stream has ended."""
+        for engine in self._pool.engines.ready:
+            if self._pool.sync_engine(engine, self._version):
+                self._open(engine)
+        while not self._dispatcher.done:
+            self._submit()
+            starting = {engine.status: engine for engine in self._pool.engines.all if engine.starting}
+            for ready in self._group.wait_for_one([*self._streams, *starting]):
+                if ready in self._streams:
+                    self._receive(ready)
+                else:
+                    self._admit(starting[ready])
+        while self._streams:
+            self._submit()
+            for ready in self._group.wait_for_one([*self._streams]):
+                self._receive(ready)
+
+    def abort(self) -> None:
+        """End all streams; their unfinished requests are dropped."""
+        for engine in self._streams.values():
+            engine.actor.abort.remote(self._stream_id)
+
+    def idle_fraction(self, elapsed_s: float) -> float:
+        """Mean over the engines whose stream came to its end; 0 when none did."""
+        if not self._busy_s or elapsed_s <= 0:
+            return 0.0
+        return max(0.0, 1.0 - float(np.mean(self._busy_s)) / elapsed_s)
+
+    def _admit(self, engine: Engine) -> None:
+        """A restarted engine takes requests once it holds the version.
+
+        On shared GPUs it waits for the next sync unless it is the only one: the learner's weights would have to come
+        back while the others sample.
+        """
+        if not self._pool.engines.settle(engine) or (self._streams and self._pool.devices.shared):
+            return
+        if self._pool.sync_engine(engine, self._version):
+            self._open(engine)
+
+    def _open(self, engine: Engine) -> None:
+        stream = engine.actor.stream.remote(self._stream_id, self._sampling, self._version)
+        self._streams[stream] = engine
+        self._dispatcher.add_engine(engine.index)
+
+    def _submit(self) -> None:
+        """Give every engine its next requests; close the streams when none is left."""
+        assigned = self._dispatcher.assign()
+        for engine in self._streams.values():
+            indices = assigned.get(engine.index, [])
+            close = self._dispatcher.done and engine.index not in self._closed
+            if indices or close:
+                engine.actor.submit.remote(
+                    self._stream_id, [(index, self._requests[index]) for index in indices], close
+                )
+            if close:
+                self._closed.add(engine.index)
+
+    def _receive(self, stream: Any) -> None:
+        """Take one item of a stream; a group goes to the verifier by reference."""
+        engine = self._streams[stream]
+        try:
+            reference = next(stream)
+            item = ray.get(reference)
+        except StopIteration:
+            del self._streams[stream]
+            return
+        except ray.exceptions.RayActorError as error:
+            del self._streams[stream]
+            self._dispatcher.remove_engine(engine.index)
+            self._pool.engines.restart(engine, error)
+            return
+        if isinstance(item, StreamEnd):
+            self._busy_s.append(item.busy_s)
+            return
+        self._keep(engine, reference, item)
+
+    def _keep(self, engine: Engine, reference: Any, item: FinishedGroups) -> None:
+        fresh = [self._dispatcher.finish(engine.index, index) for index in item.indices]
+        assert all(fresh), "an engine delivered a group that it no longer owned"
+        self.groups.update(zip(item.indices, item.groups, strict=True))
+        call = self._pool.verifier.submit(reference, self._rewards)
+        self.pending[call] = Submitted(item.indices, reference)

@@ -1,0 +1,65 @@
+"""What gxpo adds to vLLM's workers (`worker_extension_cls`): one process per device of an engine.
+
+Errors are returned, because an exception in a worker process would end the engine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gxpo_trainer.errors import WeightSyncMismatch
+from gxpo_trainer.sync.adapters import verify_adapter
+from gxpo_trainer.sync.buckets import SyncReport, WeightBucket
+from gxpo_trainer.sync.receiver import WeightReceiver
+from gxpo_trainer.sync.vllm_weights import VllmWeights
+
+
+class WeightSyncExtension:
+    """Mixed into vLLM's worker class; called through `collective_rpc`."""
+
+    model_runner: Any
+    device: Any
+
+    @property
+    def gxpo_receiver(self) -> WeightReceiver:
+        found = vars(self).get("_gxpo_receiver")
+        if found is None:
+            model = self.model_runner.get_model()
+            dtype = self.model_runner.model_config.dtype
+            found = WeightReceiver(VllmWeights(model, dtype, self.model_runner.reload_weights), self.device)
+            self._gxpo_receiver = found
+        return found
+
+    def gxpo_receive(self, bucket: WeightBucket) -> SyncReport | Exception | None:
+        """See WeightReceiver.receive."""
+        try:
+            return self.gxpo_receiver.receive(bucket)
+        except (WeightSyncMismatch, ValueError) as error:
+            return error
+
+    def gxpo_verify_checkpoint(self, folder: str) -> int | Exception:
+        """See WeightReceiver.verify_checkpoint."""
+        try:
+            return self.gxpo_receiver.verify_checkpoint(Path(folder))
+        except WeightSyncMismatch as error:
+            return error
+
+    def gxpo_verify_adapter(
+        self, adapter_id: int, folder: str, checksums: dict[str, int], scaling: float
+    ) -> int | Exception:
+        """See adapters.verify_adapter."""
+        manager = self.model_runner.lora_manager._adapter_manager
+        try:
+            model = self.model_runner.get_model()
+            return verify_adapter(model, manager, adapter_id, Path(folder), checksums, scaling)
+        except WeightSyncMismatch as error:
+            return error
+
+    def gxpo_join_broadcast(self, address: str, port: int, first_member: int, size: int) -> Exception | None:
+        """Join the broadcast group as member `first_member` + this worker's rank."""
+        try:
+            self.gxpo_receiver.join(address, port, first_member + int(vars(self).get("rank", 0)), size)
+        except WeightSyncMismatch as error:
+            return error
+        return None
