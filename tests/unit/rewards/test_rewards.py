@@ -18,6 +18,7 @@ from gxpo_trainer.records.reporter import RunReporter
 from gxpo_trainer.rewards import RewardInput
 from gxpo_trainer.rewards.components import Correctness, Format
 from gxpo_trainer.rewards.scoring import ALLOWLIST, RewardFailed, Scorer, allowed_classes, check_allowed
+from gxpo_trainer.rollout.requests import FinishedGroups
 from gxpo_trainer.rollout.verification import VerifierActor, check_rewards
 from gxpo_trainer.training.step_metrics import component_means
 from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict
@@ -191,14 +192,14 @@ def group(*responses: str, extra: dict[str, Any] | None = None, lengths: int = 2
 
 
 def score(config: VerifierConfig, *groups: Group, rewards: bool = True) -> list[list[Verdict]]:
-    async def scenario() -> list[ScoredGroup]:
+    async def scenario() -> list[tuple[Verdict, ...]]:
         actor = VerifierActor(config)
         try:
-            return await actor.score(groups, rewards)
+            return await actor.score(FinishedGroups(tuple(range(len(groups))), groups), rewards)
         finally:
             await actor.close()
 
-    return [list(scored.verdicts) for scored in asyncio.run(scenario())]
+    return [list(verdicts) for verdicts in asyncio.run(scenario())]
 
 
 def test_components_of_every_sample_come_back_with_their_sum(module: str, tmp_path: Path) -> None:

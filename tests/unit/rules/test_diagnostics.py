@@ -60,6 +60,9 @@ def test_the_k_real_steps_of_sfpo_are_their_own_trajectory() -> None:
 class Learner(ToyLearner):
     """What LearnerRank calls on a learner in addition to the verbs of a rule."""
 
+    def memory_metrics(self) -> dict[str, float]:
+        return {}
+
     def load_batches(self, batches: Any) -> None:
         pass
 

@@ -23,6 +23,9 @@ class MiniBatchLearner(ToyLearner):
         if entropies is not None:
             self._entropy = lambda _: entropies[self.index]
 
+    def memory_metrics(self) -> dict[str, float]:
+        return {}
+
     def load_batches(self, batches: Any) -> None:
         self.index = 0
 

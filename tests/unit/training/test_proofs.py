@@ -20,11 +20,12 @@ class World:
 
     def __init__(self, effect: Any, noise: float = 0.0, sampler_follows: bool = True) -> None:
         self.effect, self.noise, self.follows = effect, noise, sampler_follows
-        self.learner = self.sampler = 0.0
+        self.learner = 0.0
+        self.samplers = [0.0, 0.0]
         self.scales: list[float] = []
 
     # LearnerGroup
-    def all(self, method: str, *arguments: Any) -> None:
+    def on_devices(self, method: str, *arguments: Any) -> None:
         if method == "perturb":
             self.scales.append(arguments[0])
         self.learner = self.effect(arguments[0]) if method == "perturb" else 0.0
@@ -33,19 +34,12 @@ class World:
         found = [abs(self.learner - float(s.sampler_logprobs[0])) + self.noise for s in batch.sequences]
         return sum(found) / len(found), max(found)
 
-    def publish(self, version: int, node: str) -> tuple[int, None]:
-        return version, None
-
-    # SampleCollector
-    def sampler_node(self) -> str:
-        return "node"
-
-    def sync(self, manifest: Any) -> None:
-        if self.follows:
-            self.sampler = self.learner
+    # RolloutPool of two engines, of which the second may stay behind.
+    def sync(self, version: int) -> None:
+        self.samplers = [self.learner, self.learner if self.follows else self.samplers[1]]
 
     def score(self, prompts: list[Any]) -> list[Any]:
-        return [np.full(len(ids) - 1, self.sampler, dtype=np.float32) for ids in prompts]
+        return [[np.full(len(ids) - 1, held, dtype=np.float32) for ids in prompts] for held in self.samplers]
 
 
 def run_canary(world: Any, **learner: Any) -> dict[str, float]:
@@ -81,8 +75,8 @@ def test_a_sampler_that_stays_behind_ends_the_run(learner: dict[str, Any]) -> No
 
 def test_in_bf16_a_large_move_may_leave_a_tenth_of_it_to_rounding() -> None:
     class Rounded(World):
-        def sync(self, manifest: Any) -> None:
-            self.sampler = 0.94 * self.learner
+        def sync(self, version: int) -> None:
+            self.samplers = [self.learner, 0.94 * self.learner]
 
     assert run_canary(Rounded(lambda scale: 200 * scale), **BF16)["perturbed"] == pytest.approx(0.12)
     with pytest.raises(WeightSyncMismatch, match="after a perturbation"):

@@ -255,16 +255,17 @@ def group(gold: str, *texts: str) -> Group:
 
 
 def test_the_actor_scores_groups_concurrently_and_in_order() -> None:
+    from gxpo_trainer.rollout.requests import FinishedGroups
     from gxpo_trainer.rollout.verification import VerifierActor
 
     async def scenario() -> None:
         actor = VerifierActor(VerifierConfig(workers=2))
+        several = FinishedGroups((0, 1), (group("5", r"\boxed{5}", r"\boxed{6}", ""), group("7", "7")))
         first, second = await asyncio.gather(
-            actor.score([group("5", r"\boxed{5}", r"\boxed{6}", ""), group("7", "7")]), actor.score([group("9", "9")])
+            actor.score(several), actor.score(FinishedGroups((2,), (group("9", "9"),)))
         )
-        assert [statuses(list(scored.verdicts)) for scored in first] == [["correct", "wrong", "unparsed"], ["correct"]]
-        assert [scored.group.prompt.gold for scored in first] == ["5", "7"]
-        assert statuses(list(second[0].verdicts)) == ["correct"]
+        assert [statuses(list(verdicts)) for verdicts in first] == [["correct", "wrong", "unparsed"], ["correct"]]
+        assert statuses(list(second[0])) == ["correct"]
         await actor.close()
 
     asyncio.run(scenario())
