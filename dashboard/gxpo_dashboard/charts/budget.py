@@ -96,7 +96,7 @@ def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | No
 
 
 def _other_rules(settings: Mapping[str, Any], rules: Rules) -> list[Rule]:
-    return [rule for rule in rules.known if rule.name != settings.get("name")]
+    return [rule for rule in rules.known if rule.name != settings.get("name") and rule.family != "control"]
 
 
 def _phases(rule: Rule) -> list[str]:

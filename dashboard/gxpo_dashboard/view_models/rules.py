@@ -13,7 +13,7 @@ from typing import Any
 Settings = Mapping[str, Any]
 
 _DECLARATIONS = "x-rule"
-_COLORS = ("#b8621b", "#2b8a6e", "#8a63c9", "#b0478a", "#7a7f1c")
+_COLORS = ("#b8621b", "#2b8a6e", "#8a63c9", "#b0478a", "#7a7f1c", "#3f7fbf", "#a3593f", "#5f7a8c")
 """Contrast of 3:1 or better on light and dark pages. By order in the schema; dashes and labels differ as well."""
 
 

@@ -10,7 +10,7 @@ from gxpo_services.api.errors import Invalid
 from gxpo_services.groups.schemas import SweepPreset, SweepPresetView
 from gxpo_trainer.config import RuleSettings, RunConfig
 from gxpo_trainer.config.messages import config_error
-from gxpo_trainer.config.rules import RULES, in_words, rule_labels, rule_name
+from gxpo_trainer.config.rules import RULES, compared_rules, in_words, rule_labels, rule_name
 
 _PRESETS = (
     SweepPresetView(
@@ -54,7 +54,7 @@ def rule_variants(base: RunConfig) -> list[tuple[RunConfig, dict[str, Any]]]:
             base.model_copy(update={"learner": base.learner.model_copy(update={"rule": _adapted(other, rule)})}),
             {"learner.rule.name": rule_name(other)},
         )
-        for other in RULES
+        for other in compared_rules()
     ]
 
 

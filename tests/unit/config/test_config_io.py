@@ -254,7 +254,8 @@ def test_paper_presets_fit_on_four_gpus(name: str) -> None:
 STATED = {
     "name", "model.path", "model.max_length", "data.prompt_field", "data.answer_field", "data.levels",
     "rollout.prompts_per_step", "rollout.samples_per_prompt", "rollout.max_new_tokens", "learner.precision",
-    "learner.rule.name", "learner.rule.k", "learner.rule.alpha", "learner.rule.delta", "learner.rule.probes",
+    "learner.rule.name", "learner.rule.k", "learner.rule.alpha", "learner.rule.delta", "learner.rule.activity",
+    "learner.rule.probes",
     "learner.rule.predictor", "learner.rule.probe_state", "learner.rule.gate.threshold", "learner.rule.gate.mode",
     "learner.rule.gate.two_sided", "learner.loss.clip_low", "learner.loss.clip_high", "learner.loss.kl_beta",
     "learner.optimizer.learning_rate", "learner.optimizer.max_grad_norm", "evaluation.benchmarks",
@@ -264,7 +265,7 @@ STATED = {
 WITHOUT_EFFECT = {
     "data.subset", "data.num_problems", "data.difficulty", "learner.loss.resample_limit", "learner.lora",
     "learner.optimizer.momentum", "learner.rule.gate.rearm_after", "learner.rule.gate.rearm_threshold",
-    "evaluation.data_root", "evaluation.max_new_tokens",
+    "learner.rule.activity_rms", "evaluation.data_root", "evaluation.max_new_tokens",
 }  # fmt: skip
 """Of other data, rules, optimizers or machines, or derived from a setting that is stated."""
 

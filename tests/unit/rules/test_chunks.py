@@ -77,7 +77,7 @@ CASES: dict[str, Callable[[Any], Any]] = {
     "sfpo": step(SfpoRule(gate=NEVER)),
     "gxpo, diagnosed": diagnosed(GxpoRule(gate=NEVER)),
     "sfpo, diagnosed": diagnosed(SfpoRule(gate=NEVER)),
-    "ratio noise": lambda learner: ratio_noise(learner, 1e-8),
+    "ratio noise": lambda learner: ratio_noise(learner, make_rule(GxpoRule())),
     "update norm of a plain step": step(GrpoRule()),
     "gradient norm": lambda learner: {"norm": (learner.backward(), plain.norm(learner, learner.gradients()))[1]},
 }

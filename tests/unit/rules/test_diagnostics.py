@@ -102,10 +102,10 @@ def test_ratio_noise_is_the_root_mean_square_of_r_minus_one_over_active_coordina
     # r − 1 = 0.3, −0.4, 0 over three active coordinates: √(0.25/3). The fourth lies under δ.
     rows = [torch.tensor([1.0, 1.0, 2.0, 1e-9]), torch.tensor([1.3, 0.6, 2.0, 5.0])]
     learner = ToyLearner(torch.ones(4), lambda theta, taken: [rows[taken]])
-    assert ratio_noise(learner, 1e-8) == {"diagnostics/ratio_noise": pytest.approx((0.25 / 3) ** 0.5)}
+    assert ratio_noise(learner, make_rule(GxpoRule())) == {"diagnostics/ratio_noise": pytest.approx((0.25 / 3) ** 0.5)}
     assert learner.passes == 2
     silent = ToyLearner(torch.ones(4), lambda theta, taken: [torch.zeros(4)])
-    assert ratio_noise(silent, 1e-8) == {}
+    assert ratio_noise(silent, make_rule(GxpoRule())) == {}
 
 
 def test_prediction_errors_by_hand() -> None:

@@ -106,9 +106,9 @@ def test_a_config_names_it_and_is_written_and_read_again() -> None:
 
 
 def test_error_messages_name_it_and_its_settings() -> None:
-    with pytest.raises(ConfigError, match='must be one of "grpo", "sfpo", "gxpo", "repeated"'):
+    with pytest.raises(ConfigError, match=r'must be one of "grpo", "sfpo", "gxpo", .*"repeated"'):
         build({"learner": {"rule": {"name": "ppo"}}})
-    with pytest.raises(ConfigError, match=r'learner.rule.name: is missing; set it to .*"gxpo" or "repeated"'):
+    with pytest.raises(ConfigError, match=r'learner.rule.name: is missing; set it to .*"gxpo", .* or "repeated"'):
         build({"learner": {"rule": {"k": 3}}})
     with pytest.raises(ConfigError, match=r"learner\.rule\.repeats = 0: must be at least 1"):
         config(repeats=0)
@@ -176,9 +176,9 @@ def test_a_base_that_does_not_fit_it_is_an_error_of_the_sweep() -> None:
 
 def test_the_dashboard_knows_its_label_gate_and_settings() -> None:
     rules = dashboard_rules()
-    assert rules.names == ["grpo", "sfpo", "gxpo", "repeated"]
+    assert rules.names == ["grpo", "sfpo", "gxpo", "epochs", "extragradient", "repeated"]
     assert rules.baseline == "GRPO"
-    assert len({rule.color for rule in rules.known}) == 4
+    assert len({rule.color for rule in rules.known}) == len(rules.known)
     rule = rules.of({"name": "repeated"})
     assert (rule.label, rule.family, rule.watched) == ("Repeated", "look-ahead", "first gradient norm")
     assert gate.value_chart({}, watched=rule.watched).alt.startswith("first gradient norm")
@@ -236,13 +236,13 @@ def test_a_gxpo_run_of_one_probe_takes_two_passes() -> None:
 
 def test_no_code_outside_a_rules_own_files_names_it() -> None:
     root = Path(__file__).parents[3]
-    own = ("rules/grpo.py", "rules/sfpo.py", "rules/gxpo.py", "config/rules.py")
+    own = (*(f"rules/{name}.py" for name in ("grpo", "sfpo", "gxpo", "epochs", "extragradient")), "config/rules.py")
     found = [
         f"{file.relative_to(root)}: {line.strip()}"
         for package in ("trainer", "services", "client", "dashboard")
         for file in (root / package).rglob("*.py")
         if not str(file).endswith(own)
         for line in file.read_text(encoding="utf-8").splitlines()
-        if re.search(r"""["'](grpo|sfpo)["']|name == "gxpo"|isinstance\(.*(Grpo|Sfpo|Gxpo)Rule""", line)
+        if re.search(r"""["'](grpo|sfpo|extragradient)["']|name == "gxpo"|isinstance\(.*(Grpo|Sfpo|Gxpo)Rule""", line)
     ]
     assert found == []

@@ -17,7 +17,15 @@ from gxpo_trainer.config.model import ModelConfig
 from gxpo_trainer.config.placement import PlacementConfig
 from gxpo_trainer.config.rollout import RolloutConfig
 from gxpo_trainer.config.rule_base import GateConfig, RuleSettings
-from gxpo_trainer.config.rules import GrpoRule, GxpoRule, RuleConfig, SfpoGateConfig, SfpoRule
+from gxpo_trainer.config.rules import (
+    EpochsRule,
+    ExtragradientRule,
+    GrpoRule,
+    GxpoRule,
+    RuleConfig,
+    SfpoGateConfig,
+    SfpoRule,
+)
 from gxpo_trainer.config.run import BudgetConfig, CheckpointConfig, DiagnosticsConfig, RunConfig
 from gxpo_trainer.config.verifier import RewardConfig, VerifierConfig
 
@@ -26,7 +34,9 @@ __all__ = [
     "CheckpointConfig",
     "DataConfig",
     "DiagnosticsConfig",
+    "EpochsRule",
     "EvaluationConfig",
+    "ExtragradientRule",
     "GateConfig",
     "GrpoRule",
     "GxpoRule",

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from gxpo_trainer.config.base import Settings
 
-Family = Literal["baseline", "look-ahead"]
+Family = Literal["baseline", "look-ahead", "control"]
 SCHEMA_KEY = "x-rule"
 """Key of a rule's declarations in its part of the JSON schema."""
 
@@ -78,7 +78,8 @@ class RuleSettings(Settings):
     label: ClassVar[str]
     """Name in tables and charts."""
     family: ClassVar[Family]
-    """baseline: plain optimizer steps, to compare look-ahead rules with."""
+    """baseline: plain optimizer steps, to compare look-ahead rules with. control: a rule that exists to tell what a
+    look-ahead adds; it stands in no list of rules to choose between, but can be trained as any other."""
     implementation: ClassVar[str]
     """`module:Class` of the rule on the contract of rules/base.py; the class takes these settings."""
     passes: ClassVar[PassCount] = PassCount(1)

@@ -94,6 +94,12 @@ class GxpoRule(RuleSettings):
     k: int = Field(5, description="K: virtual depth.")
     alpha: float = Field(0.5, description="α: share of the way from θ⁰ to θᴷ.")
     delta: float = Field(1e-8, ge=0, description="δ: a coordinate is active where |g⁰| > δ.")
+    activity: Literal["delta", "rms"] = Field(
+        "delta",
+        description="delta (the paper): active where |g⁰| > δ. rms: where the first gradient (displacement: the first "
+        "step) exceeds activity_rms times its root mean square.",
+    )
+    activity_rms: float = Field(1e-3, ge=0, description="activity = rms only: share of the root mean square.")
     probes: Literal[1, 2] = Field(2, description="1 (replay only): a constant virtual gradient, two passes a step.")
     predictor: Literal["gradient", "displacement", "replay"] = Field(
         "gradient", description="How two probes become θᴷ; gradient is the paper's."
@@ -150,12 +156,56 @@ class GxpoRule(RuleSettings):
         return (1.0, self.k / 2 + 1) if self.scale_clip == "auto" else self.scale_clip
 
 
+class EpochsRule(RuleSettings):
+    """Several epochs on a batch: K plain steps, θᴷ kept; K passes."""
+
+    label: ClassVar[str] = "Epochs"
+    family: ClassVar[Family] = "control"
+    implementation: ClassVar[str] = "gxpo_trainer.rules.epochs:Epochs"
+    passes: ClassVar[PassCount] = PassCount(0, ("k",))
+    symbols: ClassVar[Mapping[str, str]] = {"k": "K"}
+    label_settings: ClassVar[tuple[str, ...]] = ("k",)
+
+    name: Literal["epochs"] = "epochs"
+    k: int = Field(3, description="K: optimizer steps on a batch.")
+
+    _check_k = field_validator("k")(lambda cls, value: _at_least_two(value))
+
+    def shard_buffers(self, num_moments: int) -> int:
+        """θ⁰, to measure the step."""
+        return 1
+
+
+class ExtragradientRule(RuleSettings):
+    """The gradient of a probed point, applied from θ⁰; 2 passes."""
+
+    label: ClassVar[str] = "Extragradient"
+    family: ClassVar[Family] = "control"
+    implementation: ClassVar[str] = "gxpo_trainer.rules.extragradient:Extragradient"
+    passes: ClassVar[PassCount] = PassCount(2)
+    symbols: ClassVar[Mapping[str, str]] = {"alpha": "α"}
+
+    name: Literal["extragradient"] = "extragradient"
+    alpha: float = Field(1.0, gt=0, le=1, description="α: share of the way to θ¹; 0.5 is the midpoint method.")
+
+    def shard_buffers(self, num_moments: int) -> int:
+        """θ⁰, g⁰ and the moments."""
+        return 2 + num_moments
+
+
 RULES: list[type[RuleSettings]] = [
     GrpoRule,
     SfpoRule,
     GxpoRule,
+    EpochsRule,
+    ExtragradientRule,
 ]
 """Every rule, in the order of lists and charts. A new rule adds one line here."""
+
+
+def compared_rules() -> list[type[RuleSettings]]:
+    """The rules that sweeps and plans put side by side: all but the controls."""
+    return [rule for rule in RULES if rule.family != "control"]
 
 
 def rule_names() -> list[str]:
@@ -168,8 +218,8 @@ def rule_name(rule: type[RuleSettings]) -> str:
 
 
 def rule_labels(family: Family | None = None) -> list[str]:
-    """Labels of all rules, or of one family."""
-    return [rule.label for rule in RULES if family in (None, rule.family)]
+    """Labels of the compared rules, or of one family."""
+    return [rule.label for rule in compared_rules() if family in (None, rule.family)]
 
 
 def baseline_rule() -> RuleSettings:

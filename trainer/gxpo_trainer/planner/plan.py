@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pydantic import ValidationError
 
 from gxpo_trainer.config import RuleSettings
-from gxpo_trainer.config.rules import RULES, rule_name
+from gxpo_trainer.config.rules import compared_rules, rule_name
 from gxpo_trainer.planner.advice import advise
 from gxpo_trainer.planner.devices import Assumptions, assumptions_for
 from gxpo_trainer.planner.fitting import Fit, fit_of
@@ -56,7 +56,7 @@ def make_plan(inputs: Inputs, assumed: Assumptions | None = None) -> Plan:
     load = workload_of(inputs, assumed)
     fit = fit_of(inputs, assumed)
     own = inputs.rule
-    rules = [own if rule_name(kind) == own.name else _adapted(kind, own) for kind in RULES]
+    rules = [own if rule_name(kind) == own.name else _adapted(kind, own) for kind in compared_rules()]
     if all(rule is not own for rule in rules):
         rules.append(own)
     costs = tuple(_rule_plan(inputs, assumed, load, rule) for rule in rules if rule is not None)

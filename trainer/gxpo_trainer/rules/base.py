@@ -146,6 +146,5 @@ class LookAheadRule(Protocol):
     def look_ahead_steps(self) -> int:
         """K of the next step; 0 after the gate has fired."""
 
-    @property
-    def delta(self) -> float:
-        """Gradients up to this size have no ratio."""
+    def activity_threshold(self, learner: RuleLearner, gradients: Sequence[Tensor]) -> float:
+        """Gradients up to this size have no ratio; `gradients` are those of θ⁰."""

@@ -51,7 +51,7 @@ def diagnose(learner: RuleLearner, rule: Rule, *, noise_floor: bool) -> tuple[Me
     metrics: Metrics = {}
     passes = 0
     if noise_floor:
-        metrics = ratio_noise(learner, rule.delta)
+        metrics = ratio_noise(learner, rule)
         passes += 2
     rule.trajectory = take_trajectory(learner, k)
     return metrics, passes + k
@@ -87,17 +87,18 @@ def reposition_error(
     return {"gxpo/theta_tilde_error": distributed_median(learner, error, theta_tilde, truth.theta_k, theta0)}
 
 
-def ratio_noise(learner: RuleLearner, delta: float) -> Metrics:
+def ratio_noise(learner: RuleLearner, rule: LookAheadRule) -> Metrics:
     """Two gradients at the same point: the spread of r = g'/g that is noise, over active coordinates.
 
     In fp32 on a deterministic engine it is 0. Takes two passes.
     """
     learner.backward()
     held = snapshot(learner.gradients(), None)
+    threshold = rule.activity_threshold(learner, held)
     learner.backward()
 
     def sums(first: Tensor, second: Tensor) -> Tensor:
-        active = first.abs() > delta
+        active = first.abs() > threshold
         off = torch.where(active, second / first - 1, 0.0).double()
         return torch.stack([active.sum().double(), off.square().sum()])
 

@@ -35,19 +35,24 @@ FIELDS = ("count", "active", "ratio", "ratio_square", "scale", "clipped", "ahead
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The settings of one extrapolation, as numbers. α is a parameter because a diagnostic wants α = 1."""
+    """The settings of one extrapolation, as numbers. α is a parameter because a diagnostic wants α = 1.
+
+    threshold: a coordinate is active where its first gradient (`displacement`: its first step) exceeds it; a tensor []
+    where it differs from step to step, for a number is compiled into the kernel.
+    """
 
     k: int
     alpha: float
-    delta: float
+    threshold: float | Tensor
     ratio_clip: tuple[float, float] | None
     scale_clip: tuple[float, float] | None
 
     @classmethod
-    def of(cls, settings: GxpoRule, alpha: float | None = None) -> Plan:
+    def of(cls, settings: GxpoRule, alpha: float | None = None, threshold: float | Tensor | None = None) -> Plan:
         ratio_clip = None if settings.ratio_clip == "none" else settings.ratio_clip
         chosen = settings.alpha if alpha is None else alpha
-        return cls(settings.k, chosen, settings.delta, ratio_clip, settings.scale_bounds)
+        bound = settings.delta if threshold is None else threshold
+        return cls(settings.k, chosen, bound, ratio_clip, settings.scale_bounds)
 
 
 def geometric_scale(ratio: Tensor, k: int) -> Tensor:
@@ -68,21 +73,14 @@ def geometric_scale(ratio: Tensor, k: int) -> Tensor:
 
 def extrapolate_by_gradient(plan: Plan, theta: Tensor, theta0: Tensor, g0: Tensor, g1: Tensor) -> Tensor:
     """The paper's rule on one slice. theta: θ² in, θ̃ out; all flat and equally long. Returns FIELDS."""
-    return _extrapolate(theta, theta0, g0, g1, g0.abs() > plan.delta, plan)
+    return _extrapolate(theta, theta0, g0, g1, g0.abs() > plan.threshold, plan)
 
 
-def extrapolate_by_displacement(
-    plan: Plan, learning_rate: float, weight_decay: float, theta: Tensor, theta0: Tensor, theta1: Tensor
-) -> Tensor:
-    """r = d¹/d⁰ with d the step that the optimizer took, weight decay taken out.
-
-    d carries the learning rate, so a coordinate is active where |d⁰| > ηδ; for plain gradient descent that
-    is the paper's |g⁰| > δ.
-    """
-    kept = 1 - learning_rate * weight_decay
+def extrapolate_by_displacement(plan: Plan, kept: float, theta: Tensor, theta0: Tensor, theta1: Tensor) -> Tensor:
+    """r = d¹/d⁰ with d the step that the optimizer took, without the weight decay: kept = 1 − ηλ."""
     d0 = theta1 - theta0 * kept
     d1 = theta - theta1 * kept
-    return _extrapolate(theta, theta0, d0, d1, d0.abs() > learning_rate * plan.delta, plan)
+    return _extrapolate(theta, theta0, d0, d1, d0.abs() > plan.threshold, plan)
 
 
 def extrapolate_by_replay(
@@ -101,7 +99,7 @@ def extrapolate_by_replay(
     theta: θ² in, θ̃ out. `step` counts the optimizer steps so far, both probes included. The moments are
     read, and written only when `keep_moments` (probe state `fast_forward`).
     """
-    active = g0.abs() > plan.delta
+    active = g0.abs() > plan.threshold
     raw = torch.where(active, g1 / g0, 1.0)
     ratio = raw.clamp(0.0, 1.0)
     ahead = theta.clone()
@@ -130,7 +128,7 @@ def replay_constant_gradient(
     state = moments if keep_moments else [moment.clone() for moment in moments]
     for n in range(1, plan.k):
         recurrence(ahead, state, g0, step + n)
-    active = g0.abs() > plan.delta
+    active = g0.abs() > plan.threshold
     nothing = torch.zeros_like(g0)
     sums = _sums(active, nothing, nothing, torch.zeros_like(active), ahead - theta0, nothing)
     _move(theta, theta0, ahead - theta0, plan.alpha)

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from gxpo_trainer.config import GxpoRule
@@ -35,7 +36,7 @@ from gxpo_trainer.rules.extrapolation import (
     run_over_shards,
 )
 from gxpo_trainer.rules.gate import Gate
-from gxpo_trainer.rules.plain import chunks, cosine, distance, finish_plain_step, policy_metrics, snapshot
+from gxpo_trainer.rules.plain import chunks, cosine, distance, finish_plain_step, policy_metrics, rms, snapshot
 from gxpo_trainer.types import Metrics, StepReport
 
 
@@ -85,10 +86,11 @@ class GXPO:
         """See rules.base.LookAheadRule."""
         return self.settings.k if self.gate.active else 0
 
-    @property
-    def delta(self) -> float:
+    def activity_threshold(self, learner: RuleLearner, gradients: Sequence[Tensor]) -> float:
         """See rules.base.LookAheadRule."""
-        return self.settings.delta
+        if self.settings.activity == "delta":
+            return self.settings.delta
+        return self.settings.activity_rms * rms(learner, gradients)
 
     def state_dict(self) -> dict[str, Any]:
         return {"gate": self.gate.state_dict(), "num_steps": self.num_steps}
@@ -166,8 +168,11 @@ class GXPO:
         alpha: float | None,
         keep_moments: bool,
     ) -> dict[str, float]:
-        plan = Plan.of(self.settings, alpha)
         gradients = learner.gradients()
+        g0 = gradients if probes == 1 else _required(self.buffers.probe)
+        if predictor == "displacement":
+            return self._extrapolate_displacement(learner, theta, theta0, alpha)
+        plan = self._plan(theta, alpha, self.activity_threshold(learner, g0))
         if predictor == "replay":
             recurrence = _required(learner.recurrence())
             state = learner.optimizer_state()
@@ -177,14 +182,27 @@ class GXPO:
                 return run_over_shards(
                     learner, replay_constant_gradient, settings, [theta, theta0, gradients, *moments]
                 )
-            shards = [theta, theta0, _required(self.buffers.probe), gradients, *moments]
-            return run_over_shards(learner, extrapolate_by_replay, settings, shards)
-        shards = [theta, theta0, _required(self.buffers.probe)]
-        if predictor == "displacement":
-            rates = learner.recurrence()
-            rate, decay = (rates.learning_rate, rates.weight_decay) if rates else (1.0, 0.0)
-            return run_over_shards(learner, extrapolate_by_displacement, [plan, rate, decay], shards)
-        return run_over_shards(learner, extrapolate_by_gradient, [plan], [*shards, gradients])
+            return run_over_shards(learner, extrapolate_by_replay, settings, [theta, theta0, g0, gradients, *moments])
+        return run_over_shards(learner, extrapolate_by_gradient, [plan], [theta, theta0, g0, gradients])
+
+    def _extrapolate_displacement(
+        self, learner: RuleLearner, theta: Sequence[Tensor], theta0: list[Tensor], alpha: float | None
+    ) -> dict[str, float]:
+        """A step carries the learning rate: |d⁰| > ηδ, which for plain gradient descent is the paper's |g⁰| > δ."""
+        recurrence = learner.recurrence()
+        rate, decay = (recurrence.learning_rate, recurrence.weight_decay) if recurrence else (1.0, 0.0)
+        kept = 1 - rate * decay
+        theta1 = _required(self.buffers.probe)
+        threshold = rate * self.settings.delta
+        if self.settings.activity == "rms":
+            threshold = self.settings.activity_rms * rms(learner, theta1, theta0, kept)
+        plan = self._plan(theta, alpha, threshold)
+        return run_over_shards(learner, extrapolate_by_displacement, [plan, kept], [theta, theta0, theta1])
+
+    def _plan(self, theta: Sequence[Tensor], alpha: float | None, threshold: float) -> Plan:
+        varies = self.settings.activity == "rms"
+        bound = torch.tensor(threshold, device=theta[0].device) if varies else threshold
+        return Plan.of(self.settings, alpha, bound)
 
     def _return_to_first_probe(self, learner: RuleLearner, predictor: str, theta0: list[Tensor]) -> None:
         """After a corrective gradient that is not finite: θ¹, the plain GRPO step.

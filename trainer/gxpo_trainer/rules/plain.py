@@ -54,6 +54,14 @@ def snapshot(tensors: Sequence[Tensor], buffers: list[Tensor] | None) -> list[Te
     return buffers
 
 
+def reposition(theta: Sequence[Tensor], theta0: Sequence[Tensor], alpha: float) -> None:
+    """θ ← θ⁰ + α(θ − θ⁰), in place; α = 1 leaves θ to the bit."""
+    if alpha == 1.0:
+        return
+    for live, start in zip(theta, theta0, strict=True):
+        live.sub_(start).mul_(alpha).add_(start)
+
+
 def policy_metrics(passes: Sequence[BackwardResult]) -> Metrics:
     """`policy/…` of the last pass and `policy/pass<n>/…` of each, n from 1."""
     out: Metrics = {}
@@ -82,6 +90,19 @@ def cosine(learner: RuleLearner, left: Sequence[Tensor], right: Sequence[Tensor]
     """cos(left, right) over all ranks; None when one of them is zero."""
     dot, first, second = sum_over(learner, _dots, left, right)
     return dot / math.sqrt(first * second) if first > 0 and second > 0 else None
+
+
+def rms(
+    learner: RuleLearner, shards: Sequence[Tensor], origin: Sequence[Tensor] | None = None, kept: float = 1.0
+) -> float:
+    """Root mean square of all coordinates of all ranks: of `shards`, or of shards − kept · origin."""
+
+    def square_and_count(value: Tensor, start: Tensor | None = None) -> Tensor:
+        change = value if start is None else value - start * kept
+        return _stack(change.square(), torch.ones_like(value))
+
+    square, count = sum_over(learner, square_and_count, shards, *([] if origin is None else [origin]))
+    return math.sqrt(square / count)
 
 
 def finish_plain_step(learner: RuleLearner, first: BackwardResult) -> StepReport:

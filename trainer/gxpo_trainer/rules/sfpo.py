@@ -11,6 +11,7 @@ the first pass over the last one, and the gate acts from there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -19,7 +20,7 @@ from gxpo_trainer.config import SfpoRule
 from gxpo_trainer.rules import diagnostics
 from gxpo_trainer.rules.base import BackwardResult, RuleLearner, Trajectory
 from gxpo_trainer.rules.gate import Gate
-from gxpo_trainer.rules.plain import distance, finish_plain_step, policy_metrics, snapshot
+from gxpo_trainer.rules.plain import distance, finish_plain_step, policy_metrics, reposition, snapshot
 from gxpo_trainer.types import Metrics, StepReport
 
 
@@ -27,7 +28,6 @@ class SFPO:
     """K fast steps, one reposition, one slow step, until the entropy's z-score fires the gate."""
 
     name: ClassVar[str] = "sfpo"
-    delta: ClassVar[float] = 0.0
 
     def __init__(self, settings: SfpoRule | None = None) -> None:
         self.settings = settings or SfpoRule()
@@ -64,6 +64,10 @@ class SFPO:
         """See rules.base.LookAheadRule."""
         return self.settings.k if self.gate.active else 0
 
+    def activity_threshold(self, learner: RuleLearner, gradients: Sequence[Tensor]) -> float:
+        """See rules.base.LookAheadRule."""
+        return 0.0
+
     def state_dict(self) -> dict[str, Any]:
         return {"gate": self.gate.state_dict(), "num_steps": self.num_steps}
 
@@ -84,7 +88,7 @@ class SFPO:
         extra: Metrics = {}
         if self.trajectory is not None:
             extra = diagnostics.prediction_error(learner, self.trajectory, learner.parameters(), theta0)
-        _reposition(learner.parameters(), theta0, alpha)
+        reposition(learner.parameters(), theta0, alpha)
         if self.trajectory is not None:
             extra |= diagnostics.reposition_error(learner, self.trajectory, learner.parameters(), theta0, alpha)
         learner.publish()
@@ -97,7 +101,7 @@ class SFPO:
     def _fall_back(
         self, learner: RuleLearner, passes: list[BackwardResult], theta0: list[Tensor], share: float
     ) -> StepReport:
-        _reposition(learner.parameters(), theta0, share)
+        reposition(learner.parameters(), theta0, share)
         learner.publish()
         return StepReport(
             self._metrics(learner, passes, theta0),
@@ -113,11 +117,3 @@ class SFPO:
             metrics["grad/norm_slow"] = passes[-1].grad_norm
         metrics["update/norm"] = distance(learner, learner.parameters(), theta0)
         return metrics
-
-
-def _reposition(theta: list[Tensor], theta0: list[Tensor], alpha: float) -> None:
-    """θ ← θ⁰ + α(θ − θ⁰), in place; α = 1 leaves θ to the bit."""
-    if alpha == 1.0:
-        return
-    for live, start in zip(theta, theta0, strict=True):
-        live.sub_(start).mul_(alpha).add_(start)

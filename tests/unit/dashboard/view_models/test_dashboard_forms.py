@@ -57,7 +57,7 @@ def test_settings_know_their_kind() -> None:
 
 
 def test_the_rule_can_be_chosen_among_all() -> None:
-    assert set(settings()["learner.rule.name"].options) == {"grpo", "sfpo", "gxpo"}
+    assert set(settings()["learner.rule.name"].options) == {"grpo", "sfpo", "gxpo", "epochs", "extragradient"}
 
 
 def test_another_rule_starts_from_its_own_defaults() -> None:

@@ -1,0 +1,134 @@
+"""The control rules, several epochs on a batch and extragradient, against plain steps and calculations by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.toy_learner import ToyLearner, quadratic, relative_error
+
+from gxpo_trainer.config import EpochsRule, ExtragradientRule
+from gxpo_trainer.rules.epochs import Epochs
+from gxpo_trainer.rules.extragradient import Extragradient
+from gxpo_trainer.rules.grpo import GRPO
+
+KINDS = [
+    {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
+    {"optimizer": "adamw", "lr": 0.05, "weight_decay": 0.01},
+]
+
+
+def random_problem(seed):
+    generator = torch.Generator().manual_seed(seed)
+    basis = torch.randn(4, 4, generator=generator, dtype=torch.float64)
+    return torch.randn(4, generator=generator, dtype=torch.float64), quadratic(basis @ basis.T / 4)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 8), st.sampled_from(KINDS), st.integers(0, 2**31))
+def test_epochs_are_k_plain_steps_optimizer_state_included(k, kind, seed):
+    start, gradient = random_problem(seed)
+    toy, twin = ToyLearner(start, gradient, **kind), ToyLearner(start, gradient, **kind)
+    for _ in range(2):
+        report = Epochs(EpochsRule(k=k)).step(toy)
+        for _ in range(k):
+            GRPO().step(twin)
+    assert report.backward_passes == k
+    assert torch.equal(toy.flat(), twin.flat())
+    assert toy.optimizer_state().step == twin.optimizer_state().step == 2 * k
+
+
+def test_epochs_by_hand():
+    # L = θ²/2, η = 0.5, K = 3, θ⁰ = 1: 0.5, 0.25, 0.125.
+    toy = ToyLearner(torch.tensor([1.0]), quadratic(torch.tensor([1.0])), lr=0.5)
+    report = Epochs().step(toy)
+    assert toy.flat().item() == 0.125
+    metrics = report.metrics
+    assert (metrics["grad/norm_g0"], metrics["grad/norm_g1"], metrics["update/norm"]) == (1.0, 0.5, 0.875)
+    assert {"policy/pass1/loss", "policy/pass3/loss", "policy/loss"} <= metrics.keys()
+
+
+@pytest.mark.parametrize(("at", "left"), [(0, 1.0), (1, 0.5), (2, 0.25)])
+def test_epochs_stop_at_a_gradient_that_is_not_finite(at, left):
+    def gradient(theta, taken):
+        return [theta[0] * (math.nan if taken == at else 1.0)]
+
+    toy = ToyLearner(torch.tensor([1.0]), gradient, lr=0.5)
+    report = Epochs(EpochsRule(k=4)).step(toy)
+    assert toy.flat().item() == left
+    assert report.backward_passes == at + 1
+    assert report.finite == (at > 0)
+    assert "not finite" in report.fallback
+
+
+def test_extragradient_by_hand():
+    # L = θ²/2, η = 0.5, θ⁰ = 1. α = 1: θ̃ = 0.5, θ = 1 − 0.5 · 0.5 = 0.75. α = ½: θ̃ = 0.75, θ = 1 − 0.5 · 0.75 = 0.625.
+    for alpha, end in ((1.0, 0.75), (0.5, 0.625)):
+        toy = ToyLearner(torch.tensor([1.0]), quadratic(torch.tensor([1.0])), lr=0.5)
+        report = Extragradient(ExtragradientRule(alpha=alpha)).step(toy)
+        assert toy.flat().item() == end
+        assert report.backward_passes == 2
+        assert report.metrics["update/norm"] == 1 - end
+        assert report.metrics["grad/norm_slow"] == 1 - 0.5 * alpha
+        assert report.metrics["grad/cos_g0_slow"] == pytest.approx(1.0)
+
+
+def test_extragradient_turns_inwards_where_plain_steps_spiral_outwards():
+    """The bilinear game min_x max_y xy, for which the method was made: g = (y, −x). Plain steps grow by √(1 + η²) and
+    extragradient ones shrink by √(1 − η² + η⁴)."""
+
+    def gradient(theta, _):
+        return [torch.stack([theta[0][1], -theta[0][0]])]
+
+    start = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    toy, twin = ToyLearner(start, gradient, lr=0.5), ToyLearner(start, gradient, lr=0.5)
+    Extragradient().step(toy)
+    GRPO().step(twin)
+    assert twin.flat().norm().item() == pytest.approx(5 * math.sqrt(1.25))
+    assert toy.flat().norm().item() == pytest.approx(5 * math.sqrt(1 - 0.25 + 0.0625))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(KINDS), st.floats(0.1, 1.0), st.integers(0, 2**31))
+def test_the_optimizer_sees_one_step_on_the_probes_gradient(kind, alpha, seed):
+    start, gradient = random_problem(seed)
+    toy, twin = ToyLearner(start, gradient, **kind), ToyLearner(start, gradient, **kind)
+    rule = Extragradient(ExtragradientRule(alpha=alpha))
+    for step in range(1, 4):
+        rule.step(toy)
+        # The reference: the probe by another optimizer of the same state, its gradient into one torch step from θ⁰.
+        probe = ToyLearner(twin.flat(), gradient, **kind)
+        probe.optimizer_state().set_step(step - 1)
+        for name, (held,) in twin.optimizer_state().moments().items():
+            probe.optimizer_state().moments()[name][0].copy_(held)
+        probe.backward()
+        probe.optimizer_step()
+        theta0 = twin.flat().clone()
+        (point,) = [theta0 + alpha * (probe.flat() - theta0)]
+        twin.theta[0].grad = gradient([point], 0)[0]
+        twin.optimizer_step()
+        assert relative_error(toy.flat(), twin.flat(), theta0) < 1e-9
+        assert toy.optimizer_state().step == step
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.5])
+def test_extragradient_leaves_the_plain_step_when_the_second_gradient_is_not_finite(alpha):
+    def gradient(theta, taken):
+        return [theta[0] * (math.nan if taken == 1 else 1.0)]
+
+    toy = ToyLearner(torch.tensor([1.0]), gradient, lr=0.5)
+    report = Extragradient(ExtragradientRule(alpha=alpha)).step(toy)
+    assert toy.flat().item() == 0.5
+    assert report.fallback == "the gradient of pass 2 is not finite"
+    assert "grad/norm_slow" not in report.metrics
+
+
+@pytest.mark.parametrize("rule", [Epochs(), Extragradient()])
+def test_they_have_no_state(rule):
+    assert rule.state_dict() == {}
+    rule.load_state_dict({})
+    with pytest.raises(ValueError, match="has no state, but was given"):
+        rule.load_state_dict({"gate": {}})

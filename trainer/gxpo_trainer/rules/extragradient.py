@@ -1,0 +1,78 @@
+"""Extragradient (Korpelevich 1976): 2 backward passes a batch.
+
+    θ¹ = OptimStep(θ⁰, g(θ⁰))                            probe
+    θ̃ = θ⁰ + α(θ¹ − θ⁰)
+    θ ← OptimStep(θ⁰, g(θ̃))                              from θ⁰, with the optimizer's state of θ⁰
+
+Unlike a look-ahead with reposition, the parameters move by one optimizer step only: the probe decides where the
+gradient is taken and is undone. α = 1 is the extragradient method, α = ½ the midpoint method.
+
+Differs from the source: the step is the base optimizer's, AdamW included, and the optimizer does not see the probe.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from gxpo_trainer.config import ExtragradientRule
+from gxpo_trainer.rules.base import BackwardResult, RuleLearner
+from gxpo_trainer.rules.plain import cosine, distance, finish_plain_step, policy_metrics, reposition, snapshot
+from gxpo_trainer.types import StepReport
+
+
+class Extragradient:
+    """A probe, and one optimizer step from θ⁰ on the probe's gradient."""
+
+    name: ClassVar[str] = "extragradient"
+
+    def __init__(self, settings: ExtragradientRule | None = None) -> None:
+        self.settings = settings or ExtragradientRule()
+        self._theta0: list[Tensor] | None = None
+        self._moments: dict[str, list[Tensor]] = {}
+
+    def step(self, learner: RuleLearner, *, last: bool = True) -> StepReport:
+        """See rules.base.Rule. A second gradient that is not finite leaves θ¹, the plain step."""
+        theta0 = self._theta0 = snapshot(learner.parameters(), self._theta0)
+        passes = [learner.backward()]
+        if not passes[0].finite:
+            return finish_plain_step(learner, passes[0])
+        state = learner.optimizer_state()
+        self._moments = {name: snapshot(held, self._moments.get(name)) for name, held in state.moments().items()}
+        g0 = [gradient.clone() for gradient in learner.gradients()]
+        learner.optimizer_step()
+        if self.settings.alpha != 1.0:
+            reposition(learner.parameters(), theta0, self.settings.alpha)
+            learner.publish()
+        passes.append(learner.backward())
+        if not passes[-1].finite:
+            reposition(learner.parameters(), theta0, 1 / self.settings.alpha)
+            learner.publish()
+            return self._report(learner, passes, theta0, None)
+        cos = cosine(learner, g0, learner.gradients())
+        snapshot(theta0, learner.parameters())
+        for name, held in state.moments().items():
+            snapshot(self._moments[name], held)
+        state.set_step(state.step - 1)
+        learner.optimizer_step()
+        return self._report(learner, passes, theta0, cos)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            raise ValueError(f"extragradient has no state, but was given {sorted(state)}")
+
+    def _report(
+        self, learner: RuleLearner, passes: list[BackwardResult], theta0: list[Tensor], cos: float | None
+    ) -> StepReport:
+        metrics = {"grad/norm_g0": passes[0].grad_norm, **policy_metrics(passes)}
+        metrics["update/norm"] = distance(learner, learner.parameters(), theta0)
+        if cos is not None:
+            metrics["grad/cos_g0_slow"] = cos
+        if not passes[-1].finite:
+            why = f"the gradient of pass {len(passes)} is not finite"
+            return StepReport(metrics, backward_passes=len(passes), fallback=why)
+        return StepReport(metrics | {"grad/norm_slow": passes[-1].grad_norm}, backward_passes=len(passes))
