@@ -61,8 +61,10 @@ def nearest_setting(path: str) -> str | None:
     return best if likeness(best) >= 0.7 else None
 
 
-def unknown_setting(path: str) -> str:
+def unknown_setting(path: str, root: type[BaseModel] = RunConfig) -> str:
     """What to tell about a path that is no setting, or none of the chosen rule."""
+    if root is not RunConfig:
+        return "unknown setting; take it out"
     if path in setting_paths():
         return "is not a setting of the chosen rule; take it out or choose a rule that has it"
     suggestion = nearest_setting(path)
@@ -78,13 +80,13 @@ def show(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "…"
 
 
-def error_path(location: Iterable[str | int], *, keep_last: bool) -> str:
+def error_path(location: Iterable[str | int], *, keep_last: bool, root: type[BaseModel] = RunConfig) -> str:
     """Dotted path of a pydantic location; names of union members (`gxpo`, `tuple[float, float]`) are dropped.
 
     keep_last: the last segment is a key the person wrote, known or not.
     """
     segments = list(location)
-    candidates: list[type[BaseModel]] = [RunConfig]
+    candidates: list[type[BaseModel]] = [root]
     parts: list[str] = []
     for position, segment in enumerate(segments):
         if isinstance(segment, int):
@@ -134,17 +136,17 @@ class BadSettings(ConfigError):
         self.settings = settings
 
 
-def _parts(error: Any) -> tuple[str, str, str]:
+def _parts(error: Any, root: type[BaseModel]) -> tuple[str, str, str]:
     """(path, ` = value` or nothing, what is wrong and how to mend it) of one pydantic error."""
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
-    path = error_path(error["loc"], keep_last=kind == "extra_forbidden")
+    path = error_path(error["loc"], keep_last=kind == "extra_forbidden", root=root)
     if kind == "union_tag_not_found":
         return f"{path}.name", "", f"is missing; set it to {in_words([show(name) for name in rule_names()])}"
     if kind == "union_tag_invalid":
         wanted = context["expected_tags"].replace("'", '"')
         return f"{path}.name", f" = {show(context['tag'])}", f"must be one of {wanted}"
     if kind == "extra_forbidden":
-        return path, f" = {show(value)}", unknown_setting(path)
+        return path, f" = {show(value)}", unknown_setting(path, root)
     if kind == "value_error":
         message = str(context["error"])
     elif kind == "literal_error":
@@ -163,11 +165,11 @@ def _parts(error: Any) -> tuple[str, str, str]:
     return path, f" = {show(value)}", message
 
 
-def _merged(error: ValidationError) -> list[tuple[str, str, str]]:
+def _merged(error: ValidationError, root: type[BaseModel]) -> list[tuple[str, str, str]]:
     """(path, value, message); what several forms of one setting would each want is one message."""
     found: dict[tuple[str, str], list[str]] = {}
     for part in error.errors(include_url=False):
-        path, value, message = _parts(part)
+        path, value, message = _parts(part, root)
         messages = found.setdefault((path, value), [])
         if message not in messages:
             messages.append(message)
@@ -177,9 +179,9 @@ def _merged(error: ValidationError) -> list[tuple[str, str, str]]:
     ]
 
 
-def config_error(error: ValidationError, source: str) -> BadSettings:
-    """All bad settings of one validation, one line each, in a single ConfigError."""
-    merged = _merged(error)
+def config_error(error: ValidationError, source: str, root: type[BaseModel] = RunConfig) -> BadSettings:
+    """All bad settings of one validation of `root`, one line each, in a single ConfigError."""
+    merged = _merged(error, root)
     lines = [f"{path}{value}: {message}" if path or value else message for path, value, message in merged]
     text = "\n".join([f"{source} cannot be used:", *(f"  {line}" for line in lines)])
     return BadSettings(text, tuple((path, message) for path, _, message in merged))

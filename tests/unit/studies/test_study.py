@@ -1,0 +1,198 @@
+"""A study's file, the runs that it asks for, and their execution."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from gxpo_trainer.cli.main import main
+from gxpo_trainer.config.io import load_run
+from gxpo_trainer.errors import ConfigError, TrainingError
+from gxpo_trainer.studies.definition import Study, load_study
+from gxpo_trainer.studies.expansion import RunKey, RunResult, best_rate, largest_cost, pending, run_config
+from gxpo_trainer.studies.runner import StudyRunner, read_result, read_results
+
+REFERENCE = Path(__file__).parents[3] / "studies" / "reference.toml"
+BODY = {
+    "name": "small",
+    "title": "Small",
+    "baseline": "grpo",
+    "seeds": [0, 1],
+    "backward_passes": 12,
+    "evaluate_every": 6,
+    "ladder": {"learning_rates": [1e-5, 2e-5, 4e-5], "seeds": [7], "backward_passes": 6},
+    "arms": {
+        "grpo": {"label": "GRPO", "overrides": ["learner.rule.name=grpo"]},
+        "gxpo": {"label": "GXPO", "overrides": ["learner.rule.gate.mode=never"]},
+        "long": {
+            "label": "GRPO, longer step",
+            "overrides": ["learner.rule.name=grpo"],
+            "learning_rate_of": "gxpo",
+            "learning_rate_factor": 3.5,
+        },
+    },
+}
+
+
+def study(**changes) -> Study:
+    return Study.model_validate(BODY | changes)
+
+
+def rung(rate: float, accuracy: float, arm: str = "grpo", seed: int = 7, *, diverged: bool = False):
+    return {RunKey("ladder", arm, rate, seed): RunResult(accuracy, diverged)}
+
+
+def test_the_reference_study_is_valid_and_spends_its_budget_to_the_pass() -> None:
+    found = load_study(REFERENCE)
+    for arm in found.arms:
+        config = run_config(found, RunKey("report", arm, 1e-4, 3))
+        per_step = config.learner.rule.passes_per_step(gate_open=True)
+        assert config.budget.backward_passes % per_step == 0
+        assert config.evaluation.every_steps * per_step == found.evaluate_every
+        assert config.learner.rule.gate_config is None or not config.learner.rule.gate_config.can_fire
+        assert (config.seed, config.learner.optimizer.learning_rate, config.budget.steps) == (3, 1e-4, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seeds": [7, 8]}, r"seeds \[7\] are used for tuning and reported; choose others in ladder.seeds"),
+        ({"baseline": "ppo"}, "baseline = 'ppo' is no arm; choose one of grpo, gxpo, long"),
+        ({"seeds": [0, 0]}, r"seeds \[0, 0\] contain one twice"),
+        ({"seeds": [0]}, "seeds = .*: has 1 entries and must have at least 2"),
+        ({"arm": {}}, "arm = {}: unknown setting; take it out"),
+        ({"name": "../x"}, "must consist of lower-case letters"),
+        ({"ladder": BODY["ladder"] | {"learning_rates": [2e-5, 1e-5]}}, "must be positive and in ascending order"),
+        ({"arms": BODY["arms"] | {"a": {"label": "A", "learning_rate_of": "long"}}}, "an arm with a ladder of its own"),
+    ],
+)
+def test_a_bad_study_gets_one_line_that_names_the_setting(tmp_path, changes, message) -> None:
+    file = tmp_path / "study.toml"
+    file.write_text(tomli_w.dumps(BODY | changes))
+    with pytest.raises(ConfigError, match=message):
+        load_study(file)
+
+
+def test_an_arm_climbs_its_ladder_until_its_accuracy_falls_and_then_runs_its_seeds() -> None:
+    results: dict[RunKey, RunResult] = {}
+    assert [key.learning_rate for key in pending(study(), results) if key.arm == "grpo"] == [1e-5]
+    results |= rung(1e-5, 0.3)
+    assert [key.learning_rate for key in pending(study(), results) if key.arm == "grpo"] == [2e-5]
+    assert best_rate(study(), "grpo", results) is None
+    # 0.1 below the best is still a rung; below that the ladder ends, and 4e-5 is never tried.
+    results |= rung(2e-5, 0.19)
+    assert best_rate(study(), "grpo", results) == 1e-5
+    assert [key for key in pending(study(), results) if key.arm == "grpo"] == [
+        RunKey("report", "grpo", 1e-5, 0), RunKey("report", "grpo", 1e-5, 1)
+    ]  # fmt: skip
+    assert pending(study(), results)[0].stage == "report", "an arm is completed before the next one starts"
+
+
+def test_a_rate_that_diverges_ends_the_ladder_and_is_never_the_best() -> None:
+    results = rung(1e-5, 0.3) | rung(2e-5, 0.9, diverged=True)
+    assert best_rate(study(), "grpo", results) == 1e-5
+
+
+def test_of_equally_good_rates_the_lowest_is_taken() -> None:
+    results = rung(1e-5, 0.2) | rung(2e-5, 0.3) | rung(4e-5, 0.3)
+    assert best_rate(study(), "grpo", results) == 2e-5
+
+
+def test_a_rate_may_follow_another_arms_best() -> None:
+    results = rung(1e-5, 0.2, "gxpo") | rung(2e-5, 0.3, "gxpo") | rung(4e-5, 0.1, "gxpo")
+    assert best_rate(study(), "long", results) == pytest.approx(7e-5)
+    assert best_rate(study(), "long", {}) is None
+    assert [key.arm for key in pending(study(), {})] == ["grpo", "gxpo"]
+
+
+def test_the_cost_is_an_upper_bound() -> None:
+    # 2 arms × 3 rates × 1 seed × 6 passes, and 3 arms × 2 seeds × 12 passes.
+    assert largest_cost(study()) == (6 + 6, 36 + 72)
+
+
+TRAINER = """
+import json, sys, tomllib
+from pathlib import Path
+out = Path(sys.argv[sys.argv.index("--out") + 1])
+config = tomllib.loads(Path(sys.argv[sys.argv.index("train") + 1]).read_text())
+rate, seed = config["learner"]["optimizer"]["learning_rate"], config["seed"]
+calls = out.parent / "calls"
+with calls.open("a") as file:
+    file.write(out.name + "\\n")
+if {fails} and seed == 1 and calls.read_text().count(out.name) <= {fails}:
+    sys.exit(1)
+out.mkdir(exist_ok=True)
+(out / "evaluations.jsonl").write_text(json.dumps({{"scores": {{"pass@1": 1.0 - 1e4 * rate}}}}) + "\\n")
+(out / "outcome.json").write_text(json.dumps({{"outcome": "succeeded", "reason": None}}))
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """A trainer in place of `python -m gxpo_trainer.cli train`: the accuracy falls with the learning rate."""
+
+    def install(fails: int = 0) -> None:
+        (tmp_path / "trainer.py").write_text(TRAINER.format(fails=fails))
+        python = tmp_path / "python"
+        python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {tmp_path / "trainer.py"} "$@"\n')
+        python.chmod(python.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setattr("gxpo_trainer.studies.runner.sys.executable", os.fspath(python))
+        monkeypatch.setattr("gxpo_trainer.studies.runner._POLL_S", 0.01)
+
+    return install
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_what_is_missing_is_executed_and_what_is_done_is_not_repeated(tmp_path, stand_in, jobs) -> None:
+    stand_in()
+    root, lines = tmp_path / "study", []
+    runner = StudyRunner(study(), root, jobs, lines.append)
+    runner.run()
+    results = read_results(study(), root)
+    # Accuracy 1 − 10⁴ · rate: 0.9, 0.8, 0.6. The third rate is 0.3 below the best, and is the last anyway.
+    assert len(results) == 3 + 2 + 3 + 2 + 2
+    assert best_rate(study(), "gxpo", results) == 1e-5
+    assert pending(study(), results) == []
+    config = load_run(root / "report" / "long" / "lr-3.5e-05-seed-1.toml")
+    assert (config.budget.backward_passes, config.learner.rule.name) == (12, "grpo")
+    started = sum("started" in line for line in lines)
+    StudyRunner(study(), root, jobs, lines.append).run()
+    assert sum("started" in line for line in lines) == started == 12
+
+
+def test_a_run_that_fails_once_is_started_again(tmp_path, stand_in) -> None:
+    stand_in(fails=1)
+    lines: list[str] = []
+    StudyRunner(study(), tmp_path / "study", 1, lines.append).run()
+    assert sum("exit code 1" in line for line in lines) == 3
+
+
+def test_a_run_that_fails_twice_ends_the_study_with_its_log(tmp_path, stand_in) -> None:
+    stand_in(fails=2)
+    with pytest.raises(TrainingError, match=r"failed twice; see the end of .*seed-1\.log"):
+        StudyRunner(study(), tmp_path / "study", 1, lambda line: None).run()
+
+
+def test_results_of_unfinished_and_failed_runs_do_not_count(tmp_path) -> None:
+    assert read_result(tmp_path) is None
+    (tmp_path / "evaluations.jsonl").write_text('{"scores": {"pass@1": 0.5}}\n')
+    for outcome, reason, expected in (
+        ("paused", None, None),
+        ("failed", "out_of_memory", None),
+        ("failed", "diverged", RunResult(0.5, diverged=True)),
+        ("succeeded", None, RunResult(0.5)),
+    ):
+        (tmp_path / "outcome.json").write_text(json.dumps({"outcome": outcome, "reason": reason}))
+        assert read_result(tmp_path) == expected
+
+
+def test_the_command_states_the_cost_before_anything_runs(tmp_path, capsys) -> None:
+    assert main(["study", "status", str(REFERENCE), "--out", str(tmp_path / "none")]) == 0
+    assert "0 runs done of at most 109; at most 9240 backward passes in all" in capsys.readouterr().out
+    assert main(["study", "status", str(tmp_path / "absent.toml")]) == 2

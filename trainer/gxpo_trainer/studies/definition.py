@@ -1,0 +1,86 @@
+"""A study's file: arms, seeds, one budget, and the learning rates that each arm is tuned over. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from gxpo_trainer.config import Settings
+from gxpo_trainer.config.io import read_settings
+from gxpo_trainer.config.messages import config_error
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+
+
+class Arm(Settings):
+    """One configuration under test, trained at its own best learning rate."""
+
+    label: str = Field(min_length=1, description="Name in tables and charts.")
+    overrides: tuple[str, ...] = Field((), description="Settings `a.b=c` in addition to those of the study.")
+    learning_rate_of: str | None = Field(None, description="Take the best rate of this arm instead of a ladder.")
+    learning_rate_factor: float = Field(1.0, gt=0, description="With learning_rate_of: multiply that rate.")
+
+
+class Ladder(Settings):
+    """Learning rates that every arm is tuned over, upwards until its accuracy falls."""
+
+    learning_rates: tuple[float, ...] = Field(min_length=1, description="In ascending order.")
+    seeds: tuple[int, ...] = Field(min_length=1, description="Apart from the reported seeds.")
+    backward_passes: int = Field(ge=1, description="Budget of a run of the ladder.")
+    drop: float = Field(
+        0.1, gt=0, lt=1, description="A rate whose accuracy lies this far below the arm's best ends its ladder."
+    )
+
+    @field_validator("learning_rates")
+    @classmethod
+    def _ascending(cls, rates: tuple[float, ...]) -> tuple[float, ...]:
+        if any(not low < high for low, high in itertools.pairwise((0.0, *rates))):
+            raise ValueError("must be positive and in ascending order")
+        return rates
+
+
+class Study(Settings):
+    """Everything that a study fixes before its first run."""
+
+    name: str = Field(description="Letters, digits and dashes; names the folder of its runs and data.")
+    title: str = Field(min_length=1, description="Heading of the report.")
+    preset: str = Field("demo", description="Settings that all arms start from.")
+    overrides: tuple[str, ...] = Field((), description="Settings `a.b=c` of all arms.")
+    baseline: str = Field(description="Arm that the others are compared with.")
+    seeds: tuple[int, ...] = Field(min_length=2, description="Reported seeds, shared by all arms.")
+    backward_passes: int = Field(ge=1, description="Budget of a reported run.")
+    evaluate_every: int = Field(ge=1, description="Backward passes between evaluations, rounded to whole steps.")
+    ladder: Ladder
+    arms: dict[str, Arm] = Field(min_length=2, description="In order of execution.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Study:
+        for name in (self.name, *self.arms):
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"name {name!r} must consist of lower-case letters, digits and dashes, at most 40")
+        if self.baseline not in self.arms:
+            raise ValueError(f"baseline = {self.baseline!r} is no arm; choose one of {', '.join(self.arms)}")
+        if shared := set(self.seeds) & set(self.ladder.seeds):
+            raise ValueError(
+                f"seeds {sorted(shared)} are used for tuning and reported; choose others in ladder.seeds, for an arm "
+                "tuned on the seeds that it is judged by looks better than it is"
+            )
+        for seeds in (self.seeds, self.ladder.seeds):
+            if len(set(seeds)) < len(seeds):
+                raise ValueError(f"seeds {list(seeds)} contain one twice; name each once")
+        for name, arm in self.arms.items():
+            source = arm.learning_rate_of
+            if source is not None and (source not in self.arms or self.arms[source].learning_rate_of is not None):
+                raise ValueError(f"arms.{name}.learning_rate_of = {source!r} must name an arm with a ladder of its own")
+        return self
+
+
+def load_study(path: Path) -> Study:
+    """The study of a .toml or .json file. Raises ConfigError with every bad setting."""
+    try:
+        return Study.model_validate(read_settings(path))
+    except ValidationError as error:
+        raise config_error(error, str(path), Study) from None

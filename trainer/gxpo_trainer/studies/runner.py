@@ -1,0 +1,111 @@
+"""Executes the missing runs of a study, each as a `gxpo train` process of its own.
+
+A process a run: one that crashes or runs out of memory takes no other with it, and a killed study continues each run
+from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gxpo_trainer.config.io import to_toml
+from gxpo_trainer.errors import TrainingError
+from gxpo_trainer.jsonl import read_lines
+from gxpo_trainer.records.outcome import OUTCOME
+from gxpo_trainer.records.reading import EVALUATIONS
+from gxpo_trainer.studies.definition import Study
+from gxpo_trainer.studies.expansion import RunKey, RunResult, pending, run_config
+
+_ATTEMPTS = 2
+"""Launches of a run before the study gives up on it."""
+_POLL_S = 1.0
+
+
+@dataclass
+class StudyRunner:
+    """Runs a study in `root`, `jobs` runs at a time. say: receives one line for each start and end."""
+
+    study: Study
+    root: Path
+    jobs: int
+    say: Callable[[str], None]
+    _failures: dict[RunKey, int] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Execute until nothing is missing. Raises TrainingError when a run failed twice, once the others ended."""
+        running: dict[RunKey, tuple[subprocess.Popen[bytes], float]] = {}
+        try:
+            while True:
+                results = read_results(self.study, self.root)
+                given_up = {key for key, count in self._failures.items() if count >= _ATTEMPTS}
+                open_runs = [key for key in pending(self.study, results) if key not in running and key not in given_up]
+                for key in open_runs[: 0 if given_up else self.jobs - len(running)]:
+                    self.say(f"{key.folder}: started ({len(results)} runs done)")
+                    running[key] = (self._start(key), time.monotonic())
+                if not running:
+                    break
+                self._collect(running)
+        except BaseException:
+            for process, _ in running.values():
+                process.terminate()
+            for process, _ in running.values():
+                process.wait()
+            raise
+        if given_up:
+            logs = ", ".join(f"{self.root / key.folder}.log" for key in sorted(given_up, key=str))
+            raise TrainingError(f"{len(given_up)} runs of the study failed twice; see the end of {logs}")
+
+    def _start(self, key: RunKey) -> subprocess.Popen[bytes]:
+        folder = self.root / key.folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        file = Path(f"{folder}.toml")
+        file.write_text(to_toml(run_config(self.study, key)), encoding="utf-8")
+        command = [sys.executable, "-m", "gxpo_trainer.cli", "train", str(file), "--out", str(folder), "--continue"]
+        with Path(f"{folder}.log").open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+
+    def _collect(self, running: dict[RunKey, tuple[subprocess.Popen[bytes], float]]) -> None:
+        """Wait for some run to end, and record it."""
+        while all(process.poll() is None for process, _ in running.values()):
+            time.sleep(_POLL_S)
+        for key, (process, begun) in list(running.items()):
+            if process.poll() is None:
+                continue
+            del running[key]
+            result = read_result(self.root / key.folder)
+            minutes = (time.monotonic() - begun) / 60
+            if result is None:
+                self._failures[key] = self._failures.get(key, 0) + 1
+                self.say(f"{key.folder}: ended with exit code {process.returncode} after {minutes:.1f} min")
+            else:
+                end = "diverged" if result.diverged else f"accuracy {100 * result.accuracy:.1f}%"
+                self.say(f"{key.folder}: {end} after {minutes:.1f} min")
+
+
+def read_results(study: Study, root: Path) -> dict[RunKey, RunResult]:
+    """The results of all complete runs in a study's folder."""
+    found: dict[RunKey, RunResult] = {}
+    while True:
+        new = {key: result for key in pending(study, found) if (result := read_result(root / key.folder)) is not None}
+        if not new:
+            return found
+        found |= new
+
+
+def read_result(folder: Path) -> RunResult | None:
+    """The result of a run that reached its budget or diverged; None for any other."""
+    try:
+        outcome = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    diverged = outcome["outcome"] == "failed" and outcome["reason"] == "diverged"
+    if outcome["outcome"] != "succeeded" and not diverged:
+        return None
+    accuracies = [row["scores"]["pass@1"] for row in read_lines(folder / EVALUATIONS)]
+    return RunResult(float(accuracies[-1]) if accuracies else 0.0, diverged)
