@@ -7,7 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gxpo_trainer.config import GateConfig, GxpoRule
 from gxpo_trainer.rules.base import BackwardResult
+from gxpo_trainer.rules.gxpo import GXPO
 from gxpo_trainer.rules.recurrence import AdamWRecurrence, SGDRecurrence
 
 
@@ -116,3 +118,8 @@ def relative_error(actual: Tensor, expected: Tensor, start: Tensor) -> float:
     """‖Δ − Δ_ref‖/‖Δ_ref‖ of parameter changes: a tolerance on parameters would pass a step that does nothing."""
     reference = expected - start
     return float((actual - expected).norm() / reference.norm())
+
+
+def gxpo(**rule: object) -> GXPO:
+    """GXPO with a gate that never fires."""
+    return GXPO(GxpoRule.model_validate({"gate": GateConfig(mode="never"), **rule}))

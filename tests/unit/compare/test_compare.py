@@ -228,12 +228,13 @@ def test_intervals_that_include_no_difference_support_nothing() -> None:
 
 def test_a_seed_that_misses_the_target_rules_out_support() -> None:
     group = three_seeds("GXPO", (5, 5, 4))
-    late = linear_run(2, 25)
-    evidence = weigh(
-        compare_groups([three_seeds("GRPO", (10, 10, 10)), SeedGroup("GXPO", (*group.runs[:2], late))], "GRPO")
-    )
-    assert evidence.supported == {"GXPO": ()}
-    assert "longer runs of GXPO (1 seeds did not reach the target)" in evidence.missing
+    baseline = three_seeds("GRPO", (10, 10, 10))
+    for num_late, words in ((1, "1 seed"), (2, "2 seeds")):
+        late = [linear_run(run.seed, 25) for run in group.runs[3 - num_late :]]
+        runs = (*group.runs[: 3 - num_late], *late)
+        evidence = weigh(compare_groups([baseline, SeedGroup("GXPO", runs)], "GRPO"))
+        assert evidence.supported == {"GXPO": ()}
+        assert f"longer runs of GXPO ({words} did not reach the target)" in evidence.missing
 
 
 def test_unequal_data_rules_out_support_and_unequal_hardware_that_of_time() -> None:

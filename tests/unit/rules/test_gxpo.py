@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.toy_learner import ToyLearner, quadratic, relative_error
+from support.toy_learner import ToyLearner, gxpo, quadratic, relative_error
 
 from gxpo_trainer.config import GateConfig, GrpoRule, GxpoRule, SfpoRule
 from gxpo_trainer.rules.diagnostics import take_trajectory
@@ -14,19 +14,8 @@ from gxpo_trainer.rules.grpo import GRPO
 from gxpo_trainer.rules.gxpo import GXPO
 from gxpo_trainer.rules.sfpo import SFPO
 
-OPEN = GateConfig(mode="never")
+pytestmark = pytest.mark.usefixtures("float64")
 BARE = {"ratio_clip": "none", "scale_clip": "none"}
-
-
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def gxpo(**rule):
-    return GXPO(GxpoRule(gate=OPEN, **rule))
 
 
 def plain_steps(start, gradient, count, **learner):

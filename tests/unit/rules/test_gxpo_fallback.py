@@ -6,25 +6,12 @@ import math
 
 import pytest
 import torch
-from support.toy_learner import ToyLearner, quadratic, relative_error
+from support.toy_learner import ToyLearner, gxpo, quadratic, relative_error
 
-from gxpo_trainer.config import GateConfig, GxpoRule
 from gxpo_trainer.rules.grpo import GRPO
-from gxpo_trainer.rules.gxpo import GXPO
 
-OPEN = GateConfig(mode="never")
+pytestmark = pytest.mark.usefixtures("float64")
 HALVING = {"betas": (0.5, 0.5), "optimizer": "adamw", "lr": 0.1}
-
-
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def gxpo(**rule):
-    return GXPO(GxpoRule(gate=OPEN, **rule))
 
 
 def plain_step(start, gradient, **learner):

@@ -133,7 +133,8 @@ def _missing(comparison: Comparison, candidates: list[GroupResult]) -> list[str]
     for group in candidates:
         if group.num_paired >= MIN_SEEDS and group.num_reached < group.num_paired:
             unreached = group.num_paired - group.num_reached
-            missing.append(f"longer runs of {group.name} ({unreached} seeds did not reach the target)")
+            seeds = "1 seed" if unreached == 1 else f"{unreached} seeds"
+            missing.append(f"longer runs of {group.name} ({seeds} did not reach the target)")
         open_axes = [
             _NOUN[axis]
             for axis in COSTS

@@ -113,7 +113,7 @@ class SFPO:
         metrics: Metrics = {"grad/norm_g0": passes[0].grad_norm, **policy_metrics(passes)}
         if len(passes) > 1:
             metrics["grad/norm_g1"] = passes[1].grad_norm
-        if len(passes) == self.settings.k + 1:
+        if len(passes) == self.settings.k + 1 and passes[-1].finite:
             metrics["grad/norm_slow"] = passes[-1].grad_norm
         metrics["update/norm"] = distance(learner, learner.parameters(), theta0)
         return metrics
