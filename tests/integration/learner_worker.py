@@ -302,7 +302,7 @@ def still(run: Rank, **settings: Any) -> dict[str, Any]:
         out["losses"].append(result.loss)
         out["norms"].append(result.grad_norm)
         out["statistics"].append(dict(result.statistics))
-    tokens = sum(micro.num_targets for micro in loaded.still)
+    tokens = sum(micro.target_ids.numel() for micro in loaded.still)
     # An idle micro-batch, where a rank has nothing that moves, has the advantage 0 too.
     out["only_moving"] = on_all_ranks(learner, len(moved) == 1 or 0.0 not in moved)
     out["still_tokens"] = int(learner.all_reduce(torch.tensor([float(tokens)], dtype=torch.float64))[0])

@@ -118,19 +118,3 @@ class StepReport:
     backward_passes: int
     finite: bool = True
     fallback: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Scores of one benchmark at one policy version, with everything that decides comparability."""
-
-    benchmark: str
-    step: int
-    weights_version: int
-    num_problems: int
-    samples_per_prompt: int
-    scores: dict[str, float]
-    """`pass@1`, `pass@1/ci_low`, `pass@1/ci_high`, `pass@k`, `maj@n`, `length_mean`, `truncated_fraction`."""
-    data_sha256: str
-    sampling: dict[str, Any]
-    template: str

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from gxpo_services.db.tables.runs import Group, Run
 from gxpo_services.metrics import repository as metrics
 from gxpo_services.metrics.values import last_values
-from gxpo_trainer.compare import LAST_ONLY, SERIES_NAMES
+from gxpo_trainer.compare.rows import LAST_ONLY, SERIES_NAMES
 
 Stamp = tuple[Hashable, ...]
 _MAX_BYTES = 32 << 20

@@ -18,7 +18,7 @@ from gxpo_services.db.database import Database
 from gxpo_services.db.tables.runs import Run
 from gxpo_services.metrics import repository as metrics
 from gxpo_services.samples import repository as samples
-from gxpo_trainer.compare import decode_evaluation
+from gxpo_trainer.compare.rows import decode_evaluation
 from gxpo_trainer.errors import DataError
 
 Part = Literal["metrics", "evaluations", "runs"]

@@ -12,7 +12,8 @@ from gxpo_services.comparisons import loading, repository
 from gxpo_services.comparisons.loading import left_out_view
 from gxpo_services.comparisons.schemas import HeatCellView, HeatMapQuery, HeatMapView, LeftOutView, Shown
 from gxpo_services.db.tables.runs import Run
-from gxpo_trainer.compare import RunCurves, heat_map, peak, varied_settings
+from gxpo_trainer.compare.curves import RunCurves, peak
+from gxpo_trainer.compare.heat_map import heat_map, varied_settings
 
 _MOST_RUNS = 1000
 _VALUES: dict[Shown, Callable[[RunCurves], float | None]] = {

@@ -14,15 +14,8 @@ from gxpo_services.comparisons import repository
 from gxpo_services.comparisons.schemas import MOST_RUNS, LeftOutView
 from gxpo_services.db.tables.runs import Run
 from gxpo_services.samples import repository as samples
-from gxpo_trainer.compare import (
-    GATE_Z,
-    RunCurves,
-    Series,
-    benchmark_names,
-    decode_evaluation,
-    run_curves,
-    series_needed,
-)
+from gxpo_trainer.compare.curves import RunCurves
+from gxpo_trainer.compare.rows import GATE_Z, Series, benchmark_names, decode_evaluation, run_curves, series_needed
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import Row
 

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.db.tables.runs import Group, Run
 from gxpo_services.metrics import repository as metrics
-from gxpo_trainer.compare import Series
+from gxpo_trainer.compare.rows import Series
 
 Point = tuple[int, int, str, float]
 """attempt, step, metric, value."""

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gxpo_services.api.fields import JsonNumber, Text
 from gxpo_services.run_states import RunState
-from gxpo_trainer.compare import Axis
+from gxpo_trainer.compare.curves import Axis
 
 AxisWord = Literal["step", "backward_passes", "hours", "tokens", "time"]
 Shown = Literal["final", "best", "steps_to_best", "backward_passes_to_best", "hours_to_best", "shutoff_step"]

@@ -14,24 +14,13 @@ from gxpo_services.comparisons.loading import Loaded, Source, left_out_view
 from gxpo_services.comparisons.schemas import CompareQuery, ComparisonView, LeftOutView, SettingView
 from gxpo_services.comparisons.views import compared_group
 from gxpo_services.db.tables.runs import Run
-from gxpo_trainer.compare import (
-    Axis,
-    Comparison,
-    RunCurves,
-    SeedGroup,
-    Table,
-    all_tables,
-    compare_groups,
-    config_key,
-    default_baseline,
-    differing_settings,
-    equal_cost_table,
-    flatten,
-    group_by_config,
-    mean_curve,
-    spread_budgets,
-    weigh,
-)
+from gxpo_trainer.compare.curves import Axis, RunCurves, mean_curve
+from gxpo_trainer.compare.differences import differing_settings
+from gxpo_trainer.compare.evidence import weigh
+from gxpo_trainer.compare.groups import Comparison, compare_groups, default_baseline, spread_budgets
+from gxpo_trainer.compare.rows import flatten
+from gxpo_trainer.compare.seeds import SeedGroup, config_key, group_by_config
+from gxpo_trainer.compare.text_tables import Table, all_tables, equal_cost_table
 
 _NUM_RESAMPLES = 2_000
 """Of a bootstrap interval: its bounds vary by 1 % of its width or so, and an answer stays quick."""

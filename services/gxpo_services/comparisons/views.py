@@ -8,19 +8,9 @@ from typing import Any
 from gxpo_services.comparisons.schemas import ComparedGroup, ComparedRun, CurveView, GateView
 from gxpo_services.db.tables.runs import Run
 from gxpo_services.metrics.downsample import thin
-from gxpo_trainer.compare import (
-    AXES,
-    Comparison,
-    EvaluationCurve,
-    GateTrace,
-    GroupResult,
-    RunCurves,
-    SeedGroup,
-    SeedResult,
-    mean_curve,
-    seed_band,
-    smooth,
-)
+from gxpo_trainer.compare.curves import AXES, EvaluationCurve, GateTrace, RunCurves, mean_curve, smooth
+from gxpo_trainer.compare.groups import Comparison, GroupResult, SeedResult
+from gxpo_trainer.compare.seeds import SeedGroup, seed_band
 
 _GATE_POINTS = 2400
 """Total number of gate points in a response."""

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from gxpo_services.configs.schemas import PlanView
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner import Plan, inputs_of, make_plan, refusal
 from gxpo_trainer.planner.devices import CPU, DEFAULT_GPU, device_named
-from gxpo_trainer.planner.report import to_json
+from gxpo_trainer.planner.report import PlanView, view_of
 from gxpo_trainer.planner.shapes import read_shape
 
 
 def planned(config: RunConfig, server: ServiceSettings) -> tuple[PlanView | None, str | None]:
     """The plan, or why there is none."""
     try:
-        return PlanView.model_validate(to_json(_plan(config, server))), None
+        return view_of(_plan(config, server)), None
     except ConfigError as error:
         return None, str(error)
 

@@ -41,64 +41,6 @@ class RunSource(BaseModel):
         return self
 
 
-class PlannedPart(BaseModel):
-    """A share of a device's memory."""
-
-    name: str = Field(examples=["optimizer"])
-    bytes: int
-
-
-class PlannedPhase(BaseModel):
-    """What one device holds at a time."""
-
-    phase: str = Field(examples=["learner"])
-    needed_bytes: int
-    limit_bytes: int | None = Field(description="Usable memory of the device; null where it is not known.")
-    parts: list[PlannedPart]
-
-
-class PlannedSeconds(BaseModel):
-    """Seconds of one step by phase."""
-
-    sampling: float
-    verify: float
-    passes: float
-    look_ahead: float
-    sync: float
-    other: float
-    step: float
-
-
-class PlannedRule(BaseModel):
-    """Cost of the run under one rule, with its look-ahead on to the end."""
-
-    label: str = Field(examples=["GXPO K=5"])
-    own: bool = Field(description="Whether it is the run's rule.")
-    backward_passes_per_step: int
-    seconds: PlannedSeconds
-    steps: int | None
-    backward_passes: int | None
-    hours: float | None
-    gpu_hours: float | None = Field(description="Null without GPUs.")
-
-
-class PlanView(BaseModel):
-    """Expected memory, time and cost of a run."""
-
-    device: str = Field(description="Kind of device that it is planned for.", examples=["h100-80"])
-    num_devices: int
-    devices_needed: int
-    shared_devices: bool = Field(description="Whether learner and samplers are on the same devices.")
-    resident: bool = Field(description="Whether nothing has to leave a shared device between phases.")
-    fits: bool
-    advice: str | None = Field(description="What to change; null when the run fits.")
-    memory: list[PlannedPhase]
-    kv_cache_bytes: int
-    kv_cache_sequences: int = Field(description="Sequences of mean length in a sampler's cache.")
-    rules: list[PlannedRule]
-    assumptions: list[str]
-
-
 class PresetView(BaseModel):
     """A config preset."""
 

@@ -31,7 +31,7 @@ from gxpo_services.groups.schemas import (
 from gxpo_services.runs import repository as runs_repository
 from gxpo_services.runs import service as runs
 from gxpo_services.settings import ServiceSettings
-from gxpo_trainer.compare import rule_label
+from gxpo_trainer.compare.rows import rule_label
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.jsonl import plain
 

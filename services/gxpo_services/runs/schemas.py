@@ -8,9 +8,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gxpo_services.api.errors import FieldError
 from gxpo_services.api.fields import Id, JsonNumber, Tag, Text, Word
-from gxpo_services.configs.schemas import Override, PlanView, RunSource
+from gxpo_services.configs.schemas import Override, RunSource
 from gxpo_services.run_states import RunState
 from gxpo_trainer.config.rules import in_words, rule_names
+from gxpo_trainer.planner.report import PlanView
 
 Notes = Annotated[Text, Field(max_length=20_000)]
 Tags = Annotated[list[Tag], Field(max_length=20)]

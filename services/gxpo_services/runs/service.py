@@ -34,7 +34,7 @@ from gxpo_services.runs.schemas import (
     RunView,
 )
 from gxpo_services.settings import ServiceSettings
-from gxpo_trainer.compare import rule_label
+from gxpo_trainer.compare.rows import rule_label
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import to_toml
 

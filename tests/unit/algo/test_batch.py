@@ -345,7 +345,6 @@ def test_an_idle_pass_predicts_its_second_token_from_its_first() -> None:
     assert (idle.target_index.tolist(), idle.target_ids.tolist(), idle.sequence_index.tolist()) == ([0], [3], [0])
     for values in (idle.advantages, idle.token_weights, idle.sampler_logprobs):
         assert values.tolist() == [0.0]
-    assert idle.num_targets == 1
 
 
 def test_unknown_layout_and_budget_are_refused() -> None:

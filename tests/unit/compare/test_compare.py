@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gxpo_trainer.compare import (
+from gxpo_trainer.compare.curves import (
     EvaluationCurve,
     GateTrace,
     Point,
     RunCurves,
-    SeedGroup,
     at_budget,
-    compare_groups,
-    evidence_sentence,
-    find_differences,
     first_reaching,
     mean_curve,
     peak,
     smooth,
     speed_up,
-    weigh,
 )
+from gxpo_trainer.compare.differences import find_differences
+from gxpo_trainer.compare.evidence import weigh
+from gxpo_trainer.compare.groups import compare_groups
+from gxpo_trainer.compare.seeds import SeedGroup
 
 PAPER = Path(__file__).resolve().parents[3] / "../shared/data/paper_tables.json"
 STEPS = (0, 10, 20, 30)
@@ -157,7 +156,7 @@ def test_a_comparison_of_two_runs_by_hand() -> None:
     assert gaps["backward_passes"] == pytest.approx(0.0)
     assert gaps["hours"] == pytest.approx(-0.05)
     assert found.group("GRPO").speed_ups["hours"] == 1.0
-    assert json.loads(json.dumps(found.to_dict()))["groups"][1]["match"]["steps"] == 10
+    assert json.loads(json.dumps(asdict(found)))["groups"][1]["match"]["steps"] == 10
 
 
 def test_differences_over_problems_are_paired_by_problem() -> None:
@@ -181,7 +180,7 @@ def test_differences_over_problems_are_paired_by_problem() -> None:
 
 def test_one_shared_seed_is_inconclusive() -> None:
     groups = [SeedGroup("GRPO", (run(curve(*BASELINE)),)), SeedGroup("GXPO", (run(curve(*CANDIDATE)),))]
-    text = evidence_sentence(compare_groups(groups, "GRPO"))
+    text = weigh(compare_groups(groups, "GRPO")).sentence
     assert "Inconclusive: only one shared seed" in text
     assert "GRPO peaks at 50.0% after 20 steps, 20 backward passes, 2.00 h." in text
     assert "GXPO reaches that after 10 steps, 30 backward passes, 1.50 h" in text
@@ -264,12 +263,12 @@ def test_a_baseline_that_never_learned_gives_no_speed_up() -> None:
     flat = SeedGroup("GRPO", (run(curve((0, 10, 20, 30), (0, 1, 2, 3), (0.4, 0.3, 0.3, 0.2))),))
     found = compare_groups([flat, SeedGroup("GXPO", (run(curve(*CANDIDATE)),))], "GRPO")
     assert found.group("GXPO").speed_ups["steps"] is None
-    assert "never exceeds its initial policy" in evidence_sentence(found)
+    assert "never exceeds its initial policy" in weigh(found).sentence
 
 
 def test_a_run_that_misses_the_target_with_its_best() -> None:
     slow = SeedGroup("GXPO", (run(curve((0, 30, 60, 90), (0, 1, 2, 3), (0.2, 0.3, 0.35, 0.3))),))
-    text = evidence_sentence(compare_groups([SeedGroup("GRPO", (run(curve(*BASELINE)),)), slow], "GRPO"))
+    text = weigh(compare_groups([SeedGroup("GRPO", (run(curve(*BASELINE)),)), slow], "GRPO")).sentence
     assert "GXPO does not reach that in 30 steps, 90 backward passes, 3.00 h; its best is 35.0%." in text
 
 
@@ -278,7 +277,7 @@ def test_groups_without_a_shared_seed_are_not_compared_by_seed() -> None:
         [SeedGroup("GRPO", (linear_run(0, 10), linear_run(1, 10))), SeedGroup("GXPO", (linear_run(2, 5),))], "GRPO"
     )
     assert found.group("GXPO").num_paired == 0
-    assert "no run shares a seed with the baseline" in evidence_sentence(found)
+    assert "no run shares a seed with the baseline" in weigh(found).sentence
 
 
 def test_an_unknown_baseline_an_empty_group_and_a_seed_twice_are_rejected() -> None:
@@ -294,4 +293,4 @@ def test_an_unknown_baseline_an_empty_group_and_a_seed_twice_are_rejected() -> N
 
 
 def test_a_single_group_cannot_be_compared() -> None:
-    assert "the only configuration" in evidence_sentence(compare_groups([SeedGroup("a", (linear_run(0, 5),))], "a"))
+    assert "the only configuration" in weigh(compare_groups([SeedGroup("a", (linear_run(0, 5),))], "a")).sentence

@@ -11,29 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gxpo_trainer.compare import (
-    SERIES_NAMES,
-    EvaluationCurve,
-    Interval,
-    RunCurves,
-    SeedGroup,
-    compare_groups,
-    config_key,
-    decode_evaluation,
-    default_baseline,
-    differing_settings,
-    equal_cost_table,
-    flatten,
-    group_by_config,
-    group_labels,
-    heat_map,
-    run_curves,
-    seed_band,
-    series_needed,
-    spread_budgets,
-    varied_settings,
-)
-from gxpo_trainer.compare.text_tables import budget_table
+from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
+from gxpo_trainer.compare.differences import differing_settings
+from gxpo_trainer.compare.groups import compare_groups, default_baseline, spread_budgets
+from gxpo_trainer.compare.heat_map import heat_map, varied_settings
+from gxpo_trainer.compare.intervals import Interval
+from gxpo_trainer.compare.rows import SERIES_NAMES, decode_evaluation, flatten, run_curves, series_needed
+from gxpo_trainer.compare.seeds import SeedGroup, config_key, group_by_config, group_labels, seed_band
+from gxpo_trainer.compare.text_tables import budget_table, equal_cost_table
 from gxpo_trainer.errors import DataError
 
 PAPER = Path(__file__).resolve().parents[3] / "../shared/data/paper_tables.json"

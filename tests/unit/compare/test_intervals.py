@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from gxpo_trainer.compare import mean_interval, paired_bootstrap, ratio_interval, shared_bootstrap, t_critical
+from gxpo_trainer.compare.intervals import mean_interval, paired_bootstrap, ratio_interval, shared_bootstrap, t_critical
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gxpo_trainer.compare import SeedGroup, all_tables, compare_groups
-from gxpo_trainer.compare.text_tables import curve_table
+from gxpo_trainer.compare.groups import compare_groups
+from gxpo_trainer.compare.seeds import SeedGroup
+from gxpo_trainer.compare.text_tables import all_tables, curve_table
 from gxpo_trainer.config import EvaluationConfig, GrpoRule, GxpoRule, LearnerConfig, OptimizerConfig, RunConfig
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.records.comparison_tables import print_tables

@@ -25,7 +25,7 @@ from gxpo_services.groups.schemas import SweepRequest
 from gxpo_services.groups.service import validate
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.cli.config import _comments
-from gxpo_trainer.compare import rule_label
+from gxpo_trainer.compare.rows import rule_label
 from gxpo_trainer.config import GateConfig, GxpoRule, RuleSettings, RunConfig
 from gxpo_trainer.config.docs import render_page, undescribed
 from gxpo_trainer.config.io import build, learning_rate_control, to_toml

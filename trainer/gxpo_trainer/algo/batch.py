@@ -134,10 +134,6 @@ class MicroBatch:
     sampler_logprobs: Tensor
     sequence_index: Tensor
 
-    @property
-    def num_targets(self) -> int:
-        return self.target_ids.numel()
-
     def to(self, device: torch.device | str) -> MicroBatch:
         """The same micro-batch with all tensors on `device`."""
         moved: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}

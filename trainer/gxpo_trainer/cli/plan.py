@@ -39,8 +39,6 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan; exit code 0 when the run fits, else 1."""
-    import json
-
     from gxpo_trainer.config.io import load_run
     from gxpo_trainer.planner import inputs_of, make_plan, report
     from gxpo_trainer.planner.calibration import calibrate
@@ -54,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         assumed = calibrate(assumed, [_observed(folder, device) for folder in args.calibrate])
     plan = make_plan(inputs, assumed)
     if args.format == "json":
-        print(json.dumps(report.to_json(plan), indent=2, ensure_ascii=False))
+        print(report.view_of(plan).model_dump_json(indent=2))
     else:
         print(report.to_text(plan, config.name))
     return 0 if plan.fits else 1

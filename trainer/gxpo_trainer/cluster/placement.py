@@ -40,7 +40,6 @@ class Placement:
     """Whether shared devices hold learner and engines at once, so that neither has to leave."""
     transport: Transport = "shared_memory"
     """How weights reach the engines."""
-    transport_reason: str = "not resolved yet"
 
     @classmethod
     def decide(cls, config: RunConfig) -> Placement:
@@ -95,7 +94,7 @@ class Placement:
         Raises ConfigError for a requested transport that cannot work there.
         """
         try:
-            self.transport, self.transport_reason = choose_transport(
+            self.transport = choose_transport(
                 self.config.placement.weight_transport, self.device, self.colocated, one_node
             )
         except ValueError as error:

@@ -22,19 +22,14 @@ _NOUN = {"steps": "steps", "backward_passes": "backward passes", "hours": "time"
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """supported: candidate → axes on which it beats the baseline by the criteria above. missing: further evidence."""
+    """The result in words, one statement per line, and the parts of it that are computed.
+
+    supported: candidate → axes on which it beats the baseline by the criteria above. missing: further evidence.
+    """
 
     sentence: str
     supported: dict[str, tuple[Axis, ...]]
     missing: tuple[str, ...]
-
-
-def evidence_sentence(comparison: Comparison) -> str:
-    """Which run reaches the baseline's peak at the lowest cost, whether that is supported, and what is missing.
-
-    One statement per line.
-    """
-    return weigh(comparison).sentence
 
 
 def weigh(comparison: Comparison) -> Evidence:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -90,7 +89,7 @@ class GroupResult:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Result of `compare_groups`; `to_dict` gives its JSON form."""
+    """Result of `compare_groups`."""
 
     baseline: str
     target: Point
@@ -101,9 +100,6 @@ class Comparison:
 
     def group(self, name: str) -> GroupResult:
         return next(group for group in self.groups if group.name == name)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def compare_groups(

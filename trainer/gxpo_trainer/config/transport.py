@@ -1,4 +1,4 @@
-"""How weights travel from the learner to the engines: the choice, and what cannot work. Pure."""
+"""How weights reach the engines: the choice, and what cannot work. Pure."""
 
 from __future__ import annotations
 
@@ -9,20 +9,16 @@ Transport = Literal["shared_memory", "object_store", "nccl", "cuda_ipc"]
 
 def choose_transport(
     requested: Transport | Literal["auto"], device: Literal["cpu", "gpu"], colocated: bool, one_node: bool
-) -> tuple[Transport, str]:
-    """The transport and why it was chosen; `auto` takes the fastest that the placement allows.
+) -> Transport:
+    """The transport of a run; `auto` takes the fastest that the placement allows.
 
     one_node: learner and all engines are on one node. Raises ValueError for a transport that cannot work.
     """
     shared_gpus, separate_gpus = device == "gpu" and colocated, device == "gpu" and not colocated
     if requested == "auto":
-        if shared_gpus:
-            return "cuda_ipc", "learner and engines share their GPUs"
-        if separate_gpus:
-            return "nccl", "learner and engines have GPUs of their own"
-        if one_node:
-            return "shared_memory", "learner and engines are on one node"
-        return "object_store", "learner and engines are on different nodes"
+        if device == "gpu":
+            return "cuda_ipc" if colocated else "nccl"
+        return "shared_memory" if one_node else "object_store"
     setting = f'weight_transport = "{requested}"'
     if requested in ("nccl", "cuda_ipc") and device == "cpu":
         raise ValueError(f'{setting} needs GPUs, but this run uses CPUs; set weight_transport = "auto"')
@@ -41,4 +37,4 @@ def choose_transport(
             f"{setting} works within one node, but learner and engines are on different nodes; set weight_transport = "
             '"auto"'
         )
-    return requested, f"placement.{setting}"
+    return requested

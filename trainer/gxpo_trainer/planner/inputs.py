@@ -103,7 +103,7 @@ class Inputs:
     def transport(self) -> Transport:
         """How weights reach the samplers. Raises ValueError for one that cannot work."""
         shared = self.shared and self.on_gpu
-        return choose_transport(self.weight_transport, self.device.kind, shared, self.one_node)[0]
+        return choose_transport(self.weight_transport, self.device.kind, shared, self.one_node)
 
     @property
     def devices_needed(self) -> int:

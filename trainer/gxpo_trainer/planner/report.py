@@ -1,55 +1,110 @@
-"""A plan as JSON values, and as the text that `gxpo plan` prints."""
+"""A plan as a JSON-serializable view, and as the text that `gxpo plan` prints."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+
+from pydantic import BaseModel, Field
 
 from gxpo_trainer.planner.devices import GIB, Assumptions, Device
 from gxpo_trainer.planner.fitting import gib
 from gxpo_trainer.planner.plan import Plan, RulePlan
+from gxpo_trainer.planner.timing import StepTime
 
 _PHASES = ("sampling", "verify", "passes", "look_ahead", "sync", "other")
 
 
-def to_json(plan: Plan) -> dict[str, Any]:
-    """Everything that a plan says, as JSON values. Sizes in bytes, times in seconds and hours."""
+class PlannedPart(BaseModel):
+    """A share of a device's memory."""
+
+    name: str = Field(examples=["optimizer"])
+    bytes: int
+
+
+class PlannedPhase(BaseModel):
+    """What one device holds at a time."""
+
+    phase: str = Field(examples=["learner"])
+    needed_bytes: int
+    limit_bytes: int | None = Field(description="Usable memory of the device; null where it is not known.")
+    parts: list[PlannedPart]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSeconds(StepTime):
+    """Seconds of one step by phase."""
+
+    step: float
+
+
+class PlannedRule(BaseModel):
+    """Cost of the run under one rule, with its look-ahead on to the end."""
+
+    label: str = Field(examples=["GXPO K=5"])
+    own: bool = Field(description="Whether it is the run's rule.")
+    backward_passes_per_step: int
+    seconds: PlannedSeconds
+    steps: int | None
+    backward_passes: int | None
+    hours: float | None
+    gpu_hours: float | None = Field(description="Null without GPUs.")
+
+
+class PlanView(BaseModel):
+    """Expected memory, time and cost of a run."""
+
+    device: str = Field(description="Kind of device that it is planned for.", examples=["h100-80"])
+    num_devices: int
+    devices_needed: int
+    shared_devices: bool = Field(description="Whether learner and samplers are on the same devices.")
+    resident: bool = Field(description="Whether nothing has to leave a shared device between phases.")
+    fits: bool
+    advice: str | None = Field(description="What to change; null when the run fits.")
+    memory: list[PlannedPhase]
+    kv_cache_bytes: int
+    kv_cache_sequences: int = Field(description="Sequences of mean length in a sampler's cache.")
+    rules: list[PlannedRule]
+    assumptions: list[str]
+
+
+def view_of(plan: Plan) -> PlanView:
+    """Everything that a plan says, as values that JSON can represent."""
     inputs = plan.inputs
-    return {
-        "device": inputs.device.name,
-        "num_devices": inputs.num_devices,
-        "devices_needed": inputs.devices_needed,
-        "shared_devices": inputs.shared,
-        "resident": plan.fit.resident,
-        "fits": plan.fits,
-        "advice": plan.advice,
-        "memory": [
-            {
-                "phase": phase.name,
-                "needed_bytes": phase.num_bytes,
-                "limit_bytes": phase.limit or None,
-                "parts": [{"name": part.name, "bytes": part.num_bytes} for part in phase.parts],
-            }
+    return PlanView(
+        device=inputs.device.name,
+        num_devices=inputs.num_devices,
+        devices_needed=inputs.devices_needed,
+        shared_devices=inputs.shared,
+        resident=plan.fit.resident,
+        fits=plan.fits,
+        advice=plan.advice,
+        memory=[
+            PlannedPhase(
+                phase=phase.name,
+                needed_bytes=phase.num_bytes,
+                limit_bytes=phase.limit or None,
+                parts=[PlannedPart(name=part.name, bytes=part.num_bytes) for part in phase.parts],
+            )
             for phase in plan.fit.phases
         ],
-        "kv_cache_bytes": max(0, plan.fit.sampler.kv),
-        "kv_cache_sequences": plan.fit.sampler.sequences,
-        "rules": [_rule(rule) for rule in plan.rules],
-        "assumptions": assumption_lines(plan),
-    }
+        kv_cache_bytes=max(0, plan.fit.sampler.kv),
+        kv_cache_sequences=plan.fit.sampler.sequences,
+        rules=[_rule_view(rule) for rule in plan.rules],
+        assumptions=assumption_lines(plan),
+    )
 
 
-def _rule(rule: RulePlan) -> dict[str, Any]:
-    return {
-        "label": rule.label,
-        "own": rule.own,
-        "backward_passes_per_step": rule.passes_per_step,
-        "seconds": {**asdict(rule.time), "step": rule.time.total},
-        "steps": rule.steps,
-        "backward_passes": rule.backward_passes,
-        "hours": rule.hours,
-        "gpu_hours": rule.gpu_hours,
-    }
+def _rule_view(rule: RulePlan) -> PlannedRule:
+    return PlannedRule(
+        label=rule.label,
+        own=rule.own,
+        backward_passes_per_step=rule.passes_per_step,
+        seconds=PlannedSeconds(**asdict(rule.time), step=rule.time.total),
+        steps=rule.steps,
+        backward_passes=rule.backward_passes,
+        hours=rule.hours,
+        gpu_hours=rule.gpu_hours,
+    )
 
 
 def to_text(plan: Plan, name: str) -> str:

@@ -9,7 +9,10 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from gxpo_trainer.compare import Comparison, SeedGroup, all_tables, evidence_sentence
+from gxpo_trainer.compare.evidence import weigh
+from gxpo_trainer.compare.groups import Comparison
+from gxpo_trainer.compare.seeds import SeedGroup
+from gxpo_trainer.compare.text_tables import all_tables
 
 
 def print_tables(groups: Sequence[SeedGroup], comparison: Comparison, console: Console | None = None) -> None:
@@ -24,4 +27,4 @@ def print_tables(groups: Sequence[SeedGroup], comparison: Comparison, console: C
         for row in table.rows:
             shown.add_row(*(Text(cell) for cell in row))
         console.print(shown)
-    console.print(Text(evidence_sentence(comparison)))
+    console.print(Text(weigh(comparison).sentence))

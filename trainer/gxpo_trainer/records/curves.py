@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gxpo_trainer.compare import SERIES_NAMES, RunCurves, SeedGroup, Series, group_by_config, run_curves
+from gxpo_trainer.compare.curves import RunCurves
+from gxpo_trainer.compare.rows import SERIES_NAMES, Series, run_curves
+from gxpo_trainer.compare.seeds import SeedGroup, group_by_config
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import Row
 from gxpo_trainer.records.reading import EVALUATIONS, read_evaluations, read_identity, read_metrics

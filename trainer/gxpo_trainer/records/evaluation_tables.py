@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from gxpo_trainer.compare import paired_bootstrap
 from gxpo_trainer.compare.comparability import incomparable
+from gxpo_trainer.compare.intervals import paired_bootstrap
 from gxpo_trainer.published import gxpo_paper, published_model
 
 Record = Mapping[str, Any]

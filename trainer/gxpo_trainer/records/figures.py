@@ -20,20 +20,11 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 
-from gxpo_trainer.compare import (
-    Axis,
-    Comparison,
-    EvaluationCurve,
-    RunCurves,
-    SeedGroup,
-    all_tables,
-    compare_groups,
-    default_baseline,
-    evidence_sentence,
-    mean_curve,
-    percent,
-    seed_band,
-)
+from gxpo_trainer.compare.curves import Axis, EvaluationCurve, RunCurves, mean_curve
+from gxpo_trainer.compare.evidence import weigh
+from gxpo_trainer.compare.groups import Comparison, compare_groups, default_baseline
+from gxpo_trainer.compare.seeds import SeedGroup, seed_band
+from gxpo_trainer.compare.text_tables import all_tables, percent
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -228,7 +219,7 @@ def _page(groups: Sequence[SeedGroup], comparison: Comparison, picture: bytes, t
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body>",
         f"<h1>{html.escape(title)}</h1>",
-        f'<p class="evidence">{html.escape(evidence_sentence(comparison))}</p>',
+        f'<p class="evidence">{html.escape(weigh(comparison).sentence)}</p>',
         f'<img alt="Accuracy against steps, backward passes and minutes; gate z-score" '
         f'src="data:image/png;base64,{image}">',
     ]

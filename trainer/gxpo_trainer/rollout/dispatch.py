@@ -36,15 +36,6 @@ class Dispatcher:
     def done(self) -> bool:
         return len(self._finished) == len(self._tokens)
 
-    @property
-    def exhausted(self) -> bool:
-        """Whether no request waits for an engine."""
-        return not self._waiting
-
-    def open_requests(self, engine: int) -> int:
-        """Number of unfinished requests of an engine."""
-        return len(self._loads[engine].open) if engine in self._loads else 0
-
     def add_engine(self, engine: int) -> None:
         self._loads[engine] = _Load()
 

@@ -48,16 +48,6 @@ def expected_false_alarm_step(gate: GateConfig) -> float:
     return math.inf if per_step == 0 else expected + survival / per_step
 
 
-def false_alarm_probability(gate: GateConfig, steps: int) -> float:
-    """Probability that noise alone ends the look-ahead within the first `steps` active steps."""
-    if gate.mode == "never":
-        return 0.0
-    survival = 1.0
-    for step in range(1, steps + 1):
-        survival *= 1 - _step_probability(gate, step)
-    return 1 - survival
-
-
 def describe(gate: GateConfig) -> str:
     """One sentence for people who chose these settings."""
     step = expected_false_alarm_step(gate)

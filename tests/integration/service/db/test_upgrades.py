@@ -19,7 +19,7 @@ from gxpo_services.app import create_app
 from gxpo_services.db.database import make_engine
 from gxpo_services.db.migrate import alembic_config, newest_revision, present_revision, upgrade
 from gxpo_services.settings import ServiceSettings
-from gxpo_trainer.compare import rule_label
+from gxpo_trainer.compare.rows import rule_label
 from gxpo_trainer.config import RunConfig
 
 FIRST = "0001"

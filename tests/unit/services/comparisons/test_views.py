@@ -10,7 +10,9 @@ import pytest
 
 from gxpo_services.comparisons import views
 from gxpo_services.comparisons.views import compared_group, curve_view, gate_view
-from gxpo_trainer.compare import EvaluationCurve, GateTrace, RunCurves, SeedGroup, compare_groups
+from gxpo_trainer.compare.curves import EvaluationCurve, GateTrace, RunCurves
+from gxpo_trainer.compare.groups import compare_groups
+from gxpo_trainer.compare.seeds import SeedGroup
 
 
 def curve(*accuracy: float) -> EvaluationCurve:
