@@ -5,7 +5,7 @@ JOBS ?= 2
 PART ?= all
 VENV := .venv
 PYTHON := $(VENV)/bin/python
-# The environment is made anew only when what it is made from has changed.
+# The environment is rebuilt only when the lists that it is made from have changed.
 SOURCES := requirements/$(DEVICE).txt requirements/dev.txt requirements/install.sh pyproject.toml
 STAMP := $(VENV)/.installed-$(DEVICE)-$(shell cat $(SOURCES) | sha256sum | cut -c1-16)
 PURE := errors.py types.py jsonl.py config algo rules verify compare planner data rewards published records/evaluation_tables.py

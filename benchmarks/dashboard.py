@@ -129,7 +129,7 @@ class Runs:
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
-        """A step a second meanwhile."""
+        """Report one step per second during the block."""
         over = threading.Event()
 
         def report() -> None:

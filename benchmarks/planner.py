@@ -1,7 +1,7 @@
 """Plans against measured runs: peak memory and step time on policies of three sizes.
 
 Each size is planned twice: with assumptions calibrated to the runs of all three sizes, and to those of the two others,
-so that the plan has not seen the run that it is held against. The lengths of prompts and responses, which are the
+so that the plan has not seen the run that it is compared with. The lengths of prompts and responses, which are the
 task's, are the run's own. Memory on a
 CPU is the resident set of the learner's process at its peak, above that of the same process before it loads the model.
 

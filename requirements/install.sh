@@ -25,7 +25,7 @@ if [ ! -x "$venv/bin/python" ]; then
 fi
 pip=("$venv/bin/python" -m pip --disable-pip-version-check)
 
-# What pip is told by its environment or else by its files.
+# Settings of pip from the environment, or else from its files.
 setting() { "${pip[@]}" config get ":env:.$1" 2>/dev/null || "${pip[@]}" config get "global.$1" 2>/dev/null || true; }
 
 with_uv() {

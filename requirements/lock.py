@@ -4,7 +4,7 @@ Install the direct dependencies of the two .in files with pip's resolver into an
 product there, then run `make lock`. The script walks the installed metadata from the direct dependencies and
 pins all that it reaches, so that `pip install --no-deps -r` needs no resolver. EXCLUDED is never pinned:
 
-- torchvision, torchaudio, torchcodec: only CUDA builds exist beside torch's CPU build, and with those
+- torchvision, torchaudio, torchcodec: only CUDA builds exist for torch's CPU build, and with those
   `import vllm` and `import transformers` fail; nothing that the product uses needs them.
 - triton: GPU kernels, 1 GB on disk; on a CPU nothing imports more than the question whether it is there.
 

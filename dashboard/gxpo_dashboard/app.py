@@ -19,7 +19,7 @@ def _nothing() -> None:
 @st.cache_resource
 def _set_up() -> None:
     """Freeze the objects created at import. Streamlit collects garbage after every fragment run, over all objects of
-    the process, and sends nothing meanwhile."""
+    the process, and sends nothing during a collection."""
     gc.collect()
     gc.freeze()
 

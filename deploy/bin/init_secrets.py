@@ -20,7 +20,7 @@ def main(root: Path = Path("/secrets")) -> int:
         if file.exists() and file.stat().st_size:
             print(f"{file}: kept")
             continue
-        # Written aside first: a file that is half-written would be kept for ever.
+        # Written to a temporary file first: a partly written secret would be kept.
         partial = file.with_suffix(".part")
         partial.unlink(missing_ok=True)
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)

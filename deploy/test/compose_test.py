@@ -75,7 +75,7 @@ def config(name: str, steps: int) -> dict[str, Any]:
 
 
 class Report:
-    """Lines for people, on the screen and in a file."""
+    """Print a line, and append it to the log file."""
 
     def __init__(self, file: Path | None) -> None:
         self._file, self._begun = file, time.monotonic()

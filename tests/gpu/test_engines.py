@@ -67,4 +67,4 @@ def test_adapters_on_one_shared_gpu(tmp_path: Path) -> None:
 def test_separate_gpus_sync_by_nccl(tmp_path: Path) -> None:
     rows = train(config({"name": "gxpo", "k": 5}, 3, colocate=False), tmp_path / "run")
     assert len(rows) == 3
-    assert "weights travel by nccl" in (tmp_path / "run" / "events.jsonl").read_text()
+    assert "weights are sent by nccl" in (tmp_path / "run" / "events.jsonl").read_text()

@@ -24,11 +24,11 @@ TOKEN_LIMIT = 16
 VOCABULARY = 97
 
 
-STILL = (0, 2, 5)
-"""Sequences whose advantage `make_batch(still=True)` sets to 0."""
+WITHOUT_GRADIENT = (0, 2, 5)
+"""Sequences whose advantage `make_batch(without_gradient=True)` sets to 0."""
 
 
-def make_batch(*, still: bool = False) -> StepBatch:
+def make_batch(*, without_gradient: bool = False) -> StepBatch:
     """Seven sequences of uneven length, one out of the loss; the sampler's log-probabilities are a little off."""
     rng = np.random.default_rng(5)
     sequences = []
@@ -37,7 +37,7 @@ def make_batch(*, still: bool = False) -> StepBatch:
         response = rng.integers(1, VOCABULARY, size=int(rng.integers(1, 11))).astype(np.int32)
         sampler = rng.normal(-4.5, 0.05, size=len(response)).astype(np.float32)
         advantage = float(rng.normal())
-        advantage = 0.0 if still and index in STILL else advantage
+        advantage = 0.0 if without_gradient and index in WITHOUT_GRADIENT else advantage
         sequences.append(ScoredSequence(prompt, response, advantage, sampler, in_loss=index != 3))
     return with_scale(sequences, TOKEN_LIMIT)
 
@@ -288,10 +288,10 @@ def mini_batches(run: Rank, **settings: Any) -> dict[str, Any]:
     return out
 
 
-def still(run: Rank, **settings: Any) -> dict[str, Any]:
+def no_grad(run: Rank, **settings: Any) -> dict[str, Any]:
     """Two steps on a batch in which some advantages are 0: what a pass backpropagates, and what it finds."""
     learner = run.learner(loss={"kl_beta": 0.0}, **settings)
-    learner.load_batch(shard(make_batch(still=True), run.world_size)[run.rank])
+    learner.load_batch(shard(make_batch(without_gradient=True), run.world_size)[run.rank])
     loaded = learner._batches[0]
     moved = {float(a) for micro in loaded.real for a in micro.advantages}
     out: dict[str, Any] = {"weights": [weights(learner)], "losses": [], "norms": [], "statistics": []}
@@ -302,12 +302,12 @@ def still(run: Rank, **settings: Any) -> dict[str, Any]:
         out["losses"].append(result.loss)
         out["norms"].append(result.grad_norm)
         out["statistics"].append(dict(result.statistics))
-    tokens = sum(micro.target_ids.numel() for micro in loaded.still)
-    # An idle micro-batch, where a rank has nothing that moves, has the advantage 0 too.
+    tokens = sum(micro.target_ids.numel() for micro in loaded.no_grad)
+    # A dummy micro-batch, on a rank without sequences that have a gradient, has the advantage 0 too.
     out["only_moving"] = on_all_ranks(learner, len(moved) == 1 or 0.0 not in moved)
-    out["still_tokens"] = int(learner.all_reduce(torch.tensor([float(tokens)], dtype=torch.float64))[0])
+    out["no_grad_tokens"] = int(learner.all_reduce(torch.tensor([float(tokens)], dtype=torch.float64))[0])
     if learner._shards.replicated:
-        out["still_tokens"] *= run.world_size
+        out["no_grad_tokens"] *= run.world_size
     out["gap"] = learner.logprob_gap()
     learner.close()
     return out
@@ -321,7 +321,7 @@ def not_finite(run: Rank, **settings: Any) -> dict[str, Any]:
     before = copies(learner.parameters())
     clean = learner.backward()
     if run.rank == 0:
-        learner._batches[0].real[0].advantages[0] = math.nan
+        learner._batches[0].grad[0].advantages[0] = math.nan
     result = learner.backward()
     try:
         learner.optimizer_step()
@@ -352,7 +352,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         rule_step,
         mini_batches,
         not_finite,
-        still,
+        no_grad,
     )
 }
 

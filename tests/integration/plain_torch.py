@@ -18,7 +18,9 @@ GXPO = {"name": "gxpo", "k": 4, "alpha": 0.5, "delta": 1e-6}
 class PlainTorch:
     """GRPO on whole tensors: one sequence a forward pass, autograd, clipping and AdamW written out."""
 
-    def __init__(self, folder: str, lora: bool = False, *, still: bool = False, kl_beta: float = 0.05) -> None:
+    def __init__(
+        self, folder: str, lora: bool = False, *, without_gradient: bool = False, kl_beta: float = 0.05
+    ) -> None:
         self.kl_beta = kl_beta
         self.config = make_config(folder, **({"lora": LORA} if lora else {}))
         torch.manual_seed(self.config.seed)
@@ -27,7 +29,7 @@ class PlainTorch:
         self.m = {n: torch.zeros_like(p) for n, p in self.names.items()}
         self.v = {n: torch.zeros_like(p) for n, p in self.names.items()}
         self.step = 0
-        self.sequences = [s for s in make_batch(still=still).sequences if s.in_loss]
+        self.sequences = [s for s in make_batch(without_gradient=without_gradient).sequences if s.in_loss]
         self.old: list[Tensor] | None = None
         self.reference = [x.detach() for x in self.logprobs()]
 

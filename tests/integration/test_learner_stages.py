@@ -44,7 +44,7 @@ def learner_cases() -> dict[str, tuple[str, dict[str, Any]]]:
         cases[f"parked-{stage}"] = ("parked", {**zero, "loss": {"kl_beta": 0.05}})
         cases[f"gxpo-{stage}"] = ("rule_step", {**zero, "rule": GXPO})
         cases[f"finite-{stage}"] = ("not_finite", zero)
-        cases[f"still-{stage}"] = ("still", zero)
+        cases[f"no-grad-{stage}"] = ("no_grad", zero)
         if stage > 0:
             cases[f"bf16-{stage}"] = ("two_steps", {**zero, "precision": "bf16"})
             cases[f"bf16-written-{stage}"] = ("written_parameters", {**zero, "precision": "bf16"})
@@ -220,11 +220,11 @@ def test_gradients_stay_readable_after_the_step_and_all_shards_are_aligned(
 def test_sequences_without_advantage_are_counted_but_not_backpropagated(
     results: Results, model_folder: str, world: int, stage: int
 ) -> None:
-    plain = PlainTorch(model_folder, still=True, kl_beta=0.0)
+    plain = PlainTorch(model_folder, without_gradient=True, kl_beta=0.0)
     expected = reference_steps(plain)
-    found = results.load(world, f"still-{stage}")
+    found = results.load(world, f"no-grad-{stage}")
     assert found["only_moving"]
-    assert found["still_tokens"] == sum(len(s.response_ids) for s in plain.sequences if s.advantage == 0.0)
+    assert found["no_grad_tokens"] == sum(len(s.response_ids) for s in plain.sequences if s.advantage == 0.0)
     assert found["losses"] == pytest.approx(expected["losses"], rel=1e-4, abs=1e-7)
     assert found["norms"] == pytest.approx(expected["norms"], rel=1e-4)
     assert found["gap"] == pytest.approx(expected["gap"], rel=1e-4), "of all tokens in the loss, moving or not"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_POINTS = 600
-"""Approximate points per series; up to twice as many before it is thinned stale."""
+"""Approximate points per series; up to twice as many before it is requested again, thinned."""
 
 Fetch = Callable[[int | None], Mapping[str, Any]]
 FetchMany = Callable[[list[str], int | None], Mapping[str, Mapping[str, Any]]]
@@ -76,7 +76,7 @@ class LiveSeries:
     def refresh(self, fetch: Fetch) -> None:
         """Refresh with `fetch(after)`, which returns points after a step, or all for None.
 
-        A series of more than twice `max_points` is requested stale, thinned by the service, which bounds memory.
+        A series of more than twice `max_points` is requested again, thinned by the service, which bounds memory.
         """
         after = self.overlap
         if not self.take(fetch(after), after) or (after is not None and self.overgrown):

@@ -49,7 +49,8 @@ class RunFiles:
             return sorted(os.listdir(folder))  # noqa: PTH208 - of an open folder
 
     def files(self, *parts: str) -> list[tuple[str, ...]]:
-        """Every plain file below a folder, as its parts below it. Links and what vanishes meanwhile are left out."""
+        """Every plain file below a folder, as its parts below it. Links and files deleted during the walk are left
+        out."""
         with self._folder(*parts) as folder:
             return list(_walk(folder, (), _DEEPEST))
 
@@ -115,7 +116,7 @@ def _walk(folder: int, above: tuple[str, ...], levels: int) -> Iterator[tuple[st
                 finally:
                     os.close(inner)
         except FileNotFoundError:
-            continue  # deleted meanwhile
+            continue  # deleted since it was listed
 
 
 def _absent(error: OSError) -> OSError:

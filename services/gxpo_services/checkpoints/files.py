@@ -1,7 +1,7 @@
 """Checkpoints on disk: list them, and stream a policy as a zip archive.
 
 A trainer may delete checkpoints at any time. It renames a folder before deleting it, so a folder found under its name
-is complete; checkpoints that disappear meanwhile are skipped.
+is complete; checkpoints that are deleted during the listing are skipped.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def checkpoints(run: RunFiles) -> list[CheckpointOnDisk]:
         try:
             found.append(_inspect(run, name, int(match[1])))
         except (OSError, ValueError):
-            continue  # deleted meanwhile, or not loadable
+            continue  # deleted since it was listed, or not loadable
     return sorted(found, key=lambda checkpoint: checkpoint.step)
 
 

@@ -75,7 +75,7 @@ def _run_row(run: Json) -> tuple[str | Text, ...]:
 
 
 def state_text(run: Json) -> Text:
-    """The state, with the failure reason, the queue position or what the trainer does beside training."""
+    """The state, with the failure reason, the queue position, or the trainer's phase unless it is training."""
     words = run["state"]
     position = run["progress"]["queue_position"]
     if run["state"] == "queued" and position is not None:

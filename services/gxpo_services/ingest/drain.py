@@ -84,7 +84,7 @@ class _Leased:
             return int(self._locked(session).offsets.get(kind, 0))
 
     def apply(self, batch: Batch, left_out: str | None = None) -> None:
-        """Apply a batch, with an event about skipped lines; lines received meanwhile are ignored."""
+        """Apply a batch, with an event about skipped lines; lines received since are ignored."""
         with self.database.writing() as session:
             run = self._locked(session)
             if batch.identity is not None and batch.identity == run.identity:

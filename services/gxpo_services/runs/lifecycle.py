@@ -24,7 +24,7 @@ class Outcome(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    attempt: int = Field(ge=1, description="The launch that it speaks of.")
+    attempt: int = Field(ge=1, description="The launch that it refers to.")
     outcome: Literal["succeeded", "failed", "paused", "cancelled"]
     ended_by: str | None = Field(None, max_length=20, description="The budget limit that was reached.")
     reason: str | None = Field(None, max_length=40, description="Why it failed.")

@@ -135,7 +135,7 @@ class RayLauncher:
 
     def stop(self, job_id: str) -> None:
         answer = self._ask("POST", f"/api/jobs/{quote(job_id, safe='')}/stop")
-        # Ray responds with an error when the job has just ended; its status tells.
+        # Ray responds with an error when the job has just ended; its status shows that.
         if answer.status_code not in (200, 404) and self.status(job_id).is_alive:
             raise JobRefused(f"Ray at {self._address} did not stop job {job_id}: {_reason(answer)}")
 

@@ -69,7 +69,7 @@ def lost_at(session: Session, run_number: int, kind: str) -> list[int]:
 
 
 def set_held(session: Session, run: Run, held_token: int, /, **values: Any) -> bool:
-    """Update columns other than the state; False when the run was taken over or changed its state meanwhile.
+    """Update columns other than the state; False when the run was taken over or has changed its state.
 
     The object that the caller holds is refreshed either way.
     """

@@ -158,7 +158,7 @@ class Scheduler:
             chosen = admission.admit(waiting, leases.executing(session), limits)
             for run in leases.by_numbers(session, [run.number for run in chosen]):
                 until = now + self._settings.lease_s
-                with suppress(StateChanged):  # cancelled meanwhile
+                with suppress(StateChanged):  # cancelled in between
                     secret = launches.begin(session, run, owner=self.owner, actor=self._actor, now=now, until=until)
                     begun[run.id] = Hold(run.lease_token, now, secret)
         self._held |= begun

@@ -22,7 +22,7 @@ from gxpo_trainer.algo.batch import (
     MicroBatch,
     ScoredSequence,
     StepBatch,
-    idle_micro_batch,
+    dummy_micro_batch,
     make_batch,
     mini_batches,
     pack,
@@ -336,14 +336,14 @@ def test_batch_without_a_sequence_in_the_loss_packs_to_one_idle_pass(policy: Pol
     loss, gradient = loss_and_gradient(policy, micros)
     assert loss == 0
     assert gradient.abs().max() == 0
-    assert torch.equal(micros[0].input_ids, idle_micro_batch(3).input_ids)
+    assert torch.equal(micros[0].input_ids, dummy_micro_batch(3).input_ids)
 
 
 def test_an_idle_pass_predicts_its_second_token_from_its_first() -> None:
-    idle = idle_micro_batch(3)
-    assert (idle.input_ids.tolist(), idle.position_ids.tolist()) == ([[3, 3]], [[0, 1]])
-    assert (idle.target_index.tolist(), idle.target_ids.tolist(), idle.sequence_index.tolist()) == ([0], [3], [0])
-    for values in (idle.advantages, idle.token_weights, idle.sampler_logprobs):
+    dummy = dummy_micro_batch(3)
+    assert (dummy.input_ids.tolist(), dummy.position_ids.tolist()) == ([[3, 3]], [[0, 1]])
+    assert (dummy.target_index.tolist(), dummy.target_ids.tolist(), dummy.sequence_index.tolist()) == ([0], [3], [0])
+    for values in (dummy.advantages, dummy.token_weights, dummy.sampler_logprobs):
         assert values.tolist() == [0.0]
 
 

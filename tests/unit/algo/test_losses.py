@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gxpo_trainer.algo.batch import MicroBatch, idle_micro_batch
+from gxpo_trainer.algo.batch import MicroBatch, dummy_micro_batch
 from gxpo_trainer.algo.losses import (
     TokenOutputs,
     combine_statistics,
@@ -199,10 +199,10 @@ def test_statistics_of_parts_combine_to_those_of_the_whole() -> None:
     assert finish_statistics(parts) == pytest.approx(whole, abs=1e-14)
 
 
-def test_idle_micro_batch_adds_nothing() -> None:
+def test_dummy_micro_batch_adds_nothing() -> None:
     logprobs = torch.tensor([-1.0], requires_grad=True)
     outputs = TokenOutputs(logprobs, torch.tensor([1.0]))
-    loss, sums = policy_loss(outputs, idle_micro_batch(0), None, None, LossConfig())
+    loss, sums = policy_loss(outputs, dummy_micro_batch(0), None, None, LossConfig())
     loss.backward()
     assert loss.item() == 0
     assert logprobs.grad is not None

@@ -77,8 +77,8 @@ def test_json_output_is_standard_json_even_with_infinities() -> None:
     [
         ("run.toml", "seed = ", "is not valid TOML"),
         ("run.json", '{"seed": 1', "is not valid JSON"),
-        ("run.json", "[1]", "holds a list"),
-        ("run.yaml", "seed: 1", "ending '.yaml'"),
+        ("run.json", "[1]", "contains a list"),
+        ("run.yaml", "seed: 1", "suffix '.yaml'"),
     ],
 )
 def test_an_unreadable_file_is_refused_by_name(file: str, text: str, words: str, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_mistyped_setting_is_refused_and_the_nearest_named(wrong: str, near: s
 
 
 def test_a_setting_of_another_rule_is_refused_as_such() -> None:
-    with pytest.raises(ConfigError, match=r"learner\.rule\.k = 5: is not a setting of the chosen rule"):
+    with pytest.raises(ConfigError, match=r"learner\.rule\.k = 5: is not a setting of the selected rule"):
         build({"learner": {"rule": {"name": "grpo", "k": 5}}})
 
 

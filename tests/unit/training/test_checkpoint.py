@@ -107,7 +107,7 @@ def test_export_copies_and_never_overwrites(tmp_path):
     checkpoint: Checkpoint = subject.load(4)
     target = export_policy(checkpoint, tmp_path / "exported")
     assert (target / "model.safetensors").read_bytes() == b"weightsweights"
-    with pytest.raises(CheckpointError, match="exists already"):
+    with pytest.raises(CheckpointError, match="already exists"):
         export_policy(checkpoint, target)
     with pytest.raises(CheckpointError, match="no adapter"):
         export_policy(checkpoint, tmp_path / "other", adapter=True)

@@ -54,7 +54,7 @@ def test_a_training_problem_that_is_evaluated_is_left_out_and_the_run_says_so(co
         _record_data(prepared.data, reporter)
     (event,) = read_events(tmp_path / "run")
     assert (event["kind"], event["setting"]) == ("problems_left_out", "data.contamination")
-    assert event["message"] == "data.contamination took out 1 training problems"
+    assert event["message"] == "data.contamination excluded 1 training problems"
 
 
 def test_problems_beyond_those_evaluated_in_the_run_count_too(config: Any, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_the_policy_for_copies_is_a_setting(config: Any, tmp_path: Path) -> None
 def test_two_benchmarks_of_one_name_are_refused(config: Any, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     names = [str(tmp_path / "held_out.jsonl"), write(tmp_path / "other" / "held_out.jsonl", [(1, 2)])]
-    with pytest.raises(ConfigError, match="two are called held_out"):
+    with pytest.raises(ConfigError, match="two have the name held_out"):
         prepare(config(evaluation={"benchmarks": names}), tmp_path / "run", resume=False)
 
 

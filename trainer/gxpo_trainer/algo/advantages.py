@@ -1,11 +1,11 @@
 """Group-relative advantages: A = (R − mean(R_group)) / (std(R_group) + ε).
 
 GRPO as in DeepSeekMath (arXiv 2402.03300, eq. 4). Without the division it is Dr. GRPO's advantage (arXiv
-2503.20783), which does not favour groups that are nearly all right or nearly all wrong. The standard deviation is
-the sample one (n − 1), as in the common implementations.
+2503.20783), which does not favour groups that are nearly all correct or nearly all wrong. The standard deviation is
+the sample one (n − 1), as in common implementations.
 
-A reward of None (the verifier timed out or failed) says nothing about the policy: such a sample enters neither the
-mean nor the spread of its group and gets no advantage. Pure numpy.
+A reward of None (the verifier timed out or failed) is no evidence about the policy: such a sample is excluded from the
+mean and the spread of its group and gets no advantage. Pure numpy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FloatArray = npt.NDArray[np.float64]
 def rewards_array(rewards: Rewards) -> FloatArray:
     """Rewards as float64[n], NaN where there is no evidence.
 
-    Raises ValueError for a reward that is NaN or infinite: that is a broken verifier, not missing evidence.
+    Raises ValueError for a reward that is NaN or infinite, which means a broken verifier.
     """
     values = np.array([np.nan if reward is None else reward for reward in rewards], dtype=np.float64)
     known = np.array([reward is not None for reward in rewards], dtype=bool)

@@ -1,21 +1,21 @@
 """From scored groups to the tensors of one forward pass.
 
-    scored groups ──make_batch──▶ StepBatch ──mini_batches──▶ ──shard──▶ one StepBatch a rank ──pack──▶ micro-batches
+    scored groups ──make_batch──▶ StepBatch ──mini_batches──▶ ──shard──▶ one StepBatch per rank ──pack──▶ micro-batches
 
 The denominators of the loss (`LossScale`) are those of the whole step batch over all ranks, and every token carries
-its final weight. So a plain sum over micro-batches and ranks is the loss of the batch, and accumulated gradients
-are exactly those of one big batch, however it was cut.
+its final weight. A plain sum over micro-batches and ranks is therefore the loss of the batch, and accumulated gradients
+equal those of one large batch, however it is divided.
 
 Three layouts:
 
-- `padded`: one sequence a row, sorted by length, padded on the right. No attention mask is needed: under a causal
+- `padded`: one sequence per row, sorted by length, padded on the right. No attention mask is needed: under a causal
   mask a token never sees the padding to its right.
-- `shared`: like padded, but a row holds the prompt once and then several responses to it. Each response counts its
-  positions on from the prompt and sees, by an explicit mask, only the prompt and itself. With 8 short responses a
-  prompt this halves the tokens, so it is the fastest on a CPU. A dense mask costs width², so long responses get rows
-  of their own; where nothing is shared it is `padded`. Not for variable-length attention kernels.
+- `shared`: like padded, but a row holds the prompt once and then several responses to it. The positions of each
+  response continue those of the prompt, and an explicit mask lets it attend to the prompt and itself only. With 8
+  short responses per prompt this halves the tokens, so it is the fastest layout on a CPU. A dense mask costs width², so
+  long responses get separate rows; where nothing is shared it is `padded`. Not for variable-length attention kernels.
 - `packed`: sequences one after the other in a single row, `position_ids` restarting at each. transformers reads the
-  boundaries from them (block-diagonal mask, or variable-length attention). Wastes nothing: the way for a GPU.
+  boundaries from them (block-diagonal mask, or variable-length attention). Without padding: the layout for GPUs.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ Layout = Literal["padded", "shared", "packed"]
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum"]
 
 ATTENTION_BREAK_EVEN = 1024
-"""Row width at which dense attention costs about as much as the rest of the model; `shared` weighs by it."""
+"""Row width at which dense attention costs about as much as the rest of the model; `shared` fills rows by it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredSequence:
-    """One response with what the loss needs to know about it.
+    """One response with the inputs of its loss.
 
     prompt_ids: int32[n], n ≥ 1. response_ids: int32[m]. sampler_logprobs: float32[m], the sampler's log π of the
     response tokens at the sampling temperature. in_loss False: left out of the loss and its denominators.
@@ -57,11 +57,11 @@ class ScoredSequence:
 
     def __post_init__(self) -> None:
         if len(self.prompt_ids) == 0:
-            raise ValueError("prompt_ids is empty; the first response token needs a token to be predicted from")
+            raise ValueError("prompt_ids is empty; the first response token is predicted from the last prompt token")
         if len(self.response_ids) != len(self.sampler_logprobs):
             raise ValueError(
                 f"{len(self.response_ids)} response_ids but {len(self.sampler_logprobs)} sampler_logprobs; "
-                "give one log-probability a response token"
+                "give one log-probability per response token"
             )
         if self.in_loss and (len(self.response_ids) == 0 or not np.isfinite(self.advantage)):
             raise ValueError(
@@ -114,13 +114,13 @@ class StepBatch:
 
 @dataclass(slots=True)
 class MicroBatch:
-    """What one forward pass reads. T: response tokens in it.
+    """Input of one forward pass. T: number of its response tokens.
 
-    input_ids, position_ids: int64[rows, width]. attention_mask: None where position and causality say it all, else
-    bool[rows, 1, width, width], True where a token (third axis) sees another (fourth).
+    input_ids, position_ids: int64[rows, width]. attention_mask: None where positions and causality suffice, else
+    bool[rows, 1, width, width], True where a token (third axis) attends to another (fourth).
     target_index: int64[T], flat index row·width + column of the position whose logits predict response token t.
     target_ids: int64[T]. advantages, token_weights, sampler_logprobs: float32[T]; a weight is already divided by the
-    aggregation's denominator, and 0 marks a token that counts for nothing. sequence_index: int64[T], index of the
+    aggregation's denominator, and 0 excludes a token. sequence_index: int64[T], index of the
     token's sequence in the StepBatch that was packed.
     """
 
@@ -146,7 +146,7 @@ def make_batch(scored: Sequence[ScoredGroup], loss: LossConfig, token_limit: int
     """StepBatch of one step and the metrics `reward/*` and `policy/advantage_abs_mean`.
 
     Left out of the loss: samples without evidence (reward None), empty responses, groups of equal rewards unless
-    `zero_variance = "keep"` (re-sampling them was the caller's affair), truncated responses with `mask_truncated`
+    `zero_variance = "keep"` (the caller resamples them), truncated responses with `mask_truncated`
     (their rewards still count in their group's mean and spread). They stay in the batch with in_loss = False.
 
     Raises ValueError when there is no group at all, or when a group's verdicts do not match its samples.
@@ -204,7 +204,7 @@ def mini_batches(batch: StepBatch, num_mini_batches: int) -> list[StepBatch]:
 
 
 def shard(batch: StepBatch, num_ranks: int) -> list[StepBatch]:
-    """One share a rank, balanced by tokens in the loss, all with the scale of the whole; none is empty.
+    """One share per rank, balanced by tokens in the loss, all with the scale of the whole; none is empty.
 
     Prompt groups stay whole; with fewer groups than ranks they are split. Greedy: the largest group goes to the rank
     with the fewest tokens. The result depends only on the batch and the number of ranks.
@@ -226,7 +226,7 @@ def shard(batch: StepBatch, num_ranks: int) -> list[StepBatch]:
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
     loads = [0] * num_ranks
     for unit in sorted(units, key=tokens, reverse=True):
-        # An empty share comes first, whatever the loads: units without a token in the loss weigh nothing.
+        # Empty shares first, whatever the loads: units without a token in the loss have no load.
         rank = min(range(num_ranks), key=lambda r: (bool(shares[r]), loads[r], len(shares[r])))
         shares[rank].extend(unit)
         loads[rank] += tokens(unit)
@@ -236,9 +236,9 @@ def shard(batch: StepBatch, num_ranks: int) -> list[StepBatch]:
 def pack(
     batch: StepBatch, *, token_budget: int, layout: Layout, aggregation: Aggregation, pad_id: int
 ) -> list[MicroBatch]:
-    """Micro-batches of at most `token_budget` tokens, padding included; a longer sequence travels alone.
+    """Micro-batches of at most `token_budget` tokens, padding included; an oversized sequence gets its own micro-batch.
 
-    Sequences out of the loss are skipped. Never empty: without any sequence in the loss it is one idle micro-batch,
+    Sequences out of the loss are skipped. Never empty: without any sequence in the loss it is one dummy micro-batch,
     so that every rank has a forward pass to make. Deterministic.
 
     Raises ValueError for an unknown layout or a budget below 1.
@@ -254,15 +254,16 @@ def pack(
         micros = _fill(batch, chosen, token_budget)
     else:
         raise ValueError(f"learner.packing = {layout!r}; use padded, shared or packed")
-    shared = layout == "shared"
-    return [_assemble(batch, rows, aggregation, pad_id, shared=shared) for rows in micros] or [idle_micro_batch(pad_id)]
+    if not micros:
+        return [dummy_micro_batch(pad_id)]
+    return [_assemble(batch, rows, aggregation, pad_id, shared=layout == "shared") for rows in micros]
 
 
-def idle_micro_batch(pad_id: int) -> MicroBatch:
-    """A pass over two tokens that counts for nothing.
+def dummy_micro_batch(pad_id: int) -> MicroBatch:
+    """Two tokens without weight in the loss.
 
-    For a rank that has fewer micro-batches than the others where every rank must make the same number of passes
-    (ZeRO-3 gathers parameters in each).
+    For a rank that has fewer micro-batches than the others: every rank must make the same number of passes, because
+    ZeRO-3 gathers parameters in each.
     """
     ids = torch.full((1, 2), pad_id, dtype=torch.int64)
     zero = torch.zeros(1)
@@ -334,7 +335,7 @@ def _assemble(
     sequences = batch.sequences
     width = max(_row_width(batch, row) if shared else sum(sequences[i].num_tokens for i in row) for row in rows)
     input_ids = np.full((len(rows), width), pad_id, dtype=np.int64)
-    # Padding continues to count upwards: a jump would look like the start of another sequence.
+    # Positions of padding continue to increase: a jump would look like the start of another sequence.
     position_ids = np.tile(np.arange(width, dtype=np.int64), (len(rows), 1))
     # Shared: 0 for the prompt, 1, 2, … for the responses, −1 for padding.
     branch = np.full((len(rows), width), -1, dtype=np.int16)
@@ -377,7 +378,7 @@ def _assemble(
 
 
 def _branch_mask(branch: npt.NDArray[np.int16]) -> Tensor:
-    """bool[rows, 1, width, width]: a token sees the prompt (0) and its own branch, neither beyond itself."""
+    """bool[rows, 1, width, width]: a token attends to the prompt (0) and its own branch, up to itself."""
     keys = torch.from_numpy(branch)[:, None, None, :]
     queries = torch.from_numpy(branch)[:, None, :, None]
     width = branch.shape[1]

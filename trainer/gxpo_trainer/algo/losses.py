@@ -26,10 +26,10 @@ MAXIMA = frozenset({"logprob_gap_max"})
 
 
 class TokenOutputs(NamedTuple):
-    """What the policy says about the T response tokens of a micro-batch.
+    """Outputs of the policy for the T response tokens of a micro-batch.
 
     logprobs: float32[T], log π_θ at the sampling temperature, with gradient. entropy: float32[T] in nats, without
-    gradient, or None when it was not asked for.
+    gradient, or None when it was not requested.
     """
 
     logprobs: Tensor
@@ -45,10 +45,10 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss of one micro-batch (scalar) and its statistics (float64 scalars; `combine_statistics`).
 
-    old_logprobs: float32[T] of the policy that sampled, None in the first pass on the batch, where they are the
-    present ones. reference_logprobs: float32[T] of the frozen reference; None only when `kl_beta` is 0.
+    old_logprobs: float32[T] of the policy that sampled, None in the first pass on the batch, where they equal the
+    current ones. reference_logprobs: float32[T] of the frozen reference; None only when `kl_beta` is 0.
 
-    Raises ValueError when `kl_beta` needs a reference that is not there.
+    Raises ValueError when `kl_beta` is positive and there is no reference.
     """
     logprobs = outputs.logprobs
     if settings.kl_beta > 0 and reference_logprobs is None:
@@ -104,7 +104,7 @@ def _statistics(
 
 
 def combine_statistics(total: Mapping[str, Tensor] | None, part: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Statistics of two parts of a batch together: sums, but the larger of the names in MAXIMA. None: no part yet.
+    """Combined statistics of two parts of a batch: sums, and maxima for the names in MAXIMA. total None: first part.
 
     Across ranks the same rule holds: all-reduce by sum, and by maximum for MAXIMA. Every rank and micro-batch of a
     pass has the same names.

@@ -1,7 +1,7 @@
 """pass@k, maj@n and their bootstrap intervals. Pure numpy.
 
-pass@k is the unbiased estimator 1 − C(n−c, k)/C(n, k) of Chen et al. (arXiv 2107.03374): the chance that at least
-one of k samples, drawn without replacement from n of which c are correct, is correct. pass@1 is then c/n.
+pass@k is the unbiased estimator 1 − C(n−c, k)/C(n, k) of Chen et al. (arXiv 2107.03374): the probability that at
+least one of k samples, drawn without replacement from n of which c are correct, is correct. pass@1 is c/n.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
 
 def majority_at_n(answers: Sequence[str | None], correct: Sequence[bool]) -> float:
-    """maj@n of one problem: is the most frequent answer right? In [0, 1].
+    """maj@n of one problem: whether the most frequent answer is correct. In [0, 1].
 
-    answers: what was extracted from each sample, None where nothing was; None never wins a vote. All correct samples
-    vote for the same answer, however they wrote it. A tie counts as the share of right answers among the tied, that
-    is, the expectation under a random choice. 0 when no sample has an answer.
+    answers: extracted from each sample, None where there is none; None never wins a vote. All correct samples vote for
+    the same answer, whatever its notation. A tie counts as the share of correct answers among the tied ones, which is
+    the expectation under a random choice. 0 when no sample has an answer.
 
     Raises ValueError when the two differ in length or are empty.
     """
     if len(answers) != len(correct) or not answers:
-        raise ValueError(f"{len(answers)} answers and {len(correct)} verdicts; give one of each a sample, at least one")
+        raise ValueError(f"{len(answers)} answers and {len(correct)} verdicts; give one of each per sample")
     votes: dict[tuple[bool, str], int] = defaultdict(int)
     for answer, right in zip(answers, correct, strict=True):
         if right:
@@ -63,7 +63,7 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean over problems; (low, high).
 
-    values: [num_problems], one score a problem (samples of a problem are not independent, problems are). The same
+    values: [num_problems], one score per problem (samples of a problem are not independent, problems are). The same
     values and seed give the same interval. Too narrow for fewer than about 30 problems, as the percentile
     bootstrap is, and of width 0 when all values are equal.
 
@@ -75,12 +75,12 @@ def bootstrap_interval(
 def stratified_bootstrap_interval(
     strata: Sequence[npt.ArrayLike], *, confidence: float = 0.95, num_resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
-    """The same for the macro average over benchmarks: problems are drawn anew within each benchmark."""
+    """The same for the macro average over benchmarks: problems are resampled within each benchmark."""
     if not 0 < confidence < 1 or num_resamples < 1:
         raise ValueError(f"confidence = {confidence}, num_resamples = {num_resamples}; use (0, 1) and at least 1")
     arrays = [np.asarray(values, dtype=np.float64) for values in strata]
     if not arrays or any(values.ndim != 1 or not values.size or not np.isfinite(values).all() for values in arrays):
-        raise ValueError("values must be one-dimensional, finite and not empty; give one score a problem")
+        raise ValueError("values must be one-dimensional, finite and not empty; give one score per problem")
     rng = np.random.default_rng(seed)
     means = np.mean([_resampled_means(values, num_resamples, rng) for values in arrays], axis=0)
     tail = 50 * (1 - confidence)

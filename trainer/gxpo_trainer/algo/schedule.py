@@ -1,4 +1,4 @@
-"""The learning rate of a training step. One rate a step, however many optimizer steps the rule takes in it."""
+"""The learning rate of a training step: one per step, however many optimizer steps the rule takes in it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Every setting of a run, typed, documented and checked once, at the edge.
 
-One file a section of the run file (`model`, `data`, `rollout`, `verifier`, `learner`, `rules` for `learner.rule`,
-`evaluation`, `placement`); `run` holds RunConfig and the small sections. `io` reads files and presets, `messages` turns
-validation errors into one line a setting, `docs` writes docs/configuration.md.
+One file per section of the run file (`model`, `data`, `rollout`, `verifier`, `learner`, `rules` for `learner.rule`,
+`evaluation`, `placement`); `run` has RunConfig and the small sections. `io` reads files and presets, `messages` turns
+validation errors into one line per setting, `docs` writes docs/configuration.md.
 
-Free of torch, so that `gxpo config --check FILE` answers in under half a second. An unknown or contradictory setting is
+Free of torch, so that `gxpo config --check FILE` takes less than half a second. An unknown or contradictory setting is
 an error that names it; what depends on the machine (folders, devices) is checked by `training.prepare` before anything
 starts.
 """

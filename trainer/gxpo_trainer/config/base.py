@@ -1,4 +1,4 @@
-"""What all parts of a run's settings share."""
+"""Base class and types of all settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Settings(BaseModel):
-    """Base of all parts: unknown settings are refused, values are fixed once read."""
+    """Base of all settings classes: unknown settings are rejected, instances are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=True, protected_namespaces=())
 

@@ -31,7 +31,7 @@ class DataConfig(Settings):
     )
     contamination: Literal["drop", "refuse", "ignore"] = Field(
         "drop",
-        description="Training problems that occur in a benchmark of this run: left out and counted, an error, or kept.",
+        description="Training problems that occur in a benchmark of this run: excluded and counted, an error, or kept.",
     )
-    max_prompt_tokens: int = Field(1024, ge=1, description="Longer prompts are left out and counted.")
+    max_prompt_tokens: int = Field(1024, ge=1, description="Longer prompts are excluded and counted.")
     shuffle: bool = Field(True, description="A new order each epoch, from the seed.")

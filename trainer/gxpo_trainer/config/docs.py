@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the settings classes, so that the page cannot go stale.
+"""Writes docs/configuration.md from the settings classes, so that the page cannot become stale.
 
 `make docs` runs `python -m gxpo_trainer.config.docs docs/configuration.md`; a test fails when the page and the
 classes differ, or when a setting has no description.
@@ -47,7 +47,7 @@ def render_page() -> str:
 
 
 def undescribed(model: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:
-    """Paths of leaf settings whose description is missing and whose name and values do not say it all."""
+    """Paths of leaf settings without a description, except choices, whose values describe them."""
     found = []
     for name, field in model.model_fields.items():
         parts = submodels(field.annotation)
@@ -86,7 +86,7 @@ def _is_choice(annotation: Any) -> bool:
 
 
 def _values(field: FieldInfo) -> str:
-    """What a setting may be: kind or choices, then the bounds."""
+    """Possible values of a setting: kind or choices, then the bounds."""
     bounds = []
     for limit in field.metadata:
         for name, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):

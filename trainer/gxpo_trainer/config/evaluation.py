@@ -24,7 +24,7 @@ class EvaluationConfig(Settings):
     every_steps: int = Field(10, ge=0, description="0: only at the end.")
     samples_per_prompt: int = Field(4, ge=1, description="n, for pass@k up to n.")
     num_problems: int | None = Field(
-        256, ge=1, description="First so many problems of each: the fixed subset of every evaluation; none: all."
+        256, ge=1, description="Evaluate the first so many problems of each, in every evaluation; none: all."
     )
     full_at_end: bool = Field(
         False, description="At the end of the budget all problems of each too, as `eval/<benchmark>/full/…`."

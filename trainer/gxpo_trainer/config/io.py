@@ -1,9 +1,9 @@
 """RunConfig in and out: TOML and JSON files, presets, `--set a.b=c` overrides.
 
-TOML has no null: the word `"none"` stands for it wherever a setting may be absent.
+TOML has no null: the word `"none"` replaces it wherever a setting is optional.
 
-Presets are the files of `presets/`. A preset may start from another with `extends = "name"`; the files that
-people write may not, so that a run file says all it means.
+Presets are the files of `presets/`. A preset may start from another with `extends = "name"`; run files may not, so
+that each is complete.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gxpo_trainer.errors import ConfigError
 def load_run(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     """The config of a .toml or .json file with `a.b=c` overrides applied.
 
-    Raises ConfigError with every bad setting when the file cannot be read, parsed or used.
+    Raises ConfigError with every invalid setting when the file cannot be read, parsed or used.
     """
     return build(read_settings(Path(path)), overrides, source=str(path))
 
@@ -46,7 +46,7 @@ def preset_names() -> list[str]:
 
 
 def build(settings: dict[str, Any], overrides: Sequence[str] = (), *, source: str = "the config") -> RunConfig:
-    """RunConfig from nested plain values; ConfigError lists every bad setting, one line each."""
+    """RunConfig from nested plain values; ConfigError lists every invalid setting, one line each."""
     settings = apply_overrides(settings, overrides)
     try:
         return RunConfig.model_validate(_with_absent(settings, [RunConfig]))
@@ -59,7 +59,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist; `gxpo config --preset demo > {path.name}` makes a start") from None
+        raise ConfigError(f"{path} does not exist; `gxpo config --preset demo > {path.name}` creates one") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     try:
@@ -68,19 +68,19 @@ def read_settings(path: Path) -> dict[str, Any]:
         elif path.suffix == ".toml":
             settings = tomllib.loads(text)
         else:
-            raise ConfigError(f"{path} has the ending {path.suffix!r}; a config is a .toml or a .json file")
+            raise ConfigError(f"{path} has the suffix {path.suffix!r}; a config is a .toml or a .json file")
     except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
         raise ConfigError(f"{path} is not valid {path.suffix[1:].upper()}: {error}") from None
     if not isinstance(settings, dict):
-        raise ConfigError(f"{path} holds a {type(settings).__name__}; a config is an object of settings")
+        raise ConfigError(f"{path} contains a {type(settings).__name__}; a config is an object of settings")
     return settings
 
 
 def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A copy of `settings` with each `a.b=c` put in; a section that was left out starts from its defaults.
+    """A copy of `settings` with each `a.b=c` applied; a missing section starts from its defaults.
 
-    Naming another rule (`learner.rule.name=sfpo`) starts from that rule's defaults, whatever the order, since
-    the settings of one rule mean nothing to another.
+    Naming another rule (`learner.rule.name=sfpo`) starts from that rule's defaults, whatever the order, because
+    the settings of one rule do not apply to another.
     """
     result = copy.deepcopy(settings)
     parsed = [_parse_override(text) for text in overrides]
@@ -124,7 +124,7 @@ def _parse_override(text: str) -> tuple[str, Any]:
 
 
 def _with_absent(value: Any, models: Sequence[type[BaseModel]]) -> Any:
-    """`value` with the word "none" as None wherever a setting of these classes may be absent."""
+    """`value` with the word "none" as None wherever a setting of these classes is optional."""
     if not isinstance(value, dict):
         return value
     result: dict[str, Any] = {}
@@ -144,7 +144,7 @@ def to_toml(config: RunConfig, comments: Iterable[str] = ()) -> str:
 
 
 def _without_none(part: BaseModel) -> dict[str, Any]:
-    """Plain values of `part`; None is left out where it is the default and else the word "none"."""
+    """Plain values of `part`; None is omitted where it is the default, otherwise the word "none"."""
     result: dict[str, Any] = {}
     for name, field in type(part).model_fields.items():
         value = getattr(part, name)
@@ -180,7 +180,7 @@ def learning_rate_control(config: RunConfig) -> RunConfig:
     """The baseline at a multiple of the learning rate: the control of a run with look-ahead, × (αK + 1) for GXPO.
 
     A look-ahead in a flat region moves αK + 1 plain steps along one direction, so a gain over the baseline counts
-    only when this longer step does not have it too. Raises ConfigError for a rule without look-ahead.
+    only if this longer step does not show it too. Raises ConfigError for a rule without look-ahead.
     """
     rule = config.learner.rule
     factor = rule.learning_rate_factor

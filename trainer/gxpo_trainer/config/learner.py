@@ -24,7 +24,7 @@ class LoraConfig(Settings):
     @classmethod
     def _no_dropout(cls, value: float) -> float:
         if value != 0.0:
-            raise ValueError("must be 0: with dropout two gradients of one batch differ by chance; set it to 0")
+            raise ValueError("must be 0: with dropout two gradients of one batch differ randomly; set it to 0")
         return value
 
 
@@ -40,10 +40,10 @@ class LossConfig(Settings):
     advantage_std: bool = Field(True, description="Divide by the group's std; false leaves it out (Dr. GRPO).")
     advantage_epsilon: float = Field(1e-6, gt=0, description="ε added to the std.")
     zero_variance: Literal["keep", "drop", "resample"] = Field(
-        "keep", description="Groups whose rewards are all equal: kept (no signal), left out, or drawn again."
+        "keep", description="Groups whose rewards are all equal: kept (no signal), excluded, or resampled."
     )
-    resample_limit: int = Field(3, ge=1, description="resample only: most extra rounds of sampling a step.")
-    mask_truncated: bool = Field(False, description="Leave responses that were cut at the limit out of the loss.")
+    resample_limit: int = Field(3, ge=1, description="resample only: maximum number of extra sampling rounds per step.")
+    mask_truncated: bool = Field(False, description="Exclude responses truncated at the length limit from the loss.")
     importance_cap: float | None = Field(
         None, gt=0, description="Truncated importance sampling for the gap between sampler and learner; none: off."
     )
@@ -73,9 +73,9 @@ class LearnerConfig(Settings):
     zero_stage: Literal[0, 1, 2, 3] = Field(0, description="DeepSpeed ZeRO stage.")
     lora: LoraConfig | None = Field(None, description="Train adapters instead of all weights.")
     mini_batches: int = Field(
-        1, ge=1, description="Rule steps a rollout batch, each on a part of it; the gate judges their mean once."
+        1, ge=1, description="Rule steps per rollout batch, each on a part of it; the gate observes their mean once."
     )
-    token_budget: int = Field(4096, ge=16, description="Most tokens (padding included) in one micro-batch.")
+    token_budget: int = Field(4096, ge=16, description="Maximum number of tokens in one micro-batch, with padding.")
     packing: Literal["auto", "padded", "shared", "packed"] = Field(
         "auto",
         description="padded: sorted rows; shared: a prompt once for its short responses; "
@@ -87,7 +87,7 @@ class LearnerConfig(Settings):
     def _supported(self) -> LearnerConfig:
         if self.precision == "bf16" and self.zero_stage == 0:
             raise ValueError(
-                'precision = "bf16" with zero_stage = 0 keeps its fp32 masters where no rule can reach them; '
+                'precision = "bf16" with zero_stage = 0 keeps its fp32 masters where rules cannot access them; '
                 "set zero_stage = 1, 2 or 3"
             )
         return self

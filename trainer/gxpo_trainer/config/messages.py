@@ -1,6 +1,6 @@
-"""From pydantic's errors to one line a setting: `learner.rule.k = 1: must be at least 2 …`.
+"""Converts pydantic's errors to one line per setting: `learner.rule.k = 1: must be at least 2 …`.
 
-Also knows the tree of settings by dotted path, for overrides, suggestions and the generated page.
+Also has the tree of settings by dotted path, for overrides, suggestions and the generated page.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gxpo_trainer.errors import ConfigError
 
 
 def submodels(annotation: Any) -> list[type[BaseModel]]:
-    """The settings classes that a field of this annotation may hold: none, one, or one a rule."""
+    """The settings classes that a field of this annotation may contain: none, one, or one per rule."""
     if annotation is RuleSettings:
         return [*RULES]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -51,29 +51,29 @@ def setting_paths() -> tuple[str, ...]:
 
 
 def nearest_setting(path: str) -> str | None:
-    """The known path most like a mistyped one, by the whole path or by its last word."""
+    """The setting most similar to a mistyped path, by the whole path or by its last word."""
 
-    def likeness(known: str) -> float:
+    def similarity(known: str) -> float:
         ends = known.rsplit(".", 1)[-1], path.rsplit(".", 1)[-1]
         return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in ((known, path), ends))
 
-    best = max(setting_paths(), key=likeness)
-    return best if likeness(best) >= 0.7 else None
+    best = max(setting_paths(), key=similarity)
+    return best if similarity(best) >= 0.7 else None
 
 
 def unknown_setting(path: str, root: type[BaseModel] = RunConfig) -> str:
-    """What to tell about a path that is no setting, or none of the chosen rule."""
+    """Error message for a path that is not a setting, or not one of the selected rule."""
     if root is not RunConfig:
-        return "unknown setting; take it out"
+        return "unknown setting; remove it"
     if path in setting_paths():
-        return "is not a setting of the chosen rule; take it out or choose a rule that has it"
+        return "is not a setting of the selected rule; remove it or select a rule that has it"
     suggestion = nearest_setting(path)
-    fix = f"did you mean {suggestion}?" if suggestion else "`gxpo config --schema` lists all settings; take it out"
+    fix = f"did you mean {suggestion}?" if suggestion else "`gxpo config --schema` lists all settings; remove it"
     return f"unknown setting; {fix}"
 
 
 def show(value: Any) -> str:
-    """A value as the person would write it, shortened."""
+    """A value as written in a config, shortened."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     text = json.dumps(value, ensure_ascii=False, default=str)
@@ -83,7 +83,7 @@ def show(value: Any) -> str:
 def error_path(location: Iterable[str | int], *, keep_last: bool, root: type[BaseModel] = RunConfig) -> str:
     """Dotted path of a pydantic location; names of union members (`gxpo`, `tuple[float, float]`) are dropped.
 
-    keep_last: the last segment is a key the person wrote, known or not.
+    keep_last: the last segment is a key of the user's file, known or not.
     """
     segments = list(location)
     candidates: list[type[BaseModel]] = [root]
@@ -126,9 +126,9 @@ _PHRASES = {
 
 
 class BadSettings(ConfigError):
-    """A config that cannot be used; `settings` are (dotted path, what is wrong and how to mend it).
+    """A config that cannot be used; `settings` are (dotted path, problem and fix).
 
-    The path is empty for what no single setting or section is to blame for.
+    The path is empty for a problem that does not belong to one setting or section.
     """
 
     def __init__(self, message: str, settings: tuple[tuple[str, str], ...]) -> None:
@@ -137,7 +137,7 @@ class BadSettings(ConfigError):
 
 
 def _parts(error: Any, root: type[BaseModel]) -> tuple[str, str, str]:
-    """(path, ` = value` or nothing, what is wrong and how to mend it) of one pydantic error."""
+    """(path, ` = value` or nothing, problem and fix) of one pydantic error."""
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     path = error_path(error["loc"], keep_last=kind == "extra_forbidden", root=root)
     if kind == "union_tag_not_found":
@@ -166,7 +166,7 @@ def _parts(error: Any, root: type[BaseModel]) -> tuple[str, str, str]:
 
 
 def _merged(error: ValidationError, root: type[BaseModel]) -> list[tuple[str, str, str]]:
-    """(path, value, message); what several forms of one setting would each want is one message."""
+    """(path, value, message) of each setting; the errors of its alternative forms are one message."""
     found: dict[tuple[str, str], list[str]] = {}
     for part in error.errors(include_url=False):
         path, value, message = _parts(part, root)
@@ -180,7 +180,7 @@ def _merged(error: ValidationError, root: type[BaseModel]) -> list[tuple[str, st
 
 
 def config_error(error: ValidationError, source: str, root: type[BaseModel] = RunConfig) -> BadSettings:
-    """All bad settings of one validation of `root`, one line each, in a single ConfigError."""
+    """All invalid settings of one validation of `root`, one line each, in a single ConfigError."""
     merged = _merged(error, root)
     lines = [f"{path}{value}: {message}" if path or value else message for path, value, message in merged]
     text = "\n".join([f"{source} cannot be used:", *(f"  {line}" for line in lines)])

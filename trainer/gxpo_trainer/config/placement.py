@@ -14,7 +14,7 @@ class PlacementConfig(Settings):
     """Which processes run where. Logical Ray CPUs are fractional and their sum must fit the machine."""
 
     learner_ranks: int = Field(1, ge=1, description="DeepSpeed ranks, one GPU each.")
-    samplers: int = Field(1, ge=1, description="vLLM engines, each an actor of its own.")
+    samplers: int = Field(1, ge=1, description="vLLM engines, one actor each.")
     tensor_parallel: int = Field(1, ge=1, description="Devices of one engine; must divide the model's attention heads.")
     device: Literal["auto", "cpu", "gpu"] = Field(
         "auto",
@@ -35,7 +35,7 @@ class PlacementConfig(Settings):
     sampler_threads: int | None = Field(
         None, ge=1, description="Threads of each device of an engine; none: the cores divided by those devices."
     )
-    ray_address: str | None = Field(None, description="Address of a running Ray; none: one of our own.")
+    ray_address: str | None = Field(None, description="Address of a running Ray; none: start one.")
     strategy: Literal["pack", "split"] = Field(
         "pack",
         description="On several nodes. pack: on as few as possible; split: learner and engines on different ones.",

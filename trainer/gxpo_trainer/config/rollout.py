@@ -15,11 +15,11 @@ class RolloutConfig(Settings):
     prompts_per_step: int = Field(64, ge=1, description="Prompts in one training step.")
     samples_per_prompt: int = Field(8, description="Responses per prompt: the group.")
     max_new_tokens: int = Field(48, ge=1, description="Longest response.")
-    ignore_eos: bool = Field(False, description="Go on to max_new_tokens past an end token, for measurements.")
+    ignore_eos: bool = Field(False, description="Continue to max_new_tokens after an end token, for measurements.")
     temperature: float = Field(1.0, gt=0, description="Sampling temperature; the learner's policy uses the same.")
     top_p: float = Field(1.0, gt=0, le=1, description="Must be 1: the learner's log-probabilities are untruncated.")
     deterministic: bool = Field(
-        False, description="One seed a sample, so that a resumed run draws what the uninterrupted run would have."
+        False, description="One seed per sample, so that a resumed run draws the samples of an uninterrupted one."
     )
     logprob_gap_mean_limit: float | None = Field(
         None, gt=0, description="Stop when the mean gap to the learner exceeds this; none: 1e-5 in fp32, 0.05 in bf16."
@@ -30,7 +30,7 @@ class RolloutConfig(Settings):
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Sampler weights; auto: the learner's.")
     gpu_memory_utilization: float = Field(0.4, gt=0, lt=1, description="GPU only: share of memory for the sampler.")
     cpu_kv_cache_gib: int = Field(1, ge=1, description="CPU only: KV cache in GiB.")
-    max_num_seqs: int = Field(512, ge=1, description="Most sequences that are sampled at the same time.")
+    max_num_seqs: int = Field(512, ge=1, description="Maximum number of sequences sampled at the same time.")
     enforce_eager: bool = Field(True, description="No graph capture; false is faster on GPUs after a longer start.")
     async_depth: Literal[0] = Field(0, description="0: strictly on-policy, the loop of the paper.")
 

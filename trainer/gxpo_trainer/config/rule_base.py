@@ -1,7 +1,7 @@
-"""What an update rule declares beside its settings: everything that the rest of the product asks of a rule.
+"""What an update rule declares in addition to its settings, for the rest of the product.
 
-Cost preview, command line, sweeps, comparison and (through the JSON schema) the dashboard read these declarations, and
-no rule's name stands in their code. Free of torch: `implementation` is a reference that `rules.registry` resolves.
+Cost preview, command line, sweeps, comparison and (through the JSON schema) the dashboard read these declarations;
+their code contains no rule's name. Free of torch: `implementation` is a reference that `rules.registry` resolves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class GateConfig(Settings):
     """The z-score gate that ends the look-ahead."""
 
     threshold: float = Field(0.5, description="τ; inf never fires.")
-    window: int = Field(30, ge=2, description="w: past values that mean and spread are taken over.")
+    window: int = Field(30, ge=2, description="w: number of past values for mean and standard deviation.")
     warmup: int = Field(2, ge=2, description="Values seen before z is computed; may exceed the window.")
     epsilon: float = Field(1e-8, ge=0, description="ε in z = (value − mean) / (std + ε).")
     mode: Literal["permanent", "never", "rearm"] = Field(
@@ -32,14 +32,14 @@ class GateConfig(Settings):
     )
     two_sided: bool = Field(False, description="Fire at |z| ≥ τ (SFPO's paper) instead of z ≥ τ.")
     rearm_after: int = Field(20, ge=1, description="rearm only: steps of cool-down.")
-    rearm_threshold: float = Field(0.0, description="rearm only: z must be back under this.")
+    rearm_threshold: float = Field(0.0, description="rearm only: z must be below this.")
 
     @model_validator(mode="after")
     def _consistent(self) -> GateConfig:
         if math.isnan(self.threshold):
             raise ValueError("threshold is NaN; set a number, or inf for a gate that never fires")
         if self.mode == "rearm" and self.rearm_threshold >= self.threshold:
-            raise ValueError("rearm_threshold must be below threshold, or the gate would flap")
+            raise ValueError("rearm_threshold must be below threshold; otherwise the gate would oscillate")
         return self
 
     @property
@@ -100,7 +100,7 @@ class RuleSettings(Settings):
         return self.passes.constant + sum(int(getattr(self, name)) for name in self.passes.settings)
 
     def shard_buffers(self, num_moments: int) -> int:
-        """Copies of a parameter shard that the look-ahead holds beside parameters, gradient and optimizer state.
+        """Parameter-shard copies that the look-ahead holds in addition to parameters, gradient and optimizer state.
 
         num_moments: state tensors of the optimizer, 2 for AdamW. With the gate closed a rule holds none.
         """
@@ -114,7 +114,7 @@ class RuleSettings(Settings):
 
     @property
     def learning_rate_factor(self) -> float | None:
-        """Plain steps that one step is as long as in a flat region; None for a plain step.
+        """Length of one step in a flat region, in plain steps; None for a plain step.
 
         The control of this rule is the baseline at the learning rate times this factor.
         """

@@ -1,4 +1,4 @@
-"""Settings and declarations of the update rules, one class a rule, and the registry that `learner.rule` reads."""
+"""Settings and declarations of the update rules, one class per rule, and the registry that `learner.rule` reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SfpoGateConfig(GateConfig):
 
 
 class GrpoRule(RuleSettings):
-    """One optimizer step a batch: one backward pass."""
+    """One optimizer step per batch: one backward pass."""
 
     label: ClassVar[str] = "GRPO"
     family: ClassVar[Family] = "baseline"

@@ -1,4 +1,4 @@
-"""RunConfig: a whole run, with the sections that are too small for a file of their own."""
+"""RunConfig: a whole run, and the sections without a file of their own."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class CheckpointConfig(Settings):
 
     every_steps: int = Field(10, ge=0, description="0: only at the end.")
     keep_last: int = Field(2, ge=1, description="Newest checkpoints to keep.")
-    keep_best: int = Field(1, ge=0, description="Best by eval/average/pass@1, kept beside the newest.")
+    keep_best: int = Field(1, ge=0, description="Best by eval/average/pass@1, kept in addition to the newest.")
 
 
 class DiagnosticsConfig(Settings):
-    """Measurements that cost extra passes, counted apart."""
+    """Measurements that cost extra passes, which are counted separately."""
 
     trajectory_every: int = Field(0, ge=0, description="Steps between true K-step trajectories; 0: never.")
     noise_floor: bool = Field(False, description="Repeat a gradient at the same point with each trajectory.")
@@ -36,7 +36,7 @@ class BudgetConfig(Settings):
     """The first bound that is reached ends the run cleanly."""
 
     steps: int | None = Field(None, description="Training steps.")
-    backward_passes: int | None = Field(None, description="Full-batch gradients, repeats and diagnostics left out.")
+    backward_passes: int | None = Field(None, description="Full-batch gradients, without repeated and diagnostic ones.")
     hours: float | None = Field(None, description="Training time without evaluation, diagnostics, checkpoints.")
     tokens: int | None = Field(None, description="Sampled tokens.")
 
@@ -45,7 +45,7 @@ class BudgetConfig(Settings):
         bounds = {name: getattr(self, name) for name in type(self).model_fields}
         for name, value in bounds.items():
             if value is not None and not value > 0:
-                raise ValueError(f"{name} = {value} leaves nothing to train; set it above 0 or leave it out")
+                raise ValueError(f"{name} = {value} leaves nothing to train; set it above 0 or remove it")
         if all(value is None for value in bounds.values()):
             raise ValueError("no bound is set; set one of steps, backward_passes, hours, tokens")
         return self
@@ -54,7 +54,7 @@ class BudgetConfig(Settings):
 class RunConfig(Settings):
     """A whole run."""
 
-    name: str = Field("run", min_length=1, max_length=200, description="For people; need not be unique.")
+    name: str = Field("run", min_length=1, max_length=200, description="Display name; need not be unique.")
     seed: int = Field(0, ge=0, description="Data order, sampling and generated problems.")
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()

@@ -30,12 +30,12 @@ class RewardConfig(Settings):
     @classmethod
     def _finite(cls, value: float) -> float:
         if not math.isfinite(value) or value == 0.0:
-            raise ValueError("must be a finite number other than 0; take the component out to do without it")
+            raise ValueError("must be a finite number other than 0; remove the component to do without it")
         return value
 
     @property
     def label(self) -> str:
-        """What its metric and its value in samples.jsonl are called: the name, or the class without its module."""
+        """Name of its metric and of its value in samples.jsonl: the name, or the class without its module."""
         return self.name.rpartition(":")[2]
 
 
@@ -43,7 +43,7 @@ class VerifierConfig(Settings):
     """Scoring of responses in killable processes."""
 
     workers: int = Field(2, ge=1, description="Worker processes.")
-    deadline_s: float = Field(5.0, gt=0, description="Wall clock of one answer; past it its process is killed.")
+    deadline_s: float = Field(5.0, gt=0, description="Time limit of one answer, after which its process is killed.")
     memory_mb: int = Field(2048, ge=256, description="Address-space limit of a worker.")
     rewards: tuple[RewardConfig, ...] = Field(
         (RewardConfig(),), description="Components of the reward; their weighted sum is the reward."
@@ -65,5 +65,5 @@ class VerifierConfig(Settings):
 
     @property
     def correctness_alone(self) -> bool:
-        """Whether the verdict says it all: 1 for correct, 0 for wrong."""
+        """Whether the reward follows from the verdict: 1 for correct, 0 for wrong."""
         return self.rewards == (RewardConfig(),)

@@ -1,5 +1,5 @@
-"""All that reaches into DeepSpeed 0.19.8 beside its public calls: where ZeRO keeps parameters and gradients, and two
-patches of its start.
+"""All uses of DeepSpeed 0.19.8 that are not public calls: where ZeRO keeps parameters and gradients, and two patches
+of its start-up.
 
 | layout | masters | gradient of the pass |
 |---|---|---|
@@ -74,7 +74,7 @@ class PartitionedShards(Shards):
             whole = getattr(parts, "flat_partition", None)
             if whole is None:
                 whole = torch.cat([part.reshape(-1) for part in parts])
-            # Kept here alone: DeepSpeed's per-parameter copies go now, not at the next pass.
+            # The only reference: DeepSpeed's per-parameter copies are freed now, not at the next pass.
             self._zero.averaged_gradients[index] = None
             flat.append(whole.to(master.dtype))
         return flat

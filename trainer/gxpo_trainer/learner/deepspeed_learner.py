@@ -1,4 +1,4 @@
-"""One rank of the DeepSpeed learner: the verbs that an update rule asks for, on real shards of a real model."""
+"""One rank of the DeepSpeed learner: the operations that an update rule uses, on the shards of a model."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class DeepSpeedLearner:
     `load_batches` and `use_batch` do the same for several mini-batches of one rollout.
 
     The gradient is the plain sum over micro-batches and ranks (every token carries its final weight), whatever the
-    ZeRO stage, the number of ranks and the cut into micro-batches. It is clipped here, by the global norm, so that
+    ZeRO stage, the number of ranks and the division into micro-batches. It is clipped here, by the global norm, so that
     what a rule reads is what the optimizer consumes.
     """
 
@@ -154,12 +154,12 @@ class DeepSpeedLearner:
         if self.config.learner.loss.kl_beta > 0 and loaded.reference is None:
             loaded.reference = self._reference_logprobs(loaded)
         self._shards.begin()
-        still = [self._pass(loaded, len(loaded.real) + i, gradient=False) for i in range(len(loaded.still))]
-        for micro in loaded.idle_still:
+        no_grad = [self._pass(loaded, len(loaded.grad) + i, gradient=False) for i in range(len(loaded.no_grad))]
+        for micro in loaded.dummy_no_grad:
             with torch.no_grad():
                 self._forward(micro, with_entropy=True)
-        passes = [self._pass(loaded, index, gradient=True) for index in range(len(loaded.real))] + still
-        for index, micro in enumerate(loaded.idle, start=len(loaded.real) + 1):
+        passes = [self._pass(loaded, index, gradient=True) for index in range(len(loaded.grad))] + no_grad
+        for index, micro in enumerate(loaded.dummy, start=len(loaded.grad) + 1):
             nothing = self._forward(micro, with_entropy=True).logprobs.sum() * 0.0
             self._accumulate(nothing, last=index == loaded.num_passes)
         self._shards.collect()
@@ -238,7 +238,7 @@ class DeepSpeedLearner:
 
     @property
     def model(self) -> Any:
-        """The transformers model, or PEFT's around it; its config is saved beside exported weights."""
+        """The transformers model, or PEFT's around it; its config is saved with exported weights."""
         return self._model
 
     def full_weights(self, merged_dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -250,7 +250,7 @@ class DeepSpeedLearner:
         return adapter_weights(self._model)
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """This rank's state: live tensors by name (write them before the next step), and JSON beside them."""
+        """This rank's state: live tensors by name (write them before the next step), and metadata for JSON."""
         meta = {**self._identity(), "optimizer_step": self._shards.state.step, "learning_rate": self.learning_rate}
         return rank_state.capture(self._shards, self.device), meta
 
@@ -309,9 +309,9 @@ class DeepSpeedLearner:
         return outputs
 
     def _forward_all(self, loaded: LoadedBatch, temperature: float | None = None) -> list[TokenOutputs]:
-        """Forward-only passes over the counted micro-batches, and over the idle ones for the other ranks' sake."""
+        """Forward-only passes over the counted micro-batches, and over dummies, as many as the other ranks make."""
         outputs = [self._forward(micro, with_entropy=False, temperature=temperature) for micro in loaded.counted]
-        for micro in [*loaded.idle, *loaded.idle_still]:
+        for micro in [*loaded.dummy, *loaded.dummy_no_grad]:
             self._forward(micro, with_entropy=False)
         return outputs
 

@@ -1,4 +1,4 @@
-"""The learner as the controller drives it: all ranks as one.
+"""The learner for the controller: all ranks as one.
 
 Every call goes to all ranks at once (SPMD); rank 0 answers. When a rank dies its peers may hang in a collective, so the
 whole group is ended and rebuilt.
@@ -85,7 +85,7 @@ class LearnerGroup:
         self.kill()
 
     def all(self, method: str, *arguments: Any) -> Any:
-        """Call a method on every rank; rank 0's answer. Raises LearnerDied when a rank ends meanwhile."""
+        """Call a method on every rank; rank 0's result. Raises LearnerDied when a rank dies during the call."""
         return self._get([getattr(rank, method).remote(*arguments) for rank in self.ranks])[0]
 
     def on_devices(self, method: str, *arguments: Any) -> Any:
@@ -165,7 +165,7 @@ class LearnerGroup:
         return chosen
 
     def _get(self, calls: list[Any]) -> list[Any]:
-        """Answers of all ranks. One dead rank is enough to give up: its peers would wait for it for ever."""
+        """Results of all ranks. Gives up when one rank dies, because its peers would wait for it indefinitely."""
         pending = list(calls)
         try:
             while pending:

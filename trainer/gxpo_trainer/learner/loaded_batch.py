@@ -1,4 +1,4 @@
-"""A rank's share of a step batch, packed, and what its first passes found out about it."""
+"""A rank's share of a step batch, packed, and the results of its first passes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gxpo_trainer.algo.batch import Layout, MicroBatch, StepBatch, idle_micro_batch, pack
+from gxpo_trainer.algo.batch import Layout, MicroBatch, StepBatch, dummy_micro_batch, pack
 from gxpo_trainer.algo.losses import MAXIMA, combine_statistics, finish_statistics
 from gxpo_trainer.config import LearnerConfig
 from gxpo_trainer.types import Metrics
@@ -21,16 +21,17 @@ Statistics = dict[str, Tensor]
 class LoadedBatch:
     """Micro-batches on the device, in the order in which every pass runs them.
 
-    real: those that have a gradient. still: those whose gradient is zero whatever the parameters, so that a pass runs
-    them forward only, for the statistics. idle: passes that count for nothing, so that all ranks make as many: ZeRO
-    stages 2 and 3 communicate in each. old, reference: log π_old and log π_ref, one float32[T] a micro-batch of
-    `counted`; None until known. first_pass: statistics of the first pass over the batch, of all ranks together.
+    grad: those that have a gradient. no_grad: those whose gradient is zero whatever the parameters, so that a pass runs
+    them forward only, for the statistics. dummy, dummy_no_grad: micro-batches without weight, with which all ranks make
+    the same number of passes of both kinds: ZeRO stages 2 and 3 communicate in each. old, reference: log π_old and
+    log π_ref, one float32[T] per micro-batch of `counted`; None until known. first_pass: statistics of the first pass
+    over the batch, of all ranks together.
     """
 
-    real: list[MicroBatch]
-    idle: list[MicroBatch]
-    still: list[MicroBatch]
-    idle_still: list[MicroBatch]
+    grad: list[MicroBatch]
+    dummy: list[MicroBatch]
+    no_grad: list[MicroBatch]
+    dummy_no_grad: list[MicroBatch]
     old: list[Tensor] | None = None
     reference: list[Tensor] | None = None
     first_pass: Statistics | None = None
@@ -38,12 +39,12 @@ class LoadedBatch:
     @property
     def num_passes(self) -> int:
         """Forward and backward passes a rank makes over the batch."""
-        return len(self.real) + len(self.idle)
+        return len(self.grad) + len(self.dummy)
 
     @property
     def counted(self) -> list[MicroBatch]:
         """Micro-batches whose tokens are in the loss."""
-        return [*self.real, *self.still]
+        return [*self.grad, *self.no_grad]
 
 
 def load_share(
@@ -51,16 +52,14 @@ def load_share(
 ) -> LoadedBatch:
     """Pack this rank's share. Collective: the ranks agree on the number of passes.
 
-    Without a KL term a sequence of advantage 0 (a group of equal rewards) moves nothing: min(ρ·0, …) has the gradient
-    0 at every ρ. Its backward pass, two thirds of the work, is left out.
+    Without a KL term a sequence of advantage 0 (a group of equal rewards) has no gradient: min(ρ·0, …) is 0 at every
+    ρ. Its backward pass, two thirds of the work, is left out.
     """
-    moving = [s.in_loss and (s.advantage != 0.0 or settings.loss.kl_beta > 0) for s in batch.sequences]
-    still = any(s.in_loss and not moves for s, moves in zip(batch.sequences, moving, strict=True))
+    has_gradient = [s.in_loss and (s.advantage != 0.0 or settings.loss.kl_beta > 0) for s in batch.sequences]
+    pairs = list(zip(batch.sequences, has_gradient, strict=True))
 
     def packed(keep: bool) -> list[MicroBatch]:
-        chosen = [
-            s if moves == keep else replace(s, in_loss=False) for s, moves in zip(batch.sequences, moving, strict=True)
-        ]
+        chosen = [s if gradient == keep else replace(s, in_loss=False) for s, gradient in pairs]
         return pack(
             replace(batch, sequences=tuple(chosen)),
             token_budget=settings.token_budget,
@@ -69,16 +68,15 @@ def load_share(
             pad_id=pad_id,
         )
 
-    parts = [packed(True), packed(False) if still else []]
+    parts = [packed(True), packed(False) if any(s.in_loss and not gradient for s, gradient in pairs) else []]
     counts = torch.tensor([len(part) for part in parts], dtype=torch.int64, device=device)
     torch.distributed.all_reduce(counts, op=torch.distributed.ReduceOp.MAX)
-    idle = [
-        [idle_micro_batch(pad_id) for _ in range(int(count) - len(part))]
+    dummies = [
+        [dummy_micro_batch(pad_id) for _ in range(int(count) - len(part))]
         for part, count in zip(parts, counts.tolist(), strict=True)
     ]
-    real, rest = ([micro.to(device) for micro in part] for part in parts)
-    idle_real, idle_rest = ([micro.to(device) for micro in part] for part in idle)
-    return LoadedBatch(real, idle_real, rest, idle_rest)
+    grad, no_grad, dummy, dummy_no_grad = ([micro.to(device) for micro in part] for part in (*parts, *dummies))
+    return LoadedBatch(grad, dummy, no_grad, dummy_no_grad)
 
 
 def sum_over_ranks(values: Tensor, device: torch.device) -> Tensor:

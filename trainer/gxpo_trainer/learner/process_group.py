@@ -1,4 +1,4 @@
-"""What a learner rank needs before it can build an engine: torch.distributed and DeepSpeed's own settings."""
+"""Prerequisites of a learner rank's engine: torch.distributed and DeepSpeed's settings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def join_process_group(*, rank: int, world_size: int, master_address: str, maste
     elif torch.distributed.get_world_size() != world_size:
         raise RuntimeError(
             f"this process is one of {torch.distributed.get_world_size()} ranks already, "
-            f"but the learner has {world_size}; start each learner in processes of its own"
+            f"but the learner has {world_size}; start each learner in separate processes"
         )
     import deepspeed
 
@@ -73,7 +73,7 @@ def initialize_engine(
 
 
 def deepspeed_settings(*, zero_stage: int, precision: str, num_trainable: int, device: Device) -> dict[str, Any]:
-    """DeepSpeed's configuration. Clipping, schedule and accumulation stay off: the learner does them itself."""
+    """DeepSpeed's configuration. Clipping, schedule and accumulation are disabled, because the learner does them."""
     bucket = min(max(num_trainable, 1024), MAX_BUCKET)
     return {
         "train_micro_batch_size_per_gpu": 1,
@@ -82,7 +82,8 @@ def deepspeed_settings(*, zero_stage: int, precision: str, num_trainable: int, d
         "steps_per_print": None,
         "zero_allow_untested_optimizer": True,
         "bf16": {"enabled": precision == "bf16"},
-        # Sums over micro-batches and ranks in fp32: in bf16 they would drown the ratio of two gradients in noise.
+        # Sums over micro-batches and ranks in fp32: in bf16 their rounding errors would exceed the differences between
+        # two gradients.
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
         "zero_optimization": {

@@ -1,8 +1,8 @@
 """Parameters, gradients and optimizer state of one rank, however ZeRO lays them out.
 
 DeepSpeed partitions, reduces and gathers; the base optimizer then runs here, directly on the partitions. Its own
-`engine.step()` is not used: it frees or zeroes the gradient that a rule still wants to read, takes the gradient norm
-once more, and skips steps by rules of its own.
+`engine.step()` is not used: it frees or zeroes the gradient that a rule reads later, computes the gradient norm a
+second time, and skips steps by its own criteria.
 
 The layouts themselves are in deepspeed_internals.py. Every layout pads its partitions; `parameters()`, `gradients()`
 and the moments leave the padding out.
@@ -45,7 +45,7 @@ class Shards(ABC):
 
     @abstractmethod
     def _clear(self) -> None:
-        """Make DeepSpeed forget the gradient of the last pass."""
+        """Discard DeepSpeed's gradient of the last pass."""
 
     @abstractmethod
     def _reduced(self) -> list[Tensor]:
@@ -66,7 +66,7 @@ class Shards(ABC):
         return []
 
     def begin(self) -> None:
-        """Forget the gradient of the last pass; what `gradients()` returned is no longer valid."""
+        """Discard the gradient of the last pass; what `gradients()` returned is no longer valid."""
         self._gradients = None
         self._clear()
 

@@ -34,7 +34,7 @@ def attention_heads(folder: Path) -> tuple[int, int]:
         config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path: config.json of {folder.name} cannot be read: {error}") from None
-    # Models with several inputs keep the shape of their language model in a part of its own.
+    # Models with several inputs have the shape of their language model in `text_config`.
     text: dict[str, Any] = config.get("text_config") or config
     heads = text.get("num_attention_heads") or text.get("n_head")
     if not isinstance(heads, int) or heads < 1:

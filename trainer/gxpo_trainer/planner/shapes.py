@@ -27,7 +27,7 @@ class ModelShape:
     """Sizes of a decoder-only transformer.
 
     experts: MLPs a layer, of which a token passes `active_experts`; 1 and 1 for a dense model. intermediate: width of
-    one of them. shared_intermediate: width of an MLP that every token passes beside the experts.
+    one of them. shared_intermediate: width of an MLP that every token passes in addition to the experts.
     """
 
     hidden: int

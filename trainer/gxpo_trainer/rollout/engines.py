@@ -45,7 +45,7 @@ class Engine:
 
 
 class Engines:
-    """Starts N engines and restarts those that die; the others go on meanwhile."""
+    """Starts N engines and restarts those that die, while the others continue."""
 
     def __init__(self, config: RunConfig, placement: Placement, settings: SamplerSettings, log_event: Event) -> None:
         self._config, self.placement, self._settings, self._log_event = config, placement, settings, log_event
@@ -97,7 +97,7 @@ class Engines:
             self._start_again(engine)
 
     def sleep(self, *, discard_weights: bool) -> None:
-        """Free the engines' GPUs for the learner; an engine that dies meanwhile starts when they come back."""
+        """Free the engines' GPUs for the learner; an engine that dies while asleep is restarted by `wake`."""
         self.may_start = False
         self._call("sleep", discard_weights)
 

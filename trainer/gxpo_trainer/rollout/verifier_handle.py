@@ -40,7 +40,7 @@ class VerifierHandle:
         return self.actor.score.remote(finished, rewards)
 
     def await_verdicts(self, pending: dict[Any, Submitted], rewards: bool) -> dict[int, Sequence[Verdict]]:
-        """Verdicts of each request. Raises TrainingError when the verifier dies again and again."""
+        """Verdicts of each request. Raises TrainingError when the verifier dies repeatedly."""
         verdicts: dict[int, Sequence[Verdict]] = {}
         restarts = 0
         while pending:

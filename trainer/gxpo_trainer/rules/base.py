@@ -1,15 +1,15 @@
 """The contract between an update rule and the learner that runs it.
 
-A rule decides how the parameters move during one training step. It sees flat local shards of the fp32
-parameters and a few verbs; it cannot see Ray, DeepSpeed, the model or the loss. So the same rule runs on a
+A rule decides how the parameters move during one training step. It has access to flat local shards of the fp32
+parameters and a few operations, but not to Ray, DeepSpeed, the model or the loss. The same rule thus runs on a
 two-parameter quadratic in a unit test and on eight ranks of ZeRO-3.
 
-Order of the verbs inside one step (the learner may rely on it):
+Order of the operations in one step (the learner may rely on it):
 
     backward → [read gradients] → optimizer_step → [read gradients, write parameters → publish] → backward → …
 
 Gradients are readable from the end of `backward()` until the next `backward()`, also after
-`optimizer_step()`. Parameters may be written in place at any time between passes; the forward pass sees
+`optimizer_step()`. Parameters may be written in place at any time between passes; the forward pass uses
 them after `publish()`.
 """
 
@@ -55,7 +55,7 @@ class Recurrence(Protocol):
 
     @property
     def weight_decay(self) -> float:
-        """λ of a decay whose share of a step is −ηλθ: the predictor `displacement` takes it out."""
+        """λ of a decay whose share of a step is −ηλθ, which the predictor `displacement` subtracts."""
 
     @property
     def moment_names(self) -> tuple[str, ...]: ...
@@ -82,7 +82,7 @@ class OptimizerState(Protocol):
 
 
 class RuleLearner(Protocol):
-    """What a rule may ask of a learner. All ranks call the verbs in the same order."""
+    """The operations of a learner that a rule uses. All ranks call them in the same order."""
 
     def backward(self) -> BackwardResult:
         """One full gradient of this step's batch at the published parameters, clipped; counts one pass."""
@@ -94,10 +94,10 @@ class RuleLearner(Protocol):
         """Local fp32 master shards, flat, no copies, padding left out."""
 
     def gradients(self) -> list[Tensor]:
-        """The gradients that the optimizer consumes (clipped), flat, shaped like `parameters()`."""
+        """The gradients that the optimizer uses (clipped), flat, shaped like `parameters()`."""
 
     def recurrence(self) -> Recurrence | None:
-        """The optimizer's recurrence at the present learning rate; None when it has no element-wise form."""
+        """The optimizer's recurrence at the current learning rate; None when it has no element-wise form."""
 
     def publish(self) -> None:
         """Make written master parameters the ones that the forward pass uses."""
@@ -110,15 +110,15 @@ class RuleLearner(Protocol):
 
 
 class Rule(Protocol):
-    """One update rule. `state` is all that it remembers between training steps."""
+    """One update rule. `state_dict` has everything that it keeps between training steps."""
 
     name: ClassVar[str]
 
     def step(self, learner: RuleLearner, *, last: bool = True) -> StepReport:
-        """Move the parameters by one step on the learner's present batch and say what was done.
+        """Move the parameters by one step on the learner's current batch and report what was done.
 
-        last: False for all mini-batches of a training step but its last. A gate judges with the last one, once a
-        training step.
+        last: False for all mini-batches of a training step but its last. A gate decides with the last one, once
+        per training step.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Where K real optimizer steps on the batch lead from θ⁰, and the passes that it took to know."""
+    """The point that K real optimizer steps on the batch reach from θ⁰, and the passes that they took."""
 
     theta_k: list[Tensor]
     backward_passes: int
@@ -137,7 +137,7 @@ class Trajectory:
 
 @runtime_checkable
 class LookAheadRule(Protocol):
-    """What a rule that looks ahead offers to diagnostics beside the verbs of `Rule`."""
+    """What a look-ahead rule provides for diagnostics in addition to `Rule`."""
 
     trajectory: Trajectory | None
     """A true K-step trajectory to measure the next step's θᴷ and θ̃ against; used once."""

@@ -1,7 +1,7 @@
 """Measurements that cost extra passes: a true K-step trajectory, and the noise floor of r.
 
-Both leave parameters, optimizer state and the rule's state exactly as they found them; their passes are
-reported apart (`update/diagnostic_passes_total`).
+Both restore parameters, optimizer state and the rule's state exactly; their passes are reported separately
+(`update/diagnostic_passes_total`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gxpo_trainer.types import Metrics
 
 
 def take_trajectory(learner: RuleLearner, k: int) -> Trajectory | None:
-    """K steps from the present state, taken and undone; None when a gradient on the way is not finite."""
+    """Take K steps from the current state and undo them; None when one of their gradients is not finite."""
     parameters = learner.parameters()
     state = learner.optimizer_state()
     theta0 = snapshot(parameters, None)
@@ -60,7 +60,7 @@ def diagnose(learner: RuleLearner, rule: Rule, *, noise_floor: bool) -> tuple[Me
 def prediction_error(
     learner: RuleLearner, truth: Trajectory, theta_k: Sequence[Tensor], theta0: Sequence[Tensor]
 ) -> Metrics:
-    """`gxpo/theta_k_error` and its kin: the θᴷ of a rule against the true one."""
+    """`gxpo/theta_k_error` and related metrics: the θᴷ of a rule against the true one."""
 
     def sums(predicted: Tensor, true: Tensor, start: Tensor) -> Tensor:
         p, t = (predicted - start).double(), (true - start).double()
@@ -88,7 +88,7 @@ def reposition_error(
 
 
 def ratio_noise(learner: RuleLearner, rule: LookAheadRule) -> Metrics:
-    """Two gradients at the same point: the spread of r = g'/g that is noise, over active coordinates.
+    """Two gradients at the same point: the spread of r = g'/g due to noise, over active coordinates.
 
     In fp32 on a deterministic engine it is 0. Takes two passes.
     """
@@ -109,8 +109,8 @@ def ratio_noise(learner: RuleLearner, rule: LookAheadRule) -> Metrics:
 def distributed_median(learner: RuleLearner, function: Callable[..., Tensor], *shards: Sequence[Tensor]) -> float:
     """Lower median over all coordinates of all ranks of a function that maps slices to non-negative values.
 
-    By bisection on counts: only counts are all-reduced, so no rank needs another's shard, and the values are computed
-    anew for each count, so that none but a slice's exist at a time. 64 halvings reach the last bit of fp32.
+    By bisection on counts: only counts are all-reduced, so no rank needs another's shard. The values are recomputed for
+    each count, which limits memory to one slice. 64 halvings reach the last bit of fp32.
     """
     largest, count = 0.0, 0
     for parts in chunks(*shards):

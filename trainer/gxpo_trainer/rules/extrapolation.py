@@ -6,7 +6,7 @@ GXPO (arXiv 2605.06755) eq. 6–9. Per coordinate, with S_n(r) = 1 + r + … + r
     θᴷ = θ⁰ + (θ² − θ⁰)·scale,   θ̃ = θ⁰ + α(θᴷ − θ⁰)
 
 Differs from the paper: r and the scale are clamped as its authors' code does (a |g⁰| just over δ would
-otherwise throw the coordinate out of the model), and the scale is evaluated without 0/0 at r = ±1.
+otherwise produce an arbitrarily large step), and the scale is evaluated without 0/0 at r = ±1.
 
 Each function here is one fused pass over one slice of a shard: it reads the probes, writes θ̃ over θ², and
 returns the sums that the metrics need. A slice is a cache-sized chunk on a CPU; on a GPU it is a large one, and the
@@ -35,10 +35,10 @@ FIELDS = ("count", "active", "ratio", "ratio_square", "scale", "clipped", "ahead
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The settings of one extrapolation, as numbers. α is a parameter because a diagnostic wants α = 1.
+    """The settings of one extrapolation, as numbers. α is a parameter because a diagnostic uses α = 1.
 
     threshold: a coordinate is active where its first gradient (`displacement`: its first step) exceeds it; a tensor []
-    where it differs from step to step, for a number is compiled into the kernel.
+    where it differs from step to step, because a number is compiled into the kernel.
     """
 
     k: int

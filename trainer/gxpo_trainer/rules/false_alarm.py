@@ -1,6 +1,6 @@
-"""When the gate fires on noise alone: what a chosen threshold, window and warm-up mean.
+"""When the gate fires on noise alone, for a given threshold, window and warm-up.
 
-Not in the papers. Take corrective norms as independent draws of one normal distribution, so that every
+Not in the papers. Assume that corrective norms are independent draws of one normal distribution, so that every
 firing is a false alarm. At the (n+1)-th value the gate compares x with the mean m and population std s of the
 last N = min(n, w) values. With the sample std u = s·√(N/(N−1)), (x − m) / (u·√(1 + 1/N)) follows Student's t
 with N − 1 degrees of freedom, so
@@ -49,7 +49,7 @@ def expected_false_alarm_step(gate: GateConfig) -> float:
 
 
 def describe(gate: GateConfig) -> str:
-    """One sentence for people who chose these settings."""
+    """One sentence about these settings, for the user."""
     step = expected_false_alarm_step(gate)
     if math.isinf(step):
         return "The gate never fires: the look-ahead stays on to the end."
@@ -65,7 +65,7 @@ def _step_probability(gate: GateConfig, step: int) -> float:
 
 
 def _rounded(step: float) -> str:
-    """Two significant digits: more would claim a precision that the estimate has not."""
+    """Two significant digits, the precision of the estimate."""
     if step < 100:
         return str(round(step))
     return f"{float(f'{step:.2g}'):,.0f}" if step < 1e6 else f"{step:.0e}"

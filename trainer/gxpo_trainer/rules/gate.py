@@ -16,19 +16,19 @@ from gxpo_trainer.types import Metrics
 
 @dataclass
 class GateState:
-    """What a gate remembers. `window` holds the past values, oldest first."""
+    """State of a gate. window: past values, oldest first."""
 
     active: bool = True
     window: list[float] = field(default_factory=list)
     shutoff_step: int | None = None
     cooldown: int = 0
     num_seen: int = 0
-    """Values let in so far: the warm-up may be longer than the window."""
+    """Number of values admitted so far: the warm-up may be longer than the window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One value against the window before it; z is None before the warm-up is over."""
+    """One value and the window before it; z is None during the warm-up."""
 
     value: float
     mean: float | None
@@ -39,8 +39,8 @@ class Reading:
 class Gate:
     """Fires when z = (value − mean) / (std + ε) reaches τ; then the rule takes plain steps.
 
-    Order: `collect` for each mini-batch of a training step, then `judge` once. `observe` measures the value against
-    the window, decides, and only then lets the value in.
+    Order: `collect` for each mini-batch of a training step, then `judge` once. `observe` compares the value with the
+    window, decides, and only then adds the value to the window.
     """
 
     def __init__(self, settings: GateConfig) -> None:
@@ -53,7 +53,7 @@ class Gate:
         return self.state.active
 
     def read(self, value: float) -> Reading:
-        """`value` against the present window; nothing is changed."""
+        """`value` compared with the current window, without changing any state."""
         window = self.state.window
         if not window:
             return Reading(value, None, None, None)
@@ -66,12 +66,12 @@ class Gate:
         return Reading(value, mean, std, z)
 
     def collect(self, value: float) -> None:
-        """Keep the value of one mini-batch for `judge`; one that is not finite is no evidence."""
+        """Keep the value of one mini-batch for `judge`; non-finite values are ignored."""
         if math.isfinite(value):
             self._collected.append(value)
 
     def judge(self, step: int) -> Reading | None:
-        """Observe the mean of what was collected since the last call; None when that is nothing."""
+        """Observe the mean of the values collected since the last call; None when there are none."""
         values, self._collected = self._collected, []
         if not values:
             return None
@@ -79,9 +79,9 @@ class Gate:
         return self.observe(mean, step) if self.active else self.observe_inactive(mean)
 
     def observe(self, value: float, step: int) -> Reading:
-        """Measure one value of an active step, decide, let it into the window.
+        """Compare one value of an active step with the window, decide, and add it to the window.
 
-        A value that is not finite is no evidence: it is neither judged nor kept.
+        Non-finite values are ignored.
         """
         if not math.isfinite(value):
             return Reading(value, None, None, None)
@@ -94,10 +94,10 @@ class Gate:
         return reading
 
     def observe_inactive(self, value: float) -> Reading | None:
-        """`rearm` only: one step of the cool-down, judged against the window as it was at the shut-off.
+        """`rearm` only: one step of the cool-down, compared with the window at the shut-off.
 
-        The look-ahead returns once the cool-down is over and z is under `rearm_threshold`. The window stays
-        frozen meanwhile: it describes the active phase.
+        The look-ahead is switched on again once the cool-down is over and z is below `rearm_threshold`. Until then the
+        window is not updated: it describes the active phase.
         """
         if self.settings.mode != "rearm" or self.active or not math.isfinite(value):
             return None

@@ -1,4 +1,4 @@
-"""GRPO (Shao et al. 2024, arXiv 2402.03300): θ ← OptimStep(θ, g(θ)), one backward pass a batch.
+"""GRPO (Shao et al. 2024, arXiv 2402.03300): θ ← OptimStep(θ, g(θ)), one backward pass per batch.
 
 The loss and the advantages are in `algo`; as an update rule GRPO is a plain optimizer step.
 """

@@ -10,7 +10,7 @@ Three backward passes whatever K; one after the gate has fired. Differs from the
 clamped as its authors' code does; two more predictors (`displacement`, `replay`), a single probe, and two
 more optimizer states before the corrective step; a gradient that is not finite ends the step at θ¹.
 
-Buffers beside parameters, gradient and optimizer state: θ⁰ and g⁰ (`gradient`, `replay`), θ⁰ and θ¹
+Buffers in addition to parameters, gradient and optimizer state: θ⁰ and g⁰ (`gradient`, `replay`), θ⁰ and θ¹
 (`displacement`), θ⁰ (one probe); `rollback` adds copies of the moments.
 """
 
@@ -42,7 +42,7 @@ from gxpo_trainer.types import Metrics, StepReport
 
 @dataclass
 class Buffers:
-    """Shard-sized copies that live from step to step while the gate is active."""
+    """Shard-sized copies that are kept from step to step while the gate is active."""
 
     theta0: list[Tensor] | None = None
     probe: list[Tensor] | None = None
@@ -207,9 +207,9 @@ class GXPO:
     def _return_to_first_probe(self, learner: RuleLearner, predictor: str, theta0: list[Tensor]) -> None:
         """After a corrective gradient that is not finite: θ¹, the plain GRPO step.
 
-        `displacement` holds θ¹. `rollback` holds the state that led to it, so the step is taken again. The
-        others hold neither (that would be another shard): there the optimizer's step from θ⁰ with the moments
-        after the probes stands in; with one probe, and for plain gradient descent, that is θ¹ itself. Where
+        `displacement` holds θ¹. `rollback` holds the state that led to it, so the step is repeated. The
+        others hold neither (that would take another shard) and use the optimizer's step from θ⁰ with the moments
+        after the probes instead; with one probe, and for plain gradient descent, that is θ¹ itself. Where
         nothing of the first probe is left (one probe without moments, or rolled back) the step is skipped.
         """
         live = learner.parameters()

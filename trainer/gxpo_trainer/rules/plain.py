@@ -1,4 +1,4 @@
-"""What every rule falls back to: one optimizer step on one gradient; and sums over shards."""
+"""The plain step that every rule falls back to, and sums over shards."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gxpo_trainer.rules.base import BackwardResult, RuleLearner
 from gxpo_trainer.types import Metrics, StepReport
 
 CPU_CHUNK = 1 << 15
-"""Elements that a CPU core works on at a time: a chunk's operands and temporaries stay in its L2 cache."""
+"""Elements that a CPU core processes at a time, so that operands and temporaries stay in its L2 cache."""
 DEVICE_CHUNK = 1 << 25
-"""Elements that a GPU works on at a time: 256 MB for each float64 temporary, whatever the size of the shard."""
+"""Elements that a GPU processes at a time: 256 MB for each float64 temporary, whatever the size of the shard."""
 
 
 def chunk_size(device: torch.device) -> int:
@@ -120,8 +120,8 @@ def finish_plain_step(learner: RuleLearner, first: BackwardResult) -> StepReport
 def last_step_norm(learner: RuleLearner) -> float | None:
     """‖θ_after − θ_before‖ of the optimizer step just taken, without a copy of θ_before.
 
-    It follows from the moments after the step; where a weight decay acts, the parameters after the step
-    stand in for those before it, a relative error of ηλ. None without an element-wise recurrence.
+    Computed from the moments after the step. With weight decay the parameters after the step replace those before it, a
+    relative error of ηλ. None without an element-wise recurrence.
     """
     recurrence = learner.recurrence()
     if recurrence is None:

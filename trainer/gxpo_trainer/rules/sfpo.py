@@ -1,12 +1,12 @@
-"""SFPO, Slow-Fast Policy Optimization (arXiv 2510.04072): K + 1 backward passes a batch.
+"""SFPO, Slow-Fast Policy Optimization (arXiv 2510.04072): K + 1 backward passes per batch.
 
     θ⁰ → K optimizer steps on the same batch → θᴷ         (fast)
     θ̃ = θ⁰ + α(θᴷ − θ⁰)                                   (reposition)
     θ ← OptimStep(θ̃, g(θ̃))                                (slow)
 
-Differs from the paper: a gate that fires acts on the step it fires in, for the entropy is known after the
-first pass, and with α = 0 that pass is all the step needs. With several mini-batches their mean entropy is known after
-the first pass over the last one, and the gate acts from there.
+Differs from the paper: a gate that fires takes effect in the same step, because the entropy is known after the first
+pass, and with α = 0 no other pass is needed. With several mini-batches their mean entropy is known after
+the first pass over the last one, and the gate takes effect there.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SFPO:
             report = finish_plain_step(learner, first)
         self.trajectory = None
         if not self.gate.active:
-            self._theta0 = None  # one shard of memory back for the plain phase
+            self._theta0 = None  # free one shard of memory for the plain phase
         if last:
             report.metrics.update(self.gate.metrics(reading))
         return report

@@ -4,7 +4,7 @@ Four transports with the same interface, `publish` on the learner and `WeightRec
 
     shared_memory   one host: two buckets under /dev/shm that the workers map
     object_store    between hosts: the same buckets through Ray's object store
-    nccl            between GPUs: one broadcast a bucket
+    nccl            between GPUs: one broadcast per bucket
     cuda_ipc        on shared GPUs: workers map the learner's buckets on their own GPU
 
 Order of one sync: the learner packs bucket i while the engines load bucket i-1. After the last bucket each worker
@@ -12,7 +12,7 @@ reads every tensor back, packed copies included, and compares checksums with wha
 engine serve the new version. After a failed sync it holds no version. The number of syncs is part of the prefix
 cache's key, so blocks of earlier weights are never reused.
 
-With LoRA the base weights stay, and the adapter travels in the same buckets (`adapters.py`).
+With LoRA the base weights stay, and the adapter is sent in the same buckets (`adapters.py`).
 
 Checksums weight bits by position, so they detect a changed last bit, a shift and an exchange of two tensors.
 """

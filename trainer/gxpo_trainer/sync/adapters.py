@@ -1,6 +1,6 @@
 """LoRA adapters in vLLM: each version is written as a PEFT adapter, loaded under a new id, and read back.
 
-The adapter travels instead of the merged weights: merged into bf16, most of a small adapter is rounded away.
+The adapter is sent instead of the merged weights: merged into bf16, most of a small adapter is rounded away.
 """
 
 from __future__ import annotations

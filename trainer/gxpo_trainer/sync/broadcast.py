@@ -1,4 +1,4 @@
-"""Weight transport between GPUs: one broadcast a bucket from learner rank 0 to every engine worker."""
+"""Weight transport between GPUs: one broadcast per bucket from learner rank 0 to every engine worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIMEOUT_S = 120.0
 
 
 class BroadcastGroup:
-    """A process group of its own, beside those of DeepSpeed and vLLM: NCCL on GPUs, Gloo on CPUs.
+    """A process group separate from those of DeepSpeed and vLLM: NCCL on GPUs, Gloo on CPUs.
 
     member 0 is learner rank 0. Raises WeightsUnavailable when the group cannot be formed or a member is lost.
     """

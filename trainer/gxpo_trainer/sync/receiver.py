@@ -91,7 +91,7 @@ class WeightReceiver:
     def verify(self, published: Published = ()) -> tuple[int, tuple[str, ...]]:
         """Compare this worker's part of every readable tensor with its latest published entry.
 
-        published: tensors that are still at hand, for the error message. Returns the number of comparisons and the
+        published: tensors that are still available, for the error message. Returns the number of comparisons and the
         unreadable names.
         """
         seen: set[str] = set()

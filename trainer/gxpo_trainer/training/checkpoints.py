@@ -7,8 +7,8 @@
         policy/                   a plain transformers folder (weights merged under LoRA)
         adapter/                  the adapter alone, under LoRA
 
-A checkpoint is built in a hidden folder beside its place and renamed into it, so a crash or a full disk leaves
-the earlier ones as they are. Free of torch: the ranks write their own files.
+A checkpoint is built in a hidden folder and renamed, so a crash or a full disk does not affect earlier ones. Free of
+torch: the ranks write their own files.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class CheckpointStore:
     def save(
         self, step: int, state: dict[str, Any], write_parts: Callable[[Path], None], *, score: float | None = None
     ) -> Path:
-        """Write one checkpoint atomically and drop those that need not be kept.
+        """Write one checkpoint atomically and delete those that need not be kept.
 
         write_parts(folder) fills `learner/` and `policy/`. score: what `keep_best` ranks by. Raises OSError when
-        the disk is full; nothing of the attempt is left then, and earlier checkpoints are as they were.
+        the disk is full; the partial checkpoint is deleted, and earlier ones are unchanged.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         work = self.root / f".{_PREFIX}{step:08d}.partial"
@@ -100,11 +100,11 @@ class CheckpointStore:
     def load(self, step: int) -> Checkpoint:
         """The checkpoint of a step, every file compared with the manifest.
 
-        Raises CheckpointError, naming the file and the way out, when it is incomplete or altered.
+        Raises CheckpointError, naming the file and the fix, when it is incomplete or altered.
         """
         path = self.path(step)
         others = [other for other in self.steps() if other != step]
-        way_out = (
+        fix = (
             f"delete {path.name} to continue from step {others[-1]}" if others else "start a new run in another folder"
         )
         try:
@@ -112,7 +112,7 @@ class CheckpointStore:
             state = json.loads((path / STATE).read_text(encoding="utf-8"))
             expected = dict(manifest["sha256"])
         except (OSError, ValueError, KeyError) as error:
-            raise CheckpointError(f"checkpoint {path} is incomplete ({error}); {way_out}") from error
+            raise CheckpointError(f"checkpoint {path} is incomplete ({error}); {fix}") from error
         if manifest.get("format") != FORMAT:
             raise CheckpointError(
                 f"checkpoint {path} has format {manifest.get('format')!r}, this version reads {FORMAT}; "
@@ -121,9 +121,9 @@ class CheckpointStore:
         for name, digest in expected.items():
             file = path / name
             if not file.is_file():
-                raise CheckpointError(f"checkpoint {path} lacks {name}; {way_out}")
+                raise CheckpointError(f"checkpoint {path} lacks {name}; {fix}")
             if hash_path(file) != digest:
-                raise CheckpointError(f"checkpoint {path}: {name} is truncated or altered; {way_out}")
+                raise CheckpointError(f"checkpoint {path}: {name} is truncated or altered; {fix}")
         return Checkpoint(path, step, state)
 
     def latest(self) -> Checkpoint | None:
@@ -132,7 +132,7 @@ class CheckpointStore:
         return self.load(steps[-1]) if steps else None
 
     def latest_valid(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that verifies, and why newer ones were passed over."""
+        """The newest valid checkpoint, and why newer ones were skipped."""
         problems: list[str] = []
         for step in reversed(self.steps()):
             try:
@@ -145,12 +145,12 @@ class CheckpointStore:
         steps = self.steps()
         keep = set(steps[-self.settings.keep_last :])
         scores = {step: score for step in steps if (score := self._score(step)) is not None}
-        # The earliest of equal scores is the best: it cost least.
+        # Of equal scores the earliest is the best, because it cost least.
         best = sorted(scores, key=lambda step: (-scores[step], step))[: self.settings.keep_best]
         for step in set(steps) - keep - set(best):
-            doomed = self.root / f".{self.path(step).name}.dropped"
-            self.path(step).rename(doomed)  # never half a checkpoint under its own name
-            shutil.rmtree(doomed, ignore_errors=True)
+            dropped = self.root / f".{self.path(step).name}.dropped"
+            self.path(step).rename(dropped)  # a partly deleted checkpoint must not have a checkpoint's name
+            shutil.rmtree(dropped, ignore_errors=True)
 
     def _score(self, step: int) -> float | None:
         try:
@@ -169,7 +169,7 @@ def export_policy(checkpoint: Checkpoint, target: Path, *, adapter: bool = False
     if not source.is_dir():
         raise CheckpointError(f"{checkpoint.path} has no {source.name}; only LoRA runs have an adapter")
     if target.exists():
-        raise CheckpointError(f"{target} exists already; name a new folder, nothing is overwritten")
+        raise CheckpointError(f"{target} already exists; choose a new folder")
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(source, partial)

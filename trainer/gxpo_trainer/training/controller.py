@@ -1,8 +1,8 @@
 """The training loop: sample → score → update → sync → report, until the first budget is reached.
 
-`train` is the whole run; `Controller.step` is one step and fits on a screen. What a step needs from Ray, vLLM
-and DeepSpeed is in `rollout`, `learner` and `sync`; what survives a crash is in `Counters`, the cursor and the rule's
-state, and those three are in every checkpoint.
+`Controller.run` is the whole run, `Controller.step` one step. What a step needs from Ray, vLLM and DeepSpeed is in
+`rollout`, `learner` and `sync`. Every checkpoint has the state that a crash must not lose: `Counters`, the cursor and
+the rule's state.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from gxpo_trainer.training.step_metrics import rollout_metrics, system_metrics
 from gxpo_trainer.types import Metrics
 
 MOST_NONFINITE = 3
-"""Consecutive steps without a finite gradient that end a run as `diverged`."""
+"""Consecutive steps without a finite gradient after which a run ends as `diverged`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Totals since the start of the run, as the history that counts sees them (see records/reading.py)."""
+    """Totals since the start of the run, over its merged history (see records/reading.py)."""
 
     step: int = 0
     backward_passes: float = 0.0
@@ -48,7 +48,7 @@ class Counters:
     nonfinite: int = 0
 
     def reached(self, budget: BudgetConfig) -> str | None:
-        """The first bound of the budget that is used up, else None."""
+        """The first bound of the budget that is reached, else None."""
         used = {
             "steps": self.step,
             "backward_passes": self.backward_passes,
@@ -101,11 +101,11 @@ class Controller:
     def run(self, resume_from: Checkpoint | None) -> str:
         """Train until the budget is spent or a pause or cancel request arrives; returns which of them ended the run."""
         if (request := self.control_request()) is not None:
-            return request  # nothing was done yet that a checkpoint could keep
+            return request  # there is nothing yet to keep in a checkpoint
         self.enter_phase("starting engines")
         self.pool.start()
         if self.pool.devices.shared:
-            # The engines measure free memory as they start, which the learner must not occupy meanwhile.
+            # The engines measure free memory while they start, so the learner must not occupy any.
             self.pool.engines.await_ready(every=True)
         self.learners.start()
         if resume_from is not None:
@@ -131,7 +131,7 @@ class Controller:
                 self._recover(error)
 
     def _next(self) -> str | None:
-        """One step; or, when the run is to end here, its last work and what ended it."""
+        """One step; or, when the run ends here, its last evaluation and checkpoint, and what ended it."""
         step = self.counters.step
         ended = self.counters.reached(self.config.budget)
         complete = ended is not None and self._evaluated == step
@@ -146,7 +146,7 @@ class Controller:
         return None
 
     def step(self) -> None:
-        """One training step, on-policy: every pass of the rule sees this one batch."""
+        """One training step, on-policy: every pass of the rule uses this one batch."""
         self.enter_phase("training")
         begin = time.perf_counter()
         number = self.counters.step + 1
@@ -178,7 +178,7 @@ class Controller:
     # ---- parts of a step ------------------------------------------------------------------------------------
 
     def _advance(self, number: int, result: StepResult, tokens: int) -> Metrics:
-        """Count the step and give the sampler its weights; what the sync measured."""
+        """Count the step and sync the sampler; returns what the sync measured."""
         old = self.counters
         self.counters = replace(
             old,
@@ -202,14 +202,14 @@ class Controller:
         return metrics
 
     def _log_placement(self) -> None:
-        """Record the nodes of all processes where there are several, and how weights travel."""
+        """Record the nodes of all processes where there are several, and the weight transport."""
         learner, samplers = self.learners.nodes(), self.pool.nodes()
         if {*learner} != {*samplers}:
             ranks, engines = (", ".join(node[:8] for node in nodes) for nodes in (learner, samplers))
             message = f"learner ranks on Ray nodes {ranks}; samplers on nodes {engines}"
             self.reporter.log_event("several_nodes", message, learner_nodes=learner, sampler_nodes=samplers)
         chosen = self.learners.transport
-        self.reporter.log_event("weight_transport", f"weights travel by {chosen}", transport=chosen)
+        self.reporter.log_event("weight_transport", f"weights are sent by {chosen}", transport=chosen)
 
     def _report(self, number: int, metrics: Metrics, rollouts: Rollouts, result: StepResult, spent: float) -> None:
         counters = self.counters = replace(self.counters, elapsed_s=self._elapsed())
@@ -298,7 +298,7 @@ class Controller:
         except OSError as error:
             # The earlier checkpoint is still valid, so training continues.
             self.reporter.log_event("checkpoint_failed", f"step {step}: {error}", step=step)
-            self.progress.message(f"checkpoint at step {step} could not be written: {error}; the earlier one stays")
+            self.progress.message(f"checkpoint at step {step} could not be written: {error}; the earlier one is kept")
             return
         self._saved = step
         self.reporter.log_event("checkpoint", f"step {step} saved", step=step)
@@ -316,12 +316,12 @@ class Controller:
         self.counters = replace(self.counters, repeated_passes=max(repeated, self.counters.repeated_passes))
         self.planner.load_state_dict(checkpoint.state["cursor"])
         self.reporter.start_attempt(self.attempt, self.counters.step)
-        # Until this attempt has done a step, what is reported (an evaluation that was put off) belongs to the step
-        # of the checkpoint: under a new attempt it would replace that step's own row.
+        # Until this attempt has done a step, what is reported (a postponed evaluation) belongs to the step of the
+        # checkpoint: under a new attempt it would replace that step's own row.
         self.reporter.attempt = int(checkpoint.state["attempt"])
 
     def _recover(self, error: LearnerDied) -> None:
-        """Start a new attempt from the last checkpoint that verifies. Raises TrainingError when the learner cannot
+        """Start a new attempt from the last valid checkpoint. Raises TrainingError when the learner cannot
         start again."""
         lost = self.counters
         self.reporter.log_event("learner_died", str(error), step=lost.step + 1, attempt=self.attempt)

@@ -1,7 +1,7 @@
 """Benchmarks during a run and after it, on the sampler of the run.
 
-n responses a problem at temperature 1: pass@1 is their mean, pass@k the unbiased estimator, maj@n the majority's
-answer; 95 % intervals by bootstrap over problems.
+n responses per problem at temperature 1: pass@1 is their mean, pass@k the unbiased estimator, maj@n that of the
+majority's answer; 95% intervals by bootstrap over problems.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Evaluator:
         return records, metrics
 
     def describe(self, step: int, metrics: Metrics) -> str:
-        """One line for people."""
+        """One line for the progress display."""
         parts = []
         for tokenized in self.benchmarks:
             name = f"eval/{tokenized.benchmark.name}/pass@1"
@@ -89,7 +89,7 @@ class Evaluator:
         if full:
             pairs += zip(tokenized.benchmark.left_out, tokenized.left_out_ids, strict=True)
         requests = [
-            # Seeds apart from training's: step −1 never trains.
+            # Seeds that training does not use: it has no step −1.
             SampleRequest(prompt, ids, n, request_seed(self.config.seed, -1, 0, place) if seeded else None)
             for place, (prompt, ids) in enumerate(pairs)
         ]
@@ -124,10 +124,10 @@ def grader_versions() -> dict[str, str]:
 
 
 def score_groups(groups: Sequence[ScoredGroup], *, seed: int) -> tuple[Metrics, list[float]]:
-    """Scores over problems and the share of right responses of each.
+    """Scores over problems, and the share of correct responses of each problem.
 
-    A response whose verdict is `timeout` or `error` counts as not right here: an evaluation reports what a user
-    would have got. Their share is a score of its own.
+    A response whose verdict is `timeout` or `error` counts as not correct here: an evaluation reports what a user
+    would get. `failed_fraction` is their share.
     """
     correct = np.array([[v.status == "correct" for v in group.verdicts] for group in groups], dtype=np.float64)
     n = correct.shape[1]

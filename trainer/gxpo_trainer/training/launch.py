@@ -28,7 +28,7 @@ class Launch:
     Leaving writes outcome.json first, then uploads what the service lacks, and releases the lock last.
 
     A launch that was stopped from outside (SIGTERM, Ctrl-C) or whose run another launch has taken over leaves no
-    outcome. A config that is refused leaves one only for a service, which would otherwise never know.
+    outcome. A config that is refused leaves one only for a service, which would otherwise not learn of it.
     """
 
     def __init__(self, out_dir: Path, service: ServiceAddress | None = None, *, wait_s: float = WAIT_S) -> None:
@@ -39,7 +39,7 @@ class Launch:
         self._uploader = Uploader(service, out_dir) if service else None
         self._reporter: RunReporter | None = None
         self.phase = PREPARING
-        """What the launch is doing, for people: `training`, `waiting for 3 GPUs`."""
+        """What the launch is doing, in words: `training`, `waiting for 3 GPUs`."""
         self._ended: str | None = None
         self._reason: str | None = None
         self._earlier_handler: Any = None
@@ -69,12 +69,12 @@ class Launch:
                 self._uploader.abandon()
             raise
         if self.serves:
-            self._forget_outcome()
+            self._remove_outcome()
         self.watch_sigterm()
         return self
 
     def watch_sigterm(self) -> None:
-        """Make SIGTERM end the run at its next step. Called again after Ray, which has a handler of its own."""
+        """Make SIGTERM end the run at its next step. Called again after Ray has started, which sets its own handler."""
         if threading.current_thread() is threading.main_thread():
             earlier = signal.signal(signal.SIGTERM, self._terminate)
             if self._earlier_handler is None:
@@ -82,13 +82,13 @@ class Launch:
 
     def begin(self, reporter: RunReporter) -> None:
         """Start the run: its files are open, and the uploader follows them."""
-        self._forget_outcome()
+        self._remove_outcome()
         self._reporter = reporter
         if self._uploader is not None:
             self._uploader.follow()
 
     def enter_phase(self, phase: str) -> None:
-        """Show what the launch is doing from now on."""
+        """Record and report what the launch is doing from now on."""
         if phase != self.phase:
             self.phase = phase
             if self._uploader is not None:
@@ -162,7 +162,7 @@ class Launch:
         if self.fenced is not None:
             raise TrainingError(f"{self.out_dir}: {self.fenced}; another launch owns the run, or it was deleted")
 
-    def _forget_outcome(self) -> None:
+    def _remove_outcome(self) -> None:
         (self.out_dir / OUTCOME).unlink(missing_ok=True)
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:

@@ -39,18 +39,18 @@ class Prepared:
     store: CheckpointStore
     checkpoint: Checkpoint | None
     skipped: Sequence[str]
-    """Why newer checkpoints were passed over."""
+    """Why newer checkpoints were skipped."""
 
 
 def prepare(config: RunConfig, out_dir: Path, *, resume: bool, continue_run: bool = False) -> Prepared:
-    """Check the machine, the model, the data and the output folder; touches nothing.
+    """Check the machine, the model, the data and the output folder, without writing anything.
 
-    resume: the folder must hold a run, whose newest checkpoint must be whole. continue_run: it may hold one, which
-    resumes from its newest whole checkpoint, or from the start.
+    resume: the folder must contain a run with a valid newest checkpoint. continue_run: it may contain one, which
+    resumes from its newest valid checkpoint, or from the start.
     """
     placement = Placement.decide(config)
     if not (resume or continue_run) and (out_dir / IDENTITY).exists():
-        raise ConfigError(f"--out {out_dir} holds a run already; add --resume to continue it, or name another folder")
+        raise ConfigError(f"--out {out_dir} already contains a run; add --resume, or choose another folder")
     config = config.model_copy(update={"model": pin_revision(config.model)})
     placement.config = config
     store = CheckpointStore(out_dir / CHECKPOINTS, config.checkpoint)
@@ -89,7 +89,7 @@ def tokenized_benchmarks(config: RunConfig, tokenizer: Any) -> list[TokenizedBen
     for name in config.evaluation.benchmarks:
         benchmark: Benchmark = load_benchmark(name, config.data, config.evaluation, gold_problem)
         if any(benchmark.name == other.benchmark.name for other in found):
-            raise ConfigError(f"evaluation.benchmarks: two are called {benchmark.name}; rename the file of one")
+            raise ConfigError(f"evaluation.benchmarks: two have the name {benchmark.name}; rename the file of one")
         problems = benchmark.prompts + (benchmark.left_out if config.evaluation.full_at_end else ())
         fitted = tokenize_prompts(problems, tokenizer, benchmark.template, config.model.max_length - limit)
         if fitted.num_too_long:
@@ -103,7 +103,7 @@ def tokenized_benchmarks(config: RunConfig, tokenizer: Any) -> list[TokenizedBen
 
 
 def gold_problem(gold: str) -> str | None:
-    """Why a gold cannot be used, None when it can."""
+    """Why a gold answer cannot be used, None when it can."""
     try:
         parse_gold(gold)
     except ValueError as error:
@@ -114,9 +114,9 @@ def gold_problem(gold: str) -> str | None:
 def _checkpoint_to_resume(
     store: CheckpointStore, config: RunConfig, out_dir: Path, *, resume: bool, continue_run: bool
 ) -> tuple[Checkpoint | None, list[str]]:
-    """The checkpoint to go on from, None for the start; and why newer ones were passed over."""
+    """The checkpoint to resume from, None for the start; and why newer ones were skipped."""
     if resume and not (out_dir / IDENTITY).exists():
-        raise CheckpointError(f"--resume: {out_dir} holds no run; leave --resume out to start one")
+        raise CheckpointError(f"--resume: {out_dir} contains no run; omit --resume to start one")
     skipped: list[str] = []
     if resume:
         checkpoint = store.latest()

@@ -1,7 +1,7 @@
-"""What a person sees while a run trains: one live bar on a terminal, one plain line a step elsewhere.
+"""Progress display of a run: a live bar on a terminal, one plain line per step elsewhere.
 
-Progress is never worth a run: a stream that is closed or full silences it. It writes to stderr, so that
-stdout stays free for results; on a terminal, prints of the process appear above the bar.
+A closed or full stream disables the display and never ends the run. It writes to stderr, so that stdout is free for
+results; on a terminal, other output of the process appears above the bar.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from rich.text import Text
 from gxpo_trainer.config import BudgetConfig
 
 _WINDOW = 20
-"""Steps that the pace is taken over: a run gets faster when its gate shuts the look-ahead off."""
+"""Steps that the pace is computed over: a run becomes faster when its gate switches the look-ahead off."""
 
 
 class TrainingProgress:
     """Reward, z-score, backward passes and time left, from the metric rows of the run.
 
-    budget: the bounds of the run; the share done is that of the bound nearest to its end, and the time
-    left follows from the pace of the last steps by the run's own clock (`time/elapsed_s`), so that nothing
-    here reads a clock. stream: stderr by default; `live` forces (True) or forbids (False) the bar.
+    budget: the bounds of the run; the share done is that of the bound nearest to its end, and the time left follows
+    from the pace of the last steps in the rows (`time/elapsed_s`), so no clock is read here. stream: stderr by default.
+    live: forces (True) or forbids (False) the bar.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class TrainingProgress:
                 BarColumn(bar_width=width, table_column=Column(min_width=width)),
                 TextColumn("{task.fields[line]}", markup=False),
             )
-            # Refreshed by each update and nothing else: a refresher thread would take CPU from the sampler.
+            # Refreshed by updates only: a refresh thread would take CPU time from the sampler.
             self._progress = Progress(*columns, console=console, auto_refresh=False)
             self._task = self._progress.add_task(name, total=1.0, line="starting")
 
@@ -63,7 +63,7 @@ class TrainingProgress:
             self._guarded(self._progress.stop)
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show a finished step. What the row does not have is left out."""
+        """Show a finished step; missing metrics are omitted."""
         done = share_done(self._budget, step, metrics)
         left = self._time_left(done, metrics)
         line = describe(self._budget, step, metrics, left)
@@ -78,7 +78,7 @@ class TrainingProgress:
         self._guarded(show)
 
     def message(self, text: str) -> None:
-        """A line of its own: above the bar, or between the lines."""
+        """Print a line, above the bar if there is one."""
         if self._progress is None:
             self._write_line(f"{self._name}: {text}")
             return
@@ -107,7 +107,7 @@ class TrainingProgress:
         self._guarded(write)
 
     def _guarded(self, action: object) -> None:
-        """Run a display action; a stream that is closed or full ends the display, not the run."""
+        """Run a display action; a closed or full stream ends the display, not the run."""
         if self._stream is None or not callable(action):
             return
         try:

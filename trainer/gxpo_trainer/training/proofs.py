@@ -1,8 +1,8 @@
-"""What a run must show before its numbers can be believed; a failed proof stops it with both figures.
+"""Proofs that sampler and learner have the same weights; a failed one ends the run with both figures.
 
-Every sync compares the checksums of all weights (sync/receiver.py). Every step compares the sampler's and
-the learner's log-probabilities of the step's own responses. At the start a canary moves the weights visibly and
-sees the sampler follow, because at tiny learning rates one stale version hides in the noise.
+Every sync compares the checksums of all weights (sync/receiver.py). Every step compares the sampler's and the
+learner's log-probabilities of the step's responses. At the start a canary changes the weights visibly and checks that
+the sampler follows, because at tiny learning rates the effect of one stale version is lost in the noise.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def check_gap(config: RunConfig, mean: float, largest: float, step: int) -> str 
     """A warning when one token's gap is above its limit, else None.
 
     Raises WeightSyncMismatch when sampler and learner disagree on average about the step's responses. One token of
-    hundreds of thousands proves nothing: in bf16 the largest gap of a step is rounding.
+    hundreds of thousands proves nothing: in bf16 the largest gap of a step is due to rounding.
     """
     mean_limit, max_limit = config.gap_limits()
     if not mean <= mean_limit:
@@ -52,7 +52,7 @@ def check_gap(config: RunConfig, mean: float, largest: float, step: int) -> str 
 
 
 def check_verdicts(config: RunConfig, groups: Sequence[ScoredGroup]) -> None:
-    """Raises VerifierFailed when too many verdicts are no evidence."""
+    """Raise VerifierFailed when too many verdicts are `timeout` or `error`."""
     verdicts = [verdict for group in groups for verdict in group.verdicts]
     failed = [verdict for verdict in verdicts if verdict.reward is None]
     share = len(failed) / len(verdicts)
@@ -60,15 +60,15 @@ def check_verdicts(config: RunConfig, groups: Sequence[ScoredGroup]) -> None:
         raise VerifierFailed(
             f"{len(failed)} of {len(verdicts)} verdicts are timeout or error ({share:.0%}; limit "
             f"verifier.max_failed_fraction = {config.verifier.max_failed_fraction:.0%}), last: {failed[-1].detail!r}; "
-            "raise verifier.deadline_s or verifier.memory_mb, or look at the answers in samples.jsonl"
+            "raise verifier.deadline_s or verifier.memory_mb, or inspect the answers in samples.jsonl"
         )
 
 
 def canary(config: RunConfig, learners: LearnerGroup, pool: RolloutPool, planner: RolloutPlanner) -> dict[str, float]:
     """Perturb the learner's weights, sync, check that the sampler's log-probabilities moved as well, restore.
 
-    The perturbation grows until the learner's own log-probabilities move by CANARY_EFFECT times the limit on the mean
-    gap: how much noise that takes depends on precision and adapters.
+    The perturbation grows until the learner's own log-probabilities change by CANARY_EFFECT times the limit on the mean
+    gap; how much noise that takes depends on precision and adapters.
 
     Returns the gaps at three syncs and how far learner and sampler moved. Raises WeightSyncMismatch when a gap does
     not close, or when no perturbation shows. The weights are restored; the sampler is left with the perturbed

@@ -1,4 +1,4 @@
-"""May this config continue that run, and as which attempt? What can change a result must be the same."""
+"""Whether a config may resume a run, and as which attempt: settings that affect results must be equal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _decisive(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def next_attempt(out_dir: Path, checkpoint: Checkpoint | None) -> int:
-    """The number of the attempt that begins now: above all that have begun, those since the checkpoint included."""
+    """Number of the next attempt: above all that have begun, including those since the checkpoint."""
     begun = [int(event["attempt"]) for event in read_events(out_dir) if event["kind"] == "attempt"]
     if checkpoint is not None:
         begun.append(int(checkpoint.state["attempt"]))
@@ -41,7 +41,7 @@ def next_attempt(out_dir: Path, checkpoint: Checkpoint | None) -> int:
 
 
 def repeated_passes(out_dir: Path, checkpoint: Checkpoint | None) -> float:
-    """Backward passes that were spent on steps which the next attempt does again, by all attempts so far."""
+    """Backward passes that all attempts so far have spent on steps which the next attempt repeats."""
     total = "update/backward_passes_total"
     rows = [row["metrics"] for row in read_metrics(out_dir) if total in row["metrics"]]
     if not rows:

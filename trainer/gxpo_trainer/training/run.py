@@ -78,7 +78,7 @@ def describe_end(ended: str, launch: Launch) -> str:
 
 
 def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: TrainingProgress) -> str:
-    """Start Ray and the engines, drive the controller, leave no process behind."""
+    """Start Ray and the engines, run the controller, and end all processes."""
     import ray
 
     from gxpo_trainer.cluster.ray_session import connect_ray
@@ -151,7 +151,7 @@ def _reserve(
 
 
 def _controller(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: TrainingProgress) -> Controller:
-    """The controller of a new attempt; nothing of it runs yet."""
+    """The controller of a new attempt, not yet started."""
     from gxpo_trainer.rollout.planner import RolloutPlanner
     from gxpo_trainer.rollout.pool import RolloutPool
     from gxpo_trainer.training.controller import Controller, Counters
@@ -177,9 +177,9 @@ def _controller(prepared: Prepared, launch: Launch, reporter: RunReporter, progr
 
 
 def _record_data(data: PromptSet, reporter: RunReporter) -> None:
-    """What was left out of the training problems, and what a person should read before the scores are believed."""
+    """Record excluded training problems, and near duplicates of evaluated ones for the user to check."""
     for setting, number in data.num_left_out.items():
-        reporter.log_event("problems_left_out", f"{setting} took out {number} training problems", setting=setting)
+        reporter.log_event("problems_left_out", f"{setting} excluded {number} training problems", setting=setting)
     if data.near_duplicates:
         examples = "; ".join(data.near_duplicates[:5])
         message = (
@@ -207,7 +207,7 @@ def _write_identity(prepared: Prepared, launch: Launch, reporter: RunReporter) -
         policy=folder if folder.is_dir() else None,
     )
     reporter.write_identity(identity)
-    if launch.serves:  # the service keeps the run's config itself
+    if launch.serves:  # the service stores the config
         return
     copy = prepared.out_dir / CONFIG_COPY
     partial = copy.with_suffix(".partial")

@@ -1,4 +1,4 @@
-"""One trainer a folder: a lock that the kernel lets go of when its process ends, however it ends."""
+"""One trainer per folder: a lock that the kernel releases when its process ends."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gxpo_trainer.errors import ConfigError, TrainingError
 
 LOCK = ".lock"
 WAIT_S = 60.0
-"""How long an earlier trainer of the folder, which may be about to end, is waited for."""
+"""Time to wait for an earlier trainer of the folder, which may be about to end."""
 _POLL_S = 0.2
 
 
 class RunLock:
-    """flock on `<run folder>/.lock`, which says who holds it: "<pid> <start of the process in clock ticks>"."""
+    """flock on `<run folder>/.lock`, which contains its holder: "<pid> <start of the process in clock ticks>"."""
 
     def __init__(self, out_dir: Path, wait_s: float = WAIT_S) -> None:
         self.path = out_dir / LOCK
@@ -26,16 +26,16 @@ class RunLock:
         self._made_folder = False
 
     def acquire(self) -> None:
-        """Make the folder where it is missing and take its lock.
+        """Create the folder if it is missing and acquire its lock.
 
-        Raises TrainingError when another trainer keeps it, ConfigError when the folder cannot be written.
+        Raises TrainingError when another trainer holds it, ConfigError when the folder cannot be written.
         """
         deadline = time.monotonic() + self._wait_s
         while not self._taken():
             if time.monotonic() >= deadline:
                 raise TrainingError(
                     f"{self.path.parent} is in use by another trainer (process {self._holder()}); wait for it to end, "
-                    "or name another folder"
+                    "or choose another folder"
                 )
             time.sleep(_POLL_S)
         line = f"{os.getpid()} {process_start(os.getpid())}\n".encode()
@@ -44,12 +44,12 @@ class RunLock:
             os.pwrite(self._fd, line, 0)
 
     def release(self, *, discard: bool = False) -> None:
-        """Let go. discard: leave nothing behind of a folder that this lock made and that holds nothing else."""
+        """Release the lock. discard: delete the folder if this lock created it and it contains nothing else."""
         if self._fd < 0:
             return
         if discard and self._made_folder and [entry.name for entry in self.path.parent.iterdir()] == [LOCK]:
             self.path.unlink()
-            with contextlib.suppress(OSError):  # somebody has put a file there meanwhile
+            with contextlib.suppress(OSError):  # another process has created a file there
                 self.path.parent.rmdir()
         os.close(self._fd)
         self._fd = -1
@@ -63,14 +63,14 @@ class RunLock:
         except FileNotFoundError:  # its holder has just discarded the folder
             return False
         except OSError as error:
-            raise ConfigError(f"--out {folder} cannot be used: {error.strerror}; name another folder") from error
+            raise ConfigError(f"--out {folder} cannot be used: {error.strerror}; choose another folder") from error
 
     def _try(self) -> bool:
         # Python's descriptors end at exec, so no process that a trainer starts keeps its lock.
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A lock file that was discarded meanwhile locks nothing.
+            # The holder may have deleted the lock file in between.
             held = os.path.samestat(os.fstat(fd), self.path.stat())
         except BlockingIOError:
             held = False
@@ -91,7 +91,7 @@ class RunLock:
 
 
 def process_start(pid: int) -> int:
-    """When a process started, in clock ticks since the machine did; 0 where /proc does not say."""
+    """Start time of a process in clock ticks since boot; 0 if unknown."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except OSError:

@@ -1,4 +1,4 @@
-"""Metrics of a step that belong to no single part: rollouts, verdicts, the machine."""
+"""Metrics of a step from rollouts, verdicts and the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boxed answers: `\\boxed{...}` and its kin, alone or joined to a list."""
+"""Boxed answers: `\\boxed{...}` and its variants, alone or joined to a list."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """math-verify as the engine for what our own exact layers leave undecided.
 
-Its time-outs are switched off: they use SIGALRM, which works in a main thread only. Whoever calls this module
-runs it in a process that can be killed (`pool.py`). The import costs a second, so it happens at the first use.
+Its time-outs are switched off: they use SIGALRM, which works in a main thread only. Call this
+module in a process that can be killed (`pool.py`). The import takes a second, so it happens at the first use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HUGE = re.compile(r"\^\s*\{?\s*(?:[0-9]\s*\\(?:cdot|times)\s*)?(?:[0-9]{5,}|10\
 
 
 def warm_up() -> None:
-    """Import the engine and build its parser's tables (about 1.5 s), so that no answer pays for it."""
+    """Import the engine and build its parser's tables (about 1.5 s), which no answer should be charged for."""
     engine_equal("x+1", "1+x")
 
 

@@ -1,8 +1,8 @@
 """A small parser for closed-form answers in (normalised) LaTeX: text -> expression tree.
 
-It knows what final answers are made of: numbers, letters with subscripts, the four operations, powers, roots,
-fractions, mixed numbers, elementary functions, binomials, factorials, absolute values, floor and ceiling. Whatever
-it does not know (sums, integrals, matrices, prose) raises `Unsupported`, and math-verify is asked instead.
+The grammar covers what final answers consist of: numbers, letters with subscripts, the four operations, powers, roots,
+fractions, mixed numbers, elementary functions, binomials, factorials, absolute values, floor and ceiling. Everything
+else (sums, integrals, matrices, prose) raises `Unsupported` and is left to math-verify.
 
 Conventions, where LaTeX leaves a choice: `a/bc` is (a/b)c; `-x^2` is -(x^2); `2\\frac{1}{3}` is the mixed number
 7/3; `\\sin 2x` takes the factors up to the next +, -, relation or function; `f(x)`, `g(x)`, ... are applications
@@ -218,7 +218,7 @@ class _Parser:
         return Node("sym", name=tokens) if _DERIVATIVE.fullmatch(tokens) else Node("div", arguments)
 
     def decorated(self, mark: str) -> Node:
-        r"""\dot{x}, \bar{x}, ...: a letter of its own."""
+        r"""\dot{x}, \bar{x}, ...: a separate symbol."""
         start = self._at
         self._argument()
         letter = "".join(self._tokens[start : self._at]).strip("{}")

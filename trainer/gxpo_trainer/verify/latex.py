@@ -1,4 +1,4 @@
-"""One spelling of LaTeX: every variation in how people and models write mathematics is one function, str -> str.
+"""Normalizes LaTeX: one function, str -> str, for each variation in how mathematics is written.
 
 `clean` applies them in order. None of them drops or changes what an answer says: words and units stay, as
 `\\text{...}`, and what a value may be read as (percent, degrees, thousands or a list) is decided later.

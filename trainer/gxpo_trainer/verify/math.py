@@ -1,7 +1,7 @@
 """answer -> Verdict: extraction, cleaning, comparison by structure, and math-verify for what is left.
 
-`verify` is a pure function without a clock: `Verdict.seconds` is 0 here and filled in by the pool, which also
-holds the deadline. Nothing here may be called on untrusted answers outside a killable process.
+`verify` is a pure function without a clock: `Verdict.seconds` is 0 here and set by the pool, which also enforces the
+deadline. Call nothing here on untrusted answers outside a killable process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def gold_answer(gold: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _cleaned_gold(gold: str) -> str:
-    """Kept, since a gold comes back for every sample of its group."""
+    """Cached, because a gold is used for every sample of its group."""
     return clean(gold_answer(gold))
 
 
@@ -69,7 +69,7 @@ def _is_readable(text: str) -> bool:
 def verify(gold: str, response: str, options: VerifyOptions | None = None) -> Verdict:
     """Whether the response's final answer is the gold. Pure; no time-out of its own (see `pool.VerifierPool`).
 
-    options: rules of the problem beside its gold; None for the common case.
+    options: rules of the problem in addition to its gold; None for the common case.
     """
     rules = options or VerifyOptions()
     answer = (is_choice(_cleaned_gold(gold)) and extract_choice(response)) or extract_answer(response)

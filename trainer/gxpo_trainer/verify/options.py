@@ -1,7 +1,6 @@
-"""What a benchmark asks of a verdict beside its gold: a tolerance, a unit, several answers.
+"""Rules of a problem in addition to its gold answer: a tolerance, a unit, several answers.
 
-Plain data that travels with a prompt, as JSON to the worker and back. A problem without options takes the default
-path, which knows nothing of all this.
+Plain data in a prompt's `extra`, sent to the worker as JSON.
 """
 
 from __future__ import annotations

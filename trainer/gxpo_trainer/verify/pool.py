@@ -1,14 +1,14 @@
 """Killable verifier processes with a wall clock.
 
-Each worker is a thread with a process of its own; the threads take answers from one queue, and callers hand work over
-with `submit` from any thread and wait on a future. Order of events for one answer:
+Each worker is a thread with its own process; the threads take answers from one queue. Callers submit work with
+`submit` from any thread and wait for a future. Order of events for one answer:
 
     queued -> sent, clock running -> verdict
                         |-> deadline passed: process killed, verdict `wrong` or `timeout`
-                        |-> process died: asked again of the next one; died twice: verdict `error`
+                        |-> process died: retried in the next one; died twice: verdict `error`
 
 Which verdict a deadline gives depends on the CPU time of the process. An honest answer is judged in milliseconds; one
-that computes for most of the deadline is built to evade a verdict, and is `wrong`, with the reason in `detail`. Where
+that computes for most of the deadline evades a verdict and is `wrong`, with the reason in `detail`. Where
 the process did not get that CPU time (a busy machine), or where a reward component was running, it is `timeout`, which
 carries no reward. Start-up of a process (about two seconds, in parallel) is not charged to an answer.
 """
@@ -49,7 +49,7 @@ class VerifierPool:
         workers: processes, at least 1.
         deadline_s: wall clock of one answer, seconds; past it the process is killed (see the module's text).
         memory_mb: address-space limit of a process, MiB; an answer that reaches it gets the verdict `error`.
-        rewards: (name, weight) of the components that are scored for pairs that bring a `context`.
+        rewards: (name, weight) of the components that are scored for pairs with a `context`.
 
     Raises:
         ValueError: a setting out of range.
@@ -82,7 +82,7 @@ class VerifierPool:
             thread.start()
 
     def submit(self, pairs: Sequence[Pair]) -> concurrent.futures.Future[list[Verdict]]:
-        """Hand over (gold, response) pairs; the future gives one verdict a pair, in order. Thread-safe."""
+        """Submit (gold, response) pairs; the future has one verdict per pair, in order. Thread-safe."""
         future: concurrent.futures.Future[list[Verdict]] = concurrent.futures.Future()
         if not pairs:
             future.set_result([])
@@ -97,11 +97,11 @@ class VerifierPool:
         return future
 
     def verify_many(self, pairs: Sequence[Pair]) -> list[Verdict]:
-        """One verdict a pair, in order; waits for all of them. Raises VerifierFailed."""
+        """One verdict per pair, in order; waits for all of them. Raises VerifierFailed."""
         return self.submit(pairs).result()
 
     def worker_pids(self) -> list[int]:
-        """Process ids of the present workers."""
+        """Process ids of the current workers."""
         return [process.pid for process in self._processes if process is not None]
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The process that verifies answers: `python -m gxpo_trainer.verify.worker MEMORY_MB PARENT`.
 
 Messages are lines of JSON on a socket, which is its standard input. In: `[gold, response]`, with a third entry
-`{"options": …, "context": …}` for an answer with rules of its own, or one to be scored. Out: `{"cpu": …}` once it is
+`{"options": …, "context": …}` for an answer with options, or one to be scored. Out: `{"cpu": …}` once it is
 ready; then for each answer the fields of its Verdict and `cpu`, the CPU time of the process so far, seconds. Before
 reward components of an answer are computed, `{"scoring": true}`; they add `components` and `score`. The worker imports
 neither torch nor Ray, ends when its input ends, and dies with its parent. With reward components it is
