@@ -66,7 +66,7 @@ def test_the_reference_study_is_valid_and_spends_its_budget_to_the_pass() -> Non
         ({"baseline": "ppo"}, "baseline = 'ppo' is no arm; choose one of grpo, gxpo, long"),
         ({"seeds": [0, 0]}, r"seeds \[0, 0\] contain one twice"),
         ({"seeds": [0]}, "seeds = .*: has 1 entries and must have at least 2"),
-        ({"arm": {}}, "arm = {}: unknown setting; take it out"),
+        ({"arm": {}}, "arm = {}: unknown setting; remove it"),
         ({"name": "../x"}, "must consist of lower-case letters"),
         ({"ladder": BODY["ladder"] | {"learning_rates": [2e-5, 1e-5]}}, "must be positive and in ascending order"),
         ({"arms": BODY["arms"] | {"a": {"label": "A", "learning_rate_of": "long"}}}, "an arm with a ladder of its own"),
