@@ -21,7 +21,13 @@ def register(subparsers: Subparsers) -> None:
     run.set_defaults(run=run_study)
     status = actions.add_parser("status", help="runs done and missing, and the best learning rate of each arm")
     status.set_defaults(run=show_status)
-    for action in (run, status):
+    report = actions.add_parser("report", help="write the report, and the data that it is made from")
+    report.add_argument(
+        "--data", metavar="DIR", type=Path, help="folder of the data; default: beside the study file, by its name"
+    )
+    report.add_argument("--page", metavar="FILE.md", type=Path, help="default report.md in the folder of the data")
+    report.set_defaults(run=write_report)
+    for action in (run, status, report):
         action.add_argument("study", metavar="STUDY.toml", type=Path, help="study file (.toml or .json)")
         action.add_argument("--out", metavar="DIR", type=Path, help="folder of its runs; default runs/studies/<name>")
 
@@ -49,6 +55,21 @@ def show_status(args: argparse.Namespace) -> int:
         done = sum(key.stage == "report" and key.arm == name for key in results)
         found = "not tuned yet" if rate is None else f"best learning rate {rate:g}"
         print(f"  {arm.label}: {found}, {done} of {len(study.seeds)} seeds done")
+    return 0
+
+
+def write_report(args: argparse.Namespace) -> int:
+    """Collect the runs where there are any, else read the data collected before; write the page and its pictures."""
+    from gxpo_trainer.studies import data as study_data
+    from gxpo_trainer.studies import report
+
+    study, root = _study(args)
+    folder = args.data or args.study.with_suffix("")
+    if root.exists():
+        study_data.write(study_data.collect(study, root), folder)
+    page = args.page or folder / "report.md"
+    report.write_report(study_data.read(folder), page)
+    print(f"Data: {folder}\nReport: {page} and {page.with_suffix('.html')}")
     return 0
 
 

@@ -40,7 +40,7 @@ _LEGEND_LINE = 110
 _LEGEND_LABEL = 56
 PNG_NAME, HTML_NAME = "curves.png", "report.html"
 
-_STYLE = """
+PAGE_STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }
 p.evidence { border-left: 4px solid #0072B2; padding: .5rem 1rem; background: #f3f7fa; white-space: pre-line; }
 div.wide { overflow-x: auto; }
@@ -217,7 +217,7 @@ def _page(groups: Sequence[SeedGroup], comparison: Comparison, picture: bytes, t
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body>",
+        f"<title>{html.escape(title)}</title><style>{PAGE_STYLE}</style></head><body>",
         f"<h1>{html.escape(title)}</h1>",
         f'<p class="evidence">{html.escape(weigh(comparison).sentence)}</p>',
         f'<img alt="Accuracy against steps, backward passes and minutes; gate z-score" '

@@ -1,0 +1,54 @@
+"""When a look-ahead pays, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from gxpo_trainer.compare.intervals import Interval
+from gxpo_trainer.compare.sampling_share import Payoff
+
+GXPO = Payoff(Interval(2.0, 1.5, 2.5, 5), passes=3.0)
+
+
+@pytest.mark.parametrize(
+    ("share", "synchronous", "asynchronous"),
+    [
+        (0.0, 2 / 3, 2 / 3),
+        # s = u = 0.5: 2 · 1 / (0.5 + 1.5) and 2 · 0.5 / 1.5.
+        (0.5, 1.0, 2 / 3),
+        # s = 0.75, u = 0.25: 2 / (0.75 + 0.75) and 2 · 0.75 / max(0.75, 0.75).
+        (0.75, 4 / 3, 2.0),
+        (0.9, 2 / 1.2, 2.0),
+    ],
+)
+def test_speed_up_at_a_share(share, synchronous, asynchronous) -> None:
+    assert GXPO.speed_up(share).mean == pytest.approx(synchronous)
+    assert GXPO.speed_up(share, asynchronous=True).mean == pytest.approx(asynchronous)
+
+
+def test_the_interval_scales_with_the_estimate() -> None:
+    found = GXPO.speed_up(0.5)
+    assert (found.low, found.high, found.num) == (pytest.approx(0.75), pytest.approx(1.25), 5)
+
+
+def test_break_even_is_where_the_speed_up_is_one() -> None:
+    even = GXPO.break_even
+    # (3 − 2)/2, bounds (3 − 2.5)/2 and (3 − 1.5)/2.
+    assert (even.mean, even.low, even.high) == (0.5, 0.25, 0.75)
+    assert GXPO.speed_up(even.mean).mean == pytest.approx(1.0)
+    assert GXPO.speed_up(even.low).high == pytest.approx(1.0)
+
+
+def test_an_arm_with_the_baselines_passes_has_none() -> None:
+    with pytest.raises(ValueError, match="no break-even"):
+        Payoff(Interval(2.0, None, None, 1), 1.0).break_even  # noqa: B018
+
+
+def test_a_share_of_one_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"set it in \[0, 1\)"):
+        GXPO.speed_up(1.0)
+
+
+def test_one_seed_has_no_bounds() -> None:
+    found = Payoff(Interval(2.0, None, None, 1), 3.0)
+    assert (found.speed_up(0.5).low, found.break_even.high) == (None, None)

@@ -1,0 +1,159 @@
+"""A study's data and report on invented runs whose figures are known by hand."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
+from gxpo_trainer.errors import DataError
+from gxpo_trainer.studies import data as study_data
+from gxpo_trainer.studies.data import MEDIANS, StudyData
+from gxpo_trainer.studies.definition import Study
+from gxpo_trainer.studies.expansion import RunKey
+from gxpo_trainer.studies.findings import find
+from gxpo_trainer.studies.report import as_html, as_markdown, compose, write_report
+
+STUDY = Study.model_validate(
+    {
+        "name": "small",
+        "title": "Small <study>",
+        "baseline": "grpo",
+        "seeds": [0, 1, 2],
+        "backward_passes": 6,
+        "evaluate_every": 3,
+        "ladder": {"learning_rates": [1e-5, 2e-5], "seeds": [7], "backward_passes": 3},
+        "arms": {"grpo": {"label": "GRPO"}, "gxpo": {"label": "GXPO"}, "late": {"label": "Late"}},
+    }
+)
+# Accuracy by seed at 3 and 6 passes. GRPO peaks at its last step, 6; GXPO reaches that at its step 2 or 1.
+GRPO = {0: (0.40, 0.50), 1: (0.42, 0.52), 2: (0.38, 0.54)}
+GXPO = {0: (0.45, 0.60), 1: (0.55, 0.60), 2: (0.50, 0.59)}
+
+
+def curve(per_step: int, accuracies: tuple[float, float], seed: int) -> EvaluationCurve:
+    passes = np.array([0.0, 3.0, 6.0])
+    values = np.array([0.3, *accuracies])
+    # Four problems; the last carries the fraction, so that means are the accuracies.
+    problems = np.stack([np.array([value, value, value, value]) for value in values])
+    return EvaluationCurve(
+        steps=passes / per_step,
+        backward_passes=passes,
+        hours=passes / 3600,
+        tokens=passes * 100,
+        accuracy=values,
+        ci_low=values - 0.1,
+        ci_high=values + 0.1,
+        per_problem=problems,
+        problem_ids=tuple(f"p{seed}/{number}" for number in range(4)),
+    )
+
+
+def invented(arms: tuple[str, ...] = ("grpo", "gxpo")) -> StudyData:
+    curves, rows = {}, []
+    for arm, per_step, table in (("grpo", 1, GRPO), ("gxpo", 3, GXPO)):
+        if arm not in arms:
+            continue
+        runs = [("ladder", 1e-5, 7, (0.3, 0.35)), ("ladder", 2e-5, 7, (0.3, 0.45))]
+        runs += [("report", 2e-5, seed, values) for seed, values in table.items()]
+        for stage, rate, seed, values in runs:
+            key = RunKey(stage, arm, rate, seed)
+            curves[key] = RunCurves(key.folder, arm.upper(), seed, curve(per_step, values, seed))
+            row = {"stage": stage, "arm": arm, "learning_rate": rate, "seed": seed, "accuracy": values[1]}
+            row |= {"diverged": False, "peak": max(values), "steps": 6 // per_step, "backward_passes": 6.0}
+            row |= {"training_s": 6.0, "rollout_s": 2.0, "verify_s": 1.0, "update_s": 3.0, "sync_s": 0.0}
+            row |= {"diagnostic_passes": 0.0, "tokens": 600.0} | dict.fromkeys(MEDIANS)
+            if arm == "gxpo":
+                row["gxpo/retention_mean"] = 0.5 + seed / 100
+            rows.append(row)
+    return StudyData(STUDY, {"packages": {"torch": "2"}, "unequal": []}, rows, curves)
+
+
+def test_findings_by_hand() -> None:
+    found = find(invented())
+    assert found.missing == ("Late",)
+    # (2 + 1)/6 of a GRPO step is sampling and verifying.
+    assert found.sampling_share == pytest.approx(0.5)
+    (gxpo,) = found.candidates
+    # Differences at 6 passes: 0.10, 0.08, 0.05.
+    assert gxpo.passes.cost == 6
+    assert gxpo.passes.difference.mean == pytest.approx(0.23 / 3)
+    # t = mean / (s/√3), s = 0.02517: 5.277; p of two sides with 2 degrees = 0.0341.
+    assert gxpo.passes.p_value == pytest.approx(0.0341, abs=2e-4)
+    assert gxpo.passes.adjusted == gxpo.passes.p_value
+    # Common steps: GRPO has 0, 3, 6 and GXPO 0, 1, 2, so there is none above 0.
+    assert gxpo.steps is None
+    # Seeds reach GRPO's peak at step 2, 1, 2 instead of 6: ratios 3, 6, 3.
+    assert gxpo.reached == 3
+    assert gxpo.steps_ratio.mean == pytest.approx(54 ** (1 / 3))
+    assert gxpo.payoff.passes == 3.0
+    assert gxpo.medians["gxpo/retention_mean"] == pytest.approx(0.51)
+    assert gxpo.ladder == ((1e-5, 0.35, False), (2e-5, 0.45, False))
+    assert gxpo.at_end_of_ladder
+
+
+def test_a_seed_that_misses_the_peak_leaves_no_payoff() -> None:
+    data = invented()
+    key = RunKey("report", "gxpo", 2e-5, 1)
+    data.curves[key] = RunCurves(key.folder, "GXPO", 1, curve(3, (0.4, 0.51), 1))
+    (gxpo,) = find(data).candidates
+    assert (gxpo.reached, gxpo.payoff) == (2, None)
+    assert "2 of 3 seeds reached the baseline's peak, so no speed-up is stated" in as_markdown(compose(data))
+
+
+def test_collapse_and_divergence_are_outcomes() -> None:
+    data = invented()
+    row = data.reported("gxpo")[0]
+    row |= {"peak": 0.9, "accuracy": 0.44, "diverged": True}
+    (gxpo,) = find(data).candidates
+    assert (gxpo.collapsed, gxpo.diverged) == (1, 1)
+    assert "GXPO collapsed in 1 and diverged in 1 of 3 runs" in as_markdown(compose(data))
+
+
+def test_the_page_claims_what_the_corrected_test_carries() -> None:
+    text = as_markdown(compose(invented()))
+    assert "GXPO: +7.7 points [+1.4, +13.9] at equal backward passes (6), higher; 3.78×" in text
+    weaker = invented()
+    key = RunKey("report", "gxpo", 2e-5, 2)
+    weaker.curves[key] = RunCurves(key.folder, "GXPO", 2, curve(3, (0.5, 0.5), 2))
+    assert re.search(
+        r"at equal backward passes \(6\), no difference shown \(a difference of \d", as_markdown(compose(weaker))
+    )
+    assert "Not complete yet, and so not compared: Late." in text
+    assert "The best rate is the highest that was tried" in text
+
+
+def test_before_the_baseline_is_complete_there_is_no_result() -> None:
+    text = as_markdown(compose(invented(("gxpo",))))
+    assert "Incomplete: 5 runs are done" in text
+    assert "points" not in text
+
+
+def test_data_survives_the_files_to_the_bit(tmp_path) -> None:
+    data = invented()
+    study_data.write(data, tmp_path)
+    again = study_data.read(tmp_path)
+    assert again.study == data.study
+    assert as_markdown(compose(again)) == as_markdown(compose(data))
+    assert again.best_rates() == {"grpo": 2e-5, "gxpo": 2e-5, "late": None}
+
+
+def test_the_report_has_its_pictures_and_escapes_text(tmp_path) -> None:
+    write_report(invented(), tmp_path / "evidence.md")
+    text = (tmp_path / "evidence.md").read_text()
+    pictures = re.findall(r"\]\((images/.*?)\)", text)
+    assert len(pictures) == 3
+    for picture in pictures:
+        assert Image.open(tmp_path / picture).width >= 900
+    page = (tmp_path / "evidence.html").read_text()
+    assert "Small &lt;study&gt;" in page
+    assert "<study>" not in page
+    assert as_html("t", ["## a", ["b"]]).count("<li>") == 1
+
+
+def test_a_folder_without_data_is_an_error(tmp_path) -> None:
+    with pytest.raises(DataError, match="has no data of a study"):
+        study_data.read(tmp_path)

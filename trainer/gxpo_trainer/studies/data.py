@@ -1,0 +1,194 @@
+"""The results of a study as three files, small enough for a repository: study.json, runs.parquet, evaluations.parquet.
+
+One row a run and one a run and evaluation; every number of the report comes from them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+
+from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
+from gxpo_trainer.compare.differences import find_differences
+from gxpo_trainer.compare.seeds import SeedGroup
+from gxpo_trainer.errors import DataError
+from gxpo_trainer.jsonl import Row
+from gxpo_trainer.records.curves import load_run
+from gxpo_trainer.records.reading import read_identity, read_metrics
+from gxpo_trainer.studies.definition import Study
+from gxpo_trainer.studies.expansion import RunKey, RunResult, best_rate
+from gxpo_trainer.studies.runner import read_results
+
+STUDY, RUNS, EVALUATIONS = "study.json", "runs.parquet", "evaluations.parquet"
+_SECONDS = ("rollout", "verify", "update", "sync")
+MEDIANS = (
+    "gxpo/retention_mean",
+    "gxpo/retention_std",
+    "gxpo/scale_mean",
+    "gxpo/displacement_ratio",
+    "gxpo/inactive_fraction",
+    "gxpo/theta_k_relative_error",
+    "gxpo/displacement_cosine_error",
+    "grad/cos_g0_slow",
+)
+"""Diagnostics of which a run's row has the median over its steps."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StudyData:
+    """A study with what its runs left. runs: rows of runs.parquet. curves: by run."""
+
+    study: Study
+    conditions: dict[str, Any]
+    runs: list[Row]
+    curves: dict[RunKey, RunCurves]
+
+    @property
+    def results(self) -> dict[RunKey, RunResult]:
+        return {key_of(row): RunResult(row["accuracy"], row["diverged"]) for row in self.runs}
+
+    def best_rates(self) -> dict[str, float | None]:
+        return {arm: best_rate(self.study, arm, self.results) for arm in self.study.arms}
+
+    def reported(self, arm: str) -> list[Row]:
+        """Rows of an arm's reported runs, by seed."""
+        found = [row for row in self.runs if row["stage"] == "report" and row["arm"] == arm]
+        return sorted(found, key=lambda row: int(row["seed"]))
+
+    def group(self, arm: str) -> SeedGroup | None:
+        """Reported runs of an arm; None before its first."""
+        runs = tuple(self.curves[key_of(row)] for row in self.reported(arm))
+        return SeedGroup(self.study.arms[arm].label, runs) if runs else None
+
+
+def key_of(row: Row) -> RunKey:
+    return RunKey(row["stage"], row["arm"], row["learning_rate"], row["seed"])
+
+
+def collect(study: Study, root: Path) -> StudyData:
+    """Read the complete runs of a study's folder. Raises DataError when there are none."""
+    results = read_results(study, root)
+    if not results:
+        raise DataError(f"{root} has no complete run of {study.name}; `gxpo study run` executes them")
+    curves = {key: load_run(root / key.folder) for key in results}
+    runs = [_run_row(key, result, curves[key], root / key.folder) for key, result in results.items()]
+    return StudyData(study, _conditions(study, root, curves), runs, curves)
+
+
+def write(data: StudyData, folder: Path) -> None:
+    """Write the three files. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    about = {"study": data.study.model_dump(mode="json"), "conditions": data.conditions}
+    (folder / STUDY).write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    rows = [row for key, run in data.curves.items() for row in _evaluation_rows(key, run)]
+    for name, table in ((RUNS, data.runs), (EVALUATIONS, rows)):
+        parquet.write_table(pa.Table.from_pylist(table), folder / name, compression="zstd")
+
+
+def read(folder: Path) -> StudyData:
+    """Read what `write` wrote. Raises DataError when a file is missing or damaged."""
+    try:
+        about = json.loads((folder / STUDY).read_text(encoding="utf-8"))
+        runs = parquet.read_table(folder / RUNS).to_pylist()
+        rows = parquet.read_table(folder / EVALUATIONS).to_pylist()
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise DataError(f"{folder} has no data of a study: {error}") from None
+    study = Study.model_validate(about["study"])
+    by_run: dict[RunKey, list[Row]] = {}
+    for row in rows:
+        by_run.setdefault(key_of(row), []).append(row)
+    curves = {key: _curves(study, key, found) for key, found in by_run.items()}
+    return StudyData(study, about["conditions"], runs, curves)
+
+
+def _run_row(key: RunKey, result: RunResult, run: RunCurves, folder: Path) -> Row:
+    rows = read_metrics(folder)
+    metrics = [row["metrics"] for row in rows]
+    last = metrics[-1] if metrics else {}
+    seconds = {f"{name}_s": sum(float(m.get(f"time/{name}_s", 0.0)) for m in metrics) for name in _SECONDS}
+    medians = {name: _median(metrics, name) for name in MEDIANS}
+    return {
+        "stage": key.stage,
+        "arm": key.arm,
+        "learning_rate": key.learning_rate,
+        "seed": key.seed,
+        "accuracy": result.accuracy,
+        "diverged": result.diverged,
+        "peak": float(run.curve.accuracy.max()),
+        "steps": len(rows),
+        "backward_passes": float(last.get("update/backward_passes_total", 0.0)),
+        "diagnostic_passes": float(last.get("update/diagnostic_passes_total", 0.0)),
+        "tokens": float(last.get("rollout/tokens_total", 0.0)),
+        "training_s": float(last.get("time/training_s", 0.0)),
+        **seconds,
+        **medians,
+    }
+
+
+def _median(metrics: Sequence[Row], name: str) -> float | None:
+    values = [float(m[name]) for m in metrics if name in m]
+    return median(values) if values else None
+
+
+def _evaluation_rows(key: RunKey, run: RunCurves) -> list[Row]:
+    curve = run.curve
+    scores = curve.per_problem
+    return [
+        {
+            "stage": key.stage,
+            "arm": key.arm,
+            "learning_rate": key.learning_rate,
+            "seed": key.seed,
+            "step": int(curve.steps[index]),
+            "backward_passes": float(curve.backward_passes[index]),
+            "tokens": float(curve.tokens[index]),
+            "hours": float(curve.hours[index]),
+            "accuracy": float(curve.accuracy[index]),
+            "ci_low": float(curve.ci_low[index]),
+            "ci_high": float(curve.ci_high[index]),
+            "per_problem": [] if scores is None else [float(score) for score in scores[index]],
+            "problems_sha256": hashlib.sha256("\n".join(curve.problem_ids).encode()).hexdigest()[:16],
+        }
+        for index in range(curve.steps.size)
+    ]
+
+
+def _curves(study: Study, key: RunKey, rows: list[Row]) -> RunCurves:
+    rows = sorted(rows, key=lambda row: int(row["step"]))
+    problems = len(rows[0]["per_problem"])
+    digest = rows[0]["problems_sha256"]
+    columns = {name: np.array([float(row[name]) for row in rows]) for name in ("backward_passes", "tokens", "hours")}
+    curve = EvaluationCurve(
+        steps=np.array([float(row["step"]) for row in rows]),
+        **columns,
+        accuracy=np.array([row["accuracy"] for row in rows]),
+        ci_low=np.array([row["ci_low"] for row in rows]),
+        ci_high=np.array([row["ci_high"] for row in rows]),
+        per_problem=np.array([row["per_problem"] for row in rows]) if problems else None,
+        problem_ids=tuple(f"{digest}/{number}" for number in range(problems)),
+    )
+    return RunCurves(key.folder, study.arms[key.arm].label, key.seed, curve)
+
+
+def _conditions(study: Study, root: Path, curves: dict[RunKey, RunCurves]) -> dict[str, Any]:
+    """Machine and versions of the first run, and what differs between arms that should be equal."""
+    identity = read_identity(root / next(iter(curves)).folder)
+    by_arm: dict[str, list[RunCurves]] = {}
+    for key, run in curves.items():
+        if key.stage == "report":
+            by_arm.setdefault(study.arms[key.arm].label, []).append(run)
+    groups = [SeedGroup(label, tuple(runs)) for label, runs in by_arm.items()]
+    allowed = {name.partition("=")[0] for arm in study.arms.values() for name in arm.overrides}
+    allowed.add("evaluation.every_steps")  # set per arm, so that evaluations lie at equal passes
+    unequal = [d.setting for d in find_differences(groups) if d.setting not in allowed] if groups else []
+    kept = ("code", "packages", "hardware", "policy_sha256", "data_sha256")
+    return {**{name: identity.get(name) for name in kept}, "unequal": unequal}

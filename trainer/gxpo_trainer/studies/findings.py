@@ -1,0 +1,202 @@
+"""What a study found: every figure of its report, with intervals over seeds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+import numpy as np
+
+from gxpo_trainer.compare.curves import Axis, RunCurves, at_budget
+from gxpo_trainer.compare.groups import compare_groups
+from gxpo_trainer.compare.intervals import Interval, mean_interval, shared_bootstrap
+from gxpo_trainer.compare.sampling_share import Payoff
+from gxpo_trainer.compare.seeds import SeedGroup
+from gxpo_trainer.compare.significance import detectable_difference, holm, paired_p_value
+from gxpo_trainer.jsonl import Row
+from gxpo_trainer.studies.data import MEDIANS, StudyData
+
+COLLAPSED = 0.5
+"""A run whose last accuracy is below this share of its peak has collapsed."""
+
+
+@dataclass(frozen=True, slots=True)
+class EqualCost:
+    """An arm against the baseline at the largest cost at which all their runs were evaluated.
+
+    accuracy, baseline: means over seeds. difference: paired by seed. over_problems: the same mean difference,
+    bootstrapped over problems. p_value: of the paired t-test; adjusted: after Holm over the arms. detectable: the
+    smallest difference that so many seeds show with 80% probability.
+    """
+
+    axis: Axis
+    cost: float
+    accuracy: Interval
+    baseline: Interval
+    difference: Interval
+    over_problems: Interval | None
+    p_value: float | None
+    detectable: float | None
+    adjusted: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ArmFindings:
+    """One arm. final: accuracy at the end of the budget. ladder: (rate, mean accuracy over its seeds, diverged).
+
+    passes, steps: against the baseline at equal cost; None for the baseline and without a common evaluation. reached:
+    seeds that reached the peak of the baseline's run of the same seed. payoff: None unless all seeds did.
+    medians: of the diagnostics, over seeds.
+    """
+
+    arm: str
+    label: str
+    learning_rate: float
+    seeds: tuple[int, ...]
+    final: Interval
+    ladder: tuple[tuple[float, float, bool], ...]
+    at_end_of_ladder: bool
+    collapsed: int
+    diverged: int
+    passes: EqualCost | None
+    steps: EqualCost | None
+    reached: int
+    steps_ratio: Interval | None
+    passes_ratio: Interval | None
+    payoff: Payoff | None
+    medians: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """arms: those with all reported seeds, the baseline first. missing: labels of the others. sampling_share: the
+    measured share of a baseline's step that sampling and verifying take."""
+
+    baseline: ArmFindings
+    arms: tuple[ArmFindings, ...]
+    missing: tuple[str, ...]
+    sampling_share: float
+
+    @property
+    def candidates(self) -> tuple[ArmFindings, ...]:
+        return tuple(found for found in self.arms if found.arm != self.baseline.arm)
+
+
+def find(data: StudyData) -> Findings | None:
+    """The findings; None before the baseline has all its seeds."""
+    study = data.study
+    groups = {arm: group for arm in study.arms if (group := data.group(arm)) and len(group.runs) == len(study.seeds)}
+    if study.baseline not in groups:
+        return None
+    order = [study.baseline, *(arm for arm in groups if arm != study.baseline)]
+    arms = [_arm(data, arm, groups[arm], groups[study.baseline]) for arm in order]
+    for axis in ("passes", "steps"):
+        arms = _adjusted(arms, axis)
+    missing = tuple(study.arms[arm].label for arm in study.arms if arm not in groups)
+    return Findings(arms[0], tuple(arms), missing, _sampling_share(data.reported(study.baseline)))
+
+
+def equal_cost(group: SeedGroup, baseline: SeedGroup, axis: Axis) -> EqualCost | None:
+    """See EqualCost; None without a cost, above 0, at which all runs were evaluated."""
+    runs = (*group.runs, *baseline.runs)
+    shared = set.intersection(*(set(run.curve.cost(axis).tolist()) for run in runs))
+    cost = max(shared, default=0.0)
+    if cost <= 0:
+        return None
+    pairs = [(run, baseline.by_seed[run.seed]) for run in group.runs if run.seed in baseline.by_seed]
+    differences = [_accuracy(run, axis, cost) - _accuracy(other, axis, cost) for run, other in pairs]
+    return EqualCost(
+        axis,
+        cost,
+        mean_interval([_accuracy(run, axis, cost) for run in group.runs]),
+        mean_interval([_accuracy(run, axis, cost) for run in baseline.runs]),
+        mean_interval(differences),
+        _over_problems(pairs, axis, cost),
+        paired_p_value(differences),
+        detectable_difference(differences),
+    )
+
+
+def _arm(data: StudyData, arm: str, group: SeedGroup, baseline: SeedGroup) -> ArmFindings:
+    rows = data.reported(arm)
+    is_baseline = group.name == baseline.name
+    compared = compare_groups([baseline] if is_baseline else [baseline, group], baseline.name, budgets={})
+    result = compared.group(group.name)
+    complete = result.num_reached == result.num_paired and not is_baseline
+    ratio = result.seed_speed_ups["steps"]
+    ladder = _ladder(data, arm)
+    rate = float(rows[0]["learning_rate"])
+    return ArmFindings(
+        arm=arm,
+        label=group.name,
+        learning_rate=rate,
+        seeds=result.seeds,
+        final=mean_interval([float(row["accuracy"]) for row in rows]),
+        ladder=ladder,
+        at_end_of_ladder=bool(ladder) and rate == ladder[-1][0],
+        collapsed=sum(row["accuracy"] < COLLAPSED * row["peak"] for row in rows),
+        diverged=sum(row["diverged"] for row in rows),
+        passes=None if is_baseline else equal_cost(group, baseline, "backward_passes"),
+        steps=None if is_baseline else equal_cost(group, baseline, "steps"),
+        reached=result.num_reached,
+        steps_ratio=ratio,
+        passes_ratio=result.seed_speed_ups["backward_passes"],
+        payoff=Payoff(ratio, _passes_per_step(rows)) if complete and ratio is not None else None,
+        medians={name: median(found) for name in MEDIANS if (found := [r[name] for r in rows if r[name] is not None])},
+    )
+
+
+def _adjusted(arms: Sequence[ArmFindings], name: str) -> list[ArmFindings]:
+    """The arms with Holm's correction over all that are compared with the baseline on this axis."""
+    known = [
+        (index, p)
+        for index, arm in enumerate(arms)
+        if (cost := getattr(arm, name)) is not None and (p := cost.p_value) is not None
+    ]
+    out = list(arms)
+    for (index, _), value in zip(known, holm([p for _, p in known]), strict=True):
+        out[index] = replace(out[index], **{name: replace(getattr(out[index], name), adjusted=value)})
+    return out
+
+
+def _ladder(data: StudyData, arm: str) -> tuple[tuple[float, float, bool], ...]:
+    by_rate: dict[float, list[Row]] = {}
+    for row in data.runs:
+        if row["stage"] == "ladder" and row["arm"] == arm:
+            by_rate.setdefault(float(row["learning_rate"]), []).append(row)
+    return tuple(
+        (rate, fmean(row["accuracy"] for row in rows), any(row["diverged"] for row in rows))
+        for rate, rows in sorted(by_rate.items())
+    )
+
+
+def _accuracy(run: RunCurves, axis: Axis, cost: float) -> float:
+    point = at_budget(run.curve, axis, cost)
+    assert point is not None
+    return point.accuracy
+
+
+def _over_problems(pairs: Sequence[tuple[RunCurves, RunCurves]], axis: Axis, cost: float) -> Interval | None:
+    """Mean over seeds of the difference per problem, resampling problems; None unless all runs have the same ones."""
+    if len({run.curve.problem_ids for pair in pairs for run in pair}) > 1:
+        return None
+    rows = []
+    for pair in pairs:
+        scores = []
+        for run in pair:
+            point = at_budget(run.curve, axis, cost)
+            if point is None or run.curve.per_problem is None:
+                return None
+            scores.append(run.curve.per_problem[point.index])
+        rows.append(scores[0] - scores[1])
+    return shared_bootstrap(np.mean(rows, axis=0)[None])[0]
+
+
+def _passes_per_step(rows: Sequence[Row]) -> float:
+    return float(sum(row["backward_passes"] for row in rows) / sum(row["steps"] for row in rows))
+
+
+def _sampling_share(rows: Sequence[Row]) -> float:
+    sampling = sum(row["rollout_s"] + row["verify_s"] for row in rows)
+    return float(sampling / sum(row["training_s"] for row in rows))

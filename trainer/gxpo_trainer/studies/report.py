@@ -1,0 +1,336 @@
+"""The report of a study as Markdown and HTML with pictures. Every number comes from the study's data."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gxpo_trainer.compare.intervals import Interval
+from gxpo_trainer.compare.sampling_share import SHARES
+from gxpo_trainer.compare.text_tables import Table
+from gxpo_trainer.published import gxpo_paper
+from gxpo_trainer.records.figures import PAGE_STYLE
+from gxpo_trainer.studies.data import StudyData
+from gxpo_trainer.studies.findings import COLLAPSED, ArmFindings, EqualCost, Findings, find
+from gxpo_trainer.studies.pictures import draw_curves, draw_ladder, draw_payoff
+
+IMAGES = "images"
+"""Folder of the pictures, beside the report."""
+_PAPER_K = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture of the report: its file name, and its content in words."""
+
+    file: str
+    alt: str
+
+
+Block = str | list[str] | Table | Picture
+"""A heading (`# …`), a paragraph, a list, a table or a picture."""
+
+
+def write_report(data: StudyData, file: Path) -> None:
+    """Write `file` (Markdown), the same as HTML beside it, and the pictures into `images/`."""
+    pictures = render_pictures(data)
+    blocks = compose(data)
+    folder = file.parent / IMAGES
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, picture in pictures.items():
+        (folder / name).write_bytes(picture)
+    file.write_text(as_markdown(blocks), encoding="utf-8")
+    file.with_suffix(".html").write_text(as_html(data.study.title, blocks), encoding="utf-8")
+
+
+def render_pictures(data: StudyData) -> dict[str, bytes]:
+    """PNG by file name; none before the baseline is complete."""
+    findings = find(data)
+    if findings is None:
+        return {}
+    groups = [group for found in findings.arms if (group := data.group(found.arm)) is not None]
+    name = data.study.name
+    return {
+        f"{name}-curves.png": draw_curves(groups),
+        f"{name}-ladder.png": draw_ladder(findings),
+        f"{name}-payoff.png": draw_payoff(findings),
+    }
+
+
+def compose(data: StudyData) -> list[Block]:
+    """The report's content."""
+    study, findings = data.study, find(data)
+    if findings is None:
+        done = len(data.runs)
+        return [f"# {study.title}", f"Incomplete: {done} runs are done, and the baseline lacks seeds. No result yet."]
+    name = study.name
+    return [
+        f"# {study.title}",
+        *_conclusion(data, findings),
+        Picture(f"{name}-curves.png", "Held-out accuracy against backward passes, steps, tokens and time, by arm"),
+        "## At equal backward passes",
+        equal_cost_table(findings, "passes"),
+        "## At equal steps",
+        "Equal steps are equal numbers of sampled batches: what counts where sampling dominates the cost.",
+        equal_cost_table(findings, "steps"),
+        "## Steps and passes to reach the baseline's peak",
+        match_table(findings),
+        "## When it pays",
+        "A step of the baseline is a share of sampling and a rest of updating. An arm samples as much a step, updates "
+        "more often, and needs fewer steps. The table shows its speed-up in time; asynchronous means that sampling "
+        "runs beside the update.",
+        payoff_table(findings),
+        Picture(f"{name}-payoff.png", "Speed-up in time against the share of sampling, by arm"),
+        "## Learning rates",
+        f"Each arm was tuned on seeds apart from the reported ones ({_listed(study.ladder.seeds)}), for "
+        f"{study.ladder.backward_passes} backward passes a run, upwards until its accuracy fell by more than "
+        f"{100 * study.ladder.drop:g} points.",
+        ladder_table(findings),
+        Picture(f"{name}-ladder.png", "Accuracy at the tuning budget against the learning rate, by arm"),
+        "## Predictions and diagnostics",
+        f"Medians over steps and seeds, and those of the GXPO paper for K = {_PAPER_K} (Qwen2.5-1.5B). The error is "
+        "that of the predicted θᴷ against a true K-step trajectory.",
+        diagnostics_table(findings),
+        "## Method",
+        _method(data, findings),
+        "## Still open",
+        _open_questions(data, findings),
+    ]
+
+
+def _conclusion(data: StudyData, findings: Findings) -> list[Block]:
+    base = findings.baseline
+    budget = data.study.backward_passes
+    parts = [
+        f"After {budget} backward passes and at a learning rate of {base.learning_rate:g}, its best, {base.label} "
+        f"reaches {_percent(base.final)} (mean and 95% interval over {len(base.seeds)} seeds)."
+    ]
+    parts += [_verdict(found) for found in findings.candidates]
+    blocks: list[Block] = [parts]
+    if findings.missing:
+        blocks.append(f"Not complete yet, and so not compared: {_listed(findings.missing)}.")
+    return blocks
+
+
+def _verdict(found: ArmFindings) -> str:
+    words = [f"{found.label}:"]
+    for cost, noun in ((found.passes, "backward passes"), (found.steps, "steps")):
+        if cost is not None:
+            words.append(f"{_points(cost.difference)} at equal {noun} ({cost.cost:g}), {_claim(cost)};")
+    return " ".join(words) + f" {_pays(found)}."
+
+
+def _claim(cost: EqualCost) -> str:
+    """What the corrected test carries, never more."""
+    if cost.adjusted is not None and cost.adjusted < 0.05:
+        return "higher" if cost.difference.mean > 0 else "lower"
+    could = f" (a difference of {100 * cost.detectable:.1f} would show)" if cost.detectable is not None else ""
+    return f"no difference shown{could}"
+
+
+def _pays(found: ArmFindings) -> str:
+    if found.payoff is None:
+        return f"{found.reached} of {len(found.seeds)} seeds reached the baseline's peak, so no speed-up is stated"
+    share = found.payoff.break_even if found.payoff.passes > 1 else None
+    steps = f"{_ratio(found.payoff.steps)} fewer steps to the baseline's peak"
+    if share is None:
+        return steps
+    if share.low is not None and share.high is not None and share.high < 1:
+        shown = f"{100 * max(0.0, share.high):.0f}%"
+        return f"{steps}; pays in time where sampling takes {shown} of a step or more (break-even {_share(share)})"
+    return f"{steps}; no share of sampling is shown at which it pays (break-even {_share(share)})"
+
+
+def equal_cost_table(findings: Findings, axis: str) -> Table:
+    """Accuracy and difference to the baseline; `axis` is `passes` or `steps`."""
+    header = ("arm", "at", "accuracy", "baseline", "difference", "over problems", "p", "p (Holm)", "would show")
+    rows = []
+    for found in findings.candidates:
+        cost: EqualCost | None = getattr(found, axis)
+        if cost is None:
+            rows.append((found.label, *["–"] * (len(header) - 1)))
+            continue
+        rows.append(
+            (
+                found.label,
+                f"{cost.cost:g}",
+                _percent(cost.accuracy),
+                _percent(cost.baseline),
+                _points(cost.difference),
+                _points(cost.over_problems) if cost.over_problems else "–",
+                _number(cost.p_value, ".3f"),
+                _number(cost.adjusted, ".3f"),
+                "–" if cost.detectable is None else f"{100 * cost.detectable:.1f}",
+            )
+        )
+    title = "Accuracy in %, differences in points with 95% intervals over seeds"
+    return Table(title, header, tuple(rows))
+
+
+def match_table(findings: Findings) -> Table:
+    header = ("arm", "seeds that reach it", "fewer steps", "fewer passes")
+    rows = [
+        (
+            found.label,
+            f"{found.reached} of {len(found.seeds)}",
+            _ratio(found.steps_ratio),
+            _ratio(found.passes_ratio),
+        )
+        for found in findings.candidates
+    ]
+    return Table(
+        "Speed-up over the baseline's run of the same seed, geometric mean over the seeds", header, tuple(rows)
+    )
+
+
+def payoff_table(findings: Findings) -> Table:
+    shares = sorted({*SHARES, round(findings.sampling_share, 2)})
+    header = ("arm", *(f"{100 * share:.0f}%" for share in shares), "asynchronous at 50%", "break-even")
+    rows = []
+    for found in findings.candidates:
+        if found.payoff is not None:
+            values = [f"{found.payoff.speed_up(share).mean:.2f}×" for share in shares]
+            beside = f"{found.payoff.speed_up(0.5, asynchronous=True).mean:.2f}×"
+            even = _share(found.payoff.break_even) if found.payoff.passes > 1 else "–"
+            rows.append((found.label, *values, beside, even))
+    title = f"Speed-up in time by the share of sampling; {100 * findings.sampling_share:.0f}% is that of this study"
+    return Table(title, header, tuple(rows))
+
+
+def ladder_table(findings: Findings) -> Table:
+    rates = sorted({rate for found in findings.arms for rate, _, _ in found.ladder})
+    rows = []
+    for found in findings.arms:
+        by_rate = {rate: f"{100 * value:.1f}" + (" (diverged)" if lost else "") for rate, value, lost in found.ladder}
+        rows.append((found.label, *(by_rate.get(rate, "–") for rate in rates), f"{found.learning_rate:g}"))
+    header = ("arm", *(f"{rate:g}" for rate in rates), "chosen")
+    return Table("Accuracy in % at the tuning budget by learning rate", header, tuple(rows))
+
+
+def diagnostics_table(findings: Findings) -> Table:
+    names = {
+        "gxpo/theta_k_relative_error": "error of θᴷ",
+        "gxpo/retention_mean": "retention",
+        "gxpo/scale_mean": "scale",
+        "gxpo/displacement_ratio": "displacement ratio",
+        "grad/cos_g0_slow": "cos(g⁰, g_slow)",
+        "gxpo/inactive_fraction": "inactive",
+    }
+    rows = [
+        (found.label, *(_number(found.medians.get(name), ".3f") for name in names), _percent(found.final))
+        for found in findings.arms
+        if found.medians
+    ]
+    paper = next(row for row in gxpo_paper().table("active_phase").rows if row["k"] == _PAPER_K)
+    stated = (paper.get(name.partition("/")[2]) for name in names)
+    rows.append((f"paper, K={_PAPER_K}", *(_number(value, ".3f") for value in stated), "–"))
+    return Table("Medians", ("arm", *names.values(), "final accuracy"), tuple(rows))
+
+
+def _method(data: StudyData, findings: Findings) -> list[str]:
+    study = data.study
+    versions = data.conditions.get("packages") or {}
+    shown = ", ".join(f"{name} {versions[name]}" for name in ("torch", "vllm", "deepspeed") if name in versions)
+    lines = [
+        f"Preset `{study.preset}`, seeds {_listed(study.seeds)}, {study.backward_passes} backward passes a run, "
+        f"evaluated every {study.evaluate_every} passes. Seeds, arms and budgets were fixed before the first run.",
+        "Differences are paired by seed: t-intervals over seeds, bootstrap over problems, geometric means of ratios, "
+        "Holm's correction over the arms.",
+        "`would show`: the smallest true difference that this number of seeds shows with 80% probability.",
+        f"Outcomes: {_outcomes(findings)}.",
+        f"Runs: {len(data.runs)}, of which {sum(row['stage'] == 'ladder' for row in data.runs)} for tuning. {shown}.",
+    ]
+    unequal = data.conditions.get("unequal") or []
+    if unequal:
+        lines.append(f"Conditions that differ between runs and should not: {_listed(unequal)}.")
+    return lines
+
+
+def _outcomes(findings: Findings) -> str:
+    bad = [
+        f"{found.label} collapsed in {found.collapsed} and diverged in {found.diverged} of {len(found.seeds)} runs"
+        for found in findings.arms
+        if found.collapsed or found.diverged
+    ]
+    rule = f"a run collapses when it ends below {100 * COLLAPSED:.0f}% of its peak"
+    return f"{'; '.join(bad) or 'no reported run diverged or collapsed'} ({rule})"
+
+
+def _open_questions(data: StudyData, findings: Findings) -> list[str]:
+    lines = ["One task, one small policy: whether the order of arms holds for large models is not tested here."]
+    edge = [found.label for found in findings.arms if found.at_end_of_ladder]
+    if edge:
+        lines.append(f"The best rate is the highest that was tried, so a better one may exist: {_listed(edge)}.")
+    if findings.missing:
+        lines.append(f"Arms without all seeds: {_listed(findings.missing)}.")
+    if len(data.study.ladder.seeds) == 1:
+        lines.append("Learning rates were chosen on one tuning seed, so neighbouring rates may be as good.")
+    return lines
+
+
+def as_markdown(blocks: Sequence[Block]) -> str:
+    parts = []
+    for block in blocks:
+        if isinstance(block, Table):
+            rows = [f"| {' | '.join(cells)} |" for cells in block.rows]
+            rule = "|" + "---|" * len(block.header)
+            parts.append("\n".join([f"*{block.title}*", "", f"| {' | '.join(block.header)} |", rule, *rows]))
+        elif isinstance(block, Picture):
+            parts.append(f"![{block.alt}]({IMAGES}/{block.file})")
+        elif isinstance(block, list):
+            parts.append("\n".join(f"- {line}" for line in block))
+        else:
+            parts.append(block)
+    return "\n\n".join(parts) + "\n"
+
+
+def as_html(title: str, blocks: Sequence[Block]) -> str:
+    """A page without scripts; text is escaped."""
+    body = "\n".join(_html_block(block) for block in blocks)
+    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{PAGE_STYLE}</style>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
+
+
+def _html_block(block: Block) -> str:
+    if isinstance(block, Table):
+        head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in block.header)
+        rows = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>" for cells in block.rows)
+        caption = f"<caption>{html.escape(block.title)}</caption>"
+        return f'<div class="wide"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    if isinstance(block, Picture):
+        return f'<img src="{IMAGES}/{html.escape(block.file)}" alt="{html.escape(block.alt)}">'
+    if isinstance(block, list):
+        return f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in block)}</ul>"
+    level = len(block) - len(block.lstrip("#"))
+    return f"<h{level}>{html.escape(block[level:].strip())}</h{level}>" if level else f"<p>{html.escape(block)}</p>"
+
+
+def _percent(interval: Interval) -> str:
+    return _with_bounds(interval, lambda value: f"{100 * value:.1f}", "%")
+
+
+def _points(interval: Interval) -> str:
+    return _with_bounds(interval, lambda value: f"{100 * value:+.1f}", " points")
+
+
+def _ratio(interval: Interval | None) -> str:
+    return "–" if interval is None else _with_bounds(interval, lambda value: f"{value:.2f}", "×")
+
+
+def _share(interval: Interval) -> str:
+    return _with_bounds(interval, lambda value: f"{100 * max(0.0, value):.0f}", "%")
+
+
+def _with_bounds(interval: Interval, show: Callable[[float], str], unit: str) -> str:
+    bounds = "" if interval.low is None or interval.high is None else f" [{show(interval.low)}, {show(interval.high)}]"
+    return f"{show(interval.mean)}{unit}{bounds}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def _listed(items: Sequence[object]) -> str:
+    return ", ".join(map(str, items))
