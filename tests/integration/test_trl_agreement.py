@@ -69,8 +69,12 @@ def apply_settings(trainer: Any, loss_type: str, settings: LossConfig) -> None:
     """What the trainer keeps as attributes of its own; so one trainer serves all cases."""
     trainer.loss_type = loss_type
     trainer.epsilon_low, trainer.epsilon_high = settings.clip_low, settings.clip_high
+    trainer.importance_sampling_level = "sequence" if settings.surrogate == "gspo" else "token"
+    if settings.surrogate == "cispo":
+        # TRL's bound is the largest weight itself, and it has no lower one.
+        trainer.epsilon_high = 1 + settings.clip_high
     trainer.beta = settings.kl_beta
-    trainer.use_vllm = trainer.vllm_importance_sampling_correction = settings.importance_cap is not None
+    trainer.use_vllm = trainer.vllm_importance_sampling_correction = settings.corrects
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
     trainer.model.zero_grad()
@@ -108,10 +112,20 @@ def trl_inputs(batch: StepBatch, old: list[Tensor], reference: list[Tensor], set
         "ref_per_token_logps": padded(reference, "right"),
         "num_items_in_batch": torch.tensor(sum(len(r) for r in responses)),
     }
-    if settings.importance_cap is not None:
-        weights = [torch.exp(o - s).clamp(max=settings.importance_cap) for o, s in zip(old, sampler, strict=True)]
+    if settings.corrects:
+        weights = [importance_weights(o - s, settings) for o, s in zip(old, sampler, strict=True)]
         inputs["importance_sampling_ratio"] = padded(weights, "right")
     return inputs
+
+
+def importance_weights(difference: Tensor, settings: LossConfig) -> Tensor:
+    """What TRL calculates beside its loss, for one response, by the documentation of its modes."""
+    if settings.correction == "token_truncate":
+        return difference.exp().clamp(max=settings.importance_high)
+    whole = settings.correction == "sequence_mask"
+    ratio = (difference.sum().expand_as(difference) if whole else difference).exp()
+    outside = (ratio < settings.importance_low) | (ratio > settings.importance_high)
+    return ratio.masked_fill(outside, 0.0)
 
 
 def ours(
@@ -140,9 +154,12 @@ def ours(
     [
         LossConfig(),
         LossConfig(clip_low=0.1, clip_high=0.28, kl_beta=0.04),
-        LossConfig(kl_beta=0.5, importance_cap=1.3),
+        LossConfig(kl_beta=0.5, correction="token_truncate", importance_high=1.3),
+        LossConfig(correction="token_mask", importance_low=0.7, importance_high=1.3),
+        LossConfig(correction="sequence_mask", importance_low=0.5, importance_high=2.0),
+        LossConfig(surrogate="gspo", clip_low=0.05, clip_high=0.08),
     ],
-    ids=["plain", "clip_higher_with_kl", "importance_sampling"],
+    ids=["plain", "clip_higher_with_kl", "token_truncate", "token_mask", "sequence_mask", "gspo"],
 )
 def test_loss_gradient_and_metrics_agree(
     trainer: Any, aggregation: Aggregation, loss_type: str, settings: LossConfig
@@ -158,13 +175,29 @@ def test_loss_gradient_and_metrics_agree(
 
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert relative_difference(gradient, gradient_vector(trainer.model)) < 1e-5
-    assert metrics["clip_fraction"] == pytest.approx(logged["clip_ratio/region_mean"], abs=1e-6)
-    assert metrics["clip_low_fraction"] == pytest.approx(logged["clip_ratio/low_mean"], abs=1e-6)
-    assert metrics["clip_high_fraction"] == pytest.approx(logged["clip_ratio/high_mean"], abs=1e-6)
+    if settings.surrogate != "gspo":  # TRL counts clipped responses then, not tokens
+        assert metrics["clip_fraction"] == pytest.approx(logged["clip_ratio/region_mean"], abs=1e-6)
+        assert metrics["clip_low_fraction"] == pytest.approx(logged["clip_ratio/low_mean"], abs=1e-6)
+        assert metrics["clip_high_fraction"] == pytest.approx(logged["clip_ratio/high_mean"], abs=1e-6)
     assert metrics["entropy"] == pytest.approx(logged["entropy"], rel=1e-5)
     assert 0.05 < metrics["clip_fraction"] < 0.9, "the batch clips too little or too much to compare"
     if settings.kl_beta > 0:
         assert metrics["kl"] == pytest.approx(logged["kl"], rel=1e-5)
+
+
+def test_cispo_agrees(trainer: Any) -> None:
+    settings = LossConfig(surrogate="cispo", clip_low=1.0, clip_high=0.2, kl_beta=0.1)
+    batch = random_batch(num_prompts=5, num_samples=4, seed=12)
+    old, reference = shifted(batch, 0.3, 3), shifted(batch, 0.4, 4)
+    metrics, gradient = ours(batch, old, reference, "token_mean", settings)
+    apply_settings(trainer, "cispo", settings)
+    loss = trainer.compute_loss(trainer.model, trl_inputs(batch, old, reference, settings))
+    loss.backward()
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert relative_difference(gradient, gradient_vector(trainer.model)) < 1e-5
+    clipped = trainer._metrics["train"]["cispo_clip_ratio"][-1]
+    assert metrics["clip_high_fraction"] == pytest.approx(clipped, abs=1e-6)
+    assert clipped > 0.05, "the batch clips too little to compare"
 
 
 def test_group_advantages_agree_with_trls_standard_deviation() -> None:

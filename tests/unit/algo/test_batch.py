@@ -37,7 +37,7 @@ from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict, Verd
 
 AGGREGATIONS: tuple[Aggregation, ...] = ("token_mean", "sequence_mean", "sequence_sum")
 LAYOUTS: tuple[Layout, ...] = ("padded", "shared", "packed")
-OPTIONS = LossConfig(kl_beta=0.3, importance_cap=1.5)
+OPTIONS = LossConfig(kl_beta=0.3, correction="token_truncate", importance_high=1.5)
 
 
 def loss_and_gradient(policy: PolicyModule, micros: list[MicroBatch]) -> tuple[float, Tensor]:

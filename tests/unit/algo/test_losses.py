@@ -105,7 +105,7 @@ def test_k3_is_never_negative_and_zero_at_equality(a: float, b: float) -> None:
 
 def test_kl_is_added_with_beta_and_not_scaled_by_the_importance_weight() -> None:
     micro = micro_batch([1.0], [1.0], sampler=[math.log(0.5)])
-    settings = LossConfig(kl_beta=0.1, importance_cap=1.5)
+    settings = LossConfig(kl_beta=0.1, correction="token_truncate", importance_high=1.5)
     old = logs(1.0)
     loss, sums = policy_loss(TokenOutputs(logs(1.1), None), micro, old, logs(2.2), settings)
     # importance weight min(1/0.5, 1.5) = 1.5; surrogate −1.1; KL with q = ln 2.
@@ -127,11 +127,12 @@ def test_beta_without_reference_is_refused() -> None:
         policy_loss(TokenOutputs(logs(1.0), None), micro_batch([1.0], [1.0]), None, None, LossConfig(kl_beta=0.5))
 
 
-def test_importance_weight_is_capped_from_above_only_and_has_no_gradient() -> None:
+def test_truncated_weight_is_bounded_from_above_only_and_has_no_gradient() -> None:
     logprobs = logs(1.0, 1.0, 1.0).requires_grad_()
     # old/sampler = 0.25, 1.25, 8 with cap 2.
     micro = micro_batch([1, 1, 1], [1, 1, 1], sampler=[math.log(4), math.log(0.8), math.log(0.125)])
-    loss, _ = policy_loss(TokenOutputs(logprobs, None), micro, None, None, LossConfig(importance_cap=2.0))
+    settings = LossConfig(correction="token_truncate", importance_high=2.0)
+    loss, _ = policy_loss(TokenOutputs(logprobs, None), micro, None, None, settings)
     loss.backward()
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx([-0.25, -1.25, -2.0], abs=1e-12)
@@ -142,8 +143,9 @@ def test_importance_weight_is_capped_from_above_only_and_has_no_gradient() -> No
     [
         LossConfig(),
         LossConfig(clip_low=0.1, clip_high=0.3, kl_beta=0.2),
-        LossConfig(importance_cap=1.2),
-        LossConfig(kl_beta=1.0, importance_cap=3.0),
+        LossConfig(correction="token_truncate", importance_high=1.2),
+        LossConfig(kl_beta=1.0, correction="token_mask", importance_low=0.8, importance_high=1.3),
+        LossConfig(surrogate="gspo", clip_low=0.05, clip_high=0.02),
     ],
 )
 def test_gradient_equals_finite_differences(settings: LossConfig) -> None:
@@ -158,6 +160,7 @@ def test_gradient_equals_finite_differences(settings: LossConfig) -> None:
     micro = micro_batch(
         normal(1.0).tolist(), torch.rand(40, generator=generator).tolist(), (old + normal(0.3)).tolist()
     )
+    micro.sequence_index = torch.arange(40) // 4
 
     def loss_at(x: Tensor) -> Tensor:
         return policy_loss(TokenOutputs(x, None), micro, old, reference, settings)[0]

@@ -41,6 +41,7 @@ def refusal(*overrides: str) -> str:
         ("learner.lora.dropout=0.1", "learner.lora.dropout = 0.1: must be 0"),
         ("rollout.top_p=0.9", "rollout.top_p = 0.9: must be 1.0"),
         ("rollout.async_depth=1", "rollout.async_depth = 1: must be 0"),
+        ("learner.loss.importance_low=3", "importance_low = 3.0 exceeds importance_high = 2.0; lower the first"),
         ("learner.optimizer.learning_rate=0", "learner.optimizer.learning_rate = 0: must be above 0"),
         ("rollout.max_new_tokens=4096", "rollout.max_new_tokens = 4096 leaves no room for a prompt"),
         ("learner.mini_batches=65", "learner.mini_batches = 65 exceeds rollout.prompts_per_step = 64"),

@@ -257,7 +257,8 @@ STATED = {
     "learner.rule.name", "learner.rule.k", "learner.rule.alpha", "learner.rule.delta", "learner.rule.activity",
     "learner.rule.probes",
     "learner.rule.predictor", "learner.rule.probe_state", "learner.rule.gate.threshold", "learner.rule.gate.mode",
-    "learner.rule.gate.two_sided", "learner.loss.clip_low", "learner.loss.clip_high", "learner.loss.kl_beta",
+    "learner.rule.gate.two_sided", "learner.loss.surrogate", "learner.loss.clip_low", "learner.loss.clip_high",
+    "learner.loss.kl_beta",
     "learner.optimizer.learning_rate", "learner.optimizer.max_grad_norm", "evaluation.benchmarks",
     "evaluation.samples_per_prompt", "budget.steps", "placement.device",
 }  # fmt: skip
@@ -265,7 +266,8 @@ STATED = {
 WITHOUT_EFFECT = {
     "data.subset", "data.num_problems", "data.difficulty", "learner.loss.resample_limit", "learner.lora",
     "learner.optimizer.momentum", "learner.rule.gate.rearm_after", "learner.rule.gate.rearm_threshold",
-    "learner.rule.activity_rms", "evaluation.data_root", "evaluation.max_new_tokens",
+    "learner.loss.importance_low", "learner.loss.importance_high", "learner.rule.activity_rms", "evaluation.data_root",
+    "evaluation.max_new_tokens",
 }  # fmt: skip
 """Of other data, rules, optimizers or machines, or derived from a setting that is stated."""
 

@@ -1,16 +1,37 @@
-"""The clipped surrogate of GRPO with a KL term, and the family's options.
+"""Surrogate losses of the GRPO family, with a KL term and a correction for samples of another policy.
 
-    L_t = w_t · [ −c_t · min(ρ_t A, clip(ρ_t, 1 − ε_low, 1 + ε_high) A) + β · KL_t ]
-    ρ_t = exp(log π_θ − log π_old)
-    KL_t = exp(q) − q − 1,  q = log π_ref − log π_θ           (k3; Schulman, "Approximating KL divergence", 2020)
-    c_t = min(exp(log π_old − log π_sampler), cap)            (truncated importance sampling; 1 when off)
+    L_t = w_t · [ c_t · S_t + β · KL_t ],   ρ_t = exp(log π_θ − log π_old)
 
-DeepSeekMath (arXiv 2402.03300, eq. 3 and 4); ε_low ≠ ε_high is DAPO's clip-higher (arXiv 2503.14476). The weights
-w_t hold the aggregation (batch.py), so the loss of a batch is the plain sum over its micro-batches and ranks.
+Surrogate S_t (`surrogate`):
+
+    ppo     −min(ρ_t A, clip(ρ_t, 1 − ε_low, 1 + ε_high) A)       DeepSeekMath, arXiv 2402.03300, eq. 3
+    gspo    −min(s A, clip(s, 1 − ε_low, 1 + ε_high) A)           GSPO, arXiv 2507.18071
+            s = (π_θ(y)/π_old(y))^(1/|y|) = exp(mean_t log ρ_t)   the same at each token of the response y
+    cispo   −sg[clip(ρ_t, 1 − ε_low, 1 + ε_high)] A log π_θ       CISPO, MiniMax-M1, arXiv 2506.13585
+
+ε_low ≠ ε_high is DAPO's clip-higher (arXiv 2503.14476).
+
+    KL_t = exp(q) − q − 1,  q = log π_ref − log π_θ               k3; Schulman, "Approximating KL divergence", 2020
+
+π_old is the learner's policy before the step (`proximal = "learner"`), or the policy μ that sampled (`"sampler"`).
+Importance weights: u_t = exp(log π_target − log μ) of a token, U = Π_t u_t of its response. A correction (`correction`)
+replaces u_t by v_t:
+
+    none             1 with `learner`, u_t with `sampler`
+    token_truncate   min(u_t, high)                               truncated importance sampling (TIS)
+    token_mask       u_t if low ≤ u_t ≤ high, else 0
+    sequence_mask    U if low ≤ U ≤ high, else 0                  the same at each token of the response
+
+With `learner`, π_target = π_old and c_t = v_t: the decoupled objective, arXiv 2110.00641. With `sampler`,
+π_target = π_θ; there ρ_t is u_t already, so that c_t = v_t/u_t. Either way the gradient of a token whose ratio is not
+clipped is −v_t A ∇log π_θ at the target policy. No gradient flows through c_t.
+
+The weights w_t hold the aggregation (batch.py), so the loss of a batch is the plain sum over micro-batches and ranks.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -21,7 +42,7 @@ from gxpo_trainer.algo.batch import MicroBatch
 from gxpo_trainer.config import LossConfig
 from gxpo_trainer.types import Metrics
 
-MAXIMA = frozenset({"logprob_gap_max"})
+MAXIMA = frozenset({"logprob_gap_max", "importance_max"})
 """Statistics that combine by maximum; all others by sum."""
 
 
@@ -45,8 +66,10 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss of one micro-batch (scalar) and its statistics (float64 scalars; `combine_statistics`).
 
-    old_logprobs: float32[T] of the policy that sampled, None in the first pass on the batch, where they equal the
-    current ones. reference_logprobs: float32[T] of the frozen reference; None only when `kl_beta` is 0.
+    old_logprobs: float32[T] of the learner before the step, None in the first pass on the batch, where they are the
+    current ones; not used with `proximal = "sampler"`. reference_logprobs: float32[T] of the frozen reference; None
+    only when `kl_beta` is 0. settings: resolved (`LossConfig.resolved`); automatic values count as those of strict
+    on-policy training.
 
     Raises ValueError when `kl_beta` is positive and there is no reference.
     """
@@ -56,16 +79,70 @@ def policy_loss(
             f"loss.kl_beta = {settings.kl_beta} needs reference log-probabilities; set kl_beta = 0 or pass them"
         )
     old = logprobs.detach() if old_logprobs is None else old_logprobs
-    ratio = torch.exp(logprobs - old)
-    clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
-    token_loss = -torch.minimum(ratio * micro.advantages, clipped * micro.advantages)
-    if settings.importance_cap is not None:
-        token_loss = token_loss * torch.exp(old - micro.sampler_logprobs).clamp(max=settings.importance_cap)
+    target = old
+    if settings.proximal == "sampler":
+        old, target = micro.sampler_logprobs, logprobs.detach()
+    ratio = _ratio(logprobs - old, micro, settings)
+    token_loss = _surrogate(ratio, logprobs, micro.advantages, settings)
+    importance = None
+    if settings.measures_importance:
+        importance = _importance(target - micro.sampler_logprobs, micro, settings)
+        if settings.corrects:
+            token_loss = token_loss * importance.factor
     kl = None if reference_logprobs is None else k3_divergence(logprobs, reference_logprobs)
     if kl is not None and settings.kl_beta > 0:
         token_loss = token_loss + settings.kl_beta * kl
     loss = (micro.token_weights * token_loss).sum()
-    return loss, _statistics(loss, ratio, kl, outputs, micro, settings)
+    return loss, _statistics(loss, ratio, kl, outputs, micro, settings, importance)
+
+
+def _ratio(log_ratio: Tensor, micro: MicroBatch, settings: LossConfig) -> Tensor:
+    """ρ_t, or with `gspo` the ratio of the response at each of its tokens."""
+    if settings.surrogate != "gspo":
+        return torch.exp(log_ratio)
+    lengths = _sequence_sums(torch.ones_like(log_ratio), micro)
+    return torch.exp(_sequence_sums(log_ratio, micro) / lengths)
+
+
+def _surrogate(ratio: Tensor, logprobs: Tensor, advantages: Tensor, settings: LossConfig) -> Tensor:
+    """S_t of the chosen surrogate, float32[T]."""
+    clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
+    if settings.surrogate == "cispo":
+        return -clipped.detach() * advantages * logprobs
+    return -torch.minimum(ratio * advantages, clipped * advantages)
+
+
+class _Importance(NamedTuple):
+    """Of each token: u_t, the weight v_t that replaces it, and the factor c_t of its loss."""
+
+    raw: Tensor
+    used: Tensor
+    factor: Tensor
+
+
+@torch.no_grad()
+def _importance(log_weights: Tensor, micro: MicroBatch, settings: LossConfig) -> _Importance:
+    """log_weights: float32[T], log u_t."""
+    low, high = settings.importance_low, settings.importance_high
+    raw, log_used = torch.exp(log_weights), log_weights
+    if settings.correction == "token_truncate":
+        log_used = log_weights.clamp(max=math.log(high))
+    elif settings.correction == "token_mask":
+        log_used = torch.where((raw >= low) & (raw <= high), log_weights, -torch.inf)
+    elif settings.correction == "sequence_mask":
+        log_whole = _sequence_sums(log_weights, micro)
+        whole = torch.exp(log_whole)
+        log_used = torch.where((whole >= low) & (whole <= high), log_whole, -torch.inf)
+    used = torch.exp(log_used)
+    return _Importance(raw, used, torch.exp(log_used - log_weights) if settings.proximal == "sampler" else used)
+
+
+def _sequence_sums(values: Tensor, micro: MicroBatch) -> Tensor:
+    """At each token the sum over the response that it belongs to, float32[T]."""
+    # Consecutive tokens of one index are a response; its position counts from 0.
+    position = torch.diff(micro.sequence_index, prepend=micro.sequence_index[:1]).ne(0).cumsum(0)
+    sums = values.new_zeros(values.shape[0]).index_add(0, position, values)
+    return sums[position]
 
 
 def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
@@ -76,7 +153,13 @@ def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _statistics(
-    loss: Tensor, ratio: Tensor, kl: Tensor | None, outputs: TokenOutputs, micro: MicroBatch, settings: LossConfig
+    loss: Tensor,
+    ratio: Tensor,
+    kl: Tensor | None,
+    outputs: TokenOutputs,
+    micro: MicroBatch,
+    settings: LossConfig,
+    importance: _Importance | None,
 ) -> dict[str, Tensor]:
     counted = micro.token_weights > 0
     low = (ratio < 1 - settings.clip_low) & (micro.advantages < 0)
@@ -96,6 +179,13 @@ def _statistics(
         "logprob_gap": total(gap),
         "logprob_gap_max": gap.max().double(),
     }
+    if importance is not None:
+        statistics |= {
+            "importance": total(importance.raw),
+            "importance_max": torch.where(counted, importance.raw, 0.0).max().double(),
+            "importance_used": total(importance.used),
+            "importance_squared": total(importance.used.square()),
+        }
     if kl is not None:
         statistics["kl"] = total(kl)
     if outputs.entropy is not None:
@@ -121,8 +211,9 @@ def finish_statistics(sums: Mapping[str, Tensor]) -> Metrics:
     """Metrics of a whole pass, without the prefix `policy/`.
 
     loss; and means over response tokens in the loss: clip_fraction (with clip_low_fraction, clip_high_fraction),
-    ratio_mean, kl, entropy, and logprob_gap_mean and logprob_gap_max against the sampler. kl and entropy are left out
-    where they were not measured; all but loss when no token is in the loss.
+    ratio_mean, kl, entropy, and logprob_gap_mean and logprob_gap_max against the sampler. Importance weights:
+    importance_mean and importance_max before the correction, importance_effective_sample_fraction = (Σv)²/(NΣv²) after
+    it. What was not measured is left out; all but loss when no token is in the loss.
     """
     metrics: Metrics = {"loss": float(sums["loss"])}
     tokens = float(sums["tokens"])
@@ -136,7 +227,12 @@ def finish_statistics(sums: Mapping[str, Tensor]) -> Metrics:
         "kl": "kl",
         "entropy": "entropy",
         "logprob_gap_mean": "logprob_gap",
+        "importance_mean": "importance",
     }
     metrics |= {name: float(sums[source]) / tokens for name, source in means.items() if source in sums}
-    metrics["logprob_gap_max"] = float(sums["logprob_gap_max"])
+    metrics |= {name: float(sums[name]) for name in MAXIMA if name in sums}
+    if "importance_used" in sums:
+        squared = tokens * float(sums["importance_squared"])
+        fraction = float(sums["importance_used"]) ** 2 / squared if squared else 0.0
+        metrics["importance_effective_sample_fraction"] = fraction
     return metrics

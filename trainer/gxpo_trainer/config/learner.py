@@ -29,7 +29,13 @@ class LoraConfig(Settings):
 
 
 class LossConfig(Settings):
-    """The clipped surrogate of GRPO and the family's options."""
+    """The surrogate of the GRPO family and its options; formulas in algo/losses.py."""
+
+    surrogate: Literal["ppo", "gspo", "cispo"] = Field(
+        "ppo",
+        description="ppo: GRPO's clipped ratio of each token; gspo: one clipped ratio a response; cispo: the clipped "
+        "ratio as a weight of the token's gradient.",
+    )
 
     clip_low: float = Field(0.2, ge=0, description="ε_low.")
     clip_high: float = Field(0.2, ge=0, description="ε_high; above ε_low it is clip-higher.")
@@ -44,9 +50,48 @@ class LossConfig(Settings):
     )
     resample_limit: int = Field(3, ge=1, description="resample only: maximum number of extra sampling rounds per step.")
     mask_truncated: bool = Field(False, description="Exclude responses truncated at the length limit from the loss.")
-    importance_cap: float | None = Field(
-        None, gt=0, description="Truncated importance sampling for the gap between sampler and learner; none: off."
+    proximal: Literal["auto", "learner", "sampler"] = Field(
+        "auto",
+        description="Policy that the ratio is taken to. learner: that of the step's first pass; sampler: the one that "
+        "sampled, by its own log-probabilities. auto: learner at rollout.async_depth 0, else sampler.",
     )
+    correction: Literal["auto", "none", "token_truncate", "token_mask", "sequence_mask"] = Field(
+        "auto",
+        description="What replaces the importance weights of samples of another policy. token_truncate: at most "
+        "importance_high (TIS); token_mask: 0 outside the bounds; sequence_mask: that of the response, 0 outside the "
+        "bounds. auto: none at rollout.async_depth 0, else token_truncate.",
+    )
+    importance_low: float = Field(0.5, ge=0, description="Lower bound of the masks.")
+    importance_high: float = Field(2.0, gt=0, description="Upper bound of importance weights.")
+
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> LossConfig:
+        if self.importance_low > self.importance_high:
+            raise ValueError(
+                f"importance_low = {self.importance_low} exceeds importance_high = {self.importance_high}; "
+                "lower the first or raise the second"
+            )
+        return self
+
+    @property
+    def corrects(self) -> bool:
+        """Whether importance weights are truncated or masked; false while `correction` is automatic."""
+        return self.correction not in ("auto", "none")
+
+    @property
+    def measures_importance(self) -> bool:
+        """Whether the metrics `importance/…` are reported."""
+        return self.corrects or self.proximal == "sampler"
+
+    def resolved(self, async_depth: int) -> LossConfig:
+        """The same with automatic values replaced by those that this depth implies."""
+        implied = ("sampler", "token_truncate") if async_depth else ("learner", "none")
+        update = {
+            name: value
+            for name, value in zip(("proximal", "correction"), implied, strict=True)
+            if getattr(self, name) == "auto"
+        }
+        return self.model_copy(update=update)
 
 
 class OptimizerConfig(Settings):

@@ -23,6 +23,7 @@ from gxpo_trainer.learner.loaded_batch import (
     LoadedBatch,
     Statistics,
     first_pass_gap,
+    first_pass_statistics,
     load_share,
     statistics_over_ranks,
     sum_over_ranks,
@@ -78,6 +79,7 @@ class DeepSpeedLearner:
         """Resident set before the model is loaded; the planner counts from it."""
         self.device = torch.device("cpu" if device == "cpu" else f"cuda:{torch.cuda.current_device()}")
         settings = config.learner
+        self._loss = settings.loss.resolved(config.rollout.async_depth)
         torch.manual_seed(config.seed)
         attention = choose_attention(config, device, flash_installed=flash_attention_installed())
         policy = config.model.model_copy(update={"attention": attention})
@@ -109,13 +111,14 @@ class DeepSpeedLearner:
         """Load this rank's shares of several mini-batches; the first becomes the present one.
 
         With more than one, log π_old of all of them is taken now, by forward-only passes: the first mini-batch's
-        step moves the policy.
+        step moves the policy. Stale samples with π_old of the sampler need neither these nor the gap at this point.
         """
         self._batches = [
             load_share(batch, self.config.learner, layout=self._packing, pad_id=self._pad_id, device=self.device)
             for batch in batches
         ]
-        if len(batches) > 1:
+        stale = self.config.rollout.async_depth > 0
+        if len(batches) > 1 and not (stale and self._loss.proximal == "sampler"):
             for index in range(len(batches)):
                 self.use_batch(index)
                 self.fix_old_logprobs()
@@ -134,7 +137,7 @@ class DeepSpeedLearner:
         loaded = self._loaded()
         passes = self._forward_all(loaded, temperature)
         loaded.old = [outputs.logprobs for outputs in passes]
-        without_kl = self.config.learner.loss.model_copy(update={"kl_beta": 0.0})
+        without_kl = self._loss.model_copy(update={"kl_beta": 0.0})
         parts = [policy_loss(*pair, None, None, without_kl)[1] for pair in zip(passes, loaded.counted, strict=True)]
         loaded.first_pass = statistics_over_ranks(parts, self.device)
 
@@ -146,12 +149,18 @@ class DeepSpeedLearner:
         """
         return first_pass_gap(self._batches)
 
+    def importance_metrics(self) -> Metrics:
+        """`importance/…` at the first passes of all loaded mini-batches; empty where they are not measured."""
+        metrics = finish_statistics(first_pass_statistics(self._batches))
+        prefix = "importance_"
+        return {f"importance/{n.removeprefix(prefix)}": v for n, v in metrics.items() if n.startswith(prefix)}
+
     # ---- the verbs of a rule --------------------------------------------------------------------------------
 
     def backward(self) -> BackwardResult:
         """One full gradient of the present batch at the published parameters, clipped; counts one pass."""
         loaded = self._loaded()
-        if self.config.learner.loss.kl_beta > 0 and loaded.reference is None:
+        if self._loss.kl_beta > 0 and loaded.reference is None:
             loaded.reference = self._reference_logprobs(loaded)
         self._shards.begin()
         no_grad = [self._pass(loaded, len(loaded.grad) + i, gradient=False) for i in range(len(loaded.no_grad))]
@@ -169,7 +178,7 @@ class DeepSpeedLearner:
         if loaded.first_pass is None:
             loaded.first_pass = statistics
         metrics = finish_statistics(statistics)
-        shown = {name: value for name, value in metrics.items() if not name.startswith("logprob_gap")}
+        shown = {name: value for name, value in metrics.items() if not name.startswith(("logprob_gap", "importance"))}
         result = BackwardResult(loss=shown.pop("loss"), grad_norm=self._clip(), statistics=shown)
         self._finite = result.finite
         return result
@@ -322,7 +331,7 @@ class DeepSpeedLearner:
         reference = None if loaded.reference is None else loaded.reference[index]
         with torch.set_grad_enabled(gradient):
             outputs = self._forward(micro, with_entropy=True)
-            loss, part = policy_loss(outputs, micro, old, reference, self.config.learner.loss)
+            loss, part = policy_loss(outputs, micro, old, reference, self._loss)
         if gradient:
             self._accumulate(loss, last=index + 1 == loaded.num_passes)
         return part, outputs.logprobs.detach()

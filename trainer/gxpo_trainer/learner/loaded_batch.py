@@ -11,7 +11,6 @@ from torch import Tensor
 from gxpo_trainer.algo.batch import Layout, MicroBatch, StepBatch, dummy_micro_batch, pack
 from gxpo_trainer.algo.losses import MAXIMA, combine_statistics, finish_statistics
 from gxpo_trainer.config import LearnerConfig
-from gxpo_trainer.types import Metrics
 
 Statistics = dict[str, Tensor]
 """float64 scalars of algo.losses.policy_loss."""
@@ -104,11 +103,16 @@ def first_pass_gap(batches: Sequence[LoadedBatch]) -> tuple[float, float]:
 
     (0, 0) when no token is in the loss. Raises RuntimeError before the first pass.
     """
+    metrics = finish_statistics(first_pass_statistics(batches))
+    return metrics.get("logprob_gap_mean", 0.0), metrics.get("logprob_gap_max", 0.0)
+
+
+def first_pass_statistics(batches: Sequence[LoadedBatch]) -> Statistics:
+    """Statistics of the first passes over all batches that had one. Raises RuntimeError when none had."""
     total: Statistics | None = None
     for batch in batches:
         if batch.first_pass is not None:
             total = combine_statistics(total, batch.first_pass)
     if total is None:
         raise RuntimeError("no pass was made on this batch yet: call backward() or fix_old_logprobs() first")
-    metrics: Metrics = finish_statistics(total)
-    return metrics.get("logprob_gap_mean", 0.0), metrics.get("logprob_gap_max", 0.0)
+    return total
