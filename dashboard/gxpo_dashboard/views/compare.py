@@ -19,6 +19,7 @@ from gxpo_dashboard.widgets.shown import chart, charts_ahead, download, draw_fir
 Json = dict[str, Any]
 
 SMOOTHING = ("0", "0.3", "0.6", "0.9")
+SHARES = ("", "0.25", "0.5", "0.7", "0.8", "0.9", "0.95")
 SHOWN = {
     "final": "last accuracy",
     "best": "best accuracy",
@@ -87,6 +88,14 @@ def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -
         metric = permalinks.select("Score", "score", scores, scores[0])
         benchmark = permalinks.select("Benchmark", "benchmark", ["", *benchmarks], "", format_func=_benchmark_word)
         smoothing = permalinks.select("Smoothing", "smooth", SMOOTHING, "0", format_func=_smoothing_word)
+        share = permalinks.select(
+            "Sampling share",
+            "share",
+            SHARES,
+            "",
+            format_func=_share_word,
+            help="Share of a baseline step that sampling takes: decides where a look-ahead pays (table below).",
+        )
     with st.container(horizontal=True, vertical_alignment="center"):
         seeds = permalinks.check("Individual seeds", "seeds")
     query = {
@@ -97,6 +106,7 @@ def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -
         "benchmark": benchmark,
         "x": x,
         "smoothing": float(smoothing or 0),
+        "sampling_share": float(share) if share else None,
         "gates": False,
     }
     return query, x, seeds
@@ -128,6 +138,10 @@ def _measured(runs: list[str]) -> tuple[list[str], list[str]]:
 
 def _benchmark_word(name: str) -> str:
     return name or "average of all"
+
+
+def _share_word(share: str) -> str:
+    return f"{100 * float(share):.0f}%" if share else "measured"
 
 
 def _smoothing_word(weight: str) -> str:

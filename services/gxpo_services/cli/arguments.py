@@ -128,6 +128,11 @@ def register_compare(subparsers: Subparsers) -> None:
     parser.add_argument("--baseline", metavar="NAME", help="baseline configuration; default: GRPO")
     parser.add_argument("--metric", metavar="NAME", help="default pass@1")
     parser.add_argument("--benchmark", metavar="NAME", help="default: the average of all")
+    parser.add_argument(
+        "--sampling-share",
+        metavar="S",
+        help="share of a step that sampling takes, to say when it pays; default: measured",
+    )
 
 
 def register_export(subparsers: Subparsers) -> None:

@@ -130,6 +130,7 @@ def compare(args: argparse.Namespace) -> int:
         if not ids and not args.group:
             raise UsageError("name runs to compare, or use --group")
         options = {"baseline": args.baseline, "metric": args.metric, "benchmark": args.benchmark}
+        options["sampling_share"] = args.sampling_share
         answer = client.compare(runs=ids, groups=args.group, **options)
     if args.json:
         print_json(answer)

@@ -61,6 +61,13 @@ class CompareQuery(RunsQuery):
         allow_inf_nan=False,
         description="Weight of the exponential moving average of accuracies; 0: none.",
     )
+    sampling_share: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        allow_inf_nan=False,
+        description="Share of a baseline step that sampling takes, for the table `When it pays`; default: as measured.",
+    )
     gates: bool = Field(
         True,
         description="Include gate z-scores; thresholds and shut-off steps are always included. Without z-scores a "

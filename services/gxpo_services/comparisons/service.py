@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from sqlalchemy.orm import Session
 
 from gxpo_services.api.errors import Invalid
-from gxpo_services.comparisons import loading
+from gxpo_services.comparisons import loading, repository
 from gxpo_services.comparisons.cache import ComparisonCache, read_versions
 from gxpo_services.comparisons.loading import Loaded, Source, left_out_view
 from gxpo_services.comparisons.schemas import CompareQuery, ComparisonView, LeftOutView, SettingView
@@ -18,7 +19,7 @@ from gxpo_trainer.compare.curves import Axis, RunCurves, mean_curve
 from gxpo_trainer.compare.differences import differing_settings
 from gxpo_trainer.compare.evidence import weigh
 from gxpo_trainer.compare.groups import Comparison, compare_groups, default_baseline, spread_budgets
-from gxpo_trainer.compare.rows import flatten
+from gxpo_trainer.compare.rows import STEP_TIMES, flatten, sampling_share
 from gxpo_trainer.compare.seeds import SeedGroup, config_key, group_by_config
 from gxpo_trainer.compare.text_tables import Table, all_tables, equal_cost_table
 
@@ -49,12 +50,14 @@ def compare_as_json(session: Session, query: CompareQuery, cache: ComparisonCach
     if body is None:
         runs = loading.wanted_runs(session, *ids)
         loaded = loading.load(session, runs, query.benchmark, query.metric, gates=query.gates)
-        body = compare(loaded, query, budgets).model_dump_json().encode()
+        body = compare(session, loaded, query, budgets).model_dump_json().encode()
         cache.put(question, versions, loaded.series, body)
     return body
 
 
-def compare(loaded: Loaded, query: CompareQuery, budgets: Mapping[Axis, tuple[float, ...]]) -> ComparisonView:
+def compare(
+    session: Session, loaded: Loaded, query: CompareQuery, budgets: Mapping[Axis, tuple[float, ...]]
+) -> ComparisonView:
     """Compare loaded runs, at `budgets` if given.
 
     Raises Invalid for an unknown baseline, or when nothing can be compared.
@@ -87,7 +90,7 @@ def compare(loaded: Loaded, query: CompareQuery, budgets: Mapping[Axis, tuple[fl
         supported=found.supported,
         missing=found.missing,
         left_out=loaded.left_out,
-        tables=_tables(loaded, groups, comparison, chosen, query.metric),
+        tables=_tables(loaded, groups, comparison, chosen, query, _with_share(session, groups, comparison, rows)),
     )
 
 
@@ -173,17 +176,34 @@ def _settings(groups: Sequence[SeedGroup], rows: Mapping[RunCurves, Run]) -> lis
     return [SettingView(setting=setting, values=values) for setting, values in differing_settings(configs).items()]
 
 
+def _with_share(
+    session: Session, groups: Sequence[SeedGroup], comparison: Comparison, rows: Mapping[RunCurves, Run]
+) -> list[SeedGroup]:
+    """The groups, with the sampling share of the baseline's runs. That of the others is not needed, and costly."""
+
+    def measured(group: SeedGroup) -> SeedGroup:
+        series = repository.series_of(session, [rows[run].number for run in group.runs], STEP_TIMES)
+        runs = (replace(run, sampling_share=sampling_share(series[rows[run].number])) for run in group.runs)
+        return SeedGroup(group.name, tuple(runs))
+
+    return [measured(group) if group.name == comparison.baseline else group for group in groups]
+
+
 def _tables(
     loaded: Loaded,
     groups: Sequence[SeedGroup],
     comparison: Comparison,
     budgets: Mapping[Axis, Sequence[float]],
-    metric: str,
+    query: CompareQuery,
+    shares: Sequence[SeedGroup],
 ) -> list[Table]:
-    """Result, the paper's Tables 2 to 5, intervals at each budget, curves and differing conditions."""
-    result, convergence, *others = all_tables(groups, comparison)
+    """Result, the paper's Tables 2 to 5, intervals at each budget, when it pays, curves and differing conditions.
+
+    shares: the groups with the baseline's sampling share.
+    """
+    result, convergence, *others = all_tables(shares, comparison, query.sampling_share)
     names = [group.name for group in groups]
-    by_benchmark = _by_benchmark(loaded, groups, metric)
+    by_benchmark = _by_benchmark(loaded, groups, query.metric)
     equal = [
         equal_cost_table(by_benchmark, axis, budgets[axis], names, comparison.smoothing)
         for axis in ("backward_passes", "hours")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from gxpo_trainer.compare.intervals import Interval
+from gxpo_trainer.compare.rows import sampling_share
 from gxpo_trainer.compare.sampling_share import Payoff
 
 GXPO = Payoff(Interval(2.0, 1.5, 2.5, 5), passes=3.0)
@@ -52,3 +54,14 @@ def test_a_share_of_one_is_refused() -> None:
 def test_one_seed_has_no_bounds() -> None:
     found = Payoff(Interval(2.0, None, None, 1), 3.0)
     assert (found.speed_up(0.5).low, found.break_even.high) == (None, None)
+
+
+def test_the_measured_share_is_the_time_of_sampling_and_verifying_over_that_of_all_steps() -> None:
+    steps = np.array([1.0, 2.0])
+    series = {
+        "time/rollout_s": (steps, np.array([1.0, 3.0])),
+        "time/verify_s": (steps, np.array([0.5, 0.5])),
+        "time/step_s": (steps, np.array([4.0, 6.0])),
+    }
+    assert sampling_share(series) == 0.5
+    assert sampling_share({}) is None

@@ -18,6 +18,12 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--smoothing", metavar="S", type=share, default=0.0, help="weight of the exponential average; default 0"
     )
+    parser.add_argument(
+        "--sampling-share",
+        metavar="S",
+        type=share,
+        help="share of a step that sampling takes, to say when a look-ahead pays; default: as measured",
+    )
     parser.add_argument("--title", metavar="TEXT", default="Comparison of runs")
     parser.set_defaults(run=run)
 
@@ -35,8 +41,16 @@ def run(args: argparse.Namespace) -> int:
     names = [group.name for group in groups]
     if args.baseline is not None and args.baseline not in names:
         raise ConfigError(f"--baseline {args.baseline}: choose one of {', '.join(names)}")
-    comparison = write_report(args.out, groups, baseline=args.baseline, smoothing=args.smoothing, title=args.title)
+    comparison = write_report(
+        args.out,
+        groups,
+        baseline=args.baseline,
+        smoothing=args.smoothing,
+        sampling_share=args.sampling_share,
+        title=args.title,
+    )
     # Without a terminal rich assumes 80 columns, which would wrap the tables.
-    print_tables(groups, comparison, Console(width=None if sys.stdout.isatty() else 120))
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    print_tables(groups, comparison, console, args.sampling_share)
     print(f"\nReport: {args.out / HTML_NAME}\nCurves: {args.out / PNG_NAME}")
     return 0

@@ -86,7 +86,8 @@ class RunCurves:
     """One run of a comparison.
 
     conditions: settings that must be equal for accuracies to be comparable (data, initial policy, sampling …);
-    hardware: settings that must be equal for times to be comparable. Values are displayed unchanged.
+    hardware: settings that must be equal for times to be comparable. Values are displayed unchanged. sampling_share:
+    share of the run's steps that sampling and verifying took; None if unknown.
     """
 
     name: str
@@ -96,6 +97,7 @@ class RunCurves:
     gate: GateTrace = field(default_factory=no_gate)
     conditions: Mapping[str, str] = field(default_factory=dict)
     hardware: Mapping[str, str] = field(default_factory=dict)
+    sampling_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,9 @@ LAST_ONLY = frozenset({_THRESHOLD, _SHUTOFF})
 SERIES_NAMES = (*COST_METRICS.values(), GATE_Z, _THRESHOLD, _SHUTOFF)
 """The metrics that curves may need (see `series_needed`); others in a Series are ignored."""
 
+STEP_TIMES = ("time/rollout_s", "time/verify_s", "time/step_s")
+"""The metrics of `sampling_share`."""
+
 FREE = ("name", "seed", "learner.rule", "learner.optimizer.learning_rate", "budget", "checkpoint", "diagnostics")
 """Settings in which compared runs may differ: those under test, and those that do not affect accuracy."""
 SPEED = ("placement", "rollout.gpu_memory_utilization", "rollout.cpu_kv_cache_gib", "rollout.max_num_seqs")
@@ -89,7 +92,14 @@ def run_curves(
         gate=_gate(series, config),
         conditions=_conditions(identity, settings, complete[-1]),
         hardware=_hardware(identity, settings),
+        sampling_share=sampling_share(series),
     )
+
+
+def sampling_share(series: Series) -> float | None:
+    """Share of the time of all steps that sampling and verifying took; None without STEP_TIMES."""
+    sampling, verifying, total = (float(series.get(name, _NO_VALUES)[1].sum()) for name in STEP_TIMES)
+    return (sampling + verifying) / total if total > 0 else None
 
 
 def series_needed(evaluations: Iterable[Row]) -> tuple[str, ...]:

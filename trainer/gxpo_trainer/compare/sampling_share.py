@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gxpo_trainer.compare.groups import GroupResult
 from gxpo_trainer.compare.intervals import Interval
 
 SHARES = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95)
@@ -56,3 +57,12 @@ class Payoff:
         mean = share(self.steps.mean)
         assert mean is not None
         return Interval(mean, share(self.steps.high), share(self.steps.low), self.steps.num)
+
+
+def payoff_of(group: GroupResult, baseline: GroupResult) -> Payoff | None:
+    """The payoff of a group; None unless every shared seed reached the baseline's peak."""
+    ratio = group.seed_speed_ups["steps"]
+    if ratio is None or group.num_reached < group.num_paired or group.name == baseline.name:
+        return None
+    per_step = [found.final.backward_passes / found.final.steps for found in (group, baseline)]
+    return Payoff(ratio, per_step[0] / per_step[1])

@@ -15,6 +15,7 @@ from gxpo_trainer.compare.curves import Axis, at_budget, mean_curve
 from gxpo_trainer.compare.evidence import format_hours
 from gxpo_trainer.compare.groups import Comparison, GroupResult
 from gxpo_trainer.compare.intervals import Interval
+from gxpo_trainer.compare.sampling_share import payoff_of
 from gxpo_trainer.compare.seeds import SeedGroup
 
 _AXES: tuple[Axis, ...] = ("steps", "backward_passes", "hours")
@@ -32,13 +33,17 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
 
-def all_tables(groups: Sequence[SeedGroup], comparison: Comparison) -> list[Table]:
-    """Results, convergence, accuracy at equal budgets, curves and differences."""
+def all_tables(groups: Sequence[SeedGroup], comparison: Comparison, share: float | None = None) -> list[Table]:
+    """Results, convergence, accuracy at equal budgets, when it pays, curves and differences.
+
+    share: of a baseline step that sampling takes; by default as measured in the baseline's runs.
+    """
     tables = [
         result_table(comparison),
         convergence_table(comparison),
         best_table(comparison),
         budget_table(comparison),
+        *_payoff_tables(groups, comparison, share),
         curve_table(groups),
     ]
     return tables + ([difference_table(comparison)] if comparison.differences else [])
@@ -157,6 +162,39 @@ def difference_table(comparison: Comparison) -> Table:
     return Table("Not equal in these runs", ("setting", *names), rows)
 
 
+def _payoff_tables(groups: Sequence[SeedGroup], comparison: Comparison, share: float | None) -> list[Table]:
+    if len(groups) == 1:
+        return []
+    if share is not None:
+        return [payoff_table(comparison, share, "as given")]
+    baseline = next(group for group in groups if group.name == comparison.baseline)
+    measured = [run.sampling_share for run in baseline.runs if run.sampling_share is not None]
+    return [payoff_table(comparison, float(np.mean(measured)), "measured")] if measured else []
+
+
+def payoff_table(comparison: Comparison, share: float, source: str) -> Table:
+    """Speed-up in time at a sampling share, and the share above which a group is faster than the baseline.
+
+    source: where the share is from, for the title.
+    """
+    baseline = comparison.group(comparison.baseline)
+    rows = []
+    for group in comparison.groups:
+        payoff = payoff_of(group, baseline)
+        if group.name == baseline.name:
+            continue
+        if payoff is None:
+            reached = f"{group.num_reached} of {group.num_paired} seeds reach the peak"
+            rows.append((group.name, reached, *[UNKNOWN] * 4))
+            continue
+        even = payoff.break_even if payoff.passes != 1 else None
+        found = (payoff.steps, payoff.speed_up(share), payoff.speed_up(share, asynchronous=True))
+        rows.append((group.name, *map(_speed_up, found), f"{payoff.passes:.2f}", _share_of_step(even)))
+    header = ("run", "fewer steps", "faster", "faster, asynchronous", "passes of a step", "pays above a share of")
+    title = f"When it pays: sampling takes {100 * share:.0f}% of a step of {baseline.name} ({source})"
+    return Table(title, header, tuple(rows))
+
+
 def percent(value: float) -> str:
     return f"{100 * value:.1f}%" if value == value else UNKNOWN
 
@@ -195,3 +233,19 @@ def _bounds(interval: Interval | None) -> str:
     if interval is None or interval.low is None or interval.high is None:
         return UNKNOWN
     return f"{100 * interval.low:+.1f} to {100 * interval.high:+.1f}"
+
+
+def _speed_up(interval: Interval) -> str:
+    bounds = "" if interval.low is None else f" ({interval.low:.2f} to {interval.high:.2f})"
+    return f"{interval.mean:.2f}×{bounds}"
+
+
+def _share_of_step(interval: Interval | None) -> str:
+    """A break-even share as a percentage; what lies outside 0 to 100% is `always` or `never`."""
+    if interval is None:
+        return UNKNOWN
+    words = "always" if interval.mean <= 0 else "never" if interval.mean >= 1 else f"{100 * interval.mean:.0f}%"
+    if interval.low is None or interval.high is None:
+        return words
+    low, high = (100 * min(1.0, max(0.0, bound)) for bound in (interval.low, interval.high))
+    return f"{words} ({low:.0f}% to {high:.0f}%)"

@@ -15,10 +15,15 @@ from gxpo_trainer.compare.seeds import SeedGroup
 from gxpo_trainer.compare.text_tables import all_tables
 
 
-def print_tables(groups: Sequence[SeedGroup], comparison: Comparison, console: Console | None = None) -> None:
+def print_tables(
+    groups: Sequence[SeedGroup],
+    comparison: Comparison,
+    console: Console | None = None,
+    sampling_share: float | None = None,
+) -> None:
     """Print the comparison's tables and its evidence statement."""
     console = console if console is not None else Console()
-    for table in all_tables(groups, comparison):
+    for table in all_tables(groups, comparison, sampling_share):
         shown = RichTable(
             title=Text(table.title), title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False
         )

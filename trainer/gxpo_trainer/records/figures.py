@@ -57,6 +57,7 @@ def write_report(
     *,
     baseline: str | None = None,
     smoothing: float = 0.0,
+    sampling_share: float | None = None,
     title: str = "Comparison of runs",
 ) -> Comparison:
     """Write curves.png and report.html into out_dir and return the comparison that they show.
@@ -69,7 +70,7 @@ def write_report(
     picture = draw_curves(groups, comparison, title=title)
     out_dir.mkdir(parents=True, exist_ok=True)
     (out_dir / PNG_NAME).write_bytes(picture)
-    (out_dir / HTML_NAME).write_text(_page(groups, comparison, picture, title), encoding="utf-8")
+    (out_dir / HTML_NAME).write_text(_page(groups, comparison, picture, title, sampling_share), encoding="utf-8")
     return comparison
 
 
@@ -211,7 +212,9 @@ def _band_note(groups: Sequence[SeedGroup]) -> str:
     return "means over seeds; bands: 95% over seeds"
 
 
-def _page(groups: Sequence[SeedGroup], comparison: Comparison, picture: bytes, title: str) -> str:
+def _page(
+    groups: Sequence[SeedGroup], comparison: Comparison, picture: bytes, title: str, sampling_share: float | None
+) -> str:
     image = base64.b64encode(picture).decode("ascii")
     parts = [
         "<!doctype html>",
@@ -223,7 +226,7 @@ def _page(groups: Sequence[SeedGroup], comparison: Comparison, picture: bytes, t
         f'<img alt="Accuracy against steps, backward passes and minutes; gate z-score" '
         f'src="data:image/png;base64,{image}">',
     ]
-    for table in all_tables(groups, comparison):
+    for table in all_tables(groups, comparison, sampling_share):
         parts.append(f'<h2>{html.escape(table.title)}</h2><div class="wide"><table><thead><tr>')
         parts.append("".join(f'<th scope="col">{html.escape(name)}</th>' for name in table.header))
         parts.append("</tr></thead><tbody>")

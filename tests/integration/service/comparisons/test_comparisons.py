@@ -109,6 +109,27 @@ def test_tables_are_the_papers_views(client: TestClient, two: tuple[str, str]) -
     assert all(len(row) == len(found["header"]) for found in answer["tables"] for row in found["rows"])
 
 
+def test_when_it_pays_by_hand(client: TestClient, two: tuple[str, str]) -> None:
+    # Half the steps and three times the passes. At 50%: 2 / (0.5 + 3 · 0.5); asynchronous 2 · 0.5 / 1.5.
+    found = table(compare(client, runs=list(two), sampling_share=0.5), "When it pays")
+    assert found["title"] == "When it pays: sampling takes 50% of a step of GRPO (as given)"
+    assert found["rows"] == [["GXPO K=5", "2.00×", "1.00×", "0.67×", "3.00", "50%"]]
+    # These runs reported no times, so there is no measured share.
+    assert not any(t["title"].startswith("When it pays") for t in compare(client, runs=list(two))["tables"])
+    assert client.get("/api/v1/compare", params={"runs": two[0], "sampling_share": 1}).status_code == 422
+
+
+def test_the_sampling_share_is_that_of_the_baselines_runs(
+    client: TestClient, database: Database, two: tuple[str, str]
+) -> None:
+    for run, (rollout, verify, step) in zip(two, [(2.0, 1.0, 4.0), (0.1, 0.0, 4.0)], strict=True):
+        launched = reporting.launch(database, run, 2)
+        times = {"time/rollout_s": rollout, "time/verify_s": verify, "time/step_s": step}
+        row = reporting.metric_row(21, 2, **times)
+        reporting.send(database, launched, reporting.body(1, 2, metrics=[row], offsets={"metrics": 20}))
+    assert table(compare(client, runs=list(two)), "When it pays")["title"].endswith("75% of a step of GRPO (measured)")
+
+
 def test_seeds_of_a_config_are_one_group_with_its_interval(client: TestClient, database: Database) -> None:
     sweep = add_group(database)
     for seed, end in enumerate((0.4, 0.5, 0.6)):
@@ -274,9 +295,9 @@ def worked_out(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     original = service.compare
 
-    def compare(loaded: Any, query: Any, budgets: Any) -> Any:
+    def compare(session: Any, loaded: Any, query: Any, budgets: Any) -> Any:
         found.append(query.model_dump_json())
-        return original(loaded, query, budgets)
+        return original(session, loaded, query, budgets)
 
     monkeypatch.setattr(service, "compare", compare)
     return found
