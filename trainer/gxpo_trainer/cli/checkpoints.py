@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gxpo_trainer.cli.arguments import Subparsers, positive
+
+if TYPE_CHECKING:
+    from gxpo_trainer.training.checkpoints import CheckpointStore
 
 
 def register(subparsers: Subparsers) -> None:
@@ -14,18 +18,29 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--export", metavar="DIR", type=Path, help="copy the policy to this new folder")
     parser.add_argument("--step", metavar="N", type=positive, help="checkpoint to export; default the latest")
     parser.add_argument("--adapter", action="store_true", help="export the LoRA adapter alone, for PEFT")
+    parser.add_argument(
+        "--extrapolate",
+        metavar="FACTOR",
+        type=float,
+        help="with --export: the initial policy plus FACTOR times the change up to the checkpoint",
+    )
+    parser.add_argument(
+        "--line", action="store_true", help="with --extrapolate: by the least-squares line through all checkpoints"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from gxpo_trainer.config import CheckpointConfig
-    from gxpo_trainer.errors import CheckpointError
+    from gxpo_trainer.errors import CheckpointError, ConfigError
     from gxpo_trainer.training.checkpoints import CheckpointStore, export_policy
 
     store = CheckpointStore(args.folder / "checkpoints", CheckpointConfig())
     steps = store.steps()
     if not steps:
         raise CheckpointError(f"{args.folder} has no checkpoint; give the output folder of a run that has saved one")
+    if args.extrapolate is not None and (args.export is None or args.adapter):
+        raise ConfigError("--extrapolate writes a whole policy: add --export DIR, and leave out --adapter")
     if args.export is None:
         for step in steps:
             score = store.load(step).state.get("score")
@@ -34,5 +49,22 @@ def run(args: argparse.Namespace) -> int:
     step = args.step or steps[-1]
     if step not in steps:
         raise CheckpointError(f"--step {step}: no such checkpoint; choose from {', '.join(map(str, steps))}")
+    if args.extrapolate is not None:
+        _extrapolate(args, store, [known for known in steps if known <= step])
+        print(args.export)
+        return 0
     print(export_policy(store.load(step), args.export, adapter=args.adapter))
     return 0
+
+
+def _extrapolate(args: argparse.Namespace, store: CheckpointStore, steps: list[int]) -> None:
+    """Write the policy extrapolated from the run's initial one and the checkpoints at `steps`."""
+    from gxpo_trainer.config.io import build
+    from gxpo_trainer.models.extrapolate import combine, line_weights
+    from gxpo_trainer.models.load import resolve_model
+    from gxpo_trainer.records.reading import read_identity
+
+    chosen = steps if args.line else steps[-1:]
+    initial = Path(resolve_model(build(read_identity(args.folder)["config"]).model))
+    folders = [initial, *(store.load(step).policy for step in chosen)]
+    combine(folders, line_weights([0, *chosen], args.extrapolate * chosen[-1]), args.export)
