@@ -55,6 +55,7 @@ screenshots: setup  ## pictures of every view into docs/images; needs chromium a
 
 docs: setup  ## write the generated pages again
 	$(PYTHON) -m gxpo_trainer.config.docs docs/configuration.md
+	PYTHONPATH=tests $(PYTHON) docs/algorithms/draw.py
 
 lock: setup  ## pin what is installed now into requirements/cpu.txt and dev.txt
 	$(PYTHON) requirements/lock.py
