@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gxpo_trainer.verify.boxes import TAIL_CHARS, matching_braces
-from gxpo_trainer.verify.extract import MAX_ANSWER_CHARS, extract_answer
+from gxpo_trainer.verify.boxes import TAIL_CHARS, count_boxes, every_box, find_boxes, matching_braces
+from gxpo_trainer.verify.extract import MAX_ANSWER_CHARS, extract_answer, extract_choice
 
 
 def text_of(response: str) -> str | None:
@@ -114,3 +114,162 @@ def test_only_the_tail_of_a_long_response_is_read() -> None:
 
 def test_braces_are_matched_and_escaped_ones_do_not_count() -> None:
     assert matching_braces(r"a{b\{{c}}}") == {5: 7, 1: 8}
+
+
+@pytest.mark.parametrize(
+    ("between", "joined"),
+    [
+        (", ", True),
+        (" and ", True),
+        (" or ", True),
+        (r" \text{ or } ", True),
+        (r"\quad\text{and}\quad ", True),
+        (", y = ", True),
+        (" und ", True),
+        (" 和 ", True),
+        (" for the other case and ", True),
+        ("\n", True),
+        ("\n\n", False),
+        (". ", False),
+        ("! ", False),
+        (", no, ", False),
+        (" is wrong, so ", False),
+        (", which gives ", False),
+        (", " + " " * 58, True),
+        (", " + " " * 59, False),
+    ],
+)
+def test_two_boxes_are_joined_by_a_conjunction_or_a_comma(between: str, joined: bool) -> None:
+    assert text_of(rf"\boxed{{1}}{between}\boxed{{2}}") == ("1, 2" if joined else "2")
+
+
+def test_boxes_are_found_with_their_places() -> None:
+    text = r"a \boxed{1{2}} b \fbox {3} c \boxed 4. d \boxed{5"
+    assert [(text[box.start : box.end], box.content) for box in find_boxes(text)] == [
+        (r"\boxed{1{2}}", "1{2}"),
+        (r"\fbox {3}", "3"),
+        (r"\boxed 4", "4"),
+    ]
+    assert find_boxes("no such thing") == []
+    nested = "".join(r"\boxed{" for _ in range(3)) + "6" + "}" * 3
+    assert [box.content for box in find_boxes(nested + r"\boxed{7}")] == [r"\boxed{\boxed{6}}", "7"]
+    assert text_of(nested) == "6"
+
+
+def test_boxes_are_counted_behind_the_thinking() -> None:
+    assert count_boxes(r"\boxed{1}</think>\boxed{2}, \boxed{3}") == 2
+    assert count_boxes(r"\boxed{1}</think> ") == 1
+    assert count_boxes("1") == 0
+    assert every_box(r"First \boxed{1}. Then \boxed{2}. Again \boxed{1}.") == "1, 2"
+    assert every_box(r"\boxed{ 1 } is \boxed{1}") is None
+    assert every_box(r"\boxed{1}") is None
+    assert every_box("1") is None
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        ("The answer is 5 km/h.", "5 km/h"),
+        ("The answer is 3 + 4 = 7.", "3 + 4 = 7"),
+        ("The answer is 3 * 4 = 12, because we add them all up.", "12"),
+        ("The answers are 3 or 4 of the ones above.", "3, 4"),
+        ("The answers are 3, 4, and 5 of the ones above.", "3, 4, 5"),
+        ("The answer is 3 for the first of the 4 questions.", "3"),
+        ("The answer is either 3 or 4.", "3, 4"),
+        ("The answer is $3$ or $4$.", "3, 4"),
+        ("The answer is $3$ percent.", "3 percent"),
+        ("The answer is $3$. It is not $4$.", "3"),
+        ("The answer is: the number of apples is 12. So 13 is wrong.", "12"),
+        ("The answer is blue whale.", "blue whale"),
+        ("The answer is 7.5", "7.5"),
+        ("The answer is 7; Bob was right.", "7"),
+        ("The answers are $3$ and $4$.", "3, 4"),
+        ("Die Antworten sind $3$ und $4$.", "3, 4"),
+        ("the answer is\n\n", "the answer is"),
+        ("The answer is 5. The answer is not 6.", "5"),
+        ("Answer: 1. Answer: 2. Answer: not 3. Answer: not 4. Answer: not 5. Answer: not 6.", "2"),
+        ("La respuesta es 5.", "5"),
+        ("答案是 5。", "5"),
+        ("Final answer is 5. Final answer is 6.", "6"),
+        ("Final answer is not known.\nThe answer is 5.", "5"),
+        (r"The final answer is $5$, so \boxed{6}", "6"),
+        (r"\boxed{6}. The final answer is 5", "5"),
+        (r"\boxed{6}. The final answer is six", "6"),
+        ("#### 5\n#### 6", "6"),
+        ("#### one two three", "one two three"),
+        ("the sum is 7\n#### a heading with several words", "7"),
+        ("## 5 is the result\nwe get 6", "6"),
+    ],
+)
+def test_what_a_sentence_calls_the_answer(response: str, answer: str | None) -> None:
+    assert text_of(response) == answer
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        ("We count the apples and there are 12 km left.", "12 km"),
+        ("We count the apples and there are 12 of them, not 13.", "12"),
+        ("We count them. There are 12, which is 3 more than 9.", "9"),
+        ("We count them. There are 12, because it is 3 more than 9.", "12"),
+        ("We count them. There are 12 (twice 6 as above).", "12"),
+        ("Because of the 3 sides we get the sum $x = 4$ and then 5.", "5"),
+        ("Because of the 3 sides we get 5 and then $x = 4$", "x = 4"),
+        ("We sum it all up and find 1,234.5 here", "1,234.5"),
+        ("We sum it all up and find -3/4 here", "-3/4"),
+        ("We sum it all up and find (1, 2) here", "(1, 2)"),
+        (r"We sum it all up and find \frac{1}{2} here", r"\frac{1}{2}"),
+        (r"We sum it all up and find 3√2 here", "3√2"),
+        (r"We sum it all up and find -3\sqrt{2} here", r"-3\sqrt{2}"),
+        (r"We sum it all up and find 2\frac{1}{3} here", r"2\frac{1}{3}"),
+        (r"We sum it all up and find 2.5e-3 here", "2.5e-3"),
+        ("We sum it all up and find 25 % here", "25 %"),
+        ("We find that the animal that did it is the tiger", "the tiger"),
+        ("We find that the animal that did it is **tiger**.", "tiger"),
+        ("Some words without anything like one here", "Some words without anything like one here"),
+        ("word " * 41, None),
+        ("Evelyn: yes", "Evelyn: yes"),
+        ("two words", "two words"),
+        ("$x$ wins", "x"),
+    ],
+)
+def test_the_last_line_says_the_answer_when_nothing_is_called_one(response: str, answer: str | None) -> None:
+    assert text_of(response) == answer
+
+
+@pytest.mark.parametrize(
+    ("response", "letters"),
+    [
+        ("The answer is B.", "B"),
+        ("The answer is (B).", "B"),
+        ("The answer is not A but B.", "B"),
+        ("The answers are A and C.", "A, C"),
+        ("The answers are (A), (C), and D.", "A, C, D"),
+        ("The answer is A or B.", "A, B"),
+        ("Therefore, A cat is B.", "B"),
+        ("Therefore I think it is C.", "C"),
+        ("The answer is A. So it's B.", "B"),
+        ("B", "B"),
+        ("(B) 12", "B"),
+        ("B. 12", "B"),
+        ("B's are good", ""),
+        ("A cat", ""),
+        ("A cat, then B", "B"),
+        ("In the end\nwe take D", "D"),
+        ("In the end\nwe take D and E", "D, E"),
+        ("In the end\nwe take D, then E", ""),
+        ("x" * 399 + "\nwe take D", ""),
+        (r"The answer is B. \boxed{C}", ""),
+        ("no letter at all", ""),
+        ("", ""),
+        ("The answer is $B$.", ""),
+    ],
+)
+def test_choice_letters_are_read_from_prose(response: str, letters: str) -> None:
+    assert extract_choice(response) == letters
+
+
+def test_full_width_characters_are_plain_ones() -> None:
+    assert text_of("答案：１２") == "12"
+    assert text_of("\\boxed{１\u00a0２}") == "1 2"
+    assert text_of("！＂～ｚ") == '!"~z'

@@ -8,14 +8,16 @@ from fractions import Fraction
 
 import pytest
 
-from gxpo_trainer.types import EVASION
+from gxpo_trainer.types import EVASION, Verdict
+from gxpo_trainer.verify.engine import nesting, parse_latex
 from gxpo_trainer.verify.equality import expressions_equal, finite_decimal, proportional, values_equal
 from gxpo_trainer.verify.expression import parse_expression
+from gxpo_trainer.verify.extract import MAX_ANSWER_CHARS
 from gxpo_trainer.verify.latex import clean
-from gxpo_trainer.verify.math import parse_gold, verify
+from gxpo_trainer.verify.math import TOO_LARGE, parse_gold, texts_equal, verify
 from gxpo_trainer.verify.realsets import real_sets_equal
 from gxpo_trainer.verify.structure import parse_answer, split_condition
-from gxpo_trainer.verify.tokens import TooLarge, Unsupported, same_tokens
+from gxpo_trainer.verify.tokens import MAX_NESTING, TooLarge, Unsupported, same_tokens
 
 
 def test_decimal_tolerance_is_one_part_in_10000_and_only_for_values_without_a_finite_decimal() -> None:
@@ -50,6 +52,9 @@ def test_texts_are_the_same_only_token_by_token() -> None:
         (r"2\frac{1}{3}", r"\frac{7}{3}"),
         (r"\tan 45^\circ", "1"),
         (r"\arsinh x", r"\ln(x+\sqrt{x^2+1})"),
+        (r"\arcosh x", r"\ln(x+\sqrt{x^2-1})"),
+        (r"\artanh x", r"\frac{1}{2}\ln\frac{1+x}{1-x}"),
+        (r"\arcsec x", r"\arccos(1/x)"),
         (r"\sqrt{1-x^2}", r"(1-x^2)^{1/2}"),
         ("9!!", "945"),
         (r"\max(3, 7)", "7"),
@@ -362,3 +367,72 @@ def test_plain_numbers_need_neither_sympy_nor_torch() -> None:
         "assert not {'sympy', 'torch', 'ray', 'vllm'} & set(sys.modules), 'heavy import'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_answers_are_bounded_in_length_and_nesting() -> None:
+    def boxed(answer: str) -> Verdict:
+        return verify("5", rf"\boxed{{{answer}}}")
+
+    digits = "1" * MAX_ANSWER_CHARS
+    assert boxed(digits) == Verdict("wrong", digits, 0.0)
+    assert boxed(digits + "1") == Verdict("unparsed", digits, 0.0, f"final answer of {MAX_ANSWER_CHARS + 1} characters")
+    assert boxed("(" * MAX_NESTING + "5" + ")" * MAX_NESTING).status == "unparsed"
+    assert "nested more than" not in boxed("(" * MAX_NESTING + "5" + ")" * MAX_NESTING).detail
+    assert boxed("(" * (MAX_NESTING + 1) + "5" + ")" * (MAX_NESTING + 1)).detail == (
+        f"brackets nested more than {MAX_NESTING} deep"
+    )
+    assert boxed(".") == Verdict("unparsed", ".", 0.0, "nothing is left of the final answer")
+    assert verify("5", r"\boxed{10^{10^{10}}}") == Verdict("wrong", "10^{10^{10}}", 0.0, TOO_LARGE)
+    assert parse_gold("7" * MAX_ANSWER_CHARS) == "7" * MAX_ANSWER_CHARS
+    with pytest.raises(ValueError, match="holds no answer"):
+        parse_gold("7" * (MAX_ANSWER_CHARS + 1))
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "verdict"),
+    [
+        # 1,234 as a number or as a list; 1,22 as a decimal where the other side is one.
+        ("1,234", "1234", True),
+        ("1,234", "1, 234", True),
+        ("1,234", "1.234", True),
+        ("1,234,567", "1234567", True),
+        ("1,22", "1.22", True),
+        ("1.22", "1,22", True),
+        ("2,1", "2.1", False),
+        ("2.1", "2,1", True),
+        ("1,22", "1, 22", True),
+        ("1,22", "122/100", False),
+        # Conditions behind an answer: on one side, or the same on both.
+        ("2^n", r"2^n \text{ for } n > 1", True),
+        (r"2^n \text{ for } n > 1", "2^n", True),
+        ("2^n, n > 1", "2^n, n > 1", True),
+        ("2^n, n > 1", "2^n, n > 2", False),
+        ("2^n, n > 1", "3^n, n > 1", False),
+    ],
+)
+def test_an_answer_is_equal_in_one_of_its_readings(gold: str, answer: str, verdict: bool) -> None:
+    assert texts_equal(clean(gold), clean(answer)) is verdict
+
+
+def test_of_several_answers_a_comma_joins_nothing() -> None:
+    assert texts_equal("1,234", "1234") is True
+    assert texts_equal("1,234", "1234", several=True) is False
+    assert texts_equal("B, C", "C, B", several=True) is True
+
+
+@pytest.mark.parametrize(
+    ("answer", "decided"),
+    [
+        ("+".join(["x"] * 40), True),
+        ("(" * 60 + "x" + ")" * 60, False),
+        (r"\sum_{k=1}^{3} k", True),
+        ("x" * 1001, False),
+    ],
+)
+def test_the_engine_reads_what_it_can_read_in_bounded_time(answer: str, decided: bool) -> None:
+    assert bool(parse_latex(answer)) is decided
+
+
+@pytest.mark.parametrize(("text", "depth"), [("", 0), ("()", 1), ("()[]{}", 1), ("([{}])()", 3), (")(", 0), (")((", 1)])
+def test_nesting_is_the_deepest_bracket(text: str, depth: int) -> None:
+    assert nesting(text) == depth

@@ -205,10 +205,12 @@ def _call(name: str, values: list[Any], context: Any, real: bool) -> Any:
             raise Undefined
         # Base 10 or base e is not said: both sides mean the same by it, so any fixed base will do.
         return context.log(x) if name == "ln" else context.log(x) / context.log(values[1] if len(values) > 1 else 10)
-    if real and ((name == "sqrt" and x < 0) or (name in ("arcsin", "arccos") and abs(x) > 1)):
-        raise Undefined
     if name == "cis":
         return context.exp(context.mpc(0, 1) * x)
-    name = re.sub("^arc?", "a", name).replace("factorial2", "fac2")
+    # arcsin is asin, arsinh is asinh, arcosh is acosh.
+    name = re.sub("^arc?(?!osh)", "a", name).replace("factorial2", "fac2")
     # mpmath's double-precision context lacks the rarer inverse functions.
-    return getattr(context if hasattr(context, name) else precise(), name)(*values)
+    result = getattr(context if hasattr(context, name) else precise(), name)(*values)
+    if real and result.imag:
+        raise Undefined
+    return result

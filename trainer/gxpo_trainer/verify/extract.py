@@ -54,11 +54,11 @@ _FORMULA = re.compile(
     re.DOTALL,
 )
 _NUMBER = re.compile(
-    r"(?<![A-Za-z0-9_.,])[-+]?(?:\d+\s*/\s*\d+|[$€£¥₹]?\s?"
+    r"(?<!\d)[-+]?\d*(?:√\s?\d+|\\(?:[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|sqrt\s*(?:\[\d\])?\s*\{[^{}]*\}))"
+    r"|(?<![A-Za-z0-9_.,])[-+]?(?:\d+\s*/\s*\d+|[$€£¥₹]?\s?"
     r"(?:\d{1,3}(?:[ ,]\d{3})+(?!\d)|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d+)(?:[.,]\d+)?(?:[eE][-+]?\d+)?|\.\d+)"
     r"(?:\s*(?:%|\\%|percent\b|pct\b))?"
-    r"|\(\s*-?[\d./]+(?:\s*,\s*-?[\d./]+)+\s*\)|[-+]?\d*√\s?\d+"
-    r"|[-+]?\d*\\(?:[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|sqrt\s*(?:\[\d\])?\s*\{[^{}]*\})"
+    r"|\(\s*-?[\d./]+(?:\s*,\s*-?[\d./]+)+\s*\)"
 )
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-zÀ-ÿ]{2,}")
 _TEXT_COMMAND = re.compile(
@@ -147,15 +147,21 @@ def extract_choice(response: str) -> str:
     for anchor in reversed(list(_CHOICE_ANCHOR.finditer(text))[-_TRAILING_ANCHORS:]):
         sentence = re.split(r"\.(?=\s+[A-Z])|\n\n", text[anchor.end() : anchor.end() + 200], maxsplit=1)[0]
         for choice in _CHOICE.finditer(sentence):
-            is_article = choice.group() in ("A", "I") and re.match(r"\s+[a-z]", sentence[choice.end() :]) is not None
-            if not _NEGATED.search(sentence, 0, choice.start()) and not is_article:
+            if not _NEGATED.search(sentence, 0, choice.start()) and not _is_article(choice):
                 return _letters(choice.group())
     head = re.match(r"\W*([A-J])(?=\W|$|[^\x00-\x7f])(?!\s*['’])(?!\s+[a-z])", text)
     first = None if head is None else _CHOICE.search(text, max(0, head.start(1) - 1))
     if first is not None:
         return _letters(first.group())
-    letters = {choice.group().strip("()") for choice in _CHOICE.finditer(text.rsplit("\n", 1)[-1])}
+    letters = {
+        _letters(choice.group()) for choice in _CHOICE.finditer(text, text.rfind("\n") + 1) if not _is_article(choice)
+    }
     return letters.pop() if len(letters) == 1 and len(text) < 400 else ""
+
+
+def _is_article(choice: re.Match[str]) -> bool:
+    """`A cat`, `I think`: a word of the sentence, not a choice."""
+    return choice.group() in ("A", "I") and re.match(r"\s+[a-z]", choice.string[choice.end() :]) is not None
 
 
 def _letters(choice: str) -> str:

@@ -29,7 +29,8 @@ FULL_WIDTH = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
 _VULGAR = {c: Fraction(unicodedata.numeric(c)).limit_denominator(10) for c in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
 _UNICODE_TABLE = FULL_WIDTH | str.maketrans(
     _UNICODE
-    | {letter: f"\\{unicodedata.name(letter).split()[-1].lower()} " for letter in "αβγδθλμρστφω"}
+    | {letter: f"\\{unicodedata.name(letter).split()[-1].lower()} " for letter in "αβγδθμρστφω"}
+    | {"λ": "\\lambda "}  # whose name in Unicode is LAMDA
     | {c: f"\\frac{{{value.numerator}}}{{{value.denominator}}}" for c, value in _VULGAR.items()}
 )
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
@@ -212,7 +213,7 @@ def _upright(match: re.Match[str]) -> str:
         return f" {counted[1]} \\text{{{counted[2]}}}"
     if re.fullmatch(r"\(?[A-J]\)?(?:\s*(?:,|and|or)\s*\(?[A-J]\)?)+", inside):
         return re.sub(r"\s*(?:and|or)\s*", ", ", inside)
-    if re.fullmatch(r"-?[0-9][0-9.,]*%?|\(?[A-Z]\)|[0-9A-Z]+(?=\}_)", inside) or "\\" in inside:
+    if re.fullmatch(r"-?[0-9][0-9.,]*%?|\(?[A-Z]\)", inside) or "\\" in inside:
         return f" {inside} "
     if re.fullmatch(r"[0-9A-Z]{2,}", inside) and match.string[match.end() : match.end() + 1] == "_":
         return inside
