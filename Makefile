@@ -25,7 +25,7 @@ $(STAMP):
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 
-demo: setup  ## train GRPO, SFPO and GXPO on the embedded task through the service, and compare them
+demo: setup  ## race GRPO, a control, SFPO and GXPO on the embedded task, and compare them at equal passes
 	$(VENV)/bin/gxpo demo
 
 up: setup  ## start API, scheduler, Ray and dashboard on this machine; Ctrl-C ends them

@@ -1,6 +1,6 @@
 """`gxpo demo` in a process of its own, as it is but for Ray and its trainers, which are stand-ins.
 
-usage: stand_in_demo.py FOLDER STEPS
+usage: stand_in_demo.py FOLDER PASSES
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from gxpo_trainer.records.reporter import RunReporter
 from gxpo_trainer.records.uploader import read_service
 from gxpo_trainer.training.launch import Launch
 
+PASSES_PER_STEP = 3
 STEP_S = 0.1
 CHECKPOINT_STEPS = 4
 EVALUATION_STEPS = 5
@@ -48,7 +49,9 @@ def train(out: Path, config: dict[str, Any], launch: Launch) -> str:
         reporter.start_attempt(len(past) + 1, resumed)
         reporter.write_identity({"config": config})
         launch.begin(reporter)
-        for step in range(resumed + 1, config["budget"]["steps"] + 1):
+        budget = config["budget"]
+        last = budget.get("steps") or budget["backward_passes"] // PASSES_PER_STEP
+        for step in range(resumed + 1, last + 1):
             request = launch.control_request()
             if request == "pause":
                 save(out, step - 1, reporter)
@@ -60,7 +63,7 @@ def train(out: Path, config: dict[str, Any], launch: Launch) -> str:
                 reporter.log_evaluation(step, evaluation_at(step))
             if step % CHECKPOINT_STEPS == 0:
                 save(out, step, reporter)
-    return "steps"
+    return "steps" if budget.get("steps") else "backward_passes"
 
 
 def save(out: Path, step: int, reporter: RunReporter) -> None:

@@ -22,9 +22,13 @@ def register_up(subparsers: Subparsers) -> None:
 
 
 def register_demo(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser("demo", help="train with the three rules on the embedded task and compare them")
+    parser = subparsers.add_parser(
+        "demo", help="train with each rule on the embedded task and compare them at equal backward passes"
+    )
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("runs/demo"), help="default runs/demo")
-    parser.add_argument("--steps", metavar="N", type=positive, default=30, help="steps of each run; default 30")
+    parser.add_argument(
+        "--passes", metavar="N", type=positive, default=30, help="backward passes of each run; default 30"
+    )
     parser.add_argument("--no-dashboard", action="store_true", help="do not start the dashboard")
     parser.set_defaults(run=lazy("local.commands:demo"))
 

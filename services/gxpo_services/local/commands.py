@@ -21,7 +21,7 @@ def up(args: argparse.Namespace) -> int:
 def demo(args: argparse.Namespace) -> int:
     from gxpo_services.local.demo import demo_command
 
-    return demo_command(args.out, args.steps, dashboard=not args.no_dashboard)
+    return demo_command(args.out, args.passes, dashboard=not args.no_dashboard)
 
 
 def serve(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`gxpo demo`: train GRPO, SFPO and GXPO on the embedded task through the service and compare them."""
+"""`gxpo demo`: GRPO, its control, SFPO and GXPO on the embedded task through the service, compared at equal passes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ from gxpo_services.local.up import Stack, stop_on_signals
 from gxpo_trainer.config.io import load_preset, to_toml
 from gxpo_trainer.errors import TrainingError
 
-PRESETS = ("demo-grpo", "demo-sfpo", "demo")
+PRESETS = ("demo-grpo", "demo-grpo-lr-control", "demo-sfpo", "demo")
+_EVALUATIONS = 5
+"""Evaluations of each run after its first, so that the curves can be read at any budget."""
 _POLL_S = 2.0
 """Polling interval; long, so that the runs get the CPU."""
-TITLE = "gxpo demo: three update rules on the embedded task"
+TITLE = "gxpo demo: three update rules and a control, at equal backward passes"
 
 
-def demo_command(wanted: Path, steps: int, *, dashboard: bool, stack_of: type[Stack] = Stack) -> int:
-    """Start a service in a new folder, run three trainings over REST, print their comparison and write a report.
+def demo_command(wanted: Path, passes: int, *, dashboard: bool, stack_of: type[Stack] = Stack) -> int:
+    """Start a service in a new folder, run the trainings over REST, print their comparison and write a report.
 
-    stack_of: for tests. Returns 0 when all three succeeded, otherwise raises. All processes are stopped in any case.
+    passes: backward passes of each run. stack_of: for tests. Returns 0 when all succeeded, otherwise raises. All
+    processes are stopped in any case.
     """
     # Settings of another service, such as its database, must not apply.
     for name in [name for name in os.environ if name.startswith("GXPO_")]:
@@ -36,10 +39,10 @@ def demo_command(wanted: Path, steps: int, *, dashboard: bool, stack_of: type[St
     home = free_folder(wanted)
     until = stop_on_signals()
     begun = time.monotonic()
-    say(f"demo: three runs of {steps} steps, one after the other; database and results in {home}")
+    say(f"demo: {len(PRESETS)} runs of {passes} backward passes, one after the other; results in {home}")
     with stack_of(home, lambda text: say(f"demo: {text}"), until, dashboard=dashboard) as stack:
         with connect(stack.url, stack.token_file) as client:
-            ids = _submit(client, steps)
+            ids = _submit(client, passes)
             if stack.dashboard_url is not None:
                 say(f"demo: watch it live at {comparison_link(stack.dashboard_url, ids)}")
             runs = _watch(client, ids, stack, until)
@@ -69,12 +72,15 @@ def comparison_link(dashboard_url: str, ids: list[str]) -> str:
     return f"{dashboard_url}/compare?" + "&".join(f"runs={run_id}" for run_id in ids)
 
 
-def _submit(client: Client, steps: int) -> list[str]:
-    """Submit the three runs as a group, in execution order."""
-    group = client.post("/groups", {"name": "demo: GRPO, SFPO and GXPO"})["id"]
+def _submit(client: Client, passes: int) -> list[str]:
+    """Submit the runs as a group, in execution order."""
+    group = client.post("/groups", {"name": "demo: GRPO, a longer step, SFPO and GXPO"})["id"]
     ids = []
     for preset in PRESETS:
-        config = load_preset(preset, [f"budget.steps={steps}"])
+        per_step = load_preset(preset).learner.rule.passes_per_step(gate_open=True)
+        every = max(1, passes // (_EVALUATIONS * per_step))
+        budget = ["budget.steps=none", f"budget.backward_passes={passes}", f"evaluation.every_steps={every}"]
+        config = load_preset(preset, budget)
         body: Json = {"toml": to_toml(config), "name": config.name, "tags": ["demo"], "group": group}
         ids.append(client.submit(body)["id"])
     return ids

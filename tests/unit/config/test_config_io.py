@@ -354,7 +354,7 @@ def test_baselines_and_controls_differ_from_their_base_in_the_rule_alone(base: s
 
 def test_the_control_multiplies_the_learning_rate_by_alpha_k_plus_one() -> None:
     # 0.5 × 5 + 1 = 3.5; by hand.
-    assert load_preset("demo-grpo-lr-control").learner.optimizer.learning_rate == pytest.approx(3.5e-5, rel=1e-12)
+    assert load_preset("demo-grpo-lr-control").learner.optimizer.learning_rate == pytest.approx(4.2e-4, rel=1e-12)
     assert load_preset("paper-3b-grpo-lr-control").learner.optimizer.learning_rate == pytest.approx(3.5e-7, rel=1e-12)
     with pytest.raises(ConfigError, match="no look-ahead to control for"):
         learning_rate_control(load_preset("demo-grpo"))

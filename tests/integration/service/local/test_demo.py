@@ -23,7 +23,8 @@ from gxpo_services.db.database import Database
 from gxpo_services.db.tables.runs import Run
 from gxpo_services.local.demo import PRESETS, TITLE
 
-STEPS = 5
+STEPS, PASSES = 5, 15
+"""Stand-ins take three passes a step, by any rule."""
 LONG_S = 300
 
 
@@ -33,7 +34,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Com
     wanted = tmp_path_factory.mktemp("runs") / "demo"
     wanted.mkdir()
     (wanted / "mine").write_text("")
-    command = [sys.executable, stand_in_demo.__file__, str(wanted), str(STEPS)]
+    command = [sys.executable, stand_in_demo.__file__, str(wanted), str(PASSES)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False)
     return wanted.with_name("demo-2"), ended
 
@@ -41,7 +42,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Com
 Demo = tuple[Path, subprocess.CompletedProcess[str]]
 
 
-def test_it_runs_the_three_rules_one_after_the_other(demo: Demo) -> None:
+def test_it_runs_the_rules_and_the_control_one_after_the_other(demo: Demo) -> None:
     home, ended = demo
     assert ended.returncode == 0, ended.stderr
     assert [entry.name for entry in home.with_name("demo").iterdir()] == ["mine"], "nothing is overwritten"
@@ -50,7 +51,7 @@ def test_it_runs_the_three_rules_one_after_the_other(demo: Demo) -> None:
         runs = list(session.scalars(select(Run).order_by(Run.started_at)))
     database.close()
     assert [(run.name, run.state, run.reason, run.launch, run.step) for run in runs] == [
-        (name, "succeeded", "steps_done", 1, STEPS) for name in PRESETS
+        (name, "succeeded", "budget_reached", 1, STEPS) for name in PRESETS
     ]
     assert len({run.group_number for run in runs} - {None}) == 1
     for before, after in itertools.pairwise(runs):
@@ -62,10 +63,10 @@ def test_it_runs_the_three_rules_one_after_the_other(demo: Demo) -> None:
 def test_it_shows_progress_the_comparison_and_where_the_report_is(demo: Demo) -> None:
     home, ended = demo
     for name in PRESETS:
-        assert f"{name}: succeeded  step {STEPS}/{STEPS}" in ended.stderr
+        assert re.search(rf"{name}: succeeded  step {STEPS} .*passes {PASSES}/{PASSES}", ended.stderr)
     # By any rule stand-ins take three passes a step and solve step / 200 of the problems: best, at step, steps and
     # passes to match the baseline.
-    for rule in ("GRPO", r"SFPO K=\d+", r"GXPO K=\d+"):
+    for rule in ("GRPO lr 0.00012", "GRPO lr 0.00042", r"SFPO K=\d+ lr 0.00012", r"GXPO K=\d+ lr 0.00012"):
         assert re.search(rf"{rule} +2\.5% +5 +5 \(1\.00×\) +15 \(1\.00×\)", ended.stdout), rule
     assert "Inconclusive: only one shared seed. Run at least 3." in ended.stdout
     assert f"Report: {home / 'report.html'}\nCurves: {home / 'curves.png'}" in ended.stdout
