@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import socket
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 
 from gxpo_trainer.algo.batch import ScoredSequence, StepBatch, with_scale
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.learner.attention import installed_kernels
+from gxpo_trainer.models.load import load_policy
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,14 +41,17 @@ def batch() -> StepBatch:
     return with_scale(sequences, 32)
 
 
-def learner(stage: int, rule: dict[str, Any], **settings: Any) -> Any:
+def learner(stage: int, rule: dict[str, Any], *, attention: str = "auto", **settings: Any) -> Any:
     from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     config = RunConfig.model_validate(
-        {"learner": {"precision": "bf16", "zero_stage": stage, "rule": rule, **settings}, "model": {"max_length": 256}}
+        {
+            "learner": {"precision": "bf16", "zero_stage": stage, "rule": rule, **settings},
+            "model": {"max_length": 256, "attention": attention},
+        }
     )
     return DeepSpeedLearner(config, master_port=port, device="gpu")
 
@@ -82,3 +88,61 @@ def test_parking_frees_the_device_and_returns_every_bit(stage: int) -> None:
     found.load_batch(batch())
     assert math.isfinite(found.backward().loss)
     found.close()
+
+
+def test_rows_are_packed_by_default_where_a_kernel_takes_their_boundaries() -> None:
+    found = learner(2, {"name": "grpo"})
+    kernels = installed_kernels("gpu")
+    expected = "flash_attention_2" if kernels.flash_attention_2 else "varlen" if kernels.varlen else None
+    assert found.attention == (f"{expected} over packed rows" if expected else "sdpa over padded rows")
+    found.close()
+
+
+@pytest.mark.parametrize("attention", ["varlen", "flash_attention_2"])
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_variable_length_attention_gives_the_gradient_of_padded_rows(
+    attention: str, layout: str, checkpointing: bool
+) -> None:
+    kernels = installed_kernels("gpu")
+    if not getattr(kernels, attention):
+        pytest.skip(f"{attention} cannot run here: {kernels}")
+    norms, gradients = [], []
+    for chosen, rows in ((attention, layout), ("sdpa", "padded")):
+        found = learner(2, {"name": "grpo"}, attention=chosen, packing=rows, optimizer={"max_grad_norm": math.inf})
+        if checkpointing:
+            found.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        found.load_batch(batch())
+        norms.append(found.backward().grad_norm)
+        gradients.append(torch.cat([g.clone() for g in found.gradients()]))
+        found.close()
+    assert norms[0] == pytest.approx(norms[1], rel=0.02)
+    # bf16 keeps 8 bits; two kernels round in another order.
+    assert float((gradients[0] - gradients[1]).norm() / gradients[1].norm()) < 0.03
+
+
+def test_a_policy_is_loaded_onto_the_device_without_a_second_copy() -> None:
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    device = torch.device("cuda:0")
+    model = load_policy(RunConfig().model, precision="bf16", device=device)
+    size = sum(p.nbytes for p in model.parameters())
+    assert {p.device for p in model.parameters()} == {device}
+    assert torch.cuda.max_memory_allocated() - before < 1.5 * size
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_the_reference_is_on_the_device_during_its_pass_only(stage: int) -> None:
+    held = []
+    for beta in (0.0, 0.05):
+        found = learner(stage, {"name": "grpo"}, loss={"kl_beta": beta})
+        found.load_batch(batch())
+        found.backward()
+        found.optimizer_step()
+        found.load_batch(batch())
+        held.append(torch.cuda.memory_allocated())
+        found.close()
+        del found
+        gc.collect()
+    reference = sum(p.nbytes for p in load_policy(RunConfig().model, precision="bf16").parameters())
+    assert held[1] - held[0] < 0.1 * reference

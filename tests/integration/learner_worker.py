@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -57,14 +58,23 @@ class Rank:
     def __init__(self, job: dict[str, Any], rank: int) -> None:
         self.job, self.rank, self.world_size = job, rank, int(job["world_size"])
         self.share = shard(make_batch(), self.world_size)[rank]
+        self.case = ""
 
     def learner(self, **settings: Any) -> Any:
         from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
 
-        config = make_config(self.job["model"], **settings)
+        config = make_config(settings.pop("folder", self.job["model"]), **settings)
         learner = DeepSpeedLearner(config, rank=self.rank, world_size=self.world_size, master_port=self.job["port"])
         learner.load_batch(self.share)
         return learner
+
+    def saved(self, learner: Any, name: str) -> Path:
+        """The folder into which all ranks have saved their state."""
+        folder = Path(self.job["out"]) / "saved" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        learner.save(folder)
+        torch.distributed.barrier()
+        return folder
 
 
 def weights(learner: Any) -> dict[str, Tensor]:
@@ -171,8 +181,7 @@ def parked(run: Rank, **settings: Any) -> dict[str, Any]:
     learner = run.learner(**settings)
     learner.backward()
     learner.optimizer_step()
-    live, meta = learner.state_dict()
-    tensors = {name: tensor.clone() for name, tensor in live.items()}
+    folder = run.saved(learner, "parked")
 
     def next_step() -> tuple[list[Tensor], dict[str, Tensor]]:
         learner.load_batch(run.share)
@@ -181,7 +190,7 @@ def parked(run: Rank, **settings: Any) -> dict[str, Any]:
         return copies(learner.parameters()), weights(learner)
 
     stayed = next_step()
-    learner.load_state_dict(tensors, meta)
+    learner.load(folder)
     storages = [t.untyped_storage() for t in [*learner._shards.persistent(), *learner.model.parameters()]]
     moments = sum(t.nbytes for values in learner.optimizer_state().moments().values() for t in values)
     released = learner.park()
@@ -210,8 +219,7 @@ def checkpoint(run: Rank, **settings: Any) -> dict[str, Any]:
     learner.set_learning_rate(7e-4)
     learner.backward()
     learner.optimizer_step()
-    live, meta = learner.state_dict()
-    tensors = {name: tensor.clone() for name, tensor in live.items()}
+    folder = run.saved(learner, "checkpoint")
     noise = torch.rand(3)
     learner.load_batch(run.share)
     learner.backward()
@@ -222,16 +230,25 @@ def checkpoint(run: Rank, **settings: Any) -> dict[str, Any]:
 
     other = run.learner(**settings)
     refused = []
-    for wrong_tensors, wrong_meta in (
-        (tensors, {**meta, "zero_stage": 9}),
-        ({**tensors, "parameter/0": tensors["parameter/0"][1:]}, meta),
-        ({name: t for name, t in tensors.items() if not name.startswith("exp_avg/")}, meta),
+    before = copies(other.parameters())
+    first = json.loads((folder / "rank-0.json").read_text())
+    layout, shapes = first["layout"], first["shapes"]
+    name = min(shapes)
+    for wrong in (
+        {"layout": {**layout, "optimizer": "adagrad"}},
+        {"shapes": {**shapes, name: [3, 5]}},
+        {"segments": [found[:-1] for found in first["segments"]]},
     ):
+        copy = folder.with_name(f"wrong-{run.rank}")
+        shutil.copytree(folder, copy)
+        (copy / "rank-0.json").write_text(json.dumps({**first, **wrong}))
         try:
-            other.load_state_dict(wrong_tensors, wrong_meta)
+            other.load(copy)
         except CheckpointError as error:
             refused.append(str(error))
-    other.load_state_dict(tensors, json.loads(json.dumps(meta)))
+        shutil.rmtree(copy)
+    untouched = equal(before, other.parameters())
+    said = other.load(folder)
     same_noise = torch.equal(torch.rand(3), noise)
     other.load_batch(run.share)
     other.backward()
@@ -242,11 +259,142 @@ def checkpoint(run: Rank, **settings: Any) -> dict[str, Any]:
     out = {
         "equal": on_all_ranks(other, same),
         "rng": on_all_ranks(other, same_noise),
+        "untouched": on_all_ranks(other, untouched),
         "refused": refused,
+        "resharded": said,
         "learning_rate": other.learning_rate,
         "step": other.optimizer_state().step,
     }
     other.close()
+    return out
+
+
+def whole_state(learner: Any) -> dict[str, Tensor]:
+    """Masters and moments as whole tensors, `<kind>/<parameter>`, without the learner's own view of its shards."""
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    named = {name: p for name, p in learner.model.named_parameters() if p.requires_grad}
+    optimizer, stage = learner._optimizer, learner.config.learner.zero_stage
+    found: dict[str, Tensor] = {}
+    for kind in ("parameter", *learner.optimizer_state().moments()):
+        if stage == 3:
+            # DeepSpeed's own calls.
+            whole = {
+                name: safe_get_full_fp32_param(p) if kind == "parameter" else safe_get_full_optimizer_state(p, kind)
+                for name, p in named.items()
+            }
+        elif stage == 0:
+            whole = {name: p.detach() if kind == "parameter" else optimizer.state[p][kind] for name, p in named.items()}
+        else:
+            # One flat buffer in the order of the parameters, cut into equal parts; the padding is at its end.
+            (master,) = optimizer.param_groups[0]["params"]
+            part = master.detach() if kind == "parameter" else optimizer.state[master][kind]
+            parts = [torch.empty_like(part) for _ in range(learner.world_size)]
+            torch.distributed.all_gather(parts, part.contiguous())
+            sizes = [p.numel() for p in named.values()]
+            pieces = torch.cat(parts)[: sum(sizes)].split(sizes)
+            whole = {name: piece.view(p.shape) for (name, p), piece in zip(named.items(), pieces, strict=True)}
+        found |= {f"{kind}/{name}": tensor.clone() for name, tensor in whole.items()}
+    return found
+
+
+def next_rule_step(run: Rank, learner: Any, rule: Any) -> dict[str, Any]:
+    learner.load_batch(run.share)
+    before = weights(learner)
+    report = rule.step(learner)
+    return {"before": before, "after": weights(learner), "rule": rule.state_dict(), "passes": report.backward_passes}
+
+
+def save_state(run: Rank, *, rule: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    """Two steps of a rule, a checkpoint, and the step after it."""
+    from gxpo_trainer.rules.registry import make_rule
+
+    learner = run.learner(rule=rule, **settings)
+    learner.set_learning_rate(7e-4)
+    made = make_rule(learner.config.learner.rule)
+    for _ in range(2):
+        learner.load_batch(run.share)
+        made.step(learner)
+    folder = run.saved(learner, run.case)
+    if run.rank == 0:
+        (folder / "rule.json").write_text(json.dumps(made.state_dict()))
+    out = {"state": whole_state(learner), "step": learner.optimizer_state().step, **next_rule_step(run, learner, made)}
+    learner.close()
+    return out
+
+
+def load_state(run: Rank, *, folder: str, rule: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    """The step after a checkpoint that another number of ranks, or another stage, wrote."""
+    from gxpo_trainer.rules.registry import make_rule
+
+    learner = run.learner(rule=rule, **settings)
+    made = make_rule(learner.config.learner.rule)
+    said = learner.load(Path(folder))
+    made.load_state_dict(json.loads((Path(folder) / "rule.json").read_text()))
+    out = {
+        "said": said,
+        "state": whole_state(learner),
+        "step": learner.optimizer_state().step,
+        "learning_rate": learner.learning_rate,
+        **next_rule_step(run, learner, made),
+    }
+    learner.close()
+    return out
+
+
+def loaded(run: Rank, **settings: Any) -> dict[str, Any]:
+    """A learner's weights and buffers against those of the model loaded whole, and a model that lacks a weight."""
+    from gxpo_trainer.errors import ConfigError
+    from gxpo_trainer.learner.full_weights import full_weights
+    from gxpo_trainer.models.load import load_policy
+
+    learner = run.learner(**settings)
+    config = learner.config
+    torch.manual_seed(config.seed)
+    plain = load_policy(config.model, precision=config.learner.precision, lora=config.learner.lora)
+    expected = dict(full_weights(plain)) | dict(plain.named_buffers())
+    found = weights(learner) | dict(learner.model.named_buffers())
+    adapter = {name: tensor.clone() for name, tensor in learner.adapter_weights()}
+    for name, parameter in plain.named_parameters():
+        if ".lora_" in name:
+            expected[name], found[name] = parameter, adapter[name.replace(".default.", ".")]
+    same = expected.keys() == found.keys() and all(
+        tensor.dtype == found[name].dtype and torch.equal(tensor, found[name]) for name, tensor in expected.items()
+    )
+    try:
+        run.learner(folder=run.job["incomplete"], **settings)
+        refused = ""
+    except ConfigError as error:
+        refused = str(error)
+    out = {
+        "equal": on_all_ranks(learner, same),
+        "refused": refused,
+    }
+    learner.close()
+    return out
+
+
+def reference(run: Rank, **settings: Any) -> dict[str, Any]:
+    """log π_ref of the learner's reference against a whole copy of the start policy, after a step."""
+    from gxpo_trainer.models.load import load_policy
+    from gxpo_trainer.models.logprobs import PolicyModule
+
+    learner = run.learner(**settings)
+    learner.backward()
+    learner.optimizer_step()
+    learner.load_batch(run.share)
+    learner.backward()
+    plain = PolicyModule(load_policy(learner.config.model, precision=learner.config.learner.precision))
+    loaded = learner._batches[0]
+    with torch.no_grad():
+        expected = [plain(micro, learner.config.rollout.temperature, False).logprobs for micro in loaded.counted]
+    kept = sum(t.numel() for t in learner._reference.resident() if not hasattr(t, "ds_id"))
+    out = {
+        "equal": on_all_ranks(learner, equal(loaded.reference, expected)),
+        "moved": on_all_ranks(learner, not equal(loaded.reference, loaded.old)),
+        "resident": kept,
+    }
+    learner.close()
     return out
 
 
@@ -353,6 +501,10 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         mini_batches,
         not_finite,
         no_grad,
+        save_state,
+        load_state,
+        loaded,
+        reference,
     )
 }
 
@@ -362,6 +514,7 @@ def main() -> None:
     torch.set_num_threads(1)
     run = Rank(job, int(sys.argv[2]))
     for name, (function, settings) in job["cases"].items():
+        run.case = name
         result = CASES[function](run, **settings)
         if run.rank == 0:
             torch.save(result, Path(job["out"]) / f"{name}.pt")

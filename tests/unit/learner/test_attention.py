@@ -8,43 +8,87 @@ import pytest
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.learner.attention import choose_attention, choose_layout
+from gxpo_trainer.learner.attention import Kernels, choose_attention, choose_layout
 
 BF16 = {"precision": "bf16", "zero_stage": 2, "token_budget": 16384}
+FULL = frozenset({"full_attention"})
+WINDOWED = frozenset({"full_attention", "sliding_attention"})
+LINEAR = frozenset({"full_attention", "linear_attention"})
+NONE, FLASH, VARLEN, BOTH = Kernels(), Kernels(True, False), Kernels(False, True), Kernels(True, True)
 
 
 def config(attention: str = "auto", **learner: Any) -> RunConfig:
     return RunConfig.model_validate({"model": {"attention": attention}, "learner": {**BF16, **learner}})
 
 
-def chosen(run: RunConfig, device: Any, *, flash: bool) -> tuple[str, str]:
-    attention = choose_attention(run, device, flash_installed=flash)
-    return attention, choose_layout(run, device, attention, can_share_prompts=True)
+def chosen(run: RunConfig, device: Any, kernels: Kernels, layers: frozenset[str] = FULL) -> tuple[str, str]:
+    attention = choose_attention(run, device, kernels, layers)
+    return attention, choose_layout(run, device, attention, layers, can_share_prompts=True)
 
 
-def test_a_gpu_packs_rows_where_attention_knows_their_boundaries() -> None:
-    assert chosen(config(), "gpu", flash=True) == ("flash_attention_2", "packed")
-    assert chosen(config("flash_attention_2"), "gpu", flash=True) == ("flash_attention_2", "packed")
+@pytest.mark.parametrize(
+    ("device", "precision", "kernels", "layers", "attention", "layout"),
+    [
+        ("cpu", "bf16", NONE, FULL, "sdpa", "shared"),
+        ("cpu", "fp32", NONE, FULL, "sdpa", "shared"),
+        ("gpu", "fp32", BOTH, FULL, "sdpa", "padded"),
+        ("gpu", "bf16", NONE, FULL, "sdpa", "padded"),
+        ("gpu", "bf16", VARLEN, FULL, "varlen", "packed"),
+        ("gpu", "bf16", FLASH, FULL, "flash_attention_2", "packed"),
+        ("gpu", "bf16", BOTH, FULL, "flash_attention_2", "packed"),
+        ("gpu", "bf16", VARLEN, WINDOWED, "varlen", "packed"),
+        ("gpu", "bf16", VARLEN, LINEAR, "sdpa", "padded"),
+        ("gpu", "bf16", FLASH, LINEAR, "flash_attention_2", "padded"),
+    ],
+)
+def test_auto_follows_its_table(
+    device: str, precision: str, kernels: Kernels, layers: frozenset[str], attention: str, layout: str
+) -> None:
+    assert chosen(config(precision=precision), device, kernels, layers) == (attention, layout)
 
 
-def test_a_gpu_without_such_an_attention_pads_rows() -> None:
-    assert chosen(config(), "gpu", flash=False) == ("sdpa", "padded")
-    assert chosen(config("sdpa"), "gpu", flash=True) == ("sdpa", "padded")
-    fp32 = config(precision="fp32")  # flash attention computes in half precision alone
-    assert chosen(fp32, "gpu", flash=True) == ("sdpa", "padded")
+def test_a_named_attention_is_taken_where_it_can_run() -> None:
+    assert chosen(config("varlen"), "gpu", BOTH) == ("varlen", "packed")
+    assert chosen(config("flash_attention_2"), "gpu", BOTH) == ("flash_attention_2", "packed")
+    assert chosen(config("sdpa"), "gpu", BOTH) == ("sdpa", "padded")
+    assert chosen(config("eager"), "cpu", NONE) == ("eager", "shared")
+
+
+@pytest.mark.parametrize(
+    ("attention", "device", "precision", "kernels", "layers", "reason"),
+    [
+        ("varlen", "cpu", "bf16", NONE, FULL, "computes on GPUs in bf16 only"),
+        ("varlen", "gpu", "fp32", BOTH, FULL, "computes on GPUs in bf16 only"),
+        ("flash_attention_2", "cpu", "bf16", NONE, FULL, "computes on GPUs in bf16 only"),
+        ("flash_attention_2", "gpu", "bf16", VARLEN, FULL, "needs the package flash-attn, which is not installed"),
+        ("varlen", "gpu", "bf16", FLASH, FULL, "needs a GPU of compute capability 8.0"),
+        ("varlen", "gpu", "bf16", BOTH, LINEAR, "cannot compute this model's linear_attention layers"),
+    ],
+)
+def test_an_attention_that_cannot_run_is_refused_with_the_reason(
+    attention: str, device: Any, precision: str, kernels: Kernels, layers: frozenset[str], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=f'model.attention = "{attention}" {reason}.*set model.attention = "auto"'):
+        chosen(config(attention, precision=precision), device, kernels, layers)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager", "auto"])
 def test_a_dense_mask_over_a_packed_row_is_refused_on_a_gpu(attention: str) -> None:
-    fix = (
-        r'learner.packing = "packed" .*dense mask of 16384 × 16384.*model.attention = "flash_attention_2".*'
-        r'learner.packing = "padded"'
-    )
+    fix = r'= "packed" .*dense mask of 16384 × 16384.*model.attention = "auto".*learner.packing = "padded"'
     with pytest.raises(ConfigError, match=fix):
-        chosen(config(attention, packing="packed"), "gpu", flash=False)
+        chosen(config(attention, packing="packed"), "gpu", NONE)
 
 
-def test_a_cpu_shares_prompts_and_may_pack_small_rows() -> None:
-    assert chosen(config(), "cpu", flash=False) == ("sdpa", "shared")
-    assert chosen(config(packing="packed", token_budget=64), "cpu", flash=False) == ("sdpa", "packed")
-    assert choose_layout(config(), "cpu", "sdpa", can_share_prompts=False) == "padded"
+def test_a_cpu_packs_short_rows_alone() -> None:
+    assert chosen(config(packing="packed", token_budget=4096), "cpu", NONE) == ("sdpa", "packed")
+    with pytest.raises(ConfigError, match=r"dense mask of 16384 × 16384.*learner.token_budget to at most 4096"):
+        chosen(config(packing="packed"), "cpu", NONE)
+
+
+def test_rows_are_not_packed_where_layers_would_mix_their_sequences() -> None:
+    with pytest.raises(ConfigError, match=r'"packed" but the model has linear_attention layers.*"padded"'):
+        chosen(config(packing="packed"), "gpu", FLASH, LINEAR)
+
+
+def test_prompts_are_not_shared_where_the_model_cannot() -> None:
+    assert choose_layout(config(), "cpu", "sdpa", FULL, can_share_prompts=False) == "padded"

@@ -69,6 +69,13 @@ def test_what_the_hub_does_not_have_names_both_settings(cache: Path) -> None:
         resolve_model(model("v9"))
 
 
+def test_a_run_of_a_revision_that_does_not_exist_is_refused_before_anything_starts(cache: Path, tmp_path: Path) -> None:
+    config = RunConfig.model_validate({"model": {"path": NAME, "revision": "v9", "max_length": 256}})
+    with pytest.raises(ConfigError, match=r"model.revision = 'v9' cannot be loaded from the hub .*; check both"):
+        prepare(config, tmp_path / "run", resume=False)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_snapshot_without_safetensors_is_refused(cache: Path) -> None:
     (cache / "snapshots" / NEW / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"neither model\.safetensors nor"):

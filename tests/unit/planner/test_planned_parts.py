@@ -10,7 +10,13 @@ from support.small_plan import CPU, EXACT, GPU, SHAPE, small
 from support.toy_learner import ToyLearner, quadratic
 
 from gxpo_trainer.config import GrpoRule, GxpoRule, RuleSettings, SfpoRule
-from gxpo_trainer.planner.memory import activation_bytes, learner_parts, mask_bytes, sampler_memory
+from gxpo_trainer.planner.memory import (
+    activation_bytes,
+    learner_parts,
+    mask_bytes,
+    reference_bytes,
+    sampler_memory,
+)
 from gxpo_trainer.planner.workload import peak_tokens, workload_of
 from gxpo_trainer.rules.registry import make_rule
 
@@ -76,9 +82,21 @@ def test_each_rules_buffers_are_those_that_it_holds(rule: RuleSettings, optimize
     assert (held.count() if held else int(getattr(subject, "_theta0", None) is not None)) == buffers
 
 
-def test_a_reference_is_whole_on_each_rank_and_an_adapters_is_the_model_without_it() -> None:
-    assert parts(reference="whole", zero_stage=3)["reference"] == 2 * 1448
+def test_a_reference_is_partitioned_at_stage_3_and_else_on_a_gpu_only_during_its_pass() -> None:
+    assert parts(reference="whole", zero_stage=3)["reference"] == 2 * 724
+    # On a GPU 2·1448 bytes come in place of the activations: 736 a token, of the widest row, 30 tokens.
+    assert "reference" not in parts(reference="whole")
+    assert parts(reference="whole", device=CPU)["reference"] == 2 * 1448
     assert "reference" not in parts(reference="adapter")
+
+
+def test_a_reference_larger_than_the_activations_is_planned_for() -> None:
+    inputs = small(reference="whole", shape=replace(SHAPE, vocabulary=100_000))
+    load = workload_of(inputs, EXACT)
+    excess = 2 * inputs.shape.parameters - activation_bytes(inputs, peak_tokens(inputs, load))
+    assert inputs.shape.parameters == 1448 + 8 * (100_000 - 32)
+    assert reference_bytes(inputs, load) == excess > 1_500_000
+    assert {part.name for part in learner_parts(inputs, EXACT, load)} >= {"reference", "activations"}
 
 
 def test_lora_shards_are_those_of_the_adapter() -> None:

@@ -87,6 +87,13 @@ def test_tensor_parallel_must_divide_the_heads(config: Any, tmp_path: Path) -> N
     assert prepared.placement.config.placement.tensor_parallel == 4
 
 
+def test_a_dense_mask_over_long_rows_is_refused_before_anything_starts(config: Any, tmp_path: Path) -> None:
+    learner = {"packing": "packed", "token_budget": 16384}
+    with pytest.raises(ConfigError, match=r"dense mask of 16384 × 16384"):
+        prepare(config(learner=learner), tmp_path / "run", resume=False)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_reward_class_is_refused_before_anything_starts(
     config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import CheckpointError
+from gxpo_trainer.models.load import STARTER_FOLDER
 from gxpo_trainer.training.checkpoints import Checkpoint
-from gxpo_trainer.training.resume import check_same_run
+from gxpo_trainer.training.resume import check_same_model, check_same_run
 
 FIRST: dict[str, Any] = {"name": "first", "budget": {"steps": 2}, "learner": {"rule": {"name": "gxpo", "k": 3}}}
 
@@ -53,3 +56,58 @@ def test_what_a_step_computes_with_may_not(
 ) -> None:
     with pytest.raises(CheckpointError, match=named):
         check_same_run(earlier, RunConfig.model_validate({**FIRST, **change}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"learner": {**FIRST["learner"], "zero_stage": 3}}, {"placement": {"learner_ranks": 2}}],
+)
+def test_stage_and_ranks_may_change_because_a_checkpoint_is_resharded(
+    tmp_path: Path, earlier: Checkpoint, change: dict[str, Any]
+) -> None:
+    check_same_run(earlier, RunConfig.model_validate({**FIRST, **change}), tmp_path)
+
+
+def checkpointed(tmp_path: Path, shapes: dict[str, tuple[int, ...]]) -> Checkpoint:
+    checkpoint = Checkpoint(tmp_path / "checkpoints" / "step-00000002", 2, {})
+    checkpoint.policy.mkdir(parents=True)
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, checkpoint.policy / "model.safetensors")
+    return checkpoint
+
+
+@pytest.fixture
+def starter() -> dict[str, tuple[int, ...]]:
+    """Names and shapes in the files of the starter policy."""
+    return {name: tuple(tensor.shape) for name, tensor in load_file(STARTER_FOLDER / "model.safetensors").items()}
+
+
+def test_a_checkpoint_of_the_runs_model_is_accepted(
+    tmp_path: Path, earlier: Checkpoint, starter: dict[str, tuple[int, ...]]
+) -> None:
+    check_same_model(checkpointed(tmp_path, starter), RunConfig(), tmp_path, "a" * 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "found"),
+    [
+        ("model.norm.weight", (64,), r"it has \(64,\) for model.norm.weight, that of model.path \(128,\)"),
+        ("model.extra.weight", (3,), r"it has \(3,\) for model.extra.weight, that of model.path nothing"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(
+    tmp_path: Path, earlier: Checkpoint, starter: dict[str, tuple[int, ...]], name: str, shape: Any, found: str
+) -> None:
+    checkpoint = checkpointed(tmp_path, {**starter, name: shape})
+    with pytest.raises(CheckpointError, match=rf"of another model: {found}; set model.path \(now 'starter'\)"):
+        check_same_model(checkpoint, RunConfig(), tmp_path, "a" * 64)
+
+
+def test_a_run_is_not_continued_with_other_weights_of_the_same_shapes(
+    tmp_path: Path, earlier: Checkpoint, starter: dict[str, tuple[int, ...]]
+) -> None:
+    identity = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
+    (tmp_path / "run.json").write_text(json.dumps({**identity, "policy_sha256": "b" * 64}), encoding="utf-8")
+    checkpoint = checkpointed(tmp_path, starter)
+    check_same_model(checkpoint, RunConfig(), tmp_path, "b" * 64)
+    with pytest.raises(CheckpointError, match=r"began with another model: .* hash bbbbbbbbbbbb, .* aaaaaaaaaaaa; set"):
+        check_same_model(checkpoint, RunConfig(), tmp_path, "a" * 64)

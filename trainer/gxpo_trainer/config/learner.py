@@ -124,7 +124,7 @@ class LearnerConfig(Settings):
     packing: Literal["auto", "padded", "shared", "packed"] = Field(
         "auto",
         description="padded: sorted rows; shared: a prompt once for its short responses; "
-        "packed: one row, on GPUs with flash_attention_2 alone. "
+        "packed: one row, on GPUs with varlen or flash_attention_2 alone. "
         "auto: shared on CPU; on GPU packed if possible, else padded.",
     )
 

@@ -24,9 +24,10 @@ class ModelConfig(Settings):
     )
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
     max_length: int = Field(4096, ge=8, description="Longest prompt plus response, in tokens.")
-    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = Field(
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "varlen"] = Field(
         "auto",
-        description="Kernel of the learner; auto: sdpa, on GPUs in bf16 flash_attention_2 where it is installed.",
+        description="Of the learner. varlen: torch's variable-length kernel. auto: sdpa; on GPUs in bf16 "
+        "flash_attention_2 where it is installed, else varlen.",
     )
     gradient_checkpointing: bool | Literal["auto"] = Field(
         "auto", description="Recompute activations in the backward pass; auto: from 1 billion parameters on."

@@ -11,13 +11,13 @@ of its start-up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gxpo_trainer.learner.shards import Shards, Span
+from gxpo_trainer.learner.shards import Segment, Shards
 
 
 def open_shards(engine: Any, optimizer: torch.optim.Optimizer, *, zero_stage: int, precision: str) -> Shards:
@@ -36,9 +36,10 @@ class PlainShards(Shards):
 
     replicated = True
 
-    def _layout(self) -> tuple[list[Tensor], list[list[Span]]]:
+    def _layout(self) -> tuple[list[Tensor], list[list[Segment]]]:
         masters = [p for group in self._optimizer.param_groups for p in group["params"]]
-        return masters, [[(0, p.numel())] for p in masters]
+        names = self._names()
+        return masters, [[Segment(names[id(p)], 0, 0, p.numel())] for p in masters]
 
     def _clear(self) -> None:
         for master in self._masters:
@@ -56,10 +57,9 @@ class PlainShards(Shards):
 class PartitionedShards(Shards):
     """Stages 1 and 2: all parameters in one flat buffer, of which each rank owns an equal part."""
 
-    def _layout(self) -> tuple[list[Tensor], list[list[Span]]]:
-        return list(self._zero.single_partition_of_fp32_groups), flat_spans(
-            self._zero.bit16_groups, self._zero.single_partition_of_fp32_groups
-        )
+    def _layout(self) -> tuple[list[Tensor], list[list[Segment]]]:
+        masters = list(self._zero.single_partition_of_fp32_groups)
+        return masters, flat_segments(self._zero.bit16_groups, masters, self._names())
 
     def _clear(self) -> None:
         self._zero.zero_grad()
@@ -87,10 +87,9 @@ class PartitionedShards(Shards):
 class Bf16Shards(Shards):
     """Stage 1 in bf16: DeepSpeed's BF16_Optimizer, which accumulates over micro-batches in fp32."""
 
-    def _layout(self) -> tuple[list[Tensor], list[list[Span]]]:
-        return list(self._zero.fp32_groups_flat_partition), flat_spans(
-            self._zero.bf16_groups, self._zero.fp32_groups_flat_partition
-        )
+    def _layout(self) -> tuple[list[Tensor], list[list[Segment]]]:
+        masters = list(self._zero.fp32_groups_flat_partition)
+        return masters, flat_segments(self._zero.bf16_groups, masters, self._names())
 
     def _clear(self) -> None:
         self._zero.zero_grad()
@@ -109,9 +108,9 @@ class Bf16Shards(Shards):
 class ScatteredShards(Shards):
     """Stage 3: every parameter is cut into one slice a rank; a rank's slices lie in one flat buffer a sub-group."""
 
-    def _layout(self) -> tuple[list[Tensor], list[list[Span]]]:
-        masters = list(self._zero.fp32_partitioned_groups_flat)
-        return masters, [_slice_spans(group, torch.distributed.get_rank()) for group in self._zero.fp16_groups]
+    def _layout(self) -> tuple[list[Tensor], list[list[Segment]]]:
+        masters, names = list(self._zero.fp32_partitioned_groups_flat), self._names()
+        return masters, [_slices(group, names) for group in self._zero.fp16_groups]
 
     def _clear(self) -> None:
         self._zero.zero_grad()
@@ -123,8 +122,8 @@ class ScatteredShards(Shards):
         return list(buffer.split([master.numel() for master in self._masters]))
 
     def persistent(self) -> list[Tensor]:
-        partitions = [parameter.ds_tensor for group in self._zero.fp16_groups for parameter in group]
-        return [*super().persistent(), *partitions]
+        slices = partitions(parameter for group in self._zero.fp16_groups for parameter in group)
+        return [*super().persistent(), *slices]
 
     def gradient_buffers(self) -> list[Tensor]:
         return [*super().gradient_buffers(), self._zero.grad_partitions_flat_buffer]
@@ -147,30 +146,38 @@ class ScatteredShards(Shards):
             self._zero.persistent_parameters[0].all_gather(self._zero.persistent_parameters)
 
 
-def flat_spans(groups: Iterable[Sequence[Tensor]], partitions: Sequence[Tensor]) -> list[list[Span]]:
-    """Real elements of this rank's partition of each group's flat buffer; the padding is at the buffer's end."""
-    rank = torch.distributed.get_rank()
-    spans = []
-    for group, partition in zip(groups, partitions, strict=True):
-        total = sum(parameter.numel() for parameter in group)
-        size = partition.numel()
-        spans.append([(0, min(max(total - rank * size, 0), size))])
-    return spans
+def partitions(parameters: Iterable[Any]) -> list[Tensor]:
+    """This rank's slice of each parameter at stage 3."""
+    return [parameter.ds_tensor for parameter in parameters]
 
 
-def _slice_spans(group: Sequence[Any], rank: int) -> list[Span]:
-    """Real elements of this rank's slices; slices without padding between them become one span."""
-    spans: list[Span] = []
-    offset = 0
+def flat_segments(
+    groups: Iterable[Sequence[Tensor]], masters: Sequence[Tensor], names: Mapping[int, str]
+) -> list[list[Segment]]:
+    """What this rank's partition of each group's flat buffer holds; the padding is at the buffer's end."""
+    rank, found = torch.distributed.get_rank(), []
+    for group, master in zip(groups, masters, strict=True):
+        begin, end = rank * master.numel(), (rank + 1) * master.numel()
+        position, segments = 0, []
+        for parameter in group:
+            first, last = max(position, begin), min(position + parameter.numel(), end)
+            if first < last:
+                segments.append(Segment(names[id(parameter)], first - position, first - begin, last - first))
+            position += parameter.numel()
+        found.append(segments)
+    return found
+
+
+def _slices(group: Sequence[Any], names: Mapping[int, str]) -> list[Segment]:
+    """What this rank's slices of a sub-group's parameters hold; each slice may end in padding."""
+    rank, offset, segments = torch.distributed.get_rank(), 0, []
     for parameter in group:
         size = parameter.partition_numel()
         length = min(max(parameter.ds_numel - rank * size, 0), size)
-        if spans and sum(spans[-1]) == offset:
-            spans[-1] = (spans[-1][0], spans[-1][1] + length)
-        elif length:
-            spans.append((offset, length))
+        if length:
+            segments.append(Segment(names[id(parameter)], rank * size, offset, length))
         offset += size
-    return spans or [(0, 0)]
+    return segments
 
 
 def skip_compiled_ops() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gxpo_trainer.algo.batch import MicroBatch, StepBatch
 from gxpo_trainer.algo.losses import TokenOutputs, finish_statistics, policy_loss
@@ -16,7 +16,7 @@ from gxpo_trainer.cluster.memory import resident_bytes
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import Diverged
 from gxpo_trainer.learner import rank_state
-from gxpo_trainer.learner.attention import choose_attention, choose_layout, flash_attention_installed
+from gxpo_trainer.learner.attention import choose_attention, choose_layout, installed_kernels
 from gxpo_trainer.learner.deepspeed_internals import open_shards
 from gxpo_trainer.learner.full_weights import adapter_weights, full_weights
 from gxpo_trainer.learner.loaded_batch import (
@@ -28,16 +28,12 @@ from gxpo_trainer.learner.loaded_batch import (
     statistics_over_ranks,
     sum_over_ranks,
 )
+from gxpo_trainer.learner.loading import load_partitioned, open_engine
 from gxpo_trainer.learner.parking import Parking
-from gxpo_trainer.learner.process_group import (
-    Device,
-    build_optimizer,
-    deepspeed_settings,
-    initialize_engine,
-    join_process_group,
-)
-from gxpo_trainer.models.load import load_policy
-from gxpo_trainer.models.logprobs import PolicyModule
+from gxpo_trainer.learner.process_group import Device, join_process_group
+from gxpo_trainer.learner.reference import load_reference
+from gxpo_trainer.models.load import load_config
+from gxpo_trainer.models.varlen import layer_types
 from gxpo_trainer.rules.base import BackwardResult, OptimizerState
 from gxpo_trainer.rules.plain import norm
 from gxpo_trainer.rules.recurrence import AdamWRecurrence, SGDRecurrence
@@ -81,17 +77,17 @@ class DeepSpeedLearner:
         settings = config.learner
         self._loss = settings.loss.resolved(config.rollout.async_depth)
         torch.manual_seed(config.seed)
-        attention = choose_attention(config, device, flash_installed=flash_attention_installed())
-        policy = config.model.model_copy(update={"attention": attention})
-        model = load_policy(policy, precision=settings.precision, lora=settings.lora)
-        self._model: Any = model  # transformers model, or PEFT's around it
-        shares = PolicyModule(model).can_share_prompts
-        self._packing = choose_layout(config, device, attention, can_share_prompts=shares)
-        self.attention = f"{attention} attention over {self._packing} rows"
-        self._pad_id = _pad_id(model.config)
+        layers = layer_types(load_config(config.model))
+        attention = choose_attention(config, device, installed_kernels(device), layers)
+        # The adapter's initial weights are drawn at the end of loading.
+        self._model: Any = load_partitioned(config, attention, self.device)  # transformers model, or PEFT's around it
+        self._engine, optimizer = open_engine(self._model, config, device)
+        shares = self._engine.module.can_share_prompts
+        self._packing = choose_layout(config, device, attention, layers, can_share_prompts=shares)
+        self.attention = f"{attention} over {self._packing} rows"
+        self._pad_id = _pad_id(self._model.config)
         needs_reference = settings.loss.kl_beta > 0 and settings.lora is None
-        self._reference = _frozen_copy(model, self.device) if needs_reference else None
-        self._engine, optimizer = _initialize(model, config, device)
+        self._reference = load_reference(config, attention, device, self.device) if needs_reference else None
         self._optimizer = optimizer
         self._shards = open_shards(
             self._engine, optimizer, zero_stage=settings.zero_stage, precision=settings.precision
@@ -258,30 +254,31 @@ class DeepSpeedLearner:
         """(name in a PEFT adapter, whole tensor); empty without LoRA. Collective."""
         return adapter_weights(self._model)
 
-    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """This rank's state: live tensors by name (write them before the next step), and metadata for JSON."""
-        meta = {**self._identity(), "optimizer_step": self._shards.state.step, "learning_rate": self.learning_rate}
-        return rank_state.capture(self._shards, self.device), meta
+    def save(self, folder: Path) -> None:
+        """Write this rank's state into `folder`; see learner.rank_state."""
+        rank_state.write(folder, self.rank, self._shards, self._layout(), self.learning_rate, self.device)
 
-    def load_state_dict(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        """Continue from `state_dict()`, bit for bit; publishes. Collective.
+    def load(self, folder: Path) -> str | None:
+        """Continue from what the ranks of a learner saved, whatever their number and stage; publishes. Collective.
 
-        Raises CheckpointError, before anything is changed, when the state is of another layout or model.
+        Returns what was resharded, None for a state of the same layout, which continues bit for bit. Raises
+        CheckpointError, before anything is changed, when the state is of another model or optimizer.
         """
-        live = rank_state.capture(self._shards, self.device)
-        rank_state.check(live, tensors, self._identity(), meta)
-        rank_state.restore(live, tensors, self.device)
-        self._shards.state.set_step(int(meta["optimizer_step"]))
-        self.set_learning_rate(float(meta["learning_rate"]))
+        layout = self._layout()
+        saved = rank_state.restore(folder, self.rank, self._shards, layout, self.device)
+        self.set_learning_rate(saved.learning_rate)
         self.publish()
+        if saved.layout == layout:
+            return None
+        return f"parameters and optimizer state of {saved.layout.describe()} loaded on {layout.describe()}"
 
     def park(self) -> int:
-        """Move parameters, optimizer state and reference to the host, drop gradients; the bytes released.
+        """Move parameters, optimizer state and a partitioned reference to the host, drop gradients; the bytes released.
 
         Nothing but `unpark` may be called in between.
         """
         self._batches = []
-        reference = [] if self._reference is None else [*self._reference.parameters(), *self._reference.buffers()]
+        reference = [] if self._reference is None else self._reference.resident()
         kept = [*self._model.parameters(), *self._model.buffers(), *self._shards.persistent(), *reference]
         return self._parking.park(kept, self._shards.gradient_buffers())
 
@@ -292,20 +289,21 @@ class DeepSpeedLearner:
     def close(self) -> None:
         """Free the engine. The process group stays, for another learner in the same process."""
         self._batches = []
+        if self._reference is not None:
+            self._reference.close()
         self._engine.destroy()
 
     # ---- inside ---------------------------------------------------------------------------------------------
 
-    def _identity(self) -> dict[str, Any]:
+    def _layout(self) -> rank_state.Layout:
         settings = self.config.learner
-        return {
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "zero_stage": settings.zero_stage,
-            "precision": settings.precision,
-            "optimizer": settings.optimizer.name,
-            "lora_rank": settings.lora.rank if settings.lora else 0,
-        }
+        return rank_state.Layout(
+            world_size=self.world_size,
+            zero_stage=settings.zero_stage,
+            precision=settings.precision,
+            optimizer=settings.optimizer.name,
+            lora_rank=settings.lora.rank if settings.lora else 0,
+        )
 
     def _loaded(self) -> LoadedBatch:
         if not self._batches:
@@ -343,9 +341,9 @@ class DeepSpeedLearner:
 
     @torch.no_grad()
     def _reference_logprobs(self, loaded: LoadedBatch) -> list[Tensor]:
-        temperature = self.config.rollout.temperature
         if self._reference is not None:
-            return [self._reference(micro, temperature, False).logprobs for micro in loaded.counted]
+            dummy = [*loaded.dummy, *loaded.dummy_no_grad]
+            return self._reference.logprobs(loaded.counted, dummy, self.config.rollout.temperature)
         with self._model.disable_adapter():
             return [outputs.logprobs for outputs in self._forward_all(loaded)]
 
@@ -359,24 +357,6 @@ class DeepSpeedLearner:
             for gradient in gradients:
                 gradient.mul_(limit / total)
         return total
-
-
-def _initialize(model: nn.Module, config: RunConfig, device: Device) -> tuple[Any, torch.optim.Optimizer]:
-    policy = PolicyModule(model)
-    trainable = [p for p in policy.parameters() if p.requires_grad]
-    optimizer = build_optimizer(trainable, config.learner.optimizer)
-    settings = deepspeed_settings(
-        zero_stage=config.learner.zero_stage,
-        precision=config.learner.precision,
-        num_trainable=sum(p.numel() for p in trainable),
-        device=device,
-    )
-    return initialize_engine(policy, optimizer, settings), optimizer
-
-
-def _frozen_copy(model: nn.Module, device: torch.device) -> PolicyModule:
-    """The start policy as the KL term's reference: whole on every rank, outside ZeRO."""
-    return PolicyModule(copy.deepcopy(model).requires_grad_(False)).to(device)
 
 
 def _pad_id(model_config: Any) -> int:

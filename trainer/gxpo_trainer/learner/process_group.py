@@ -59,7 +59,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def initialize_engine(
-    module: torch.nn.Module, optimizer: torch.optim.Optimizer, settings: dict[str, Any]
+    module: torch.nn.Module, optimizer: torch.optim.Optimizer | None, settings: dict[str, Any]
 ) -> Any:  # deepspeed.DeepSpeedEngine, which has no types
     """`deepspeed.initialize`; what it prints goes to the debug log."""
     import deepspeed

@@ -11,6 +11,7 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.transport import Transport
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
+from gxpo_trainer.models.size import num_elements
 from gxpo_trainer.sync.broadcast import BroadcastGroup, BroadcastPublisher
 from gxpo_trainer.sync.buckets import BucketPacker, WeightBucket
 from gxpo_trainer.sync.changes import ChangeMeter
@@ -60,10 +61,10 @@ class RankPublisher:
         return self._learner.full_weights() if self._config.learner.lora is None else self._learner.adapter_weights()
 
     def _num_elements(self) -> int:
-        """Elements of a version; at ZeRO-3 a partitioned parameter knows its whole size."""
+        """Elements of a version."""
         adapted = self._config.learner.lora is not None
         named = self._learner.model.named_parameters()
-        return sum(int(getattr(p, "ds_numel", p.numel())) for name, p in named if (".lora_" in name) == adapted)
+        return sum(num_elements(p) for name, p in named if (".lora_" in name) == adapted)
 
     def _dtype(self) -> torch.dtype | None:
         wanted = self._config.rollout.dtype

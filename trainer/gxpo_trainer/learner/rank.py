@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
@@ -190,14 +189,8 @@ class LearnerRank:
 
     def save(self, folder: str) -> dict[str, Any]:
         """Write this rank's part of a checkpoint; rank 0 the policy as well. Collective. Returns the rule's state."""
-        from safetensors.torch import save_file
-
         root = Path(folder)
-        tensors, meta = self.learner.state_dict()
-        save_file(
-            {name: t.contiguous() for name, t in tensors.items()}, root / "learner" / f"rank-{self.rank}.safetensors"
-        )
-        (root / "learner" / f"rank-{self.rank}.json").write_text(json.dumps(meta), encoding="utf-8")
+        self.learner.save(root / "learner")
         self._write_policy(root)
         return self.rule.state_dict()
 
@@ -208,14 +201,11 @@ class LearnerRank:
         if self.config.learner.lora is not None:
             write_adapter(self.learner, self.config, root / "adapter")
 
-    def load(self, folder: str, rule_state: dict[str, Any]) -> None:
-        """Continue from `save`, bit for bit. Collective."""
-        from safetensors.torch import load_file
-
-        base = Path(folder) / f"rank-{self.rank}"
-        meta = json.loads(base.with_suffix(".json").read_text(encoding="utf-8"))
-        self.learner.load_state_dict(load_file(base.with_suffix(".safetensors")), meta)
+    def load(self, folder: str, rule_state: dict[str, Any]) -> str | None:
+        """Continue from `save`; see DeepSpeedLearner.load. Collective."""
+        resharded = self.learner.load(Path(folder))
         self.rule.load_state_dict(rule_state)
+        return resharded
 
     def close(self) -> None:
         self.publisher.close()

@@ -12,13 +12,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gxpo_trainer.models.size import whole_shape
+
 Span = tuple[int, int]
 """Start and length of real elements in a padded flat tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Where a piece of a parameter lies: `length` elements at `offset` of a flat tensor are those from `start` of the
+    flattened parameter on."""
+
+    parameter: str
+    start: int
+    offset: int
+    length: int
 
 
 class Shards(ABC):
@@ -36,12 +50,22 @@ class Shards(ABC):
         self._zero = engine.optimizer
         self._optimizer = optimizer
         self._gradients: list[Tensor] | None = None
-        self._masters, self._spans = self._layout()
+        self._masters, segments = self._layout()
+        self._spans = [spans_of(found) for found in segments]
+        self._segments = [
+            [
+                replace(found, offset=found.offset - start)
+                for found in of_master
+                if start <= found.offset < start + length
+            ]
+            for of_master, spans in zip(segments, self._spans, strict=True)
+            for start, length in spans
+        ]
         self.state = ShardState(optimizer, self._masters, self._unpadded)
 
     @abstractmethod
-    def _layout(self) -> tuple[list[Tensor], list[list[Span]]]:
-        """Padded flat masters (the leaves of the base optimizer) and the real elements in each."""
+    def _layout(self) -> tuple[list[Tensor], list[list[Segment]]]:
+        """Padded masters (the leaves of the base optimizer) and what their real elements are, by offset."""
 
     @abstractmethod
     def _clear(self) -> None:
@@ -78,6 +102,19 @@ class Shards(ABC):
         """Live flat fp32 masters of this rank without padding; at least one tensor, which may be empty."""
         return self._unpadded(self._masters)
 
+    def segments(self) -> list[list[Segment]]:
+        """What each tensor of `parameters()` holds; the ranks together hold every element once, replicas each all."""
+        return self._segments
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Whole shape of every trainable parameter by the model's name for it."""
+        named = self._engine.module.model.named_parameters()
+        return {name: whole_shape(parameter) for name, parameter in named if parameter.requires_grad}
+
+    def _names(self) -> dict[int, str]:
+        """The model's name of each parameter, by identity."""
+        return {id(parameter): name for name, parameter in self._engine.module.model.named_parameters()}
+
     def gradients(self) -> list[Tensor]:
         """Live flat fp32 gradients, shaped like `parameters()`. Raises RuntimeError before the first pass."""
         if self._gradients is None:
@@ -105,6 +142,17 @@ class Shards(ABC):
             for tensor, spans in zip(padded, self._spans, strict=True)
             for start, length in spans
         ]
+
+
+def spans_of(segments: Sequence[Segment]) -> list[Span]:
+    """Real elements of a padded tensor: segments without padding between them are one span; at least one span."""
+    spans: list[Span] = []
+    for found in segments:
+        if spans and sum(spans[-1]) == found.offset:
+            spans[-1] = (spans[-1][0], spans[-1][1] + found.length)
+        elif found.length:
+            spans.append((found.offset, found.length))
+    return spans or [(0, 0)]
 
 
 class ShardState:

@@ -15,6 +15,7 @@ from gxpo_trainer.config import LoraConfig, ModelConfig
 from gxpo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 STARTER = "starter"
@@ -73,45 +74,70 @@ def _snapshot(config: ModelConfig) -> Path:
         ) from error
 
 
+def load_config(config: ModelConfig) -> Any:
+    """The model's transformers config without dropout. Raises ConfigError."""
+    from transformers import AutoConfig
+
+    try:
+        found = AutoConfig.from_pretrained(resolve_model(config), trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        raise _unloadable(config, error) from error
+    _without_dropout(found)
+    return found
+
+
 def load_policy(
-    config: ModelConfig, *, precision: Literal["fp32", "bf16"], lora: LoraConfig | None = None
+    config: ModelConfig,
+    *,
+    precision: Literal["fp32", "bf16"],
+    lora: LoraConfig | None = None,
+    device: torch.device | None = None,
 ) -> PreTrainedModel:
     """Load a causal LM with parameters in `precision`, in training mode without dropout, with PEFT if `lora` is set.
 
     With LoRA only the adapter's parameters require a gradient. Adapters are initialized from torch's global generator.
+    device: None for the host, where the weights are pages of the model's files as far as their dtype allows.
     Raises ConfigError for a model that is missing, is not a causal LM, or lacks the LoRA target modules.
     """
     import torch
     from safetensors import SafetensorError
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
+    from gxpo_trainer.models import varlen
+    from gxpo_trainer.models.size import num_elements
+
     logging.disable_progress_bar()
-    source = resolve_model(config)
+    if config.attention == varlen.NAME:
+        varlen.register()
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+    model_config = load_config(config)
     try:
-        model_config = AutoConfig.from_pretrained(source, trust_remote_code=config.trust_remote_code)
-        _without_dropout(model_config)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source,
+            resolve_model(config),
             config=model_config,
             output_loading_info=True,
             dtype=dtype,
+            device_map=None if device is None else {"": device},
             attn_implementation="sdpa" if config.attention == "auto" else config.attention,
             use_safetensors=True,
             trust_remote_code=config.trust_remote_code,
         )
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
-        problem = f"model.path = {config.path!r} cannot be loaded: {_first_line(error)}"
-        raise ConfigError(f"{problem}; {FOLDER_FIX}") from error
+        raise _unloadable(config, error) from error
     model, report = loaded
+    if config.attention == varlen.NAME and not model._supports_attention_backend:
+        raise ConfigError(
+            f'model.attention = "{varlen.NAME}" is not possible: {type(model).__name__} has an attention of its own; '
+            'set model.attention = "sdpa"'
+        )
     if report["missing_keys"]:
         # transformers initializes missing weights randomly.
         raise ConfigError(
             f"model.path = {config.path!r} lacks the weight {min(report['missing_keys'])} ("
             f"{len(report['missing_keys'])} missing in total); use a complete checkpoint of a causal language model"
         )
-    if config.recomputes_activations(model.num_parameters()):
+    if config.recomputes_activations(sum(map(num_elements, model.parameters()))):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if lora is not None:
         model = _with_adapter(model, lora)
@@ -121,6 +147,27 @@ def load_policy(
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     return cast("PreTrainedModel", model)
+
+
+def policy_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Shape of every parameter by name; tied weights once. The model is built without memory. Raises ConfigError."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(load_config(config), trust_remote_code=config.trust_remote_code)
+    except (ValueError, ImportError) as error:
+        raise _unloadable(config, error) from error
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def saved_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor of a folder's model.safetensors, from its header."""
+    from safetensors import safe_open
+
+    with safe_open(folder / WEIGHTS[0], framework="pt") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (not a dict)
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -169,6 +216,10 @@ def _checked_folder(folder: Path, setting: str) -> Path:
         if missing:
             raise ConfigError(f"model.path = {setting!r} lacks the weight file {missing[0]}; copy the whole folder")
     return folder
+
+
+def _unloadable(config: ModelConfig, error: Exception) -> ConfigError:
+    return ConfigError(f"model.path = {config.path!r} cannot be loaded: {_first_line(error)}; {FOLDER_FIX}")
 
 
 def _without_dropout(config: Any) -> None:

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from gxpo_trainer.algo.batch import MicroBatch
 from gxpo_trainer.algo.losses import TokenOutputs
+from gxpo_trainer.models.size import whole_shape
+from gxpo_trainer.models.varlen import VARIABLE_LENGTH, layer_types, sequence_boundaries
 
 CHUNK_ELEMENTS = 2**25
 """Maximum number of logits (tokens × vocabulary) in memory, per copy: 128 MB in fp32."""
@@ -52,6 +54,7 @@ class PolicyModule(nn.Module):
             position_ids=micro.position_ids,
             attention_mask=self._attention_mask(micro),
             use_cache=False,
+            **(sequence_boundaries(micro.position_ids) if self._takes_boundaries else {}),
         )
         hidden = output.last_hidden_state.flatten(0, 1).index_select(0, micro.target_index)
         logprobs, entropy = self.scorer(hidden, micro.target_ids, temperature, with_entropy)
@@ -61,8 +64,11 @@ class PolicyModule(nn.Module):
     def can_share_prompts(self) -> bool:
         """Whether the `shared` layout supports this model: full attention with an explicit mask."""
         config = self.model.config
-        layers = set(getattr(config, "layer_types", None) or ["full_attention"])
-        return config._attn_implementation in ("sdpa", "eager") and layers == {"full_attention"}
+        return config._attn_implementation in ("sdpa", "eager") and layer_types(config) == {"full_attention"}
+
+    @property
+    def _takes_boundaries(self) -> bool:
+        return self.model.config._attn_implementation in VARIABLE_LENGTH
 
     def _attention_mask(self, micro: MicroBatch) -> Tensor | None:
         mask = micro.attention_mask
@@ -85,7 +91,7 @@ class TokenScorer(nn.Module):
         if chunk_elements < 1:
             raise ValueError(f"chunk_elements = {chunk_elements}; set it to at least 1")
         self.weight = head.weight
-        self.vocab_size = head.weight.shape[0]
+        self.vocab_size = whole_shape(head.weight)[0]
         self.chunk_elements = chunk_elements
 
     def forward(self, hidden: Tensor, targets: Tensor, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor]:

@@ -20,8 +20,8 @@ class Inputs:
     """One run on one kind of device.
 
     num_devices: that there are; on a host without GPUs 1. colocate: as in the settings. one_node: learner and samplers
-    on one node, which sharing devices needs. reference: how the KL term's start policy is held: not at all,
-    whole on each rank, or as the model without its adapter. num_moments: state tensors of the optimizer.
+    on one node, which sharing devices needs. reference: what the KL term's start policy is: nothing, a model of its
+    own, or the policy without its adapter. num_moments: state tensors of the optimizer.
     trainable: parameters that require a gradient. kv_bytes: size of the KV cache where it is set, None where it is
     what `memory_utilization` leaves.
     """
@@ -170,4 +170,5 @@ def _rows(config: RunConfig, on_gpu: bool) -> Rows:
         return config.learner.packing
     if not on_gpu:
         return "shared"
-    return "packed" if config.learner.precision == "bf16" else "padded"
+    dense = config.model.attention in ("sdpa", "eager")
+    return "packed" if config.learner.precision == "bf16" and not dense else "padded"

@@ -68,7 +68,7 @@ def learner_parts(inputs: Inputs, assumed: Assumptions, load: Workload, *, publi
         "gradients": gradient_bytes(inputs),
         "optimizer": 4 * inputs.num_moments * shard,
         "rule buffers": 4 * inputs.rule.shard_buffers(inputs.num_moments) * shard,
-        "reference": inputs.shape.parameters * inputs.item if inputs.reference == "whole" else 0,
+        "reference": reference_bytes(inputs, load),
         "communication": communication_bytes(inputs),
         "activations": activation_bytes(inputs, peak_tokens(inputs, load)) + mask_bytes(inputs, load),
         "logits": logits_bytes(inputs, load),
@@ -103,6 +103,17 @@ def communication_bytes(inputs: Inputs) -> int:
     if inputs.zero_stage < 3:
         return buckets
     return buckets + min(inputs.parameters, LIVE_PARAMETERS + bucket) * inputs.item
+
+
+def reference_bytes(inputs: Inputs, load: Workload) -> int:
+    """The KL term's start policy: a part at stage 3; else whole on a CPU, and on a GPU during its forward pass, when
+    there are no activations of a backward pass."""
+    if inputs.reference != "whole":
+        return 0
+    whole = inputs.shape.parameters * inputs.item
+    if inputs.zero_stage == 3:
+        return -(-inputs.shape.parameters // inputs.learner_ranks) * inputs.item
+    return max(whole - activation_bytes(inputs, peak_tokens(inputs, load)), 0) if inputs.on_gpu else whole
 
 
 def activation_bytes(inputs: Inputs, tokens: float) -> int:

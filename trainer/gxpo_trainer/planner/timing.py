@@ -48,7 +48,7 @@ def step_time(inputs: Inputs, assumed: Assumptions, load: Workload, rule: RuleSe
     passes = rule.passes_per_step(gate_open)
     forwards = (inputs.reference != "none") + (inputs.mini_batches > 1)
     learner = passes * pass_seconds(inputs, assumed, load) + passes * optimizer_seconds(inputs)
-    learner += forwards * forward_seconds(inputs, assumed, load)
+    learner += forwards * forward_seconds(inputs, assumed, load) + reference_seconds(inputs)
     return StepTime(
         sampling=sampling_seconds(inputs, assumed, load),
         verify=assumed.verify_s,
@@ -98,6 +98,13 @@ def forward_seconds(inputs: Inputs, assumed: Assumptions, load: Workload) -> flo
     """A forward pass alone: the reference, or log π_old of several mini-batches."""
     compute = forward_flops(inputs, load) / learner_flops_per_second(inputs) / assumed.utilization
     return compute + load.micro_batches * assumed.micro_batch_s / 3
+
+
+def reference_seconds(inputs: Inputs) -> float:
+    """Copying the reference from the host."""
+    if inputs.reference != "whole" or inputs.zero_stage == 3 or not inputs.on_gpu:
+        return 0.0
+    return inputs.shape.parameters * inputs.item / inputs.device.host_bandwidth
 
 
 def gather_seconds(inputs: Inputs) -> float:

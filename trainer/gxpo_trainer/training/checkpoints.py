@@ -3,7 +3,7 @@
     checkpoints/step-00000040/
         manifest.json             sha256 of every other file; written last
         state.json                counters, data cursor, rule and gate state, attempt, config hash
-        learner/rank-<r>.safetensors, rank-<r>.json     fp32 shards, moments, RNG of each rank
+        learner/rank-<r>.safetensors, rank-<r>.json     fp32 shards, moments, RNG of each rank (learner/rank_state.py)
         policy/                   a plain transformers folder (weights merged under LoRA)
         adapter/                  the adapter alone, under LoRA
 
@@ -28,7 +28,7 @@ from gxpo_trainer.records.identity import hash_path
 
 MANIFEST, STATE, LEARNER, POLICY, ADAPTER = "manifest.json", "state.json", "learner", "policy", "adapter"
 _PREFIX = "step-"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ class Controller:
         proofs.canary(self.config, self.learners, self.pool, self.planner)
         self._sync()
         self._log_placement()
-        self.reporter.log_event("attention", f"the learner uses {self.learners.all('attention')}")
+        self.reporter.log_event("attention", f"attention: {self.learners.all('attention')}")
         self.ready = True
         evaluation_due = resume_from.state.get("evaluation_owed") if resume_from else self.config.evaluation.at_start
         if evaluation_due and self.control_request() is None:
@@ -310,7 +310,10 @@ class Controller:
         if checkpoint is None:
             self.reporter.start_attempt(self.attempt, self.counters.step)
             return
-        self.learners.on_devices("load", str(checkpoint.learner), checkpoint.state["rule"])
+        resharded = self.learners.on_devices("load", str(checkpoint.learner), checkpoint.state["rule"])
+        if resharded is not None:
+            self.reporter.log_event("resharded", resharded, step=checkpoint.step)
+            self.progress.message(resharded)
         repeated = self.counters.repeated_passes
         self.counters = Counters(**checkpoint.state["counters"])
         self.counters = replace(self.counters, repeated_passes=max(repeated, self.counters.repeated_passes))

@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.cluster.placement import Placement, ray_address
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.benchmarks import Benchmark, load_benchmark
 from gxpo_trainer.data.contamination import without_contamination
 from gxpo_trainer.data.prompts import PromptSet, TokenizedPrompts, load_prompts, resolve_template, tokenize_prompts
 from gxpo_trainer.errors import CheckpointError, ConfigError
+from gxpo_trainer.learner.attention import check_attention
 from gxpo_trainer.models.load import load_tokenizer, pin_revision, resolve_model
 from gxpo_trainer.models.shape import check_tensor_parallel
+from gxpo_trainer.records.identity import hash_path
 from gxpo_trainer.records.reading import IDENTITY
 from gxpo_trainer.rollout.verification import check_rewards
 from gxpo_trainer.training.checkpoints import Checkpoint, CheckpointStore
 from gxpo_trainer.training.evaluation import TokenizedBenchmark
-from gxpo_trainer.training.resume import check_same_run
+from gxpo_trainer.training.resume import check_same_model, check_same_run
 from gxpo_trainer.verify.math import parse_gold
 
 CHECKPOINTS = "checkpoints"
@@ -33,6 +35,7 @@ class Prepared:
     out_dir: Path
     placement: Placement
     model_folder: str
+    policy_sha256: str
     data: PromptSet
     prompts: TokenizedPrompts
     benchmarks: Sequence[TokenizedBenchmark]
@@ -56,6 +59,11 @@ def prepare(config: RunConfig, out_dir: Path, *, resume: bool, continue_run: boo
     store = CheckpointStore(out_dir / CHECKPOINTS, config.checkpoint)
     checkpoint, skipped = _checkpoint_to_resume(store, config, out_dir, resume=resume, continue_run=continue_run)
     model_folder = resolve_model(config.model)
+    policy_sha256 = hash_path(Path(model_folder))
+    if checkpoint is not None:
+        check_same_model(checkpoint, config, out_dir, policy_sha256)
+    if config.placement.device != "auto" or ray_address(config) is None:
+        check_attention(config, placement.device)
     check_tensor_parallel(Path(model_folder), config.placement.tensor_parallel)
     check_rewards(config.verifier)
     tokenizer = load_tokenizer(config.model)
@@ -73,6 +81,7 @@ def prepare(config: RunConfig, out_dir: Path, *, resume: bool, continue_run: boo
         out_dir,
         placement,
         model_folder,
+        policy_sha256,
         data,
         prompts,
         benchmarks,

@@ -1,4 +1,7 @@
-"""Whether a config may resume a run, and as which attempt: settings that affect results must be equal."""
+"""Whether a config may resume a run, and as which attempt: settings that affect results must be equal.
+
+The ZeRO stage and the number of learner ranks may change: a checkpoint is resharded as it loads (learner.rank_state).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import CheckpointError
+from gxpo_trainer.models.load import policy_shapes, saved_shapes
 from gxpo_trainer.records.reading import read_events, read_identity, read_metrics
 from gxpo_trainer.training.checkpoints import Checkpoint
 
@@ -29,7 +33,31 @@ def check_same_run(checkpoint: Checkpoint, config: RunConfig, out_dir: Path) -> 
 
 def _decisive(config: dict[str, Any]) -> dict[str, Any]:
     kept = {part: value for part, value in config.items() if part not in MAY_CHANGE}
-    return kept | {"verifier": {"rewards": config["verifier"].get("rewards")}}
+    learner = {name: value for name, value in config["learner"].items() if name != "zero_stage"}
+    return kept | {"learner": learner, "verifier": {"rewards": config["verifier"].get("rewards")}}
+
+
+def check_same_model(checkpoint: Checkpoint, config: RunConfig, out_dir: Path, policy_sha256: str) -> None:
+    """Raises CheckpointError when `model.path` is not the model that the run began with, or that was checkpointed.
+
+    policy_sha256: of the files at `model.path` now.
+    """
+    way_out = (
+        f"set model.path (now {config.model.path!r}) to the model of the run, or start a new run in another folder"
+    )
+    begun = read_identity(out_dir).get("policy_sha256")
+    if begun is not None and begun != policy_sha256:
+        raise CheckpointError(
+            f"{out_dir} began with another model: its files have the hash {begun[:12]}, those at model.path "
+            f"{policy_sha256[:12]}; {way_out}"
+        )
+    saved, here = saved_shapes(checkpoint.policy), policy_shapes(config.model)
+    for name in sorted({*saved, *here}):
+        if saved.get(name) != here.get(name):
+            then, now = (found.get(name, "nothing") for found in (saved, here))
+            raise CheckpointError(
+                f"{checkpoint.path} is of another model: it has {then} for {name}, that of model.path {now}; {way_out}"
+            )
 
 
 def next_attempt(out_dir: Path, checkpoint: Checkpoint | None) -> int:

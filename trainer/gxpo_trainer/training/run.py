@@ -200,11 +200,10 @@ def _record_end(ended: str, launch: Launch, reporter: RunReporter) -> None:
 
 
 def _write_identity(prepared: Prepared, launch: Launch, reporter: RunReporter) -> None:
-    folder = Path(prepared.model_folder)
     identity = run_identity(
         prepared.config,
         data_sha256=prepared.data.sha256 | {b.benchmark.name: b.benchmark.sha256 for b in prepared.benchmarks},
-        policy=folder if folder.is_dir() else None,
+        policy_sha256=prepared.policy_sha256,
     )
     reporter.write_identity(identity)
     if launch.serves:  # the service stores the config

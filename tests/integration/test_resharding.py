@@ -1,0 +1,103 @@
+"""A checkpoint of one ZeRO stage and number of ranks, continued at others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plain_torch import GXPO, LORA
+from test_learner_stages import model_folder, relative_error, run_ranks  # noqa: F401 (a fixture)
+
+pytestmark = pytest.mark.engine
+
+Cut = tuple[int, int]
+"""ZeRO stage and number of ranks."""
+
+RULE = {**GXPO, "gate": {"warmup": 1, "window": 4}}
+SAVED: dict[str, dict[str, Any]] = {
+    **{f"fp32-{stage}": {"zero_stage": stage} for stage in range(4)},
+    **{f"bf16-{stage}": {"zero_stage": stage, "precision": "bf16"} for stage in (1, 2, 3)},
+    **{f"lora-{stage}": {"zero_stage": stage, "lora": LORA} for stage in (0, 3)},
+}
+OTHER_RANKS = [(0, 0), (0, 3), (3, 0), (3, 3), (1, 1), (2, 2), (1, 2), (2, 1), (2, 0), (3, 1)]
+SAME_RANKS = [(0, 3), (3, 0), (1, 3), (2, 0)]
+PAIRS: list[tuple[str, Cut, Cut]] = [
+    *(("fp32", (a, w), (b, 3 - w)) for a, b in OTHER_RANKS for w in (1, 2)),
+    *(("fp32", (a, w), (b, w)) for a, b in SAME_RANKS for w in (1, 2)),
+    *(("bf16", (a, w), (b, 3 - w)) for a, b in ((1, 3), (3, 2), (2, 1)) for w in (1, 2)),
+    *(("lora", (a, w), (b, 3 - w)) for a, b in ((0, 3), (3, 0)) for w in (1, 2)),
+]
+
+
+def name_of(pair: tuple[str, Cut, Cut]) -> str:
+    kind, (old_stage, old_ranks), (stage, ranks) = pair
+    return f"{kind}-stage{old_stage}x{old_ranks}-to-stage{stage}x{ranks}"
+
+
+class Resharded:
+    """Checkpoints of one rank and of two, and what both made of them."""
+
+    def __init__(self, model: str, root: Path) -> None:
+        self._root = root
+        cases = {name: ("save_state", {"rule": RULE, **settings}) for name, settings in SAVED.items()}
+        for ranks in (1, 2):
+            run_ranks(ranks, model, self._folder("saved", ranks), cases)
+        for ranks in (1, 2):
+            loads = {name_of(pair): self._load(pair) for pair in PAIRS if pair[2][1] == ranks}
+            run_ranks(ranks, model, self._folder("loaded", ranks), loads)
+
+    def _folder(self, what: str, ranks: int) -> Path:
+        folder = self._root / f"{what}-{ranks}"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def _load(self, pair: tuple[str, Cut, Cut]) -> tuple[str, dict[str, Any]]:
+        kind, (old_stage, old_ranks), (stage, _) = pair
+        folder = self._folder("saved", old_ranks) / "saved" / f"{kind}-{old_stage}"
+        return "load_state", {**SAVED[f"{kind}-{stage}"], "rule": RULE, "folder": str(folder)}
+
+    def uninterrupted(self, kind: str, cut: Cut) -> dict[str, Any]:
+        return torch.load(self._folder("saved", cut[1]) / f"{kind}-{cut[0]}.pt", weights_only=True)
+
+    def resumed(self, pair: tuple[str, Cut, Cut]) -> dict[str, Any]:
+        return torch.load(self._folder("loaded", pair[2][1]) / f"{name_of(pair)}.pt", weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def resharded(model_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Resharded:  # noqa: F811
+    return Resharded(model_folder, tmp_path_factory.mktemp("resharded"))
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=name_of)
+def test_masters_and_moments_are_those_that_were_saved_to_the_bit(
+    resharded: Resharded, pair: tuple[str, Cut, Cut]
+) -> None:
+    kind, old, _ = pair
+    expected, found = resharded.uninterrupted(kind, old), resharded.resumed(pair)
+    assert found["state"].keys() == expected["state"].keys()
+    for name, tensor in expected["state"].items():
+        assert torch.equal(found["state"][name], tensor), name
+    assert any(tensor.any() for name, tensor in expected["state"].items() if name.startswith("exp_avg_sq/"))
+    assert found["step"] == expected["step"] > 0
+    assert found["learning_rate"] == 7e-4
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=name_of)
+def test_the_next_step_is_that_of_the_uninterrupted_run(resharded: Resharded, pair: tuple[str, Cut, Cut]) -> None:
+    kind, old, _ = pair
+    expected, found = resharded.uninterrupted(kind, old), resharded.resumed(pair)
+    assert found["passes"] == expected["passes"]
+    assert found["rule"]["gate"]["num_seen"] == expected["rule"]["gate"]["num_seen"] == 3
+    print(name_of(pair), relative_error(found["before"], found["after"], expected["before"], expected["after"]))
+
+
+@pytest.mark.parametrize("pair", PAIRS[:4], ids=name_of)
+def test_a_resharded_load_says_so(resharded: Resharded, pair: tuple[str, Cut, Cut]) -> None:
+    _, (old_stage, old_ranks), (stage, ranks) = pair
+    words = {1: "1 rank", 2: "2 ranks"}
+    assert resharded.resumed(pair)["said"] == (
+        f"parameters and optimizer state of {words[old_ranks]} at ZeRO stage {old_stage} loaded on {words[ranks]} at "
+        f"ZeRO stage {stage}"
+    )
