@@ -302,7 +302,13 @@ def next_rule_step(run: Rank, learner: Any, rule: Any) -> dict[str, Any]:
     learner.load_batch(run.share)
     before = weights(learner)
     report = rule.step(learner)
-    return {"before": before, "after": weights(learner), "rule": rule.state_dict(), "passes": report.backward_passes}
+    return {
+        "before": before,
+        "after": weights(learner),
+        "rule": rule.state_dict(),
+        "passes": report.backward_passes,
+        "z": report.metrics["gate/z"],
+    }
 
 
 def save_state(run: Rank, *, rule: dict[str, Any], **settings: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.engine
 Cut = tuple[int, int]
 """ZeRO stage and number of ranks."""
 
-RULE = {**GXPO, "gate": {"warmup": 1, "window": 4}}
+RULE = {**GXPO, "gate": {"mode": "never"}}
 SAVED: dict[str, dict[str, Any]] = {
     **{f"fp32-{stage}": {"zero_stage": stage} for stage in range(4)},
     **{f"bf16-{stage}": {"zero_stage": stage, "precision": "bf16"} for stage in (1, 2, 3)},
@@ -90,7 +90,8 @@ def test_the_next_step_is_that_of_the_uninterrupted_run(resharded: Resharded, pa
     expected, found = resharded.uninterrupted(kind, old), resharded.resumed(pair)
     assert found["passes"] == expected["passes"]
     assert found["rule"]["gate"]["num_seen"] == expected["rule"]["gate"]["num_seen"] == 3
-    print(name_of(pair), relative_error(found["before"], found["after"], expected["before"], expected["after"]))
+    # z judges the third value by the two that the checkpoint carried.
+    print("PAIR", name_of(pair), relative_error(found["before"], found["after"], expected["before"], expected["after"]), found["z"], expected["z"])
 
 
 @pytest.mark.parametrize("pair", PAIRS[:4], ids=name_of)
