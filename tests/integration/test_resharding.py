@@ -21,14 +21,19 @@ SAVED: dict[str, dict[str, Any]] = {
     **{f"bf16-{stage}": {"zero_stage": stage, "precision": "bf16"} for stage in (1, 2, 3)},
     **{f"lora-{stage}": {"zero_stage": stage, "lora": LORA} for stage in (0, 3)},
 }
-OTHER_RANKS = [(0, 0), (0, 3), (3, 0), (3, 3), (1, 1), (2, 2), (1, 2), (2, 1), (2, 0), (3, 1)]
-SAME_RANKS = [(0, 3), (3, 0), (1, 3), (2, 0)]
 PAIRS: list[tuple[str, Cut, Cut]] = [
-    *(("fp32", (a, w), (b, 3 - w)) for a, b in OTHER_RANKS for w in (1, 2)),
-    *(("fp32", (a, w), (b, w)) for a, b in SAME_RANKS for w in (1, 2)),
-    *(("bf16", (a, w), (b, 3 - w)) for a, b in ((1, 3), (3, 2), (2, 1)) for w in (1, 2)),
-    *(("lora", (a, w), (b, 3 - w)) for a, b in ((0, 3), (3, 0)) for w in (1, 2)),
+    *(("fp32", (a, w), (b, 3 - w)) for a, b in ((0, 0), (0, 3), (3, 0), (3, 3), (1, 2), (2, 1)) for w in (1, 2)),
+    *(("fp32", (a, 2), (b, 2)) for a, b in ((0, 3), (3, 0), (1, 3), (2, 0))),
+    *(("bf16", (a, 2), (b, 2)) for a, b in ((1, 3), (3, 2))),
+    *(("bf16", (a, w), (b, 3 - w)) for w, a, b in ((1, 1, 3), (2, 3, 1))),
+    *(("lora", (a, w), (b, 3 - w)) for w, a, b in ((1, 0, 3), (2, 3, 0))),
 ]
+ROUNDING = 2e-5
+"""Of an update in fp32, relative: sums over ranks and partitions in another order. 3e-6 was measured; a wrong moment,
+count or gate is off by 1e-2 and more."""
+BF16_ROWS = 0.15
+"""Of an update in bf16 with other rows in a micro-batch, because another rank has them: activations keep 8 bits, and the
+ratio of two gradients magnifies it. 0.07 was measured between ranks, none between stages."""
 
 
 def name_of(pair: tuple[str, Cut, Cut]) -> str:
@@ -86,12 +91,16 @@ def test_masters_and_moments_are_those_that_were_saved_to_the_bit(
 
 @pytest.mark.parametrize("pair", PAIRS, ids=name_of)
 def test_the_next_step_is_that_of_the_uninterrupted_run(resharded: Resharded, pair: tuple[str, Cut, Cut]) -> None:
-    kind, old, _ = pair
+    kind, old, new = pair
     expected, found = resharded.uninterrupted(kind, old), resharded.resumed(pair)
     assert found["passes"] == expected["passes"]
     assert found["rule"]["gate"]["num_seen"] == expected["rule"]["gate"]["num_seen"] == 3
-    # z judges the third value by the two that the checkpoint carried.
-    print("PAIR", name_of(pair), relative_error(found["before"], found["after"], expected["before"], expected["after"]), found["z"], expected["z"])
+    other_rows = kind == "bf16" and old[1] != new[1]
+    error = relative_error(found["before"], found["after"], expected["before"], expected["after"])
+    assert error <= (BF16_ROWS if other_rows else ROUNDING)
+    if not other_rows:
+        # z judges the third value by the two that the checkpoint carried.
+        assert found["z"] == pytest.approx(expected["z"], rel=1e-5)
 
 
 @pytest.mark.parametrize("pair", PAIRS[:4], ids=name_of)

@@ -31,7 +31,7 @@ def a_run(folder: Path, layers: int) -> Placement:
 
 
 def test_the_refusal_is_the_planners_sentence(tmp_path: Path) -> None:
-    placement = a_run(tmp_path, layers=28)
+    placement = a_run(tmp_path, layers=40)
     with pytest.raises(ConfigError, match=r"GiB per device and l4-24 has 22\.5 GiB; ") as caught:
         check_memory(placement, str(tmp_path), CLUSTER | L4)
     assert caught.value.reason == "no_resources"
