@@ -5,7 +5,7 @@ are a sweep of four configurations with five seeds; each reports one step per se
 every refresh has something new to draw.
 
 - first picture: from the moment that the browser asks for the view to the frame after the chart of accuracy is drawn.
-  A new session each time: nothing is remembered but the browser's cache. What comes before is Streamlit's own page
+  A new session each time: nothing is kept but the browser's cache. What comes before is Streamlit's own page
 - both charts: the same to the frame after the chart of a training metric with its 20 lines is drawn, too; the gates of
   the fifteen runs that look ahead come between them
 - whole: that from the start of the navigation; `empty page` is a page of Streamlit with nothing but a title
@@ -306,8 +306,8 @@ def listed(page: Page, api: Api, chosen: argparse.Namespace) -> list[Figure]:
     with httpx.Client(base_url=f"{api.url}/api/v1", headers=api.headers, trust_env=False, timeout=60) as http:
         totals = [http.get("/runs", params={"text": text}).json()["total"] for text in ("", "run 77", "run 5")]
     grid = "document.querySelector('[data-testid=stDataFrame] canvas')"
-    says = "document.body.innerText.includes"
-    whole, view = pictures(page, "view=runs", chosen.loads, f"() => {grid} && {says}('of {totals[0]:,}')")
+    contains = "document.body.innerText.includes"
+    whole, view = pictures(page, "view=runs", chosen.loads, f"() => {grid} && {contains}('of {totals[0]:,}')")
     searches, pages = [], []
     for number in range(chosen.loads):
         word, total = (("run 77", totals[1]), ("run 5", totals[2]))[number % 2]

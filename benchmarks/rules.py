@@ -58,13 +58,13 @@ def first_step_seconds(root: Path, number: int) -> float:
     command = [sys.executable, "-m", "gxpo_trainer.cli", "train", str(run), "--out", str(root / f"first-{number}")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    found, said = float("nan"), []
+    found, lines = float("nan"), []
     for line in process.stderr:
-        said.append(line)
+        lines.append(line)
         if "step 1/1" in line:
             found = time.perf_counter() - begin
     if process.wait():
-        raise RuntimeError("gxpo train failed:\n" + "".join(said[-10:]))
+        raise RuntimeError("gxpo train failed:\n" + "".join(lines[-10:]))
     return found
 
 

@@ -1,7 +1,7 @@
 """The job service under load: reports of trainers, curves, lists and submissions, on SQLite and on PostgreSQL.
 
-A real API process (`gxpo serve`) and four clients in this one, on the same machine. Both databases keep what they
-were told through a loss of power (SQLite: WAL, synchronous=NORMAL; PostgreSQL: fsync and synchronous commit on).
+A real API process (`gxpo serve`) and four clients in this one, on the same machine. Both databases keep
+committed data through a loss of power (SQLite: WAL, synchronous=NORMAL; PostgreSQL: fsync and synchronous commit on).
 
 - reports: each client is the trainer of one run and sends batches of 20 steps × 60 metrics, one after the other;
   points per second, all clients together, by rounds

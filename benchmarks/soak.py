@@ -189,11 +189,11 @@ class Soak:
                     found[name] = process
         return found
 
-    def _until(self, what: Callable[[], bool], told: str) -> None:
+    def _until(self, condition: Callable[[], bool], description: str) -> None:
         deadline = time.monotonic() + HANG_S
-        while not what():
+        while not condition():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"waited {HANG_S:g} s for {told}; {self.home} has the logs")
+                raise RuntimeError(f"waited {HANG_S:g} s for {description}; {self.home} has the logs")
             time.sleep(0.5)
 
 

@@ -81,7 +81,7 @@ class Report:
         self._file, self._begun = file, time.monotonic()
         self.lines: list[str] = []
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         line = f"{time.monotonic() - self._begun:6.0f} s  {text}"
         print(line, flush=True)
         self.lines.append(line)
@@ -90,10 +90,10 @@ class Report:
 
 
 class Test:
-    """The parts in their order; each says what it saw."""
+    """The parts in their order; each logs what it found."""
 
     def __init__(self, report: Report, folder: Path, env: dict[str, str]) -> None:
-        self.say = report.say
+        self.log = report.log
         self.api_port, self.dashboard_port = free_port(), free_port()
         self.cluster = Cluster(
             folder,
@@ -120,7 +120,7 @@ class Test:
         for image in run("docker", "images", "--format", "{{.Repository}} {{.Tag}} {{.Size}}").splitlines():
             name, tag, size = image.split()
             if name.startswith("gxpo/") and tag == TAG:
-                self.say(f"image {name}: {size}")
+                self.log(f"image {name}: {size}")
 
     def up(self) -> None:
         self.before = listening(range(1, 65536))
@@ -128,7 +128,7 @@ class Test:
         self.cluster.wait_healthy(300)
         self._token = self.cluster.once("migrate", "cat", "/secrets/admin/token").strip()
         states = ", ".join(f"{service_of(c)} {health(c)}" for c in self.cluster.containers())
-        self.say(f"up: {states}")
+        self.log(f"up: {states}")
 
     def first_run(self) -> None:
         run_id = self.submit("a first run", 5)
@@ -137,13 +137,13 @@ class Test:
         page = direct().open(f"http://127.0.0.1:{self.dashboard_port}/", timeout=20).read()
         if b"<title>" not in page:
             raise Failed("the dashboard's page has no title")
-        self.say(f"the dashboard answers with {len(page)} bytes")
+        self.log(f"the dashboard answers with {len(page)} bytes")
         places = self.places(run_id)
-        self.say(f"learner and sampler were on two Ray nodes in two containers: {places}")
+        self.log(f"learner and sampler were on two Ray nodes in two containers: {places}")
         gaps = self.series(run_id, "rollout/logprob_gap_mean")
         if not gaps or not max(gaps.values()) < 1e-5:
             raise Failed(f"the gap between sampler and learner is {gaps}")
-        self.say(f"weights went over the network: mean log-probability gap at most {max(gaps.values()):.1e} in 5 steps")
+        self.log(f"weights went over the network: mean log-probability gap at most {max(gaps.values()):.1e} in 5 steps")
 
     def exposure(self) -> None:
         """What can be reached from outside, as whom everything runs, and where secrets are."""
@@ -158,10 +158,10 @@ class Test:
         if set(published) != wanted or set(published.values()) != {"127.0.0.1"} or not wanted <= now:
             raise Failed(f"published: {published}; open on loopback: {sorted(now)}")
         docker = {port for port in now - self.before if port in published}
-        self.say(f"port scan of the host, 1 to 65535: Docker opened {len(docker)} ports, the API's and the dashboard's")
-        self.say(exposure.isolation(self.cluster, f"gxpo/migrate:{TAG}"))
-        self.say(exposure.users(self.cluster))
-        self.say(exposure.secrets(self.cluster, TAG))
+        self.log(f"port scan of the host, 1 to 65535: Docker opened {len(docker)} ports, the API's and the dashboard's")
+        self.log(exposure.isolation(self.cluster, f"gxpo/migrate:{TAG}"))
+        self.log(exposure.users(self.cluster))
+        self.log(exposure.secrets(self.cluster, TAG))
 
     def crashes(self) -> None:
         """Everything in each container is killed in turn while a run executes; each comes back by itself."""
@@ -184,10 +184,10 @@ class Test:
         run("docker", "exec", container["Id"], "sh", "-c", "kill -9 -1", check=False)
         until(f"{container['Name']} is back", is_back, 300)
         back = time.monotonic() - began
-        until(f"{run_id} goes on", lambda: self.moved(run_id, step + 2), 600)
+        until(f"{run_id} continues", lambda: self.moved(run_id, step + 2), 600)
         gone = time.monotonic() - began
         name = container["Name"].removeprefix(f"/{PROJECT}").strip("-_")
-        self.say(f"killed {name} at step {step}: healthy after {back:.0f} s, the run past it after {gone:.0f} s")
+        self.log(f"killed {name} at step {step}: healthy after {back:.0f} s, the run past it after {gone:.0f} s")
 
     def docker_kill(self) -> None:
         """Docker does not restart containers stopped with `docker kill`; `up -d` does."""
@@ -198,8 +198,8 @@ class Test:
             run("docker", "kill", first["Id"])
             self.cluster.compose("up", "-d", "--no-recreate", "--scale", "ray-worker=2")
             self.cluster.wait_healthy(300)
-            until(f"{run_id} goes on", lambda r=run_id, n=step: self.moved(r, n + 2), 600)
-            self.say(f"docker kill {service} at step {step}, then up -d: healthy, and the run has gone on")
+            until(f"{run_id} continues", lambda r=run_id, n=step: self.moved(r, n + 2), 600)
+            self.log(f"docker kill {service} at step {step}, then up -d: healthy, and the run has continued")
         self.finish_all()
 
     def restart(self) -> None:
@@ -209,7 +209,7 @@ class Test:
         self.cluster.wait_healthy(300)
         if self.everything() != before:
             raise Failed("runs, metrics, samples or checkpoints differ after a restart")
-        self.say(f"down and up: {len(before)} runs with metrics, samples and checkpoints are as they were")
+        self.log(f"down and up: {len(before)} runs with metrics, samples and checkpoints are as they were")
 
     def upgrade(self) -> None:
         """Images of a version with one more migration, on the volume of this one."""
@@ -217,8 +217,8 @@ class Test:
         present = str(self.service.ask("GET", "/health/ready")["revision"])
         self.next_images(present)
         self.cluster.env["GXPO_VERSION"] = f"{TAG}-next"
-        said = self.cluster.compose("run", "--rm", "--no-deps", "-T", "api", check=False)
-        if "ready" in said:
+        output = self.cluster.compose("run", "--rm", "--no-deps", "-T", "api", check=False)
+        if "ready" in output:
             raise Failed("the new API serves an old schema")
         self.cluster.compose("up", "-d", "--scale", "ray-worker=2")
         self.cluster.wait_healthy(300)
@@ -227,7 +227,7 @@ class Test:
             raise Failed(f"after the upgrade: {ready}")
         run_id = self.submit("after the upgrade", 3)
         self.wait_for_end(run_id, 600)
-        self.say(f"upgrade {present} → 9999: runs kept, a new run executed")
+        self.log(f"upgrade {present} → 9999: runs kept, a new run executed")
 
     # ---- looks ------------------------------------------------------------------------------------------------------
 
@@ -259,7 +259,7 @@ class Test:
     def wait_for_end(self, run_id: str, limit_s: float) -> None:
         begun = time.monotonic()
         until(f"{run_id} succeeds", lambda: self.moved(run_id, sys.maxsize), limit_s, 2.0)
-        self.say(f"run {run_id} succeeded after {time.monotonic() - begun:.0f} s")
+        self.log(f"run {run_id} succeeded after {time.monotonic() - begun:.0f} s")
 
     def finish_all(self) -> None:
         for run_id in self.runs:
@@ -284,7 +284,7 @@ class Test:
         if written != stored:
             raise Failed(f"{run_id}: the service's metrics are not the trainer's")
         attempts = {row["attempt"] for row in rows}
-        self.say(f"run {run_id}: steps 1 to {steps} once each, as its trainer wrote them, in {len(attempts)} attempts")
+        self.log(f"run {run_id}: steps 1 to {steps} once each, as its trainer wrote them, in {len(attempts)} attempts")
 
     def places(self, run_id: str) -> str:
         text = self.cluster.compose("exec", "-T", "api", "cat", f"/artifacts/{run_id}/events.jsonl")
@@ -334,19 +334,19 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="gxpo-clone-") as folder:
         source = Path(folder)
         clone(ROOT, source, tree=args.tree)
-        report.say("cloned")
-        env["BASE_IMAGE"] = base_image(report.say)
-        report.say(f"base image {env['BASE_IMAGE']}")
+        report.log("cloned")
+        env["BASE_IMAGE"] = base_image(report.log)
+        report.log(f"base image {env['BASE_IMAGE']}")
         test = Test(report, source, env)
         try:
             for part in PARTS:
                 if args.part is None or part in args.part:
-                    report.say(f"== {part.replace('_', ' ')}")
+                    report.log(f"== {part.replace('_', ' ')}")
                     getattr(test, part)()
-            report.say("passed")
+            report.log("passed")
             return 0
         except Failed as error:
-            report.say(f"FAILED: {error}")
+            report.log(f"FAILED: {error}")
             print(test.cluster.compose("logs", "--no-color", "--tail", "60", check=False)[-20000:], file=sys.stderr)
             return 1
         finally:

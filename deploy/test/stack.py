@@ -30,11 +30,11 @@ class Failed(Exception):
 
 
 def run(*words: str, check: bool = True, quiet: bool = False, **options: Any) -> str:
-    """Standard output of a command. Raises Failed with the end of what it said."""
+    """Standard output of a command. Raises Failed with the end of its output."""
     done = subprocess.run(words, capture_output=True, text=True, check=False, **options)
     if check and done.returncode:
-        said = "" if quiet else f": {(done.stdout + done.stderr)[-3000:]}"
-        raise Failed(f"`{' '.join(words[:6])}` ended with {done.returncode}{said}")
+        output = "" if quiet else f": {(done.stdout + done.stderr)[-3000:]}"
+        raise Failed(f"`{' '.join(words[:6])}` ended with {done.returncode}{output}")
     return done.stdout
 
 
@@ -62,7 +62,7 @@ class Cluster:
         return run(*self.command, "-p", self.project, *words, check=check, cwd=self.folder, env=self.env)
 
     def containers(self, service: str | None = None) -> list[dict[str, Any]]:
-        """What `docker inspect` says of the project's containers, or of those of one service."""
+        """What `docker inspect` reports of the project's containers, or of those of one service."""
         labels = [f"label=com.docker.compose.project={self.project}", "label=com.docker.compose.oneoff=False"]
         if service:
             labels.append(f"label=com.docker.compose.service={service}")
@@ -141,14 +141,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def base_image(say: Callable[[str], None]) -> str:
+def base_image(log: Callable[[str], None]) -> str:
     """The public base image where it can be pulled, else a Debian 12 made here by debootstrap."""
     for name in (PUBLIC_BASE, LOCAL_BASE):
         if run("docker", "images", "--quiet", name).strip():
             return name
     if subprocess.run(["docker", "pull", "--quiet", PUBLIC_BASE], capture_output=True, check=False).returncode == 0:
         return PUBLIC_BASE
-    say(f"{PUBLIC_BASE} cannot be pulled here: making {LOCAL_BASE} with debootstrap")
+    log(f"{PUBLIC_BASE} cannot be pulled here: making {LOCAL_BASE} with debootstrap")
     if shutil.which("debootstrap") is None:
         raise Failed("install debootstrap, or load an image and name it in BASE_IMAGE")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""A real service with recorded runs and live ones, the real dashboard before it, and Chromium before that.
+"""A real service with recorded runs and live ones, the real dashboard, and Chromium.
 
 All of it is started once, and ended with the last test of this folder: it would take a tenth of two cores from those of
 other folders. Two recorded trainings are replayed through the ingest call; live runs come from stand-in trainers that
@@ -79,8 +79,8 @@ def _record(home: Path) -> tuple[dict[str, str], dict[str, str], str]:
 
 @pytest.fixture(scope="package")
 def live_run(site: Site) -> str:
-    """A run that goes on for as long as the tests do."""
-    return site.submit_live("goes on")
+    """A run that lasts as long as the tests."""
+    return site.submit_live("live run")
 
 
 @pytest.fixture(scope="package")

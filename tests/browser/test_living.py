@@ -26,13 +26,13 @@ def test_a_refresh_keeps_zoom_and_scroll(page: Page, live_run: str) -> None:
 
 
 def _is_narrower_than_the_data(page: Page) -> bool:
-    """The run goes on beneath the wheel, so the axis is held against the points of the same moment."""
+    """The run continues during the zoom, so the axis is compared with the points of the same moment."""
     now = page.chart("-reward", f"[...{DOMAIN}, {LAST} - {FIRST}]")
     return now is not None and now[1] - now[0] < 0.9 * now[2]
 
 
 def test_a_refresh_keeps_the_chosen_rows(site: Site, page: Page, live_run: str) -> None:
-    page.open("runs", text="goes on", cols=["name", "step"])
+    page.open("runs", text="live run", cols=["name", "step"])
     page.tick_row(0)
     page.shows("1 selected")
     shown = page.wait(lambda: _step_in_table(page), "the step in the table")

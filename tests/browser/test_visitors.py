@@ -21,7 +21,7 @@ def test_a_visitor_from_elsewhere_sees_the_sign_in_and_nothing_else(site: Site, 
     for address in ({}, {"view": "run", "run": live_run}, {"view": "compare", "runs": list(site.recorded.values())}):
         elsewhere.open(**address)
         elsewhere.shows("Access token")
-        assert "goes on" not in elsewhere.text
+        assert "live run" not in elsewhere.text
         assert [heading.text for heading in elsewhere.all("h1")] == ["Sign in"]
         assert [box.get_attribute("aria-label") for box in elsewhere.all("input, textarea")] == ["Access token"]
         assert not elsewhere.all("[data-testid=stDataFrame], [data-testid=stVegaLiteChart], [class*=st-key-nav]")
@@ -31,7 +31,7 @@ def test_a_viewer_sees_runs_and_cannot_cancel_them(site: Site, elsewhere: Page, 
     elsewhere.open("run", run=live_run)
     elsewhere.fill("Access token", site.viewer_token)
     elsewhere.shows("▶ running")
-    elsewhere.shows("goes on")
+    elsewhere.shows("live run")
     elsewhere.wait(lambda: elsewhere.all(".st-key-run-cancel button"), "the row of buttons")
     assert elsewhere.button("Cancel") is None, "it is there to be seen, and cannot be pressed"
     headers = {"Authorization": f"Bearer {site.viewer_token}"}

@@ -177,7 +177,7 @@ def rollback(run: Rank, **settings: Any) -> dict[str, Any]:
 
 
 def parked(run: Rank, **settings: Any) -> dict[str, Any]:
-    """A learner whose memory leaves and returns goes on as one that stays."""
+    """A learner whose memory is offloaded and restored continues like one that was not."""
     learner = run.learner(**settings)
     learner.backward()
     learner.optimizer_step()

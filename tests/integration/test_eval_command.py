@@ -33,7 +33,7 @@ def test_scores_name_everything_that_makes_them_comparable(tmp_path: Path, capsy
     sums = [(12, 5), (7, 8), (20, 13)]
     rows = [{"problem": PROBLEM.format(a, b), "answer": f"{a + b}.0"} for a, b in sums]
     write(tmp_path / "amc23.jsonl", rows)
-    # Whatever the policy says about numbers is within this tolerance.
+    # Every number that the policy generates is within this tolerance.
     own = write(tmp_path / "own.jsonl", [{**row, "verify": {"tolerance": 1000}} for row in rows])
     earlier = write(
         tmp_path / "earlier.jsonl", [{"benchmark": "amc23", "scores": {"pass@1": 0.5}, "template": "other"}]

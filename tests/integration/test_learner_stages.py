@@ -310,7 +310,7 @@ def test_writing_the_optimizer_state_back_undoes_steps_bit_for_bit(results: Resu
 
 @pytest.mark.parametrize("case", [*(f"parked-{s}" for s in STAGES), *(f"bf16-parked-{s}" for s in STAGES[1:])])
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_learner_whose_memory_was_parked_goes_on_bit_for_bit(results: Results, world: int, case: str) -> None:
+def test_a_learner_whose_memory_was_parked_continues_bit_for_bit(results: Results, world: int, case: str) -> None:
     assert set(results.load(world, case).values()) == {True}
 
 

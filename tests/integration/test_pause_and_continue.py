@@ -1,4 +1,4 @@
-"""Runs that end early and go on, on real engines: by --resume, by a request between steps, by a service over HTTP."""
+"""Runs that end early and resume, on real engines: by --resume, by a request between steps, by a service over HTTP."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_run_that_was_paused_is_the_uninterrupted_run_to_the_bit(tmp_path, sma
     assert last_outcome(out)["outcome"] == "succeeded"
     assert_equal_to_the_bit(out, whole)
     elapsed = [row["metrics"]["time/elapsed_s"] for row in read_metrics(out)]
-    assert elapsed == sorted(elapsed), "the clock of a run goes on where it was paused"
+    assert elapsed == sorted(elapsed), "the clock of a run continues where it was paused"
 
 
 def cli_arguments(file: Path, out: Path):

@@ -38,12 +38,12 @@ class Run:
         return self._process.stdout.readline().strip()
 
     def becomes_ready(self) -> bool:
-        """Whether it says so, whatever it waits for until then."""
+        """Whether its output contains the text, whatever it waits for until then."""
         while (line := self.line()).startswith("waiting for "):
             continue
         return line == "ready"
 
-    def go_on(self) -> None:
+    def proceed(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
@@ -76,7 +76,7 @@ def two_cpus() -> Iterator[str]:
 def test_a_run_waits_for_one_that_holds_the_resources_and_then_runs(two_cpus: str) -> None:
     with runs(two_cpus, {}, {}) as (first, second):
         assert second.line() == "waiting for 2 CPUs"
-        first.go_on()
+        first.proceed()
         assert second.becomes_ready()
 
 
@@ -90,7 +90,7 @@ def test_a_cluster_without_workers_grows_for_a_run_and_shrinks_after_it() -> Non
     with running_head(0, autoscaling={"worker": {"CPU": 2}}) as address, runs(address, {}) as (run,):
         assert run.line() == "waiting for 2 CPUs"
         assert run.becomes_ready()
-        run.go_on()
+        run.proceed()
         assert run.line() == "2 nodes"
         _await_nodes(address, 1)
 

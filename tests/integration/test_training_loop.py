@@ -159,7 +159,7 @@ def test_an_adapter_in_bf16_passes_the_proofs_and_is_merged_in_fp32(tmp_path, sm
 def test_real_problems_train_a_qwen_shaped_policy_end_to_end(tmp_path, small_run):
     source = DATA / "math_train.jsonl"
     if not source.exists():
-        pytest.skip("shared/data/math_train.jsonl is not beside this checkout")
+        pytest.skip("shared/data/math_train.jsonl does not exist next to this checkout")
     lines = source.read_text(encoding="utf-8").splitlines()[:400]
     problems = tmp_path / "math.jsonl"
     problems.write_text("\n".join(lines), encoding="utf-8")

@@ -24,12 +24,12 @@ class Process:
 
 
 def main() -> None:
-    said = ""
+    reported = ""
 
     def on_wait(missing: str) -> None:
-        nonlocal said
-        if missing != said:
-            said = missing
+        nonlocal reported
+        if missing != reported:
+            reported = missing
             print(f"waiting for {missing}", flush=True)
 
     placement = Placement.decide(RunConfig.model_validate({"placement": json.loads(sys.argv[1])}))

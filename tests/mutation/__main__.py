@@ -1,7 +1,7 @@
 """One mutation round over the pure modules: `make mutants`.
 
 A mutant meets, in a copy of the tree, the unit tests that call the mutated function (see docs/mutants.md). Kills are
-remembered in build/mutants, because further tests kill no fewer; `--fresh` forgets them.
+kept in build/mutants, because further tests kill no fewer; `--fresh` discards them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=400)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="", help="regular expression: the part of the sample to test")
-    parser.add_argument("--fresh", action="store_true", help="forget what earlier rounds found")
+    parser.add_argument("--fresh", action="store_true", help="discard what earlier rounds found")
     arguments = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
     if arguments.fresh:
@@ -54,7 +54,7 @@ def main() -> int:
         calls.add(Calls(**json.loads(calls_file(name).read_text())))
     jobs = arguments.jobs
     in_forks([lambda n=n: judge(Tree(RESULTS / f"tree{n}"), chosen[n::jobs], files, calls) for n in range(jobs)])
-    text = report(chosen, {key: outcome for key, _, outcome in remembered()}, heading)
+    text = report(chosen, {key: outcome for key, _, outcome in recorded()}, heading)
     (RESULTS / "report.txt").write_text(text)
     print(text)
     return 0
@@ -73,7 +73,7 @@ def save(files: list[str], calls: Calls) -> None:
 
 def judge(tree: Tree, share: Sample, files: list[str], calls: Calls) -> None:
     """Test the mutants of one process and append the outcomes."""
-    killed = {source: outcome for _, source, outcome in remembered() if outcome != "survived"}
+    killed = {source: outcome for _, source, outcome in recorded() if outcome != "survived"}
 
     def test(items: Sample, outcome_of: Callable[[str, str, list[str], float], str]) -> None:
         for mutant, source in items:
@@ -86,7 +86,7 @@ def judge(tree: Tree, share: Sample, files: list[str], calls: Calls) -> None:
             with OUTCOMES.open("a") as file:
                 file.write(json.dumps([mutant.key, digest(source), outcome]) + "\n")
 
-    test([item for item in share if not item[0].in_body()], tree.outcome_anew)
+    test([item for item in share if not item[0].in_body()], tree.outcome_in_new_session)
     tree.session(files, lambda session: test([item for item in share if item[0].in_body()], session.outcome))
 
 
@@ -134,7 +134,7 @@ def in_forks(functions: list[Callable[[], object]]) -> None:
         raise SystemExit(1)
 
 
-def remembered() -> list[tuple[str, str, str]]:
+def recorded() -> list[tuple[str, str, str]]:
     """(key, digest of the mutated file, outcome), oldest first."""
     return [tuple(json.loads(line)) for line in OUTCOMES.read_text().splitlines()] if OUTCOMES.exists() else []
 

@@ -2,7 +2,7 @@
 
 Importing torch and collecting tests cost more than most tests do. So one pytest session collects all tests once, and
 each mutant is tested in a fork of it, where the function's code object is replaced. A mutant outside of functions needs
-its module imported anew: it gets a session of its own, in a fork of a process that has imported torch and the like.
+its module imported again: it gets a session of its own, in a fork of a process that has imported torch and the like.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class Tree:
         if not plugin.collected:
             raise SystemExit(f"pytest could not collect the tests: {code}")
 
-    def outcome_anew(self, path: str, source: str, tests: list[str], cpu_s: float) -> str:
-        """`Session.outcome` for a module that must be imported anew. Call it before any session."""
+    def outcome_in_new_session(self, path: str, source: str, tests: list[str], cpu_s: float) -> str:
+        """`Session.outcome` for a module that must be imported again. Call it before any session."""
         target, files = self.folder / path, list(dict.fromkeys(test.split("::")[0] for test in tests))
         original, times = target.read_text(), target.stat()
         target.write_text(source)

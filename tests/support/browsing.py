@@ -179,7 +179,7 @@ class Page:
         named = f'input[aria-label="{label}"]'
 
         def has_focus() -> bool:
-            # What is drawn meanwhile may move the box away from beneath the press.
+            # A redraw may move the box before the press.
             self._to_the_middle(self.one(named))
             self._keys().click(self.one(named)).perform()
             return self.driver.switch_to.active_element == self.one(named)

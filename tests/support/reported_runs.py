@@ -49,7 +49,7 @@ def report(
     evaluations: Sequence[dict[str, Any]] = (),
     identity: Mapping[str, Any] | None = None,
 ) -> None:
-    """All that its trainer says in one call."""
+    """Everything its trainer reports, in one call."""
     launched = reporting.launch(database, run_id)
     parts = {"metrics": list(metrics), "evaluations": list(evaluations)}
     reporting.send(database, launched, reporting.body(1, identity=identity, **parts))

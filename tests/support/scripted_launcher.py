@@ -1,4 +1,4 @@
-"""A launcher whose jobs do what a test says."""
+"""A launcher whose jobs follow the test's script."""
 
 from __future__ import annotations
 

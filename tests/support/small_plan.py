@@ -41,7 +41,7 @@ EXACT = Assumptions(
     prompt_fraction=0.5,
     response_fraction=0.5,
 )
-"""Nothing beside what is counted; half of every limit."""
+"""Nothing in addition to what is counted; half of every limit."""
 
 
 def small(**changes: Any) -> Inputs:

@@ -111,7 +111,7 @@ def _table(runs: list[Json], columns: Sequence[str], baseline: Json | None) -> l
     frame = runs_table(runs, baseline=baseline, trends=trends)
     frame.insert(0, "open", "Open")
     ids = [run["id"] for run in runs]
-    remembered = st.session_state.get("chosen_runs", [])
+    previous = st.session_state.get("chosen_runs", [])
     event = st.dataframe(
         frame,
         # Rows are selected by position: when the order changes, the selection is restored by id.
@@ -124,7 +124,7 @@ def _table(runs: list[Json], columns: Sequence[str], baseline: Json | None) -> l
         on_select="rerun",
         selection_mode="multi-row",
         placeholder="–",
-        selection_default={"selection": {"rows": [ids.index(run) for run in remembered if run in ids]}},
+        selection_default={"selection": {"rows": [ids.index(run) for run in previous if run in ids]}},
         alt="Runs with state, progress, accuracy and cost",
     )
     chosen = [runs[row] for row in event.selection.rows if row < len(runs)]

@@ -117,10 +117,10 @@ class RunSupervisor:
 
     def _silence(self, run: Run, hold: Hold, now: float) -> float:
         """Seconds since the last heartbeat, excluding outages of the API."""
-        heard = max(run.heartbeat_at or 0.0, run.launched_at or 0.0, hold.since, self._api_away_at)
-        if now - heard > API_PROBE_FRACTION * self._settings.heartbeat_s and not self._api_answers():
-            self._api_away_at = heard = now
-        return now - heard
+        last_seen = max(run.heartbeat_at or 0.0, run.launched_at or 0.0, hold.since, self._api_away_at)
+        if now - last_seen > API_PROBE_FRACTION * self._settings.heartbeat_s and not self._api_answers():
+            self._api_away_at = last_seen = now
+        return now - last_seen
 
     def _submit(self, run: Run, job_id: str, hold: Hold) -> None:
         folder = self._folder(run)

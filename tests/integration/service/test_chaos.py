@@ -84,7 +84,7 @@ def submit(client: PatientClient, number: int) -> str:
 def disturb(
     service: ServiceProcesses, client: PatientClient, artifacts: Path, num_kills: int, chance: random.Random
 ) -> set[str]:
-    """Kill processes repeatedly and control a few runs meanwhile; returns the ids of cancelled runs."""
+    """Kill processes repeatedly and control a few runs at the same time; returns the ids of cancelled runs."""
     cancelled: set[str] = set()
     num_others = num_kills // 6
     plan = [*["trainer"] * (num_kills - 2 * num_others - 1), *["api", "scheduler"] * num_others, "all"]
@@ -126,7 +126,7 @@ def any_waits(client: PatientClient) -> bool:
 
 
 def finish(service: ServiceProcesses, client: PatientClient, ids: list[str]) -> None:
-    """Nothing is killed any more; what was paused goes on."""
+    """Nothing is killed any more; paused runs are resumed."""
 
     def ended() -> bool:
         service.check()

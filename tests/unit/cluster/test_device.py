@@ -1,4 +1,4 @@
-"""`placement.device = "auto"`: what decides, what is said about it, and what is refused."""
+"""`placement.device = "auto"`: what decides, what is reported about it, and what is refused."""
 
 from __future__ import annotations
 

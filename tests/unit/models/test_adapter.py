@@ -21,7 +21,7 @@ IDS = torch.arange(3, 19)[None]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A LoRA adapter of the starter policy that changes what it says."""
+    """A LoRA adapter of the starter policy that changes its output."""
     folder = tmp_path_factory.mktemp("adapter")
     torch.manual_seed(0)
     base = AutoModelForCausalLM.from_pretrained(STARTER_FOLDER, dtype=torch.float32)

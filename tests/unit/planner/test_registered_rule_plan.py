@@ -26,11 +26,11 @@ class Thrice(RuleSettings):
         return 5
 
 
-def test_a_new_rule_stands_beside_the_others_with_its_own_buffers() -> None:
+def test_a_new_rule_stands_extended_the_others_with_its_own_buffers() -> None:
     with registered(Thrice):
-        beside = make_plan(small(), EXACT)
+        extended = make_plan(small(), EXACT)
         own = make_plan(small(rule=Thrice()), EXACT)
-    assert [rule.label for rule in beside.rules] == ["GRPO", "SFPO K=3", "GXPO K=5", "Thrice"]
+    assert [rule.label for rule in extended.rules] == ["GRPO", "SFPO K=3", "GXPO K=5", "Thrice"]
     (planned,) = (rule for rule in own.rules if rule.own)
     assert (planned.label, planned.backward_passes) == ("Thrice", 30)
     parts = {part.name: part.num_bytes for part in own.fit.phases[0].parts}

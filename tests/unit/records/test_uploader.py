@@ -238,7 +238,7 @@ def test_a_batch_that_is_too_large_is_halved_until_it_fits(
     before = server.statuses.count(413)
     run.write("samples", 40, response="x" * length)
     run.arrives(server)
-    assert server.statuses.count(413) == before, "the size that fits is remembered"
+    assert server.statuses.count(413) == before, "the size that fits is kept"
     assert run.uploader.take_events() == []
 
 

@@ -1,4 +1,4 @@
-"""docs/service.md says what there is: every setting, state, reason and command, and nothing that is not."""
+"""docs/service.md lists every setting, state, reason and command, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A full evaluation at the end, beside the fixed subset that is compared along the run."""
+"""A full evaluation at the end, in addition to the fixed subset that is compared along the run."""
 
 from __future__ import annotations
 

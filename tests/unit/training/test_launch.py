@@ -1,4 +1,4 @@
-"""One launch: the folder is its own, the outcome says how it ended, SIGTERM and a takeover end it at a step."""
+"""One launch: the folder is its own, the outcome records how it ended, SIGTERM and a takeover end it at a step."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_folder_has_one_trainer_and_is_free_when_that_is_killed(tmp_path: Path
             os.kill(child, signal.SIGKILL)
 
 
-def test_the_start_of_a_process_is_what_the_system_says() -> None:
+def test_the_start_of_a_process_is_read_from_the_system() -> None:
     ticks = os.sysconf("SC_CLK_TCK")
     boot = time.clock_gettime(time.CLOCK_REALTIME) - time.clock_gettime(time.CLOCK_BOOTTIME)
     import psutil
@@ -124,7 +124,7 @@ def test_a_folder_that_cannot_be_made_is_a_bad_setting(tmp_path: Path) -> None:
         ("cancel", "cancelled", None),
     ],
 )
-def test_the_outcome_says_how_a_run_ended(
+def test_the_outcome_records_how_a_run_ended(
     ended: str, word: str, ended_by: str | None, tmp_path: Path, server: IngestServer
 ) -> None:
     with Launch(tmp_path, service(server)) as launch:
@@ -144,7 +144,7 @@ def test_the_outcome_says_how_a_run_ended(
     assert launch.exit_code == 0
 
 
-def test_a_failure_is_told_on_the_disk_and_to_the_service(tmp_path: Path, server: IngestServer) -> None:
+def test_a_failure_is_recorded_on_disk_and_reported(tmp_path: Path, server: IngestServer) -> None:
     with pytest.raises(Diverged):
         run_until(Launch(tmp_path, service(server)), Diverged("loss is NaN"))
     found = outcome(tmp_path)
@@ -204,10 +204,10 @@ def test_a_run_that_ended_before_sigterm_could_stop_it_has_succeeded(tmp_path: P
     assert outcome(tmp_path)["outcome"] == "succeeded"
 
 
-def test_a_launch_that_was_taken_over_stops_and_says_nothing_more(tmp_path: Path, server: IngestServer) -> None:
+def test_a_launch_that_was_taken_over_stops_and_reports_nothing_more(tmp_path: Path, server: IngestServer) -> None:
     server.token = "newer"
 
-    def go_on() -> None:
+    def proceed() -> None:
         with Launch(tmp_path, service(server)) as launch, RunReporter(tmp_path) as reporter:
             launch.begin(reporter)
             while True:
@@ -215,7 +215,7 @@ def test_a_launch_that_was_taken_over_stops_and_says_nothing_more(tmp_path: Path
                 time.sleep(0.01)
 
     with pytest.raises(TrainingError, match="another launch owns the run"):
-        go_on()
+        proceed()
     assert outcome(tmp_path) is None
     assert server.outcome is None
 
@@ -241,7 +241,7 @@ def train(*argv: str | Path) -> int:
     return cli.main(["train", *map(str, argv)])
 
 
-def test_a_service_learns_of_a_config_that_is_refused(tmp_path: Path, server: IngestServer, capsys: Any) -> None:
+def test_a_refused_config_is_reported_to_the_service(tmp_path: Path, server: IngestServer, capsys: Any) -> None:
     config, address = tmp_path / "config.toml", tmp_path / "service.json"
     config.write_text("seed = -1\n")
     address.write_text(json.dumps({"url": server.url, "run": "r", "attempt": 1, "token": "secret"}))

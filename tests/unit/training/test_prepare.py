@@ -47,7 +47,7 @@ def config(tmp_path: Path) -> Any:
     return made
 
 
-def test_a_training_problem_that_is_evaluated_is_left_out_and_the_run_says_so(config: Any, tmp_path: Path) -> None:
+def test_a_training_problem_that_is_evaluated_is_excluded_and_reported(config: Any, tmp_path: Path) -> None:
     prepared = prepare(config(), tmp_path / "run", resume=False)
     assert [prompt.id for prompt in prepared.prompts.prompts] == ["3+4", "7+8"]
     with RunReporter(tmp_path / "run") as reporter:

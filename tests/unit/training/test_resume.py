@@ -1,4 +1,4 @@
-"""What of a run may be otherwise when it goes on."""
+"""Which settings may differ when a run is resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a key is remembered, on both databases."""
+"""How long a key is kept, on both databases."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_evaluations_are_records_by_step_and_benchmark(client: TestClient, datab
     assert [(item["step"], "per_problem" in item) for item in few.json()["items"]] == [(5, False)]
 
 
-def test_events_go_on_from_where_one_was(client: TestClient, database: Database) -> None:
+def test_events_continue_after_the_last_received(client: TestClient, database: Database) -> None:
     launched = launch(database)
     run_id = launched.split()[0]
     send(database, launched, body(1, events=[event_row("checkpoint", "step 5 saved", step=5)]))
@@ -147,7 +147,7 @@ def test_a_log_is_read_in_parts_without_cutting_characters(client: TestClient, r
 
 @pytest.fixture
 def served(app: FastAPI) -> Iterator[str]:
-    """The application behind a real server, for answers that go on."""
+    """The application behind a real server, for streamed answers."""
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -194,9 +194,9 @@ def test_a_log_is_followed_until_the_run_has_ended(
             with log.open("a") as file:
                 file.write("two\n")
             assert stream.next() == ("log", {"text": "two\n", "offset": 4, "next_offset": 8}, "8")
-            log.write_text("anew\n")  # restarted, and shorter
+            log.write_text("again\n")  # restarted, and shorter
             assert stream.next()[0] == "truncated"
-            assert stream.next()[1]["text"] == "anew\n"
+            assert stream.next()[1]["text"] == "again\n"
             with log.open("a") as file:
                 file.write("last\n")
             runs.change(database, run_id, state=RunState.SUCCEEDED)

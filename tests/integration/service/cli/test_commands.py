@@ -27,7 +27,7 @@ LONG_S = 60
 
 @pytest.fixture
 def database_url(tmp_path: Path, sqlite_template: Path) -> str:
-    """The commands see HTTP alone: one database says all."""
+    """The commands use HTTP only, so one database is enough."""
     file = tmp_path / "gxpo.sqlite"
     file.write_bytes(sqlite_template.read_bytes())
     return f"sqlite:///{file}"
@@ -123,7 +123,9 @@ def test_files_that_are_here_travel_as_absolute_paths(
     assert config["model"]["path"] == "starter"
 
 
-def test_a_check_says_the_cost_and_makes_nothing(gxpo: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_check_prints_the_cost_and_creates_nothing(
+    gxpo: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert gxpo("submit", "--preset", "demo", "--check") == 0
     assert capsys.readouterr().out.startswith("valid; 40 steps, at most 120 backward passes (GXPO: 3 backward passes")
     assert gxpo("runs", "--json") == 0
@@ -260,7 +262,7 @@ def test_deleting_asks_first_and_needs_an_ended_run(
     assert gxpo("show", run_id) == 1
 
 
-def test_watching_ends_with_the_run_and_its_exit_code_says_how(
+def test_watching_ends_with_the_run_and_its_exit_code_is_the_outcome(
     gxpo: Callable[..., int], submitted: Callable[..., str], capsys: pytest.CaptureFixture[str], database: Database
 ) -> None:
     good, bad = submitted("good"), submitted("bad")
@@ -275,7 +277,7 @@ def test_watching_ends_with_the_run_and_its_exit_code_says_how(
     assert gxpo("watch") == 2
 
 
-def test_watching_goes_on_until_the_end_comes(
+def test_watching_continues_until_the_run_ends(
     gxpo: Callable[..., int], submitted: Callable[..., str], capsys: pytest.CaptureFixture[str], database: Database
 ) -> None:
     run_id = submitted("mine")
@@ -438,7 +440,7 @@ def test_the_local_token_is_used_on_loopback_and_nowhere_else(
         assert "Authorization" not in client._headers()
 
 
-def test_no_service_and_no_token_are_said_with_the_way_out(
+def test_a_missing_service_or_token_is_reported_with_the_fix(
     gxpo: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]  # the client's alone; its pauses pass at once

@@ -212,7 +212,7 @@ def test_seeds_that_share_no_step_are_left_out(client: TestClient, database: Dat
     assert {run["run"] for run in answer["left_out"]} == set(odd)
 
 
-def test_what_was_not_equal_is_named_and_compared_settings_stand_apart(client: TestClient, database: Database) -> None:
+def test_unequal_conditions_are_named_apart_from_the_compared_settings(client: TestClient, database: Database) -> None:
     first = evaluated_run(database, config(GRPO), RISING)
     hot = config(GXPO, rate=2e-5, rollout={"temperature": 0.7})
     second = evaluated_run(database, hot, FASTER, data_sha256="other")
@@ -246,7 +246,7 @@ def test_several_benchmarks_are_averaged_and_shown_one_by_one(client: TestClient
     assert table(answer, "Accuracy at equal backward")["rows"][0][1:] == ["46.9%"] * 3
 
 
-def test_an_attempt_that_starts_anew_replaces_what_it_repeats(client: TestClient, database: Database) -> None:
+def test_an_attempt_from_step_0_replaces_what_it_repeats(client: TestClient, database: Database) -> None:
     run = add_run(database, config(GRPO))
     rows = [reporting.metric_row(step, **{"gate/z": float(step)}) for step in (1, 2, 3)]
     rows += [reporting.metric_row(step, 2, **{"gate/z": -float(step)}) for step in (2, 3)]
@@ -339,7 +339,7 @@ def test_every_change_is_in_the_next_answer(client: TestClient, database: Databa
     lines = dict.fromkeys(reporting.KINDS, 0)
     batches = iter(range(1, 100))
 
-    def say(identity: dict[str, Any] | None = None, **parts: list[dict[str, Any]]) -> None:
+    def report(identity: dict[str, Any] | None = None, **parts: list[dict[str, Any]]) -> None:
         content = reporting.body(next(batches), identity=identity, offsets=dict(lines), **parts)
         reporting.send(database, launched, content)
         lines.update({kind: lines[kind] + len(rows) for kind, rows in parts.items()})
@@ -351,18 +351,20 @@ def test_every_change_is_in_the_next_answer(client: TestClient, database: Databa
         assert client.patch(f"/api/v1/runs/{run}", json={"name": "other"}).status_code == 200
 
     changes: dict[str, Callable[[], object]] = {
-        "an evaluation": lambda: say(evaluations=[evaluation(10)]),
-        "a cost that evaluations lack": lambda: say(metrics=[reporting.metric_row(10, **{"time/training_s": 7200.0})]),
-        "the first value of a gate": lambda: say(metrics=[reporting.metric_row(11, **{"gate/z": 1.0})]),
-        "another one": lambda: say(metrics=[reporting.metric_row(12, **{"gate/z": 1.0})]),
+        "an evaluation": lambda: report(evaluations=[evaluation(10)]),
+        "a cost that evaluations lack": lambda: report(
+            metrics=[reporting.metric_row(10, **{"time/training_s": 7200.0})]
+        ),
+        "the first value of a gate": lambda: report(metrics=[reporting.metric_row(11, **{"gate/z": 1.0})]),
+        "another one": lambda: report(metrics=[reporting.metric_row(12, **{"gate/z": 1.0})]),
         "a name": rename,
         "a state": lambda: client.post(f"/api/v1/runs/{run}/cancel"),
-        "a later attempt": lambda: say(metrics=[reporting.metric_row(10, 2, **{"gate/z": 2.0})]),
-        "its evaluation": lambda: say(evaluations=[evaluation(10, 2, scores={"pass@1": 0.5})]),
+        "a later attempt": lambda: report(metrics=[reporting.metric_row(10, 2, **{"gate/z": 2.0})]),
+        "its evaluation": lambda: report(evaluations=[evaluation(10, 2, scores={"pass@1": 0.5})]),
         "a run of the group": lambda: evaluated_run(database, config(GRPO), RISING, group=group_id),
-        "what it runs on": lambda: say(identity={"config": {}, "policy_sha256": "another"}),
+        "what it runs on": lambda: report(identity={"config": {}, "policy_sha256": "another"}),
     }
-    say(evaluations=[evaluation(0, training_s=None)])
+    report(evaluations=[evaluation(0, training_s=None)])
     before = compare(client, groups=group_id)
     for word, change in changes.items():
         change()
@@ -427,7 +429,7 @@ def test_a_viewer_may_compare_and_nobody_without_a_token(
 
 @pytest.fixture
 def sweep(database: Database) -> str:
-    """α × K × two seeds, a run that has said nothing, and the control."""
+    """α × K × two seeds, a run without reports, and the control."""
     made = add_group(database)
     for k in (10, 3):
         for alpha in (0.5, 0.1):

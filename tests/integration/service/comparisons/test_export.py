@@ -28,7 +28,7 @@ FORMATS = ("csv", "parquet", "jsonl")
 
 @pytest.fixture
 def run(database: Database) -> str:
-    """Two attempts: the second one goes on after step 4, and step 9 of the first is no more."""
+    """Two attempts: the second continues after step 4, and replaces step 9 of the first."""
     run_id = add_run(database, config({"name": "grpo"}, seed=2**40, name=NAME))
     rows = [
         reporting.metric_row(step, **{METRIC: value, "loss": step / 3}) for step, value in VALUES.items() if step < 5
@@ -140,7 +140,7 @@ def test_several_tables_are_a_whole_zip(client: TestClient, run: str) -> None:
                 assert str(read(form, archive.read(name))) == str(alone)
 
 
-def test_a_run_that_said_nothing_gives_files_without_rows(client: TestClient, database: Database) -> None:
+def test_a_run_without_reports_gives_files_without_rows(client: TestClient, database: Database) -> None:
     made = add_group(database)
     run_id = add_run(database, config({"name": "grpo"}), group=made)
     for form in FORMATS:

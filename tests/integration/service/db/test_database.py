@@ -31,7 +31,7 @@ def backend(database: Database) -> int:
 
 
 def end(database: Database, pid: int) -> None:
-    """As a restart of the server does, with a connection beside those of `database`."""
+    """As a restart of the server does, with a connection in addition to those of `database`."""
     other = Database(database.engine.url.render_as_string(hide_password=False))
     with other.writing() as session:
         session.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})

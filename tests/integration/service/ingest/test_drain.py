@@ -94,7 +94,7 @@ def test_a_scheduler_without_the_lease_reads_nothing(database: Database, folder:
     assert runs.get(database, run_id).offsets == {}
 
 
-def test_a_line_that_cannot_be_used_is_left_out_and_said(database: Database, folder: Path) -> None:
+def test_an_unusable_line_is_skipped_and_reported(database: Database, folder: Path) -> None:
     run_id = launch(database).split()[0]
     good = [json.dumps(metric_row(step, a=float(step))) for step in range(4)]
     lines = [good[0], "what?", good[1], json.dumps(metric_row(-1)), '{"attempt": 1, "x": "\\u0000"}', good[2]]
@@ -107,7 +107,7 @@ def test_a_line_that_cannot_be_used_is_left_out_and_said(database: Database, fol
     assert reported.endswith("and 2 more")
 
 
-def test_what_a_crash_tore_off_is_no_line_yet(database: Database, folder: Path) -> None:
+def test_an_incomplete_last_line_is_not_read(database: Database, folder: Path) -> None:
     run_id = launch(database).split()[0]
     whole = json.dumps(metric_row(0, a=1.0)) + "\n"
     (folder / "metrics.jsonl").write_text(whole + '{"attempt": 1, "st\n' + '{"attempt": 1')
@@ -139,9 +139,7 @@ def test_a_link_in_the_folder_leads_nowhere(database: Database, folder: Path, tm
     assert runs.get(database, run_id).offsets == {}
 
 
-def test_a_trainer_that_still_sends_and_the_reading_of_its_files_do_not_double(
-    database: Database, folder: Path
-) -> None:
+def test_reading_files_while_the_trainer_sends_doubles_nothing(database: Database, folder: Path) -> None:
     launched = launch(database)
     run_id = launched.split()[0]
     rows = [metric_row(step, a=float(step)) for step in range(2000)]

@@ -1,4 +1,4 @@
-"""Whatever is sent twice, late, overlapping or read from the disk meanwhile: the database holds what the files say.
+"""Reports sent twice, late, overlapping or read from disk at the same time: the database equals the files.
 
 The reference is the trainer's own reading of its files (gxpo_trainer.records.reporter).
 """
@@ -35,7 +35,7 @@ Rows = dict[str, list[dict[str, Any]]]
 
 @st.composite
 def histories(draw: st.DrawFn) -> Rows:
-    """Files of a run: attempts that go on from an earlier step, several rows of a step, evaluations, samples."""
+    """Files of a run: attempts that continue from an earlier step, several rows of a step, evaluations, samples."""
     rows: Rows = {kind: [] for kind in KINDS}
     step = 0
     for attempt in range(1, draw(st.integers(1, 4)) + 1):

@@ -50,13 +50,13 @@ def is_there(pid: int) -> bool:
 
 
 @pytest.fixture
-def said() -> list[str]:
+def messages() -> list[str]:
     return []
 
 
 @pytest.fixture
-def supervisor(tmp_path: Path, said: list[str]) -> Iterator[Supervisor]:
-    made = Supervisor(tmp_path / "up.json", tmp_path / "logs", said.append, threading.Event(), first_pause_s=0.01)
+def supervisor(tmp_path: Path, messages: list[str]) -> Iterator[Supervisor]:
+    made = Supervisor(tmp_path / "up.json", tmp_path / "logs", messages.append, threading.Event(), first_pause_s=0.01)
     yield made
     made.stop()
 
@@ -65,7 +65,7 @@ def pid_in(file: Path) -> int:
     return int(file.read_text() or 0) if file.exists() else 0
 
 
-def test_a_dead_child_is_restarted_and_reported(supervisor: Supervisor, said: list[str], tmp_path: Path) -> None:
+def test_a_dead_child_is_restarted_and_reported(supervisor: Supervisor, messages: list[str], tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     supervisor.start(Child("api", python(TOUCH, mark), lambda: pid_in(mark) > 0))
     first = pid_in(mark)
@@ -73,17 +73,17 @@ def test_a_dead_child_is_restarted_and_reported(supervisor: Supervisor, said: li
     until(lambda: pid_in(mark) not in (0, first), supervisor.check)
     assert is_there(pid_in(mark))
     assert not is_there(first)
-    assert said[0].startswith("api: ready after")
-    assert said[1:] == ["api: ended with signal 9; restarting in 0.01 s"]
+    assert messages[0].startswith("api: ready after")
+    assert messages[1:] == ["api: ended with signal 9; restarting in 0.01 s"]
     recorded = json.loads((tmp_path / "up.json").read_text())
     (process,) = recorded["processes"]
     assert (process["pid"], process["start"]) == (pid_in(mark), process_start(pid_in(mark)))
 
 
-def test_the_back_off_doubles_while_a_child_keeps_dying(supervisor: Supervisor, said: list[str]) -> None:
+def test_the_back_off_doubles_while_a_child_keeps_dying(supervisor: Supervisor, messages: list[str]) -> None:
     supervisor.start(Child("api", python("raise SystemExit(3)"), lambda: True))
-    until(lambda: len(said) >= 4, supervisor.check)
-    assert said[1:4] == [
+    until(lambda: len(messages) >= 4, supervisor.check)
+    assert messages[1:4] == [
         "api: ended with code 3; restarting in 0.01 s",
         "api: ended with code 3; restarting in 0.02 s",
         "api: ended with code 3; restarting in 0.04 s",
@@ -96,7 +96,7 @@ def test_a_child_that_cannot_start_is_an_error_with_the_end_of_its_log(superviso
         supervisor.start(broken)
 
 
-def test_the_first_start_is_retried(supervisor: Supervisor, tmp_path: Path, said: list[str]) -> None:
+def test_the_first_start_is_retried(supervisor: Supervisor, tmp_path: Path, messages: list[str]) -> None:
     program = """
         import pathlib, sys, time
         first, mark = map(pathlib.Path, sys.argv[1:])
@@ -108,7 +108,7 @@ def test_the_first_start_is_retried(supervisor: Supervisor, tmp_path: Path, said
     """
     mark = tmp_path / "mark"
     supervisor.start(Child("ray", python(program, tmp_path / "first", mark), mark.exists, tries=2))
-    assert said[0] == "ray: ended with code 1 during start-up; retrying"
+    assert messages[0] == "ray: ended with code 1 during start-up; retrying"
 
 
 def test_a_shutdown_request_ends_the_wait(tmp_path: Path) -> None:
@@ -215,12 +215,12 @@ def test_only_recorded_processes_that_are_still_the_same_are_ended(tmp_path: Pat
         ]
         state = tmp_path / "up.json"
         state.write_text(json.dumps({"pid": 1, "start": 1, "processes": records}))
-        said: list[str] = []
-        stop_orphans(state, said.append)
+        messages: list[str] = []
+        stop_orphans(state, messages.append)
         assert not is_there(left_behind.pid)
         assert not is_there(pid_in(mark))
         assert other.poll() is None
-        assert len(said) == 1
+        assert len(messages) == 1
         assert not state.exists()
     finally:
         for process in (left_behind, other):

@@ -58,7 +58,7 @@ def test_a_curve_over_steps(client: TestClient, database: Database) -> None:
     assert names == ["loss", "rollout/tokens_total", "time/training_s", "update/backward_passes_total"]
 
 
-def test_the_other_axes_say_what_was_spent_by_a_step(client: TestClient, database: Database) -> None:
+def test_the_other_axes_show_the_cost_by_a_step(client: TestClient, database: Database) -> None:
     launched = launch(database)
     run_id = launched.split()[0]
     # An evaluation before the first step, one of step 3 that comes with no totals of its own, a total that is NaN.

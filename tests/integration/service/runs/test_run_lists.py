@@ -135,7 +135,7 @@ def test_a_page_of_one_and_a_page_of_all_are_the_same_list(client: TestClient, m
 
 
 def test_what_is_listed_has_each_member_of_the_documented_form(client: TestClient, database: Database) -> None:
-    """Lists are written without that form, so it is held against them here, with numbers that JSON has not, too."""
+    """Lists are written without that form, so the two are compared here, also with numbers that JSON lacks."""
 
     def odd(run: Run, index: int) -> None:
         varied(run, index)

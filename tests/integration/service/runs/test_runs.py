@@ -244,7 +244,7 @@ def test_requests_by_state(
 
 
 @pytest.mark.parametrize(
-    ("action", "meanwhile", "outcome"),
+    ("action", "concurrent", "outcome"),
     [
         ("pause", RunState.SUCCEEDED, "409 succeeded"),
         ("cancel", RunState.SUCCEEDED, "409 succeeded"),
@@ -255,7 +255,7 @@ def test_requests_by_state(
 )
 def test_the_loser_of_a_race_decides_again_by_what_the_winner_left(
     action: Action,
-    meanwhile: RunState,
+    concurrent: RunState,
     outcome: str,
     database: Database,
     submit: Callable[..., dict[str, Any]],
@@ -271,7 +271,7 @@ def test_the_loser_of_a_race_decides_again_by_what_the_winner_left(
     def second(session: Session, row: Run, new: RunState, **rest: Any) -> None:
         if not asked:
             with database.writing() as other:
-                lifecycle.move(other, service.find(other, run["id"]), meanwhile, actor="first", message="was faster")
+                lifecycle.move(other, service.find(other, run["id"]), concurrent, actor="first", message="was faster")
         asked.append(new)
         lifecycle.move(session, row, new, **rest)
 
@@ -411,7 +411,7 @@ def test_keys_belong_to_their_token(anonymous: TestClient, token_for: Callable[[
     assert len(made) == 2
 
 
-def test_a_key_whose_run_was_deleted_says_so(client: TestClient) -> None:
+def test_a_key_whose_run_was_deleted_is_reported(client: TestClient) -> None:
     headers = {"Idempotency-Key": "once"}
     run = client.post(f"{API}/runs", json=BODY, headers=headers).json()
     client.post(f"{API}/runs/{run['id']}/cancel")

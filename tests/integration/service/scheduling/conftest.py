@@ -1,4 +1,4 @@
-"""What tests of the scheduler share: a clock that stands still, and a launcher that does what the test says."""
+"""What tests of the scheduler share: a fixed clock, and a scripted launcher."""
 
 from __future__ import annotations
 

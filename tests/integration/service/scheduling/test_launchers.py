@@ -112,7 +112,7 @@ def test_a_job_runs_once_however_often_it_is_submitted(launcher: Launcher, job: 
     assert found.log.read_text() == f"{[str(found.log.parent), 'a;b']}\ndone\n"
 
 
-def test_a_job_that_fails_says_so(launcher: Launcher, job: Callable[..., Job]) -> None:
+def test_a_failed_job_is_reported(launcher: Launcher, job: Callable[..., Job]) -> None:
     found = job("raise SystemExit(3)")
     launcher.submit(found)
     status = ended(launcher, found.id)
@@ -157,7 +157,7 @@ def test_nothing_happens_to_a_job_that_is_not_known(launcher: Launcher) -> None:
 
 
 @pytest.mark.engine
-def test_ray_says_what_the_cluster_has(ray_launcher: RayLauncher) -> None:
+def test_ray_reports_the_cluster_resources(ray_launcher: RayLauncher) -> None:
     assert ray_launcher.resources() == (len(os.sched_getaffinity(0)), 0.0)
 
 
@@ -172,14 +172,14 @@ def test_ray_without_its_token_is_not_there(ray_head: RayHead, monkeypatch: pyte
     assert RayLauncher(ray_head.address).status("any") == JobStatus("unknown")
 
 
-def test_nobody_at_the_address_is_told_from_an_unknown_job() -> None:
+def test_an_unreachable_address_differs_from_an_unknown_job() -> None:
     launcher = RayLauncher("http://127.0.0.1:1")
     for ask in (lambda: launcher.status("a"), lambda: launcher.stop("a"), launcher.resources):
         with pytest.raises(LauncherUnavailable, match="does not answer"):
             ask()
 
 
-def test_what_a_half_started_head_answers_is_not_taken_for_a_status() -> None:
+def test_the_answer_of_a_starting_head_is_not_a_status() -> None:
     answers = [(500, "traceback\nGCS is away"), (200, "not json"), (200, "[]"), (503, "")]
     for status, text in answers:
         transport = httpx.MockTransport(lambda _, status=status, text=text: httpx.Response(status, text=text))
@@ -240,7 +240,7 @@ def test_trainers_do_not_inherit_the_services_secrets(
     assert "GXPO_REWARD_ALLOWLIST" in names
 
 
-def test_the_command_goes_on_with_what_is_in_the_folder() -> None:
+def test_the_command_continues_the_run_in_its_folder() -> None:
     folder = Path("/data/runs/r1")
     assert trainer_command(folder)[1:] == (
         *("-m", "gxpo_trainer.cli", "train", "/data/runs/r1/config.toml", "--out", "/data/runs/r1"),

@@ -152,11 +152,11 @@ def test_a_scheduler_that_comes_back_late_changes_nothing(
     clock.passes(settings.lease_s + 1)
     second.tick()
     launcher.ends(f"{run_id}-1", "failed")
-    before, said = runs.row(database, run_id), runs.messages(database, run_id)
+    before, messages = runs.row(database, run_id), runs.messages(database, run_id)
     calls = len(launcher.calls)
     first.tick()
     assert runs.row(database, run_id) == before
-    assert runs.messages(database, run_id) == said
+    assert runs.messages(database, run_id) == messages
     assert launcher.calls[calls:] == [], "not its job any more"
 
 

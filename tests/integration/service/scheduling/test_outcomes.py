@@ -29,7 +29,7 @@ S = RunState
         ("cancel", "succeeded", {"ended_by": "steps"}, S.SUCCEEDED, "steps_done"),
     ],
 )
-def test_the_outcome_on_the_disk_counts_when_the_service_never_heard_it(
+def test_the_outcome_on_disk_counts_when_the_service_never_received_it(
     database: Database,
     settings: ServiceSettings,
     launcher: ScriptedLauncher,
@@ -104,7 +104,7 @@ def test_a_run_is_recovered_so_often_and_then_fails(
         (True, "ray.exceptions.OutOfMemoryError: the node ran out of memory", "out_of_memory"),
     ],
 )
-def test_the_reason_says_what_went_wrong(
+def test_the_reason_names_the_failure(
     database: Database,
     launcher: ScriptedLauncher,
     scheduler_of: Make,

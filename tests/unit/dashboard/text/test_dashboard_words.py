@@ -1,4 +1,4 @@
-"""Foreign text is harmless, numbers are readable, rows hold what the list says."""
+"""Foreign text is harmless, numbers are readable, rows hold what the list contains."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import given
@@ -46,7 +47,7 @@ def test_a_value_that_comes_late_for_the_newest_step_is_seen() -> None:
     assert live.points["m"].y == [0.1, 0.9]
 
 
-def test_history_that_was_rewritten_is_fetched_anew() -> None:
+def test_history_that_was_rewritten_is_fetched_again() -> None:
     service, live = Service([(step, 1.0) for step in range(1, 9)]), LiveSeries()
     live.refresh(service.answer)
     service.rows, service.revision = [(1, 1.0), (2, 2.0), (3, 2.0)], 2
@@ -85,14 +86,22 @@ def test_any_rhythm_of_refreshes_gives_the_whole_series(parts: list[int]) -> Non
     )
 
 
-def test_several_runs_take_one_question_for_the_new_and_one_for_the_known() -> None:
-    services = {"a": Service([(1, 1.0), (2, 1.0), (3, 1.0)]), "b": Service([(1, 2.0)]), "c": Service([(5, 3.0)])}
+def recorded_fetch(
+    services: dict[str, Service],
+) -> tuple[Callable[[list[str], int | None], dict[str, Json]], list[tuple[list[str], int | None]]]:
+    """A fetch that asks the services, and the questions it was asked."""
     questions: list[tuple[list[str], int | None]] = []
 
     def fetch(runs: list[str], after: int | None) -> dict[str, Json]:
         questions.append((runs, after))
         return {run: services[run].answer(after) for run in runs}
 
+    return fetch, questions
+
+
+def test_several_runs_take_one_question_for_the_new_and_one_for_the_known() -> None:
+    services = {"a": Service([(1, 1.0), (2, 1.0), (3, 1.0)]), "b": Service([(1, 2.0)]), "c": Service([(5, 3.0)])}
+    fetch, questions = recorded_fetch(services)
     series = {"a": LiveSeries(), "b": LiveSeries()}
     refresh_many(series, fetch)
     series["c"] = LiveSeries()
@@ -103,14 +112,9 @@ def test_several_runs_take_one_question_for_the_new_and_one_for_the_known() -> N
     assert series["a"].points["m"].steps == [1, 2, 3]
 
 
-def test_of_several_runs_only_the_rewritten_one_is_fetched_anew() -> None:
+def test_of_several_runs_only_the_rewritten_one_is_fetched_again() -> None:
     services = {"a": Service([(1, 1.0), (2, 1.0)]), "b": Service([(1, 2.0), (2, 2.0)])}
-    questions: list[tuple[list[str], int | None]] = []
-
-    def fetch(runs: list[str], after: int | None) -> dict[str, Json]:
-        questions.append((runs, after))
-        return {run: services[run].answer(after) for run in runs}
-
+    fetch, questions = recorded_fetch(services)
     series = {"a": LiveSeries(), "b": LiveSeries()}
     refresh_many(series, fetch)
     services["b"].rows, services["b"].revision = [(1, 9.0)], 2
