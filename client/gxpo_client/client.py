@@ -167,6 +167,9 @@ class Client:
     def validate_sweep(self, body: Json) -> Json:
         return self.post("/sweeps/validate", body)
 
+    def study(self, body: Json, key: str | None = None) -> Json:
+        return self.post("/studies", body, key=key or secrets.token_hex(16))
+
     # Records of a run
 
     def metrics(self, run: str, names: Sequence[str], x: str, after: int | None, max_points: int) -> Json:

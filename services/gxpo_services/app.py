@@ -29,6 +29,7 @@ from gxpo_services.observability import logs
 from gxpo_services.runs.endpoints import router as runs
 from gxpo_services.samples.endpoints import router as samples
 from gxpo_services.settings import ServiceSettings
+from gxpo_services.studies.endpoints import router as studies
 from gxpo_services.tokens.endpoints import router as tokens
 
 PREFIX = "/api/v1"
@@ -69,7 +70,20 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
     logs.configure(as_json=settings.log_json)
     errors.install(app)
     install_middleware(app, settings)
-    for router in (runs, configs, groups, ingest, metrics, samples, events, run_logs, checkpoints, comparisons, tokens):
+    for router in (
+        runs,
+        configs,
+        groups,
+        studies,
+        ingest,
+        metrics,
+        samples,
+        events,
+        run_logs,
+        checkpoints,
+        comparisons,
+        tokens,
+    ):
         app.include_router(router, prefix=PREFIX)
     app.include_router(health)
     describe(app)

@@ -33,6 +33,9 @@ def register_sweep(subparsers: Subparsers) -> None:
     parser = _command(subparsers, "sweep", "submit:sweep", "submit a grid of runs after showing its cost")
     parser.add_argument("config", metavar="RUN.toml", nargs="?", type=Path, help="base run file (.toml or .json)")
     parser.add_argument("--base", metavar="NAME", help="base preset instead of a file")
+    parser.add_argument(
+        "--study", metavar="STUDY.toml", type=Path, help="submit a study file instead (docs/studies.md)"
+    )
     _set(parser)
     parser.add_argument(
         "--grid", metavar="A.B=X,Y", action="append", default=[], help="a setting with its values; repeatable"

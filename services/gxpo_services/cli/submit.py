@@ -7,6 +7,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from gxpo_client.addresses import is_loopback
 from gxpo_client.client import Client, InvalidRequest, Json
 from gxpo_client.formats import count
@@ -15,6 +17,8 @@ from gxpo_services.cli.common import UsageError, client_of, confirmed, named, on
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset, load_run, to_toml
 from gxpo_trainer.jsonl import plain
+from gxpo_trainer.studies.definition import load_study
+from gxpo_trainer.studies.expansion import largest_cost
 
 
 def submit(args: argparse.Namespace) -> int:
@@ -97,8 +101,10 @@ def cost_words(cost: Json) -> str:
 
 def sweep(args: argparse.Namespace) -> int:
     """Show the size and cost of a grid; submit its runs after confirmation."""
-    if (args.config is None) == (args.base is None):
-        raise UsageError("name either a run file or a preset with --base")
+    if sum(source is not None for source in (args.config, args.base, args.study)) != 1:
+        raise UsageError("name a run file, a preset with --base, or a study with --study")
+    if args.study is not None:
+        return _study(args)
     config = load_preset(args.base, args.set) if args.base else load_run(args.config, args.set)
     with client_of(args) as client:
         body = _sweep_body(config, client, args)
@@ -121,6 +127,28 @@ def sweep(args: argparse.Namespace) -> int:
         print(made["group"]["id"])
         group = made["group"]["id"]
         say(f"{named(made['runs'], 'run')} of group {group} queued; `gxpo watch --group {group}` follows them")
+    return 0
+
+
+def _study(args: argparse.Namespace) -> int:
+    """Show the largest cost of a study; submit it after confirmation."""
+    study = load_study(args.study)
+    runs, passes = largest_cost(study)
+    if not args.json:
+        print(f"{study.title}: {len(study.arms)} arms, at most {runs} runs and {passes} backward passes")
+    if args.check:
+        return 0
+    if not confirmed(f"Submit study {study.name}?", args.yes):
+        say("nothing submitted")
+        return 1
+    text = tomli_w.dumps(study.model_dump(exclude_none=True))
+    with client_of(args) as client:
+        made = client.study({"toml": text, "tags": args.tags, "notes": args.notes, "priority": args.priority})
+    if args.json:
+        print_json(made)
+    else:
+        print(made["group"]["id"])
+        say(f"{made['group']['num_runs']} runs queued; the others follow as these end")
     return 0
 
 

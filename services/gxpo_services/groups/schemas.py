@@ -106,7 +106,7 @@ class GroupView(BaseModel):
 
     id: str = Field(examples=["g01jd5cv3q80000000000"])
     name: str
-    kind: str = Field(description="sweep, or group for runs submitted individually.")
+    kind: str = Field(description="sweep, study, or group for runs submitted individually.")
     created_at: float
     created_by: str
     num_runs: int

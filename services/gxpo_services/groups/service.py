@@ -137,6 +137,11 @@ def _answer(session: Session, group: Group) -> SweepAnswer:
     return SweepAnswer(group=_views(session, [group])[0], runs=runs.shown(session, found), cost=cost)
 
 
+def view_of(session: Session, group: Group) -> GroupView:
+    """A group as lists show it."""
+    return _views(session, [group])[0]
+
+
 def _views(session: Session, groups: Sequence[Group]) -> list[GroupView]:
     counts = repository.count_by_state(session, groups)
     shown = ("id", "name", "kind", "created_at", "created_by")

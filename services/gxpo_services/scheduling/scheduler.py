@@ -31,6 +31,8 @@ from gxpo_services.scheduling import admission, launches, leases
 from gxpo_services.scheduling.launcher import Launcher, LauncherUnavailable, RayLauncher, trainer_command
 from gxpo_services.scheduling.run_supervisor import Hold, RunSupervisor
 from gxpo_services.settings import ServiceSettings, make_home, read_settings
+from gxpo_services.studies import repository as studies_repository
+from gxpo_services.studies import service as studies
 from gxpo_trainer.errors import ConfigError
 
 MISFIT_S = 60.0
@@ -77,6 +79,7 @@ class Scheduler:
         self._held: dict[str, Hold] = {}
         self._renewed_at = self._clean_at = 0.0
         self._misfits: dict[int, float] = {}
+        self._ended_of_studies: dict[int, int] = {}
         self._errors: dict[str, str] = {}
         self._log = logs.get_logger(__name__)
 
@@ -94,6 +97,7 @@ class Scheduler:
     def tick(self) -> None:
         """Run one round. Raises OperationalError while the database is unavailable."""
         self._hold_leases()
+        self._continue_studies()
         with self._log_outages("launcher", LauncherUnavailable):
             self._claim()
             for run_id in list(self._held):
@@ -103,6 +107,19 @@ class Scheduler:
                     self._advance(run_id, self._held[run_id])
             self._supervisor.end_jobs()
         self._clean()
+
+    def _continue_studies(self) -> None:
+        """Queue the next runs of each study in which a run has ended since the last round."""
+        with self._database.reading() as session:
+            ended = studies_repository.ended_runs(session, studies.KIND)
+        changed = [number for number, count in ended.items() if self._ended_of_studies.get(number) != count]
+        if changed:
+            with self._database.writing() as session:
+                leases.lock_queue(session)
+                for group in studies_repository.by_numbers(session, changed):
+                    if made := studies.queue_missing(session, group):
+                        self._log.info("study continued", study=group.id, runs=made)
+        self._ended_of_studies = ended
 
     def _advance(self, run_id: str, hold: Hold) -> None:
         try:

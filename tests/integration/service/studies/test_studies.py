@@ -1,0 +1,154 @@
+"""Studies over REST: the first runs are queued at once, the next ones as runs end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tomli_w
+from fastapi.testclient import TestClient
+from sqlalchemy import select
+from support.scripted_launcher import ScriptedLauncher
+
+from gxpo_services.db.database import Database
+from gxpo_services.db.tables.runs import Run
+from gxpo_services.run_states import RunState
+from gxpo_services.scheduling.scheduler import Scheduler
+from gxpo_services.settings import ServiceSettings
+
+API = "/api/v1"
+STUDY: dict[str, Any] = {
+    "name": "small",
+    "title": "Small",
+    "baseline": "grpo",
+    "seeds": [0, 1],
+    "backward_passes": 12,
+    "evaluate_every": 6,
+    "ladder": {"learning_rates": [1e-5, 2e-5], "seeds": [7], "backward_passes": 6},
+    "arms": {
+        "grpo": {"label": "GRPO", "overrides": ["learner.rule.name=grpo"]},
+        "gxpo": {"label": "GXPO", "overrides": ["learner.rule.gate.mode=never"]},
+    },
+}
+BODY = {"toml": tomli_w.dumps(STUDY), "tags": ["night"], "notes": "n", "priority": 2}
+
+
+@pytest.fixture
+def scheduler(database: Database, settings: ServiceSettings) -> Scheduler:
+    """A scheduler that may not start anything: only what it queues matters here."""
+    stopped = settings.model_copy(update={"max_concurrent_runs": 0, "quota_cpus": 0.0, "quota_gpus": 0.0})
+    return Scheduler(database, stopped, ScriptedLauncher(), owner="tests", api_answers=lambda: True)
+
+
+def queued(database: Database) -> list[str]:
+    with database.reading() as session:
+        runs = session.scalars(select(Run).where(Run.state == RunState.QUEUED).order_by(Run.number))
+        return [
+            f"{v['stage']} {v['arm']} {v['learning_rate']:g} {v['seed']}" for run in runs if (v := run.group_values)
+        ]
+
+
+def end_all(database: Database, accuracy: dict[str, float], state: RunState = RunState.SUCCEEDED, **more: Any) -> None:
+    """End every queued run; accuracy: by arm."""
+    with database.writing() as session:
+        for run in session.scalars(select(Run).where(Run.state == RunState.QUEUED)):
+            assert run.group_values is not None
+            run.state, run.score = state, accuracy[run.group_values["arm"]]
+            for name, value in more.items():
+                setattr(run, name, value)
+
+
+def test_a_study_climbs_its_ladders_and_ends_with_all_seeds(
+    client: TestClient, database: Database, scheduler: Scheduler
+) -> None:
+    made = client.post(f"{API}/studies", json=BODY)
+    assert made.status_code == 201, made.text
+    assert queued(database) == ["ladder grpo 1e-05 7", "ladder gxpo 1e-05 7"]
+    # 2 arms × (2 rates × 6 passes + 2 seeds × 12 passes).
+    assert made.json()["cost"] == {"runs": 8, "backward_passes": 72}
+    scheduler.tick()
+    assert len(queued(database)) == 2, "nothing is queued twice"
+    end_all(database, {"grpo": 0.3, "gxpo": 0.4})
+    scheduler.tick()
+    assert queued(database) == ["ladder grpo 2e-05 7", "ladder gxpo 2e-05 7"]
+    end_all(database, {"grpo": 0.5, "gxpo": 0.3})
+    scheduler.tick()
+    # GRPO is better at the second rate, GXPO at the first.
+    expected = ["report grpo 2e-05 0", "report grpo 2e-05 1", "report gxpo 1e-05 0", "report gxpo 1e-05 1"]
+    assert queued(database) == expected
+    end_all(database, {"grpo": 0.5, "gxpo": 0.6})
+    scheduler.tick()
+    assert queued(database) == []
+    study = client.get(made.headers["location"]).json()
+    assert (study["complete"], study["runs_done"], study["failed"]) == (True, 8, [])
+    assert [(arm["label"], arm["learning_rate"], arm["seeds_done"]) for arm in study["arms"]] == [
+        ("GRPO", 2e-5, [0, 1]), ("GXPO", 1e-5, [0, 1])
+    ]  # fmt: skip
+
+
+def test_its_runs_are_those_of_a_group_with_the_requests_settings(client: TestClient) -> None:
+    group = client.post(f"{API}/studies", json=BODY).json()["group"]
+    found = client.get(f"{API}/groups/{group['id']}").json()
+    assert (found["kind"], found["name"], found["num_runs"]) == ("study", "small", 2)
+    run = found["runs"][0]
+    assert (run["tags"], run["notes"], run["priority"]) == (["night"], "n", 2)
+    assert run["name"] == "small grpo 1e-05 seed 7"
+
+
+def test_a_failed_run_is_named_until_its_retry_has_succeeded(
+    client: TestClient, database: Database, scheduler: Scheduler
+) -> None:
+    made = client.post(f"{API}/studies", json=BODY)
+    end_all(database, {"grpo": 0.0, "gxpo": 0.0}, RunState.FAILED, reason="training_error")
+    scheduler.tick()
+    failed = client.get(made.headers["location"]).json()["failed"]
+    assert len(failed) == 2
+    for run in failed:
+        assert client.post(f"{API}/runs/{run}/retry").status_code == 201
+    assert client.get(made.headers["location"]).json()["failed"] == []
+    end_all(database, {"grpo": 0.3, "gxpo": 0.3})
+    scheduler.tick()
+    assert queued(database) == ["ladder grpo 2e-05 7", "ladder gxpo 2e-05 7"]
+
+
+def test_a_run_that_diverges_is_a_result(client: TestClient, database: Database, scheduler: Scheduler) -> None:
+    made = client.post(f"{API}/studies", json=BODY)
+    end_all(database, {"grpo": 0.3, "gxpo": 0.3})
+    scheduler.tick()
+    end_all(database, {"grpo": 0.9, "gxpo": 0.9}, RunState.FAILED, reason="diverged")
+    scheduler.tick()
+    assert [line.split()[2] for line in queued(database)] == ["1e-05"] * 4
+    assert client.get(made.headers["location"]).json()["failed"] == []
+
+
+def test_the_same_key_submits_once(client: TestClient, database: Database) -> None:
+    header = {"Idempotency-Key": "mine"}
+    first = client.post(f"{API}/studies", json=BODY, headers=header)
+    second = client.post(f"{API}/studies", json=BODY, headers=header)
+    assert (first.status_code, second.status_code) == (201, 200)
+    assert first.json()["group"]["id"] == second.json()["group"]["id"]
+    assert len(queued(database)) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"baseline": "ppo"}, "is no arm"),
+        ({"arms": STUDY["arms"] | {"bad": {"label": "B", "overrides": ["learner.rule.name=ppo"]}}}, "arms.bad: "),
+        ({"overrides": ["model.trust_remote_code=true"]}, "arms.grpo: "),
+        ({"seeds": [7, 8]}, "used for tuning and reported"),
+    ],
+)
+def test_a_bad_study_is_refused_and_queues_nothing(
+    client: TestClient, database: Database, changes: dict[str, Any], message: str
+) -> None:
+    answer = client.post(f"{API}/studies", json={"toml": tomli_w.dumps(STUDY | changes)})
+    assert answer.status_code == 422
+    assert message in answer.text
+    assert queued(database) == []
+    assert client.post(f"{API}/studies", json={"toml": "a = "}).status_code == 422
+
+
+def test_a_sweep_is_no_study(client: TestClient) -> None:
+    group = client.post(f"{API}/groups", json={"name": "g"}).json()["id"]
+    assert client.get(f"{API}/studies/{group}").status_code == 404
