@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import tomli_w
 
@@ -177,6 +180,27 @@ def test_a_run_that_fails_twice_ends_the_study_with_its_log(tmp_path, stand_in) 
     stand_in(fails=2)
     with pytest.raises(TrainingError, match=r"failed twice; see the end of .*seed-1\.log"):
         StudyRunner(study(), tmp_path / "study", 1, lambda line: None).run()
+
+
+def test_sigterm_ends_the_runs_of_a_study(tmp_path) -> None:
+    """A real command with a stand-in for `gxpo train` that only waits for SIGTERM."""
+    file = tmp_path / "small.toml"
+    file.write_text(tomli_w.dumps(BODY))
+    (tmp_path / "started").mkdir()
+    waits = f"import os, signal; open({os.fspath(tmp_path)!r} + f'/started/{{os.getpid()}}', 'w'); signal.pause()"
+    patch = (
+        "import sys; from gxpo_trainer.studies import runner; start = runner.subprocess.Popen; "
+        f"runner.subprocess.Popen = lambda *a, **k: start([sys.executable, '-c', {waits!r}]); "
+        "from gxpo_trainer.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", patch, "study", "run", str(file), "--out", str(tmp_path / "runs")]
+    study = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (started := list((tmp_path / "started").iterdir())):
+        assert study.poll() is None
+        time.sleep(0.05)
+    study.terminate()
+    assert study.wait(timeout=60) == 143
+    assert not psutil.pid_exists(int(started[0].name))
 
 
 def test_results_of_unfinished_and_failed_runs_do_not_count(tmp_path) -> None:

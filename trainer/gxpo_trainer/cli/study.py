@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,8 @@ def run_study(args: argparse.Namespace) -> int:
 
     study, root = _study(args)
     show_status(args)
+    # Python ends at SIGTERM without unwinding, which would leave the runs behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     StudyRunner(study, root, args.jobs, lambda line: print(line, file=sys.stderr, flush=True)).run()
     print(f"{study.name} is complete; its runs are in {root}")
     return 0
