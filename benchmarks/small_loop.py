@@ -58,6 +58,7 @@ class InProcessSource:
     """A learner in this process as the pool's source of weights."""
 
     publisher: RankPublisher
+    sender: None = None
 
     def next_bucket(self, version: int, index: int, nodes: Sequence[str]) -> tuple[WeightBucket, float | None]:
         bucket, changed = self.publisher.next_bucket(version, index, "shared_memory")

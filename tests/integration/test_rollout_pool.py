@@ -11,12 +11,12 @@ import pytest
 import ray
 import torch
 
+from support.rollouts import requests, tokens
+
 from gxpo_trainer.cluster.placement import Placement
-from gxpo_trainer.data.prompts import load_prompts, resolve_template, tokenize_prompts
-from gxpo_trainer.models.load import STARTER_FOLDER, load_tokenizer
-from gxpo_trainer.rollout.planner import request_seed
-from gxpo_trainer.rollout.pool import Collected, RolloutPool
-from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
+from gxpo_trainer.models.load import STARTER_FOLDER
+from gxpo_trainer.rollout.pool import RolloutPool
+from gxpo_trainer.rollout.requests import SamplingSettings
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
 
@@ -33,27 +33,9 @@ def make_pool(small_run: Any, samplers: int, events: list[str], **placement: Any
     return pool
 
 
-def requests(small_run: Any, count: int) -> list[SampleRequest]:
-    config = small_run()
-    prompts = tokenize_prompts(
-        load_prompts(config.data, 0).prompts,
-        load_tokenizer(config.model),
-        resolve_template("auto", "word_problems"),
-        96,
-    )
-    return [
-        SampleRequest(prompt, ids, 4, request_seed(0, 1, 0, place))
-        for place, (prompt, ids) in enumerate(zip(prompts.prompts[:count], prompts.token_ids[:count], strict=True))
-    ]
-
-
-def tokens(collected: Collected) -> list[list[list[int]]]:
-    return [[sample.token_ids.tolist() for sample in group.group.samples] for group in collected.groups]
-
-
 def test_seeded_samples_do_not_depend_on_the_engines_or_their_deaths(small_run: Any) -> None:
     """Two engines; then one of them is killed after the first groups, and the other samples the rest."""
-    wanted = requests(small_run, 24)
+    wanted = requests(small_run(), 24)
     events: list[str] = []
     pool = make_pool(small_run, 2, events)
     try:
@@ -89,7 +71,7 @@ def test_a_tensor_parallel_engine_agrees_with_transformers_and_dies_with_its_wor
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(STARTER_FOLDER, dtype=torch.float32)
-    wanted = requests(small_run, 8)
+    wanted = requests(small_run(), 8)
     events: list[str] = []
     pool = make_pool(small_run, 1, events, tensor_parallel=2)
     try:

@@ -157,16 +157,38 @@ def test_changed_fraction_counts_changed_elements() -> None:
     publisher.close()
 
 
+def test_a_version_that_is_published_again_is_compared_with_the_one_before_it() -> None:
+    """Two tensors in two buckets: the second attempt begins after the first bucket, the third after both."""
+    publisher = SharedMemoryPublisher()
+    meter = ChangeMeter(num_elements=16)
+    weights = {"a": torch.zeros(8), "b": torch.zeros(8)}
+
+    def publish(version: int, buckets: int = 2) -> float | None:
+        stream, fraction = packer(*weights.items(), capacity=32), None
+        for index in range(buckets):
+            bucket = publisher.publish(stream, version, index)
+            fraction = meter.add(bucket, publisher.buffer(bucket))
+        return fraction
+
+    assert publish(1) is None
+    weights["a"][:2] = 1.0
+    assert publish(2, buckets=1) is None
+    assert publish(2) == 2 / 16
+    assert publish(2) == 2 / 16
+    assert publish(3) == 0.0
+    publisher.close()
+
+
 def test_changed_fraction_of_a_large_model_is_estimated_from_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gxpo_trainer.sync.changes.MOST_SAMPLED", 25)
     publisher = SharedMemoryPublisher()
     meter = ChangeMeter(num_elements=100)
     weights = torch.zeros(100)
-    publish = lambda: publisher.publish(packer(("w", weights)), 1, 0)  # noqa: E731
-    bucket = publish()
+    publish = lambda version: publisher.publish(packer(("w", weights)), version, 0)  # noqa: E731
+    bucket = publish(1)
     assert meter.add(bucket, publisher.buffer(bucket)) is None
     weights[:40] = 1.0
-    bucket = publish()
+    bucket = publish(2)
     assert meter.add(bucket, publisher.buffer(bucket)) == 0.4  # every fourth of 100: 10 of 25
     publisher.close()
 

@@ -116,6 +116,11 @@ class LearnerGroup:
             bucket = replace(bucket, location={device: at for part, _ in parts for device, at in part.location.items()})
         return bucket, parts[0][1]
 
+    @property
+    def sender(self) -> Any:
+        """The rank that sends broadcasts."""
+        return self.ranks[0]
+
     def send(self, bucket: WeightBucket) -> Any:
         """Start the broadcast of a bucket; None for transports without one."""
         return self.ranks[0].send.remote(replace(bucket, tensors=())) if bucket.transport == "nccl" else None

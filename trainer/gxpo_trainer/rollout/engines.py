@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ import ray
 
 from gxpo_trainer.cluster.placement import Placement
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.errors import TrainingError
+from gxpo_trainer.errors import TrainingError, WeightsUnavailable
 from gxpo_trainer.rollout.engine_actor import remote_sampler
 from gxpo_trainer.rollout.requests import SamplerSettings
 
@@ -109,6 +109,23 @@ class Engines:
             for engine in self.all:
                 if engine.actor is None:
                     self._start_again(engine)
+
+    def answers(self, calls: Sequence[tuple[Engine, Any]]) -> list[Any]:
+        """Answers to actor calls; an engine that died meanwhile is restarted and has none.
+
+        Raises WeightsUnavailable, but only after all calls, so that every death is known by then.
+        """
+        found, unavailable = [], None
+        for engine, call in calls:
+            try:
+                found.append(self.placement.group.get(call))
+            except ray.exceptions.RayActorError as error:
+                self.restart(engine, error)
+            except WeightsUnavailable as error:
+                unavailable = error
+        if unavailable is not None:
+            raise unavailable
+        return found
 
     def _call(self, method: str, argument: Any) -> None:
         calls = [(engine, getattr(engine.actor, method).remote(argument)) for engine in self.ready]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,29 +19,13 @@ import ray
 from gxpo_trainer.cluster.placement import Placement
 from gxpo_trainer.cluster.shared_devices import Devices, SeparateDevices
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.errors import LearnerDied, TrainingError, WeightsUnavailable
+from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.rollout.dispatch import Dispatcher
 from gxpo_trainer.rollout.engines import Engine, Engines, Event, sampler_settings
 from gxpo_trainer.rollout.requests import FinishedGroups, SampleRequest, SamplingSettings, StreamEnd
 from gxpo_trainer.rollout.verifier_handle import Submitted, VerifierHandle
+from gxpo_trainer.rollout.weight_sync import PoolSync, WeightSource, WeightSync
 from gxpo_trainer.types import Group, ScoredGroup
-
-if TYPE_CHECKING:
-    from gxpo_trainer.sync.buckets import SyncReport, WeightBucket
-
-
-class WeightSource(Protocol):
-    """Publishes the learner's weights bucket by bucket; `LearnerGroup` is one."""
-
-    def next_bucket(self, version: int, index: int, nodes: Sequence[str]) -> tuple[WeightBucket, float | None]:
-        """Pack bucket `index` for engines on these Ray nodes. After the last one also the fraction of weights that
-        changed since the version before."""
-
-    def send(self, bucket: WeightBucket) -> Any:
-        """Start to send a bucket that the engines receive by a collective; None for other transports."""
-
-    def open_broadcast(self, num_workers: int) -> tuple[str, int, Any] | None:
-        """Address, port and pending call of a new broadcast group; None for transports without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +41,6 @@ class Collected:
     verify_s: float
     idle_fraction: float
     engines_alive: int
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSync:
-    """Result of a sync of all engines: the slowest engine's report, and the source's fraction of changed weights."""
-
-    report: SyncReport
-    changed_fraction: float | None
 
 
 class RolloutPool:
@@ -91,7 +67,7 @@ class RolloutPool:
         settings = sampler_settings(config, placement, model_folder, initial_version)
         self.engines = Engines(config, placement, settings, log_event)
         self.verifier = VerifierHandle(config, placement, log_event)
-        self._members: list[Any] = []
+        self._weight_sync = WeightSync(self.engines, config.placement.tensor_parallel)
         self._streams = 0
 
     def start(self) -> None:
@@ -166,63 +142,10 @@ class RolloutPool:
         return synced is not None
 
     def _sync(self, version: int, engines: Sequence[Engine]) -> PoolSync | None:
-        """Sync these engines: the source packs a bucket while they load the one before. None when all of them died."""
+        """Sync these engines; None when all of them died."""
         if self.source is None:
             raise TrainingError("this pool has no source of weights; its engines keep those of the model folder")
-        alive = list(engines)
-        for engine in alive:
-            engine.version = None
-        nodes = [engine.node for engine in alive]
-        self._join_broadcast(alive)
-        index = 0
-        loading: dict[int, tuple[Engine, Any]] = {}
-        while True:
-            bucket, changed = self.source.next_bucket(version, index, nodes)
-            self._await(loading)
-            alive = [engine for engine in alive if engine.ready]
-            loading = {engine.index: (engine, engine.actor.receive.remote(bucket)) for engine in alive}
-            sending = self.source.send(bucket)
-            if bucket.last:
-                break
-            index += 1
-        reports = self._await(loading)
-        if sending is not None:
-            ray.get(sending)
-        for engine in alive:
-            if engine.ready:
-                engine.version = version
-        if not reports:
-            return None
-        return PoolSync(max(reports, key=lambda report: report.load_s + report.verify_s), changed)
-
-    def _await(self, loading: dict[int, tuple[Engine, Any]]) -> list[SyncReport]:
-        """Answers of the engines; one that died is restarted. Raises LearnerDied when the weights are gone."""
-        reports = []
-        for engine, call in loading.values():
-            try:
-                reports.append(self.engines.placement.group.get(call))
-            except ray.exceptions.RayActorError as error:
-                self.engines.restart(engine, error)
-            except WeightsUnavailable as error:
-                raise LearnerDied(f"its published weights are unavailable ({error})") from error
-        return reports
-
-    def _join_broadcast(self, engines: Sequence[Engine]) -> None:
-        """Form a new broadcast group whenever its members change."""
-        members = [engine.actor for engine in engines]
-        if self.source is None or members == self._members:
-            return
-        size = self.config.placement.tensor_parallel
-        opened = self.source.open_broadcast(len(members) * size)
-        if opened is None:
-            return
-        address, port, pending = opened
-        calls = [
-            actor.join_broadcast.remote(address, port, 1 + place * size, 1 + len(members) * size)
-            for place, actor in enumerate(members)
-        ]
-        ray.get([*calls, pending])
-        self._members = members
+        return self._weight_sync.run(self.source, version, engines)
 
 
 class _Collection:
