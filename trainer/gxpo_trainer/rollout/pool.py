@@ -132,14 +132,17 @@ class RolloutPool:
         self._streams += 1
         return self._streams
 
-    def sync_engine(self, engine: Engine, version: int) -> bool:
-        """Bring one engine to `version` where it has another; False when it died again."""
-        if engine.version == version:
-            return True
-        self.devices.need("syncing")
-        synced = self._sync(version, [engine])
-        self.devices.need("sampling")
-        return synced is not None
+    def catch_up(self, version: int) -> list[Engine]:
+        """Sync the ready engines that hold another version, all of them at once; those that then hold `version`.
+
+        On shared GPUs no engine may be sampling: all of them sleep while the learner sends its weights.
+        """
+        behind = [engine for engine in self.engines.ready if engine.version != version]
+        if behind:
+            self.devices.need("syncing")
+            self._sync(version, behind)
+            self.devices.need("sampling")
+        return [engine for engine in self.engines.ready if engine.version == version]
 
     def _sync(self, version: int, engines: Sequence[Engine]) -> PoolSync | None:
         """Sync these engines; None when all of them died."""
@@ -176,10 +179,9 @@ class _Collection:
 
     def sample(self) -> None:
         """Run until every request has its group and every stream has ended."""
-        for engine in self._pool.engines.ready:
-            if self._pool.sync_engine(engine, self._version):
-                self._open(engine)
         while not self._dispatcher.done:
+            if not self._streams:
+                self._open_streams()
             self._submit()
             starting = {engine.status: engine for engine in self._pool.engines.all if engine.starting}
             for ready in self._group.wait_for_one([*self._streams, *starting]):
@@ -206,18 +208,19 @@ class _Collection:
     def _admit(self, engine: Engine) -> None:
         """A restarted engine takes requests once it holds the version.
 
-        On shared GPUs it waits for the next sync unless it is the only one: the learner's weights would have to come
-        back while the others sample.
+        On shared GPUs it waits until no other engine samples, because the learner's weights must come back first.
         """
-        if not self._pool.engines.settle(engine) or (self._streams and self._pool.devices.shared):
-            return
-        if self._pool.sync_engine(engine, self._version):
-            self._open(engine)
+        if self._pool.engines.settle(engine) and not (self._streams and self._pool.devices.shared):
+            self._open_streams()
 
-    def _open(self, engine: Engine) -> None:
-        stream = engine.actor.stream.remote(self._stream_id, self._sampling, self._version)
-        self._streams[stream] = engine
-        self._dispatcher.add_engine(engine.index)
+    def _open_streams(self) -> None:
+        """Open a stream on each engine that has none and holds the version."""
+        sampling = {engine.index for engine in self._streams.values()}
+        for engine in self._pool.catch_up(self._version):
+            if engine.index not in sampling:
+                stream = engine.actor.stream.remote(self._stream_id, self._sampling, self._version)
+                self._streams[stream] = engine
+                self._dispatcher.add_engine(engine.index)
 
     def _submit(self) -> None:
         """Give every engine its next requests; close the streams when none is left."""

@@ -1,0 +1,106 @@
+"""kill -9 of engines while weights travel, while engines score, and while learner and engines share their GPUs.
+
+One pool of two engines and a learner of two ranks. CPUs take the place of GPUs: vLLM ignores sleep and wake there.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import ray
+from support.rollouts import requests
+
+from gxpo_trainer.algo.batch import make_batch, mini_batches
+from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.cluster.shared_devices import SharedDevices
+from gxpo_trainer.learner.group import LearnerGroup
+from gxpo_trainer.models.load import STARTER_FOLDER
+from gxpo_trainer.rollout.pool import Collected, RolloutPool
+from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
+from gxpo_trainer.rollout.verifier_handle import VerifierHandle
+
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
+
+SAMPLING = SamplingSettings(max_new_tokens=40)
+PLACEMENT = {
+    "learner_ranks": 2,
+    "samplers": 2,
+    "learner_cpus": 0.1,
+    "sampler_cpus": 0.3,
+    "verifier_cpus": 0.1,
+    "learner_threads": 1,
+    "sampler_threads": 1,
+}
+
+
+@dataclass
+class Fleet:
+    """Engines and learner of a run, without its controller."""
+
+    pool: RolloutPool
+    learners: LearnerGroup
+    requests: list[SampleRequest]
+    events: list[str]
+    version: int = -1
+
+    def share_devices(self) -> None:
+        devices = SharedDevices(self.pool.engines, self.learners, adapters=False)
+        self.pool.devices = self.learners.devices = devices
+        devices.learner_starts()
+
+    def sync(self) -> None:
+        self.version += 1
+        self.pool.sync(self.version)
+
+    def collect(self) -> Collected:
+        return self.pool.collect(self.requests, SAMPLING, self.version)
+
+    def train(self, collected: Collected) -> None:
+        """One step; its gap shows whether the engines held the learner's weights."""
+        batch, _ = make_batch(collected.groups, self.learners.config.learner.loss, SAMPLING.max_new_tokens)
+        result = self.learners.train_step(mini_batches(batch, 1), 1e-4, diagnose=False)
+        assert result.gap_mean <= 1e-6
+
+    def kill(self, *indices: int) -> None:
+        for index in indices:
+            os.kill(ray.get(self.pool.engines.all[index].actor.pid.remote()), signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def fleet(ray_on_loopback: None, small_run: Any) -> Iterator[Fleet]:
+    config = small_run(placement=PLACEMENT)
+    placement = Placement.decide(config)
+    events: list[str] = []
+    pool = RolloutPool(config, placement, str(STARTER_FOLDER), lambda kind, message, **_: events.append(message))
+    learners = LearnerGroup(config, placement)
+    pool.source = learners
+    pool.start()
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        learners.start()
+        pool.engines.await_ready(every=True)
+        yield Fleet(pool, learners, requests(config, 12), events)
+    finally:
+        learners.close()
+        pool.kill()
+
+
+def test_engines_that_die_in_any_phase_of_shared_gpus_come_back(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = fleet.pool.engines
+    fleet.share_devices()
+    fleet.sync()
+    fleet.train(fleet.collect())
+    # One of two, while the learner trains: the other samples, and the lost one joins the next collection.
+    fleet.kill(1)
+    fleet.sync()
+    fleet.collect()
+    engines.await_ready(every=True)
+    assert [engine.version for engine in engines.all] == [1, None]
+    last = fleet.collect()
+    assert [engine.version for engine in engines.all] == [1, 1]
