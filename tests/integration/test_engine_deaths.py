@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 from support.rollouts import requests
 
 from gxpo_trainer.algo.batch import make_batch, mini_batches
 from gxpo_trainer.cluster.placement import Placement
-from gxpo_trainer.cluster.shared_devices import SharedDevices
+from gxpo_trainer.cluster.shared_devices import SeparateDevices, SharedDevices
 from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.models.load import STARTER_FOLDER
 from gxpo_trainer.rollout.pool import Collected, RolloutPool
@@ -104,3 +105,19 @@ def test_engines_that_die_in_any_phase_of_shared_gpus_come_back(fleet: Fleet, mo
     assert [engine.version for engine in engines.all] == [1, None]
     last = fleet.collect()
     assert [engine.version for engine in engines.all] == [1, 1]
+
+
+def test_scores_come_from_the_engines_that_are_left(fleet: Fleet) -> None:
+    fleet.pool.devices = fleet.learners.devices = SeparateDevices()
+    fleet.pool.engines.await_ready(every=True)
+    fleet.sync()
+    fleet.collect()
+    prompts = [request.prompt_token_ids for request in fleet.requests]
+    whole = fleet.pool.score(prompts, fleet.version)
+    assert len(whole) == 2
+    fleet.kill(1)
+    (left,) = fleet.pool.score(prompts, fleet.version)
+    assert all(np.array_equal(one, other) for one, other in zip(left, whole[0], strict=True))
+    fleet.kill(0)
+    again = fleet.pool.score(prompts, fleet.version)
+    assert np.abs(np.concatenate(again[0]) - np.concatenate(left)).max() <= 1e-5

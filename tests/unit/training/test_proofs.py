@@ -38,7 +38,7 @@ class World:
     def sync(self, version: int) -> None:
         self.samplers = [self.learner, self.learner if self.follows else self.samplers[1]]
 
-    def score(self, prompts: list[Any]) -> list[Any]:
+    def score(self, prompts: list[Any], version: int) -> list[Any]:
         return [[np.full(len(ids) - 1, held, dtype=np.float32) for ids in prompts] for held in self.samplers]
 
 

@@ -91,11 +91,17 @@ class RolloutPool:
             if (synced := self._sync(version, self.engines.ready)) is not None:
                 return synced
 
-    def score(self, token_ids: Sequence[npt.NDArray[np.int32]]) -> list[list[npt.NDArray[np.float32]]]:
-        """Log-probabilities of the given token lists by each synced engine, float32[length - 1] each."""
+    def score(self, token_ids: Sequence[npt.NDArray[np.int32]], version: int) -> list[list[npt.NDArray[np.float32]]]:
+        """Log-probabilities of the given token lists by each engine that holds `version`, float32[length - 1] each.
+
+        An engine that dies is left out, unless none is left: then the first that starts again is synced.
+        """
         self.devices.need("sampling")
-        synced = [engine for engine in self.engines.ready if engine.version is not None]
-        return list(ray.get([engine.actor.score.remote(list(token_ids)) for engine in synced]))
+        while True:
+            calls = [(engine, engine.actor.score.remote(list(token_ids))) for engine in self.catch_up(version)]
+            if scores := self.engines.answers(calls):
+                return scores
+            self.engines.await_ready(every=False)
 
     def collect(
         self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int, *, rewards: bool = True

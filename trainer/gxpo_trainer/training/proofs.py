@@ -77,21 +77,19 @@ def canary(config: RunConfig, learners: LearnerGroup, pool: RolloutPool, planner
     limit = config.gap_limits()[0]
     prompts = [np.asarray(ids, dtype=np.int32) for ids in planner.token_ids[:CANARY_PROMPTS]]
 
-    def gap() -> tuple[float, list[np.ndarray]]:
-        """The largest gap of any engine, and the scores of the first."""
-        scores = pool.score(prompts)
+    def gap(version: int) -> tuple[float, list[np.ndarray]]:
+        """The largest gap of any engine after a sync, and the scores of the first."""
+        pool.sync(version)
+        scores = pool.score(prompts, version)
         return max(_gap(learners, prompts, found) for found in scores), scores[0]
 
-    pool.sync(-1)
-    before, start = gap()
+    before, start = gap(-1)
     try:
         moved = _perturb(config, learners, lambda: _gap(learners, prompts, start), CANARY_EFFECT * limit)
-        pool.sync(-2)
-        perturbed, scores = gap()
+        perturbed, scores = gap(-2)
     finally:
         learners.on_devices("restore")
-    pool.sync(-3)
-    restored, _ = gap()
+    restored, _ = gap(-3)
     # In bf16 the rounding error grows with the size of the log-probabilities, which a strong perturbation raises.
     follows = limit if config.compares_in_fp32 else max(limit, moved / CANARY_EFFECT)
     for when, found, allowed in (
