@@ -105,6 +105,36 @@ def test_engines_that_die_in_any_phase_of_shared_gpus_come_back(fleet: Fleet, mo
     assert [engine.version for engine in engines.all] == [1, None]
     last = fleet.collect()
     assert [engine.version for engine in engines.all] == [1, 1]
+    # All of them, while the learner trains.
+    fleet.train(last)
+    fleet.kill(0, 1)
+    fleet.sync()
+    fleet.train(fleet.collect())
+    # All of them, in the middle of a sync.
+    inner, killed = fleet.learners.next_bucket, []
+
+    def next_bucket(*arguments: Any) -> Any:
+        if not killed:
+            killed.append(fleet.kill(0, 1))
+        return inner(*arguments)
+
+    monkeypatch.setattr(fleet.learners, "next_bucket", next_bucket)
+    fleet.sync()
+    # One of two, while they sample; it is not still starting when the learner takes the GPUs.
+    submit, dead = VerifierHandle.submit, []
+
+    def kill_one(self: Any, finished: Any, rewards: bool) -> Any:
+        if not dead:
+            dead.append(fleet.kill(1))
+        return submit(self, finished, rewards)
+
+    monkeypatch.setattr(VerifierHandle, "submit", kill_one)
+    fleet.train(fleet.collect())
+    assert dead
+    assert all(engine.ready for engine in engines.all)
+    fleet.sync()
+    fleet.collect()
+    assert len(fleet.events) == 6
 
 
 def test_scores_come_from_the_engines_that_are_left(fleet: Fleet) -> None:

@@ -44,6 +44,9 @@ class Devices(Protocol):
     def learner_starts(self) -> None:
         """The learner is about to start, or to start again: the engines leave the GPUs."""
 
+    def engines_start(self) -> None:
+        """All engines were lost while the learner had the GPUs: it leaves, and they start."""
+
 
 class SeparateDevices:
     """Learner and engines have devices of their own, or everything fits at once: nothing moves."""
@@ -54,6 +57,9 @@ class SeparateDevices:
         pass
 
     def learner_starts(self) -> None:
+        pass
+
+    def engines_start(self) -> None:
         pass
 
 
@@ -87,6 +93,12 @@ class SharedDevices:
             # Not discarded: recovery may end with an evaluation at the version that the engines hold.
             self._engines.sleep(discard_weights=False)
         self.phase = "updating"
+
+    def engines_start(self) -> None:
+        """See Devices.engines_start. Lost engines start with the KV cache, and load the weights of their folder."""
+        self._learner.park()
+        self._engines.wake("kv_cache")
+        self.phase, self._weights_lost = "sampling", False
 
     def _sample(self) -> None:
         if self._weights_lost:

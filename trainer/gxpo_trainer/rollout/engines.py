@@ -62,6 +62,11 @@ class Engines:
     def ready(self) -> list[Engine]:
         return [engine for engine in self.all if engine.ready]
 
+    @property
+    def all_lost(self) -> bool:
+        """Whether every engine died while none may start."""
+        return all(engine.actor is None for engine in self.all)
+
     def await_ready(self, *, every: bool) -> None:
         """Wait until an engine is ready, or every one. Raises TrainingError when an engine cannot start."""
         while waiting := {engine.status: engine for engine in self.all if engine.starting}:
@@ -97,13 +102,17 @@ class Engines:
             self._start_again(engine)
 
     def sleep(self, *, discard_weights: bool) -> None:
-        """Free the engines' GPUs for the learner; an engine that dies while asleep is restarted by `wake`."""
+        """Free the engines' GPUs for the learner; an engine that dies while asleep is restarted by `wake`.
+
+        Waits for engines that are starting, which would occupy their GPUs beside the learner.
+        """
+        self.await_ready(every=True)
         self.may_start = False
-        self._call("sleep", discard_weights)
+        self.answers([(engine, engine.actor.sleep.remote(discard_weights)) for engine in self.ready])
 
     def wake(self, what: Literal["weights", "kv_cache"]) -> None:
         """Give the engines their memory back. With the KV cache all GPUs are theirs: lost engines start."""
-        self._call("wake", what)
+        self.answers([(engine, engine.actor.wake.remote(what)) for engine in self.ready])
         if what == "kv_cache":
             self.may_start = True
             for engine in self.all:
@@ -126,14 +135,6 @@ class Engines:
         if unavailable is not None:
             raise unavailable
         return found
-
-    def _call(self, method: str, argument: Any) -> None:
-        calls = [(engine, getattr(engine.actor, method).remote(argument)) for engine in self.ready]
-        for engine, call in calls:
-            try:
-                ray.get(call)
-            except ray.exceptions.RayActorError as error:
-                self.restart(engine, error)
 
     def _start_again(self, engine: Engine) -> None:
         if len(self.all) == 1 or engine.restarts > 1:

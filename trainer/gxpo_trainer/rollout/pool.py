@@ -84,9 +84,11 @@ class RolloutPool:
 
         An engine that is still starting is synced when it joins a collection.
         """
-        self.devices.need("syncing")
         first = all(engine.version is None for engine in self.engines.all)
         while True:
+            if self.engines.all_lost:
+                self.devices.engines_start()
+            self.devices.need("syncing")
             self.engines.await_ready(every=first)
             if (synced := self._sync(version, self.engines.ready)) is not None:
                 return synced
