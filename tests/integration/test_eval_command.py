@@ -11,6 +11,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from gxpo_trainer.cli.main import main
+from gxpo_trainer.cluster.placement_group import RunPlacementGroup
 from gxpo_trainer.models.load import STARTER_FOLDER
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
@@ -29,7 +30,12 @@ def write(file: Path, rows: list[dict]) -> Path:
     return file
 
 
-def test_scores_name_everything_that_makes_them_comparable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scores_name_everything_that_makes_them_comparable(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved = []
+    create = RunPlacementGroup.create
+    monkeypatch.setattr(RunPlacementGroup, "create", lambda self, b: (reserved.append(b), create(self, b)))
     sums = [(12, 5), (7, 8), (20, 13)]
     rows = [{"problem": PROBLEM.format(a, b), "answer": f"{a + b}.0"} for a, b in sums]
     write(tmp_path / "amc23.jsonl", rows)
@@ -42,6 +48,7 @@ def test_scores_name_everything_that_makes_them_comparable(tmp_path: Path, capsy
     arguments = ["eval", "--model", adapter(tmp_path / "adapter"), "--benchmark", f"amc23,{own}", "--samples", 8]
     arguments += ["--data-root", tmp_path, "--template", "plain", "--max-new-tokens", 48, "--out", out]
     assert main([str(part) for part in [*arguments, "--against", earlier, "--compare-published"]]) == 0
+    assert [bundles.resources for bundles in reserved] == [({"CPU": 1.0},)], "one engine and the verifier"
     amc, mine = (json.loads(line) for line in out.read_text().splitlines())
     assert [amc["benchmark"], mine["benchmark"]] == ["amc23", "own"]
     for record in (amc, mine):

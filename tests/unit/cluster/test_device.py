@@ -95,3 +95,14 @@ def test_a_transport_that_the_settled_placement_rules_out_is_refused() -> None:
         shared.settle(FOUR_GPUS)
     shared.settle({"CPU": 16.0, "GPU": 8.0})
     assert shared.transport == "nccl"
+
+
+def test_an_evaluation_reserves_engines_and_no_learner() -> None:
+    config = RunConfig.model_validate({"placement": {"ray_address": "head:6379", "sampler_cpus": 0.5}})
+    placement = Placement.decide(config.model_copy(update={"placement": config.placement.without_learner()}))
+    placement.settle({"CPU": 4.0, "GPU": 1.0})
+    bundles = placement.bundles()
+    assert (placement.device, placement.colocated, placement.num_gpus) == ("gpu", False, 1)
+    assert bundles.resources == ({"CPU": 0.75, "GPU": 1},)
+    assert (bundles.learner, bundles.engines) == ((), (0,))
+    placement.check_fits({"CPU": 0.75, "GPU": 1.0})

@@ -101,7 +101,8 @@ def _config(args: argparse.Namespace, model: str) -> RunConfig:
             "max_new_tokens": max_new_tokens,
         },
     }
-    return RunConfig.model_validate(body)
+    config = RunConfig.model_validate(body)
+    return config.model_copy(update={"placement": config.placement.without_learner()})
 
 
 def _evaluate(

@@ -56,7 +56,7 @@ class Placement:
         if requested.device == "auto":
             reason += f" and {visible or 'no'} GPU{'' if visible == 1 else 's'} visible on this machine"
         cores = usable_cores()
-        learner_threads = requested.learner_threads or max(1, cores // requested.learner_ranks)
+        learner_threads = requested.learner_threads or max(1, cores // max(1, requested.learner_ranks))
         sampler_threads = requested.sampler_threads or max(1, cores // requested.sampler_devices)
         placement = cls(config, device, learner_threads, sampler_threads, device_reason=reason)
         if not joins:

@@ -50,6 +50,10 @@ class PlacementConfig(Settings):
     )
     max_restarts: int = Field(3, ge=0, description="Recoveries of a learner from its checkpoint before giving up.")
 
+    def without_learner(self) -> PlacementConfig:
+        """The same for an evaluation, which has engines and a verifier only."""
+        return self.model_copy(update={"learner_ranks": 0})
+
     @property
     def sampler_devices(self) -> int:
         """Devices of all engines together."""
