@@ -26,7 +26,7 @@ class BreakableSamplerActor(SamplerActor):
 
     def break_sync(self, fault: str, swap: tuple[str, str] = ("", ""), rank: int = 0) -> None:
         if fault == "same cache":
-            self._sampler.num_syncs -= 1
+            self._sampler.weights.num_syncs -= 1
         else:
             self._sampler._llm.collective_rpc(break_worker, args=(fault, swap, rank))
 
@@ -34,7 +34,7 @@ class BreakableSamplerActor(SamplerActor):
         self._sampler._llm.collective_rpc(restore_worker)
 
     def verify_checkpoint(self, folder: str) -> int:
-        return sum(self._sampler._workers("gxpo_verify_checkpoint", folder))
+        return sum(self._sampler.weights.call_workers("gxpo_verify_checkpoint", folder))
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._sampler._llm.collective_rpc(lambda worker: [*worker.gxpo_receiver.weights.slots])[0])

@@ -34,7 +34,7 @@ class AdaptedActor(BreakableSamplerActor):
     """`break_adapter` replaces one step of the next syncs."""
 
     def break_adapter(self, fault: str) -> None:
-        engine, folder = self._sampler._llm.llm_engine, self._sampler._adapter_folder
+        engine, folder = self._sampler._llm.llm_engine, self._sampler.weights.folder
         real_add, real_collect = engine.add_lora, folder.add
 
         def swapped(bucket: Any, buffer: Any) -> Any:
@@ -63,7 +63,7 @@ class AdaptedActor(BreakableSamplerActor):
 
     def restore(self) -> None:
         vars(self._sampler._llm.llm_engine).pop("add_lora", None)
-        vars(self._sampler._adapter_folder).pop("add", None)
+        vars(self._sampler.weights.folder).pop("add", None)
 
 
 def double_adapter(worker: Any) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import ray
 import torch
-
 from support.rollouts import requests, tokens
 
 from gxpo_trainer.cluster.placement import Placement
@@ -44,6 +43,8 @@ def test_seeded_samples_do_not_depend_on_the_engines_or_their_deaths(small_run: 
         assert reference.engines_alive == 2
         assert 0 <= reference.idle_fraction < 1
         pid = ray.get(pool.engines.all[1].actor.pid.remote())
+        folders = [engine.folder for engine in pool.engines.all]
+        assert all(any(folder.glob("vllm_dist_*")) for folder in folders), "vLLM's own temporary files are in it"
         submit, killed = type(pool.verifier).submit, []
 
         def kill_first(self: Any, finished: Any, rewards: bool) -> Any:
@@ -63,8 +64,11 @@ def test_seeded_samples_do_not_depend_on_the_engines_or_their_deaths(small_run: 
         # The restarted engine joins the pool again.
         pool.engines.await_ready(every=True)
         assert pool.collect(wanted[:6], SAMPLING, 0).engines_alive == 2
+        assert not folders[1].exists(), "the restarted engine removed the folder of the killed one"
+        folders[1] = pool.engines.all[1].folder
     finally:
         pool.kill()
+    assert not any(folder.exists() for folder in folders)
 
 
 def test_a_tensor_parallel_engine_agrees_with_transformers_and_dies_with_its_worker(small_run: Any) -> None:

@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 import torch
 
+from gxpo_trainer.cluster.owned_directory import remove_abandoned
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.sync.broadcast import BroadcastGroup
 from gxpo_trainer.sync.buckets import BucketPacker, WeightBucket, tensors_of
 from gxpo_trainer.sync.changes import ChangeMeter
 from gxpo_trainer.sync.checksums import checksum
-from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher, remove_stale_directories
+from gxpo_trainer.sync.shared_memory import PREFIX, SHM_ROOT, SharedMemoryPublisher
 
 
 def packer(*named: tuple[str, torch.Tensor], **options: Any) -> BucketPacker:
@@ -40,7 +41,7 @@ def test_published_buffer_is_private_and_removed_on_close() -> None:
     bucket = publisher.publish(packer(("weight", torch.ones(3, 5))), 1, 0)
     assert publisher.directory.stat().st_mode & 0o777 == 0o700
     assert Path(bucket.location).stat().st_mode & 0o777 == 0o600
-    assert publisher.directory not in remove_stale_directories()
+    assert publisher.directory not in remove_abandoned(SHM_ROOT, PREFIX)
     publisher.close()
     assert not publisher.directory.exists()
 

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import ray
 
 from gxpo_trainer.cluster.memory import frozen_allocations
+from gxpo_trainer.cluster.owned_directory import OwnedDirectory
 from gxpo_trainer.cluster.ray_session import this_node
 from gxpo_trainer.rollout.intake import Indexed, Intake
 from gxpo_trainer.rollout.requests import FinishedGroups, SamplerSettings, SamplingSettings, StreamEnd
 from gxpo_trainer.rollout.sampler import Sampler, import_engine
+
+if TYPE_CHECKING:
+    from gxpo_trainer.sync.buckets import SyncReport, WeightBucket
 
 
 class SamplerActor:
@@ -30,9 +36,10 @@ class SamplerActor:
 
     def __init__(self, settings: SamplerSettings) -> None:
         started = time.perf_counter()
+        self._folder = _temporary_folder()
         with frozen_allocations():
             import_engine(settings)
-        self._sampler = Sampler(settings)
+        self._sampler = Sampler(settings, self._folder.path)
         # Start-up objects are permanent; scanning them in every collection costs several percent of sampling time.
         gc.collect()
         gc.freeze()
@@ -41,13 +48,19 @@ class SamplerActor:
         self._start_s = time.perf_counter() - started
 
     def status(self) -> dict[str, Any]:
-        """`node` (Ray's id), `version` (None: none verified yet), `start_s`."""
-        return {"node": this_node(), "version": self._sampler.version, "start_s": self._start_s}
+        """`node` (Ray's id), `version` (None: none verified yet), `folder` (of temporary files), `start_s`."""
+        return {
+            "node": this_node(),
+            "version": self._sampler.version,
+            "folder": self._folder.path,
+            "start_s": self._start_s,
+        }
 
     def stream(
         self, stream_id: int, sampling: SamplingSettings, weights_version: int
     ) -> Iterator[FinishedGroups | StreamEnd]:
-        """Streaming generator: sample what `submit` delivers until `finish` or `abort`; see `Sampler.stream`."""
+        """Streaming generator: sample what `submit` delivers until `submit(last=True)` or `abort`; see
+        `Sampler.stream`."""
         with self._dies_with_its_workers():
             yield from self._sampler.stream(self._intake(stream_id), sampling, weights_version)
         with self._lock:
@@ -74,18 +87,21 @@ class SamplerActor:
         with self._dies_with_its_workers():
             return self._sampler.score(token_ids)
 
-    def receive(self, bucket: Any) -> Any:
+    def receive(self, bucket: WeightBucket) -> SyncReport | None:
         with self._dies_with_its_workers():
             return self._sampler.receive(bucket)
 
     def sleep(self, discard_weights: bool) -> None:
-        self._sampler.sleep(discard_weights=discard_weights)
+        with self._dies_with_its_workers():
+            self._sampler.sleep(discard_weights=discard_weights)
 
     def wake(self, what: Literal["weights", "kv_cache"]) -> None:
-        self._sampler.wake(what)
+        with self._dies_with_its_workers():
+            self._sampler.wake(what)
 
     def join_broadcast(self, address: str, port: int, first_member: int, size: int) -> None:
-        self._sampler.join_broadcast(address, port, first_member, size)
+        with self._dies_with_its_workers():
+            self._sampler.join_broadcast(address, port, first_member, size)
 
     @contextmanager
     def _dies_with_its_workers(self) -> Iterator[None]:
@@ -100,6 +116,16 @@ class SamplerActor:
     def _intake(self, stream_id: int) -> Intake:
         with self._lock:
             return self._intakes.setdefault(stream_id, Intake())
+
+
+def _temporary_folder() -> OwnedDirectory:
+    """A folder for all temporary files of this process and its workers, which vLLM leaves behind when it is killed."""
+    shared = tempfile.gettempdir()
+    # Compiled kernels are kept for later engines.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{shared}/torchinductor_{os.getuid()}")
+    folder = OwnedDirectory(Path(shared), "gxpo-sampler-")
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder.path)
+    return folder
 
 
 def remote_sampler(kind: type[SamplerActor] = SamplerActor) -> Any:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import ray
 
+from gxpo_trainer.cluster.owned_directory import remove_if_abandoned
 from gxpo_trainer.cluster.placement import Placement
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import TrainingError, WeightsUnavailable
@@ -18,6 +20,8 @@ from gxpo_trainer.rollout.requests import SamplerSettings
 Event = Callable[..., None]
 """log_event(kind, message, **fields)"""
 
+KILL_S = 10.0
+"""Longest wait for a killed process to end."""
 MAX_RESTARTS = 5
 """Restarts of one actor without a completed collection in between before the run fails."""
 
@@ -25,12 +29,13 @@ MAX_RESTARTS = 5
 @dataclass(slots=True)
 class Engine:
     """One engine. actor: None while it is lost and may not start. status: a reference while the actor starts, None once
-    it is ready. version: of its weights."""
+    it is ready. version: of its weights. folder: of the actor's temporary files, on its node."""
 
     index: int
     actor: Any
     status: Any
     node: str = ""
+    folder: Path | None = None
     version: int | None = None
     restarts: int = 0
     starts: int = 1
@@ -84,7 +89,8 @@ class Engines:
         except ray.exceptions.RayActorError as error:
             self.restart(engine, error)
             return False
-        engine.status, engine.node, engine.version = None, status["node"], status["version"]
+        engine.status, engine.version = None, status["version"]
+        engine.node, engine.folder = status["node"], status["folder"]
         return True
 
     def restart(self, engine: Engine, error: Exception) -> None:
@@ -143,9 +149,13 @@ class Engines:
         engine.actor, engine.status = self._new_actor(engine.index, engine.starts)
 
     def kill(self) -> None:
+        """Kill all engines and remove what they leave on this host; on others the next engine there does."""
         for engine in self.all:
             if engine.actor is not None:
                 ray.kill(engine.actor, no_restart=True)
+        for engine in self.all:
+            if engine.folder is not None:
+                remove_if_abandoned(engine.folder, wait_s=KILL_S)
         self.all = []
 
     def _new_actor(self, index: int, start: int) -> tuple[Any, Any]:

@@ -10,12 +10,10 @@ without truncation.
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -26,36 +24,34 @@ from gxpo_trainer.rollout.requests import FinishedGroups, SampleRequest, Sampler
 from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response
 from gxpo_trainer.types import Group, Sample
 
+if TYPE_CHECKING:
+    from gxpo_trainer.sync.buckets import SyncReport, WeightBucket
+
 WORKER_EXTENSION = "gxpo_trainer.sync.worker.WeightSyncExtension"
 
 
 class Sampler:
     """A vLLM engine with replaceable, versioned weights, or a replaceable LoRA adapter on fixed weights.
 
-    Create at most one per process: vLLM keeps process-wide state. Raises WeightSyncMismatch when vLLM's loaded weights
-    differ from those in the model folder.
+    Create at most one per process: vLLM keeps process-wide state. folder: for received adapters. Raises
+    WeightSyncMismatch when vLLM's loaded weights differ from those in the model folder.
     """
 
-    def __init__(self, settings: SamplerSettings) -> None:
+    def __init__(self, settings: SamplerSettings, folder: Path) -> None:
         import_engine(settings)
         from vllm import LLM
+
+        from gxpo_trainer.rollout.engine_weights import EngineWeights
 
         self._settings = settings
         self._llm: Any = LLM(**_engine_arguments(settings))
         self._tokenizer: Any = self._llm.get_tokenizer()
         self._driver = EngineDriver(self._llm)
-        self._adapter: Any = None  # vLLM's LoRARequest of the current version
-        self._received = tempfile.TemporaryDirectory(prefix="gxpo-engine-")
-        self._local: Any = None  # shared memory for buckets that came through the object store
-        self.num_syncs = 0
+        self.weights = EngineWeights(self._llm, settings.adapter, folder)
         self.version = settings.initial_version
         """Version of the loaded weights, None before the first sync and after a failed one."""
         if Path(settings.model).is_dir():
-            self._workers("gxpo_verify_checkpoint", settings.model)
-        if settings.adapter is not None:
-            from gxpo_trainer.sync.adapters import AdapterFolder
-
-            self._adapter_folder = AdapterFolder(Path(self._received.name), settings.adapter)
+            self.weights.call_workers("gxpo_verify_checkpoint", settings.model)
 
     def generate(
         self, requests: Sequence[SampleRequest], sampling: SamplingSettings, weights_version: int
@@ -116,21 +112,17 @@ class Sampler:
 
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, flat_logprobs=True)
         prompts = [TokensPrompt(prompt_token_ids=ids.tolist()) for ids in token_ids]
-        outputs = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self._adapter)
+        outputs = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self.weights.adapter)
         # Position 0 has no entry, so the flat list starts at token 1.
         return [np.asarray(output.prompt_logprobs.logprobs, dtype=np.float32) for output in outputs]
 
-    def receive(self, bucket: Any) -> Any:
+    def receive(self, bucket: WeightBucket) -> SyncReport | None:
         """Load a bucket of a published version in every worker; after the last one verify all and return a SyncReport.
 
         Raises WeightSyncMismatch; the engine then holds no version.
         """
         self.version = None
-        if bucket.index == 0:
-            self.num_syncs += 1
-        if bucket.transport == "object_store":
-            bucket = self._stored_locally(bucket)
-        report = self._receive_weights(bucket) if self._settings.adapter is None else self._receive_adapter(bucket)
+        report = self.weights.receive(bucket)
         if bucket.last:
             self.version = bucket.version
         return report
@@ -152,69 +144,7 @@ class Sampler:
 
     def join_broadcast(self, address: str, port: int, first_member: int, size: int) -> None:
         """Make every worker a member of the weight broadcast group; see sync.broadcast.BroadcastGroup."""
-        self._workers("gxpo_join_broadcast", address, port, first_member, size)
-
-    def _receive_weights(self, bucket: Any) -> Any:
-        from gxpo_trainer.sync.buckets import SyncReport
-
-        reports = self._workers("gxpo_receive", bucket)
-        if not bucket.last:
-            return None
-        return SyncReport(
-            version=bucket.version,
-            num_bytes=reports[0].num_bytes,
-            num_checked=sum(report.num_checked for report in reports),
-            unreadable=reports[0].unreadable,
-            load_s=max(report.load_s for report in reports),
-            verify_s=max(report.verify_s for report in reports),
-            peak_bytes=sum(report.peak_bytes for report in reports),
-        )
-
-    def _receive_adapter(self, bucket: Any) -> Any:
-        """Give each version's adapter a new id, so that nothing cached under an earlier one is used."""
-        from vllm.lora.request import LoRARequest
-
-        from gxpo_trainer.cluster.memory import peak_resident_bytes
-        from gxpo_trainer.sync.buckets import SyncReport
-        from gxpo_trainer.sync.shared_memory import SharedMemoryReader
-
-        started = time.perf_counter()
-        folder = self._adapter_folder.add(bucket, SharedMemoryReader().read(bucket))
-        if folder is None:
-            return None
-        earlier, settings = self._adapter, cast(Any, self._settings.adapter)
-        self._adapter = LoRARequest(f"sync-{self.num_syncs}", self.num_syncs, str(folder))
-        if earlier is not None:
-            self._llm.llm_engine.remove_lora(earlier.lora_int_id)
-        self._llm.llm_engine.add_lora(self._adapter)
-        loaded = time.perf_counter()
-        published, scaling = self._adapter_folder.checksums, settings.alpha / settings.rank
-        checked = self._workers("gxpo_verify_adapter", self._adapter.lora_int_id, str(folder), published, scaling)
-        return SyncReport(
-            version=bucket.version,
-            num_bytes=bucket.num_bytes,
-            num_checked=sum(checked),
-            unreadable=(),
-            load_s=loaded - started,
-            verify_s=time.perf_counter() - loaded,
-            peak_bytes=peak_resident_bytes(),
-        )
-
-    def _stored_locally(self, bucket: Any) -> Any:
-        """Copy a bucket from the object store into shared memory, where worker processes can map it."""
-        from gxpo_trainer.sync.object_store import fetch
-        from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher
-
-        self._local = self._local or SharedMemoryPublisher()
-        return replace(bucket, transport="shared_memory", location=self._local.store(fetch(bucket)))
-
-    def _workers(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of sync.worker.WeightSyncExtension in every worker; raise the first returned error."""
-        answers: list[Any] = self._llm.collective_rpc(method, args=arguments)
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-        return answers
+        self.weights.call_workers("gxpo_join_broadcast", address, port, first_member, size)
 
     def _submit(self, request: SampleRequest, sampling: SamplingSettings) -> list[Response]:
         self._check_length(request, sampling)
@@ -228,8 +158,8 @@ class Sampler:
                 for number in range(request.num_samples)
             ],
             # Excludes prefix-cache blocks computed with earlier weights.
-            cache_salt=f"sync-{self.num_syncs}",
-            adapter=self._adapter,
+            cache_salt=f"sync-{self.weights.num_syncs}",
+            adapter=self.weights.adapter,
         )
 
     def _check_length(self, request: SampleRequest, sampling: SamplingSettings) -> None:

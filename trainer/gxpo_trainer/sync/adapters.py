@@ -32,6 +32,11 @@ class AdapterFolder:
         self.checksums: dict[str, int] = {}
         """Published checksum of each tensor of the version."""
 
+    @property
+    def scaling(self) -> float:
+        """Factor of B·A in the adapted layer."""
+        return self._settings.alpha / self._settings.rank
+
     def add(self, bucket: WeightBucket, buffer: torch.Tensor) -> Path | None:
         """Copy a bucket's tensors; after the last bucket of a version its folder."""
         if bucket.index == 0:
@@ -84,10 +89,8 @@ def verify_adapter(
         plain = name.removeprefix(PEFT_PREFIX).removesuffix(".lora_A.weight")
         slot = layout.slots[f"{plain}.weight"]
         module: Any = layers[slot.path.removesuffix(BASE_LAYER)]
-        siblings = sorted(
-            (s.start, s.name) for s in layout.slots.values() if (s.path, s.attribute) == (slot.path, "weight")
-        )
-        position = [found for _, found in siblings].index(slot.name)
+        fused = [s.start for s in layout.slots.values() if (s.path, s.attribute) == (slot.path, slot.attribute)]
+        position = sorted(fused).index(slot.start)
         a, b = module.lora_a_stacked[position][index, 0], module.lora_b_stacked[position][index, 0]
         down, up = published[name], published[name.replace("lora_A", "lora_B")]
         if slot.columns is not None:

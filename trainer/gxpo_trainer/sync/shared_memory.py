@@ -4,38 +4,29 @@ from __future__ import annotations
 
 import mmap
 import os
-import shutil
-import tempfile
-import weakref
 from pathlib import Path
 
 import torch
-from filelock import FileLock, Timeout
 
+from gxpo_trainer.cluster.owned_directory import OwnedDirectory
 from gxpo_trainer.errors import TrainingError, WeightsUnavailable
 from gxpo_trainer.sync.buckets import BucketPacker, WeightBucket, read_only_view
 
 SHM_ROOT = Path("/dev/shm")
-_PREFIX = "gxpo-weights-"
+PREFIX = "gxpo-weights-"
 
 
 class SharedMemoryPublisher:
     """Writes buckets into two alternating files in a private directory (mode 0700).
 
-    An engine that still loads a bucket thus never reads parts of the next. `close` or process exit removes the
-    directory; after a kill the next publisher does, because the kernel has released the owner's file lock.
+    An engine that still loads a bucket thus never reads parts of the next.
     """
 
     def __init__(self, root: Path = SHM_ROOT) -> None:
-        remove_stale_directories(root)
-        fresh = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=root))
-        lock = _owner_lock(fresh)
-        lock.acquire()
-        # Renamed after it is locked: `remove_stale_directories` considers final names only.
-        self.directory = fresh.rename(root / fresh.name.removeprefix("."))
+        self._owned = OwnedDirectory(root, PREFIX)
+        self.directory = self._owned.path
         self._buffers = [torch.empty(0, dtype=torch.uint8)] * 2
         self._turn = 0
-        self._close = weakref.finalize(self, _remove, self.directory, lock)
 
     def publish(self, packer: BucketPacker, version: int, index: int) -> WeightBucket:
         """Copy the next tensors of `packer` (any device) into shared memory. Raises TrainingError (disk_full)."""
@@ -55,7 +46,7 @@ class SharedMemoryPublisher:
 
     def close(self) -> None:
         """Remove the directory; the memory is freed when the engines have unmapped it."""
-        self._close()
+        self._owned.close()
 
     def _path(self) -> Path:
         return self.directory / f"buffer-{self._turn}"
@@ -108,28 +99,3 @@ class SharedMemoryReader:
             return self._maps[key]
         finally:
             os.close(descriptor)
-
-
-def remove_stale_directories(root: Path = SHM_ROOT) -> list[Path]:
-    """Remove and return the directories of publishers that died without closing."""
-    removed = []
-    for directory in root.glob(f"{_PREFIX}*"):
-        lock = _owner_lock(directory)
-        try:
-            if directory.stat().st_uid != os.getuid():
-                continue
-            lock.acquire()
-        except (Timeout, FileNotFoundError):
-            continue  # in use, or removed by its owner just now
-        _remove(directory, lock)
-        removed.append(directory)
-    return removed
-
-
-def _owner_lock(directory: Path) -> FileLock:
-    return FileLock(directory / "owner.lock", mode=0o600, blocking=False, thread_local=False)
-
-
-def _remove(directory: Path, lock: FileLock) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
-    lock.release()
