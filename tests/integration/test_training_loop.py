@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from support.documented import undocumented
 
 from gxpo_trainer.config import CheckpointConfig
 from gxpo_trainer.errors import CheckpointError
+from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.records.reading import read_evaluations, read_events, read_metrics, read_samples
+from gxpo_trainer.rollout.engines import Engines
 from gxpo_trainer.training.checkpoints import CheckpointStore
 from gxpo_trainer.training.run import train_run
 
@@ -74,17 +77,47 @@ def test_twenty_steps_of_gxpo_stay_on_policy_to_a_millionth(tmp_path, small_run)
     assert named <= rows[-1]["time/step_s"]
 
 
-def test_two_whole_copies_at_another_temperature_pass_the_proofs(tmp_path, small_run):
+def test_gxpo_at_another_temperature_takes_turns_with_its_engines(tmp_path, small_run, monkeypatch):
+    """Two engines and two whole copies of the learner with shared devices; on CPUs vLLM ignores sleep and wake."""
+    moves = []
+
+    def record(owner, method):
+        inner = getattr(owner, method)
+
+        def call(self, *arguments, **options):
+            moves.append(" ".join([method, *map(str, (*arguments, *options.values()) if owner is Engines else ())]))
+            return inner(self, *arguments, **options)
+
+        monkeypatch.setattr(owner, method, call)
+
+    for owner, methods in ((Engines, ("sleep", "wake")), (LearnerGroup, ("park", "unpark", "train_step"))):
+        for method in methods:
+            record(owner, method)
     config = small_run(
         rollout={"temperature": 0.7},
-        budget={"steps": 1},
+        learner={"rule": {"name": "gxpo", "k": 3, "gate": {"mode": "never"}}, "optimizer": {"learning_rate": 1e-4}},
+        budget={"steps": 3},
         checkpoint={"every_steps": 0},
-        placement={"learner_ranks": 2, "learner_cpus": 0.5, "sampler_cpus": 0.5, "verifier_cpus": 0.25},
+        placement={
+            "colocate": True,
+            "learner_ranks": 2,
+            "samplers": 2,
+            "learner_cpus": 0.5,
+            "sampler_cpus": 0.25,
+            "verifier_cpus": 0.25,
+        },
     )
     assert train_run(config, tmp_path / "run") == "steps"
-    row = read_metrics(tmp_path / "run")[0]["metrics"]
-    assert row["rollout/logprob_gap_mean"] <= 1e-6
-    assert row["rollout/logprob_gap_max"] <= 1e-4
+    rows = [row["metrics"] for row in read_metrics(tmp_path / "run") if "rollout/logprob_gap_mean" in row["metrics"]]
+    assert len(rows) == 3
+    assert all(row["rollout/logprob_gap_mean"] <= 1e-6 for row in rows)
+    assert all(row["rollout/logprob_gap_max"] <= 1e-4 for row in rows)
+    assert all(row["rollout/engines_alive"] == 2 for row in rows)
+    steps = [place for place, move in enumerate(moves) if move == "train_step"]
+    # Each side leaves and returns once a step; weights that the sync brings again are given up.
+    expected = ["sleep True", "unpark", "wake weights", "park", "wake kv_cache"]
+    assert [moves[here + 1 : there] for here, there in pairwise(steps)] == [expected, expected]
+    assert "learner and engines take turns on the CPUs" in (tmp_path / "run" / "events.jsonl").read_text()
 
 
 def test_another_run_or_a_damaged_checkpoint_is_refused_before_anything_starts(tmp_path, small_run, grpo_run):

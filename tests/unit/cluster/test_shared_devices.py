@@ -22,18 +22,24 @@ class Gpu:
     def __init__(self) -> None:
         self.engine_weights: Literal["held", "host", "lost"] = "held"
         self.kv_cache, self.learner = True, False
-        self.learner_alive = True
+        self.learner_alive = self.engines_alive = True
         self.log: list[str] = []
 
     def sleep(self, *, discard_weights: bool) -> None:
         self.log.append("sleep 2" if discard_weights else "sleep 1")
+        assert self.engines_alive
         self.kv_cache = False
         if self.engine_weights == "held":
             self.engine_weights = "lost" if discard_weights else "host"
 
     def wake(self, what: str) -> None:
         self.log.append(f"wake {what}")
-        if what == "weights":
+        if what == "kv_cache" and not self.engines_alive:
+            assert not self.learner, "an engine that starts needs the memory that the learner holds"
+            self.engines_alive, self.engine_weights, self.kv_cache = True, "held", True
+        elif not self.engines_alive:
+            return
+        elif what == "weights":
             self.engine_weights = "held"
         else:
             assert self.engine_weights == "held", "the weights come before the KV cache"
@@ -129,3 +135,21 @@ def test_a_learner_that_died_in_any_phase_starts_on_free_gpus(phase: Phase) -> N
     devices.need("syncing")
     devices.need("sampling")
     check(gpu, "sampling")
+
+
+@pytest.mark.parametrize("phase", ["updating", "syncing"])
+def test_engines_that_all_died_beside_the_learner_start_when_it_has_left(phase: Phase) -> None:
+    gpu, devices = shared()
+    devices.need("syncing")
+    devices.need("sampling")
+    devices.need("updating", sync_follows=True)
+    devices.need(phase)
+    gpu.engines_alive, gpu.kv_cache = False, False
+    devices.engines_start()
+    check(gpu, "sampling")
+    # They load weights as they start, so that nothing is missing without a sync.
+    devices.need("updating")
+    devices.need("sampling")
+    check(gpu, "sampling")
+    devices.need("syncing")
+    check(gpu, "syncing")

@@ -146,7 +146,8 @@ def _reserve(
         return request
     reporter.log_event("device", f"device {placement.device}: {placement.device_reason}", device=placement.device)
     if placement.colocated:
-        reporter.log_event("colocated", f"learner and engines share {placement.num_gpus} GPUs")
+        shared = f"share {placement.num_gpus} GPUs" if placement.device == "gpu" else "take turns on the CPUs"
+        reporter.log_event("colocated", f"learner and engines {shared}")
     return None
 
 
