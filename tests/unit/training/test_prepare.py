@@ -7,7 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub.constants
 import pytest
+import ray
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import build
@@ -17,7 +19,7 @@ from gxpo_trainer.records.reporter import RunReporter
 from gxpo_trainer.rewards.scoring import ALLOWLIST
 from gxpo_trainer.training.prepare import prepare
 from gxpo_trainer.training.resume import check_same_run
-from gxpo_trainer.training.run import _record_data
+from gxpo_trainer.training.run import _record_data, train_run
 
 PROBLEM = "Anna has {} apples. She gets {} more. How many does Anna have now?"
 
@@ -77,14 +79,41 @@ def test_two_benchmarks_of_one_name_are_refused(config: Any, tmp_path: Path) -> 
         prepare(config(evaluation={"benchmarks": names}), tmp_path / "run", resume=False)
 
 
-def test_tensor_parallel_must_divide_the_heads(config: Any, tmp_path: Path) -> None:
-    # The starter policy has 4 attention heads.
-    with pytest.raises(
-        ConfigError, match=r"placement.tensor_parallel = 3 .*4 attention heads.*set it to one of 1, 2, 4"
-    ):
-        prepare(config(placement={"device": "cpu", "tensor_parallel": 3}), tmp_path / "run", resume=False)
-    prepared = prepare(config(placement={"device": "cpu", "tensor_parallel": 4}), tmp_path / "run", resume=False)
-    assert prepared.placement.config.placement.tensor_parallel == 4
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"placement": {"samplers": 999}}, r"requires 750\.5 logical CPUs .*but Ray has \d+; lower these settings"),
+        (
+            # The starter policy has 4 attention heads.
+            {"placement": {"tensor_parallel": 3}},
+            r"placement.tensor_parallel = 3 .*4 attention heads.*set it to one of 1, 2, 4",
+        ),
+        (
+            {"placement": {"colocate": True, "learner_ranks": 2}},
+            r"learner_ranks = 2 and samplers × tensor_parallel = 1 × 1 = 1; make them equal, or set colocate = false",
+        ),
+        (
+            {"placement": {"weight_transport": "nccl"}},
+            r'weight_transport = "nccl" needs GPUs, .*set weight_transport = "auto"',
+        ),
+        (
+            {"model": {"path": "org/model", "revision": "v9"}},
+            r"model.path = 'org/model' with model.revision = 'v9' cannot be loaded .*check both",
+        ),
+    ],
+    ids=["too many devices", "heads", "colocate", "nccl", "revision"],
+)
+def test_what_cannot_run_is_refused_before_anything_starts(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    # As in a process of its own: another test of this process may have started Ray.
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray was started"))
+    placement = {"device": "cpu", **changes.get("placement", {})}
+    with pytest.raises(ConfigError, match=message):
+        train_run(config(**changes | {"placement": placement}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_dense_mask_over_long_rows_is_refused_before_anything_starts(config: Any, tmp_path: Path) -> None:

@@ -47,6 +47,10 @@ def test_what_no_step_computes_with_may_change(tmp_path: Path, earlier: Checkpoi
     [
         ({"learner": {"rule": {"name": "gxpo", "k": 7}}}, r"learner\.rule\.k = 3, this run has 7"),
         ({"seed": 1}, r"seed = 0, this run has 1"),
+        (
+            {"model": {"path": "org/other"}},
+            r"model\.path = 'starter', this run has 'org/other'; resume",
+        ),
         ({"rollout": {"max_new_tokens": 41}}, r"rollout\.max_new_tokens"),
         ({"verifier": {"rewards": [{"name": "format"}]}}, r"verifier\.rewards"),
     ],

@@ -45,7 +45,7 @@ class Placement:
     def decide(cls, config: RunConfig) -> Placement:
         """Resolve `auto` values. Raises ConfigError when a GPU is requested and none is visible."""
         requested = config.placement
-        visible = _visible_gpus()
+        visible = visible_gpus()
         joins = ray_address(config) is not None
         if requested.device == "gpu" and not visible and not joins:
             raise ConfigError('placement.device = "gpu" but no GPU is visible; set it to "cpu" or "auto"')
@@ -70,7 +70,7 @@ class Placement:
         """
         found = int(cluster.get("GPU", 0))
         if self.config.placement.device == "auto":
-            visible = _visible_gpus()
+            visible = visible_gpus()
             if visible and not found:
                 raise ConfigError(
                     f'placement.device = "auto", but {visible} GPUs are visible on this machine and the Ray cluster '
@@ -203,7 +203,7 @@ def _thread_variables(count: int) -> dict[str, str]:
     }
 
 
-def _visible_gpus() -> int:
+def visible_gpus() -> int:
     """Number of CUDA devices visible to this process, without importing torch."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None:

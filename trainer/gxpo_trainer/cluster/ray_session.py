@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gxpo_trainer.cluster.placement import Placement, ray_address, usable_cores
+from gxpo_trainer.cluster.placement import Placement, ray_address, usable_cores, visible_gpus
 from gxpo_trainer.cluster.placement_group import MIN_WAIT_S, missing, unplaced
 from gxpo_trainer.errors import ConfigError, TrainingError
 
@@ -17,6 +17,14 @@ START_ATTEMPTS = 3
 _POLL_S = 0.5
 _FIRST_POLL_S = 2.0
 """A group that fits is ready in milliseconds, and is not reported as waiting."""
+
+
+def check_machine(placement: Placement) -> None:
+    """Refuse what exceeds this machine, where `connect_ray` will start a Ray of its own. Raises ConfigError."""
+    import ray
+
+    if ray_address(placement.config) is None and not ray.is_initialized():
+        placement.check_fits({"CPU": usable_cores(), "GPU": visible_gpus()})
 
 
 def start_ray(placement: Placement) -> bool:

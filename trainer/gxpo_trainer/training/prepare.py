@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gxpo_trainer.cluster.placement import Placement, ray_address
+from gxpo_trainer.cluster.ray_session import check_machine
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.benchmarks import Benchmark, load_benchmark
 from gxpo_trainer.data.contamination import without_contamination
@@ -52,6 +53,7 @@ def prepare(config: RunConfig, out_dir: Path, *, resume: bool, continue_run: boo
     resumes from its newest valid checkpoint, or from the start.
     """
     placement = Placement.decide(config)
+    check_machine(placement)
     if not (resume or continue_run) and (out_dir / IDENTITY).exists():
         raise ConfigError(f"--out {out_dir} already contains a run; add --resume, or choose another folder")
     config = config.model_copy(update={"model": pin_revision(config.model)})
