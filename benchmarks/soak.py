@@ -11,24 +11,18 @@ so it is no part of the tests and not among the benchmarks that `make bench` run
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks.measure import Figure, save
-from gxpo_client.client import Client, Json, ServiceError, connect
-from gxpo_services.cli.client import STATE_FILE
+from benchmarks.up_process import UpProcess
 from gxpo_trainer.jsonl import decode_number
 from gxpo_trainer.records.reading import read_metrics
 from gxpo_trainer.training.run_lock import process_start
@@ -36,7 +30,6 @@ from gxpo_trainer.training.run_lock import process_start
 VICTIMS = {"trainer": 4, "api": 2, "scheduler": 2, "ray": 1}
 """How often each is killed, in proportion."""
 ENDED = ("succeeded", "failed", "cancelled")
-HANG_S = 3600.0
 SERVICE = {"GXPO_LEASE_S": "5", "GXPO_MAX_RECOVERIES": "1000", "GXPO_MAX_CONCURRENT_RUNS": "1"}
 
 
@@ -74,16 +67,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class Soak:
-    """`gxpo up` in a process of its own, and a client of it."""
+    """Submits runs to `gxpo up`, kills processes, and checks the runs."""
 
     def __init__(self, home: Path, chance: random.Random) -> None:
         self.home, self._chance = home, chance
-        home.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "gxpo_trainer.cli", "up", "--home", str(home), "--no-dashboard"]
-        self._up = subprocess.Popen(command, env={**os.environ, **SERVICE})
-        self._until(self._is_up, "gxpo up")
-        url = json.loads((home / STATE_FILE).read_text(encoding="utf-8"))["url"]
-        self.client = Client(connect(url), (home / "token").read_text(encoding="utf-8").strip(), patience_s=300.0)
+        self._up = UpProcess(home, SERVICE)
+        self.client = self._up.client
 
     def submit(self, num_runs: int, steps: int) -> list[str]:
         """Submit runs, alternating between the rules."""
@@ -108,9 +97,7 @@ class Soak:
         killed: Counter[str] = Counter()
 
         def ended() -> bool:
-            if self._up.poll() is not None:
-                raise RuntimeError(f"gxpo up ended with code {self._up.returncode}")
-            runs = self._runs()
+            runs = self._up.runs()
             if killed.total() < num_kills and any(run["state"] == "running" for run in runs):
                 time.sleep(self._chance.uniform(0, 20))
                 (name,) = self._chance.choices(list(VICTIMS), weights=list(VICTIMS.values()))
@@ -119,7 +106,7 @@ class Soak:
                     print(f"killed {name} ({killed.total()} of {num_kills})", flush=True)
             return len(runs) == len(ids) and all(run["state"] in ENDED for run in runs)
 
-        self._until(ended, "all runs to end")
+        self._up.until(ended, "all runs to end")
         return killed
 
     def check(self, run_id: str, steps: int) -> list[str]:
@@ -142,21 +129,7 @@ class Soak:
         return problems
 
     def close(self) -> None:
-        self._up.terminate()
-        self._up.wait(timeout=120)
-
-    def _is_up(self) -> bool:
-        if self._up.poll() is not None:
-            raise RuntimeError(f"gxpo up ended with code {self._up.returncode}")
-        names = self._children()
-        return "scheduler" in names and (self.home / "token").exists()
-
-    def _runs(self) -> list[Json]:
-        try:
-            return self.client.runs()
-        except ServiceError as error:
-            print(f"the API is unavailable: {error}", flush=True)
-            return []
+        self._up.close()
 
     def _kill(self, name: str) -> bool:
         if name == "trainer":
@@ -165,7 +138,7 @@ class Soak:
                 return False
             os.kill(self._chance.choice(pids), signal.SIGKILL)
             return True
-        process = self._children().get(name)
+        process = self._up.children().get(name)
         if process is None:
             return False
         # Kill Ray's head with all its children, as a host failure does; this includes the runs' processes.
@@ -174,27 +147,6 @@ class Soak:
             if victim.is_running():
                 victim.kill()
         return True
-
-    def _children(self) -> dict[str, psutil.Process]:
-        """Running child processes of `gxpo up` by name."""
-        marks = {"serve": "api", "scheduler": "scheduler", "start": "ray"}
-        found = {}
-        for process in psutil.Process(self._up.pid).children():
-            try:
-                words = process.cmdline()
-            except psutil.NoSuchProcess:
-                continue
-            for word, name in marks.items():
-                if word in words:
-                    found[name] = process
-        return found
-
-    def _until(self, condition: Callable[[], bool], description: str) -> None:
-        deadline = time.monotonic() + HANG_S
-        while not condition():
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"waited {HANG_S:g} s for {description}; {self.home} has the logs")
-            time.sleep(0.5)
 
 
 def _trainers(artifacts: Path) -> list[int]:

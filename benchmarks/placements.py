@@ -1,0 +1,122 @@
+"""Real GXPO runs on placements that the test suite has no time for; each with the log-prob gap of its steps.
+
+python -m benchmarks.placements [NAME ...]
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+
+from benchmarks.measure import Figure, median, save
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.records.reading import read_events, read_metrics
+from gxpo_trainer.rollout.planner import RolloutPlanner
+from gxpo_trainer.rollout.verifier_handle import VerifierHandle
+from gxpo_trainer.training.run import train_run
+
+STEPS = 4
+MEAN_GAP, LARGEST_GAP = 1e-6, 1e-4
+SMALL_CPUS = {"learner_cpus": 0.4, "verifier_cpus": 0.2, "learner_threads": 1, "sampler_threads": 1}
+RUNS: dict[str, dict[str, Any]] = {
+    "pool of three engines": {"placement": {"samplers": 3, "sampler_cpus": 0.4}},
+    "pool of two engines of tensor parallel 2, temperature 0.7": {
+        "placement": {"samplers": 2, "tensor_parallel": 2, "sampler_cpus": 0.6},
+        "rollout": {"temperature": 0.7},
+    },
+    "pool of two engines, LoRA": {
+        "placement": {"samplers": 2, "sampler_cpus": 0.6},
+        "learner": {"lora": {"rank": 8, "alpha": 16.0}, "optimizer": {"learning_rate": 1e-3}},
+    },
+}
+KILLED = "pool of two engines of tensor parallel 2, temperature 0.7"
+"""Here one worker process of an engine is killed (-9) in the second step."""
+
+
+def config_of(name: str) -> RunConfig:
+    body: dict[str, Any] = {
+        "name": name,
+        "model": {"max_length": 192},
+        "rollout": {"prompts_per_step": 32, "samples_per_prompt": 8, "max_new_tokens": 48},
+        "evaluation": {"benchmarks": [], "every_steps": 0, "at_start": False},
+        "checkpoint": {"every_steps": 0},
+        "learner": {"rule": {"name": "gxpo", "k": 5, "gate": {"mode": "never"}}, "optimizer": {"learning_rate": 1e-5}},
+        "budget": {"steps": STEPS},
+    }
+    for part, settings in RUNS[name].items():
+        body[part] = {**body.get(part, {}), **settings}
+    body["placement"] = SMALL_CPUS | body["placement"]
+    return RunConfig.model_validate(body)
+
+
+@contextmanager
+def worker_killed_in_second_step(killed: list[int]) -> Iterator[None]:
+    """Kill one worker of the second engine when the first groups of the second step have come."""
+    inner_collect, inner_submit = RolloutPlanner.collect, VerifierHandle.submit
+    present: dict[str, Any] = {}
+
+    def collect(self: Any, pool: Any, step: int, version: int) -> Any:
+        present.update(pool=pool, step=step)
+        return inner_collect(self, pool, step, version)
+
+    def submit(self: Any, finished: Any, rewards: bool) -> Any:
+        if present["step"] == 2 and not killed:
+            engine = psutil.Process(ray.get(present["pool"].engines.all[1].actor.pid.remote()))
+            children = engine.children(recursive=True)
+            workers = [child for child in children if "VLLM::Worker" in " ".join(child.cmdline())]
+            killed.append(workers[0].pid)
+            os.kill(workers[0].pid, signal.SIGKILL)
+        return inner_submit(self, finished, rewards)
+
+    RolloutPlanner.collect, VerifierHandle.submit = collect, submit  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        RolloutPlanner.collect, VerifierHandle.submit = inner_collect, inner_submit  # type: ignore[method-assign]
+
+
+def _measure(name: str, out: Path) -> list[Figure]:
+    killed: list[int] = []
+    with worker_killed_in_second_step(killed) if name == KILLED else nullcontext():
+        train_run(config_of(name), out)
+    rows = [row for row in read_metrics(out) if "rollout/logprob_gap_mean" in row["metrics"]]
+    restarts = [event for event in read_events(out) if event["kind"] == "sampler_restarted"]
+    if [row["step"] for row in rows] != list(range(1, STEPS + 1)) or len(restarts) != len(killed):
+        raise RuntimeError(f"{name}: steps {[row['step'] for row in rows]}, {len(restarts)} restarts")
+    metrics = [row["metrics"] for row in rows]
+    return [
+        _plain(f"{name}: engines restarted after a kill", len(restarts)),
+        _largest(f"{name}: largest mean gap of a step", metrics, "rollout/logprob_gap_mean", MEAN_GAP),
+        _largest(f"{name}: largest gap of a token", metrics, "rollout/logprob_gap_max", LARGEST_GAP),
+        median(f"{name}: step", [found["time/step_s"] for found in metrics], "s"),
+    ]
+
+
+def _largest(name: str, metrics: list[dict[str, float]], metric: str, limit: float) -> Figure:
+    value = max(found[metric] for found in metrics)
+    return Figure(name, value, value, value, "", f"≤ {limit:g}", value <= limit)
+
+
+def _plain(name: str, value: float) -> Figure:
+    return Figure(name, value, value, value, "")
+
+
+def main(names: list[str] | None = None) -> None:
+    figures: list[Figure] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, name in enumerate(names or list(RUNS)):
+            figures += _measure(name, Path(folder) / str(number))
+    save("placements", figures, {"steps": STEPS, "cores": len(os.sched_getaffinity(0))})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
