@@ -38,6 +38,14 @@ def test_the_same_conditions_are_comparable_whatever_the_scores_and_seeds() -> N
         ),
         ({"versions": {"gxpo": "2"}}, "the graders differ (versions: {'gxpo': '1'} and {'gxpo': '2'})"),
         ({"versions": None}, "versions is not recorded on both sides"),
+        (
+            {"template": "x" * 60},
+            f"the prompt templates differ (template: {{problem}} and {'x' * 60})",
+        ),
+        (
+            {"template": "x" * 57 + "yyyy"},
+            f"the prompt templates differ (template: {{problem}} and {'x' * 57}…)",
+        ),
     ],
 )
 def test_each_condition_is_a_reason_by_itself(changes: dict[str, Any], reason: str) -> None:

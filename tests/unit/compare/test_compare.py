@@ -178,6 +178,35 @@ def test_differences_over_problems_are_paired_by_problem() -> None:
     assert compare_groups([first, other], "a").group("c").budgets[0].over_problems is None
 
 
+def test_problems_are_smoothed_up_to_the_evaluation_that_counts() -> None:
+    def with_problems(*scores: list[float]) -> SeedGroup:
+        made, unknown, steps = np.array(scores), np.full(3, np.nan), np.array([0.0, 10.0, 20.0])
+        curve = EvaluationCurve(steps, steps, steps, steps, made.mean(axis=1), unknown, unknown, made, tuple("pqrs"))
+        return SeedGroup(str(made[0, 0]), (run(curve),))
+
+    plain = [0.0, 0.0, 1.0, 1.0]
+    groups = [with_problems(plain, plain, plain), with_problems([0.5, 0.5, 1.0, 1.0], plain, [1.0, 1.0, 1.0, 1.0])]
+    found = compare_groups(groups, "0.0", budgets={"steps": (0, 10, 20)}, smoothing=0.5).group("0.5").budgets
+    # Means of the problems' differences 0.25, 0 and 0.5; half of the earlier one stays each time.
+    means = [budget.over_problems.mean for budget in found if budget.over_problems]
+    assert means == [0.25, 0.125, 0.3125]
+
+
+def test_a_budget_is_compared_over_seeds_only_if_all_runs_were_evaluated_within_it() -> None:
+    late = curve((10, 20), (1.0, 2.0), (0.1, 0.2), (10, 20))
+    whole = SeedGroup("a", (run(curve(*CANDIDATE), 0), run(curve(*CANDIDATE), 1)))
+    partly = SeedGroup("b", (run(curve(*BASELINE), 0), run(late, 1)))
+    budget, full = compare_groups([whole, partly], "b", budgets={"steps": (5, 10)}).group("a").budgets
+    assert budget.accuracy.mean == pytest.approx(0.2)
+    assert budget.over_seeds is None
+    # At step 10: 0.5 − 0.4 and 0.5 − 0.1.
+    assert full.over_seeds is not None
+    assert full.over_seeds.mean == pytest.approx(0.25)
+    assert [b.budget for b in compare_groups([whole, partly], "a", budgets={"steps": (5, 10)}).group("b").budgets] == [
+        10
+    ]
+
+
 def test_one_shared_seed_is_inconclusive() -> None:
     groups = [SeedGroup("GRPO", (run(curve(*BASELINE)),)), SeedGroup("GXPO", (run(curve(*CANDIDATE)),))]
     text = weigh(compare_groups(groups, "GRPO")).sentence
@@ -242,6 +271,11 @@ def test_unequal_data_rules_out_support_and_unequal_hardware_that_of_time() -> N
     evidence = weigh(compare_groups([base, data], "GRPO"))
     assert evidence.supported == {"GXPO": ()}
     assert any("equal conditions (these differ: data)" in item for item in evidence.missing)
+    for count, named in ((6, "c0, c1, c2, c3, c4, c5)"), (9, "c0, c1, c2, c3, c4, c5 and 3 more)")):
+        many = [
+            three_seeds(name, (9, 9, 9), conditions={f"c{i}": name for i in range(count)}) for name in ("GRPO", "GXPO")
+        ]
+        assert any(named in item for item in weigh(compare_groups(many, "GRPO")).missing)
     machine = three_seeds("GXPO", (5, 5, 4), conditions={"data": "a"}, hardware={"cpu": "y"})
     evidence = weigh(compare_groups([base, machine], "GRPO"))
     assert evidence.supported == {"GXPO": ("steps", "backward_passes")}

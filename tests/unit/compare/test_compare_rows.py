@@ -166,6 +166,9 @@ def test_group_names_become_unique() -> None:
     assert len(set(found)) == 8
     assert labels(config(alpha=0.1), config(alpha=0.5)) == ["GXPO K=5 alpha=0.1", "GXPO K=5 alpha=0.5"]
     assert labels(config(rate=1e-5), config(rate=2e-5)) == ["GXPO K=5 lr 1e-05", "GXPO K=5 lr 2e-05"]
+    # Settings of the rule come first, wherever the config has them.
+    outside = [{"batch": batch, **config(tau=tau)} for batch, tau in ((1, 1), (2, 2), (1, 2))]
+    assert labels(*outside) == ["GXPO K=5 tau=1 batch=1", "GXPO K=5 tau=2 batch=2", "GXPO K=5 tau=2 batch=1"]
     long = labels(config(text="x" * 99), config(text="x" * 99 + "y"))
     assert [name[-3:] for name in long] == [" #1", " #2"]
     assert max(map(len, long)) < 80
@@ -264,6 +267,15 @@ def test_a_group_that_starts_after_a_budget_leaves_its_cells_open_and_the_next_o
         ("", "late", "–", "–"),
         ("", "GXPO", "60.0%", "+10.0"),
     ]
+
+
+def test_intervals_stand_beside_the_means_in_percentage_points() -> None:
+    def group(name: str, *values: float) -> SeedGroup:
+        return SeedGroup(name, tuple(flat_run(value, seed) for seed, value in enumerate(values)))
+
+    table = budget_table(compare_groups([group("GRPO", 0.5, 0.5), group("GXPO", 0.6, 0.8)], "GRPO"))
+    # Differences 10 and 30: mean 20, ± 12.706·√200/√2 = 127.1.
+    assert table.rows[1][1:5] == ("GXPO", "70.0%", "+20.0", "-107.1 to +147.1")
 
 
 def test_the_first_grpo_is_the_baseline() -> None:

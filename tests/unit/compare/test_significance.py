@@ -20,6 +20,8 @@ def test_the_p_value_is_that_of_scipys_paired_t_test() -> None:
 
 def test_one_or_equal_differences_have_no_p_value() -> None:
     assert paired_p_value([0.1]) is None
+    # t = 0.2 / (√0.02/√2) = 2 with one degree of freedom, a Cauchy distribution: 1 − 2·atan(2)/π.
+    assert paired_p_value([0.1, 0.3]) == pytest.approx(1 - 2 * math.atan(2) / math.pi, rel=1e-12)
     assert paired_p_value([0.1, 0.1, 0.1]) is None
 
 

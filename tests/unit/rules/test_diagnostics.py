@@ -12,7 +12,7 @@ from gxpo_trainer.config import GrpoRule, GxpoRule, RunConfig, SfpoRule
 from gxpo_trainer.learner.rank import LearnerRank
 from gxpo_trainer.rules.base import Trajectory
 from gxpo_trainer.rules.diagnostics import prediction_error, ratio_noise, take_trajectory
-from gxpo_trainer.rules.plain import cosine
+from gxpo_trainer.rules.plain import cosine, rms
 from gxpo_trainer.rules.registry import make_rule
 
 NEVER = {"mode": "never"}
@@ -75,6 +75,9 @@ class Learner(ToyLearner):
     def logprob_gap(self) -> tuple[float, float]:
         return 0.0, 0.0
 
+    def importance_metrics(self) -> dict[str, float]:
+        return {}
+
 
 @pytest.mark.parametrize(
     ("settings", "passes"),
@@ -118,6 +121,11 @@ def test_prediction_errors_by_hand() -> None:
     assert found["gxpo/theta_k_error"] == pytest.approx(1.0)
     assert found["gxpo/theta_k_relative_error"] == pytest.approx((2 / 25) ** 0.5)
     assert found["gxpo/displacement_cosine_error"] == pytest.approx(1 / 25)
+    # Distances 3, 2, 0.5.
+    apart = prediction_error(
+        learner, Trajectory([torch.tensor([5.0, 1.0, 4.0])], 3), [torch.tensor([8.0, 3.0, 4.5])], start
+    )
+    assert apart["gxpo/theta_k_error"] == pytest.approx(2.0)
     unmoved = prediction_error(learner, Trajectory(start, 3), [torch.tensor([4.0, 1.0, 5.0])], start)
     assert unmoved.keys() == {"gxpo/theta_k_error"}
 
@@ -128,6 +136,14 @@ def test_cosine_by_hand() -> None:
     assert cosine(learner, [torch.tensor([3.0, 4.0])], [torch.tensor([8.0, 6.0])]) == pytest.approx(0.96)
     assert cosine(learner, [torch.zeros(2)], [torch.ones(2)]) is None
     assert cosine(learner, [torch.ones(2)], [torch.zeros(2)]) is None
+
+
+def test_root_mean_squares_by_hand() -> None:
+    learner = ToyLearner(torch.ones(2), lambda theta, _: theta)
+    values, origin = [torch.tensor([3.0, 4.0])], [torch.tensor([2.0, 6.0])]
+    # √((9 + 16)/2), and of (3 − 1, 4 − 3): √((4 + 1)/2).
+    assert rms(learner, values) == pytest.approx(12.5**0.5)
+    assert rms(learner, values, origin, kept=0.5) == pytest.approx(2.5**0.5)
 
 
 def test_a_trajectory_with_a_gradient_that_is_not_finite_is_none_and_undone() -> None:

@@ -136,7 +136,8 @@ def test_one_probe_counts_inactive_coordinates_and_reports_no_ratio():
     assert not {"gxpo/displacement_ratio", "gxpo/retention_mean", "gxpo/scale_mean"} & found.keys()
 
 
-def test_the_displacement_ratio_is_that_of_lengths():
+@pytest.mark.parametrize("predictor", ["gradient", "displacement", "replay"])
+def test_the_displacement_ratio_is_that_of_lengths(predictor):
     # K = 4, r = (0, 1): scales 1 and 2. Probed (0.1·1, 0.1·2), ahead (0.1, 0.4): √(0.01 + 0.16)/√(0.01 + 0.04).
-    found = metrics_of([[1.0, 1.0], [0.0, 1.0], [1.0, 1.0]], k=4, predictor="gradient")
+    found = metrics_of([[1.0, 1.0], [0.0, 1.0], [1.0, 1.0]], k=4, predictor=predictor)
     assert found["gxpo/displacement_ratio"] == pytest.approx((0.17 / 0.05) ** 0.5)

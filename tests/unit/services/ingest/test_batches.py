@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.reporting import body, evaluation_row, event_row, metric_row, sample_row
 
-from gxpo_services.ingest.batches import MOST_ROWS, BadRow, TooManyRows, parse
+from gxpo_services.ingest.batches import MOST_ROWS, BadRow, TooManyRows, check_texts, parse
 
 
 def parsed(content: Any) -> Any:
@@ -143,6 +143,19 @@ def test_the_longest_rows_are_accepted() -> None:
     assert batch.metrics[0].values == metrics
     assert batch.samples[0]["verdict"] == "v" * 20
     assert len(parsed(body(1, metrics=[None] * MOST_ROWS)).metrics) == MOST_ROWS
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a": ', "}")])
+def test_texts_with_escapes_are_searched_to_a_fixed_depth(opening: str, closing: str) -> None:
+    def check(depth: int, text: str) -> None:
+        data = opening * depth + text + closing * depth
+        check_texts(data.encode(), json.loads(data), "body")
+
+    check(32, r'"\ud83d\ude00"')
+    with pytest.raises(BadRow, match="cannot be stored"):
+        check(32, r'"\u0000"')
+    with pytest.raises(BadRow, match="nested more than 32 levels"):
+        check(33, r'"\u0000"')
 
 
 def test_a_long_name_of_a_score_is_cut_in_the_message() -> None:
