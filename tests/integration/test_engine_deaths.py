@@ -1,6 +1,7 @@
 """kill -9 of engines while weights travel, while engines score, and while learner and engines share their GPUs.
 
-One pool of two engines and a learner of two ranks. CPUs take the place of GPUs: vLLM ignores sleep and wake there.
+One pool of two engines and a learner of two ranks. CPUs take the place of GPUs: vLLM ignores sleep and wake there, and
+the broadcast group is Gloo's instead of NCCL's.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +72,11 @@ class Fleet:
     def kill(self, *indices: int) -> None:
         for index in indices:
             os.kill(ray.get(self.pool.engines.all[index].actor.pid.remote()), signal.SIGKILL)
+
+    def on_actors(self, action: Callable[[Any], None]) -> None:
+        ray.get(
+            [a.__ray_call__.remote(action) for a in (*self.learners.ranks, *(e.actor for e in self.pool.engines.all))]
+        )
 
 
 @pytest.fixture(scope="module")
@@ -151,3 +157,48 @@ def test_scores_come_from_the_engines_that_are_left(fleet: Fleet) -> None:
     fleet.kill(0)
     again = fleet.pool.score(prompts, fleet.version)
     assert np.abs(np.concatenate(again[0]) - np.concatenate(left)).max() <= 1e-5
+
+
+def shorten_timeout(actor: Any) -> None:
+    import gxpo_trainer.sync.broadcast as broadcast
+
+    broadcast.TIMEOUT_S = 5.0
+
+
+@pytest.mark.parametrize("moment", ["open_broadcast", "send"])
+def test_a_broadcast_that_lost_a_member_is_sent_to_the_others(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """`send`: in the middle of a broadcast; `open_broadcast`: while the group forms."""
+    fleet.pool.devices = fleet.learners.devices = SeparateDevices()
+    fleet.pool.engines.await_ready(every=True)
+    fleet.on_actors(shorten_timeout)
+    monkeypatch.setattr(fleet.learners.placement, "transport", "nccl")
+    monkeypatch.setattr(fleet.learners, "_choose_transport", lambda nodes: "nccl")
+    inner, killed = getattr(fleet.learners, moment), []
+
+    def kill_one(argument: Any) -> Any:
+        opened = inner(argument) if moment == "open_broadcast" else None
+        if not killed:
+            killed.append(fleet.kill(1))
+        return opened or inner(argument)
+
+    monkeypatch.setattr(fleet.learners, moment, kill_one)
+    fleet.sync()
+    assert [engine.version for engine in fleet.pool.engines.all] == [fleet.version, None]
+    # The restarted engine joins in a group of its own, then both are in one again.
+    fleet.collect()
+    fleet.pool.engines.await_ready(every=True)
+    fleet.sync()
+    fleet.train(fleet.collect())
+
+
+def test_a_learner_that_starts_again_opens_a_new_broadcast_group(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet.pool.devices = fleet.learners.devices = SeparateDevices()
+    fleet.pool.engines.await_ready(every=True)
+    monkeypatch.setattr(fleet.learners.placement, "transport", "nccl")
+    monkeypatch.setattr(fleet.learners, "_choose_transport", lambda nodes: "nccl")
+    fleet.sync()
+    fleet.learners.restart()
+    fleet.sync()
+    fleet.train(fleet.collect())
