@@ -31,8 +31,8 @@ PAIRS: list[tuple[str, Cut, Cut]] = [
 ROUNDING = 2e-5
 """Of an update in fp32, relative: sums over ranks and partitions in another order. At most 3.2e-6 was measured."""
 BF16_ROWS = 0.15
-"""Of an update in bf16 where the rows are cut into other micro-batches, because other ranks have them: activations keep
-8 bits, and GXPO's ratio of two gradients magnifies the difference. At most 0.07 was measured."""
+"""Of an update in bf16 where the rows are cut into other micro-batches, because other ranks have them: activations and
+compared weights keep 8 bits, and GXPO's ratio of two gradients magnifies the difference. At most 0.07 was measured."""
 
 
 def name_of(pair: tuple[str, Cut, Cut]) -> str:
