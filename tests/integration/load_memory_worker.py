@@ -1,7 +1,7 @@
-"""One learner rank that watches its memory while it loads: `python load_memory_worker.py JOB.json RANK`.
+"""One rank that watches its memory while it loads a policy: `python load_memory_worker.py JOB.json RANK`.
 
-For each case of the job a learner is built and closed. Every rank writes private bytes, above those before, to
-`<job>.<rank>.out`: `load`, the peak while the policy is loaded; `start`, the peak until the learner is ready; `held`.
+Every rank writes private bytes of each case of the job, above those before, to `<job>.<rank>.out`: `peak` while the
+policy is loaded, `held` then.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -53,38 +52,32 @@ def settle() -> int:
     return resident()[0]
 
 
-def measure(settings: dict[str, Any], job: dict[str, Any], rank: int) -> dict[str, int]:
-    from gxpo_trainer.learner import deepspeed_learner
+def measure(path: str, zero_stage: int) -> dict[str, int]:
+    from gxpo_trainer.learner.loading import load_partitioned
 
-    config = RunConfig.model_validate({"model": {"path": settings.pop("path")}, "learner": settings})
-    before, peak, found = settle(), Peak(), {}
-    initialize = deepspeed_learner.open_engine
-
-    def watched(*arguments: Any) -> Any:
-        found["load"] = peak.take() - before
-        return initialize(*arguments)
-
-    deepspeed_learner.open_engine = watched
-    try:
-        learner = deepspeed_learner.DeepSpeedLearner(
-            config, rank=rank, world_size=job["world_size"], master_port=job["port"]
-        )
-    finally:
-        deepspeed_learner.open_engine = initialize
-    found["start"] = max(found["load"], peak.take() - before)
+    config = RunConfig.model_validate({"model": {"path": path}, "learner": {"zero_stage": zero_stage}})
+    before, peak = settle(), Peak()
+    model = load_partitioned(config, "sdpa", torch.device("cpu"))
+    found = {"peak": peak.take() - before}
     peak.close()
     found["held"] = settle() - before
-    learner.close()
+    del model
     return found
 
 
 def main() -> None:
+    from gxpo_trainer.learner.process_group import join_process_group
+
     path, rank = Path(sys.argv[1]), int(sys.argv[2])
     job = json.loads(path.read_text())
     torch.set_num_threads(1)
-    # The first learner brings imports and process groups along.
-    measure({"path": "starter"}, job, rank)
-    found = [measure(dict(case), job, rank) for case in job["cases"]]
+    join_process_group(
+        rank=rank, world_size=job["world_size"], master_address="127.0.0.1", master_port=job["port"], device="cpu"
+    )
+    # The first model of each kind brings imports along.
+    for _, stage in job["cases"]:
+        measure("starter", stage)
+    found = [measure(folder, stage) for folder, stage in job["cases"]]
     path.with_suffix(f".{rank}.out").write_text(json.dumps(found))
 
 

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,19 +15,14 @@ import torch
 pytestmark = pytest.mark.engine
 
 RANKS = 2
-CASES: dict[str, dict[str, Any]] = {
-    # Files in another dtype than the learner's: their pages cannot serve as the weights.
-    **{f"converted-{stage}": {"path": "bf16", "zero_stage": stage} for stage in range(4)},
-    "reference-0": {"path": "fp32", "zero_stage": 0, "loss": {"kl_beta": 0.1}},
-    "reference-3": {"path": "fp32", "zero_stage": 3, "loss": {"kl_beta": 0.1}},
-    "plain-0": {"path": "fp32", "zero_stage": 0},
-    "plain-3": {"path": "fp32", "zero_stage": 3},
-}
+Measured = dict[tuple[str, int], list[dict[str, float]]]
+CASES = [(dtype, stage) for dtype in ("bf16", "fp32") for stage in (0, 3)]
+"""dtype of the files, ZeRO stage. The learner computes in fp32, so pages of bf16 files cannot serve as the weights."""
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, float]]]:
-    """Case → what each rank found, as multiples of the policy's fp32 bytes."""
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    """What each rank found, as multiples of the policy's fp32 bytes."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     root = tmp_path_factory.mktemp("memory")
@@ -49,7 +43,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[st
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     job = root / "job.json"
-    cases = [{**case, "path": str(root / case["path"])} for case in CASES.values()]
+    cases = [(str(root / dtype), stage) for dtype, stage in CASES]
     job.write_text(json.dumps({"world_size": RANKS, "port": port, "cases": cases}))
     # Freed tensors go back to the system at once, so that the resident set shows what is alive.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
@@ -60,25 +54,22 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[st
     assert [rank.wait(timeout=300) for rank in ranks] == [0] * RANKS
     found = [json.loads(job.with_suffix(f".{rank}.out").read_text()) for rank in range(RANKS)]
     return {
-        name: [{what: value / size for what, value in rank[index].items()} for rank in found]
-        for index, name in enumerate(CASES)
+        case: [{what: value / size for what, value in rank[index].items()} for rank in found]
+        for index, case in enumerate(CASES)
     }
 
 
-def test_no_rank_ever_holds_the_whole_policy_at_stage_3(measured: dict[str, list[dict[str, float]]]) -> None:
-    for rank in measured["converted-3"]:
-        assert rank["load"] < 0.75
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_no_rank_ever_holds_the_whole_policy_at_stage_3(measured: Measured, dtype: str) -> None:
+    """Its half, and the largest tensor, the embedding with 7% of the parameters, while that is read and cut."""
+    for rank in measured[dtype, 3]:
+        assert rank["peak"] < 0.75
+        assert 0.49 < rank["held"] < 0.55
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
-def test_a_policy_is_loaded_once(measured: dict[str, list[dict[str, float]]], stage: int) -> None:
-    for rank in measured[f"converted-{stage}"]:
-        assert rank["load"] < 1.15
+def test_a_policy_is_converted_without_a_second_copy(measured: Measured) -> None:
+    assert all(0.95 < rank["held"] <= rank["peak"] < 1.05 for rank in measured["bf16", 0])
 
 
-def test_a_reference_costs_its_share_at_stage_3_and_no_private_memory_on_a_cpu(
-    measured: dict[str, list[dict[str, float]]],
-) -> None:
-    for stage, most in ((3, 0.65), (0, 0.1)):
-        pairs = zip(measured[f"reference-{stage}"], measured[f"plain-{stage}"], strict=True)
-        assert all(with_reference["held"] - without["held"] < most for with_reference, without in pairs)
+def test_weights_in_the_files_dtype_are_pages_of_the_files(measured: Measured) -> None:
+    assert all(rank["peak"] < 0.05 for rank in measured["fp32", 0])
