@@ -323,7 +323,7 @@ def test_different_answers_are_wrong(gold: str, response: str) -> None:
 
 def test_verdict_says_what_was_extracted_and_why_nothing_could_be_read() -> None:
     assert verify("5", r"so \boxed{ 6 }").extracted == "6"
-    assert verify("5", "").detail == "no final answer found"
+    assert verify("5", "") == Verdict("unparsed", None, 0.0, "no final answer found")
     assert verify("5", r"\boxed{\notacommand{}{}}").status == "unparsed"
 
 

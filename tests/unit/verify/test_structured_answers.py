@@ -134,6 +134,8 @@ def test_names_of_values_are_followed_where_both_sides_give_them(gold: str, answ
         ("(1, 2)", r"\begin{pmatrix}1&2&3\end{pmatrix}", False),
         (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", "(1, 2, 3, 4)", False),
         (r"\begin{pmatrix}1&2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}", False),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\{1, 2\}", False),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", "5", False),
         # Vectors by their components, or as sums of unit vectors.
         (r"2\vec{i} + 3\vec{j}", "(2, 3)", True),
         ("(2, 3)", r"2\vec{i} + 3\vec{j}", True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +69,17 @@ def test_a_rule_changes_the_verdict_as_it_says(
     found = verify(gold, response, options)
     assert found.status == with_options
     assert found.extracted == answer
+
+
+def test_the_unit_of_a_problem_is_that_of_a_gold_without_one() -> None:
+    def status(gold: str, answer: str, **rules: Any) -> str:
+        return verify(gold, rf"\boxed{{{answer}}}", VerifyOptions(**rules)).status
+
+    assert status("5", r"5000 \text{ m}", unit="km") == "correct"
+    assert status("5", r"5 \text{ m}", unit="km") == "wrong"
+    assert status(r"5 \text{ m}", r"5 \text{ m}", unit="km") == "correct"
+    assert status("5", r"5 \text{ m}", unit="dogs") == "correct"
+    assert status("5, 6", r"5, 6 \text{ m}", unit="km", several=True) == "correct"
 
 
 def test_several_answers_may_stand_in_boxes_of_their_own() -> None:
