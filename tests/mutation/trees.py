@@ -8,6 +8,7 @@ its module imported again: it gets a session of its own, in a fork of a process 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -130,6 +131,9 @@ class Tree:
             os.utime(target, (times.st_atime, times.st_mtime))
 
 
+_CACHE = functools._lru_cache_wrapper
+
+
 class Session:
     """pytest plugin: hands the collected tests over instead of running them."""
 
@@ -146,9 +150,12 @@ class Session:
         for path in self._targets.values():
             importlib.import_module(".".join(path.with_suffix("").parts[1:]))
         self._functions: dict[tuple[str, str, int], list[FunctionType]] = {}
+        self._caches: list[Any] = []
         for item in gc.get_objects():
             if isinstance(item, FunctionType) and (code := item.__code__).co_filename in self._targets:
                 self._functions.setdefault(_identity(code), []).append(item)
+            elif type(item) is _CACHE and item.__wrapped__.__code__.co_filename in self._targets:
+                self._caches.append(item)
         self._work(self)
         return True
 
@@ -184,6 +191,8 @@ class Session:
         def run() -> None:
             calls, failed = Calls(), 0
             for name in self._items:
+                for cache in self._caches:  # else a cached function has one caller, the first
+                    cache.cache_clear()
                 with self._traced() as seen:
                     start = time.process_time()
                     failed = failed or self.run([name])

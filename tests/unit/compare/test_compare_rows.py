@@ -276,6 +276,7 @@ def test_intervals_stand_beside_the_means_in_percentage_points() -> None:
     table = budget_table(compare_groups([group("GRPO", 0.5, 0.5), group("GXPO", 0.6, 0.8)], "GRPO"))
     # Differences 10 and 30: mean 20, ± 12.706·√200/√2 = 127.1.
     assert table.rows[1][1:5] == ("GXPO", "70.0%", "+20.0", "-107.1 to +147.1")
+    assert table.title == "Accuracy at equal budgets (points; 95% intervals of the difference)"
 
 
 def test_the_first_grpo_is_the_baseline() -> None:

@@ -104,6 +104,8 @@ def test_a_two_sided_gate_at_zero_fires_as_soon_as_the_warm_up_is_over() -> None
 def test_the_sentence_for_people_states_two_digits() -> None:
     assert "at step 93;" in describe(GateConfig(warmup=90))
     assert "at step 280;" in describe(GateConfig(threshold=3.0, warmup=10))
+    assert "at step 640,000;" in describe(GateConfig(threshold=6.0))
+    assert "at step 9e+06;" in describe(GateConfig(threshold=7.0))
 
 
 def test_the_documented_figure_for_the_defaults_is_right() -> None:
