@@ -147,14 +147,15 @@ class Session:
         self._session = session
         self._items = {item.nodeid: item for item in session.items}
         self._targets = {str(self.tree.folder / p.relative_to(ROOT)): p.relative_to(ROOT) for p in target_files()}
-        for path in self._targets.values():
-            importlib.import_module(".".join(path.with_suffix("").parts[1:]))
+        modules = [".".join(path.with_suffix("").parts[1:]) for path in self._targets.values()]
+        for module in modules:
+            importlib.import_module(module)
         self._functions: dict[tuple[str, str, int], list[FunctionType]] = {}
         self._caches: list[Any] = []
         for item in gc.get_objects():
             if isinstance(item, FunctionType) and (code := item.__code__).co_filename in self._targets:
                 self._functions.setdefault(_identity(code), []).append(item)
-            elif type(item) is _CACHE and item.__wrapped__.__code__.co_filename in self._targets:
+            elif type(item) is _CACHE and item.__module__ in modules:
                 self._caches.append(item)
         self._work(self)
         return True
