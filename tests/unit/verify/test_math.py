@@ -384,6 +384,7 @@ def test_answers_are_bounded_in_length_and_nesting() -> None:
     assert boxed(".") == Verdict("unparsed", ".", 0.0, "nothing is left of the final answer")
     assert verify("5", r"\boxed{10^{10^{10}}}") == Verdict("wrong", "10^{10^{10}}", 0.0, TOO_LARGE)
     assert parse_gold("7" * MAX_ANSWER_CHARS) == "7" * MAX_ANSWER_CHARS
+    assert parse_gold("1e99999") == "1e99999", "too large to compute, but math-verify reads it"
     with pytest.raises(ValueError, match="holds no answer"):
         parse_gold("7" * (MAX_ANSWER_CHARS + 1))
 
