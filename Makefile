@@ -13,7 +13,7 @@ PURE := errors.py types.py jsonl.py config algo rules verify compare planner stu
 # a launch of a run takes twice the CPU time. The installer leaves the compiling to the first import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo up test check bench gpu-check mutants lock lock-gpu docs screenshots compose-test
+.PHONY: help setup demo up test check bench gpu-check fuzz mutants lock lock-gpu docs screenshots compose-test
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -43,6 +43,9 @@ check: setup  ## ruff, mypy (strict) and import-linter
 
 bench: setup  ## measure against named peers; prints and saves JSON
 	$(PYTHON) -m benchmarks
+
+fuzz: setup  ## 20,000 generated requests to the API on each database, outside the suite
+	GXPO_FUZZ=50 $(PYTHON) -m pytest tests/integration/service/api/test_fuzz.py -n0 -s
 
 mutants: setup  ## a mutation round over the pure modules, outside the suite (half an hour); see docs/mutants.md
 	PYTHONPATH=tests nice -n 10 $(PYTHON) -W ignore -m mutation --jobs $(JOBS) $(MUTANTS)

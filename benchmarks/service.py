@@ -7,6 +7,8 @@ committed data through a loss of power (SQLite: WAL, synchronous=NORMAL; Postgre
   points per second, all clients together, by rounds
 - curves: one metric of 20 runs × 5,000 steps, thinned to 1,000 points each, over steps and over backward passes
 - lists: 10,000 runs, 50 at a time: newest first, later pages, by state, rule, tag and text, sorted by a metric
+- lists beside comparisons: the same lists while two more clients ask for comparisons of 40 runs, each with other
+  budgets, so that none is answered from the cache; against the lists alone, measured in turn
 - submissions: 50 at the same time with one idempotency key
 
 Curves and lists are asked for by four clients at once, over connections that they keep; the time from the question to
@@ -19,6 +21,7 @@ a question: on two cores a client that takes more is part of what it measures.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -36,9 +39,10 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import httpx
+import numpy as np
 from sqlalchemy import insert, text
 
-from benchmarks.measure import Figure, median, percentile, save
+from benchmarks.measure import Figure, median, percentile, ratio, save
 from gxpo_services.access.principals import hash_token
 from gxpo_services.api.ids import new_id
 from gxpo_services.configs.checks import stored
@@ -50,8 +54,10 @@ from gxpo_services.ingest.batches import Batch, MetricRow
 from gxpo_services.local.ports import free_port
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import repository
+from gxpo_services.samples import repository as samples
 from gxpo_services.tokens import service as tokens
 from gxpo_services.tokens.schemas import TokenRequest
+from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -63,6 +69,8 @@ BATCHES = 5
 """Batches of a client in one round."""
 CURVES, CURVE_STEPS = 20, 5_000
 KEYS_AT_ONCE = 50
+SEEDS = 10
+ROUNDS_BESIDE = 5
 NAMES = [f"group{n % 7}/metric_{n}" for n in range(METRICS - 3)]
 TOTALS = [ingest.BACKWARD_PASSES, ingest.TOKENS, ingest.TRAINING_S]
 
@@ -155,8 +163,8 @@ class _Sender:
 # ---- questions -------------------------------------------------------------------------------------------------
 
 
-def ask(api: Api, paths: Sequence[tuple[str, dict[str, Any]]], questions: int) -> list[float]:
-    """Milliseconds of each answer; four clients ask, each the next question when it has its answer."""
+def ask(api: Api, paths: Sequence[tuple[str, dict[str, Any]]], questions: int, clients: int = CLIENTS) -> list[float]:
+    """Milliseconds of each answer; the clients ask, each the next question when it has its answer."""
     times: list[float] = []
     waiting = [paths[n % len(paths)] for n in range(questions)]
     random.Random(0).shuffle(waiting)
@@ -181,8 +189,8 @@ def ask(api: Api, paths: Sequence[tuple[str, dict[str, Any]]], questions: int) -
                 with lock:
                     times.append(1e3 * seconds)
 
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        for done in [pool.submit(asking) for _ in range(CLIENTS)]:
+    with ThreadPoolExecutor(clients) as pool:
+        for done in [pool.submit(asking) for _ in range(clients)]:
             done.result()
     return times
 
@@ -224,6 +232,46 @@ def list_questions(api: Api, count: int) -> list[tuple[str, dict[str, Any]]]:
     return paths
 
 
+def comparison_questions(api: Api) -> Callable[[], tuple[str, dict[str, Any]]]:
+    """Asks for another comparison of all rules over seeds each time; for several threads."""
+    ids: list[str] = []
+    for number, rule in enumerate(("grpo", "sfpo", "gxpo", "gxpo")):
+        config = load_preset("demo").model_dump(mode="json")
+        config["learner"]["rule"] = {"name": rule} | ({"k": 3 + number} if rule != "grpo" else {})
+        made = add_runs(api.database, SEEDS, state=RunState.SUCCEEDED, config=config)
+        for run_id in made:
+            add_evaluations(api.database, run_id)
+        ids += made
+    settle(api.database)
+    numbers = itertools.count(10)
+    return lambda: ("/api/v1/compare", {"runs": ",".join(ids), "budgets": f"steps:{next(numbers)}.5"})
+
+
+def lists_beside_comparisons(api: Api, runs: int, questions: int) -> tuple[list[float], list[float]]:
+    """p95 of lists alone and while two clients compare, in ms, by rounds."""
+    lists, comparison = list_questions(api, runs), comparison_questions(api)
+    alone, beside = [], []
+    for _ in range(ROUNDS_BESIDE):
+        alone.append(float(np.percentile(ask(api, lists, questions), 95)))
+        done = threading.Event()
+
+        def compare(done: threading.Event = done) -> int:
+            asked = 0
+            while not done.is_set():
+                ask(api, [comparison()], 1, clients=1)
+                asked += 1
+            return asked
+
+        with ThreadPoolExecutor(2) as pool:
+            viewers = [pool.submit(compare) for _ in range(2)]
+            try:
+                beside.append(float(np.percentile(ask(api, lists, questions), 95)))
+            finally:
+                done.set()
+            assert sum(viewer.result() for viewer in viewers) >= 2
+    return alone, beside
+
+
 def submissions(api: Api) -> list[float]:
     """How many runs were made by 50 submissions at once with one key; each round has a key of its own."""
     found = []
@@ -246,9 +294,11 @@ def submissions(api: Api) -> list[float]:
 # ---- what is in the database before ----------------------------------------------------------------------------
 
 
-def add_runs(database: Database, count: int, *, state: RunState | None, **values: Any) -> list[str]:
+def add_runs(
+    database: Database, count: int, *, state: RunState | None, config: dict[str, Any] | None = None, **values: Any
+) -> list[str]:
     """Runs as they would be after some months; `state` None: of all kinds."""
-    config = stored(load_preset("demo"))
+    config = stored(RunConfig.model_validate(config) if config else load_preset("demo"))
     chance = random.Random(count)
     rows = []
     for number in range(count):
@@ -289,6 +339,34 @@ def add_runs(database: Database, count: int, *, state: RunState | None, **values
     return [row["id"] for row in rows]
 
 
+def add_evaluations(database: Database, run_id: str) -> None:
+    """Evaluations of two benchmarks along a run."""
+    chance = random.Random(run_id)
+    with database.writing() as session:
+        run = repository.lock(session, run_id)
+        assert run is not None
+        rows = []
+        for step in range(0, 200, 10):
+            for benchmark in ("math", "arithmetic"):
+                per_problem = [float(chance.random() < 0.3 + step / 500) for _ in range(300)]
+                record = {
+                    "attempt": 1,
+                    "step": step,
+                    "time": 1.0,
+                    "benchmark": benchmark,
+                    "scores": {"pass@1": sum(per_problem) / len(per_problem)},
+                    "per_problem": per_problem,
+                    "num_problems": len(per_problem),
+                    "samples_per_prompt": 1,
+                    "backward_passes_total": 3.0 * step,
+                    "training_s": 60.0 * step,
+                    "tokens_total": 1e5 * step,
+                }
+                columns = {"attempt": 1, "step": step, "benchmark": benchmark}
+                rows.append({**columns, "record": record})
+        samples.add_evaluations(session, run.number, rows)
+
+
 def settle(database: Database) -> None:
     """What PostgreSQL does by itself within a minute: count the rows, without which its plans are guesses."""
     if not database.is_sqlite:
@@ -300,7 +378,7 @@ def add_metrics(database: Database, run_id: str, rows: Sequence[MetricRow]) -> N
     with database.writing() as session:
         run = repository.lock(session, run_id)
         assert run is not None
-        ingest.apply_batch(session, run, Batch(run.launch, None, {"metrics": 0}, metrics=rows), "bench")
+        ingest.apply_batch(session, run, Batch(run.launch, None, offsets={"metrics": 0}, metrics=rows), "bench")
 
 
 # ---- all together ----------------------------------------------------------------------------------------------
@@ -340,6 +418,11 @@ def figures(kind: str, rounds: int, questions: int, runs: int) -> list[Figure]:
         ),
         lambda api: percentile(
             f"{kind}: list of {runs} runs, p95", ask(api, list_questions(api, runs), questions), 95, "ms", at_most=50
+        ),
+        lambda api: ratio(
+            f"{kind}: p95 of lists beside two comparisons, to that alone",
+            *reversed(lists_beside_comparisons(api, runs, questions)),
+            at_most=2.0,
         ),
         lambda api: median(f"{kind}: runs of {KEYS_AT_ONCE} submissions, one key", submissions(api), "runs", at_most=1),
     ]

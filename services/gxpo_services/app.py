@@ -9,9 +9,9 @@ import anyio
 from fastapi import FastAPI
 
 from gxpo_services.api import errors
-from gxpo_services.api.dependencies import MAX_SESSIONS, READS_AT_ONCE
+from gxpo_services.api.dependencies import HEAVY_AT_ONCE, MAX_SESSIONS, READS_AT_ONCE
 from gxpo_services.api.middleware import install as install_middleware
-from gxpo_services.api.openapi import describe
+from gxpo_services.api.openapi import describe, operation_id
 from gxpo_services.artifacts import trash
 from gxpo_services.checkpoints.endpoints import router as checkpoints
 from gxpo_services.comparisons.cache import ComparisonCache
@@ -53,6 +53,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         app.state.session_gate = anyio.Semaphore(MAX_SESSIONS)
         app.state.comparisons = ComparisonCache()
         app.state.read_gate = anyio.Semaphore(READS_AT_ONCE)
+        app.state.heavy_gate = anyio.Semaphore(HEAVY_AT_ONCE)
         yield
         database.close()
 
@@ -64,6 +65,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         docs_url=f"{PREFIX}/docs",
         redoc_url=None,
         openapi_url="/openapi.json",
+        generate_unique_id_function=operation_id,
     )
     app.state.settings = settings
     app.state.database = Database(settings.url)

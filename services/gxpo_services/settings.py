@@ -46,6 +46,7 @@ class ServiceSettings(BaseSettings):
     start_s: float = Field(900.0, gt=0, description="Maximum time from launch to the first heartbeat.")
     cancel_grace_s: float = Field(60.0, gt=0, description="Time to stop at the end of a step before the job is killed.")
     pause_grace_s: float = Field(900.0, gt=0, description="The same for a pause, including the checkpoint.")
+    stop_wait_s: int = Field(30, ge=1, description="Time from SIGTERM to SIGKILL when a job is stopped.")
     max_recoveries: int = Field(3, ge=0, description="Recoveries of a run before it fails.")
     max_forgotten: int = Field(5, ge=0, description="Consecutive jobs that Ray may lose without progress of the run.")
     idempotency_s: float = Field(604800.0, gt=0, description="Retention of idempotency keys (7 days).")
@@ -59,6 +60,7 @@ class ServiceSettings(BaseSettings):
     )
 
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Largest request body.")
+    max_body_s: float = Field(60.0, gt=0, description="Time in which a request body must arrive.")
     log_json: bool = Field(False, description="Log one JSON object per line instead of text.")
 
     @field_validator("ray_address", "public_url")
@@ -128,8 +130,10 @@ def read_settings(**given: Any) -> ServiceSettings:
 
 
 def make_home(settings: ServiceSettings) -> None:
-    """Create the home with mode 0700: it holds tokens. Raises ConfigError."""
+    """Create the home with mode 0700, or make it so: it holds tokens and the database. Raises ConfigError."""
     try:
         settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if settings.home.stat().st_mode & 0o077:
+            settings.home.chmod(0o700)
     except OSError as error:
         raise ConfigError(f"cannot create the home {settings.home} ({error.strerror}); check --home") from None

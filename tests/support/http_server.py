@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Literal
 
 import uvicorn
 from fastapi import FastAPI
@@ -14,8 +15,10 @@ _LONG_S = 60
 class HttpServer:
     """Entering starts it; the address is what `with` gives."""
 
-    def __init__(self, app: FastAPI) -> None:
-        config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=1)
+    def __init__(self, app: FastAPI, http: Literal["auto", "h11", "httptools"] = "auto") -> None:
+        config = uvicorn.Config(
+            app, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=1, http=http
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
 

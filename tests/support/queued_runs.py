@@ -89,3 +89,8 @@ def messages(database: Database, run_id: str) -> list[tuple[str, str]]:
     with database.reading() as session:
         query = select(Event).join(Run, Run.number == Event.run_number).where(Run.id == run_id).order_by(Event.number)
         return [(event.kind, event.message) for event in session.scalars(query)]
+
+
+def count(database: Database) -> int:
+    with database.reading() as session:
+        return len(session.scalars(select(Run.number)).all())

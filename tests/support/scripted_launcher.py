@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from gxpo_services.scheduling.launcher import Job, JobState, JobStatus, LauncherUnavailable
 
@@ -46,6 +47,10 @@ class ScriptedLauncher:
         if self.stops_at_once and job_id in self.jobs:
             self.ends(job_id, "stopped")
         self.after("stop", job_id)
+
+    def live_jobs(self, artifacts: Path) -> list[str]:
+        self._begin("live_jobs", "")
+        return [job_id for job_id, status in self.jobs.items() if status.is_alive]
 
     def resources(self) -> tuple[float, float]:
         self._begin("resources", "")

@@ -8,6 +8,7 @@ GxpoError                      exit code 1
     ├── WeightSyncMismatch     sampler and learner hold different weights
     │   └── WeightsUnavailable published weights are lost or unreachable; publishing again helps
     ├── Diverged               loss or gradient not finite in several consecutive steps
+    ├── Stalled                a phase made no progress within its time-out
     └── VerifierFailed         too many `timeout` or `error` verdicts to trust the reward
 
 LearnerDied is not a GxpoError: the controller catches it and continues from the last checkpoint.
@@ -25,6 +26,7 @@ REASONS = (
     "weight_sync_mismatch",
     "diverged",
     "lost_heartbeat",
+    "stalled",
     "training_error",
 )
 """Failure reasons of a run. Stable: the service stores them and the dashboard shows them."""
@@ -82,6 +84,12 @@ class Diverged(TrainingError):
     """Loss or gradient norm was NaN or infinite in too many consecutive steps."""
 
     reason = "diverged"
+
+
+class Stalled(TrainingError):
+    """A phase made no progress within its time-out; the message names both."""
+
+    reason = "stalled"
 
 
 class VerifierFailed(TrainingError):

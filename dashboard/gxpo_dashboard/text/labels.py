@@ -31,6 +31,7 @@ REASONS: dict[str, str] = {
     "weight_sync_mismatch": "Sampler and learner have different weights; later results would be invalid.",
     "diverged": "Three consecutive steps were not finite. Lower the learning rate, or enable the scale clamp.",
     "lost_heartbeat": "The trainer was lost too often. See the log and the events.",
+    "stalled": "A phase made no progress within its time-out. The message names the phase; the log has the stacks.",
     "training_error": "The trainer failed with an error; see the log.",
     "steps_done": "All steps are done.",
     "budget_reached": "A budget limit is reached.",

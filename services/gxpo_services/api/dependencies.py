@@ -71,9 +71,21 @@ def _writing(database: DatabaseDep, _: Gate) -> Iterator[Session]:
         yield session
 
 
+HEAVY_AT_ONCE = 1
+"""Maximum number of comparisons and heat maps that are computed at the same time, so that they never hold
+every slot of READS_AT_ONCE."""
 READS_AT_ONCE = 2
 """Maximum number of reading requests that hold a session. They share the GIL: with more of them, short queries wait for
 long ones. The second one runs while the first waits for the database."""
+
+
+async def _heavy_gate(request: Request) -> AsyncIterator[None]:
+    async with _gate(request, "heavy_gate"):
+        yield
+
+
+Heavy = Depends(_heavy_gate, scope="function")
+"""Dependency of a route whose response takes long to compute; it waits for its slot before it holds a session."""
 
 
 async def _reading(request: Request, database: DatabaseDep) -> AsyncIterator[Session]:
@@ -129,13 +141,19 @@ class ServiceRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def authenticated(request: Request) -> Response:
-            """Authenticate before reporting validation errors."""
+            """Authenticate before reading a body, and before reporting validation errors."""
+
+            async def authenticate() -> None:
+                token = await bearer(await _bearer(request))
+                await run_in_threadpool(_principal, token, request.app.state.database)
+
+            if self.body_field is not None:
+                await authenticate()
             try:
                 return await handle(request)
             except RequestValidationError:
                 if hasattr(self.endpoint, _DONE):
-                    token = await bearer(await _bearer(request))
-                    await run_in_threadpool(_principal, token, request.app.state.database)
+                    await authenticate()
                 raise
 
         return authenticated

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from fastapi import FastAPI, Request
@@ -74,6 +75,10 @@ class TooLarge(Problem, status=413, title="Too large"):
     """The body, or a list in it, exceeds its limit."""
 
 
+class TooSlow(Problem, status=408, title="Too slow"):
+    """The body did not arrive in time."""
+
+
 class Unavailable(Problem, status=503, title="Unavailable"):
     """A dependency is unavailable; a retry may succeed."""
 
@@ -88,7 +93,13 @@ class Invalid(Problem, status=422, title="Invalid request"):
 
 
 def problem_response(
-    status: int, title: str, detail: str, errors: list[FieldError] | None = None, **extra: Any
+    status: int,
+    title: str,
+    detail: str,
+    errors: list[FieldError] | None = None,
+    *,
+    headers: Mapping[str, str] | None = None,
+    **extra: Any,
 ) -> JSONResponse:
     body = {
         "type": "about:blank",
@@ -98,8 +109,8 @@ def problem_response(
         "errors": [error.model_dump() for error in errors or []],
         **extra,
     }
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else ({"Retry-After": "2"} if status == 503 else None)
-    return JSONResponse(body, status, headers=headers, media_type=MEDIA_TYPE)
+    own = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"}}.get(status, {})
+    return JSONResponse(body, status, headers={**own, **(headers or {})}, media_type=MEDIA_TYPE)
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -123,7 +134,8 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     def _http(_: Request, error: HTTPException) -> JSONResponse:
-        return problem_response(error.status_code, str(error.detail), str(error.detail))
+        # The headers say which methods there are (405).
+        return problem_response(error.status_code, str(error.detail), str(error.detail), headers=error.headers)
 
     @app.exception_handler(PoolTimeout)
     def _busy(_: Request, __: PoolTimeout) -> JSONResponse:

@@ -1,4 +1,4 @@
-"""Middleware of every request: request id, body size limit, access log and Prometheus metrics."""
+"""Middleware of every request: request id, body limits, access log and Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import re
 import secrets
 import time
 
+import anyio
 import structlog
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gxpo_services.api.errors import TooLarge, problem_response
+from gxpo_services.api.errors import TooLarge, TooSlow, problem_response
 from gxpo_services.observability.logs import get_logger
 from gxpo_services.settings import ServiceSettings
 
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _log = get_logger("gxpo_services.requests")
 
 
@@ -31,82 +33,113 @@ class HttpMetrics:
         )
 
 
+class _Refused(Exception):
+    """The body was refused while it was received; nothing of the application's response is sent."""
+
+
+class _Exchange:
+    """One request and its response: counts the body as it arrives, whatever its headers say of its length."""
+
+    def __init__(self, receive: Receive, send: Send, request_id: str, limit: int, body_s: float) -> None:
+        self._receive, self._send = receive, send
+        self._request_id, self._limit = request_id.encode(), limit
+        self._deadline = anyio.current_time() + body_s
+        self._received = 0
+        self._complete = False
+        self.status: int | None = None
+        """Of the response; None until it starts."""
+        self.refusal: type[TooLarge | TooSlow] | None = None
+
+    async def receive(self) -> Message:
+        """The next part of the body. Raises _Refused."""
+        if self._complete:
+            return await self._receive()
+        try:
+            with anyio.fail_after(self._deadline - anyio.current_time()):
+                message = await self._receive()
+        except TimeoutError:
+            self.refusal = TooSlow
+            raise _Refused from None
+        self._received += len(message.get("body", b""))
+        if self._received > self._limit:
+            self.refusal = TooLarge
+            raise _Refused
+        self._complete = message["type"] == "http.disconnect" or not message.get("more_body", False)
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the application's response, unless the body was refused."""
+        if self.refusal is None or self.status is not None:
+            await self.respond(message)
+
+    async def respond(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [
+                *message.get("headers", []),
+                (b"x-request-id", self._request_id),
+                (b"x-content-type-options", b"nosniff"),
+                (b"cache-control", b"no-store"),
+                # What is left of the body would be taken for the next request, or be awaited for ever.
+                *([] if self._complete else [(b"connection", b"close")]),
+            ]
+        await self._send(message)
+
+
 class RequestMiddleware:
     """Pure ASGI middleware; streamed responses stay streamed."""
 
     def __init__(self, app: ASGIApp, settings: ServiceSettings, metrics: HttpMetrics) -> None:
-        self.app, self.limit, self.metrics = app, settings.max_body_bytes, metrics
+        self.app, self.metrics = app, metrics
+        self.limit, self.body_s = settings.max_body_bytes, settings.max_body_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
-        given = headers.get(b"x-request-id", b"")
+        given = dict(scope["headers"]).get(b"x-request-id", b"")
         request_id = given.decode() if _ID.fullmatch(given) else secrets.token_hex(8)
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=request_id)
         begin = time.perf_counter()
-        status = 500
-
-        async def tagged(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message.setdefault("headers", [])
-                message["headers"] = [
-                    *message["headers"],
-                    (b"x-request-id", request_id.encode()),
-                    (b"x-content-type-options", b"nosniff"),
-                    (b"cache-control", b"no-store"),
-                ]
-            await send(message)
-
+        exchange = _Exchange(receive, send, request_id, self.limit, self.body_s)
         try:
-            await self._limited(scope, receive, tagged, headers.get(b"content-length", b""))
+            await self._answer(scope, exchange, request_id)
         finally:
-            seconds = time.perf_counter() - begin
-            route = scope.get("route")
-            path = getattr(route, "path", "unknown")
-            self.metrics.requests.labels(scope["method"], path, status).inc()
-            self.metrics.seconds.labels(scope["method"], path).observe(seconds)
-            run = scope.get("path_params", {}).get("run_id")
-            found = {"method": scope["method"], "path": scope["path"], "status": status} | ({"run": run} if run else {})
-            _log.info("request", **found, ms=round(seconds * 1e3, 1))
+            self._record(scope, exchange.status or 500, time.perf_counter() - begin)
 
-    async def _limited(self, scope: Scope, receive: Receive, send: Send, declared: bytes) -> None:
-        """Reject a body over the limit, by its declared length or while it is received."""
-        if declared.isdigit() and int(declared) > self.limit:
-            await self._too_large(scope, receive, send)
+    async def _answer(self, scope: Scope, exchange: _Exchange, request_id: str) -> None:
+        lengths = [value for name, value in scope["headers"] if name == b"content-length"]
+        if any(value.isdigit() and int(value) > self.limit for value in lengths):
+            await self._refuse(TooLarge, scope, exchange)
             return
-        if declared.isdigit() or scope["method"] in ("GET", "HEAD", "OPTIONS"):
-            await self.app(scope, receive, send)
-            return
-        body = b""
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-            if len(body) > self.limit:
-                await self._too_large(scope, receive, send)
-                return
-        sent = False
+        try:
+            await self.app(scope, exchange.receive, exchange.send)
+        except _Refused:
+            pass  # answered below
+        except Exception:
+            _log.exception("internal error", method=scope["method"], path=scope["path"])
+            if exchange.status is not None:
+                raise
+            detail = f"the service failed; its log has the cause under request id {request_id}"
+            await problem_response(500, "Internal error", detail)(scope, exchange.receive, exchange.respond)
+        if exchange.refusal is not None and exchange.status is None:
+            await self._refuse(exchange.refusal, scope, exchange)
 
-        async def replay() -> Message:
-            nonlocal sent
-            if sent:
-                return await receive()
-            sent = True
-            return {"type": "http.request", "body": body, "more_body": False}
+    async def _refuse(self, problem: type[TooLarge | TooSlow], scope: Scope, exchange: _Exchange) -> None:
+        large = f"the body is larger than {self.limit} bytes; send smaller requests"
+        detail = large if problem is TooLarge else f"the body did not arrive within {self.body_s:g} s; send it again"
+        await problem_response(problem.status, problem.title, detail)(scope, exchange.receive, exchange.respond)
 
-        await self.app(scope, replay, send)
-
-    async def _too_large(self, scope: Scope, receive: Receive, send: Send) -> None:
-        detail = f"the body is larger than {self.limit} bytes; send smaller requests"
-        await problem_response(TooLarge.status, TooLarge.title, detail)(scope, receive, send)
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
+        # Labels come from the routes: each invented method or path would be a series for ever.
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        path = getattr(scope.get("route"), "path", "unknown")
+        self.metrics.requests.labels(method, path, status).inc()
+        self.metrics.seconds.labels(method, path).observe(seconds)
+        run = scope.get("path_params", {}).get("run_id")
+        found = {"method": scope["method"], "path": scope["path"], "status": status} | ({"run": run} if run else {})
+        _log.info("request", **found, ms=round(seconds * 1e3, 1))
 
 
 def install(app: FastAPI, settings: ServiceSettings) -> None:

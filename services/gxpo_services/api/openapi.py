@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 
 from gxpo_services.api.errors import PROBLEM, ProblemDetails, responses
 
@@ -18,6 +19,13 @@ TAGS = [
     {"name": "tokens", "description": "Access tokens and roles."},
     {"name": "health", "description": "Health checks and Prometheus metrics."},
 ]
+
+
+def operation_id(route: APIRoute) -> str:
+    """`runs_submit`: the domain, and the endpoint's name without it. Generated clients name their methods so."""
+    domain = str(route.tags[0]) if route.tags else "api"
+    words = [word for word in route.name.split("_") if word not in (domain, domain.removesuffix("s"))]
+    return "_".join([domain, *(words or ["list"])])
 
 
 def describe(app: FastAPI) -> None:
@@ -37,7 +45,7 @@ def describe(app: FastAPI) -> None:
             for path in schema["paths"].values():
                 for operation in path.values():
                     # Any body can be malformed or too large. FastAPI's own 422 has another schema.
-                    more = responses(400, 413) if "requestBody" in operation else {}
+                    more = responses(400, 408, 413) if "requestBody" in operation else {}
                     answers = {str(status): text for status, text in more.items()} | operation["responses"]
                     errors = [text for status, text in answers.items() if status.isdigit() and int(status) >= 400]
                     for text in errors:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from gxpo_services.api.dependencies import DatabaseDep, ReadSession, ServiceRoute, Viewer
+from gxpo_services.api.dependencies import DatabaseDep, Heavy, ReadSession, ServiceRoute, Viewer
 from gxpo_services.api.errors import responses
 from gxpo_services.api.fields import GroupId
 from gxpo_services.comparisons import export as exports
@@ -19,11 +19,16 @@ from gxpo_services.comparisons.schemas import CompareQuery, ComparisonView, Expo
 
 router = APIRouter(route_class=ServiceRoute, tags=["comparisons"], responses=responses(401, 403, 404, 422, 503))
 
-_BYTES = {"schema": {"type": "string", "format": "binary"}}
+_TEXT, _BYTES = {"schema": {"type": "string"}}, {"schema": {"type": "string", "format": "binary"}}
 _FILES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The file, or a zip of files; Content-Disposition names it.",
-        "content": {kind.partition(";")[0]: _BYTES for kind in (*MEDIA_TYPES.values(), "application/zip")},
+        "content": {
+            MEDIA_TYPES["csv"].partition(";")[0]: _TEXT,
+            MEDIA_TYPES["jsonl"]: _TEXT,
+            MEDIA_TYPES["parquet"]: _BYTES,
+            "application/zip": _BYTES,
+        },
     }
 }
 
@@ -33,7 +38,7 @@ async def _cache(request: Request) -> ComparisonCache:
     return cache
 
 
-@router.get("/compare", summary="Compare runs", response_model=ComparisonView)
+@router.get("/compare", summary="Compare runs", response_model=ComparisonView, dependencies=[Heavy])
 def compare_runs(
     query: Annotated[CompareQuery, Query()],
     _: Viewer,
@@ -49,7 +54,7 @@ def compare_runs(
     return Response(service.compare_as_json(session, query, cache), media_type="application/json")
 
 
-@router.get("/groups/{group_id}/heatmap", summary="A sweep over two settings")
+@router.get("/groups/{group_id}/heatmap", summary="A sweep over two settings", dependencies=[Heavy])
 def group_heat_map(
     group_id: GroupId, query: Annotated[HeatMapQuery, Query()], _: Viewer, session: ReadSession
 ) -> HeatMapView:

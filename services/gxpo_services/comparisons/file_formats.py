@@ -1,6 +1,7 @@
 """Streaming CSV, Parquet and JSON Lines writers.
 
-csv      header line; NaN, Infinity, -Infinity; a missing value is an empty cell
+csv      header line; NaN, Infinity, -Infinity; a missing value is an empty cell; ' before a text that a spreadsheet
+         would take for a formula
 parquet  typed columns; NaN and the infinities are floats; a missing value is null
 jsonl    one object per line; NaN and the infinities are strings; a missing value is null
 """
@@ -29,6 +30,8 @@ MEDIA_TYPES: dict[Format, str] = {
     "jsonl": "application/x-ndjson",
 }
 _ROW_GROUP = 100_000
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""First characters of a cell that spreadsheets execute. Names and notes are free text of other people."""
 
 
 def columns(**names: str) -> dict[str, Kind]:
@@ -62,7 +65,9 @@ def _csv(columns: Columns, rows: Rows) -> Iterator[bytes]:
 
 
 def _word(value: Any) -> Any:
-    return plain(value) if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return plain(value)
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def _jsonl(columns: Columns, rows: Rows) -> Iterator[bytes]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
@@ -36,11 +38,22 @@ def ready(database: DatabaseDep) -> dict[str, str]:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **responses(401, 503)},
 )
 def prometheus(request: Request, _: Viewer, session: ReadSession) -> Response:
-    """Request counts, latencies and runs by state in Prometheus' text format; requires a token."""
+    """Requests, latencies, runs by state and the schedulers' work in Prometheus' text format; requires a token."""
     registry = CollectorRegistry()
     gauge = Gauge("gxpo_runs", "Runs by state.", ("state",), registry=registry)
     counts = repository.count_by_state(session)
     for state in RunState:
         gauge.labels(state.value).set(counts.get(state, 0))
+    now = time.time()
+    gauges = {
+        "gxpo_queue_wait_seconds": ("Longest wait of a queued run.", now - (repository.queued_since(session) or now)),
+        "gxpo_runs_without_scheduler": (
+            "Executing runs that no scheduler holds.",
+            repository.count_without_lease(session, now),
+        ),
+        "gxpo_run_recoveries": ("Recoveries of all runs that are not deleted.", repository.sum_recoveries(session)),
+    }
+    for name, (description, value) in gauges.items():
+        Gauge(name, description, registry=registry).set(value)
     body = generate_latest(request.app.state.http_metrics.registry) + generate_latest(registry)
     return Response(body, media_type=CONTENT_TYPE_LATEST)

@@ -69,6 +69,27 @@ def drain(database: Database, run_id: str, folder: Path, launch: int, lease_toke
     return None
 
 
+def forget_lost_lines(database: Database, run_id: str, folder: Path, launch: int, lease_token: int) -> None:
+    """Lower the line offsets to what the files hold, before `launch` writes to them.
+
+    A host that lost its page cache, or a restored back-up, leaves fewer lines than were received. The next launch
+    continues the file there, so its lines would be skipped as already received. Rows of lost lines stay: an attempt
+    that repeats their steps replaces them. Raises StateChanged as `drain` does.
+    """
+    run = _Leased(database, run_id, launch, lease_token)
+    files = RunFiles(folder.parent, folder.name)
+    for kind, name in FILES.items():
+        received = run.lines(kind)
+        if received:
+            try:
+                with files.open(name) as file:
+                    held = _num_lines(file)
+            except FileNotFoundError:
+                held = 0
+            if held < received:
+                run.lower(kind, held, f"{name} holds {held} lines of the {received} that were received")
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Leased:
     """A run that this scheduler holds; every transaction verifies the lease."""
@@ -92,6 +113,13 @@ class _Leased:
             apply_batch(session, run, batch, ACTOR)
             if left_out is not None:
                 events.record(session, run.number, ACTOR, "lines_left_out", left_out)
+
+    def lower(self, kind: Kind, lines: int, message: str) -> None:
+        """Set the number of lines received of a file to a lower one, with an event."""
+        with self.database.writing() as session:
+            run = self._locked(session)
+            run.offsets = {**run.offsets, kind: lines}
+            events.record(session, run.number, ACTOR, "lines_lost", message)
 
     def _locked(self, session: Session) -> Run:
         run = repository.lock(session, self.run_id)
@@ -154,6 +182,15 @@ def _rows(kind: Kind, name: str, file: BinaryIO, begin: int) -> Iterator[_Line]:
             yield parse_row(kind, content, place), None, len(line)
         except BadRow as error:
             yield None, str(error), len(line)
+
+
+def _num_lines(file: BinaryIO) -> int:
+    """Number of lines up to the last one that is an object; a launch truncates what follows it."""
+    found = 0
+    for number, line in enumerate(_lines(file), start=1):
+        if line is None or (line.startswith(b"{") and line.endswith(b"}")):
+            found = number
+    return found
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:

@@ -7,7 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import StreamingResponse
 
-from gxpo_services.api.dependencies import DatabaseDep, ServiceRoute, Settings
+from gxpo_services.access.repository import find_by_secret
+from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRoute, Settings
 from gxpo_services.api.errors import responses
 from gxpo_services.api.existing_run import ExistingRun
 from gxpo_services.api.fields import MAX_INTEGER
@@ -47,15 +48,21 @@ async def stream_log(
     run_id: ExistingRun,
     settings: Settings,
     database: DatabaseDep,
+    token: BearerToken,
     offset: Offset = 0,
     last_event_id: Annotated[int | None, Header(ge=0, le=MAX_INTEGER, description="Offset to resume from.")] = None,
 ) -> StreamingResponse:
-    """Server-Sent Events: `log` with {text, offset, next_offset}, `truncated` when the log was restarted, and `end`
-    when the run has ended and its whole log has been sent."""
+    """Server-Sent Events: `log` with {text, offset, next_offset}, `truncated` when the log was restarted, `end` when
+    the run has ended and its whole log has been sent, `revoked` when the token has become invalid."""
     begin = last_event_id if last_event_id is not None else offset
     run = RunFiles(settings.artifacts, run_id)
-    stream = log_file.follow(run, lambda: _is_over(database, run_id), begin)
+    stream = log_file.follow(run, lambda: _is_over(database, run_id), lambda: _is_valid(database, token), begin)
     return StreamingResponse(stream, media_type="text/event-stream")
+
+
+def _is_valid(database: Database, token: str) -> bool:
+    with database.autocommit_connection() as connection:
+        return find_by_secret(connection, token) is not None
 
 
 def _is_over(database: Database, run_id: str) -> bool:

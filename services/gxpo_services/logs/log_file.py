@@ -60,6 +60,7 @@ def read_log(run: RunFiles, offset: int, limit: int) -> LogPiece:
 async def follow(
     run: RunFiles,
     is_over: Callable[[], bool],
+    may_read: Callable[[], bool],
     offset: int,
     *,
     pause_s: float = 0.5,
@@ -70,15 +71,19 @@ async def follow(
         event: log         data: {"text", "offset", "next_offset"}, id: next_offset
         event: truncated   the log was restarted; the following text is from its beginning
         event: end         the run has ended
+        event: revoked     the reader's token is no longer valid
 
     A comment every `heartbeat_s` seconds without text keeps the connection open. is_over: whether the run has ended;
-    called in a thread, like the reads.
+    called in a thread, like the reads. may_read: whether the reader's token is still valid; asked before each read.
     """
     yield b": log\n\n"
     quiet_s = 0.0
     while True:
         # Checked before the read, so that the last output is not missed.
         over = await run_sync(is_over)
+        if not await run_sync(may_read):
+            yield _event("revoked", {"next_offset": offset})
+            return
         piece = await run_sync(read_log, run, offset, LARGEST_PIECE)
         if piece.was_cut:
             yield _event("truncated", {"offset": 0})

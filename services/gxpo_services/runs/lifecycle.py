@@ -29,6 +29,7 @@ class Outcome(BaseModel):
     ended_by: str | None = Field(None, max_length=20, description="The budget limit that was reached.")
     reason: str | None = Field(None, max_length=40, description="Why it failed.")
     message: str = Field("", max_length=20_000)
+    recoverable: bool = Field(False, description="A failed run should be launched again.")
 
 
 def move(
@@ -69,11 +70,17 @@ def move(
 def apply_outcome(session: Session, run: Run, outcome: Outcome, *, actor: str, lease_token: int | None = None) -> bool:
     """Move a run to the state that follows its outcome; False when the outcome does not apply.
 
-    An outcome of an earlier launch is ignored. If a run finishes before a pause or cancel request takes effect, its
-    outcome wins. A run that pauses after a cancel request becomes cancelled.
+    An outcome of an earlier launch is ignored; a recoverable failure is left to the scheduler. If a run finishes before
+    a pause or cancel request takes effect, its outcome wins. A run that pauses after a cancel request becomes
+    cancelled.
     """
     state = RunState(run.state)
-    if outcome.attempt != run.launch or state in TERMINAL or state in (RunState.QUEUED, RunState.PAUSED):
+    if (
+        outcome.recoverable
+        or outcome.attempt != run.launch
+        or state in TERMINAL
+        or state in (RunState.QUEUED, RunState.PAUSED)
+    ):
         return False
     if state in (RunState.STARTING, RunState.RECOVERING) and outcome.outcome != "failed":
         # It ran: heartbeat and outcome arrived together.

@@ -33,12 +33,20 @@ class JobRefused(Exception):
 @dataclass(frozen=True, slots=True)
 class Job:
     """One launch of a run. id: never reused. log: file in the run's folder (the working directory) for the command's
-    output. env: environment variables, none of them secret."""
+    output. env: environment variables, none of them secret. owner: who submitted the run."""
 
     id: str
     command: tuple[str, ...]
     log: Path
     env: Mapping[str, str] = field(default_factory=dict)
+    owner: str = ""
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What Ray's own dashboard shows of the job. `gxpo_artifacts` tells the jobs of one service from others'."""
+        run, _, launch = self.id.rpartition("-")
+        artifacts = str(self.log.parent.parent)
+        return {"gxpo_run": run, "gxpo_launch": launch, "gxpo_owner": self.owner, "gxpo_artifacts": artifacts}
 
     @property
     def entrypoint(self) -> str:
@@ -74,6 +82,9 @@ class Launcher(Protocol):
 
     def stop(self, job_id: str) -> None:
         """Terminate a job, then kill it; returns immediately. Does nothing when the job has ended or is unknown."""
+
+    def live_jobs(self, artifacts: Path) -> list[str]:
+        """Ids of all pending and running jobs of the service with this artifact folder."""
 
     def resources(self) -> tuple[float, float]:
         """Logical CPUs and GPUs of the whole cluster, free or not."""
@@ -114,6 +125,7 @@ class RayLauncher:
             "entrypoint": job.entrypoint,
             "submission_id": job.id,
             "entrypoint_num_cpus": 0,
+            "metadata": job.metadata,
             "runtime_env": {"env_vars": {"PYTHONUNBUFFERED": "1", **job.env}},
         }
         answer = self._ask("POST", "/api/jobs/", json=body)
@@ -138,6 +150,21 @@ class RayLauncher:
         # Ray responds with an error when the job has just ended; its status shows that.
         if answer.status_code not in (200, 404) and self.status(job_id).is_alive:
             raise JobRefused(f"Ray at {self._address} did not stop job {job_id}: {_reason(answer)}")
+
+    def live_jobs(self, artifacts: Path) -> list[str]:
+        answer = self._ask("GET", "/api/jobs/")
+        try:
+            found = answer.json() if answer.status_code == 200 else None
+            return [
+                str(job["submission_id"])
+                for job in found or ()
+                if job["status"] in ("PENDING", "RUNNING")
+                and (job.get("metadata") or {}).get("gxpo_artifacts") == str(artifacts)
+            ]
+        except (KeyError, TypeError, ValueError) as error:
+            raise LauncherUnavailable(
+                f"Ray at {self._address} returned jobs in an unknown format: {error!r}"
+            ) from error
 
     def resources(self) -> tuple[float, float]:
         answer = self._ask("GET", "/api/v0/nodes", params={"detail": "true", "limit": 10000})

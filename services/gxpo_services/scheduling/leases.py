@@ -54,6 +54,11 @@ def held(session: Session, run_id: str, owner: str, lease_token: int) -> Run | N
     return session.scalar(query)
 
 
+def current_jobs(session: Session) -> set[str]:
+    """Ids of the jobs of all executing runs, of every scheduler."""
+    return set(session.scalars(select(Run.job_id).where(_executing(), Run.job_id.is_not(None))))
+
+
 def job_of_ended(session: Session, run_id: str) -> str | None:
     """The last job of a run that no longer executes; None when it executes or has no job."""
     return session.scalar(select(Run.job_id).where(Run.id == run_id, Run.state.not_in(sorted(EXECUTING))))

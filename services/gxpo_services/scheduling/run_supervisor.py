@@ -15,7 +15,7 @@ from gxpo_services.configs import policy
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables.runs import Run
 from gxpo_services.events import repository as events
-from gxpo_services.ingest.drain import drain
+from gxpo_services.ingest.drain import drain, forget_lost_lines
 from gxpo_services.observability import logs
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import lifecycle
@@ -91,6 +91,8 @@ class RunSupervisor:
             request_age_s=now - (run.wish_at or now),
             limits=self._limits,
         )
+        if action == "stop" and run.phase:
+            why += f"; its last phase was {run.phase}"
         if action == "submit":
             self._submit(run, run.job_id, hold)
         elif action == "stop":
@@ -104,7 +106,13 @@ class RunSupervisor:
         with self._database.reading() as session:
             job_id = leases.job_of_ended(session, run_id)
         if job_id is not None:
+            self.end_job(job_id)
+
+    def end_job(self, job_id: str) -> None:
+        """Stop a job unless it ends by itself within cancel_grace_s."""
+        if job_id not in self._ending:
             self._ending[job_id] = self._clock()
+            self._log.info("job outlives its run", job=job_id)
 
     def end_jobs(self) -> None:
         """Stop jobs that outlive their run, to free their resources."""
@@ -142,6 +150,7 @@ class RunSupervisor:
                     return
                 secret = launches.renew_secret(session, found, lease_token=hold.lease_token)
             hold.secret = secret
+        forget_lost_lines(self._database, run.id, folder, run.launch, hold.lease_token)
         try:
             run_folder.prepare(folder, run, url=self._settings.api_url, token=hold.secret)
         except ValidationError as error:
@@ -152,8 +161,13 @@ class RunSupervisor:
             detail = f"cannot write the run's folder: {error}; free space or fix GXPO_ARTIFACT_ROOT, then retry"
             self._fail(run, hold, "disk_full" if full else "setup_failed", detail)
             return
-        env = {"GXPO_REWARD_ALLOWLIST": ",".join(self._settings.allowed_rewards)}
-        self._launcher.submit(Job(job_id, tuple(self._command(folder)), folder / run_folder.LOG, env))
+        env = {
+            "GXPO_REWARD_ALLOWLIST": ",".join(self._settings.allowed_rewards),
+            # Ray's default of 3 s between SIGTERM and SIGKILL is too short for a checkpoint.
+            "RAY_JOB_STOP_WAIT_TIME_S": str(self._settings.stop_wait_s),
+        }
+        command = tuple(self._command(folder))
+        self._launcher.submit(Job(job_id, command, folder / run_folder.LOG, env, owner=run.created_by))
         self._log.info("job submitted", run=run.id, job=job_id)
 
     def _stop(self, run: Run, job_id: str, hold: Hold, why: str) -> None:
@@ -183,21 +197,29 @@ class RunSupervisor:
                 session, found, outcome, actor=self._actor, lease_token=hold.lease_token
             ):
                 return
-            secret = self._conclude(session, found, hold.lease_token, job, why)
+            reason = None
+            if outcome is not None and outcome.recoverable:
+                reason, why = outcome.reason, f"{outcome.reason}: {outcome.message}"
+            secret = self._conclude(session, found, hold.lease_token, job, why, reason)
         hold.secret = secret
         self._log.info("launch over", run=run.id, launch=run.launch, why=why, state=str(found.state))
 
-    def _conclude(self, session: Session, run: Run, lease_token: int, job: JobStatus, why: str) -> str | None:
-        """Conclude a launch without an outcome; returns the secret of the next launch, if any."""
+    def _conclude(
+        self, session: Session, run: Run, lease_token: int, job: JobStatus, why: str, reason: str | None
+    ) -> str | None:
+        """Conclude a launch that left no final outcome; returns the secret of the next launch, if any.
+
+        reason: of a recoverable failure that the trainer itself reported.
+        """
         state = RunState(run.state)
         given_up = {RunState.CANCELLING: RunState.CANCELLED, RunState.PAUSING: RunState.PAUSED}
         if state in given_up:
             lifecycle.move(session, run, given_up[state], actor=self._actor, message=why, lease_token=lease_token)
             return None
-        counted = job.state != "unknown" or state is not RunState.RUNNING
+        counted = job.state != "unknown" or state is not RunState.RUNNING or reason is not None
         too_often = self._recovered_too_often(run, job) if counted else self._forgotten_too_often(session, run)
         if too_often is not None:
-            reason = supervision.failure_reason(state, job)
+            reason = reason or supervision.failure_reason(state, job)
             launches.fail(session, run, reason, f"{why}; {too_often}", actor=self._actor, lease_token=lease_token)
             return None
         return launches.relaunch(

@@ -37,6 +37,8 @@ from gxpo_trainer.errors import ConfigError
 
 MISFIT_S = 60.0
 """Time that a run larger than the cluster waits for the cluster to grow."""
+RECONCILE_EVERY_S = 60.0
+"""Interval at which the launcher's jobs are compared with the database; also at the first round."""
 CLEAN_EVERY_S = 600.0
 CLEANED_AT_ONCE = 500
 """Expired idempotency keys deleted per round; after a full batch the next round continues."""
@@ -47,7 +49,8 @@ class Scheduler:
     """A scheduler; several may share a database.
 
     A round (`tick`): renew leases and take over orphaned runs; claim queued runs; supervise each held run
-    (run_supervisor.py); every CLEAN_EVERY_S delete expired idempotency keys.
+    (run_supervisor.py); every RECONCILE_EVERY_S find jobs without a run; every CLEAN_EVERY_S delete expired
+    idempotency keys.
 
     owner: unique per process start. command: of a job, from the run's folder. api_answers: whether trainers can report.
     clock: seconds since 1970.
@@ -77,7 +80,7 @@ class Scheduler:
             clock=clock,
         )
         self._held: dict[str, Hold] = {}
-        self._renewed_at = self._clean_at = 0.0
+        self._renewed_at = self._clean_at = self._reconcile_at = 0.0
         self._misfits: dict[int, float] = {}
         self._ended_of_studies: dict[int, int] = {}
         self._errors: dict[str, str] = {}
@@ -105,6 +108,7 @@ class Scheduler:
                     self._hold_leases()
                 if run_id in self._held:
                     self._advance(run_id, self._held[run_id])
+            self._reconcile()
             self._supervisor.end_jobs()
         self._clean()
 
@@ -135,6 +139,19 @@ class Scheduler:
             if self._errors.get(run_id) != repr(error):
                 self._errors[run_id] = repr(error)
                 self._log.exception("supervision of run failed", run=run_id)
+
+    def _reconcile(self) -> None:
+        """Find jobs that outlived their run, such as those of a scheduler that was killed."""
+        now = self._clock()
+        if now < self._reconcile_at:
+            return
+        live = self._launcher.live_jobs(self._settings.artifacts)
+        if live:
+            with self._database.reading() as session:
+                current = leases.current_jobs(session)
+            for job_id in sorted(set(live) - current):
+                self._supervisor.end_job(job_id)
+        self._reconcile_at = now + RECONCILE_EVERY_S
 
     def _clean(self) -> None:
         now = self._clock()

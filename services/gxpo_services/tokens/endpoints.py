@@ -7,16 +7,16 @@ from fastapi import APIRouter
 from gxpo_services.api.dependencies import Admin, ReadSession, ServiceRoute, Viewer, WriteSession
 from gxpo_services.api.errors import responses
 from gxpo_services.tokens import service
-from gxpo_services.tokens.schemas import NewTokenView, RoleWord, TokenRequest, TokenView
+from gxpo_services.tokens.schemas import NewTokenView, OwnTokenView, RoleWord, TokenRequest, TokenView
 
 router = APIRouter(route_class=ServiceRoute, prefix="/tokens", tags=["tokens"], responses=responses(401, 403, 422, 503))
 
 
 @router.get("/me", summary="The current token")
-def me(principal: Viewer) -> dict[str, str]:
+def me(principal: Viewer) -> OwnTokenView:
     """Name, id and role of the current token."""
     role: RoleWord = principal.role.word  # type: ignore[assignment]
-    return {"id": principal.token_id, "name": principal.name, "role": role}
+    return OwnTokenView(id=principal.token_id, name=principal.name, role=role)
 
 
 @router.get("", summary="List tokens")

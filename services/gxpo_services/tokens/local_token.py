@@ -35,9 +35,15 @@ def ensure_local_token(session: Session, file: Path) -> str:
             return secret
     made = create(session, TokenRequest(name="local", role="admin"), actor="first start")
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(file.name + ".part")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-        stream.write(made.token + "\n")
-    partial.replace(file)
+    replace_secret(file, made.token + "\n")
     return made.token
+
+
+def replace_secret(file: Path, content: str) -> None:
+    """Replace a file that only its owner can read (mode 0600), atomically."""
+    partial = file.with_name(file.name + ".part")
+    partial.unlink(missing_ok=True)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        stream.write(content)
+    partial.replace(file)

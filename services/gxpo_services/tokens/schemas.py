@@ -21,6 +21,14 @@ class TokenRequest(BaseModel):
     days: float | None = Field(None, gt=0, le=36500, description="Days until it expires; null: never.")
 
 
+class OwnTokenView(BaseModel):
+    """The token of the request."""
+
+    id: str
+    name: str
+    role: RoleWord
+
+
 class TokenView(BaseModel):
     """A token without its secret. Times are seconds since 1970."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
@@ -30,6 +31,16 @@ def server() -> Iterator[IngestServer]:
     made = IngestServer().start()
     yield made
     made.stop()
+
+
+def test_lines_are_on_disk_before_they_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a power cut could leave a file with fewer lines than the service received."""
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'{"a": 1}\n')
+    synced: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink()))
+    assert LineTail(file).peek(10, 1000, at_least_one=True) == [b'{"a": 1}']
+    assert synced == [file]
 
 
 class Run:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gxpo_trainer.errors import GxpoError
+from gxpo_trainer.errors import GxpoError, Stalled
 from gxpo_trainer.jsonl import write_json
 
 OUTCOME = "outcome.json"
@@ -20,7 +20,8 @@ class Outcome:
     """Outcome of a launch that ended by itself; a killed one leaves none.
 
     attempt: number of the launch. time: seconds since 1970. ended_by: the budget limit that a succeeded run reached.
-    reason: one of errors.REASONS for a failed run.
+    reason: one of errors.REASONS for a failed run. recoverable: the cause is outside of the run, so that a service
+    should launch a failed run again.
     """
 
     attempt: int
@@ -29,6 +30,7 @@ class Outcome:
     ended_by: str | None = None
     reason: str | None = None
     message: str = ""
+    recoverable: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -58,6 +60,11 @@ def reason_of(error: BaseException, *, setting_up: bool = False) -> str:
         if isinstance(cause, GxpoError) and cause.reason != GxpoError.reason:
             return cause.reason
     return "setup_failed" if setting_up else GxpoError.reason
+
+
+def is_recoverable(error: BaseException) -> bool:
+    """Whether the same run may succeed when it is launched again."""
+    return any(isinstance(cause, Stalled) for cause in _causes(error))
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import bisect
 import json
 import math
+import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -60,12 +61,16 @@ class LineTail:
                 begin += len(block)
 
     def peek(self, max_lines: int, max_bytes: int, *, at_least_one: bool) -> list[bytes]:
-        """The next lines without newlines, without moving. at_least_one: return one line even above `max_bytes`."""
+        """The next lines without newlines, without moving. at_least_one: return one line even above `max_bytes`.
+
+        They are on disk: after a power cut the file must not hold fewer lines than the service received.
+        """
         if max_lines < 1 or not self._has_more():
             return []
         lines: list[bytes] = []
         size = 0
         with self.path.open("rb") as file:
+            os.fsync(file.fileno())
             file.seek(self._byte)
             while len(lines) < max_lines and (line := file.readline()).endswith(b"\n"):
                 size += len(line)

@@ -7,6 +7,8 @@ examples are derived from a fixed seed, so that a failure comes back.
 from __future__ import annotations
 
 import itertools
+import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import cycle
@@ -47,8 +49,10 @@ LEFT_OUT = [
     f"GET {API}/runs/{{run_id}}/logs/stream",  # lasts as long as its run
     f"DELETE {API}/tokens/{{token_id}}",  # would revoke the tokens that the requests are made with
 ]
-EXAMPLES_OF_ONE = 6
-SEQUENCES, STEPS = 25, 12
+SIZE = int(os.environ.get("GXPO_FUZZ", "1"))
+"""How many times as many requests as in the test suite; `make fuzz` sends more than 20,000 to each database."""
+EXAMPLES_OF_ONE = 6 * SIZE
+SEQUENCES, STEPS = 25 * SIZE, 12
 TABLES = metadata.sorted_tables
 
 
@@ -108,8 +112,11 @@ def test_no_single_request_finds_an_undocumented_answer(schema: OpenApiSchema, t
                     place[name] = real if place is case.path_parameters else [real]
             answer = case.call(headers={"Authorization": f"Bearer {next(secrets)}"})
             case.validate_response(answer, checks=CHECKS)
+            statuses[answer.status_code] += 1
 
         return ask
+
+    statuses: Counter[int] = Counter()
 
     for result in schema.get_all_operations():
         for mode in GenerationMode:
@@ -119,6 +126,8 @@ def test_no_single_request_finds_an_undocumented_answer(schema: OpenApiSchema, t
             # What takes no input cannot be asked wrongly.
             with suppress(*([Unsatisfiable] if mode is GenerationMode.NEGATIVE else [])):
                 settings_of(EXAMPLES_OF_ONE)(given(case=cases)(ask_with(ids)))()
+    assert statuses.total() > 300 * SIZE, statuses
+    print(f"{statuses.total()} requests: {sorted(statuses.items())}")
 
 
 def test_no_sequence_of_requests_finds_an_undocumented_answer(

@@ -209,6 +209,25 @@ def test_a_log_is_followed_until_the_run_has_ended(
             assert stream.next()[0] == "end"
 
 
+def test_a_stream_ends_when_its_token_is_revoked(
+    served: str, database: Database, run_id: str, folder: Path, token_for: Any
+) -> None:
+    (folder / "train.log").write_text("one\n")
+    runs.change(database, run_id, state=RunState.RUNNING)
+    admin, reader = ({"Authorization": f"Bearer {token_for(role)}"} for role in ("admin", "viewer"))
+    with httpx.Client(timeout=30.0, trust_env=False) as http:
+        mine = http.get(f"{served}/api/v1/tokens/me", headers=reader).json()["id"]
+        with http.stream("GET", served + path(run_id, "logs/stream"), headers=reader) as response:
+            stream = Stream(response)
+            assert stream.next()[0] == "log"
+            http.delete(f"{served}/api/v1/tokens/{mine}", headers=admin).raise_for_status()
+            (folder / "train.log").write_text("one\ntwo\n")
+            kinds = [stream.next()[0]]
+            if kinds == ["log"]:  # read before the token was revoked
+                kinds.append(stream.next()[0])
+            assert kinds[-1] == "revoked"
+
+
 # ---- checkpoints -----------------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ from support.reporting import (
 )
 
 from gxpo_services.db.database import Database
-from gxpo_services.ingest.drain import drain
+from gxpo_services.ingest.drain import drain, forget_lost_lines
 from gxpo_services.metrics import repository
 from gxpo_services.run_states import RunState
 from gxpo_services.runs.lifecycle import StateChanged
@@ -69,6 +69,34 @@ def test_the_rest_of_the_files_and_the_outcome_are_read(database: Database, fold
     before = runs.row(database, run_id)
     assert drain(database, run_id, folder, 1, 1) == outcome
     assert runs.row(database, run_id) == before
+
+
+def test_lines_that_a_power_cut_took_do_not_hide_those_of_the_next_launch(database: Database, folder: Path) -> None:
+    """100 lines were received, 85 and a torn one are on disk: the next launch's lines count from 86 on."""
+    launched = launch(database)
+    run_id = launched.split()[0]
+    rows = [metric_row(step, a=float(step)) for step in range(1, 101)]
+    send(database, launched, body(1, metrics=rows, samples=[sample_row(1)]))
+    write_lines(folder / "metrics.jsonl", rows[:85])
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"attempt": 1, "st')
+    assert drain(database, run_id, folder, 1, 1) is None
+    launch(database, run_id, number=2)
+    forget_lost_lines(database, run_id, folder, 2, 2)
+    assert runs.get(database, run_id).offsets["metrics"] == 85
+    assert runs.get(database, run_id).offsets["samples"] == 0, "this file is gone altogether"
+    messages = [message for kind, message in runs.messages(database, run_id) if kind == "lines_lost"]
+    assert messages[0] == "metrics.jsonl holds 85 lines of the 100 that were received"
+    # The second attempt resumes at the checkpoint of step 80.
+    repeated = [metric_row(step, attempt=2, a=-float(step)) for step in range(81, 111)]
+    write_lines(folder / "metrics.jsonl", rows[:85] + repeated)
+    drain(database, run_id, folder, 2, 2)
+    expected = [(step, float(step)) for step in range(1, 81)] + [(step, -float(step)) for step in range(81, 111)]
+    assert curve(database, run_id, "a") == expected
+    assert runs.get(database, run_id).offsets["metrics"] == 115
+    before = runs.row(database, run_id)
+    forget_lost_lines(database, run_id, folder, 2, 2)
+    assert runs.row(database, run_id) == before, "nothing is missing"
 
 
 def test_only_the_outcome_of_this_launch_counts(database: Database, folder: Path) -> None:

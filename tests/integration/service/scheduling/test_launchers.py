@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,8 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Job]:
         script = folder / f"job{number}.py"
         script.write_text(code)
         name = f"{tmp_path.name}-{number}"
-        return Job(name, (sys.executable, str(script), str(folder), "a;b"), folder / "train.log")
+        command = (sys.executable, str(script), str(folder), "a;b")
+        return Job(name, command, folder / "train.log", {"RAY_JOB_STOP_WAIT_TIME_S": "1"})
 
     return make
 
@@ -134,6 +136,7 @@ def test_a_job_that_is_stopped_ends_even_when_it_does_not_want_to(
     launcher.submit(found)
     pid = int(until_written(found.log.parent / "pid"))
     assert until(launcher, found.id, lambda status: status.state == "running").is_alive
+    assert found.id in launcher.live_jobs(found.log.parent.parent)
     deadline = time.monotonic() + WAIT_S
     while launcher.status(found.id).is_alive:
         launcher.stop(found.id)
@@ -141,6 +144,7 @@ def test_a_job_that_is_stopped_ends_even_when_it_does_not_want_to(
         time.sleep(0.2)
     assert not is_alive(pid)
     launcher.stop(found.id)
+    assert found.id not in launcher.live_jobs(found.log.parent.parent)
 
 
 def is_alive(pid: int) -> bool:
@@ -162,6 +166,21 @@ def test_ray_reports_the_cluster_resources(ray_launcher: RayLauncher) -> None:
 
 
 @pytest.mark.engine
+def test_ray_tells_who_runs_what_and_keeps_the_jobs_of_two_services_apart(
+    ray_launcher: RayLauncher, job: Callable[..., Job], tmp_path: Path
+) -> None:
+    found = replace(job("import time; time.sleep(600)"), owner="ada")
+    ray_launcher.submit(found)
+    until(ray_launcher, found.id, lambda status: status.state == "running")
+    assert ray_launcher.live_jobs(tmp_path) == [found.id]
+    assert ray_launcher.live_jobs(tmp_path / "another") == []
+    shown = ray_launcher._ask("GET", f"/api/jobs/{found.id}").json()["metadata"]
+    assert shown["gxpo_owner"] == "ada"
+    assert f"{shown['gxpo_run']}-{shown['gxpo_launch']}" == found.id
+    ray_launcher.stop(found.id)
+    ended(ray_launcher, found.id)
+
+
 def test_ray_without_its_token_is_not_there(ray_head: RayHead, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)

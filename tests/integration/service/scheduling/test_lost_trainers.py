@@ -14,11 +14,13 @@ from support import queued_runs as runs
 from support.scheduling import Clock, Make
 from support.scripted_launcher import ScriptedLauncher
 
+from gxpo_services.api.ids import new_id
 from gxpo_services.db.database import Database
 from gxpo_services.events import repository as events
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling import run_folder
-from gxpo_services.scheduling.scheduler import Scheduler
+from gxpo_services.scheduling.launcher import JobStatus
+from gxpo_services.scheduling.scheduler import RECONCILE_EVERY_S, Scheduler
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.training.run_lock import process_start
 
@@ -112,6 +114,37 @@ def test_what_a_trainer_calls_its_events_counts_for_nothing(
     launcher.jobs.clear()
     scheduler.tick()
     assert runs.get(database, run_id).state == S.RECOVERING
+
+
+def test_a_job_without_a_run_is_found_after_a_restart_of_the_scheduler_and_ended(
+    database: Database,
+    settings: ServiceSettings,
+    launcher: ScriptedLauncher,
+    scheduler_of: Make,
+    clock: Clock,
+    running: Callable[[Scheduler], str],
+) -> None:
+    """The first scheduler is killed between the end of a run and the end of its job; an older launch hangs as well."""
+    first = scheduler_of("first")
+    ended, alive = running(first), running(first)
+    deleted = f"{new_id('r')}-3"
+    launcher.jobs[deleted] = JobStatus("running")
+    runs.change(database, ended, state=S.FAILED, lease_owner=None)
+    second = scheduler_of("second")
+    second.tick()
+    assert launcher.stopped() == [], "its trainer may be sending its last lines"
+    clock.passes(settings.cancel_grace_s + 1)
+    runs.report(database, alive, at=clock.now)
+    second.tick()
+    assert sorted(launcher.stopped()) == sorted([f"{ended}-1", deleted])
+    clock.passes(RECONCILE_EVERY_S)
+    runs.report(database, alive, at=clock.now)
+    launcher.ends(deleted, "stopped")
+    launcher.ends(f"{ended}-1", "stopped")
+    launcher.calls.clear()
+    second.tick()
+    assert launcher.stopped() == []
+    assert runs.get(database, alive).state == S.RUNNING
 
 
 def test_a_trainer_that_the_launcher_lost_is_killed_before_the_next_one_starts(

@@ -124,6 +124,50 @@ def test_the_reason_names_the_failure(
     assert (run.state, run.reason) == (S.FAILED, reason)
 
 
+def test_a_stalled_trainer_is_launched_again_and_counted_once(
+    database: Database,
+    settings: ServiceSettings,
+    launcher: ScriptedLauncher,
+    scheduler_of: Make,
+    clock: Clock,
+    running: Callable[[Scheduler], str],
+) -> None:
+    scheduler = scheduler_of(max_recoveries=1)
+    run_id = running(scheduler)
+    message = "no progress for 60 s while checkpointing (timeouts.checkpointing_s = 60)"
+    write_outcome(settings, run_id, 1, "failed", reason="stalled", message=message, recoverable=True)
+    launcher.ends(f"{run_id}-1", "failed")
+    scheduler.tick()
+    scheduler.tick()
+    run = runs.get(database, run_id)
+    assert (run.state, run.launch, run.recoveries) == (S.RECOVERING, 2, 1)
+    assert runs.messages(database, run_id)[-1][1].endswith(f"stalled: {message}")
+    runs.report(database, run_id, at=clock.now)
+    write_outcome(settings, run_id, 2, "failed", reason="stalled", message=message, recoverable=True)
+    launcher.ends(f"{run_id}-2", "failed")
+    scheduler.tick()
+    run = runs.get(database, run_id)
+    assert (run.state, run.reason) == (S.FAILED, "stalled")
+    assert message in run.detail
+
+
+def test_a_pause_of_a_trainer_that_stalls_is_fulfilled(
+    database: Database,
+    settings: ServiceSettings,
+    launcher: ScriptedLauncher,
+    scheduler_of: Make,
+    clock: Clock,
+    running: Callable[[Scheduler], str],
+) -> None:
+    scheduler = scheduler_of()
+    run_id = running(scheduler)
+    runs.request(database, run_id, "pause", at=clock.now)
+    write_outcome(settings, run_id, 1, "failed", reason="stalled", message="x", recoverable=True)
+    launcher.ends(f"{run_id}-1", "failed")
+    scheduler.tick()
+    assert runs.get(database, run_id).state == S.PAUSED
+
+
 def test_launches_that_never_report_are_ended_and_repeated_until_the_limit(
     database: Database, settings: ServiceSettings, launcher: ScriptedLauncher, scheduler_of: Make, clock: Clock
 ) -> None:

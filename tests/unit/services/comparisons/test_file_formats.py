@@ -28,6 +28,17 @@ def test_csv_spells_non_finite_numbers_and_leaves_missing_cells_empty() -> None:
     assert pieces[3].decode() == ",,\r\nü,1099511627776,-Infinity\r\n"
 
 
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
+def test_no_cell_of_a_csv_is_a_formula(text: str) -> None:
+    """A spreadsheet runs such a cell, and names are free text of other people. Numbers keep their sign."""
+    _, row = write_rows("csv", COLUMNS, [[(text, -1, -0.5)]])
+    assert row.decode().startswith((f"'{text},-1,-0.5", f'"\'{text}",-1,-0.5'))
+    assert (
+        b"".join(write_rows("jsonl", COLUMNS, [[(text, -1, -0.5)]]))
+        == (json.dumps({"name": text, "step": -1, "value": -0.5}) + "\n").encode()
+    )
+
+
 def test_json_lines_hold_one_object_a_line() -> None:
     lines = b"".join(write_rows("jsonl", COLUMNS, PIECES)).decode().splitlines()
     assert [json.loads(line) for line in lines] == [

@@ -1,0 +1,230 @@
+"""Requests that no honest client sends, over sockets, to both HTTP parsers that uvicorn may use."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import anyio
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.types import Message
+from support import queued_runs as runs
+from support.http_server import HttpServer
+from support.reporting import body, launch, metric_row, post
+
+from gxpo_services.app import create_app
+from gxpo_services.db.database import Database
+from gxpo_services.settings import ServiceSettings
+
+API = "/api/v1"
+LIMIT = 2048
+NUM_INVENTED = 10_000
+
+
+@pytest.fixture
+def database_url(tmp_path: Path, sqlite_template: Path) -> str:
+    """What is refused here never reaches a database: one kind is enough."""
+    file = tmp_path / "gxpo.sqlite"
+    file.write_bytes(sqlite_template.read_bytes())
+    return f"sqlite:///{file}"
+
+
+@pytest.fixture(params=["h11", "httptools"])
+def address(request: pytest.FixtureRequest, settings: ServiceSettings) -> Iterator[tuple[str, int]]:
+    """An API whose bodies end at LIMIT bytes, and at a second."""
+    limited = settings.model_copy(update={"max_body_bytes": LIMIT, "max_body_s": 1.0})
+    with HttpServer(create_app(limited), request.param) as url:
+        found = urlsplit(url)
+        assert found.hostname is not None
+        assert found.port is not None
+        yield found.hostname, found.port
+
+
+def raw(address: tuple[str, int], *parts: bytes) -> tuple[int, bytes]:
+    """Status and all bytes of what is answered until the server closes the connection."""
+    with socket.create_connection(address, timeout=60) as connection:
+        for part in parts:
+            try:
+                connection.sendall(part)
+            except OSError:
+                break  # refused already
+        answer = b""
+        try:
+            while piece := connection.recv(1 << 16):
+                answer += piece
+        except ConnectionResetError:
+            pass  # closed with unread bytes of ours
+    assert answer.startswith(b"HTTP/1.1 "), answer
+    return int(answer.split()[1]), answer
+
+
+def head(secret: str, *more: str) -> bytes:
+    lines = [
+        f"POST {API}/runs HTTP/1.1",
+        "Host: localhost",
+        f"Authorization: Bearer {secret}",
+        "Content-Type: application/json",
+        *more,
+    ]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+def chunked(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n0\r\n\r\n" % (len(data), data)
+
+
+LARGE = b'{"preset": "demo", "notes": "' + b"x" * (2 * LIMIT) + b'"}'
+"""Would be accepted without the limit."""
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        (["Content-Length: 5", "Transfer-Encoding: chunked"], chunked(LARGE)),
+        (["Transfer-Encoding: chunked", "Content-Length: 5"], chunked(LARGE)),
+        (["Transfer-Encoding: chunked"], chunked(LARGE)),
+        ([f"Content-Length: {len(LARGE)}"], LARGE),
+        (["Content-Length: 5", f"Content-Length: {len(LARGE)}"], LARGE),
+        ([f"Content-Length: {len(LARGE)}", "Content-Length: 5"], LARGE),
+        ([f"Content-Length: {len(LARGE)}, 5"], LARGE),
+        (["Content-Length: +5"], LARGE),
+    ],
+)
+def test_no_pair_of_length_headers_brings_a_body_past_the_limit(
+    address: tuple[str, int],
+    token_for: Callable[[str], str],
+    database: Database,
+    headers: list[str],
+    body: bytes,
+) -> None:
+    status, answer = raw(address, head(token_for("submitter"), *headers, "Connection: close"), body)
+    assert status in (400, 413), answer
+    assert b"xxxx" not in answer
+    assert runs.count(database) == 0
+
+
+def test_a_slow_body_is_ended_and_an_unauthenticated_one_is_not_awaited(
+    address: tuple[str, int], token_for: Callable[[str], str]
+) -> None:
+    status, answer = raw(address, head(token_for("submitter"), "Content-Length: 1000"), b'{"name": ')
+    assert status == 408
+    assert b"within 1 s" in answer
+    status, answer = raw(address, head("gxpo_wrong", "Content-Length: 1000"), b'{"name": ')
+    assert status == 401
+    assert b"connection: close" in answer.lower(), "the rest of the body is not read"
+
+
+def test_long_headers_are_refused(address: tuple[str, int], token_for: Callable[[str], str]) -> None:
+    long = [f"X-Long-{number}: {'x' * 8000}" for number in range(40)]
+    with socket.create_connection(address, timeout=60) as connection:
+        connection.sendall(head(token_for("viewer"), *long, "Content-Length: 2") + b"{}")
+        assert re.match(rb"HTTP/1.1 4\d\d ", connection.recv(1 << 16) or b"HTTP/1.1 400 closed")
+
+
+def test_a_client_that_leaves_within_its_body_is_no_error(
+    address: tuple[str, int], token_for: Callable[[str], str], database: Database
+) -> None:
+    with socket.create_connection(address, timeout=60) as connection:
+        connection.sendall(head(token_for("submitter"), "Content-Length: 1000") + b'{"name": ')
+    assert runs.count(database) == 0
+
+
+@pytest.mark.parametrize("nesting", ["[" * 20_000, "[" * 900 + "]" * 900, '{"config":' * 400 + "1" + "}" * 400])
+def test_deep_json_is_refused_everywhere(app: FastAPI, client: TestClient, nesting: str) -> None:
+    asked = 0
+    for path, operations in app.openapi()["paths"].items():
+        for method in operations:
+            if method in ("post", "patch"):
+                url = path.format(run_id=RUN, group_id="g" + RUN[1:], token_id="t1")
+                for content in (nesting, f'{{"config": {nesting}}}', f'{{"base": {{"config": {nesting}}}}}'):
+                    answer = client.request(method, url, content=content, headers={"Content-Type": "application/json"})
+                    assert answer.status_code < 500, (method, path, answer.text[:200])
+                    assert answer.status_code >= 400 or not answer.json()["valid"]
+                    asked += 1
+    assert asked > 30
+
+
+def test_a_token_of_a_launch_opens_its_own_report_and_nothing_else(
+    app: FastAPI, anonymous: TestClient, database: Database
+) -> None:
+    mine, others = launch(database), launch(database)
+    run_id, secret = mine.split()
+    other_id = others.split()[0]
+    assert post(anonymous, mine, body(None)).status_code == 200
+    before = runs.row(database, other_id)
+    assert post(anonymous, f"{other_id} {secret}", body(1, metrics=[metric_row(1, a=1.0)])).status_code == 401
+    assert runs.row(database, other_id) == before
+    for path, operations in app.openapi()["paths"].items():
+        if "get" in operations and not path.startswith("/health"):
+            url = path.format(run_id=run_id, group_id="g" + RUN[1:], token_id="t1", step=1)
+            assert anonymous.get(url, headers={"Authorization": f"Bearer {secret}"}).status_code == 401, path
+
+
+RUN = "r" + "0" * 25
+
+
+def num_series(client: TestClient) -> int:
+    text = client.get("/metrics").text
+    return sum(len(family.samples) for family in text_string_to_metric_families(text))
+
+
+def test_invented_methods_and_paths_make_no_series(app: FastAPI, client: TestClient) -> None:
+    statuses: set[int] = set()
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        statuses.add(message.get("status", 0))
+
+    async def ask(numbers: Iterable[int]) -> None:
+        for number in numbers:
+            invented = [
+                (f"M{number}", f"/nowhere/{number}"),
+                (f"M{number}", f"{API}/runs"),
+                ("GET", f"{API}/{number}/x"),
+            ]
+            for method, path in invented:
+                scope = {"type": "http", "method": method, "path": path, "headers": [], "query_string": b""}
+                await app({**scope, "raw_path": path.encode(), "root_path": "", "http_version": "1.1"}, receive, send)
+
+    num_series(client)  # counts itself from the next time on
+    anyio.run(ask, range(1))
+    before = num_series(client)
+    logging.disable(logging.INFO)  # ten thousand lines
+    try:
+        anyio.run(ask, range(1, NUM_INVENTED // 3 + 1))
+    finally:
+        logging.disable(logging.NOTSET)
+    assert num_series(client) == before
+    assert statuses == {0, 404, 405}
+
+
+def test_a_method_that_is_not_there_names_those_that_are(client: TestClient) -> None:
+    answer = client.delete(f"{API}/runs")
+    assert answer.status_code == 405
+    assert answer.headers["allow"]
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_an_internal_error_is_a_problem_with_the_request_id(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: object) -> None:
+        raise ZeroDivisionError("secret detail")
+
+    monkeypatch.setattr("gxpo_services.health.repository.count_by_state", breaks)
+    answer = client.get("/metrics", headers={"X-Request-ID": "mine-1"})
+    assert answer.status_code == 500
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.headers["x-request-id"] == "mine-1"
+    assert "mine-1" in answer.json()["detail"]
+    assert "secret detail" not in json.dumps(answer.json())

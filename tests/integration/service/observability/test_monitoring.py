@@ -1,0 +1,144 @@
+"""deploy/monitoring under Prometheus' own checker and under a real Prometheus that scrapes the API."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+from support import queued_runs as runs
+from support.http_server import HttpServer
+from support.service_processes import free_port, until
+
+from gxpo_services.db.database import Database
+from gxpo_services.run_states import RunState
+
+FILES = Path(__file__).parents[4] / "deploy" / "monitoring"
+needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (package prometheus) is missing")
+needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
+
+
+@pytest.fixture
+def database_url(tmp_path: Path, sqlite_template: Path) -> str:
+    file = tmp_path / "gxpo.sqlite"
+    file.write_bytes(sqlite_template.read_bytes())
+    return f"sqlite:///{file}"
+
+
+def panels() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((FILES / "grafana-dashboard.json").read_text())["panels"]
+    return found
+
+
+def expressions() -> list[str]:
+    rules = yaml.safe_load((FILES / "alerts.yml").read_text())["groups"][0]["rules"]
+    return [rule["expr"] for rule in rules] + [target["expr"] for panel in panels() for target in panel["targets"]]
+
+
+def test_every_metric_of_alerts_and_dashboard_is_exported(client: TestClient) -> None:
+    client.get("/health/live")
+    names = {
+        sample.name
+        for family in text_string_to_metric_families(client.get("/metrics").text)
+        for sample in family.samples
+    }
+    used = {name for text in expressions() for name in re.findall(r"gxpo_[a-z_]+", text)}
+    assert len(used) >= 5
+    assert used <= names
+
+
+def test_the_schedulers_work_is_measured(client: TestClient, database: Database) -> None:
+    runs.add_run(database, queued_at=1000.0)
+    held = {"state": RunState.RUNNING, "lease_owner": "a", "lease_expires_at": 4e9, "recoveries": 2}
+    runs.add_run(database, **held)
+    runs.add_run(database, **held | {"lease_expires_at": 1000.0, "recoveries": 1})
+    runs.add_run(database, **held | {"lease_owner": None, "recoveries": 0})
+    found = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(client.get("/metrics").text)
+        for sample in family.samples
+        if not sample.labels
+    }
+    assert found["gxpo_runs_without_scheduler"] == 2
+    assert found["gxpo_run_recoveries"] == 3
+    assert found["gxpo_queue_wait_seconds"] > 1e9
+
+
+def test_panels_of_the_dashboard_do_not_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in panels():
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+    assert len({panel["id"] for panel in panels()}) == len(panels())
+
+
+@needs_promtool
+def test_the_rules_pass_prometheus_own_checker_and_fire_when_they_should() -> None:
+    for words in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]):
+        ended = subprocess.run(["promtool", *words], cwd=FILES, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.fixture
+def prometheus(app: FastAPI, token_for: Callable[[str], str], tmp_path: Path) -> Iterator[str]:
+    """A Prometheus with the shipped config that scrapes this test's API every second."""
+    folder = tmp_path / "prometheus"
+    shutil.copytree(FILES, folder)
+    (folder / "gxpo-token").write_text(token_for("viewer"))
+    address = f"127.0.0.1:{free_port()}"
+    with HttpServer(app) as url:
+        config = (folder / "prometheus.yml").read_text().replace("15s", "1s")
+        (folder / "prometheus.yml").write_text(config.replace("127.0.0.1:8000", url.removeprefix("http://")))
+        process = subprocess.Popen(
+            [
+                "prometheus",
+                "--config.file=prometheus.yml",
+                "--storage.tsdb.path=data",
+                f"--web.listen-address={address}",
+            ],
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            stderr=(folder / "log").open("w"),
+        )
+        try:
+            yield f"http://{address}"
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+@needs_prometheus
+def test_a_real_prometheus_scrapes_the_api_and_evaluates_every_expression(prometheus: str) -> None:
+    def answer(path: str, **query: str) -> Any:
+        return httpx.get(f"{prometheus}/api/v1/{path}", params=query, trust_env=False, timeout=30).json()
+
+    def scraped() -> bool:
+        try:
+            return answer("query", query='up{job="gxpo"}')["data"]["result"][0]["value"][1] == "1"
+        except (httpx.HTTPError, LookupError, ValueError):
+            return False
+
+    until(scraped, "the first scrape")
+    assert len(answer("query", query="gxpo_runs")["data"]["result"]) == len(RunState)
+    for expression in expressions():
+        assert answer("query", query=expression)["status"] == "success", expression
+    (group,) = answer("rules")["data"]["groups"]
+    assert {rule["health"] for rule in group["rules"]} <= {"ok", "unknown"}
+    assert len(group["rules"]) == 7
