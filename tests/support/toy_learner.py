@@ -104,6 +104,30 @@ class ToyLearner:
         return torch.cat([t.reshape(-1) for t in self.theta])
 
 
+class RankLearner(ToyLearner):
+    """What LearnerRank calls on a learner in addition to the verbs of a rule."""
+
+    index = 0
+
+    def load_batches(self, batches: object) -> None:
+        self.index = 0
+
+    def use_batch(self, index: int) -> None:
+        self.index = index
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        pass
+
+    def logprob_gap(self) -> tuple[float, float]:
+        return 0.0, 0.0
+
+    def memory_metrics(self) -> dict[str, float]:
+        return {}
+
+    def importance_metrics(self) -> dict[str, float]:
+        return {}
+
+
 def quadratic(hessian: Tensor, center: Tensor | None = None) -> Callable[[list[Tensor], int], list[Tensor]]:
     """∇ of ½(θ−c)ᵀH(θ−c); a vector stands for a diagonal H."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.toy_learner import ToyLearner, quadratic
+from support.toy_learner import RankLearner, ToyLearner, quadratic
 
 from gxpo_trainer.config import GrpoRule, GxpoRule, RunConfig, SfpoRule
 from gxpo_trainer.learner.rank import LearnerRank
@@ -57,35 +57,13 @@ def test_the_k_real_steps_of_sfpo_are_their_own_trajectory() -> None:
     assert metrics["gxpo/displacement_cosine_error"] == pytest.approx(0.0, abs=1e-12)
 
 
-class Learner(ToyLearner):
-    """What LearnerRank calls on a learner in addition to the verbs of a rule."""
-
-    def memory_metrics(self) -> dict[str, float]:
-        return {}
-
-    def load_batches(self, batches: Any) -> None:
-        pass
-
-    def use_batch(self, index: int) -> None:
-        pass
-
-    def set_learning_rate(self, learning_rate: float) -> None:
-        pass
-
-    def logprob_gap(self) -> tuple[float, float]:
-        return 0.0, 0.0
-
-    def importance_metrics(self) -> dict[str, float]:
-        return {}
-
-
 @pytest.mark.parametrize(
     ("settings", "passes"),
     [(GxpoRule(k=4, gate=NEVER), 6), (SfpoRule(k=4, gate=NEVER), 6), (GrpoRule(), 0)],
 )
 def test_every_rule_that_looks_ahead_is_diagnosed(settings: Any, passes: int) -> None:
     rank = LearnerRank(RunConfig.model_validate({"diagnostics": {"noise_floor": True}}), 0, 1)
-    rank.learner = Learner(START, quadratic(CURVATURE), lr=0.1)  # type: ignore[assignment]
+    rank.learner = RankLearner(START, quadratic(CURVATURE), lr=0.1)  # type: ignore[assignment]
     rank.rule = make_rule(settings)
     found = rank.train_step([None], 0.1, diagnose=True)  # type: ignore[list-item]
     assert found.diagnostic_passes == passes
@@ -95,7 +73,7 @@ def test_every_rule_that_looks_ahead_is_diagnosed(settings: Any, passes: int) ->
 
 def test_a_rule_whose_gate_has_fired_is_not_diagnosed() -> None:
     rank = LearnerRank(RunConfig(), 0, 1)
-    rank.learner = Learner(START, quadratic(CURVATURE), lr=0.1)  # type: ignore[assignment]
+    rank.learner = RankLearner(START, quadratic(CURVATURE), lr=0.1)  # type: ignore[assignment]
     rank.rule = rule = make_rule(SfpoRule(k=4))
     rule.gate.state.active = False  # type: ignore[attr-defined]
     assert rank.train_step([None], 0.1, diagnose=True).diagnostic_passes == 0  # type: ignore[list-item]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.toy_learner import ToyLearner, quadratic
+from support.toy_learner import RankLearner, ToyLearner, quadratic
 
 from gxpo_trainer.config import GxpoRule, RunConfig, SfpoRule
 from gxpo_trainer.learner.rank import LearnerRank
@@ -14,29 +14,13 @@ from gxpo_trainer.rules.gxpo import GXPO
 from gxpo_trainer.rules.sfpo import SFPO
 
 
-class MiniBatchLearner(ToyLearner):
+class MiniBatchLearner(RankLearner):
     """Mini-batch i has the gradient `slopes[i]`, whatever θ is."""
 
     def __init__(self, slopes: list[float], entropies: list[float] | None = None) -> None:
         super().__init__(torch.tensor([1.0]), lambda theta, _: [torch.tensor([slopes[self.index]])], lr=0.01)
-        self.index = 0
         if entropies is not None:
             self._entropy = lambda _: entropies[self.index]
-
-    def memory_metrics(self) -> dict[str, float]:
-        return {}
-
-    def load_batches(self, batches: Any) -> None:
-        self.index = 0
-
-    def use_batch(self, index: int) -> None:
-        self.index = index
-
-    def set_learning_rate(self, learning_rate: float) -> None:
-        pass
-
-    def logprob_gap(self) -> tuple[float, float]:
-        return 0.0, 0.0
 
 
 def rank_with(rule: Any, learner: Any) -> LearnerRank:
