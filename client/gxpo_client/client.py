@@ -205,6 +205,10 @@ class Client:
         """A section of the log; a negative offset counts from its end."""
         return self.get(f"{run_path(run)}/logs", offset=offset, limit=limit)
 
+    def timeline(self, run: str, steps: int = 4) -> list[Json]:
+        """What each process did in the last steps."""
+        return list(self.get(f"{run_path(run)}/timeline", steps=steps)["items"])
+
     def samples(self, run: str, **query: Any) -> Json:
         return self.get(f"{run_path(run)}/samples", **query)
 

@@ -30,6 +30,7 @@ from gxpo_services.runs.endpoints import router as runs
 from gxpo_services.samples.endpoints import router as samples
 from gxpo_services.settings import ServiceSettings
 from gxpo_services.studies.endpoints import router as studies
+from gxpo_services.timeline.endpoints import router as timeline
 from gxpo_services.tokens.endpoints import router as tokens
 
 PREFIX = "/api/v1"
@@ -82,6 +83,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         samples,
         events,
         run_logs,
+        timeline,
         checkpoints,
         comparisons,
         tokens,

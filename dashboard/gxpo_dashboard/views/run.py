@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from gxpo_client.formats import count, duration, moment, percent
-from gxpo_dashboard.charts import budget, curves, gate, timing
+from gxpo_dashboard.charts import budget, curves, gate, timeline, timing
 from gxpo_dashboard.charts.base import AXES, Chart
 from gxpo_dashboard.charts.benchmarks import accuracy_chart, metrics_of
 from gxpo_dashboard.session import permalinks, visitor
@@ -21,7 +21,7 @@ from gxpo_dashboard.widgets.shown import chart, charts_ahead, empty, grid, live
 Json = dict[str, Any]
 
 OVERVIEW = (*curves.REWARD, *gate.NAMES, *budget.NAMES)
-SYSTEM = (*curves.GAP, *curves.MEMORY, *curves.CPU, *timing.NAMES)
+SYSTEM = (*curves.GAP, *curves.MEMORY, *curves.CPU, *timing.NAMES, *timeline.NAMES)
 POLICY = (*curves.ENTROPY, *curves.KL, *curves.CLIP, *curves.LENGTH, *curves.FAILURES)
 RULE = (
     *curves.RETENTION, *curves.SCALE, *curves.COSINE, *curves.NORMS, *curves.FRACTIONS, *curves.UPDATE,
@@ -174,8 +174,11 @@ def _policy(run_id: str, x: str) -> None:
 def _system(run_id: str, x: str) -> None:
     time_series = visitor.live_series(run_id, "step", SYSTEM).points
     series = time_series if x == "step" else visitor.live_series(run_id, x, SYSTEM).points
+    steps = visitor.client().timeline(run_id)
+    if steps:
+        chart(timeline.timeline_chart(steps), run_id)
     grid([timing.step_time_chart(time_series), timing.totals_chart(time_series)], run_id)
-    _grid_or_empty(curves.system_charts(series, x), run_id)
+    _grid_or_empty([*timeline.overlap_charts(series, x), *curves.system_charts(series, x)], run_id)
 
 
 def _evaluations(run_id: str, x: str) -> None:

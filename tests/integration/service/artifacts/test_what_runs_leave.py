@@ -115,10 +115,32 @@ def test_events_continue_after_the_last_received(client: TestClient, database: D
 
 
 def test_every_question_needs_a_token_and_a_run(anonymous: TestClient, client: TestClient, run_id: str) -> None:
-    parts = ("samples", "evaluations", "events", "logs", "logs/stream", "checkpoints", "checkpoints/1/download")
+    parts = (
+        "samples",
+        "evaluations",
+        "events",
+        "timeline",
+        "logs",
+        "logs/stream",
+        "checkpoints",
+        "checkpoints/1/download",
+    )
     for part in (*parts, "metrics?names=a", "metrics/names"):
         assert anonymous.get(path(run_id, part), headers={"Authorization": ""}).status_code == 401, part
         assert client.get(path("r00000000000000000000", part)).status_code == 404, part
+
+
+def test_a_timeline_has_the_last_steps(client: TestClient, run_id: str, folder: Path) -> None:
+    assert client.get(path(run_id, "timeline")).json() == {"items": []}
+    rows = [
+        {"attempt": 1, "step": step, "time": 9.0, "begin": 5.0, "spans": [["engine 0", "sampling", 0.0, 1.5]]}
+        for step in (1, 2, 3)
+    ]
+    (folder / "timeline.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    items = client.get(path(run_id, "timeline"), params={"steps": 2}).json()["items"]
+    assert [item["step"] for item in items] == [2, 3]
+    assert items[0]["spans"] == [{"process": "engine 0", "activity": "sampling", "begin": 0.0, "end": 1.5}]
+    assert client.get(path(run_id, "timeline"), params={"steps": 0}).status_code == 422
 
 
 # ---- logs ------------------------------------------------------------------------------------------------------
@@ -201,11 +223,11 @@ def test_a_log_is_followed_until_the_run_has_ended(
                 file.write("last\n")
             runs.change(database, run_id, state=RunState.SUCCEEDED)
             assert stream.next()[1]["text"] == "last\n"
-            assert stream.next() == ("end", {"next_offset": 10}, None)
-        again = headers | {"Last-Event-ID": "5"}
+            assert stream.next() == ("end", {"next_offset": 11}, None)
+        again = headers | {"Last-Event-ID": "6"}
         with http.stream("GET", served + path(run_id, "logs/stream"), headers=again) as response:
             stream = Stream(response)
-            assert stream.next()[1] == {"text": "last\n", "offset": 5, "next_offset": 10}
+            assert stream.next()[1] == {"text": "last\n", "offset": 6, "next_offset": 11}
             assert stream.next()[0] == "end"
 
 

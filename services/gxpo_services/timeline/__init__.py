@@ -1,0 +1,1 @@
+"""Timelines of runs: what each process did in the last steps."""
