@@ -14,6 +14,7 @@ ALL = (
     "predictors",
     "planner",
     "rollout_pool",
+    "async_rollouts",
     "driver_load",
     "grader",
     "service",

@@ -37,12 +37,15 @@ class Sample:
 
     token_ids, logprobs: [length]; logprobs are the sampler's natural log-probabilities at the sampling temperature.
     finish_reason: "stop" (the last token is end-of-sequence) or "length" (truncated at `rollout.max_new_tokens`).
+    versions: (weights version, number of tokens) of consecutive parts of the response; empty: all of it by the version
+    of its group.
     """
 
     text: str
     token_ids: npt.NDArray[np.int32]
     logprobs: npt.NDArray[np.float32]
     finish_reason: Literal["stop", "length"]
+    versions: tuple[tuple[int, int], ...] = ()
 
     @property
     def truncated(self) -> bool:
@@ -51,7 +54,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All samples of one prompt, drawn with one version of the weights."""
+    """All samples of one prompt. weights_version: the oldest that sampled a token of them."""
 
     prompt: Prompt
     prompt_token_ids: npt.NDArray[np.int32]

@@ -51,6 +51,17 @@ def test_gpus_that_join_later_change_device_and_bundles() -> None:
     assert [bundle["GPU"] for bundle in placement.bundles().resources] == [1, 1, 1, 1]
 
 
+def test_sampling_ahead_is_refused_where_learner_and_engines_would_share_gpus() -> None:
+    placement = decide(learner_ranks=2, samplers=2)
+    placement.config = placement.config.model_copy(
+        update={"rollout": placement.config.rollout.model_copy(update={"async_depth": 1})}
+    )
+    placement.settle(FOUR_GPUS)
+    assert not placement.colocated
+    with pytest.raises(ConfigError, match=r"rollout\.async_depth = 1 .* 4 are needed and 2 are here; add GPUs"):
+        placement.settle({"CPU": 16.0, "GPU": 2.0})
+
+
 def test_a_cluster_with_too_few_gpus_may_grow() -> None:
     placement = decide(learner_ranks=4)
     placement.settle(FOUR_GPUS)

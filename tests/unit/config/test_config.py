@@ -40,7 +40,8 @@ def refusal(*overrides: str) -> str:
         ("learner.rule.gate.threshold=nan", "learner.rule.gate: threshold is NaN"),
         ("learner.lora.dropout=0.1", "learner.lora.dropout = 0.1: must be 0"),
         ("rollout.top_p=0.9", "rollout.top_p = 0.9: must be 1.0"),
-        ("rollout.async_depth=1", "rollout.async_depth = 1: must be 0"),
+        ("rollout.async_depth=-1", "rollout.async_depth = -1: must be at least 0"),
+        ("rollout.update_in_flight=true", "rollout: update_in_flight = true with async_depth = 0"),
         ("learner.loss.importance_low=3", "importance_low = 3.0 exceeds importance_high = 2.0; lower the first"),
         ("learner.optimizer.learning_rate=0", "learner.optimizer.learning_rate = 0: must be above 0"),
         ("rollout.max_new_tokens=4096", "rollout.max_new_tokens = 4096 leaves no room for a prompt"),
@@ -49,6 +50,20 @@ def refusal(*overrides: str) -> str:
 )
 def test_an_impossible_setting_is_refused_by_name_with_its_value(override: str, line: str) -> None:
     assert line in refusal(override)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (
+            ("placement.colocate=true",),
+            "rollout.async_depth = 1 samples while the learner updates, which placement",
+        ),
+        (("rollout.update_in_flight=true", "rollout.deterministic=true"), "the token at which weights change depends"),
+    ],
+)
+def test_what_rules_out_sampling_ahead_is_refused(overrides: tuple[str, ...], line: str) -> None:
+    assert line in refusal("rollout.async_depth=1", *overrides)
 
 
 def test_every_bad_setting_is_listed_at_once() -> None:

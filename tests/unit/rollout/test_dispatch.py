@@ -58,6 +58,22 @@ def test_requests_of_a_lost_engine_come_before_those_that_wait() -> None:
     assert not dispatcher.finish(1, 0)
 
 
+def test_requests_that_are_added_later_wait_behind_or_before_the_others() -> None:
+    dispatcher = Dispatcher([1] * 2, [1] * 2, max_sequences=1)
+    dispatcher.add_engine(0)
+    assert dispatcher.assign() == {0: [0]}
+    assert dispatcher.add([1, 1], [1, 1]) == [2, 3]
+    assert dispatcher.add([1, 1], [1, 1], first=True) == [4, 5]
+    order = []
+    while not dispatcher.done:
+        order.append(open_ := next(iter(dispatcher._loads[0].open)))
+        assert not dispatcher.finished([0, open_])
+        dispatcher.finish(0, open_)
+        dispatcher.assign()
+    assert order == [0, 4, 5, 1, 2, 3]
+    assert dispatcher.finished([2, 5])
+
+
 @given(st.integers(0, 40), st.integers(1, 5), st.integers(1, 9), st.integers(0, 2**32))
 def test_every_request_is_finished_once_whichever_engines_die(
     num_requests: int, num_engines: int, max_sequences: int, seed: int

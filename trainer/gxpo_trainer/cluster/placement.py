@@ -86,6 +86,13 @@ class Placement:
         requested = self.config.placement
         scarce = self.device == "gpu" and gpus < requested.num_gpus(colocated=False)
         self.colocated = requested.can_colocate and (requested.colocate is True or scarce)
+        if self.colocated and (depth := self.config.rollout.async_depth):
+            raise ConfigError(
+                f"rollout.async_depth = {depth} samples while the learner updates, so they cannot share GPUs: "
+                f"{requested.num_gpus(colocated=False)} are needed and {gpus} are here; add GPUs, lower learner_ranks "
+                "or samplers, or set rollout.async_depth = 0",
+                reason="no_resources",
+            )
         self.resolve_transport(requested.strategy != "split")
 
     def resolve_transport(self, one_node: bool) -> Transport:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from gxpo_trainer.config.base import Settings
 
@@ -32,7 +32,17 @@ class RolloutConfig(Settings):
     cpu_kv_cache_gib: int = Field(1, ge=1, description="CPU only: KV cache in GiB.")
     max_num_seqs: int = Field(512, ge=1, description="Maximum number of sequences sampled at the same time.")
     enforce_eager: bool = Field(True, description="No graph capture; false is faster on GPUs after a longer start.")
-    async_depth: Literal[0] = Field(0, description="0: strictly on-policy, the loop of the paper.")
+    async_depth: int = Field(
+        0,
+        ge=0,
+        description="Steps that sampling may run ahead of the learner: weights as old as version t − 1 − async_depth "
+        "sample the batch of step t. 0: strictly on-policy, the loop of the paper.",
+    )
+    update_in_flight: bool = Field(
+        False,
+        description="Engines take new weights between decoding steps and go on with their requests; false: once all "
+        "requests under way are finished. Needs async_depth ≥ 1.",
+    )
 
     @field_validator("samples_per_prompt")
     @classmethod
@@ -40,6 +50,20 @@ class RolloutConfig(Settings):
         if value < 2:
             raise ValueError("must be at least 2: an advantage compares the samples of one group; set it to 2 or more")
         return value
+
+    @model_validator(mode="after")
+    def _in_flight_needs_depth(self) -> RolloutConfig:
+        if self.update_in_flight and not self.async_depth:
+            raise ValueError(
+                "update_in_flight = true with async_depth = 0: no request is under way when the weights change; "
+                "set async_depth ≥ 1 or update_in_flight = false"
+            )
+        if self.update_in_flight and self.deterministic:
+            raise ValueError(
+                "update_in_flight = true with deterministic = true: the token at which weights change depends on the "
+                "clock; set one of them to false"
+            )
+        return self
 
     @field_validator("top_p")
     @classmethod

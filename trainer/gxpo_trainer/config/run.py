@@ -86,6 +86,12 @@ class RunConfig(Settings):
             )
         if self.placement.learner_ranks > self.rollout.prompts_per_step // self.learner.mini_batches:
             raise ValueError("placement.learner_ranks exceeds the prompts of a mini-batch; lower it")
+        if self.rollout.async_depth and self.placement.colocate is True:
+            raise ValueError(
+                f"rollout.async_depth = {self.rollout.async_depth} samples while the learner updates, which "
+                "placement.colocate = true rules out on shared devices; set placement.colocate = false, or "
+                "rollout.async_depth = 0"
+            )
         return self
 
     @property

@@ -37,6 +37,9 @@ class LearnerGroup:
         self.ranks: list[Any] = []
         self.devices: Devices = SeparateDevices()
         """Decides who has the GPUs, where learner and engines share them."""
+        self.wait_for_one: Callable[[Sequence[Any]], Sequence[Any]] = lambda calls: ray.wait(list(calls))[0]
+        """Waits until one of several calls is ready, and returns those that are; asynchronous sampling serves the
+        engines meanwhile."""
         self._places: list[str] = []
         self.transport: Transport = "shared_memory"
 
@@ -174,7 +177,8 @@ class LearnerGroup:
         pending = list(calls)
         try:
             while pending:
-                ready, pending = ray.wait(pending, num_returns=1)
+                ready = self.wait_for_one(pending)
+                pending = [call for call in pending if call not in ready]
                 ray.get(ready)
             return list(ray.get(calls))
         except ray.exceptions.RayActorError as error:

@@ -16,6 +16,7 @@ from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import Row, decode_number, read_lines
 
 METRICS, SAMPLES, EVALUATIONS, EVENTS = "metrics.jsonl", "samples.jsonl", "evaluations.jsonl", "events.jsonl"
+TIMELINE = "timeline.jsonl"
 IDENTITY = "run.json"
 
 

@@ -5,6 +5,7 @@
     samples.jsonl       {"attempt", "step", "time", "prompt_id", ..., "verdict", "reward", "length"}
     evaluations.jsonl   {"attempt", "step", "time", "benchmark", "scores": {...}, "per_problem": [...], ...}
     events.jsonl        {"time", "kind", "message", ...}
+    timeline.jsonl      {"attempt", "step", "time", "begin", "spans": [[process, activity, begin, end], ...]}
 
 `time` is seconds since 1970; jsonl.py documents how lines and non-finite numbers are written.
 
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from gxpo_trainer.jsonl import JsonLines, Row, plain, write_json
-from gxpo_trainer.records.reading import EVALUATIONS, EVENTS, IDENTITY, METRICS, SAMPLES, read_identity
+from gxpo_trainer.records.reading import EVALUATIONS, EVENTS, IDENTITY, METRICS, SAMPLES, TIMELINE, read_identity
 from gxpo_trainer.types import ScoredGroup
 
 
@@ -57,7 +58,7 @@ class RunReporter:
         self._samples_per_step = samples_per_step
         self._exporters = list(exporters)
         self._clock = clock
-        self._files = {name: JsonLines(out_dir / name) for name in (METRICS, SAMPLES, EVALUATIONS, EVENTS)}
+        self._files = {name: JsonLines(out_dir / name) for name in (METRICS, SAMPLES, EVALUATIONS, EVENTS, TIMELINE)}
         for name, file in self._files.items():
             if file.bytes_cut:
                 self.log_event("torn_line", f"{name}: cut {file.bytes_cut} bytes of an unfinished line", file=name)
@@ -102,12 +103,20 @@ class RunReporter:
                     "truncated": sample.truncated,
                     "weights_version": scored.group.weights_version,
                 }
+                if len(sample.versions) > 1:  # weights changed in flight: (version, number of tokens) of each part
+                    row["versions"] = sample.versions
                 self._files[SAMPLES].append(row)
 
     def log_evaluation(self, step: int, record: Mapping[str, Any]) -> None:
         """Write one evaluation; attempt, step and time are added to `record`."""
         head = {"attempt": self.attempt, "step": step, "time": self._clock()}
         self._files[EVALUATIONS].append({**head, **{k: v for k, v in record.items() if k not in head}})
+
+    def log_timeline(self, step: int, begin: float, spans: Iterable[tuple[str, str, float, float]]) -> None:
+        """What each process did in a step: (process, activity, begin, end), written relative to the step's begin."""
+        shown = [[process, activity, round(b - begin, 3), round(e - begin, 3)] for process, activity, b, e in spans]
+        head = {"attempt": self.attempt, "step": step, "time": self._clock()}
+        self._files[TIMELINE].append({**head, "begin": begin, "spans": shown})
 
     def log_event(self, kind: str, message: str, **fields: Any) -> None:
         """Write an event for the user: a restart, a fallback, a checkpoint, the end."""

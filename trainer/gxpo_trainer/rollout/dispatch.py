@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -27,14 +27,37 @@ class Dispatcher:
     """
 
     def __init__(self, tokens: Sequence[int], sequences: Sequence[int], max_sequences: int) -> None:
-        self._tokens, self._sequences, self._max_sequences = tokens, sequences, max_sequences
-        self._waiting = deque(range(len(tokens)))
+        self._tokens: list[int] = []
+        self._sequences: list[int] = []
+        self._max_sequences = max_sequences
+        self._waiting: deque[int] = deque()
         self._loads: dict[int, _Load] = {}
         self._finished: set[int] = set()
+        self.add(tokens, sequences)
+
+    def add(self, tokens: Sequence[int], sequences: Sequence[int], *, first: bool = False) -> list[int]:
+        """Add requests; their indices. first: before those that wait."""
+        added = list(range(len(self._tokens), len(self._tokens) + len(tokens)))
+        self._tokens += tokens
+        self._sequences += sequences
+        if first:
+            self._waiting.extendleft(reversed(added))
+        else:
+            self._waiting.extend(added)
+        return added
 
     @property
     def done(self) -> bool:
+        """Whether every request that was added is finished."""
         return len(self._finished) == len(self._tokens)
+
+    def finished(self, indices: Iterable[int]) -> bool:
+        """Whether these requests are finished."""
+        return self._finished.issuperset(indices)
+
+    def open_requests(self, engine: int) -> int:
+        """Number of unfinished requests of an engine."""
+        return len(self._loads[engine].open) if engine in self._loads else 0
 
     def add_engine(self, engine: int) -> None:
         self._loads[engine] = _Load()

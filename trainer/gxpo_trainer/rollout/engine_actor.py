@@ -83,6 +83,11 @@ class SamplerActor:
         """End a stream without its unfinished requests."""
         self._intake(stream_id).abort()
 
+    @ray.method(concurrency_group="weights")
+    def in_stream(self, stream_id: int, method: str, *arguments: Any) -> Any:
+        """Call a method of this actor in the thread of a stream, between two of its decoding steps."""
+        return self._intake(stream_id).call(lambda: getattr(self, method)(*arguments))
+
     def score(self, token_ids: Sequence[npt.NDArray[np.int32]]) -> list[npt.NDArray[np.float32]]:
         with self._dies_with_its_workers():
             return self._sampler.score(token_ids)
@@ -129,6 +134,6 @@ def _temporary_folder() -> OwnedDirectory:
 
 
 def remote_sampler(kind: type[SamplerActor] = SamplerActor) -> Any:
-    """The actor class for Ray. Requests arrive in a thread of their own, while the engine's thread is sampling."""
-    options: dict[str, Any] = {"concurrency_groups": {"intake": 1}}
+    """The actor class for Ray. Requests and weights arrive in threads of their own, while the engine's is sampling."""
+    options: dict[str, Any] = {"concurrency_groups": {"intake": 1, "weights": 1}}
     return ray.remote(**options)(kind)

@@ -29,7 +29,8 @@ MAX_RESTARTS = 5
 @dataclass(slots=True)
 class Engine:
     """One engine. actor: None while it is lost and may not start. status: a reference while the actor starts, None once
-    it is ready. version: of its weights. folder: of the actor's temporary files, on its node."""
+    it is ready. version: of its weights. folder: of the actor's temporary files, on its node. stream_id: of its open
+    stream."""
 
     index: int
     actor: Any
@@ -39,6 +40,18 @@ class Engine:
     version: int | None = None
     restarts: int = 0
     starts: int = 1
+    stream_id: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Its process in timelines."""
+        return f"engine {self.index}"
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the engine. While a stream is open, the engine runs it between two decoding steps."""
+        if self.stream_id is not None:
+            return self.actor.in_stream.remote(self.stream_id, method, *arguments)
+        return getattr(self.actor, method).remote(*arguments)
 
     @property
     def ready(self) -> bool:
@@ -103,7 +116,7 @@ class Engines:
             raise TrainingError(f"the {name} died {engine.restarts} times in a row; see events.jsonl") from error
         # An unreachable actor may still be alive and hold its resources.
         ray.kill(engine.actor, no_restart=True)
-        engine.actor = engine.status = engine.version = None
+        engine.actor = engine.status = engine.version = engine.stream_id = None
         if self.may_start:
             self._start_again(engine)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 from gxpo_trainer.rollout.requests import SampleRequest
 
@@ -12,11 +14,12 @@ Indexed = tuple[int, SampleRequest]
 
 
 class Intake:
-    """A closable queue of (index, request)."""
+    """A closable queue of (index, request), and of calls for the engine's thread."""
 
     def __init__(self, requests: Sequence[Indexed] = (), *, closed: bool = False) -> None:
         self._changed = threading.Condition()
         self._waiting: deque[Indexed] = deque(requests)
+        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._closed, self._aborted = closed, False
 
     @property
@@ -39,12 +42,38 @@ class Intake:
         with self._changed:
             self._aborted = self._closed = True
             self._waiting.clear()
+            for _, future in self._calls:
+                future.cancel()
+            self._calls.clear()
             self._changed.notify_all()
 
-    def take(self, *, wait: bool) -> list[Indexed] | None:
-        """Requests that have arrived; wait: block until there are some. None when closed and empty."""
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Result of a function that the engine's thread runs between two of its steps; waits for it."""
+        future: Future[Any] = Future()
         with self._changed:
-            while wait and not self._waiting and not self._closed:
+            if self._closed:
+                raise RuntimeError("the stream has ended; nothing runs in it any more")
+            self._calls.append((function, future))
+            self._changed.notify_all()
+        return future.result()
+
+    def run_calls(self, *, wait: bool) -> None:
+        """Run the calls that have arrived; wait: block until there is one, or the stream is aborted."""
+        with self._changed:
+            while wait and not self._calls and not self._aborted:
+                self._changed.wait()
+            calls = list(self._calls)
+            self._calls.clear()
+        for function, future in calls:
+            try:
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
+
+    def take(self, *, wait: bool) -> list[Indexed] | None:
+        """Requests that have arrived; wait: block until there is one or a call. None when closed and empty."""
+        with self._changed:
+            while wait and not self._waiting and not self._closed and not self._calls:
                 self._changed.wait()
             taken = list(self._waiting)
             self._waiting.clear()

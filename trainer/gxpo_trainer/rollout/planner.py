@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
 from gxpo_trainer.types import Prompt, ScoredGroup
 
 if TYPE_CHECKING:
-    from gxpo_trainer.rollout.pool import RolloutPool
+    from gxpo_trainer.rollout.pool import Collected, RolloutPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,10 @@ class Rollouts:
     rollout_s: float
     verify_s: float
     num_resampled: int
+    sampling_s: float
     idle_fraction: float = 0.0
     engines_alive: int = 1
+    num_dropped: int = 0
 
 
 class RolloutPlanner:
@@ -56,10 +58,21 @@ class RolloutPlanner:
         self.cursor = PromptCursor(len(self.prompts), seed=self.config.seed, shuffle=self.config.data.shuffle)
 
     def collect(self, pool: RolloutPool, step: int, version: int) -> Rollouts:
-        """Sample and score one step's groups with the weights of `version`.
+        """Sample and score one step's groups with the weights of `version`."""
+
+        def collect(requests: Sequence[SampleRequest]) -> Collected:
+            return pool.collect(requests, self.sampling, version)
+
+        prompts = self.cursor.next(self.config.rollout.prompts_per_step)
+        return self.complete(collect(self.requests(prompts, step)), step, collect)
+
+    def complete(
+        self, first: Collected, step: int, collect: Callable[[Sequence[SampleRequest]], Collected]
+    ) -> Rollouts:
+        """The step's rollouts from the groups of its first round.
 
         With `zero_variance = "resample"`, groups with equal rewards are replaced by groups of other prompts, for at
-        most `resample_limit` rounds (dynamic sampling, DAPO, arXiv 2503.14476).
+        most `resample_limit` rounds (dynamic sampling, DAPO, arXiv 2503.14476), which `collect` samples.
         """
         num_groups = self.config.rollout.prompts_per_step
         kept: list[ScoredGroup] = []
@@ -67,15 +80,17 @@ class RolloutPlanner:
         tokens, rollout_s, verify_s, idle_s, rounds = 0, 0.0, 0.0, 0.0, 0
         resample = self.config.learner.loss.zero_variance == "resample"
         limit = self.config.learner.loss.resample_limit if resample else 0
-        while len(kept) < num_groups and rounds <= limit:
-            requests = self.requests(self.cursor.next(num_groups - len(kept)), step, rounds)
-            part = pool.collect(requests, self.sampling, version)
+        part = first
+        while True:
             rollout_s, verify_s, rounds = rollout_s + part.rollout_s, verify_s + part.verify_s, rounds + 1
             idle_s += part.idle_fraction * part.rollout_s
             tokens += sum(len(s.token_ids) for g in part.groups for s in g.group.samples)
             for group in part.groups:
                 is_flat = resample and zero_variance([verdict.reward for verdict in group.verdicts])
                 (flat if is_flat else kept).append(group)
+            if len(kept) >= num_groups or rounds > limit:
+                break
+            part = collect(self.requests(self.cursor.next(num_groups - len(kept)), step, rounds))
         # Fill up with zero-variance groups, which have no gradient, so that the batch keeps its size.
         groups = kept + flat[: max(0, num_groups - len(kept))]
         return Rollouts(
@@ -84,19 +99,25 @@ class RolloutPlanner:
             rollout_s,
             verify_s,
             num_resampled=max(0, rounds - 1),
+            sampling_s=rollout_s,
             idle_fraction=idle_s / rollout_s if rollout_s else 0.0,
             engines_alive=part.engines_alive,
         )
 
-    def requests(self, indices: Sequence[int], step: int, round_: int = 0) -> list[SampleRequest]:
-        """One request per prompt, seeded only in deterministic mode, which is slightly slower."""
+    def requests(
+        self, indices: Sequence[int], step: int, round_: int = 0, version: int | None = None
+    ) -> list[SampleRequest]:
+        """One request per prompt, seeded only in deterministic mode, which is slightly slower.
+
+        version: of the weights that sample, None for the step's own, step − 1.
+        """
         seeded = self.config.rollout.deterministic
         return [
             SampleRequest(
                 prompt=self.prompts[index],
                 prompt_token_ids=self.token_ids[index],
                 num_samples=self.config.rollout.samples_per_prompt,
-                seed=request_seed(self.config.seed, step, round_, position) if seeded else None,
+                seed=request_seed(self.config.seed, step, round_, position, version) if seeded else None,
             )
             for position, index in enumerate(indices)
         ]
@@ -108,7 +129,9 @@ class RolloutPlanner:
         self.cursor.load_state_dict(state)
 
 
-def request_seed(run_seed: int, step: int, round_: int, position: int) -> int:
-    """A 31-bit seed, a platform-independent hash of its arguments."""
-    digest = hashlib.sha256(f"{run_seed}/{step}/{round_}/{position}".encode()).digest()
-    return int.from_bytes(digest[:4], "big") >> 1
+def request_seed(run_seed: int, step: int, round_: int, position: int, version: int | None = None) -> int:
+    """A 31-bit seed, a platform-independent hash of its arguments. version: None stands for step − 1."""
+    key = f"{run_seed}/{step}/{round_}/{position}"
+    if version is not None and version != step - 1:
+        key += f"/{version}"
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") >> 1

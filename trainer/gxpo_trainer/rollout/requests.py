@@ -17,13 +17,15 @@ class SampleRequest:
     """A prompt and the number of responses to sample.
 
     prompt_token_ids: int32[length], the templated prompt. seed: None draws from the engine's generator (faster); a
-    number gives each sample its own generator, seeded by it and the sample's index.
+    number gives each sample its own generator, seeded by it and the sample's index. sampling: None for those of the
+    stream.
     """
 
     prompt: Prompt
     prompt_token_ids: npt.NDArray[np.int32]
     num_samples: int
     seed: int | None = None
+    sampling: SamplingSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """One sampling engine: vLLM in this process and, with tensor parallelism, in worker processes.
 
 Order of calls: `receive(bucket)` for every bucket of version v; then `stream(..., weights_version=v)` accepts that
-version only. A sync and a stream never overlap: a stream must be exhausted or closed first.
+version only. While a stream is open, `receive` may only be called through its intake (`Intake.call`): requests are then
+suspended from the first bucket to the last and continue with the new version.
 
 Log-probabilities are those of the sampling distribution: softmax(logits / temperature) over the whole vocabulary,
 without truncation.
@@ -72,22 +73,23 @@ class Sampler:
         if self.version != weights_version:
             held = "no verified version" if self.version is None else f"version {self.version}"
             raise WeightSyncMismatch(f"weights version {weights_version} was requested; the sampler holds {held}")
-        return self._stream(intake, sampling, weights_version)
+        return self._stream(intake, sampling)
 
-    def _stream(
-        self, intake: Intake, sampling: SamplingSettings, weights_version: int
-    ) -> Iterator[FinishedGroups | StreamEnd]:
+    def _stream(self, intake: Intake, sampling: SamplingSettings) -> Iterator[FinishedGroups | StreamEnd]:
         running: dict[int, tuple[SampleRequest, list[Response]]] = {}
         owner: dict[int, int] = {}
         unfinished: dict[int, int] = {}
         busy_s = 0.0
         try:
             while not intake.aborted:
+                intake.run_calls(wait=self.version is None)
+                if self.version is None:
+                    continue  # between two buckets
                 arrived = intake.take(wait=not self._driver.running)
                 if arrived is None and not self._driver.running:
                     break
                 for index, request in arrived or ():
-                    running[index] = request, self._submit(request, sampling)
+                    running[index] = request, self._submit(request, request.sampling or sampling)
                     unfinished[index] = request.num_samples
                     owner.update((id(response), index) for response in running[index][1])
                 started = time.perf_counter()
@@ -100,7 +102,7 @@ class Sampler:
                     if not unfinished[index]:
                         complete.append(index)
                 if complete:
-                    groups = tuple(self._group(*running.pop(index), weights_version) for index in complete)
+                    groups = tuple(self._group(*running.pop(index)) for index in complete)
                     yield FinishedGroups(tuple(complete), groups)
             yield StreamEnd(busy_s)
         finally:
@@ -121,10 +123,12 @@ class Sampler:
 
         Raises WeightSyncMismatch; the engine then holds no version.
         """
+        self._driver.suspend()
         self.version = None
         report = self.weights.receive(bucket)
         if bucket.last:
             self.version = bucket.version
+            self._driver.resume(version=bucket.version, **self._current_weights)
         return report
 
     def sleep(self, *, discard_weights: bool) -> None:
@@ -146,7 +150,13 @@ class Sampler:
         """Make every worker a member of the weight broadcast group; see sync.broadcast.BroadcastGroup."""
         self.weights.call_workers("gxpo_join_broadcast", address, port, first_member, size)
 
+    @property
+    def _current_weights(self) -> dict[str, Any]:
+        """Of a request to vLLM. The salt excludes prefix-cache blocks computed with earlier weights."""
+        return {"cache_salt": f"sync-{self.weights.num_syncs}", "adapter": self.weights.adapter}
+
     def _submit(self, request: SampleRequest, sampling: SamplingSettings) -> list[Response]:
+        assert self.version is not None, "a sync is under way"
         self._check_length(request, sampling)
         return self._driver.submit(
             request.prompt_token_ids.tolist(),
@@ -157,9 +167,8 @@ class Sampler:
                 None if request.seed is None else sample_seed(request.seed, number)
                 for number in range(request.num_samples)
             ],
-            # Excludes prefix-cache blocks computed with earlier weights.
-            cache_salt=f"sync-{self.weights.num_syncs}",
-            adapter=self.weights.adapter,
+            version=self.version,
+            **self._current_weights,
         )
 
     def _check_length(self, request: SampleRequest, sampling: SamplingSettings) -> None:
@@ -171,10 +180,11 @@ class Sampler:
                 f"{self._settings.max_length}; lower data.max_prompt_tokens or raise model.max_length"
             )
 
-    def _group(self, request: SampleRequest, responses: list[Response], version: int) -> Group:
+    def _group(self, request: SampleRequest, responses: list[Response]) -> Group:
         texts = self._tokenizer.batch_decode([r.token_ids for r in responses], skip_special_tokens=True)
         samples = tuple(_sample(r, text) for r, text in zip(responses, texts, strict=True))
-        return Group(request.prompt, request.prompt_token_ids, samples, version)
+        oldest = min(version for response in responses for version, _ in response.versions)
+        return Group(request.prompt, request.prompt_token_ids, samples, oldest)
 
 
 def sample_seed(seed: int, index: int) -> int:
@@ -187,7 +197,8 @@ def _sample(response: Response, text: str) -> Sample:
     if response.finish_reason not in ("stop", "length"):
         raise TrainingError(f"the sampler finished a response with reason {response.finish_reason!r}")
     token_ids = np.asarray(response.token_ids, dtype=np.int32)
-    return Sample(text, token_ids, response.logprobs, cast(Literal["stop", "length"], response.finish_reason))
+    reason = cast(Literal["stop", "length"], response.finish_reason)
+    return Sample(text, token_ids, response.logprobs, reason, response.versions)
 
 
 def import_engine(settings: SamplerSettings) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,15 @@ import numpy.typing as npt
 
 @dataclass(slots=True)
 class Response:
-    """Output of one request so far; `finish_reason` is vLLM's, None while the request is running."""
+    """Output of one request so far; `finish_reason` is vLLM's, None while the request is running.
 
+    request: as vLLM's core last received it. starts: (weights version, number of tokens before it) of each part.
+    """
+
+    request: Any
+    prompt_length: int
+    max_new_tokens: int
+    starts: list[tuple[int, int]]
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     _logprobs: list[npt.NDArray[np.float32]] = field(default_factory=list)
@@ -30,6 +38,12 @@ class Response:
         # Each step's array is [tokens of the step, 1]; the sampled token is its only column.
         return np.concatenate(self._logprobs)[:, 0]
 
+    @property
+    def versions(self) -> tuple[tuple[int, int], ...]:
+        """(weights version, number of tokens) of consecutive parts, without empty ones."""
+        bounds = [*self.starts, (0, len(self.token_ids))]
+        return tuple((version, end - begin) for (version, begin), (_, end) in pairwise(bounds) if end > begin)
+
 
 class EngineDriver:
     """Submits requests to the engine core and returns finished responses."""
@@ -38,10 +52,12 @@ class EngineDriver:
         self._engine = llm.llm_engine
         self._core = self._engine.engine_core
         self._running: dict[str, Response] = {}
+        self._suspended: list[Response] = []
         self._submitted = 0
 
     @property
     def running(self) -> bool:
+        """Whether `step` has work."""
         return bool(self._running)
 
     def submit(
@@ -53,12 +69,13 @@ class EngineDriver:
         ignore_eos: bool,
         seeds: Sequence[int | None],
         cache_salt: str,
+        version: int,
         adapter: Any = None,
     ) -> list[Response]:
         """Add one request per seed (None: the engine's generator) for one prompt; `step` fills the responses.
 
-        cache_salt: part of the prefix cache's keys; only requests with the same salt share blocks. adapter: vLLM's
-        LoRARequest, None for the base model.
+        cache_salt: part of the prefix cache's keys; only requests with the same salt share blocks. version: of the
+        weights. adapter: vLLM's LoRARequest, None for the base model.
         """
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
@@ -81,15 +98,40 @@ class EngineDriver:
         responses = []
         for seed in seeds:
             request = copy(template)
-            request.request_id = f"sample-{self._submitted}"
             if seed is not None:
                 request.sampling_params = copy(template.sampling_params)
                 request.sampling_params.seed = seed
-            self._submitted += 1
-            self._core.add_request(request)
-            responses.append(Response())
-            self._running[request.request_id] = responses[-1]
+            responses.append(Response(request, len(token_ids), max_new_tokens, [(version, 0)]))
+            self._add(responses[-1])
         return responses
+
+    def suspend(self) -> None:
+        """Take all running requests out of the engine; their responses keep the tokens that they have."""
+        self._core.abort_requests(list(self._running))
+        self._suspended += self._running.values()
+        self._running.clear()
+
+    def resume(self, *, cache_salt: str, version: int, adapter: Any = None) -> None:
+        """Continue the suspended requests with new weights: the tokens so far are part of the prompt.
+
+        So no key or value in the cache comes from the weights before, and the log-probability of every later token is
+        that of the new version, given the whole text before it.
+        """
+        for response in self._suspended:
+            request = response.request = copy(response.request)
+            request.prompt_token_ids = [*request.prompt_token_ids[: response.prompt_length], *response.token_ids]
+            request.sampling_params = copy(request.sampling_params)
+            request.sampling_params.max_tokens = response.max_new_tokens - len(response.token_ids)
+            request.cache_salt, request.lora_request = cache_salt, adapter
+            response.starts.append((version, len(response.token_ids)))
+            self._add(response)
+        self._suspended.clear()
+
+    def _add(self, response: Response) -> None:
+        response.request.request_id = f"sample-{self._submitted}"
+        self._submitted += 1
+        self._running[response.request.request_id] = response
+        self._core.add_request(response.request)
 
     def step(self) -> list[Response]:
         """Run one engine step; returns the responses that it finished."""
@@ -108,6 +150,7 @@ class EngineDriver:
         return finished
 
     def abort(self) -> None:
-        """Abort all running requests."""
+        """Abort all running and suspended requests."""
         self._core.abort_requests(list(self._running))
         self._running.clear()
+        self._suspended.clear()

@@ -21,13 +21,22 @@ from gxpo_trainer.errors import Diverged, LearnerDied, TrainingError
 from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.learner.rank import StepResult
 from gxpo_trainer.records.reporter import RunReporter
+from gxpo_trainer.rollout.async_rollouts import AsyncRollouts
+from gxpo_trainer.rollout.on_policy import OnPolicyRollouts, RolloutSource
 from gxpo_trainer.rollout.planner import RolloutPlanner, Rollouts
 from gxpo_trainer.rollout.pool import RolloutPool
 from gxpo_trainer.training import proofs
 from gxpo_trainer.training.checkpoints import Checkpoint, CheckpointStore
 from gxpo_trainer.training.evaluation import Evaluator
 from gxpo_trainer.training.progress import TrainingProgress
-from gxpo_trainer.training.step_metrics import rollout_metrics, system_metrics
+from gxpo_trainer.training.step_metrics import (
+    oldest_version,
+    overlap_metrics,
+    rollout_metrics,
+    shown_processes,
+    staleness_metrics,
+    system_metrics,
+)
 from gxpo_trainer.types import Metrics
 
 MOST_NONFINITE = 3
@@ -83,6 +92,10 @@ class Controller:
         self.pool, self.planner, self.evaluator = pool, planner, evaluator
         self.reporter, self.store, self.progress = reporter, store, progress
         self.learners = LearnerGroup(config, placement)
+        self.rollouts: RolloutSource = OnPolicyRollouts(pool, planner)
+        if config.rollout.async_depth:
+            ahead = AsyncRollouts(config, pool, planner)
+            self.rollouts, self.learners.wait_for_one = ahead, ahead.serve
         pool.source = self.learners
         if placement.colocated and not placement.resident:
             adapters = config.learner.lora is not None
@@ -146,29 +159,39 @@ class Controller:
         return None
 
     def step(self) -> None:
-        """One training step, on-policy: every pass of the rule uses this one batch."""
+        """One training step: every pass of the rule uses this one batch."""
         self.enter_phase("training")
         begin = time.perf_counter()
         number = self.counters.step + 1
-        rollouts = self.planner.collect(self.pool, number, version=self.counters.step)
+        window = self.pool.timeline.now()
+        rollouts = self.rollouts.batch(number)
+        synced = self._sync() if self.rollouts.sync_due else {}
         proofs.check_verdicts(self.config, rollouts.groups)
         batch, metrics = make_batch(rollouts.groups, self.config.learner.loss, self.config.rollout.max_new_tokens)
         rate = learning_rate(self.config.learner.optimizer, number, self.config.budget.steps)
-        result = self.learners.train_step(
-            mini_batches(batch, self.config.learner.mini_batches), rate, diagnose=self._due(number, "trajectory")
-        )
-        outlier = proofs.check_gap(self.config, result.gap_mean, result.gap_max, number)
-        synced = self._advance(number, result, rollouts.num_tokens)
+        with self.pool.timeline.during("learner", "updating"):
+            result = self.learners.train_step(
+                mini_batches(batch, self.config.learner.mini_batches), rate, diagnose=self._due(number, "trajectory")
+            )
+        outlier = None
+        if oldest_version(rollouts) == number - 1:
+            outlier = proofs.check_gap(self.config, result.gap_mean, result.gap_max, number)
+        synced.update(self._advance(number, result, rollouts.num_tokens))
         metrics.update(result.metrics)
         metrics.update(rollout_metrics(rollouts, result, version=number - 1, total=self.counters.tokens))
+        if self.config.rollout.async_depth:
+            metrics.update(staleness_metrics(rollouts, version=number - 1))
         if outlier:
             self.reporter.log_event("logprob_gap_outlier", outlier, step=number)
             metrics["rollout/logprob_gap_max_exceeded"] = 1.0
         metrics.update(synced)
         metrics["learning_rate"] = rate
+        spans = self.pool.timeline.cut(window)
+        metrics.update(overlap_metrics(spans, window, len(self.pool.engines.all)))
         spent = time.perf_counter() - begin - result.diagnostics_s
         self.counters = replace(self.counters, training_s=self.counters.training_s + spent)
         self._report(number, metrics, rollouts, result, spent)
+        self.reporter.log_timeline(number, window, shown_processes(spans))
         self._check_finite(result)
         if self._due(number, "evaluate") and self.control_request() is None:
             self._evaluate()
@@ -192,7 +215,9 @@ class Controller:
 
     def _sync(self) -> Metrics:
         begin = time.perf_counter()
-        synced = self.pool.sync(self.counters.step)
+        synced = self.rollouts.sync(self.counters.step)
+        if synced is None:
+            return {}
         metrics: Metrics = {
             "time/sync_s": time.perf_counter() - begin,
             "system/sampler_peak_bytes": float(synced.report.peak_bytes),
@@ -261,7 +286,7 @@ class Controller:
         begin = time.perf_counter()
         step = self.counters.step
         full = self.config.evaluation.full_at_end and self.counters.reached(self.config.budget) is not None
-        records, metrics = self.evaluator.run(self.pool, step=step, version=step, full=full)
+        records, metrics = self.evaluator.run(self.rollouts, step=step, version=step, full=full)
         for record in records:
             totals = {
                 "backward_passes_total": self.counters.backward_passes,
@@ -284,7 +309,7 @@ class Controller:
         step = self.counters.step
         state: dict[str, Any] = {
             "counters": asdict(replace(self.counters, elapsed_s=self._elapsed())),
-            "cursor": self.planner.state_dict(),
+            "cursor": self.rollouts.state_dict(),
             "attempt": self.attempt,
             "config_sha256": self.config.sha256(),
             "evaluation_owed": self._evaluated != step and self._wants_evaluation(step),
@@ -317,7 +342,7 @@ class Controller:
         repeated = self.counters.repeated_passes
         self.counters = Counters(**checkpoint.state["counters"])
         self.counters = replace(self.counters, repeated_passes=max(repeated, self.counters.repeated_passes))
-        self.planner.load_state_dict(checkpoint.state["cursor"])
+        self.rollouts.load_state_dict(checkpoint.state["cursor"])
         self.reporter.start_attempt(self.attempt, self.counters.step)
         # Until this attempt has done a step, what is reported (a postponed evaluation) belongs to the step of the
         # checkpoint: under a new attempt it would replace that step's own row.
@@ -336,9 +361,10 @@ class Controller:
         self.counters = Counters(repeated_passes=lost.repeated_passes + lost.backward_passes - kept)
         self.enter_phase("starting engines")
         try:
+            self.rollouts.discard()
             self.learners.restart()
             if checkpoint is None:
-                self.planner.restart()
+                self.rollouts.restart()
             self._resume(checkpoint)
             self._sync()
         except LearnerDied as second:

@@ -23,6 +23,7 @@ from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
 from gxpo_trainer.types import Metrics, ScoredGroup
 
 if TYPE_CHECKING:
+    from gxpo_trainer.rollout.on_policy import RolloutSource
     from gxpo_trainer.rollout.pool import RolloutPool
 
 
@@ -48,7 +49,7 @@ class Evaluator:
         self.sampling = SamplingSettings(max_new_tokens=limit, temperature=1.0)
 
     def run(
-        self, pool: RolloutPool, *, step: int, version: int, full: bool = False
+        self, pool: RolloutPool | RolloutSource, *, step: int, version: int, full: bool = False
     ) -> tuple[list[dict[str, Any]], Metrics]:
         """All benchmarks by the weights of `version`: records for evaluations.jsonl, and `eval/…` metrics.
 
@@ -80,7 +81,7 @@ class Evaluator:
         return f"step {step} pass@1: " + ", ".join(parts)
 
     def _sample(
-        self, pool: RolloutPool, tokenized: TokenizedBenchmark, version: int, *, full: bool
+        self, pool: RolloutPool | RolloutSource, tokenized: TokenizedBenchmark, version: int, *, full: bool
     ) -> list[ScoredGroup]:
         """The subset's groups; with `full` those of the other problems after them."""
         seeded = self.config.rollout.deterministic

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,11 +10,18 @@ import psutil
 
 from gxpo_trainer.learner.rank import StepResult
 from gxpo_trainer.rollout.planner import Rollouts
+from gxpo_trainer.rollout.timeline import Span, overlap_fraction, seconds
 from gxpo_trainer.types import Metrics, ScoredGroup
+
+MOST_ENGINES = 16
+"""Engines in timeline.jsonl."""
 
 
 def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, total: int) -> Metrics:
-    """`rollout/…` and `verify/…` of one step. total: sampled tokens since the start."""
+    """`rollout/…` and `verify/…` of one step.
+
+    version: of the learner before the step. total: sampled tokens since the start.
+    """
     samples = [sample for group in rollouts.groups for sample in group.group.samples]
     lengths = np.array([len(sample.token_ids) for sample in samples], dtype=np.float64)
     found = [verdict for group in rollouts.groups for verdict in group.verdicts]
@@ -21,7 +29,7 @@ def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, tot
     metrics: Metrics = {
         "rollout/tokens": float(rollouts.num_tokens),
         "rollout/tokens_total": float(total),
-        "rollout/tokens_per_s": rollouts.num_tokens / rollouts.rollout_s if rollouts.rollout_s else 0.0,
+        "rollout/tokens_per_s": rollouts.num_tokens / rollouts.sampling_s if rollouts.sampling_s else 0.0,
         "rollout/engine_idle_fraction": rollouts.idle_fraction,
         "rollout/engines_alive": float(rollouts.engines_alive),
         "rollout/length_mean": float(lengths.mean()),
@@ -30,8 +38,8 @@ def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, tot
         "rollout/truncated_fraction": float(np.mean([sample.truncated for sample in samples])),
         "rollout/logprob_gap_mean": result.gap_mean,
         "rollout/logprob_gap_max": result.gap_max,
-        "rollout/weights_version": float(version),
-        "rollout/staleness": 0.0,
+        "rollout/weights_version": float(oldest_version(rollouts)),
+        "rollout/staleness": float(version - oldest_version(rollouts)),
         "reward/correctness": verdicts.count("correct") / len(verdicts),
     }
     metrics.update(component_means(rollouts.groups))
@@ -41,6 +49,47 @@ def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, tot
     if rollouts.num_resampled:
         metrics["rollout/resample_rounds"] = float(rollouts.num_resampled)
     return metrics
+
+
+def oldest_version(rollouts: Rollouts) -> int:
+    """Oldest version that sampled a token of the batch."""
+    return min(scored.group.weights_version for scored in rollouts.groups)
+
+
+def staleness_metrics(rollouts: Rollouts, *, version: int) -> Metrics:
+    """How many versions behind the learner's the sampled tokens are, and what was dropped for it."""
+    tokens: Counter[int] = Counter()
+    for scored in rollouts.groups:
+        for sample in scored.group.samples:
+            for sampled_by, count in sample.versions:
+                tokens[version - sampled_by] += count
+    groups = len(rollouts.groups) + rollouts.num_dropped
+    return {
+        "rollout/staleness_mean": sum(behind * count for behind, count in tokens.items()) / tokens.total(),
+        "rollout/staleness_max": float(max(tokens)),
+        "rollout/dropped_fraction": rollouts.num_dropped / groups,
+    }
+
+
+def overlap_metrics(spans: Sequence[Span], begin: float, num_engines: int) -> Metrics:
+    """`time/…` of the spans since `begin`: what overlapped, and how long engines and learner were idle."""
+    elapsed = max((span.end for span in spans), default=begin) - begin
+    if elapsed <= 0:
+        return {}
+    learner = seconds(span for span in spans if span.process == "learner")
+    engines = seconds(span for span in spans if span.process.startswith("engine"))
+    overlap = overlap_fraction(spans, "sampling", "updating")
+    return {
+        "time/learner_idle_fraction": 1 - learner / elapsed,
+        "time/engine_idle_fraction": 1 - engines / (num_engines * elapsed),
+        **({} if overlap is None else {"time/overlap_fraction": overlap}),
+    }
+
+
+def shown_processes(spans: Sequence[Span]) -> list[Span]:
+    """The spans of learner, verifier and the first engines: a picture has room for no more."""
+    engines = {f"engine {index}" for index in range(MOST_ENGINES)}
+    return [span for span in spans if span.process in engines or not span.process.startswith("engine")]
 
 
 def component_means(groups: Sequence[ScoredGroup]) -> Metrics:
