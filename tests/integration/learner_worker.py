@@ -447,7 +447,7 @@ def no_grad(run: Rank, **settings: Any) -> dict[str, Any]:
     learner = run.learner(loss={"kl_beta": 0.0}, **settings)
     learner.load_batch(shard(make_batch(without_gradient=True), run.world_size)[run.rank])
     loaded = learner._batches[0]
-    moved = {float(a) for micro in loaded.real for a in micro.advantages}
+    moved = {float(a) for micro in loaded.grad for a in micro.advantages}
     out: dict[str, Any] = {"weights": [weights(learner)], "losses": [], "norms": [], "statistics": []}
     for _ in range(2):
         result = learner.backward()
