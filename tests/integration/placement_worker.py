@@ -43,7 +43,7 @@ def start(options: dict[str, Any]) -> Any:
 
 
 def devices(placement: Placement, actors: list[Any]) -> list[str]:
-    return [placement.group.get(actor.where.remote())[1] for actor in actors]
+    return [placement.group.get(actor.where.remote(), "setup")[1] for actor in actors]
 
 
 def two_nodes() -> tuple[Cluster, Any]:

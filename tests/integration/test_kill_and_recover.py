@@ -55,11 +55,11 @@ def test_sampler_verifier_worker_verifier_and_learner_are_killed_in_mid_step(tmp
         self.dies = trained["steps"] == 6
         return inner_train(self, batches, learning_rate, diagnose=diagnose)
 
-    def get(self, calls):
+    def get(self, calls, phase):
         if getattr(self, "dies", False):
             self.dies = False
             kill("learner", self.pid)
-        return inner_get(self, calls)
+        return inner_get(self, calls, phase)
 
     start = LearnerGroup.start
 

@@ -36,7 +36,7 @@ def main() -> None:
     connect_ray(placement)
     reserve(placement, owned=True, on_wait=on_wait)
     actor = ray.remote(Process).options(**placement.sampler_options(0)).remote()
-    print(placement.group.get(actor.answer.remote()), flush=True)
+    print(placement.group.get(actor.answer.remote(), "setup"), flush=True)
     sys.stdin.readline()
     placement.group.remove()
     print(f"{len([node for node in ray.nodes() if node['Alive']])} nodes", flush=True)

@@ -27,11 +27,12 @@ from gxpo_trainer.errors import (
     DataError,
     Diverged,
     GxpoError,
+    Stalled,
     TrainingError,
     VerifierFailed,
     WeightSyncMismatch,
 )
-from gxpo_trainer.records.outcome import reason_of
+from gxpo_trainer.records.outcome import is_recoverable, reason_of
 from gxpo_trainer.records.reading import read_events, read_metrics
 from gxpo_trainer.records.reporter import RunReporter
 from gxpo_trainer.records.uploader import ServiceAddress
@@ -317,6 +318,8 @@ def test_errors_of_ray_and_torch_name_what_was_lacking() -> None:
         (VerifierFailed("x"), "verifier_failed"),
         (WeightSyncMismatch("x"), "weight_sync_mismatch"),
         (TrainingError("x"), "training_error"),
+        (Stalled("x"), "stalled"),
+        (raised_from(TrainingError("the sampler stalled 6 times"), Stalled("y")), "stalled"),
         (ZeroDivisionError(), "training_error"),
         (raised_from(TrainingError("x"), OSError(errno.ENOSPC, "full")), "disk_full"),
         (raised_from(TrainingError("x"), Diverged("y")), "diverged"),
@@ -327,6 +330,49 @@ def test_every_error_has_a_reason(error: Exception, reason: str) -> None:
     assert reason in REASONS
     general = reason == GxpoError.reason
     assert reason_of(error, setting_up=True) == ("setup_failed" if general else reason)
+
+
+STALLS = """
+import sys, time
+from pathlib import Path
+from gxpo_trainer.cluster.progress import ProgressWatch
+from gxpo_trainer.config import TimeoutsConfig
+from gxpo_trainer.records.reporter import RunReporter
+from gxpo_trainer.records.uploader import ServiceAddress
+from gxpo_trainer.training.launch import Launch
+from gxpo_trainer.training.watchdog import Watchdog
+
+def hang_in_a_write():
+    time.sleep(600)
+
+watch = ProgressWatch(TimeoutsConfig(checkpointing_s=0.2))
+service = ServiceAddress(sys.argv[2], "r", 3, "secret")
+with Launch(Path(sys.argv[1]), service) as launch, RunReporter(launch.out_dir) as reporter:
+    launch.begin(reporter)
+    reporter.log_metrics(1, {"x": 1.0})
+    with Watchdog(watch, launch.end_stalled, launch.show_idle, grace_s=0.1, poll_s=0.05):
+        watch.begin("checkpointing")
+        hang_in_a_write()
+"""
+
+
+def test_a_trainer_whose_main_thread_hangs_logs_its_stacks_and_ends_with_a_recoverable_outcome(
+    tmp_path: Path, server: IngestServer
+) -> None:
+    words = [sys.executable, "-c", STALLS, str(tmp_path / "run"), server.url]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 1
+    assert "hang_in_a_write" in ended.stderr, "the stack of the main thread"
+    written = outcome(tmp_path / "run")
+    assert (written["outcome"], written["reason"], written["recoverable"]) == ("failed", "stalled", True)
+    assert "while checkpointing (timeouts.checkpointing_s = 0.2)" in written["message"]
+    assert [row["metrics"] for row in server.rows["metrics"]] == [{"x": 1.0}], "rows of a hanging trainer still arrive"
+    assert server.outcome == written
+
+
+def test_only_a_stall_is_worth_another_launch() -> None:
+    assert is_recoverable(raised_from(TrainingError("x"), Stalled("y")))
+    assert not is_recoverable(Diverged("x"))
 
 
 def checkpoint(folder: Path, attempt: int, passes: float) -> Checkpoint:

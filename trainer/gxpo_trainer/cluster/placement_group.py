@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gxpo_trainer.cluster.bundles import Bundles, describe
+from gxpo_trainer.cluster.progress import ProgressWatch
+from gxpo_trainer.config.timeouts import Phase
 from gxpo_trainer.errors import ConfigError, TrainingError
 
 MIN_WAIT_S = 30.0
@@ -34,6 +36,7 @@ class RunPlacementGroup:
     handle: Any = None
     bundles: Bundles | None = None
     wait_s: float = MIN_WAIT_S
+    watch: ProgressWatch = field(default_factory=ProgressWatch)
     _reserved: Any = None
     _devices: dict[int, tuple[str, list[str]]] = field(default_factory=dict)
     """Node and GPU ids of each bundle that was asked for them."""
@@ -61,21 +64,27 @@ class RunPlacementGroup:
 
         return self.handle is not None and len([node for node in ray.nodes() if node["Alive"]]) > 1
 
-    def get(self, call: Any) -> Any:
-        """`ray.get` for an actor call. Raises TrainingError (`no_resources`) when the actor's node stays lost."""
+    def get(self, call: Any, phase: Phase) -> Any:
+        """`ray.get` for an actor call. Raises TrainingError (`no_resources`) when the actor's node stays lost, Stalled
+        when the call does not return within the time-out of `phase`."""
         import ray
 
-        self.wait_for_one([call])
+        self.wait_for_one([call], phase)
         return ray.get(call)
 
-    def wait_for_one(self, calls: Sequence[Any]) -> list[Any]:
-        """Wait until one of these actor calls or streams is ready; which. Raises TrainingError as `get` does."""
+    def wait_for_one(self, calls: Sequence[Any], phase: Phase) -> list[Any]:
+        """Wait until one of these actor calls or streams is ready; which. Raises as `get` does."""
         import ray
 
-        timeout_s = None if self.handle is None else _POLL_S
-        while not (ready := ray.wait(list(calls), num_returns=1, timeout=timeout_s)[0]):
-            # A call to an actor whose bundle cannot be rescheduled never returns.
-            self._await_rescheduling()
+        self.watch.begin(phase)
+        while not (ready := ray.wait(list(calls), num_returns=1, timeout=min(_POLL_S, self.watch.remaining_s))[0]):
+            if self.handle is not None:
+                # A call to an actor whose bundle cannot be rescheduled never returns.
+                begin = time.monotonic()
+                self._await_rescheduling()
+                self.watch.excuse(time.monotonic() - begin)
+            self.watch.check()
+        self.watch.progressed()
         return list(ready)
 
     def _await_rescheduling(self) -> None:
@@ -134,7 +143,7 @@ class RunPlacementGroup:
             assert self.bundles is not None
             gpus = self.bundles.resources[bundle]["GPU"]
             ask = ray.remote(_visible_devices).options(num_cpus=0, num_gpus=gpus, **self._bundle_options(bundle))
-            self._devices[bundle] = (node, sorted(self.get(ask.remote())))
+            self._devices[bundle] = (node, sorted(self.get(ask.remote(), "setup")))
         return self._devices[bundle][1]
 
 

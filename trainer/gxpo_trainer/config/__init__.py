@@ -27,6 +27,7 @@ from gxpo_trainer.config.rules import (
     SfpoRule,
 )
 from gxpo_trainer.config.run import BudgetConfig, CheckpointConfig, DiagnosticsConfig, RunConfig
+from gxpo_trainer.config.timeouts import TimeoutsConfig
 from gxpo_trainer.config.verifier import RewardConfig, VerifierConfig
 
 __all__ = [
@@ -54,5 +55,6 @@ __all__ = [
     "Settings",
     "SfpoGateConfig",
     "SfpoRule",
+    "TimeoutsConfig",
     "VerifierConfig",
 ]

@@ -14,6 +14,7 @@ from gxpo_trainer.config.learner import LearnerConfig
 from gxpo_trainer.config.model import ModelConfig
 from gxpo_trainer.config.placement import PlacementConfig
 from gxpo_trainer.config.rollout import RolloutConfig
+from gxpo_trainer.config.timeouts import TimeoutsConfig
 from gxpo_trainer.config.verifier import VerifierConfig
 
 
@@ -66,6 +67,7 @@ class RunConfig(Settings):
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()
     budget: BudgetConfig = BudgetConfig(steps=40)
     placement: PlacementConfig = PlacementConfig()
+    timeouts: TimeoutsConfig = TimeoutsConfig()
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
@@ -105,6 +107,6 @@ class RunConfig(Settings):
         return self.rollout.logprob_gap_mean_limit or mean, self.rollout.logprob_gap_max_limit or largest
 
     def sha256(self) -> str:
-        """Hash of everything that can change a result; `name` is left out."""
-        body = self.model_dump(mode="json", exclude={"name"})
+        """Hash of everything that can change a result; `name` and `timeouts` are left out."""
+        body = self.model_dump(mode="json", exclude={"name", "timeouts"})
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

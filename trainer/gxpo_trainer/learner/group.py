@@ -17,11 +17,14 @@ from gxpo_trainer.algo.batch import StepBatch, shard
 from gxpo_trainer.cluster.placement import Placement
 from gxpo_trainer.cluster.shared_devices import Devices, SeparateDevices
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.timeouts import Phase
 from gxpo_trainer.config.transport import Transport
-from gxpo_trainer.errors import LearnerDied
+from gxpo_trainer.errors import LearnerDied, Stalled
 from gxpo_trainer.learner.rank import LearnerRank, StepResult
 from gxpo_trainer.sync.buckets import WeightBucket
 
+_PHASES: dict[str, Phase] = {"setup": "setup", "save": "checkpointing", "load": "checkpointing"}
+"""Phases of methods that are not part of an update."""
 MOST_STARTS = 5
 """Starts of a learner that died, within one recovery, on a Ray of several nodes."""
 
@@ -37,9 +40,9 @@ class LearnerGroup:
         self.ranks: list[Any] = []
         self.devices: Devices = SeparateDevices()
         """Decides who has the GPUs, where learner and engines share them."""
-        self.wait_for_one: Callable[[Sequence[Any]], Sequence[Any]] = lambda calls: ray.wait(list(calls))[0]
-        """Waits until one of several calls is ready, and returns those that are; asynchronous sampling serves the
-        engines meanwhile."""
+        self.wait_for_one: Callable[[Sequence[Any], Phase], Sequence[Any]] = placement.group.wait_for_one
+        """Waits until one of several calls is ready, and returns those that are; raises Stalled. Asynchronous sampling
+        serves the engines meanwhile."""
         self._places: list[str] = []
         self.transport: Transport = "shared_memory"
 
@@ -52,8 +55,8 @@ class LearnerGroup:
             for rank in range(size)
         ]
         try:
-            address, port = self.placement.group.get(self.ranks[0].endpoint.remote())
-        except ray.exceptions.RayActorError as error:
+            address, port = self.placement.group.get(self.ranks[0].endpoint.remote(), "setup")
+        except (ray.exceptions.RayActorError, Stalled) as error:
             raise LearnerDied(str(error).strip().splitlines()[0]) from error
         self._places = []
         self.all("setup", address, port, self.placement.device, self.placement.learner_threads)
@@ -89,7 +92,8 @@ class LearnerGroup:
 
     def all(self, method: str, *arguments: Any) -> Any:
         """Call a method on every rank; rank 0's result. Raises LearnerDied when a rank dies during the call."""
-        return self._get([getattr(rank, method).remote(*arguments) for rank in self.ranks])[0]
+        phase = _PHASES.get(method, "updating")
+        return self._get([getattr(rank, method).remote(*arguments) for rank in self.ranks], phase)[0]
 
     def on_devices(self, method: str, *arguments: Any) -> Any:
         """`all`, for methods that use the learner's weights."""
@@ -106,13 +110,13 @@ class LearnerGroup:
 
     def nodes(self) -> list[str]:
         """The Ray node of each rank."""
-        return [str(node) for node in self._get([rank.node.remote() for rank in self.ranks])]
+        return [str(node) for node in self._get([rank.node.remote() for rank in self.ranks], "setup")]
 
     def next_bucket(self, version: int, index: int, nodes: Sequence[str]) -> tuple[WeightBucket, float | None]:
         """Pack bucket `index` of the present weights for engines on these Ray nodes; see LearnerRank.next_bucket."""
         if index == 0:
             self.transport = self._choose_transport(nodes)
-        parts = self._get([rank.next_bucket.remote(version, index, self.transport) for rank in self.ranks])
+        parts = self._get([rank.next_bucket.remote(version, index, self.transport) for rank in self.ranks], "syncing")
         bucket: WeightBucket = parts[0][0]
         if bucket.transport == "cuda_ipc":
             # A worker maps the bucket of the rank on its own GPU.
@@ -132,7 +136,7 @@ class LearnerGroup:
         """Open a broadcast group of rank 0 and `num_workers` engine workers; None where no transport needs one."""
         if self.placement.transport != "nccl" or self.config.learner.lora is not None:
             return None
-        address, port = self._get([self.ranks[0].endpoint.remote()])[0]
+        address, port = self._get([self.ranks[0].endpoint.remote()], "syncing")[0]
         return address, port, self.ranks[0].join_broadcast.remote(address, port, 1 + num_workers)
 
     def train_step(self, batches: Sequence[StepBatch], learning_rate: float, *, diagnose: bool) -> StepResult:
@@ -143,7 +147,7 @@ class LearnerGroup:
             rank.train_step.remote([share[index] for share in shares], learning_rate, diagnose)
             for index, rank in enumerate(self.ranks)
         ]
-        result: StepResult = self._get(calls)[0]
+        result: StepResult = self._get(calls, "updating")[0]
         return result
 
     def gap(self, batch: StepBatch) -> tuple[float, float]:
@@ -151,7 +155,7 @@ class LearnerGroup:
         self.devices.need("updating")
         shares = shard(batch, len(self.ranks))
         found: tuple[float, float] = self._get(
-            [rank.gap.remote(share) for rank, share in zip(self.ranks, shares, strict=True)]
+            [rank.gap.remote(share) for rank, share in zip(self.ranks, shares, strict=True)], "updating"
         )[0]
         return found
 
@@ -172,14 +176,15 @@ class LearnerGroup:
             return "shared_memory" if one_node else "object_store"
         return chosen
 
-    def _get(self, calls: list[Any]) -> list[Any]:
-        """Results of all ranks. Gives up when one rank dies, because its peers would wait for it indefinitely."""
+    def _get(self, calls: list[Any], phase: Phase) -> list[Any]:
+        """Results of all ranks. Gives up when one rank dies or stalls, because its peers would wait for it
+        indefinitely."""
         pending = list(calls)
         try:
             while pending:
-                ready = self.wait_for_one(pending)
+                ready = self.wait_for_one(pending, phase)
                 pending = [call for call in pending if call not in ready]
                 ray.get(ready)
             return list(ray.get(calls))
-        except ray.exceptions.RayActorError as error:
+        except (ray.exceptions.RayActorError, Stalled) as error:
             raise LearnerDied(str(error).strip().splitlines()[0]) from error

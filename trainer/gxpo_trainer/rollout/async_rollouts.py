@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import ray
-
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.timeouts import Phase
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.rollout.collection import Collection
 from gxpo_trainer.rollout.engines import Engine
@@ -82,14 +81,19 @@ class AsyncRollouts:
                 return None
         return self._sync_now()
 
-    def serve(self, calls: Sequence[Any]) -> list[Any]:
-        """Wait for one of the learner's calls and keep the engines at work meanwhile; those that are ready."""
+    def serve(self, calls: Sequence[Any], phase: Phase) -> list[Any]:
+        """Wait for one of the learner's calls and keep the engines at work meanwhile; those that are ready.
+
+        Raises Stalled when the learner does not answer within the time-out of `phase`, whatever the engines do.
+        """
+        group = self._pool.engines.placement.group
         if self._collection is None or self._syncing:
-            return list(ray.wait(list(calls), num_returns=1)[0])
+            return group.wait_for_one(calls, phase)
         self._learner_busy = True
+        since = group.watch.working_s
         try:
             while not (ready := self._collection.advance(calls)):
-                pass
+                group.watch.check_since(since, phase)
             return ready
         finally:
             self._learner_busy = False

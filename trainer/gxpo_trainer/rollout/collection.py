@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import ray
 
+from gxpo_trainer.config.timeouts import Phase
+from gxpo_trainer.errors import Stalled
 from gxpo_trainer.rollout.dispatch import Dispatcher
 from gxpo_trainer.rollout.engines import Engine
 from gxpo_trainer.rollout.requests import FinishedGroups, SampleRequest, SamplingSettings, StreamEnd
@@ -76,7 +78,7 @@ class Collection:
             self.open_streams()
         self._submit()
         starting = {engine.status: engine for engine in self._pool.engines.all if engine.starting}
-        ready = self._group.wait_for_one([*calls, *self._streams, *starting])
+        ready = self._wait_for_one(calls, starting)
         for found in ready:
             if found in self._streams:
                 self._receive(found)
@@ -114,7 +116,7 @@ class Collection:
             if engine.actor is actor:
                 actor.submit.remote(self._stream_id, [], True)
         while self._streams:
-            for ready in self._group.wait_for_one([*self._streams]):
+            for ready in self._wait_for_one((), {}):
                 self._receive(ready)
 
     def abort(self) -> None:
@@ -135,6 +137,31 @@ class Collection:
         for engine, _ in self._streams.values():
             working = self._dispatcher.open_requests(engine.index) > 0
             self._pool.timeline.enter(engine.name, "sampling" if working else None)
+
+    def _wait_for_one(self, calls: Sequence[Any], starting: dict[Any, Engine]) -> list[Any]:
+        """The calls, streams and starting engines that are ready next; none after a stall, when those that owe an
+        answer were restarted."""
+        working = not self._dispatcher.done
+        phase: Phase = "updating" if calls and not working else "sampling" if self._samples_rewards else "evaluating"
+        try:
+            return self._group.wait_for_one([*calls, *self._streams, *starting], phase)
+        except Stalled as error:
+            owing = [s for s, (engine, _) in self._streams.items() if self._dispatcher.open_requests(engine.index)]
+            if calls and not owing and not starting:
+                raise  # the learner's
+            for stream in owing if working else [*self._streams]:
+                engine, actor = self._streams[stream]
+                self._forget(stream)
+                if engine.actor is actor:
+                    self._pool.engines.restart(engine, error)
+            for engine in starting.values():
+                self._pool.engines.restart(engine, error)
+            return []
+
+    @property
+    def _samples_rewards(self) -> bool:
+        """Whether requests under way belong to training and not to an evaluation."""
+        return not self._rewards or any(self._rewards.values())
 
     def _submit(self) -> None:
         """Give every engine its next requests."""

@@ -13,7 +13,8 @@ import ray
 from gxpo_trainer.cluster.owned_directory import remove_if_abandoned
 from gxpo_trainer.cluster.placement import Placement
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.errors import TrainingError, WeightsUnavailable
+from gxpo_trainer.config.timeouts import Phase
+from gxpo_trainer.errors import Stalled, TrainingError, WeightsUnavailable
 from gxpo_trainer.rollout.engine_actor import remote_sampler
 from gxpo_trainer.rollout.requests import SamplerSettings
 
@@ -89,17 +90,26 @@ class Engines:
         """Wait until an engine is ready, or every one. Raises TrainingError when an engine cannot start."""
         while waiting := {engine.status: engine for engine in self.all if engine.starting}:
             enough = not every and bool(self.ready)
-            ready = ray.wait(list(waiting), timeout=0)[0] if enough else self.placement.group.wait_for_one([*waiting])
+            ready = ray.wait([*waiting], timeout=0)[0] if enough else self._wait_for_one(waiting)
             for status in ready:
                 self.settle(waiting[status])
             if enough and not ready:
                 return
 
+    def _wait_for_one(self, waiting: dict[Any, Engine]) -> list[Any]:
+        """The starting engines that answer next; none after a stall, which restarts all of them."""
+        try:
+            return self.placement.group.wait_for_one([*waiting], "setup")
+        except Stalled as error:
+            for engine in waiting.values():
+                self.restart(engine, error)
+            return []
+
     def settle(self, engine: Engine) -> bool:
         """Take the answer of an engine that was starting; False when it died and is starting again."""
         try:
-            status = self.placement.group.get(engine.status)
-        except ray.exceptions.RayActorError as error:
+            status = self.placement.group.get(engine.status, "setup")
+        except (ray.exceptions.RayActorError, Stalled) as error:
             self.restart(engine, error)
             return False
         engine.status, engine.version = None, status["version"]
@@ -107,13 +117,15 @@ class Engines:
         return True
 
     def restart(self, engine: Engine, error: Exception) -> None:
-        """Replace a dead engine's actor, without waiting. Raises TrainingError after MAX_RESTARTS in a row."""
+        """Replace the actor of an engine that died or stalled, without waiting. Raises TrainingError after MAX_RESTARTS
+        in a row."""
         cause = str(error).strip().splitlines()[0]
         engine.restarts += 1
         name = "sampler" if len(self.all) == 1 else f"sampler {engine.index}"
-        self._log_event("sampler_restarted", f"the {name} died ({cause}) and was restarted", sampler=engine.index)
+        what = "stalled" if isinstance(error, Stalled) else "died"
+        self._log_event("sampler_restarted", f"the {name} {what} ({cause}) and was restarted", sampler=engine.index)
         if engine.restarts > MAX_RESTARTS:
-            raise TrainingError(f"the {name} died {engine.restarts} times in a row; see events.jsonl") from error
+            raise TrainingError(f"the {name} {what} {engine.restarts} times in a row; see events.jsonl") from error
         # An unreachable actor may still be alive and hold its resources.
         ray.kill(engine.actor, no_restart=True)
         engine.actor = engine.status = engine.version = engine.stream_id = None
@@ -138,16 +150,16 @@ class Engines:
                 if engine.actor is None:
                     self._start_again(engine)
 
-    def answers(self, calls: Sequence[tuple[Engine, Any]]) -> list[Any]:
-        """Answers to actor calls; an engine that died meanwhile is restarted and has none.
+    def answers(self, calls: Sequence[tuple[Engine, Any]], phase: Phase = "syncing") -> list[Any]:
+        """Answers to actor calls; an engine that died or stalled meanwhile is restarted and has none.
 
         Raises WeightsUnavailable, but only after all calls, so that every death is known by then.
         """
         found, unavailable = [], None
         for engine, call in calls:
             try:
-                found.append(self.placement.group.get(call))
-            except ray.exceptions.RayActorError as error:
+                found.append(self.placement.group.get(call, phase))
+            except (ray.exceptions.RayActorError, Stalled) as error:
                 self.restart(engine, error)
             except WeightsUnavailable as error:
                 unavailable = error

@@ -7,7 +7,6 @@ twice, and no answer is dropped because it is slow.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -101,7 +100,7 @@ class RolloutPool:
         self.devices.need("sampling")
         while True:
             calls = [(engine, engine.actor.score.remote(list(token_ids))) for engine in self.catch_up(version)]
-            if scores := self.engines.answers(calls):
+            if scores := self.engines.answers(calls, "sampling"):
                 return scores
             self.engines.await_ready(every=False)
 
@@ -112,7 +111,8 @@ class RolloutPool:
         self.devices.need("sampling")
         collection = Collection(self, sampling, lambda: self.catch_up(version))
         indices = collection.add(requests, rewards=rewards)
-        begin = time.perf_counter()
+        watch = self.engines.placement.group.watch
+        begin = watch.working_s
         try:
             while not collection.complete(indices):
                 collection.advance()
@@ -120,13 +120,13 @@ class RolloutPool:
         except BaseException:
             collection.abort()
             raise
-        sampled = time.perf_counter()
+        sampled = watch.working_s
         groups = collection.take(indices)
         self.reset_restarts()
         return Collected(
             groups,
             rollout_s=sampled - begin,
-            verify_s=time.perf_counter() - sampled,
+            verify_s=watch.working_s - sampled,
             idle_fraction=collection.idle_fraction(sampled - begin),
             engines_alive=len(self.engines.ready),
         )

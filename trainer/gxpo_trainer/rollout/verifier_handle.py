@@ -10,7 +10,7 @@ import ray
 
 from gxpo_trainer.cluster.placement import Placement
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.errors import TrainingError
+from gxpo_trainer.errors import Stalled, TrainingError
 from gxpo_trainer.rollout.engines import MAX_RESTARTS, Event
 from gxpo_trainer.rollout.verification import VerifierActor
 from gxpo_trainer.types import Verdict
@@ -47,14 +47,17 @@ class VerifierHandle:
             lost: list[Submitted] = []
             for reference, submitted in pending.items():
                 try:
-                    verdicts.update(zip(submitted.indices, ray.get(reference), strict=True))
-                except ray.exceptions.RayActorError as error:
+                    verdicts.update(zip(submitted.indices, self._verdicts(reference), strict=True))
+                except (ray.exceptions.RayActorError, Stalled) as error:
                     if not lost:
                         restarts += 1
                         self._restart(restarts, error)
                     lost.append(submitted)
             pending = {self.submit(submitted.groups, rewards): submitted for submitted in lost}
         return verdicts
+
+    def _verdicts(self, reference: Any) -> Any:
+        return self._placement.group.get(reference, "verifying")
 
     def kill(self) -> None:
         if self.actor is not None:
@@ -63,10 +66,12 @@ class VerifierHandle:
 
     def _restart(self, restarts: int, error: Exception) -> None:
         cause = str(error).strip().splitlines()[0]
-        self._log_event("verifier_restarted", f"the verifier died ({cause}) and was restarted")
+        what = "stalled" if isinstance(error, Stalled) else "died"
+        self._log_event("verifier_restarted", f"the verifier {what} ({cause}) and was restarted")
+        self.kill()  # a stalled one is alive; its other calls fail with it
         if restarts > MAX_RESTARTS:
             raise TrainingError(
-                f"the verifier died {restarts} times in one step; see events.jsonl", reason="verifier_failed"
+                f"the verifier {what} {restarts} times in one step; see events.jsonl", reason="verifier_failed"
             ) from error
         self._placement.group.back_off(restarts)
         self.start()

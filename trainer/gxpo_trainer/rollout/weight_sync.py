@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import ray
 
-from gxpo_trainer.errors import LearnerDied, WeightsUnavailable
+from gxpo_trainer.errors import LearnerDied, Stalled, WeightsUnavailable
 from gxpo_trainer.rollout.engines import Engine, Engines
 from gxpo_trainer.sync.buckets import SyncReport, WeightBucket
 
@@ -102,8 +102,8 @@ class WeightSync:
         answers = self._engines.answers(calls)
         if sending is not None:
             try:
-                ray.get(sending)
-            except ray.exceptions.RayActorError as error:
+                self._engines.placement.group.get(sending, "syncing")
+            except (ray.exceptions.RayActorError, Stalled) as error:
                 raise LearnerDied(str(error).strip().splitlines()[0]) from error
         return answers
 

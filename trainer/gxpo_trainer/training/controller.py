@@ -91,6 +91,7 @@ class Controller:
         self.control_request, self.enter_phase = control_request, enter_phase
         self.pool, self.planner, self.evaluator = pool, planner, evaluator
         self.reporter, self.store, self.progress = reporter, store, progress
+        self.watch = placement.group.watch
         self.learners = LearnerGroup(config, placement)
         self.rollouts: RolloutSource = OnPolicyRollouts(pool, planner)
         if config.rollout.async_depth:
@@ -161,7 +162,7 @@ class Controller:
     def step(self) -> None:
         """One training step: every pass of the rule uses this one batch."""
         self.enter_phase("training")
-        begin = time.perf_counter()
+        begin = self.watch.working_s
         number = self.counters.step + 1
         window = self.pool.timeline.now()
         rollouts = self.rollouts.batch(number)
@@ -188,7 +189,7 @@ class Controller:
         metrics["learning_rate"] = rate
         spans = self.pool.timeline.cut(window)
         metrics.update(overlap_metrics(spans, window, len(self.pool.engines.all)))
-        spent = time.perf_counter() - begin - result.diagnostics_s
+        spent = self.watch.working_s - begin - result.diagnostics_s
         self.counters = replace(self.counters, training_s=self.counters.training_s + spent)
         self._report(number, metrics, rollouts, result, spent)
         self.reporter.log_timeline(number, window, shown_processes(spans))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import signal
 import sys
 import threading
@@ -10,8 +12,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Literal, Self
 
-from gxpo_trainer.errors import TrainingError
-from gxpo_trainer.records.outcome import OUTCOME, Outcome, failure_message, reason_of
+from gxpo_trainer.errors import Stalled, TrainingError
+from gxpo_trainer.records.outcome import OUTCOME, Outcome, failure_message, is_recoverable, reason_of
 from gxpo_trainer.records.reporter import RunReporter
 from gxpo_trainer.records.uploader import PREPARING, ControlRequest, ServiceAddress, Uploader
 from gxpo_trainer.training.run_lock import WAIT_S, RunLock
@@ -94,6 +96,18 @@ class Launch:
             if self._uploader is not None:
                 self._uploader.enter_phase(phase)
 
+    def show_idle(self, minutes: int) -> None:
+        """Show with the phase that it makes no progress; 0 minutes: it does again."""
+        if self._uploader is not None:
+            self._uploader.enter_phase(f"{self.phase}, no progress for {minutes} min" if minutes else self.phase)
+
+    def end_stalled(self, error: Stalled) -> None:
+        """End this process, whose main thread hangs: log its stacks and leave an outcome. Ray kills its actors."""
+        _print(f"{error}; the stacks of all threads follow")
+        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+        self._conclude(self._outcome(error))
+        os._exit(error.exit_code)
+
     def control_request(self) -> ControlRequest | None:
         """The pause or cancel request for this step boundary. Raises TrainingError when another launch owns the run."""
         self._check_owner()
@@ -118,15 +132,17 @@ class Launch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            outcome = self._outcome(error)
-            if outcome is not None:
-                self._write(outcome)
-            if self._uploader is not None:
-                self._finish(self._uploader, outcome)
+            self._conclude(self._outcome(error))
         finally:
             if self._earlier_handler is not None:
                 signal.signal(signal.SIGTERM, self._earlier_handler)
             self._lock.release(discard=self._reporter is None and not self.serves)
+
+    def _conclude(self, outcome: Outcome | None) -> None:
+        if outcome is not None:
+            self._write(outcome)
+        if self._uploader is not None:
+            self._finish(self._uploader, outcome)
 
     def _outcome(self, error: BaseException | None) -> Outcome | None:
         now = time.time()
@@ -136,7 +152,14 @@ class Launch:
             if not isinstance(error, Exception) or (self._reporter is None and not self.serves):
                 return None
             reason = self._reason or reason_of(error, setting_up=self._reporter is None)
-            return Outcome(self.attempt, "failed", now, reason=reason, message=failure_message(error))
+            return Outcome(
+                self.attempt,
+                "failed",
+                now,
+                reason=reason,
+                message=failure_message(error),
+                recoverable=is_recoverable(error),
+            )
         if self._ended is None or self.exit_code:
             return None
         requests: dict[str, Literal["paused", "cancelled"]] = {"pause": "paused", "cancel": "cancelled"}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gxpo_trainer.cluster.progress import ProgressWatch
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.data.prompts import PromptSet
@@ -18,6 +19,7 @@ from gxpo_trainer.training.planned import check_memory
 from gxpo_trainer.training.prepare import Prepared, prepare
 from gxpo_trainer.training.progress import TrainingProgress
 from gxpo_trainer.training.resume import next_attempt, repeated_passes
+from gxpo_trainer.training.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from gxpo_trainer.cluster.placement import Placement
@@ -59,14 +61,17 @@ def train_in_launch(
 ) -> str:
     """Check everything, then run; returns the bound or the request that ended the run."""
     out_dir = launch.out_dir
-    prepared = prepare(config, out_dir, resume=resume, continue_run=continue_run)
-    exporters = make_exporters(loggers, out_dir, run_name=config.name, config=config.model_dump(mode="json"))
-    with (
-        RunReporter(out_dir, exporters=exporters) as reporter,
-        progress or TrainingProgress(config.budget, name=config.name) as shown,
-    ):
-        launch.begin(reporter)
-        ended = _run(prepared, launch, reporter, shown)
+    watch = ProgressWatch(config.timeouts)
+    with Watchdog(watch, launch.end_stalled, launch.show_idle):
+        prepared = prepare(config, out_dir, resume=resume, continue_run=continue_run)
+        prepared.placement.group.watch = watch
+        exporters = make_exporters(loggers, out_dir, run_name=config.name, config=config.model_dump(mode="json"))
+        with (
+            RunReporter(out_dir, exporters=exporters) as reporter,
+            progress or TrainingProgress(config.budget, name=config.name) as shown,
+        ):
+            launch.begin(reporter)
+            ended = _run(prepared, launch, reporter, shown)
     launch.end(ended)
     return ended
 
@@ -133,6 +138,7 @@ def _reserve(
 
     def on_wait(missing: str) -> None:
         nonlocal request
+        placement.group.watch.progressed()  # placement.wait_s bounds this wait
         if (phase := f"waiting for {missing}") != launch.phase:
             launch.enter_phase(phase)
             reporter.log_event("waiting", phase)

@@ -1,0 +1,84 @@
+"""SIGSTOP of the driver of a real run under the service: its heartbeats end, and the run goes on as another launch."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from support.ray_head import RayHead
+from support.service_processes import ServiceProcesses, trainers, until
+
+from gxpo_services.settings import ServiceSettings
+from gxpo_services.tokens.local_token import prepare_local
+from gxpo_trainer.records.reading import read_metrics
+
+pytestmark = pytest.mark.engine
+
+STEPS = 4
+CONFIG: dict[str, Any] = {
+    "model": {"max_length": 192},
+    "data": {"num_problems": 256},
+    "rollout": {"prompts_per_step": 8, "samples_per_prompt": 4, "max_new_tokens": 40, "max_num_seqs": 64},
+    "evaluation": {"every_steps": 0, "samples_per_prompt": 2, "num_problems": 16, "at_start": False},
+    "checkpoint": {"every_steps": 1},
+    "learner": {"rule": {"name": "grpo"}},
+    "budget": {"steps": STEPS},
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    (folder / "logs").mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def service(home: Path) -> Iterator[ServiceProcesses]:
+    prepare_local(ServiceSettings(home=home))
+    head = RayHead()
+    limits = {"GXPO_HEARTBEAT_S": "15", "GXPO_STOP_WAIT_S": "2", "GXPO_TICK_S": "0.5", "GXPO_MAX_RECOVERIES": "1"}
+    environment = {**head.environment, **limits, "GXPO_HOME": str(home), "GXPO_RAY_ADDRESS": head.address}
+    found = ServiceProcesses(environment, ["-m", "gxpo_services.scheduling.scheduler"], home / "logs")
+    try:
+        head.start()
+        found.check()
+        until(found.is_ready, "the API to be ready")
+        yield found
+    finally:
+        found.close()
+        head.close()
+
+
+def test_a_driver_that_is_stopped_is_noticed_ended_and_its_run_recovered_once(
+    service: ServiceProcesses, home: Path
+) -> None:
+    token = (home / "token").read_text().strip()
+    with httpx.Client(
+        base_url=f"{service.url}/api/v1", headers={"Authorization": f"Bearer {token}"}, timeout=60, trust_env=False
+    ) as http:
+        run_id = http.post("/runs", json={"config": CONFIG, "name": "stopped"}).raise_for_status().json()["id"]
+
+        def run() -> Any:
+            return http.get(f"/runs/{run_id}").raise_for_status().json()
+
+        until(lambda: (run()["progress"]["steps"] or 0) >= 1, "the first step")
+        (driver,) = trainers(home / "artifacts")
+        tree = [psutil.Process(driver), *psutil.Process(driver).children(recursive=True)]
+        os.kill(driver, signal.SIGSTOP)
+        until(lambda: run()["state"] in ("succeeded", "failed"), "the end of the run")
+        found = run()
+        assert (found["state"], found["recoveries"]) == ("succeeded", 1), found
+        events = http.get(f"/runs/{run_id}/events", params={"limit": 200}).json()["items"]
+    (stopped,) = [event["message"] for event in events if event["kind"] == "stop"]
+    assert "its trainer sent no heartbeat for longer than heartbeat_s = 15 s" in stopped
+    assert "its last phase was training" in stopped
+    rows = [row for row in read_metrics(home / "artifacts" / run_id) if "update/backward_passes" in row["metrics"]]
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1)), "no hole, no double"
+    assert not psutil.wait_procs(tree, timeout=60)[1], "processes of the stopped launch are left"
