@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gxpo_trainer.config import RunConfig
+from gxpo_trainer.cluster.placement_group import RunPlacementGroup
+from gxpo_trainer.cluster.progress import ProgressWatch
+from gxpo_trainer.config import RunConfig, TimeoutsConfig
+from gxpo_trainer.errors import Stalled
 from gxpo_trainer.rollout import async_rollouts
 from gxpo_trainer.rollout.async_rollouts import AsyncRollouts
 from gxpo_trainer.rollout.planner import RolloutPlanner
@@ -23,7 +26,7 @@ class StandInPool:
     def __init__(self) -> None:
         self.version = -1
         self.synced: list[int] = []
-        self.engines = SimpleNamespace(ready=[])
+        self.engines = SimpleNamespace(ready=[], placement=SimpleNamespace(group=RunPlacementGroup()))
 
     def sync(self, version: int) -> str:
         self.version = version
@@ -108,7 +111,7 @@ def train(rollouts: AsyncRollouts, first: int, last: int, *, served: int) -> lis
             rollouts.sync(step - 1)
         for _ in range(served):
             if not rollouts._open().resting:
-                rollouts.serve(["update"])
+                rollouts.serve(["update"], "updating")
         rollouts.sync(step)
     return found
 
@@ -206,3 +209,21 @@ def test_an_evaluation_is_sampled_by_one_version_before_what_waits() -> None:
     scored = rollouts.collect(request, rollouts._planner.sampling, 1)
     assert [g.group.weights_version for g in scored.groups] == [1, 1]
     assert pool.version == 1
+
+
+def test_a_learner_that_stalls_is_noticed_although_the_engines_make_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    rollouts, pool = make(config())
+    rollouts.sync(0)
+    now = [0.0]
+    pool.engines.placement.group.watch = watch = ProgressWatch(TimeoutsConfig(updating_s=60.0), lambda: now[0])
+
+    def sampled(calls: Any) -> list[Any]:
+        now[0] += 25.0
+        watch.progressed()
+        return []
+
+    monkeypatch.setattr(rollouts._open(), "advance", sampled)
+    with pytest.raises(Stalled, match=r"no progress for 75 s while updating \(timeouts.updating_s = 60\)"):
+        rollouts.serve(["update"], "updating")
+    # The stalled time is not training time.
+    assert watch.working_s == 0.0
