@@ -102,11 +102,11 @@ def test_a_learner_that_dies_with_batches_in_flight_repeats_no_sample(
     killed: list[int] = []
     inner = AsyncRollouts.serve
 
-    def serve(self: AsyncRollouts, calls: Any) -> Any:
+    def serve(self: AsyncRollouts, calls: Any, phase: Any) -> Any:
         if {*self._planned} == {4} and not killed:
             killed.append(learner[-1].pid)
             os.kill(killed[0], signal.SIGKILL)
-        return inner(self, calls)
+        return inner(self, calls, phase)
 
     learner: list[Any] = []
     start = LearnerGroup.start
