@@ -79,7 +79,7 @@ class Fleet:
         )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def fleet(ray_on_loopback: None, small_run: Any) -> Iterator[Fleet]:
     config = small_run(placement=PLACEMENT)
     placement = Placement.decide(config)
