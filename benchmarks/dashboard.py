@@ -42,7 +42,8 @@ from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from websockets.sync.client import ClientConnection, connect
 
 from benchmarks.measure import Figure, median, save
-from benchmarks.service import Api, add_runs
+from benchmarks.service import Api
+from benchmarks.service_data import add_runs
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support import reported_runs, reporting

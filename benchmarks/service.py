@@ -7,7 +7,7 @@ committed data through a loss of power (SQLite: WAL, synchronous=NORMAL; Postgre
   points per second, all clients together, by rounds
 - curves: one metric of 20 runs × 5,000 steps, thinned to 1,000 points each, over steps and over backward passes
 - lists: 10,000 runs, 50 at a time: newest first, later pages, by state, rule, tag and text, sorted by a metric
-- lists beside comparisons: the same lists while two more clients ask for comparisons of 40 runs, each with other
+- lists during comparisons: the same lists while two more clients ask for comparisons of 40 runs, each with other
   budgets, so that none is answered from the cache; against the lists alone, measured in turn
 - submissions: 50 at the same time with one idempotency key
 
@@ -40,24 +40,18 @@ from urllib.parse import urlencode, urlsplit
 
 import httpx
 import numpy as np
-from sqlalchemy import insert, text
 
 from benchmarks.measure import Figure, median, percentile, ratio, save
+from benchmarks.service_data import add_evaluations, add_metrics, add_runs, settle
 from gxpo_services.access.principals import hash_token
-from gxpo_services.api.ids import new_id
-from gxpo_services.configs.checks import stored
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import upgrade
-from gxpo_services.db.tables.runs import Run, RunDocument, RunSearch, RunTag
 from gxpo_services.ingest import apply as ingest
-from gxpo_services.ingest.batches import Batch, MetricRow
+from gxpo_services.ingest.batches import MetricRow
 from gxpo_services.local.ports import free_port
 from gxpo_services.run_states import RunState
-from gxpo_services.runs import repository
-from gxpo_services.samples import repository as samples
 from gxpo_services.tokens import service as tokens
 from gxpo_services.tokens.schemas import TokenRequest
-from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -70,7 +64,7 @@ BATCHES = 5
 CURVES, CURVE_STEPS = 20, 5_000
 KEYS_AT_ONCE = 50
 SEEDS = 10
-ROUNDS_BESIDE = 5
+ROUNDS_DURING = 5
 NAMES = [f"group{n % 7}/metric_{n}" for n in range(METRICS - 3)]
 TOTALS = [ingest.BACKWARD_PASSES, ingest.TOKENS, ingest.TRAINING_S]
 
@@ -247,11 +241,11 @@ def comparison_questions(api: Api) -> Callable[[], tuple[str, dict[str, Any]]]:
     return lambda: ("/api/v1/compare", {"runs": ",".join(ids), "budgets": f"steps:{next(numbers)}.5"})
 
 
-def lists_beside_comparisons(api: Api, runs: int, questions: int) -> tuple[list[float], list[float]]:
+def lists_during_comparisons(api: Api, runs: int, questions: int) -> tuple[list[float], list[float]]:
     """p95 of lists alone and while two clients compare, in ms, by rounds."""
     lists, comparison = list_questions(api, runs), comparison_questions(api)
-    alone, beside = [], []
-    for _ in range(ROUNDS_BESIDE):
+    alone, during = [], []
+    for _ in range(ROUNDS_DURING):
         alone.append(float(np.percentile(ask(api, lists, questions), 95)))
         done = threading.Event()
 
@@ -265,11 +259,11 @@ def lists_beside_comparisons(api: Api, runs: int, questions: int) -> tuple[list[
         with ThreadPoolExecutor(2) as pool:
             viewers = [pool.submit(compare) for _ in range(2)]
             try:
-                beside.append(float(np.percentile(ask(api, lists, questions), 95)))
+                during.append(float(np.percentile(ask(api, lists, questions), 95)))
             finally:
                 done.set()
             assert sum(viewer.result() for viewer in viewers) >= 2
-    return alone, beside
+    return alone, during
 
 
 def submissions(api: Api) -> list[float]:
@@ -289,96 +283,6 @@ def submissions(api: Api) -> list[float]:
         with ThreadPoolExecutor(KEYS_AT_ONCE) as pool:
             found.append(float(len(set(pool.map(submit, range(KEYS_AT_ONCE))))))
     return found
-
-
-# ---- what is in the database before ----------------------------------------------------------------------------
-
-
-def add_runs(
-    database: Database, count: int, *, state: RunState | None, config: dict[str, Any] | None = None, **values: Any
-) -> list[str]:
-    """Runs as they would be after some months; `state` None: of all kinds."""
-    config = stored(RunConfig.model_validate(config) if config else load_preset("demo"))
-    chance = random.Random(count)
-    rows = []
-    for number in range(count):
-        created = time.time() - chance.random() * 1e7
-        score = chance.random() if chance.random() < 0.8 else None
-        rows.append(
-            {
-                "id": new_id("r", created),
-                "name": f"run {number}",
-                "config_sha256": f"{number:064x}",
-                "rule": chance.choice(["grpo", "sfpo", "gxpo"]),
-                "rule_label": "GXPO K=5",
-                "model": "starter",
-                "seed": number,
-                "step_budget": 40,
-                "cpus": 2.0,
-                "gpus": 0.0,
-                "created_by": "bench",
-                "created_by_id": "t0",
-                "state": state or chance.choice(list(RunState)),
-                "created_at": created,
-                "updated_at": created,
-                "queued_at": created,
-                "score": score,
-                "score_best": score,
-                **values,
-            }
-        )
-    tags = [(f"t{number % 10}", f"night {number % 7}") for number in range(count)]
-    texts = ["\n".join([row["name"], row["id"], row["model"], *words]) for row, words in zip(rows, tags, strict=True)]
-    with database.writing() as session:
-        numbers = list(session.scalars(insert(Run).returning(Run.number, sort_by_parameter_order=True), rows))
-        session.execute(insert(RunDocument), [{"run_number": number, "config": config} for number in numbers])
-        searches = [{"run_number": number, "text": text} for number, text in zip(numbers, texts, strict=True)]
-        session.execute(insert(RunSearch), searches)
-        pairs = [(number, tag) for number, words in zip(numbers, tags, strict=True) for tag in words]
-        session.execute(insert(RunTag), [{"run_number": number, "tag": tag} for number, tag in pairs])
-    return [row["id"] for row in rows]
-
-
-def add_evaluations(database: Database, run_id: str) -> None:
-    """Evaluations of two benchmarks along a run."""
-    chance = random.Random(run_id)
-    with database.writing() as session:
-        run = repository.lock(session, run_id)
-        assert run is not None
-        rows = []
-        for step in range(0, 200, 10):
-            for benchmark in ("math", "arithmetic"):
-                per_problem = [float(chance.random() < 0.3 + step / 500) for _ in range(300)]
-                record = {
-                    "attempt": 1,
-                    "step": step,
-                    "time": 1.0,
-                    "benchmark": benchmark,
-                    "scores": {"pass@1": sum(per_problem) / len(per_problem)},
-                    "per_problem": per_problem,
-                    "num_problems": len(per_problem),
-                    "samples_per_prompt": 1,
-                    "backward_passes_total": 3.0 * step,
-                    "training_s": 60.0 * step,
-                    "tokens_total": 1e5 * step,
-                }
-                columns = {"attempt": 1, "step": step, "benchmark": benchmark}
-                rows.append({**columns, "record": record})
-        samples.add_evaluations(session, run.number, rows)
-
-
-def settle(database: Database) -> None:
-    """What PostgreSQL does by itself within a minute: count the rows, without which its plans are guesses."""
-    if not database.is_sqlite:
-        with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            connection.execute(text("VACUUM ANALYZE"))
-
-
-def add_metrics(database: Database, run_id: str, rows: Sequence[MetricRow]) -> None:
-    with database.writing() as session:
-        run = repository.lock(session, run_id)
-        assert run is not None
-        ingest.apply_batch(session, run, Batch(run.launch, None, offsets={"metrics": 0}, metrics=rows), "bench")
 
 
 # ---- all together ----------------------------------------------------------------------------------------------
@@ -420,8 +324,8 @@ def figures(kind: str, rounds: int, questions: int, runs: int) -> list[Figure]:
             f"{kind}: list of {runs} runs, p95", ask(api, list_questions(api, runs), questions), 95, "ms", at_most=50
         ),
         lambda api: ratio(
-            f"{kind}: p95 of lists beside two comparisons, to that alone",
-            *reversed(lists_beside_comparisons(api, runs, questions)),
+            f"{kind}: p95 of lists during two comparisons, to that alone",
+            *reversed(lists_during_comparisons(api, runs, questions)),
             at_most=2.0,
         ),
         lambda api: median(f"{kind}: runs of {KEYS_AT_ONCE} submissions, one key", submissions(api), "runs", at_most=1),

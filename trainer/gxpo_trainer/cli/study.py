@@ -24,7 +24,7 @@ def register(subparsers: Subparsers) -> None:
     status.set_defaults(run=show_status)
     report = actions.add_parser("report", help="write the report, and the data that it is made from")
     report.add_argument(
-        "--data", metavar="DIR", type=Path, help="folder of the data; default: beside the study file, by its name"
+        "--data", metavar="DIR", type=Path, help="folder of the data; default: next to the study file, by its name"
     )
     report.add_argument("--page", metavar="FILE.md", type=Path, help="default report.md in the folder of the data")
     report.set_defaults(run=write_report)

@@ -69,7 +69,7 @@ class ProgressWatch:
     def check_since(self, begin: float, phase: Phase) -> None:
         """Raise Stalled when `phase`, begun at `begin` of `working_s`, has lasted beyond its limit.
 
-        For a call that others make progress beside, which would hide that this one does not return.
+        For a call during which others make progress, which would hide that this one does not return.
         """
         lasted = self.working_s - begin
         if lasted > self.timeouts.limit_s(phase):

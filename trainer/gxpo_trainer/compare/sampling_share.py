@@ -4,7 +4,7 @@ A baseline step is 1 = s + u: sampling and verifying s, one update u = 1 − s. 
 updates p times, p its backward passes a step. It reaches the baseline's accuracy in 1/r of the steps:
 
     synchronous     r (s + u) / (s + p u)
-    asynchronous    r max(s, u) / max(s, p u)        sampling runs beside the update
+    asynchronous    r max(s, u) / max(s, p u)        sampling runs during the update
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class Engines:
     def sleep(self, *, discard_weights: bool) -> None:
         """Free the engines' GPUs for the learner; an engine that dies while asleep is restarted by `wake`.
 
-        Waits for engines that are starting, which would occupy their GPUs beside the learner.
+        Waits for engines that are starting, which would occupy their GPUs together with the learner.
         """
         self.await_ready(every=True)
         self.may_start = False

@@ -17,7 +17,7 @@ from gxpo_trainer.studies.findings import COLLAPSED, ArmFindings, EqualCost, Fin
 from gxpo_trainer.studies.pictures import draw_curves, draw_ladder, draw_payoff
 
 IMAGES = "images"
-"""Folder of the pictures, beside the report."""
+"""Folder of the pictures, next to the report."""
 _PAPER_K = 5
 
 
@@ -34,7 +34,7 @@ Block = str | list[str] | Table | Picture
 
 
 def write_report(data: StudyData, file: Path) -> None:
-    """Write `file` (Markdown), the same as HTML beside it, and the pictures into `images/`."""
+    """Write `file` (Markdown), the same as HTML next to it, and the pictures into `images/`."""
     pictures = render_pictures(data)
     blocks = compose(data)
     folder = file.parent / IMAGES
@@ -80,7 +80,7 @@ def compose(data: StudyData) -> list[Block]:
         "## When it pays",
         "A step of the baseline is a share of sampling and a rest of updating. An arm samples as much a step, updates "
         "more often, and needs fewer steps. The table shows its speed-up in time; asynchronous means that sampling "
-        "runs beside the update.",
+        "runs during the update.",
         payoff_table(findings),
         Picture(f"{name}-payoff.png", "Speed-up in time against the share of sampling, by arm"),
         "## Learning rates",
@@ -192,9 +192,9 @@ def payoff_table(findings: Findings) -> Table:
     for found in findings.candidates:
         if found.payoff is not None:
             values = [f"{found.payoff.speed_up(share).mean:.2f}×" for share in shares]
-            beside = f"{found.payoff.speed_up(0.5, asynchronous=True).mean:.2f}×"
+            overlapped = f"{found.payoff.speed_up(0.5, asynchronous=True).mean:.2f}×"
             even = _share(found.payoff.break_even) if found.payoff.passes > 1 else "–"
-            rows.append((found.label, *values, beside, even))
+            rows.append((found.label, *values, overlapped, even))
     title = f"Speed-up in time by the share of sampling; {100 * findings.sampling_share:.0f}% is that of this study"
     return Table(title, header, tuple(rows))
 
