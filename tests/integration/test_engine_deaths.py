@@ -81,6 +81,7 @@ class Fleet:
 
 @pytest.fixture
 def fleet(ray_on_loopback: None, small_run: Any) -> Iterator[Fleet]:
+    """Of one test alone: one that shares devices leaves its learner parked, without memory for any other call."""
     config = small_run(placement=PLACEMENT)
     placement = Placement.decide(config)
     events: list[str] = []
