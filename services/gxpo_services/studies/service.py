@@ -136,9 +136,7 @@ def _view(session: Session, group: Group) -> StudyView:
     found = repository.runs_of(session, group)
     results = _results(found)
     most_runs, most_passes = largest_cost(study)
-    active = {key_of(run) for run in found if run.state not in TERMINAL}
-    failed = [run.id for run in found if run.state in (RunState.FAILED, RunState.CANCELLED)]
-    waiting = {key_of(run) for run in found} - results.keys() - active
+    settled = {*results, *(key_of(run) for run in found if run.state not in TERMINAL)}
     return StudyView(
         group=view_of(session, group),
         title=study.title,
@@ -147,7 +145,7 @@ def _view(session: Session, group: Group) -> StudyView:
         cost=StudyCost(runs=most_runs, backward_passes=most_passes),
         runs_done=len(results),
         complete=not pending(study, results),
-        failed=[run.id for run in found if run.id in failed and key_of(run) in waiting],
+        failed=[run.id for run in found if key_of(run) not in settled],
         arms=[
             ArmView(
                 name=name,
