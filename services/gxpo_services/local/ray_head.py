@@ -31,8 +31,8 @@ class RayHead:
         self.folder = _folder(home)
         self._token_file = home / TOKEN_FILE
         self._token = _token(self._token_file)
-        self._gcs_port, self._agent_port = free_port(), free_port()
-        self._dashboard_port = free_port(8265)
+        # Not Ray's default 8265: two heads that start at once would both find it free.
+        self._gcs_port, self._agent_port, self._dashboard_port = free_port(), free_port(), free_port()
 
     @property
     def address(self) -> str:
