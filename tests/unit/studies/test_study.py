@@ -60,6 +60,8 @@ def test_the_reference_study_is_valid_and_spends_its_budget_to_the_pass() -> Non
         assert config.evaluation.every_steps * per_step == found.evaluate_every
         assert config.learner.rule.gate_config is None or not config.learner.rule.gate_config.can_fire
         assert (config.seed, config.learner.optimizer.learning_rate, config.budget.steps) == (3, 1e-4, None)
+        tuning = run_config(found, RunKey("ladder", arm, 1e-4, 100))
+        assert tuning.evaluation.every_steps * per_step == tuning.budget.backward_passes == found.ladder.backward_passes
 
 
 @pytest.mark.parametrize(

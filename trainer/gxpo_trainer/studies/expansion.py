@@ -79,7 +79,9 @@ def run_config(study: Study, key: RunKey) -> RunConfig:
         f"budget.backward_passes={passes}",
     ]
     per_step = load_preset(study.preset, overrides).learner.rule.passes_per_step(gate_open=True)
-    every = max(1, round(study.evaluate_every / per_step))
+    # A rung of the ladder counts by its end alone.
+    between = study.evaluate_every if key.stage == "report" else passes
+    every = max(1, round(between / per_step))
     name = f"{study.name} {key.arm} {key.learning_rate:g} seed {key.seed}"
     return load_preset(study.preset, [*overrides, f"evaluation.every_steps={every}", f'name="{name}"'])
 
