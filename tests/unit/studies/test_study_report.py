@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -79,13 +80,14 @@ def test_findings_by_hand() -> None:
     assert found.sampling_share == pytest.approx(0.5)
     (gxpo,) = found.candidates
     # Differences at 6 passes: 0.10, 0.08, 0.05.
-    assert gxpo.passes.cost == 6
-    assert gxpo.passes.difference.mean == pytest.approx(0.23 / 3)
+    (end,) = gxpo.passes
+    assert end.cost == 6
+    assert end.difference.mean == pytest.approx(0.23 / 3)
     # t = mean / (s/√3), s = 0.02517: 5.277; p of two sides with 2 degrees = 0.0341.
-    assert gxpo.passes.p_value == pytest.approx(0.0341, abs=2e-4)
-    assert gxpo.passes.adjusted == gxpo.passes.p_value
+    assert end.p_value == pytest.approx(0.0341, abs=2e-4)
+    assert end.adjusted == end.p_value
     # Common steps: GRPO has 0, 3, 6 and GXPO 0, 1, 2, so there is none above 0.
-    assert gxpo.steps is None
+    assert gxpo.steps == ()
     # Seeds reach GRPO's peak at step 2, 1, 2 instead of 6: ratios 3, 6, 3.
     assert gxpo.reached == 3
     assert gxpo.steps_ratio.mean == pytest.approx(54 ** (1 / 3))
@@ -93,6 +95,20 @@ def test_findings_by_hand() -> None:
     assert gxpo.medians["gxpo/retention_mean"] == pytest.approx(0.51)
     assert gxpo.ladder == ((1e-5, 0.35, False), (2e-5, 0.45, False))
     assert gxpo.at_end_of_ladder
+
+
+def test_arms_are_compared_at_the_requested_costs_too_and_corrected_together() -> None:
+    data = invented()
+    data = replace(data, study=STUDY.model_copy(update={"compare_at": (3,)}))
+    (gxpo,) = find(data).candidates
+    half, end = gxpo.passes
+    # Differences at 3 passes: 0.05, 0.13, 0.12: mean 0.1, s = 0.04359, t = 3.974, p = 0.0579. Holm: the smaller p
+    # counts twice, and the larger at least as much.
+    assert (half.cost, end.cost) == (3, 6)
+    assert half.difference.mean == pytest.approx(0.1)
+    assert half.p_value == pytest.approx(0.0579, abs=2e-4)
+    assert end.adjusted == pytest.approx(2 * end.p_value)
+    assert half.adjusted == pytest.approx(max(half.p_value, 2 * end.p_value))
 
 
 def test_a_seed_that_misses_the_peak_leaves_no_payoff() -> None:
@@ -115,13 +131,11 @@ def test_collapse_and_divergence_are_outcomes() -> None:
 
 def test_the_page_claims_what_the_corrected_test_carries() -> None:
     text = as_markdown(compose(invented()))
-    assert "GXPO: +7.7 points [+1.4, +13.9] at equal backward passes (6), higher; 3.78×" in text
+    assert "GXPO (learning rate 2e-05): +7.7 points [+1.4, +13.9] at 6 backward passes, higher; 3.78×" in text
     weaker = invented()
     key = RunKey("report", "gxpo", 2e-5, 2)
     weaker.curves[key] = RunCurves(key.folder, "GXPO", 2, curve(3, (0.5, 0.5), 2))
-    assert re.search(
-        r"at equal backward passes \(6\), no difference shown \(a difference of \d", as_markdown(compose(weaker))
-    )
+    assert re.search(r"at 6 backward passes, no difference shown \(a difference of \d", as_markdown(compose(weaker)))
     assert "Not complete yet, and so not compared: Late." in text
     assert "The best rate is the highest that was tried" in text
 

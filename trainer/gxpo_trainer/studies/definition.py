@@ -53,6 +53,9 @@ class Study(Settings):
     seeds: tuple[int, ...] = Field(min_length=2, description="Reported seeds, shared by all arms.")
     backward_passes: int = Field(ge=1, description="Budget of a reported run.")
     evaluate_every: int = Field(ge=1, description="Backward passes between evaluations, rounded to whole steps.")
+    compare_at: tuple[int, ...] = Field(
+        (), description="Backward passes at which arms are compared, besides the end of the budget."
+    )
     ladder: Ladder
     arms: dict[str, Arm] = Field(min_length=2, description="In order of execution.")
 
@@ -68,6 +71,13 @@ class Study(Settings):
                 f"seeds {sorted(shared)} are used for tuning and reported; choose others in ladder.seeds, for an arm "
                 "tuned on the seeds that it is judged by looks better than it is"
             )
+        for cost in self.compare_at:
+            if cost >= self.backward_passes or cost < 1 or cost % self.evaluate_every:
+                raise ValueError(
+                    f"compare_at = {list(self.compare_at)}: {cost} is not evaluated within the budget; choose "
+                    f"multiples of evaluate_every = {self.evaluate_every} below backward_passes = "
+                    f"{self.backward_passes}"
+                )
         for seeds in (self.seeds, self.ladder.seeds):
             if len(set(seeds)) < len(seeds):
                 raise ValueError(f"seeds {list(seeds)} contain one twice; name each once")

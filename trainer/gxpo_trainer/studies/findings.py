@@ -23,11 +23,11 @@ COLLAPSED = 0.5
 
 @dataclass(frozen=True, slots=True)
 class EqualCost:
-    """An arm against the baseline at the largest cost at which all their runs were evaluated.
+    """An arm against the baseline at a cost at which all their runs were evaluated.
 
     accuracy, baseline: means over seeds. difference: paired by seed. over_problems: the same mean difference,
-    bootstrapped over problems. p_value: of the paired t-test; adjusted: after Holm over the arms. detectable: the
-    smallest difference that so many seeds show with 80% probability.
+    bootstrapped over problems. p_value: of the paired t-test; adjusted: after Holm over all comparisons on this axis.
+    detectable: the smallest difference that so many seeds show with 80% probability.
     """
 
     axis: Axis
@@ -45,8 +45,9 @@ class EqualCost:
 class ArmFindings:
     """One arm. final: accuracy at the end of the budget. ladder: (rate, mean accuracy over its seeds, diverged).
 
-    passes, steps: against the baseline at equal cost; None for the baseline and without a common evaluation. reached:
-    seeds that reached the peak of the baseline's run of the same seed. payoff: None unless all seeds did.
+    passes, steps: against the baseline at equal costs, ascending: those of `compare_at` and the end for passes, the end
+    for steps; empty for the baseline and without a common evaluation. reached: seeds that reached the peak of the
+    baseline's run of the same seed. payoff: None unless all seeds did.
     medians: of the diagnostics, over seeds.
     """
 
@@ -59,8 +60,8 @@ class ArmFindings:
     at_end_of_ladder: bool
     collapsed: int
     diverged: int
-    passes: EqualCost | None
-    steps: EqualCost | None
+    passes: tuple[EqualCost, ...]
+    steps: tuple[EqualCost, ...]
     reached: int
     steps_ratio: Interval | None
     passes_ratio: Interval | None
@@ -91,19 +92,25 @@ def find(data: StudyData) -> Findings | None:
         return None
     order = [study.baseline, *(arm for arm in groups if arm != study.baseline)]
     arms = [_arm(data, arm, groups[arm], groups[study.baseline]) for arm in order]
-    for axis in ("passes", "steps"):
-        arms = _adjusted(arms, axis)
+    passes, steps = _adjusted([arm.passes for arm in arms]), _adjusted([arm.steps for arm in arms])
+    arms = [replace(arm, passes=p, steps=s) for arm, p, s in zip(arms, passes, steps, strict=True)]
     missing = tuple(study.arms[arm].label for arm in study.arms if arm not in groups)
     return Findings(arms[0], tuple(arms), missing, _sampling_share(data.reported(study.baseline)))
 
 
-def equal_cost(group: SeedGroup, baseline: SeedGroup, axis: Axis) -> EqualCost | None:
-    """See EqualCost; None without a cost, above 0, at which all runs were evaluated."""
-    runs = (*group.runs, *baseline.runs)
-    shared = set.intersection(*(set(run.curve.cost(axis).tolist()) for run in runs))
-    cost = max(shared, default=0.0)
-    if cost <= 0:
-        return None
+def equal_costs(
+    group: SeedGroup, baseline: SeedGroup, axis: Axis, requested: Sequence[float] = ()
+) -> tuple[EqualCost, ...]:
+    """See EqualCost: at the largest cost at which all runs were evaluated, and at those of `requested` where they were.
+
+    Empty without such a cost above 0.
+    """
+    shared = set.intersection(*(set(run.curve.cost(axis).tolist()) for run in (*group.runs, *baseline.runs)))
+    costs = {max(shared, default=0.0), *(shared & {float(cost) for cost in requested})} - {0.0}
+    return tuple(_equal_cost(group, baseline, axis, cost) for cost in sorted(costs))
+
+
+def _equal_cost(group: SeedGroup, baseline: SeedGroup, axis: Axis, cost: float) -> EqualCost:
     pairs = [(run, baseline.by_seed[run.seed]) for run in group.runs if run.seed in baseline.by_seed]
     differences = [_accuracy(run, axis, cost) - _accuracy(other, axis, cost) for run, other in pairs]
     return EqualCost(
@@ -137,8 +144,8 @@ def _arm(data: StudyData, arm: str, group: SeedGroup, baseline: SeedGroup) -> Ar
         at_end_of_ladder=bool(ladder) and rate == ladder[-1][0],
         collapsed=sum(row["accuracy"] < COLLAPSED * row["peak"] for row in rows),
         diverged=sum(row["diverged"] for row in rows),
-        passes=None if is_baseline else equal_cost(group, baseline, "backward_passes"),
-        steps=None if is_baseline else equal_cost(group, baseline, "steps"),
+        passes=() if is_baseline else equal_costs(group, baseline, "backward_passes", data.study.compare_at),
+        steps=() if is_baseline else equal_costs(group, baseline, "steps"),
         reached=result.num_reached,
         steps_ratio=ratio,
         passes_ratio=result.seed_speed_ups["backward_passes"],
@@ -147,17 +154,13 @@ def _arm(data: StudyData, arm: str, group: SeedGroup, baseline: SeedGroup) -> Ar
     )
 
 
-def _adjusted(arms: Sequence[ArmFindings], name: str) -> list[ArmFindings]:
-    """The arms with Holm's correction over all that are compared with the baseline on this axis."""
-    known = [
-        (index, p)
-        for index, arm in enumerate(arms)
-        if (cost := getattr(arm, name)) is not None and (p := cost.p_value) is not None
+def _adjusted(by_arm: Sequence[tuple[EqualCost, ...]]) -> list[tuple[EqualCost, ...]]:
+    """The comparisons of all arms with Holm's correction over all of them."""
+    adjusted = iter(holm([cost.p_value for costs in by_arm for cost in costs if cost.p_value is not None]))
+    return [
+        tuple(cost if cost.p_value is None else replace(cost, adjusted=next(adjusted)) for cost in costs)
+        for costs in by_arm
     ]
-    out = list(arms)
-    for (index, _), value in zip(known, holm([p for _, p in known]), strict=True):
-        out[index] = replace(out[index], **{name: replace(getattr(out[index], name), adjusted=value)})
-    return out
 
 
 def _ladder(data: StudyData, arm: str) -> tuple[tuple[float, float, bool], ...]:

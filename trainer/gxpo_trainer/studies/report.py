@@ -115,10 +115,9 @@ def _conclusion(data: StudyData, findings: Findings) -> list[Block]:
 
 
 def _verdict(found: ArmFindings) -> str:
-    words = [f"{found.label}:"]
-    for cost, noun in ((found.passes, "backward passes"), (found.steps, "steps")):
-        if cost is not None:
-            words.append(f"{_points(cost.difference)} at equal {noun} ({cost.cost:g}), {_claim(cost)};")
+    words = [f"{found.label} (learning rate {found.learning_rate:g}):"]
+    for costs, noun in ((found.passes, "backward passes"), (found.steps, "steps")):
+        words += [f"{_points(cost.difference)} at {cost.cost:g} {noun}, {_claim(cost)};" for cost in costs]
     return " ".join(words) + f" {_pays(found)}."
 
 
@@ -146,27 +145,27 @@ def _pays(found: ArmFindings) -> str:
 def equal_cost_table(findings: Findings, axis: str) -> Table:
     """Accuracy and difference to the baseline; `axis` is `passes` or `steps`."""
     header = ("arm", "at", "accuracy", "baseline", "difference", "over problems", "p", "p (Holm)", "would show")
-    rows = []
-    for found in findings.candidates:
-        cost: EqualCost | None = getattr(found, axis)
-        if cost is None:
-            rows.append((found.label, *["–"] * (len(header) - 1)))
-            continue
-        rows.append(
-            (
-                found.label,
-                f"{cost.cost:g}",
-                _percent(cost.accuracy),
-                _percent(cost.baseline),
-                _points(cost.difference),
-                _points(cost.over_problems) if cost.over_problems else "–",
-                _number(cost.p_value, ".3f"),
-                _number(cost.adjusted, ".3f"),
-                "–" if cost.detectable is None else f"{100 * cost.detectable:.1f}",
-            )
-        )
+    empty = ["–"] * (len(header) - 1)
+    rows = [
+        (found.label, *(empty if cost is None else _equal_cost_cells(cost)))
+        for found in findings.candidates
+        for cost in (getattr(found, axis) or (None,))
+    ]
     title = "Accuracy in %, differences in points with 95% intervals over seeds"
     return Table(title, header, tuple(rows))
+
+
+def _equal_cost_cells(cost: EqualCost) -> list[str]:
+    return [
+        f"{cost.cost:g}",
+        _percent(cost.accuracy),
+        _percent(cost.baseline),
+        _points(cost.difference),
+        _points(cost.over_problems) if cost.over_problems else "–",
+        _number(cost.p_value, ".3f"),
+        _number(cost.adjusted, ".3f"),
+        "–" if cost.detectable is None else f"{100 * cost.detectable:.1f}",
+    ]
 
 
 def match_table(findings: Findings) -> Table:
@@ -237,7 +236,7 @@ def _method(data: StudyData, findings: Findings) -> list[str]:
         f"Preset `{study.preset}`, seeds {_listed(study.seeds)}, {study.backward_passes} backward passes a run, "
         f"evaluated every {study.evaluate_every} passes. Seeds, arms and budgets were fixed before the first run.",
         "Differences are paired by seed: t-intervals over seeds, bootstrap over problems, geometric means of ratios, "
-        "Holm's correction over the arms.",
+        "Holm's correction over all comparisons of a table.",
         "`would show`: the smallest true difference that this number of seeds shows with 80% probability.",
         f"Outcomes: {_outcomes(findings)}.",
         f"Runs: {len(data.runs)}, of which {sum(row['stage'] == 'ladder' for row in data.runs)} for tuning. {shown}.",
