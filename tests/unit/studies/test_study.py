@@ -17,6 +17,7 @@ import tomli_w
 from gxpo_trainer.cli.main import main
 from gxpo_trainer.config.io import load_run
 from gxpo_trainer.errors import ConfigError, TrainingError
+from gxpo_trainer.jsonl import read_lines
 from gxpo_trainer.studies.definition import Study, load_study
 from gxpo_trainer.studies.expansion import RunKey, RunResult, best_rate, largest_cost, pending, run_config
 from gxpo_trainer.studies.runner import StudyRunner, read_result, read_results
@@ -74,6 +75,10 @@ def test_the_reference_study_is_valid_and_spends_its_budget_to_the_pass() -> Non
         ({"arm": {}}, "arm = {}: unknown setting; remove it"),
         ({"name": "../x"}, "must consist of lower-case letters"),
         ({"compare_at": [6, 9]}, r"compare_at = \[6, 9\]: 9 is not evaluated .*multiples of evaluate_every = 6 below"),
+        (
+            {"extrapolation": {"arm": "z", "step": 1, "factor": 2.0}},
+            "extrapolation.arm = 'z' is no arm; choose one of grpo",
+        ),
         ({"compare_at": [12]}, "12 is not evaluated within the budget"),
         ({"ladder": BODY["ladder"] | {"learning_rates": [2e-5, 1e-5]}}, "must be positive and in ascending order"),
         ({"arms": BODY["arms"] | {"a": {"label": "A", "learning_rate_of": "long"}}}, "an arm with a ladder of its own"),
@@ -126,6 +131,14 @@ def test_the_cost_is_an_upper_bound() -> None:
 TRAINER = """
 import json, sys, tomllib
 from pathlib import Path
+if sys.argv[1] == "checkpoints":
+    Path(sys.argv[sys.argv.index("--export") + 1]).mkdir()
+    sys.exit()
+if sys.argv[1] == "eval":
+    options = dict(word[2:].split("=", 1) for word in sys.argv[2:])
+    assert Path(options["model"]).is_dir()
+    Path(options["out"]).write_text(json.dumps({{"scores": {{"pass@1": 0.7}}, "options": options}}) + "\\n")
+    sys.exit()
 out = Path(sys.argv[sys.argv.index("--out") + 1])
 config = tomllib.loads(Path(sys.argv[sys.argv.index("train") + 1]).read_text())
 rate, seed = config["learner"]["optimizer"]["learning_rate"], config["seed"]
@@ -173,6 +186,28 @@ def test_what_is_missing_is_executed_and_what_is_done_is_not_repeated(tmp_path, 
     assert sum("started" in line for line in lines) == started == 12
 
 
+def test_extrapolated_weights_are_evaluated_as_their_run_was_once_it_is_done(tmp_path, stand_in) -> None:
+    stand_in()
+    extended = study(extrapolation={"arm": "gxpo", "step": 2, "factor": 3.0})
+    root = tmp_path / "study"
+    StudyRunner(extended, root, 1, lambda line: None).run()
+    keys = [RunKey("extrapolation", "gxpo", 1e-5, seed) for seed in extended.seeds]
+    assert {
+        key: result.accuracy for key, result in read_results(extended, root).items() if key in keys
+    } == dict.fromkeys(keys, 0.7)
+    (row,) = read_lines(root / keys[1].folder / "evaluations.jsonl")
+    config = load_run(root / "report" / "gxpo" / "lr-1e-05-seed-1.toml")
+    assert row["options"] | {"model": None, "out": None} == {
+        "model": None,
+        "out": None,
+        "benchmark": "word_problems",
+        "samples": str(config.evaluation.samples_per_prompt),
+        "problems": str(config.evaluation.num_problems),
+        "max-new-tokens": str(config.rollout.max_new_tokens),
+        "seed": "1",
+    }
+
+
 def test_a_run_that_fails_once_is_started_again(tmp_path, stand_in) -> None:
     stand_in(fails=1)
     lines: list[str] = []
@@ -208,16 +243,19 @@ def test_sigterm_ends_the_runs_of_a_study(tmp_path) -> None:
 
 
 def test_results_of_unfinished_and_failed_runs_do_not_count(tmp_path) -> None:
-    assert read_result(tmp_path) is None
-    (tmp_path / "evaluations.jsonl").write_text('{"scores": {"pass@1": 0.5}}\n')
+    key = RunKey("report", "grpo", 1e-5, 0)
+    folder = tmp_path / key.folder
+    folder.mkdir(parents=True)
+    assert read_result(tmp_path, key) is None
+    (folder / "evaluations.jsonl").write_text('{"scores": {"pass@1": 0.5}}\n')
     for outcome, reason, expected in (
         ("paused", None, None),
         ("failed", "out_of_memory", None),
         ("failed", "diverged", RunResult(0.5, diverged=True)),
         ("succeeded", None, RunResult(0.5)),
     ):
-        (tmp_path / "outcome.json").write_text(json.dumps({"outcome": outcome, "reason": reason}))
-        assert read_result(tmp_path) == expected
+        (folder / "outcome.json").write_text(json.dumps({"outcome": outcome, "reason": reason}))
+        assert read_result(tmp_path, key) == expected
 
 
 def test_the_command_states_the_cost_before_anything_runs(tmp_path, capsys) -> None:

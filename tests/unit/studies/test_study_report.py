@@ -13,7 +13,7 @@ from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.studies import data as study_data
 from gxpo_trainer.studies.data import MEDIANS, StudyData
-from gxpo_trainer.studies.definition import Study
+from gxpo_trainer.studies.definition import Extrapolation, Study
 from gxpo_trainer.studies.expansion import RunKey
 from gxpo_trainer.studies.findings import find
 from gxpo_trainer.studies.report import as_html, as_markdown, compose, write_report
@@ -109,6 +109,23 @@ def test_arms_are_compared_at_the_requested_costs_too_and_corrected_together() -
     assert half.p_value == pytest.approx(0.0579, abs=2e-4)
     assert end.adjusted == pytest.approx(2 * end.p_value)
     assert half.adjusted == pytest.approx(max(half.p_value, 2 * end.p_value))
+
+
+def test_extrapolated_weights_are_held_against_both_ends() -> None:
+    data = invented()
+    plan = Extrapolation(arm="grpo", step=3, factor=2.0)
+    data = replace(data, study=STUDY.model_copy(update={"extrapolation": plan}))
+    for seed, accuracy in ((0, 0.45), (1, 0.50), (2, 0.49)):
+        row = {"stage": "extrapolation", "arm": "grpo", "learning_rate": 2e-5, "seed": seed}
+        assert find(data).extrapolated is None
+        data.runs.append({**row, "accuracy": accuracy, "diverged": False})
+    found = find(data).extrapolated
+    # GRPO has 0.40, 0.42, 0.38 at step 3 and 0.50, 0.52, 0.54 at step 6.
+    assert (found.label, found.step, found.target) == ("GRPO", 3, 6)
+    assert found.extrapolated.mean == pytest.approx(0.48)
+    assert found.gained.mean == pytest.approx(0.08)
+    assert found.missed.mean == pytest.approx(-0.04)
+    assert "| GRPO | 40.0% [35.0, 45.0] | 48.0% [41.4, 54.6] |" in as_markdown(compose(data))
 
 
 def test_a_seed_that_misses_the_peak_leaves_no_payoff() -> None:

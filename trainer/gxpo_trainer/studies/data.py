@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -79,8 +79,9 @@ def collect(study: Study, root: Path) -> StudyData:
     results = read_results(study, root)
     if not results:
         raise DataError(f"{root} has no complete run of {study.name}; `gxpo study run` executes them")
-    curves = {key: load_run(root / key.folder) for key in results}
-    runs = [_run_row(key, result, curves[key], root / key.folder) for key, result in results.items()]
+    curves = {key: load_run(root / key.folder) for key in results if key.stage != "extrapolation"}
+    runs = [_run_row(key, results[key], run, root / key.folder) for key, run in curves.items()]
+    runs += [_about(key, result) for key, result in results.items() if key not in curves]
     return StudyData(study, _conditions(study, root, curves), runs, curves)
 
 
@@ -117,12 +118,7 @@ def _run_row(key: RunKey, result: RunResult, run: RunCurves, folder: Path) -> Ro
     seconds = {f"{name}_s": sum(float(m.get(f"time/{name}_s", 0.0)) for m in metrics) for name in _SECONDS}
     medians = {name: _median(metrics, name) for name in MEDIANS}
     return {
-        "stage": key.stage,
-        "arm": key.arm,
-        "learning_rate": key.learning_rate,
-        "seed": key.seed,
-        "accuracy": result.accuracy,
-        "diverged": result.diverged,
+        **_about(key, result),
         "peak": float(run.curve.accuracy.max()),
         "steps": len(rows),
         "backward_passes": float(last.get("update/backward_passes_total", 0.0)),
@@ -132,6 +128,11 @@ def _run_row(key: RunKey, result: RunResult, run: RunCurves, folder: Path) -> Ro
         **seconds,
         **medians,
     }
+
+
+def _about(key: RunKey, result: RunResult) -> Row:
+    """The columns that evaluations of extrapolated weights have too."""
+    return {**asdict(key), **asdict(result)}
 
 
 def _median(metrics: Sequence[Row], name: str) -> float | None:
@@ -144,10 +145,7 @@ def _evaluation_rows(key: RunKey, run: RunCurves) -> list[Row]:
     scores = curve.per_problem
     return [
         {
-            "stage": key.stage,
-            "arm": key.arm,
-            "learning_rate": key.learning_rate,
-            "seed": key.seed,
+            **asdict(key),
             "step": int(curve.steps[index]),
             "backward_passes": float(curve.backward_passes[index]),
             "tokens": float(curve.tokens[index]),

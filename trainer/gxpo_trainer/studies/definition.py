@@ -42,6 +42,17 @@ class Ladder(Settings):
         return rates
 
 
+class Extrapolation(Settings):
+    """A look-ahead without a pass: the weights of an arm's checkpoint, moved on along the line from the initial ones.
+
+    Published work finds that weights under reinforcement learning from verifiable rewards move nearly linearly.
+    """
+
+    arm: str = Field(description="Arm whose reported runs keep the checkpoint.")
+    step: int = Field(ge=1, description="Step of the checkpoint.")
+    factor: float = Field(gt=1, description="The change of the weights up to the checkpoint is multiplied by this.")
+
+
 class Study(Settings):
     """Everything that a study fixes before its first run."""
 
@@ -57,6 +68,7 @@ class Study(Settings):
         (), description="Backward passes at which arms are compared, besides the end of the budget."
     )
     ladder: Ladder
+    extrapolation: Extrapolation | None = Field(None, description="Also evaluate extrapolated weights of an arm.")
     arms: dict[str, Arm] = Field(min_length=2, description="In order of execution.")
 
     @model_validator(mode="after")
@@ -66,6 +78,10 @@ class Study(Settings):
                 raise ValueError(f"name {name!r} must consist of lower-case letters, digits and dashes, at most 40")
         if self.baseline not in self.arms:
             raise ValueError(f"baseline = {self.baseline!r} is no arm; choose one of {', '.join(self.arms)}")
+        if self.extrapolation is not None and self.extrapolation.arm not in self.arms:
+            raise ValueError(
+                f"extrapolation.arm = {self.extrapolation.arm!r} is no arm; choose one of {', '.join(self.arms)}"
+            )
         if shared := set(self.seeds) & set(self.ladder.seeds):
             raise ValueError(
                 f"seeds {sorted(shared)} are used for tuning and reported; choose others in ladder.seeds, for an arm "

@@ -1,7 +1,8 @@
 """From a study and the results so far to the runs that can start now. Pure.
 
 Arms are executed one after the other: first an arm's ladder, upwards until its accuracy falls, then all its reported
-seeds at the best rate. So an interrupted study has complete arms instead of many half-finished ones.
+seeds at the best rate, then what is evaluated of them. So an interrupted study has complete arms instead of many
+half-finished ones.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset
 from gxpo_trainer.studies.definition import Study
 
-Stage = Literal["ladder", "report"]
+Stage = Literal["ladder", "report", "extrapolation"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def run_config(study: Study, key: RunKey) -> RunConfig:
 
 
 def largest_cost(study: Study) -> tuple[int, int]:
-    """(runs, backward passes) if every ladder is climbed to its end; an upper bound."""
+    """(runs, backward passes) if every ladder is climbed to its end; an upper bound. Extrapolations cost no pass."""
     tuned = sum(arm.learning_rate_of is None for arm in study.arms.values())
     rungs = tuned * len(study.ladder.learning_rates) * len(study.ladder.seeds)
     reported = len(study.arms) * len(study.seeds)
@@ -99,6 +100,9 @@ def _of_arm(study: Study, arm: str, results: Results) -> Iterator[RunKey]:
     rate = best_rate(study, arm, results)
     if rate is not None:
         yield from (RunKey("report", arm, rate, seed) for seed in study.seeds)
+        if study.extrapolation is not None and study.extrapolation.arm == arm:
+            done = [seed for seed in study.seeds if RunKey("report", arm, rate, seed) in results]
+            yield from (RunKey("extrapolation", arm, rate, seed) for seed in done)
     elif study.arms[arm].learning_rate_of is None:
         for step in study.ladder.learning_rates:
             rung = _rung(study, arm, step)

@@ -15,7 +15,7 @@ from gxpo_trainer.compare.sampling_share import Payoff
 from gxpo_trainer.compare.seeds import SeedGroup
 from gxpo_trainer.compare.significance import detectable_difference, holm, paired_p_value
 from gxpo_trainer.jsonl import Row
-from gxpo_trainer.studies.data import MEDIANS, StudyData
+from gxpo_trainer.studies.data import MEDIANS, StudyData, key_of
 
 COLLAPSED = 0.5
 """A run whose last accuracy is below this share of its peak has collapsed."""
@@ -70,14 +70,33 @@ class ArmFindings:
 
 
 @dataclass(frozen=True, slots=True)
+class Extrapolated:
+    """Accuracy of weights extrapolated from a checkpoint of an arm, against that checkpoint and the step it points at.
+
+    before, after: accuracy at `step` and at `target` = factor × step. gained: extrapolated − before; missed:
+    extrapolated − after; both paired by seed.
+    """
+
+    label: str
+    step: int
+    target: float
+    before: Interval
+    extrapolated: Interval
+    after: Interval
+    gained: Interval
+    missed: Interval
+
+
+@dataclass(frozen=True, slots=True)
 class Findings:
     """arms: those with all reported seeds, the baseline first. missing: labels of the others. sampling_share: the
-    measured share of a baseline's step that sampling and verifying take."""
+    measured share of a baseline's step that sampling and verifying take. extrapolated: None before all seeds."""
 
     baseline: ArmFindings
     arms: tuple[ArmFindings, ...]
     missing: tuple[str, ...]
     sampling_share: float
+    extrapolated: Extrapolated | None
 
     @property
     def candidates(self) -> tuple[ArmFindings, ...]:
@@ -95,7 +114,8 @@ def find(data: StudyData) -> Findings | None:
     passes, steps = _adjusted([arm.passes for arm in arms]), _adjusted([arm.steps for arm in arms])
     arms = [replace(arm, passes=p, steps=s) for arm, p, s in zip(arms, passes, steps, strict=True)]
     missing = tuple(study.arms[arm].label for arm in study.arms if arm not in groups)
-    return Findings(arms[0], tuple(arms), missing, _sampling_share(data.reported(study.baseline)))
+    share = _sampling_share(data.reported(study.baseline))
+    return Findings(arms[0], tuple(arms), missing, share, _extrapolated(data))
 
 
 def equal_costs(
@@ -151,6 +171,28 @@ def _arm(data: StudyData, arm: str, group: SeedGroup, baseline: SeedGroup) -> Ar
         passes_ratio=result.seed_speed_ups["backward_passes"],
         payoff=Payoff(ratio, _passes_per_step(rows)) if complete and ratio is not None else None,
         medians={name: median(found) for name in MEDIANS if (found := [r[name] for r in rows if r[name] is not None])},
+    )
+
+
+def _extrapolated(data: StudyData) -> Extrapolated | None:
+    plan = data.study.extrapolation
+    rows = [] if plan is None else [r for r in data.runs if r["stage"] == "extrapolation" and r["arm"] == plan.arm]
+    if plan is None or len(rows) < len(data.study.seeds):
+        return None
+    target = plan.factor * plan.step
+    reached = {row["seed"]: float(row["accuracy"]) for row in rows}
+    runs = [data.curves[replace(key_of(row), stage="report")] for row in rows]
+    before, after = ([_accuracy(run, "steps", step) for run in runs] for step in (plan.step, target))
+    values = [reached[run.seed] for run in runs]
+    return Extrapolated(
+        data.study.arms[plan.arm].label,
+        plan.step,
+        target,
+        mean_interval(before),
+        mean_interval(values),
+        mean_interval(after),
+        mean_interval([value - other for value, other in zip(values, before, strict=True)]),
+        mean_interval([value - other for value, other in zip(values, after, strict=True)]),
     )
 
 

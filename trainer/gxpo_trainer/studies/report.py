@@ -63,7 +63,7 @@ def compose(data: StudyData) -> list[Block]:
     """The report's content."""
     study, findings = data.study, find(data)
     if findings is None:
-        done = len(data.runs)
+        done = len(data.curves)
         return [f"# {study.title}", f"Incomplete: {done} runs are done, and the baseline lacks seeds. No result yet."]
     name = study.name
     return [
@@ -83,6 +83,7 @@ def compose(data: StudyData) -> list[Block]:
         "runs during the update.",
         payoff_table(findings),
         Picture(f"{name}-payoff.png", "Speed-up in time against the share of sampling, by arm"),
+        *_weights_along_the_way(findings),
         "## Learning rates",
         f"Each arm was tuned on seeds apart from the reported ones ({_listed(study.ladder.seeds)}), for "
         f"{study.ladder.backward_passes} backward passes a run, upwards until its accuracy fell by more than "
@@ -140,6 +141,26 @@ def _pays(found: ArmFindings) -> str:
         shown = f"{100 * max(0.0, share.high):.0f}%"
         return f"{steps}; pays in time where sampling takes {shown} of a step or more (break-even {_share(share)})"
     return f"{steps}; no share of sampling is shown at which it pays (break-even {_share(share)})"
+
+
+def _weights_along_the_way(findings: Findings) -> list[Block]:
+    """The look-ahead that costs no pass; nothing for a study without it."""
+    found = findings.extrapolated
+    if found is None:
+        return []
+    row = (found.label, _percent(found.before), _percent(found.extrapolated), _percent(found.after))
+    differences = (_points(found.gained), _points(found.missed))
+    header = ("arm", f"step {found.step}", f"extrapolated to {found.target:g}", f"step {found.target:g}")
+    return [
+        "## Weights extrapolated along training",
+        f"The change of the weights up to step {found.step}, times {found.target / found.step:g}: a look-ahead that "
+        "costs no pass.",
+        Table(
+            "Accuracy in %, and differences of the extrapolated weights in points, with 95% intervals over seeds",
+            (*header, f"to step {found.step}", f"to step {found.target:g}"),
+            ((*row, *differences),),
+        ),
+    ]
 
 
 def equal_cost_table(findings: Findings, axis: str) -> Table:
@@ -239,7 +260,7 @@ def _method(data: StudyData, findings: Findings) -> list[str]:
         "Holm's correction over all comparisons of a table.",
         "`would show`: the smallest true difference that this number of seeds shows with 80% probability.",
         f"Outcomes: {_outcomes(findings)}.",
-        f"Runs: {len(data.runs)}, of which {sum(row['stage'] == 'ladder' for row in data.runs)} for tuning. {shown}.",
+        f"Runs: {len(data.curves)}, of which {sum(key.stage == 'ladder' for key in data.curves)} for tuning. {shown}.",
     ]
     unequal = data.conditions.get("unequal") or []
     if unequal:

@@ -1,4 +1,4 @@
-"""Executes the missing runs of a study, each as a `gxpo train` process of its own.
+"""Executes the missing runs of a study, each as a `gxpo train` process of its own, and evaluates extrapolated weights.
 
 A process a run: one that crashes or runs out of memory takes no other with it, and a killed study continues each run
 from its last checkpoint.
@@ -7,12 +7,14 @@ from its last checkpoint.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import IO
 
 from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.errors import TrainingError
@@ -25,6 +27,7 @@ from gxpo_trainer.studies.expansion import RunKey, RunResult, pending, run_confi
 _ATTEMPTS = 2
 """Launches of a run before the study gives up on it."""
 _POLL_S = 1.0
+_COMMAND = ("-m", "gxpo_trainer.cli")
 
 
 @dataclass
@@ -64,11 +67,38 @@ class StudyRunner:
     def _start(self, key: RunKey) -> subprocess.Popen[bytes]:
         folder = self.root / key.folder
         folder.parent.mkdir(parents=True, exist_ok=True)
-        file = Path(f"{folder}.toml")
-        file.write_text(to_toml(run_config(self.study, key)), encoding="utf-8")
-        command = [sys.executable, "-m", "gxpo_trainer.cli", "train", str(file), "--out", str(folder), "--continue"]
         with Path(f"{folder}.log").open("ab") as log:
-            return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+            if key.stage == "extrapolation":
+                words = self._export(key, folder, log)
+            else:
+                file = Path(f"{folder}.toml")
+                file.write_text(to_toml(run_config(self.study, key)), encoding="utf-8")
+                words = ["train", str(file), "--out", str(folder), "--continue"]
+            return subprocess.Popen([sys.executable, *_COMMAND, *words], stdout=log, stderr=subprocess.STDOUT)
+
+    def _export(self, key: RunKey, folder: Path, log: IO[bytes]) -> list[str]:
+        """Write the extrapolated policy. Returns the words of its evaluation, which fails without the policy."""
+        extrapolation = self.study.extrapolation
+        assert extrapolation is not None
+        run = replace(key, stage="report")
+        policy = folder / "policy"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        words = ["checkpoints", str(self.root / run.folder), "--step", str(extrapolation.step)]
+        words += ["--extrapolate", str(extrapolation.factor), "--export", str(policy)]
+        subprocess.run([sys.executable, *_COMMAND, *words], stdout=log, stderr=subprocess.STDOUT, check=False)
+        config = run_config(self.study, run)
+        settings = config.evaluation
+        options = {
+            "model": policy,
+            "benchmark": ",".join(settings.benchmarks),
+            "samples": settings.samples_per_prompt,
+            "problems": settings.num_problems,
+            "max-new-tokens": settings.max_new_tokens or config.rollout.max_new_tokens,
+            "seed": key.seed,
+            "out": folder / EVALUATIONS,
+        }
+        return ["eval", *(f"--{name}={value}" for name, value in options.items() if value is not None)]
 
     def _collect(self, running: dict[RunKey, tuple[subprocess.Popen[bytes], float]]) -> None:
         """Wait for some run to end, and record it."""
@@ -78,7 +108,7 @@ class StudyRunner:
             if process.poll() is None:
                 continue
             del running[key]
-            result = read_result(self.root / key.folder)
+            result = read_result(self.root, key)
             minutes = (time.monotonic() - begun) / 60
             if result is None:
                 self._failures[key] = self._failures.get(key, 0) + 1
@@ -92,14 +122,18 @@ def read_results(study: Study, root: Path) -> dict[RunKey, RunResult]:
     """The results of all complete runs in a study's folder."""
     found: dict[RunKey, RunResult] = {}
     while True:
-        new = {key: result for key in pending(study, found) if (result := read_result(root / key.folder)) is not None}
+        new = {key: result for key in pending(study, found) if (result := read_result(root, key)) is not None}
         if not new:
             return found
         found |= new
 
 
-def read_result(folder: Path) -> RunResult | None:
-    """The result of a run that reached its budget or diverged; None for any other."""
+def read_result(root: Path, key: RunKey) -> RunResult | None:
+    """The result of a run that reached its budget or diverged, or of a finished evaluation; None for any other."""
+    folder = root / key.folder
+    accuracies = [row["scores"]["pass@1"] for row in read_lines(folder / EVALUATIONS)]
+    if key.stage == "extrapolation":
+        return RunResult(float(accuracies[-1])) if accuracies else None
     try:
         outcome = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -107,5 +141,4 @@ def read_result(folder: Path) -> RunResult | None:
     diverged = outcome["outcome"] == "failed" and outcome["reason"] == "diverged"
     if outcome["outcome"] != "succeeded" and not diverged:
         return None
-    accuracies = [row["scores"]["pass@1"] for row in read_lines(folder / EVALUATIONS)]
     return RunResult(float(accuracies[-1]) if accuracies else 0.0, diverged)
