@@ -19,7 +19,8 @@ from gxpo_trainer.errors import ConfigError
 
 JobState = Literal["pending", "running", "succeeded", "failed", "stopped", "unknown"]
 _ANSWER_S = 10.0
-_OUT_OF_MEMORY = re.compile(r"OutOfMemory|out of memory|oom[ -]?kill", re.IGNORECASE)
+_OUT_OF_MEMORY = re.compile(r"OutOfMemory|out of memory|low on memory|oom[ -]?kill", re.IGNORECASE)
+_LONGEST_LINE, _LONGEST_MESSAGE = 300, 1000
 
 
 class LauncherUnavailable(Exception):
@@ -70,6 +71,14 @@ class JobStatus:
     @property
     def out_of_memory(self) -> bool:
         return self.state == "failed" and _OUT_OF_MEMORY.search(self.message) is not None
+
+    @property
+    def summary(self) -> str:
+        """The message, shortened. A report of lacking memory lists a whole node; its first line says the essence."""
+        if self.out_of_memory:
+            line = next(line for line in self.message.splitlines() if _OUT_OF_MEMORY.search(line))
+            return line.strip()[:_LONGEST_LINE]
+        return self.message[:_LONGEST_MESSAGE]
 
 
 class Launcher(Protocol):

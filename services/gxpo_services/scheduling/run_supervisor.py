@@ -235,7 +235,7 @@ class RunSupervisor:
     def _recovered_too_often(self, run: Run, job: JobStatus) -> str | None:
         if run.recoveries < self._settings.max_recoveries:
             return None
-        last = f"; the launcher reported: {job.message[:1000]}" if job.message else ""
+        last = f"; the launcher reported: {job.summary}" if job.message else ""
         return f"it was recovered {run.recoveries} times, which is max_recoveries{last}"
 
     def _forgotten_too_often(self, session: Session, run: Run) -> str | None:

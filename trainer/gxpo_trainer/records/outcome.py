@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from gxpo_trainer.errors import GxpoError, Stalled
 from gxpo_trainer.jsonl import write_json
+from gxpo_trainer.records.memory_kills import MemoryKill, parse_memory_kill
 
 OUTCOME = "outcome.json"
 _LONGEST_MESSAGE = 4000
@@ -41,9 +42,12 @@ class Outcome:
 
 
 def failure_message(error: BaseException) -> str:
-    """Error message for the user, shortened."""
+    """Error message for the user, shortened. A kill by Ray's memory monitor is described in two sentences."""
+    kill = _memory_kill(error)
+    if kill is not None and not isinstance(error, GxpoError):
+        return kill.text
     text = str(error) if isinstance(error, GxpoError) else f"{type(error).__name__}: {error}"
-    return text[:_LONGEST_MESSAGE]
+    return (text if kill is None else f"{text}. {kill.text}")[:_LONGEST_MESSAGE]
 
 
 def reason_of(error: BaseException, *, setting_up: bool = False) -> str:
@@ -63,8 +67,16 @@ def reason_of(error: BaseException, *, setting_up: bool = False) -> str:
 
 
 def is_recoverable(error: BaseException) -> bool:
-    """Whether the same run may succeed when it is launched again."""
-    return any(isinstance(cause, Stalled) for cause in _causes(error))
+    """Whether the same run may succeed when it is launched again: it stalled, or was killed for the memory that
+    another process used."""
+    kill = _memory_kill(error)
+    return (kill is not None and kill.is_victim) or any(isinstance(cause, Stalled) for cause in _causes(error))
+
+
+def _memory_kill(error: BaseException) -> MemoryKill | None:
+    """The kill by Ray's memory monitor that led to an error, if any."""
+    found = (parse_memory_kill(str(cause)) for cause in _causes(error))
+    return next((kill for kill in found if kill is not None), None)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -82,7 +94,8 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 def _exhausted_resource(error: BaseException) -> str | None:
     """Failure reason of an exhausted resource. Compares class names, to avoid importing Ray and torch."""
     names = {kind.__name__ for kind in type(error).__mro__}
-    died_of_memory = "RayActorError" in names and "OutOfMemoryError" in str(error)
+    text = str(error) if "RayActorError" in names else ""
+    died_of_memory = "OutOfMemoryError" in text or parse_memory_kill(text) is not None
     if names & {"MemoryError", "OutOfMemoryError"} or died_of_memory:
         return "out_of_memory"
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
