@@ -22,6 +22,8 @@ from gxpo_trainer.errors import TrainingError
 PRESETS = ("demo-grpo", "demo-grpo-lr-control", "demo-sfpo", "demo")
 _EVALUATIONS = 5
 """Evaluations of each run after its first, so that the curves can be read at any budget."""
+_AT_ONCE = 2
+"""Runs at a time: starting a run leaves a core idle, and a race is seen best side by side."""
 _POLL_S = 2.0
 """Polling interval; long, so that the runs get the CPU."""
 TITLE = "gxpo demo: three update rules and a control, at equal backward passes"
@@ -36,10 +38,11 @@ def demo_command(wanted: Path, passes: int, *, dashboard: bool, stack_of: type[S
     # Settings of another service, such as its database, must not apply.
     for name in [name for name in os.environ if name.startswith("GXPO_")]:
         del os.environ[name]
+    os.environ["GXPO_MAX_CONCURRENT_RUNS"] = str(_AT_ONCE)
     home = free_folder(wanted)
     until = stop_on_signals()
     begun = time.monotonic()
-    say(f"demo: {len(PRESETS)} runs of {passes} backward passes, one after the other; results in {home}")
+    say(f"demo: {len(PRESETS)} runs of {passes} backward passes, {_AT_ONCE} at a time; results in {home}")
     with stack_of(home, lambda text: say(f"demo: {text}"), until, dashboard=dashboard) as stack:
         with connect(stack.url, stack.token_file) as client:
             ids = _submit(client, passes)
@@ -75,15 +78,26 @@ def comparison_link(dashboard_url: str, ids: list[str]) -> str:
 def _submit(client: Client, passes: int) -> list[str]:
     """Submit the runs as a group, in execution order."""
     group = client.post("/groups", {"name": "demo: GRPO, a longer step, SFPO and GXPO"})["id"]
+    share = _share_of_cores(len(os.sched_getaffinity(0)))
     ids = []
     for preset in PRESETS:
         per_step = load_preset(preset).learner.rule.passes_per_step(gate_open=True)
         every = max(1, passes // (_EVALUATIONS * per_step))
         budget = ["budget.steps=none", f"budget.backward_passes={passes}", f"evaluation.every_steps={every}"]
-        config = load_preset(preset, budget)
+        config = load_preset(preset, [*budget, *share])
         body: Json = {"toml": to_toml(config), "name": config.name, "tags": ["demo"], "group": group}
         ids.append(client.submit(body)["id"])
     return ids
+
+
+def _share_of_cores(cores: int) -> list[str]:
+    """Placement with which `_AT_ONCE` runs fit the machine, whose threads do not wait for those of another run."""
+    cpus = {"learner_cpus": 0.5, "sampler_cpus": 0.375, "verifier_cpus": 0.125}
+    threads = max(1, cores // _AT_ONCE)
+    return [
+        *(f"placement.{name}={part * cores / _AT_ONCE}" for name, part in cpus.items()),
+        *(f"placement.{name}_threads={threads}" for name in ("learner", "sampler")),
+    ]
 
 
 def _watch(client: Client, ids: list[str], stack: Stack, until: threading.Event) -> list[Json]:
