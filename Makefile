@@ -35,11 +35,12 @@ up: setup  ## start API, scheduler, Ray and dashboard on this machine; Ctrl-C en
 test: setup  ## the whole test suite, in JOBS processes
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-check: setup  ## ruff, mypy (strict) and import-linter
+check: setup  ## ruff, mypy (strict), import-linter, and a strict build of the documentation
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy $(addprefix trainer/gxpo_trainer/,$(PURE)) client/gxpo_client services/gxpo_services dashboard/gxpo_dashboard
+	$(VENV)/bin/mypy $(addprefix trainer/gxpo_trainer/,$(PURE)) client/gxpo_client services/gxpo_services dashboard/gxpo_dashboard $(filter-out %/pictures.py,$(wildcard docs_build/*.py))
 	$(VENV)/bin/lint-imports --no-cache
+	$(PYTHON) -m docs_build build
 
 bench: setup  ## measure against named peers; prints and saves JSON
 	$(PYTHON) -m benchmarks
@@ -56,9 +57,9 @@ gpu-check: setup  ## GPU tests and figures, and a page of what ran (PART=learner
 screenshots: setup  ## pictures of every view into docs/images; needs chromium and chromium-driver
 	$(PYTHON) tests/browser/screenshots.py
 
-docs: setup  ## write the generated pages again
-	$(PYTHON) -m gxpo_trainer.config.docs docs/configuration.md
-	PYTHONPATH=tests $(PYTHON) docs/algorithms/draw.py
+docs: setup  ## write the generated pages, build the site strictly into build/site and check its links
+	PYTHONPATH=tests $(PYTHON) -m docs_build write
+	$(PYTHON) -m docs_build build
 
 lock: setup  ## pin what is installed now into requirements/cpu.txt and dev.txt
 	$(PYTHON) requirements/lock.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from benchmarks.async_simulation import Measured, Simulation
 
 # Four prompts of two samples, ten tokens each, all at once: 10 · (0.01 + 8 · 0.01) = 0.9 s of sampling.

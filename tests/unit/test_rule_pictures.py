@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from docs_build import pictures
+
 FOLDER = Path(__file__).parents[2] / "docs" / "algorithms"
-
-
-sys.path.insert(0, os.fspath(FOLDER))
-
-import draw  # noqa: E402
 
 
 @pytest.mark.parametrize("name", ["grpo", "grpo-longer-step", "sfpo", "gxpo", "epochs", "extragradient"])
 def test_a_picture_has_a_circle_for_each_pass_that_its_title_states(name: str) -> None:
-    title, settings, _ = draw.RULES[name]
-    (axes,) = draw.draw(name).axes
+    title, settings, _ = pictures.RULES[name]
+    (axes,) = pictures.draw(name).axes
     circles = [text.get_text() for text in axes.texts if text.get_text().isdigit()]
     assert len(circles) == int(re.search(r"(\d+) pass", title)[1]) == settings.passes_per_step(gate_open=True)
 
 
 def test_every_picture_of_the_page_exists() -> None:
     page = (FOLDER / "README.md").read_text(encoding="utf-8")
-    pictures = re.findall(r"\]\((\.\./images/.*?\.png)\)", page)
-    assert len(pictures) == 6
-    assert all((FOLDER / picture).is_file() for picture in pictures)
+    named = re.findall(r"\]\((\.\./images/.*?\.png)\)", page)
+    assert len(named) == 6
+    assert all((FOLDER / picture).is_file() for picture in named)
 
 
 def test_the_extrapolated_point_of_gxpo_is_near_the_one_that_sfpo_walks_to() -> None:
     ends = []
     for name in ("sfpo", "gxpo"):
-        learner = draw.RecordingLearner(draw.RATE)
-        draw.make_rule(draw.RULES[name][1]).step(learner)
-        ends.append(draw._looked_ahead(draw.RULES[name][1], learner.record.updates[-1][0]))
-    assert torch.linalg.norm(ends[0] - ends[1]) < 0.1 * torch.linalg.norm(ends[0] - draw.START)
+        learner = pictures.RecordingLearner(pictures.RATE)
+        pictures.make_rule(pictures.RULES[name][1]).step(learner)
+        ends.append(pictures._looked_ahead(pictures.RULES[name][1], learner.record.updates[-1][0]))
+    assert torch.linalg.norm(ends[0] - ends[1]) < 0.1 * torch.linalg.norm(ends[0] - pictures.START)

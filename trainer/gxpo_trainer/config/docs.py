@@ -1,16 +1,13 @@
-"""Writes docs/configuration.md from the settings classes, so that the page cannot become stale.
+"""Renders docs/configuration.md from the settings classes, so that the page cannot become stale.
 
-`make docs` runs `python -m gxpo_trainer.config.docs docs/configuration.md`; a test fails when the page and the
-classes differ, or when a setting has no description.
+`make docs` writes the page; a test fails when the page and the classes differ, or when a setting has no description.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 import types
 import typing
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -124,15 +121,3 @@ def _literal(value: Any) -> str:
     if isinstance(value, float) and math.isinf(value):
         return "inf" if value > 0 else "-inf"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def main() -> int:
-    if len(sys.argv) != 2:
-        print("usage: python -m gxpo_trainer.config.docs PAGE.md", file=sys.stderr)
-        return 2
-    Path(sys.argv[1]).write_text(render_page(), encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,7 +16,7 @@ from gxpo_trainer.config import EpochsRule, ExtragradientRule, GateConfig, GrpoR
 from gxpo_trainer.rules.base import BackwardResult
 from gxpo_trainer.rules.registry import make_rule
 
-IMAGES = Path(__file__).parents[1] / "images" / "algorithms"
+IMAGES = Path(__file__).parents[1] / "docs" / "images" / "algorithms"
 OPEN = GateConfig(mode="never")
 RULES: dict[str, tuple[str, RuleSettings, float]] = {
     "grpo": ("GRPO: 1 pass", GrpoRule(), 1.0),
@@ -104,7 +104,3 @@ def main() -> None:
     IMAGES.mkdir(parents=True, exist_ok=True)
     for name in RULES:
         draw(name).savefig(IMAGES / f"{name}.png", metadata={"Software": None})
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,1 @@
+"""Builds the documentation: generated pages and pictures (`write`), the site and its links (`build`)."""

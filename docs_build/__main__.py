@@ -1,0 +1,49 @@
+"""`python -m docs_build write`: generated pages and pictures. `python -m docs_build build`: the site, strictly."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from docs_build import links
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIG = ROOT / "zensical.toml"
+
+
+def write() -> int:
+    """Write what is generated from code."""
+    from docs_build import generated, pictures
+
+    for path, text in generated.pages().items():
+        (ROOT / path).write_text(text, encoding="utf-8")
+    pictures.main()
+    return 0
+
+
+def build() -> int:
+    """Build the site; the exit code is 1 for a warning, a broken link or a page that cannot be reached."""
+    project = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["project"]
+    command = [str(Path(sys.executable).parent / "zensical"), "build", "--strict", "--clean"]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if built.returncode:
+        print(built.stdout.strip(), built.stderr.strip().rpartition("\n")[2], sep="\n", file=sys.stderr)
+        return 1
+    found = links.problems_of_navigation(project["nav"], ROOT / project["docs_dir"])
+    found += links.problems_of_site(ROOT / project["site_dir"])
+    for file in sorted(ROOT.glob("*.md")):
+        found += links.problems_of_markdown(file, ROOT)
+    for problem in found:
+        print(f"docs: {problem}", file=sys.stderr)
+    if not found:
+        print(f"docs: {ROOT / project['site_dir'] / 'index.html'}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    actions = {"write": write, "build": build}
+    if len(sys.argv) != 2 or sys.argv[1] not in actions:
+        sys.exit("usage: python -m docs_build write|build")
+    sys.exit(actions[sys.argv[1]]())

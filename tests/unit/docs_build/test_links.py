@@ -1,0 +1,74 @@
+"""The check of links, on sites of a few lines with one fault each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from docs_build.links import problems_of_markdown, problems_of_navigation, problems_of_site
+
+
+def site(folder: Path, **pages: str) -> Path:
+    """A site whose index links to `other.html`."""
+    contents = {"index": '<a href="other.html#part">other</a>', "other": '<h2 id="part">part</h2>', **pages}
+    for name, text in contents.items():
+        (folder / f"{name}.html").write_text(text)
+    return folder
+
+
+def test_a_sound_site_has_no_problem(tmp_path: Path) -> None:
+    other = '<h2 id="part"><a href="#part">p</a></h2><a href="https://example.com/">elsewhere</a><a href=".">home</a>'
+    assert problems_of_site(site(tmp_path, other=other)) == []
+
+
+@pytest.mark.parametrize(
+    ("pages", "problem"),
+    [
+        ({"other": '<a id="part" href="gone.html">x</a>'}, "other.html: gone.html does not exist"),
+        ({"other": "<h2 id='renamed'>part</h2>"}, "index.html: other.html#part names no heading of other.html"),
+        ({"lonely": "<p>nobody links here</p>"}, "lonely.html: no link leads here"),
+        (
+            {"other": '<i id="part"></i><script src="https://cdn.example/x.js"></script>'},
+            "other.html: loads https://cdn.example/x.js from another host",
+        ),
+        (
+            {"other": '<i id="part"></i><link rel="stylesheet" href="//fonts.example/css">'},
+            "other.html: loads //fonts.example/css from another host",
+        ),
+        ({"other": '<i id="part"></i><img src="picture.png">'}, "other.html: picture.png does not exist"),
+    ],
+)
+def test_each_fault_is_named_once(pages: dict[str, str], problem: str, tmp_path: Path) -> None:
+    assert problems_of_site(site(tmp_path, **pages)) == [problem]
+
+
+def test_a_style_sheet_that_loads_a_web_font_is_a_problem(tmp_path: Path) -> None:
+    (site(tmp_path) / "own.css").write_text("@font-face { src: url(fonts/own.woff2) }")
+    assert problems_of_site(tmp_path) == []
+    (tmp_path / "own.css").write_text("@font-face { src: url('https://fonts.example/f.woff2') }")
+    assert problems_of_site(tmp_path) == ["own.css: loads from another host"]
+
+
+def test_the_navigation_names_every_page_once(tmp_path: Path) -> None:
+    (tmp_path / "rules").mkdir()
+    for page in ("index.md", "rules/README.md", "rules/grpo.md"):
+        (tmp_path / page).write_text("# A page")
+    rules = {"Rules": ["rules/README.md", {"GRPO": "rules/grpo.md"}]}
+    assert problems_of_navigation([{"Home": "index.md"}, rules], tmp_path) == []
+    assert problems_of_navigation([{"Home": "index.md"}, rules, {"Again": "index.md"}, "gone.md"], tmp_path) == [
+        "nav: gone.md does not exist",
+        "nav: index.md occurs twice",
+    ]
+    missing = ["rules/README.md is not in nav of zensical.toml", "rules/grpo.md is not in nav of zensical.toml"]
+    assert problems_of_navigation([{"Home": "index.md"}], tmp_path) == missing
+
+
+def test_links_of_the_readme_lead_to_files(tmp_path: Path) -> None:
+    (tmp_path / "LICENSE").write_text("")
+    readme = tmp_path / "README.md"
+    readme.write_text('[a](LICENSE) [b](https://example.com) [c](#part) [d](docs/x.md#y) <img src="p.png">')
+    assert problems_of_markdown(readme, tmp_path) == [
+        "README.md: docs/x.md does not exist",
+        "README.md: p.png does not exist",
+    ]
