@@ -119,7 +119,7 @@ def trl_inputs(batch: StepBatch, old: list[Tensor], reference: list[Tensor], set
 
 
 def importance_weights(difference: Tensor, settings: LossConfig) -> Tensor:
-    """What TRL calculates beside its loss, for one response, by the documentation of its modes."""
+    """What TRL calculates besides its loss, for one response, by the documentation of its modes."""
     if settings.correction == "token_truncate":
         return difference.exp().clamp(max=settings.importance_high)
     whole = settings.correction == "sequence_mask"

@@ -145,7 +145,7 @@ def test_in_flight_engines_take_every_version_at_once() -> None:
     rollouts.sync(0)
     found = train(rollouts, 1, 4, served=1)
     assert pool.synced == [0, 1, 2, 3, 4]
-    # One request finishes beside each update, so that half of a batch is stale.
+    # One request finishes during each update, so that half of a batch is stale.
     assert found == [[0, 0], [0, 1], [1, 2], [2, 3]]
 
 

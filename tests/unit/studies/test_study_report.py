@@ -173,7 +173,7 @@ def test_data_survives_the_files_to_the_bit(tmp_path) -> None:
 
 
 def test_the_report_has_its_pictures_and_escapes_text(tmp_path) -> None:
-    write_report(invented(), tmp_path / "evidence.md")
+    write_report(invented(), tmp_path / "evidence.md", tmp_path / "evidence.html")
     text = (tmp_path / "evidence.md").read_text()
     pictures = re.findall(r"\]\((images/.*?)\)", text)
     assert len(pictures) == 3

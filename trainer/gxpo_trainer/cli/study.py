@@ -26,7 +26,9 @@ def register(subparsers: Subparsers) -> None:
     report.add_argument(
         "--data", metavar="DIR", type=Path, help="folder of the data; default: next to the study file, by its name"
     )
-    report.add_argument("--page", metavar="FILE.md", type=Path, help="default report.md in the folder of the data")
+    report.add_argument(
+        "--page", metavar="FILE", type=Path, help="a .md or .html file; default both, report.*, in the folder of the data"
+    )
     report.set_defaults(run=write_report)
     for action in (run, status, report):
         action.add_argument("study", metavar="STUDY.toml", type=Path, help="study file (.toml or .json)")
@@ -70,9 +72,9 @@ def write_report(args: argparse.Namespace) -> int:
     folder = args.data or args.study.with_suffix("")
     if root.exists():
         study_data.write(study_data.collect(study, root), folder)
-    page = args.page or folder / "report.md"
-    report.write_report(study_data.read(folder), page)
-    print(f"Data: {folder}\nReport: {page} and {page.with_suffix('.html')}")
+    pages = [args.page] if args.page else [folder / "report.md", folder / "report.html"]
+    report.write_report(study_data.read(folder), *pages)
+    print(f"Data: {folder}\nReport: {' and '.join(map(str, pages))}")
     return 0
 
 

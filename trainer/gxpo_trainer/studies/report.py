@@ -33,16 +33,17 @@ Block = str | list[str] | Table | Picture
 """A heading (`# …`), a paragraph, a list, a table or a picture."""
 
 
-def write_report(data: StudyData, file: Path) -> None:
-    """Write `file` (Markdown), the same as HTML next to it, and the pictures into `images/`."""
+def write_report(data: StudyData, *files: Path) -> None:
+    """Write each of `files`, HTML or else Markdown by its ending, and the pictures into `images/` next to it."""
     pictures = render_pictures(data)
     blocks = compose(data)
-    folder = file.parent / IMAGES
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, picture in pictures.items():
-        (folder / name).write_bytes(picture)
-    file.write_text(as_markdown(blocks), encoding="utf-8")
-    file.with_suffix(".html").write_text(as_html(data.study.title, blocks), encoding="utf-8")
+    for file in files:
+        folder = file.parent / IMAGES
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, picture in pictures.items():
+            (folder / name).write_bytes(picture)
+        text = as_html(data.study.title, blocks) if file.suffix == ".html" else as_markdown(blocks)
+        file.write_text(text, encoding="utf-8")
 
 
 def render_pictures(data: StudyData) -> dict[str, bytes]:
