@@ -148,11 +148,15 @@ def test_collapse_and_divergence_are_outcomes() -> None:
 
 def test_the_page_claims_what_the_corrected_test_carries() -> None:
     text = as_markdown(compose(invented()))
-    assert "GXPO (learning rate 2e-05): +7.7 points [+1.4, +13.9] at 6 backward passes, higher; 3.78×" in text
+    assert "\n- At 6 backward passes: higher: GXPO +7.7 points [+1.4, +13.9].\n" in text
+    assert "\n- When it pays, GXPO: 3.78×" in text
     weaker = invented()
     key = RunKey("report", "gxpo", 2e-5, 2)
     weaker.curves[key] = RunCurves(key.folder, "GXPO", 2, curve(3, (0.5, 0.5), 2))
-    assert re.search(r"at 6 backward passes, no difference shown \(a difference of \d", as_markdown(compose(weaker)))
+    assert re.search(
+        r"At 6 backward passes: no difference shown: GXPO \+\d.*\] \(\d+\.\d would show\)\.",
+        as_markdown(compose(weaker)),
+    )
     assert "Not complete yet, and so not compared: Late." in text
     assert "The best rate is the highest that was tried" in text
 

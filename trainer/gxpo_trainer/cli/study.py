@@ -24,15 +24,24 @@ def register(subparsers: Subparsers) -> None:
     status.set_defaults(run=show_status)
     report = actions.add_parser("report", help="write the report, and the data that it is made from")
     report.add_argument(
-        "--data", metavar="DIR", type=Path, help="folder of the data; default: next to the study file, by its name"
-    )
-    report.add_argument(
-        "--page", metavar="FILE", type=Path, help="a .md or .html file; default both, report.*, in the folder of the data"
+        "--page",
+        metavar="FILE",
+        type=Path,
+        help="a .md or .html file; default both, report.*, in the folder of the data",
     )
     report.set_defaults(run=write_report)
-    for action in (run, status, report):
+    answer = actions.add_parser("answer", help="print what a study found, from its data")
+    answer.set_defaults(run=print_answer)
+    for action in (report, answer):
+        action.add_argument(
+            "--data", metavar="DIR", type=Path, help="folder of the data; default: next to the study file, by its name"
+        )
+    for action in (run, status, report, answer):
         action.add_argument("study", metavar="STUDY.toml", type=Path, help="study file (.toml or .json)")
-        action.add_argument("--out", metavar="DIR", type=Path, help="folder of its runs; default runs/studies/<name>")
+        if action is not answer:
+            action.add_argument(
+                "--out", metavar="DIR", type=Path, help="folder of its runs; default runs/studies/<name>"
+            )
 
 
 def run_study(args: argparse.Namespace) -> int:
@@ -75,6 +84,22 @@ def write_report(args: argparse.Namespace) -> int:
     pages = [args.page] if args.page else [folder / "report.md", folder / "report.html"]
     report.write_report(study_data.read(folder), *pages)
     print(f"Data: {folder}\nReport: {' and '.join(map(str, pages))}")
+    return 0
+
+
+def print_answer(args: argparse.Namespace) -> int:
+    """What the report of the collected data concludes, in plain text."""
+    import textwrap
+
+    from gxpo_trainer.studies import data as study_data
+    from gxpo_trainer.studies.findings import find
+    from gxpo_trainer.studies.report import conclusion
+
+    data = study_data.read(args.data or args.study.with_suffix(""))
+    findings = find(data)
+    lines = ["Incomplete: the baseline lacks seeds."] if findings is None else conclusion(data, findings)
+    for line in lines:
+        print(textwrap.fill(line, 110, initial_indent="- ", subsequent_indent="  "))
     return 0
 
 

@@ -69,7 +69,7 @@ def compose(data: StudyData) -> list[Block]:
     name = study.name
     return [
         f"# {study.title}",
-        *_conclusion(data, findings),
+        conclusion(data, findings),
         Picture(f"{name}-curves.png", "Held-out accuracy against backward passes, steps, tokens and time, by arm"),
         "## At equal backward passes",
         equal_cost_table(findings, "passes"),
@@ -102,33 +102,35 @@ def compose(data: StudyData) -> list[Block]:
     ]
 
 
-def _conclusion(data: StudyData, findings: Findings) -> list[Block]:
+def conclusion(data: StudyData, findings: Findings) -> list[str]:
+    """The result in a sentence for each question: at equal passes, at equal steps, and when it pays."""
     base = findings.baseline
-    budget = data.study.backward_passes
-    parts = [
-        f"After {budget} backward passes and at a learning rate of {base.learning_rate:g}, its best, {base.label} "
-        f"reaches {_percent(base.final)} (mean and 95% interval over {len(base.seeds)} seeds)."
+    lines = [
+        f"After {data.study.backward_passes} backward passes {base.label}, at its best learning rate "
+        f"({base.learning_rate:g}), reaches {_percent(base.final)}: mean and 95% interval over {len(base.seeds)} "
+        "seeds. Every other arm is compared with it at its own best rate."
     ]
-    parts += [_verdict(found) for found in findings.candidates]
-    blocks: list[Block] = [parts]
+    for spent in sorted({cost.cost for found in findings.candidates for cost in found.passes}):
+        pairs = [(found.label, cost) for found in findings.candidates for cost in found.passes if cost.cost == spent]
+        lines.append(f"At {spent:g} backward passes: {_by_claim(pairs)}.")
+    steps = [(f"{found.label} at {cost.cost:g}", cost) for found in findings.candidates for cost in found.steps]
+    if steps:
+        lines.append(f"At equal steps: {_by_claim(steps)}.")
+    lines += [f"When it pays, {found.label}: {_pays(found)}." for found in findings.candidates]
     if findings.missing:
-        blocks.append(f"Not complete yet, and so not compared: {_listed(findings.missing)}.")
-    return blocks
+        lines.append(f"Not complete yet, and so not compared: {_listed(findings.missing)}.")
+    return lines
 
 
-def _verdict(found: ArmFindings) -> str:
-    words = [f"{found.label} (learning rate {found.learning_rate:g}):"]
-    for costs, noun in ((found.passes, "backward passes"), (found.steps, "steps")):
-        words += [f"{_points(cost.difference)} at {cost.cost:g} {noun}, {_claim(cost)};" for cost in costs]
-    return " ".join(words) + f" {_pays(found)}."
-
-
-def _claim(cost: EqualCost) -> str:
-    """What the corrected test carries, never more."""
-    if cost.adjusted is not None and cost.adjusted < 0.05:
-        return "higher" if cost.difference.mean > 0 else "lower"
-    could = f" (a difference of {100 * cost.detectable:.1f} would show)" if cost.detectable is not None else ""
-    return f"no difference shown{could}"
+def _by_claim(pairs: Sequence[tuple[str, EqualCost]]) -> str:
+    """Labels with their differences, by what the corrected test carries and never more."""
+    claims: dict[str, list[str]] = {"higher": [], "lower": [], "no difference shown": []}
+    for label, cost in pairs:
+        shown = cost.adjusted is not None and cost.adjusted < 0.05
+        claim = ("higher" if cost.difference.mean > 0 else "lower") if shown else "no difference shown"
+        could = "" if shown or cost.detectable is None else f" ({100 * cost.detectable:.1f} would show)"
+        claims[claim].append(f"{label} {_points(cost.difference)}{could}")
+    return "; ".join(f"{claim}: {', '.join(found)}" for claim, found in claims.items() if found)
 
 
 def _pays(found: ArmFindings) -> str:
