@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import anyio
 from fastapi import FastAPI
 
+from gxpo_services.access.token_uses import TokenUses
 from gxpo_services.api import errors
 from gxpo_services.api.dependencies import HEAVY_AT_ONCE, MAX_SESSIONS, READS_AT_ONCE
 from gxpo_services.api.middleware import install as install_middleware
@@ -19,6 +20,7 @@ from gxpo_services.comparisons.endpoints import router as comparisons
 from gxpo_services.configs.endpoints import router as configs
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import upgrade
+from gxpo_services.events.endpoints import audit
 from gxpo_services.events.endpoints import router as events
 from gxpo_services.groups.endpoints import router as groups
 from gxpo_services.health.endpoints import router as health
@@ -55,7 +57,12 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         app.state.comparisons = ComparisonCache()
         app.state.read_gate = anyio.Semaphore(READS_AT_ONCE)
         app.state.heavy_gate = anyio.Semaphore(HEAVY_AT_ONCE)
-        yield
+        uses = app.state.token_uses = TokenUses()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(uses.keep_writing, database)
+            yield
+            tasks.cancel_scope.cancel()
+        uses.write(database)
         database.close()
 
     app = FastAPI(
@@ -82,6 +89,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         metrics,
         samples,
         events,
+        audit,
         run_logs,
         timeline,
         checkpoints,

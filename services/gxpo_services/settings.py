@@ -51,6 +51,10 @@ class ServiceSettings(BaseSettings):
     max_forgotten: int = Field(5, ge=0, description="Consecutive jobs that Ray may lose without progress of the run.")
     idempotency_s: float = Field(604800.0, gt=0, description="Retention of idempotency keys (7 days).")
 
+    retention_days: float | None = Field(
+        None, gt=0, description="Days after which samples and log of an ended run are deleted; default: never."
+    )
+
     model_roots: tuple[Path, ...] = Field((), description="Folders allowed for model.path; default: any.")
     data_roots: tuple[Path, ...] = Field((), description="Folders allowed for data files; default: any.")
     allow_hub: bool = Field(True, description="Allow hub names for models and data sets.")

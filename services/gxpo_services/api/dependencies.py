@@ -23,6 +23,7 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.access.principals import Principal, Role
 from gxpo_services.access.repository import find_by_secret
+from gxpo_services.access.token_uses import TokenUses
 from gxpo_services.api.errors import Forbidden, Unauthorized
 from gxpo_services.db.database import Database
 from gxpo_services.settings import ServiceSettings
@@ -104,10 +105,13 @@ WriteSession = Annotated[Session, Depends(_writing, scope="function")]
 ReadSession = Annotated[Session, Depends(_reading, scope="function")]
 
 
-async def bearer(credentials: Credentials) -> str:
-    """The bearer token of a request. Raises Unauthorized."""
+async def bearer(request: Request, credentials: Credentials) -> str:
+    """The bearer token of a request, noted as used. Raises Unauthorized."""
     if credentials is None:
         raise Unauthorized("missing bearer token; send Authorization: Bearer <token>, made with `gxpo token create`")
+    uses: TokenUses | None = getattr(request.app.state, "token_uses", None)
+    if uses is not None:  # None: an application of one router
+        uses.note(credentials.credentials)
     return credentials.credentials
 
 
@@ -144,7 +148,7 @@ class ServiceRoute(APIRoute):
             """Authenticate before reading a body, and before reporting validation errors."""
 
             async def authenticate() -> None:
-                token = await bearer(await _bearer(request))
+                token = await bearer(request, await _bearer(request))
                 await run_in_threadpool(_principal, token, request.app.state.database)
 
             if self.body_field is not None:

@@ -1,1 +1,1 @@
-"""Runs' folders on disk: safe reading and removal."""
+"""Runs' folders on disk: safe access and removal."""

@@ -1,4 +1,4 @@
-"""Safe reading of a run's folder: no links, no special files, nothing outside.
+"""Safe access to a run's folder: no links, no special files, nothing outside.
 
 A trainer writes the folder and may run a submitter's code, so its content is untrusted. Each path component is opened
 with openat and O_NOFOLLOW, which is safe against concurrent symlinks. Everything but plain files and folders is treated
@@ -59,6 +59,16 @@ class RunFiles:
         *folders, name = parts
         with self._folder(*folders) as folder:
             return _status(folder, name)
+
+    def remove(self, *parts: str) -> None:
+        """Delete a file, or a link instead of what it names; does nothing where there is none."""
+        *folders, name = parts
+        try:
+            with self._folder(*folders) as folder:
+                _status(folder, name)
+                os.unlink(name, dir_fd=folder)
+        except FileNotFoundError:
+            pass
 
     @contextmanager
     def _folder(self, *parts: str) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""`/runs/{run_id}/events`: the audit trail of a run."""
+"""`/runs/{run_id}/events`: the audit trail of a run. `/audit`: that of the service."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer
+from gxpo_services.api import cursors
+from gxpo_services.api.dependencies import Admin, ReadSession, ServiceRoute, Viewer
 from gxpo_services.api.errors import responses
 from gxpo_services.api.existing_run import run_number
 from gxpo_services.api.fields import MAX_INTEGER, RunId
 from gxpo_services.events import repository
-from gxpo_services.events.schemas import EventPage, EventView
+from gxpo_services.events.schemas import AuditEntry, AuditPage, AuditQuery, EventPage, EventView
 
 router = APIRouter(
     route_class=ServiceRoute, prefix="/runs/{run_id}", tags=["samples"], responses=responses(401, 404, 422, 503)
 )
+audit = APIRouter(route_class=ServiceRoute, tags=["tokens"], responses=responses(401, 403, 422, 503))
+_ORDER = "-audit"
 
 
 @router.get("/events", summary="Events of a run")
@@ -30,3 +33,21 @@ def events(
     rows = repository.list_events(session, run_number(session, run_id), after=after, limit=limit)
     items = [EventView.model_validate(row, from_attributes=True) for row in rows]
     return EventPage(items=items, next_after=items[-1].number if items else after)
+
+
+@audit.get("/audit", summary="The audit trail")
+def audit_trail(query: Annotated[AuditQuery, Query()], _: Admin, session: ReadSession) -> AuditPage:
+    """Every state change and every action of a user or scheduler with its actor, newest first, for admins.
+
+    Without what trainers report. The events of a deleted run are deleted with it, except the deletion itself.
+    """
+    before = None if query.cursor is None else cursors.decode(query.cursor, _ORDER, "float").number
+    rows = repository.audit(session, query, before, query.limit + 1)
+    items = [
+        AuditEntry(**EventView.model_validate(event, from_attributes=True).model_dump(), run=run)
+        for event, run in rows[: query.limit]
+    ]
+    more = len(rows) > query.limit
+    return AuditPage(
+        items=items, next_cursor=cursors.encode(_ORDER, cursors.Position(None, items[-1].number)) if more else None
+    )

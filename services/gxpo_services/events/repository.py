@@ -10,6 +10,11 @@ from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
 from gxpo_services.db.tables.events import Event
+from gxpo_services.db.tables.runs import Run
+from gxpo_services.events.schemas import AuditQuery
+
+TRAINER = "trainer"
+"""Actor of events that a trainer reports."""
 
 
 def record(session: Session, run_number: int | None, actor: str, kind: str, message: str, **fields: Any) -> None:
@@ -26,3 +31,20 @@ def add_reported(session: Session, run_number: int, rows: Sequence[dict[str, Any
 def list_events(session: Session, run_number: int, *, after: int, limit: int) -> list[Event]:
     query = select(Event).where(Event.run_number == run_number, Event.number > after)
     return list(session.scalars(query.order_by(Event.number).limit(limit)))
+
+
+def audit(session: Session, query: AuditQuery, before: int | None, limit: int) -> list[tuple[Event, str | None]]:
+    """Events of all runs and of the service with the id of their run, newest first, without those of trainers.
+
+    before: only events with a smaller number.
+    """
+    found = select(Event, Run.id).outerjoin(Run, Run.number == Event.run_number).where(Event.actor != TRAINER)
+    equal = {Event.actor: query.actor, Event.kind: query.kind, Run.id: query.run}
+    found = found.where(*(column == value for column, value in equal.items() if value is not None))
+    if query.after is not None:
+        found = found.where(Event.time > query.after)
+    if query.before is not None:
+        found = found.where(Event.time < query.before)
+    if before is not None:
+        found = found.where(Event.number < before)
+    return [(event, run) for event, run in session.execute(found.order_by(Event.number.desc()).limit(limit))]

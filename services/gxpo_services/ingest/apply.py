@@ -78,7 +78,7 @@ def apply_batch(session: Session, run: Run, batch: Batch, actor: str) -> IngestA
         _apply_metrics(session, run, new["metrics"])
     samples.add_samples(session, run.number, new["samples"])
     samples.add_evaluations(session, run.number, new["evaluations"])
-    events.add_reported(session, run.number, new["events"], actor="trainer")
+    events.add_reported(session, run.number, new["events"], actor=events.TRAINER)
     if offsets != run.offsets:
         run.offsets = offsets
     if batch.number is not None:

@@ -6,11 +6,12 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.access.principals import same_hash
 from gxpo_services.api.errors import Conflict, Gone, Invalid, TooLarge, Unauthorized
+from gxpo_services.events.repository import TRAINER
 from gxpo_services.ingest import apply
 from gxpo_services.ingest.batches import BadRow, Batch, TooManyRows, parse
 from gxpo_services.runs import repository
 
-ACTOR = "trainer"
+ACTOR = TRAINER
 _TAKES_NONE = "the run accepts no reports: it has ended, waits for its next launch, or was deleted"
 """One message for all cases: without the run's token nothing is revealed about it."""
 

@@ -51,6 +51,27 @@ def register_migrate(subparsers: Subparsers) -> None:
     parser.set_defaults(run=lazy("local.commands:migrate"))
 
 
+def register_backup(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("backup", help="copy the SQLite database of a service, which may be in use")
+    parser.add_argument("file", metavar="FILE", type=Path, help="new file; an existing one is replaced")
+    _home(parser)
+    parser.set_defaults(run=lazy("local.commands:backup"))
+
+
+def register_restore(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("restore", help="replace the SQLite database of a stopped service by a back-up")
+    parser.add_argument(
+        "file", metavar="FILE", type=Path, help="made by `gxpo backup`, of this version or an older one"
+    )
+    parser.add_argument("--yes", action="store_true", help="skip the confirmation")
+    _home(parser)
+    parser.set_defaults(run=lazy("local.commands:restore"))
+
+
+def _home(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--home", metavar="DIR", type=Path, help="home of the service; default GXPO_HOME, ./gxpo-home")
+
+
 def _port(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 65535:
         raise argparse.ArgumentTypeError(f"{text}: must be a port, 1 to 65535")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from gxpo_services.cli.common import say
+from gxpo_client import formats
+from gxpo_services.cli.common import confirmed, say
 from gxpo_services.db.migrate import need_current
 from gxpo_services.settings import read_settings
 from gxpo_services.tokens.local_token import prepare_local
@@ -76,4 +77,24 @@ def migrate(args: argparse.Namespace) -> int:
         return 0 if current else 1
     upgrade(settings.url)
     print(f"at revision {newest_revision()}")
+    return 0
+
+
+def backup(args: argparse.Namespace) -> int:
+    from gxpo_services.db.backup import back_up
+
+    size = back_up(read_settings(home=args.home).url, args.file)
+    print(f"{args.file} ({formats.size(size)})")
+    return 0
+
+
+def restore(args: argparse.Namespace) -> int:
+    from gxpo_services.db.backup import restore as restore_database
+
+    settings = read_settings(home=args.home)
+    if not confirmed(f"Replace the database of {settings.home} by {args.file}?", args.yes):
+        say("nothing restored")
+        return 1
+    restore_database(settings.url, args.file)
+    print(f"restored {args.file}")
     return 0

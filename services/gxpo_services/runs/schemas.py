@@ -113,6 +113,9 @@ class RunView(BaseModel):
     metrics: dict[str, JsonNumber | None] = Field(
         {}, description="Last values of the requested metrics, and the sort value."
     )
+    pruned_at: float | None = Field(
+        description="When retention (GXPO_RETENTION_DAYS) deleted samples and log; null while they are kept."
+    )
     config_sha256: str = Field(description="Equal for runs that differ only in name.")
     possible_actions: list[PossibleAction]
 

@@ -27,7 +27,7 @@ from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import need_current, upgrade
 from gxpo_services.observability import logs
 from gxpo_services.runs.lifecycle import StateChanged
-from gxpo_services.scheduling import admission, launches, leases
+from gxpo_services.scheduling import admission, launches, leases, retention
 from gxpo_services.scheduling.launcher import Launcher, LauncherUnavailable, RayLauncher, trainer_command
 from gxpo_services.scheduling.run_supervisor import Hold, RunSupervisor
 from gxpo_services.settings import ServiceSettings, make_home, read_settings
@@ -50,7 +50,7 @@ class Scheduler:
 
     A round (`tick`): renew leases and take over orphaned runs; claim queued runs; supervise each held run
     (run_supervisor.py); every RECONCILE_EVERY_S find jobs without a run; every CLEAN_EVERY_S delete expired
-    idempotency keys.
+    idempotency keys, and samples and logs past their retention.
 
     owner: unique per process start. command: of a job, from the run's folder. api_answers: whether trainers can report.
     clock: seconds since 1970.
@@ -159,8 +159,20 @@ class Scheduler:
             return
         with self._database.writing() as session:
             cleaned = delete_expired_keys(session, now - self._settings.idempotency_s, CLEANED_AT_ONCE)
-        if cleaned < CLEANED_AT_ONCE:
+        if cleaned < CLEANED_AT_ONCE and not self._prune(now):
             self._clean_at = now + CLEAN_EVERY_S
+
+    def _prune(self, now: float) -> bool:
+        """Apply the retention of samples and logs; returns whether some are left for the next round."""
+        days = self._settings.retention_days
+        if days is None:
+            return False
+        before = now - days * retention.DAY_S
+        try:
+            return retention.prune(self._database, self._settings.artifacts, before, now=now, actor=self._actor)
+        except OSError as error:  # tried again after CLEAN_EVERY_S
+            self._log.error("cannot delete the files of a run", error=str(error))
+            return False
 
     # ---- leases and claims ------------------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ class TokenView(BaseModel):
     created_by: str
     expires_at: float | None
     revoked_at: float | None
+    last_used_at: float | None = Field(description="To within a minute; null: never used.")
 
 
 class NewTokenView(TokenView):

@@ -103,6 +103,8 @@ class Run(Base):
     """Latest eval/average/pass@1."""
     score_best: Mapped[float | None]
     score_step: Mapped[int | None]
+    pruned_at: Mapped[float | None]
+    """When retention deleted samples and log; None while they are kept."""
 
     tags: Mapped[list[RunTag]] = relationship(cascade="all, delete-orphan", lazy="selectin")
     group: Mapped[Group | None] = relationship(lazy="joined")

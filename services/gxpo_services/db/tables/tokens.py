@@ -21,6 +21,8 @@ class AccessToken(Base):
     created_by: Mapped[str] = mapped_column(String(100))
     expires_at: Mapped[float | None]
     revoked_at: Mapped[float | None]
+    last_used_at: Mapped[float | None]
+    """Written every TokenUses.FLUSH_S, so it may be that much older than the last request."""
 
 
 class IdempotencyKey(Base):

@@ -1,0 +1,99 @@
+"""The audit trail for admins, and the last use of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from support.reporting import body, event_row, launch, post
+
+from gxpo_services.access.principals import hash_token
+from gxpo_services.access.token_uses import TokenUses
+from gxpo_services.db.database import Database
+from gxpo_services.db.tables.tokens import AccessToken
+
+API = "/api/v1"
+
+
+def pages(client: TestClient, **query: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    cursor = None
+    while True:
+        answer = client.get(f"{API}/audit", params=query | ({"cursor": cursor} if cursor else {}))
+        assert answer.status_code == 200, answer.text
+        found += answer.json()["items"]
+        cursor = answer.json()["next_cursor"]
+        if cursor is None:
+            return found
+
+
+def test_admins_read_who_did_what_page_by_page(
+    client: TestClient, anonymous: TestClient, database: Database, token_for: Callable[[str], str]
+) -> None:
+    run_id = client.post(f"{API}/runs", json={"preset": "demo"}).json()["id"]
+    client.post(f"{API}/runs/{run_id}/cancel")
+    made = client.post(f"{API}/tokens", json={"name": "ci"}).json()
+    client.delete(f"{API}/tokens/{made['id']}")
+    gone = client.post(f"{API}/runs", json={"preset": "demo"}).json()["id"]
+    client.post(f"{API}/runs/{gone}/cancel")
+    client.delete(f"{API}/runs/{gone}")
+    launched = launch(database)
+    assert post(anonymous, launched, body(1, events=[event_row("noise")])).status_code == 200
+
+    found = pages(client, limit=2, actor="token:admin")
+    kinds = [(entry["kind"], entry["run"]) for entry in found]
+    assert kinds == [
+        ("run_deleted", None),
+        ("token_revoked", None),
+        ("token_created", None),
+        ("state", run_id),
+        ("submitted", run_id),
+    ]
+    assert found[0]["fields"]["run"] == gone
+    everything = pages(client, limit=200)
+    assert {entry["actor"] for entry in everything} >= {"token:admin", "tests"}
+    assert "trainer" not in {entry["actor"] for entry in everything}
+    assert [e["number"] for e in everything] == sorted((e["number"] for e in everything), reverse=True)
+    assert [e["kind"] for e in pages(client, run=run_id)] == ["state", "submitted"]
+    assert [e["kind"] for e in pages(client, kind="token_revoked")] == ["token_revoked"]
+    assert pages(client, before=found[-1]["time"], actor="token:admin") == []
+    assert pages(client, after=found[0]["time"], actor="token:admin") == []
+    viewer = {"Authorization": f"Bearer {token_for('submitter')}"}
+    assert anonymous.get(f"{API}/audit", headers=viewer).status_code == 403
+    assert client.get(f"{API}/audit", params={"cursor": "x"}).status_code == 422
+
+
+def last_use(database: Database, secret: str) -> float | None:
+    with database.reading() as session:
+        return session.query(AccessToken).filter_by(sha256=hash_token(secret)).one().last_used_at
+
+
+def test_the_last_use_of_a_token_is_shown(
+    app: FastAPI, client: TestClient, anonymous: TestClient, database: Database, token_for: Callable[[str], str]
+) -> None:
+    used, unused, revoked = token_for("viewer"), token_for("viewer"), token_for("viewer")
+    with database.writing() as session:
+        session.query(AccessToken).filter_by(sha256=hash_token(revoked)).one().revoked_at = 1.0
+    now = 1_800_000_000.0
+    uses = app.state.token_uses = TokenUses(lambda: now)
+    for path in ("/api/v1/runs", "/api/v1/tokens/me", "/metrics"):
+        now += 1
+        assert anonymous.get(path, headers={"Authorization": f"Bearer {used}"}).status_code == 200
+    assert anonymous.get("/api/v1/runs", headers={"Authorization": f"Bearer {revoked}"}).status_code == 401
+    assert anonymous.get("/api/v1/runs", headers={"Authorization": "Bearer gxpo_invented"}).status_code == 401
+    assert last_use(database, used) is None, "no request waits for the database's writer"
+    uses.write(database)
+    assert [last_use(database, secret) for secret in (used, unused, revoked)] == [now, None, None]
+    shown = {token["last_used_at"] for token in client.get(f"{API}/tokens").json()}
+    assert shown == {now, None}
+
+
+def test_the_last_uses_are_written_when_the_service_stops(
+    app: FastAPI, database: Database, token_for: Callable[[str], str]
+) -> None:
+    secret = token_for("viewer")
+    with TestClient(app, headers={"Authorization": f"Bearer {secret}"}) as client:
+        assert client.get("/api/v1/runs").status_code == 200
+    assert last_use(database, secret) is not None
