@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from sqlalchemy import select
 from support.reporting import launch
 
 from gxpo_services.db.database import Database
@@ -31,10 +32,10 @@ def ask(client: TestClient, method: str, path: str, run_id: str, headers: dict[s
 
 
 def everything(database: Database) -> dict[str, list[tuple[Any, ...]]]:
-    """All rows by table."""
-    tables = metadata.sorted_tables
+    """All rows by table, without the last uses of tokens, which are written from time to time."""
+    columns = {table.name: [c for c in table.columns if c.key != "last_used_at"] for table in metadata.sorted_tables}
     with database.engine.connect() as connection:
-        return {table.name: [tuple(row) for row in connection.execute(table.select())] for table in tables}
+        return {name: [tuple(row) for row in connection.execute(select(*chosen))] for name, chosen in columns.items()}
 
 
 def test_nobody_without_a_token_reads_or_writes_anything_but_the_health(
