@@ -76,6 +76,7 @@ def small(**changes: Any) -> Inputs:
         memory_utilization=0.5,
         kv_bytes=None,
         max_num_seqs=512,
+        async_depth=0,
         rule=GrpoRule(),
         budget=BudgetConfig(steps=10),
     )

@@ -10,6 +10,7 @@ from support.small_plan import CPU, EXACT, GPU, SHAPE, small
 
 from gxpo_trainer.config import GxpoRule
 from gxpo_trainer.planner.timing import (
+    StepTime,
     forward_flops,
     look_ahead_seconds,
     optimizer_seconds,
@@ -127,6 +128,21 @@ def test_a_closed_gate_takes_one_pass_and_no_look_ahead() -> None:
     assert opened.passes == pytest.approx(3 * closed.passes)
     assert closed.look_ahead == 0.0
     assert closed.sampling == opened.sampling
+
+
+def test_sampling_ahead_hides_the_shorter_of_sampling_and_update_on_devices_of_their_own() -> None:
+    inputs = small(rule=GxpoRule())
+    load = workload_of(inputs, EXACT)
+
+    def time(**changes: Any) -> StepTime:
+        return step_time(replace(inputs, **changes), EXACT, load, inputs.rule, gate_open=True)
+
+    strict, ahead = time(), time(async_depth=1)
+    assert strict.overlapped == 0.0
+    shorter, longer = sorted((strict.sampling + strict.verify, strict.update))
+    assert ahead.overlapped == shorter
+    assert ahead.total == pytest.approx(longer + strict.sync + strict.other)
+    assert time(async_depth=1, device=CPU).overlapped == 0.0
 
 
 def test_a_reference_adds_a_forward_pass_a_step() -> None:

@@ -55,6 +55,7 @@ class Inputs:
     memory_utilization: float
     kv_bytes: int | None
     max_num_seqs: int
+    async_depth: int
     rule: RuleSettings
     budget: BudgetConfig
 
@@ -154,6 +155,7 @@ def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices:
         memory_utilization=rollout.gpu_memory_utilization,
         kv_bytes=None if on_gpu else rollout.cpu_kv_cache_gib * 2**30,
         max_num_seqs=rollout.max_num_seqs,
+        async_depth=rollout.async_depth,
         rule=learner.rule,
         budget=config.budget,
     )

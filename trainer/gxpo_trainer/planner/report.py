@@ -140,11 +140,12 @@ def _memory_lines(plan: Plan) -> list[str]:
 
 
 def _time_lines(plan: Plan) -> list[str]:
-    head = ("Seconds per step", *_PHASES, "step")
+    phases = (*_PHASES, "overlapped") if any(rule.time.overlapped for rule in plan.rules) else _PHASES
+    head = ("Seconds per step", *phases, "step")
     lines = [_columns([word.replace("_", " ") for word in head])]
     for rule in plan.rules:
         parts = asdict(rule.time)
-        row = [_marked(rule), *(seconds(parts[phase]) for phase in _PHASES), seconds(rule.time.total)]
+        row = [_marked(rule), *(seconds(parts[phase]) for phase in phases), seconds(rule.time.total)]
         lines.append(_columns(row))
     lines += ["", _columns(["Whole budget", "steps", "passes", "hours", "GPU hours"])]
     for rule in plan.rules:

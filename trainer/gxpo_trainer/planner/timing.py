@@ -5,7 +5,8 @@
     sampling       decoding steps + prompts; the decoding steps are those of the longest response, or of all tokens
                    over the sequences that run at a time
 
-On a host without GPUs all processes share one device, so that ranks and samplers do not multiply its speed.
+On a host without GPUs all processes share one device, so that ranks and samplers do not multiply its speed, and
+asynchronous rollouts hide nothing. On devices of their own they hide the shorter of sampling and update.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ ALL_REDUCE_S = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of one step by phase. look_ahead: a rule's copies and extrapolation."""
+    """Seconds of one step by phase. look_ahead: a rule's copies and extrapolation. overlapped: of sampling and
+    verifying that pass during the update, where rollouts are asynchronous."""
 
     sampling: float
     verify: float
@@ -32,6 +34,7 @@ class StepTime:
     look_ahead: float
     sync: float
     other: float
+    overlapped: float
 
     @property
     def update(self) -> float:
@@ -40,7 +43,7 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        return self.sampling + self.verify + self.update + self.sync + self.other
+        return self.sampling + self.verify + self.update + self.sync + self.other - self.overlapped
 
 
 def step_time(inputs: Inputs, assumed: Assumptions, load: Workload, rule: RuleSettings, *, gate_open: bool) -> StepTime:
@@ -49,11 +52,15 @@ def step_time(inputs: Inputs, assumed: Assumptions, load: Workload, rule: RuleSe
     forwards = (inputs.reference != "none") + (inputs.mini_batches > 1)
     learner = passes * pass_seconds(inputs, assumed, load) + passes * optimizer_seconds(inputs)
     learner += forwards * forward_seconds(inputs, assumed, load) + reference_seconds(inputs)
+    sampling = sampling_seconds(inputs, assumed, load)
+    look_ahead = look_ahead_seconds(inputs, rule) if gate_open else 0.0
+    overlaps = inputs.async_depth > 0 and not inputs.shared
     return StepTime(
-        sampling=sampling_seconds(inputs, assumed, load),
+        sampling=sampling,
         verify=assumed.verify_s,
         passes=learner,
-        look_ahead=look_ahead_seconds(inputs, rule) if gate_open else 0.0,
+        look_ahead=look_ahead,
+        overlapped=min(sampling + assumed.verify_s, learner + look_ahead) if overlaps else 0.0,
         sync=assumed.sync_s + sync_seconds(inputs),
         other=assumed.step_s,
     )
