@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -89,8 +90,9 @@ def test_findings_by_hand() -> None:
     # Common steps: GRPO has 0, 3, 6 and GXPO 0, 1, 2, so there is none above 0.
     assert gxpo.steps == ()
     # Seeds reach GRPO's peak at step 2, 1, 2 instead of 6: ratios 3, 6, 3.
-    assert gxpo.reached == 3
-    assert gxpo.steps_ratio.mean == pytest.approx(54 ** (1 / 3))
+    (peak,) = gxpo.matches
+    assert (peak.accuracy, peak.reached) == (None, 3)
+    assert peak.steps.mean == pytest.approx(54 ** (1 / 3))
     assert gxpo.payoff.passes == 3.0
     assert gxpo.medians["gxpo/retention_mean"] == pytest.approx(0.51)
     assert gxpo.ladder == ((1e-5, 0.35, False), (2e-5, 0.45, False))
@@ -109,6 +111,24 @@ def test_arms_are_compared_at_the_requested_costs_too_and_corrected_together() -
     assert half.p_value == pytest.approx(0.0579, abs=2e-4)
     assert end.adjusted == pytest.approx(2 * end.p_value)
     assert half.adjusted == pytest.approx(max(half.p_value, 2 * end.p_value))
+
+
+def test_arms_are_timed_to_the_target_between_evaluations() -> None:
+    data = invented()
+    data = replace(data, study=STUDY.model_copy(update={"target": 0.45}))
+    (gxpo,) = find(data).candidates
+    target = gxpo.matches[1]
+    # Steps of GRPO: 3 + 3·5/10, 3 + 3·3/10, 3 + 3·7/16; of GXPO: 1, 0.15/0.25 and 0.15/0.2.
+    ratios = (4.5 / 1, 3.9 / 0.6, 4.3125 / 0.75)
+    assert (target.accuracy, target.reached) == (0.45, 3)
+    assert target.steps.mean == pytest.approx(math.prod(ratios) ** (1 / 3))
+    assert target.passes.mean == pytest.approx(target.steps.mean / 3)
+    assert gxpo.payoff.steps == target.steps
+    # A seed that stays below leaves no payoff, whatever the peak says.
+    data = replace(data, study=STUDY.model_copy(update={"target": 0.595}))
+    (gxpo,) = find(data).candidates
+    assert (gxpo.matches[0].reached, gxpo.matches[1].reached, gxpo.payoff) == (3, 0, None)
+    assert "0 of 3 seeds reached 59.5%, so no speed-up is stated" in as_markdown(compose(data))
 
 
 def test_extrapolated_weights_are_held_against_both_ends() -> None:
@@ -133,7 +153,7 @@ def test_a_seed_that_misses_the_peak_leaves_no_payoff() -> None:
     key = RunKey("report", "gxpo", 2e-5, 1)
     data.curves[key] = RunCurves(key.folder, "GXPO", 1, curve(3, (0.4, 0.51), 1))
     (gxpo,) = find(data).candidates
-    assert (gxpo.reached, gxpo.payoff) == (2, None)
+    assert (gxpo.matches[0].reached, gxpo.payoff) == (2, None)
     assert "2 of 3 seeds reached the baseline's peak, so no speed-up is stated" in as_markdown(compose(data))
 
 

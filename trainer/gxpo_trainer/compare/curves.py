@@ -155,6 +155,18 @@ def first_reaching(curve: EvaluationCurve, target: float, smoothing: float = 0.0
     return _point(curve, values, int(reached[0])) if reached.size else None
 
 
+def crossing(curve: EvaluationCurve, target: float, axis: Axis) -> float | None:
+    """The cost at which the accuracy first reaches `target`, on the line between two evaluations; None if never."""
+    reached = np.flatnonzero(curve.accuracy >= target)
+    if not reached.size:
+        return None
+    last, costs = int(reached[0]), curve.cost(axis)
+    if last == 0:
+        return float(costs[0])
+    pair = slice(last - 1, last + 1)
+    return float(np.interp(target, curve.accuracy[pair], costs[pair]))
+
+
 def speed_up(baseline: Point, candidate: Point | None, axis: Axis) -> float | None:
     """Baseline's cost / candidate's cost; None when not reached or when a cost is 0 or unknown."""
     if candidate is None:

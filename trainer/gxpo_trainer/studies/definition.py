@@ -67,6 +67,9 @@ class Study(Settings):
     compare_at: tuple[int, ...] = Field(
         (), description="Backward passes at which arms are compared, besides the end of the budget."
     )
+    target: float | None = Field(
+        None, gt=0, lt=1, description="Accuracy, between start and plateau, that arms are timed to."
+    )
     ladder: Ladder
     extrapolation: Extrapolation | None = Field(None, description="Also evaluate extrapolated weights of an arm.")
     arms: dict[str, Arm] = Field(min_length=2, description="In order of execution.")

@@ -8,9 +8,9 @@ from statistics import fmean, median
 
 import numpy as np
 
-from gxpo_trainer.compare.curves import Axis, RunCurves, at_budget
+from gxpo_trainer.compare.curves import Axis, RunCurves, at_budget, crossing
 from gxpo_trainer.compare.groups import compare_groups
-from gxpo_trainer.compare.intervals import Interval, mean_interval, shared_bootstrap
+from gxpo_trainer.compare.intervals import Interval, mean_interval, ratio_interval, shared_bootstrap
 from gxpo_trainer.compare.sampling_share import Payoff
 from gxpo_trainer.compare.seeds import SeedGroup
 from gxpo_trainer.compare.significance import detectable_difference, holm, paired_p_value
@@ -42,12 +42,26 @@ class EqualCost:
 
 
 @dataclass(frozen=True, slots=True)
+class Match:
+    """Speed-up to an accuracy over the baseline's run of the same seed.
+
+    accuracy: None for the peak of that run. reached: seeds whose run, and that of the baseline, reached it. steps,
+    passes: geometric means over those; None without one.
+    """
+
+    accuracy: float | None
+    reached: int
+    steps: Interval | None
+    passes: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
 class ArmFindings:
     """One arm. final: accuracy at the end of the budget. ladder: (rate, mean accuracy over its seeds, diverged).
 
     passes, steps: against the baseline at equal costs, ascending: those of `compare_at` and the end for passes, the end
-    for steps; empty for the baseline and without a common evaluation. reached: seeds that reached the peak of the
-    baseline's run of the same seed. payoff: None unless all seeds did.
+    for steps; empty for the baseline and without a common evaluation. matches: to the baseline's peak, and to the
+    study's target. payoff: by the last of these; None unless all seeds reached it.
     medians: of the diagnostics, over seeds.
     """
 
@@ -62,9 +76,7 @@ class ArmFindings:
     diverged: int
     passes: tuple[EqualCost, ...]
     steps: tuple[EqualCost, ...]
-    reached: int
-    steps_ratio: Interval | None
-    passes_ratio: Interval | None
+    matches: tuple[Match, ...]
     payoff: Payoff | None
     medians: dict[str, float]
 
@@ -150,8 +162,10 @@ def _arm(data: StudyData, arm: str, group: SeedGroup, baseline: SeedGroup) -> Ar
     is_baseline = group.name == baseline.name
     compared = compare_groups([baseline] if is_baseline else [baseline, group], baseline.name, budgets={})
     result = compared.group(group.name)
-    complete = result.num_reached == result.num_paired and not is_baseline
-    ratio = result.seed_speed_ups["steps"]
+    peak = Match(None, result.num_reached, result.seed_speed_ups["steps"], result.seed_speed_ups["backward_passes"])
+    target = data.study.target
+    matches = (peak,) if target is None else (peak, _match(group, baseline, target))
+    ratio = matches[-1].steps if matches[-1].reached == len(result.seeds) and not is_baseline else None
     ladder = _ladder(data, arm)
     rate = float(rows[0]["learning_rate"])
     return ArmFindings(
@@ -166,12 +180,22 @@ def _arm(data: StudyData, arm: str, group: SeedGroup, baseline: SeedGroup) -> Ar
         diverged=sum(row["diverged"] for row in rows),
         passes=() if is_baseline else equal_costs(group, baseline, "backward_passes", data.study.compare_at),
         steps=() if is_baseline else equal_costs(group, baseline, "steps"),
-        reached=result.num_reached,
-        steps_ratio=ratio,
-        passes_ratio=result.seed_speed_ups["backward_passes"],
-        payoff=Payoff(ratio, _passes_per_step(rows)) if complete and ratio is not None else None,
+        matches=matches,
+        payoff=None if ratio is None else Payoff(ratio, _passes_per_step(rows)),
         medians={name: median(found) for name in MEDIANS if (found := [r[name] for r in rows if r[name] is not None])},
     )
+
+
+def _match(group: SeedGroup, baseline: SeedGroup, accuracy: float) -> Match:
+    """Costs on the line between evaluations, for arms are evaluated at steps of different length."""
+    ratios: dict[Axis, list[float]] = {"steps": [], "backward_passes": []}
+    for run in group.runs:
+        for axis, found in ratios.items():
+            own, other = (crossing(one.curve, accuracy, axis) for one in (run, baseline.by_seed[run.seed]))
+            if own and other:
+                found.append(other / own)
+    steps, passes = (ratio_interval(found) if found else None for found in ratios.values())
+    return Match(accuracy, len(ratios["steps"]), steps, passes)
 
 
 def _extrapolated(data: StudyData) -> Extrapolated | None:

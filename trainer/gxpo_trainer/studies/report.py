@@ -13,7 +13,7 @@ from gxpo_trainer.compare.text_tables import Table
 from gxpo_trainer.published import gxpo_paper
 from gxpo_trainer.records.figures import PAGE_STYLE
 from gxpo_trainer.studies.data import StudyData
-from gxpo_trainer.studies.findings import COLLAPSED, ArmFindings, EqualCost, Findings, find
+from gxpo_trainer.studies.findings import COLLAPSED, ArmFindings, EqualCost, Findings, Match, find
 from gxpo_trainer.studies.pictures import draw_curves, draw_ladder, draw_payoff
 
 IMAGES = "images"
@@ -76,12 +76,12 @@ def compose(data: StudyData) -> list[Block]:
         "## At equal steps",
         "Equal steps are equal numbers of sampled batches: what counts where sampling dominates the cost.",
         equal_cost_table(findings, "steps"),
-        "## Steps and passes to reach the baseline's peak",
+        "## Steps and passes to reach an accuracy",
         match_table(findings),
         "## When it pays",
         "A step of the baseline is a share of sampling and a rest of updating. An arm samples as much a step, updates "
-        "more often, and needs fewer steps. The table shows its speed-up in time; asynchronous means that sampling "
-        "runs during the update.",
+        "more often, and may need fewer steps to the same accuracy. The table shows its speed-up in time; asynchronous "
+        "means that sampling runs during the update.",
         payoff_table(findings),
         Picture(f"{name}-payoff.png", "Speed-up in time against the share of sampling, by arm"),
         *_weights_along_the_way(findings),
@@ -133,11 +133,16 @@ def _by_claim(pairs: Sequence[tuple[str, EqualCost]]) -> str:
     return "; ".join(f"{claim}: {', '.join(found)}" for claim, found in claims.items() if found)
 
 
+def _goal(match: Match) -> str:
+    return "the baseline's peak" if match.accuracy is None else f"{100 * match.accuracy:g}%"
+
+
 def _pays(found: ArmFindings) -> str:
+    match = found.matches[-1]
     if found.payoff is None:
-        return f"{found.reached} of {len(found.seeds)} seeds reached the baseline's peak, so no speed-up is stated"
+        return f"{match.reached} of {len(found.seeds)} seeds reached {_goal(match)}, so no speed-up is stated"
     share = found.payoff.break_even if found.payoff.passes > 1 else None
-    steps = f"{_ratio(found.payoff.steps)} fewer steps to the baseline's peak"
+    steps = f"{_ratio(found.payoff.steps)} fewer steps to {_goal(match)}"
     if share is None:
         return steps
     if share.low is not None and share.high is not None and share.high < 1:
@@ -193,15 +198,11 @@ def _equal_cost_cells(cost: EqualCost) -> list[str]:
 
 
 def match_table(findings: Findings) -> Table:
-    header = ("arm", "seeds that reach it", "fewer steps", "fewer passes")
+    header = ("arm", "reach", "seeds that do", "fewer steps", "fewer passes")
     rows = [
-        (
-            found.label,
-            f"{found.reached} of {len(found.seeds)}",
-            _ratio(found.steps_ratio),
-            _ratio(found.passes_ratio),
-        )
+        (found.label, _goal(match), f"{match.reached} of {len(found.seeds)}", _ratio(match.steps), _ratio(match.passes))
         for found in findings.candidates
+        for match in found.matches
     ]
     return Table(
         "Speed-up over the baseline's run of the same seed, geometric mean over the seeds", header, tuple(rows)
