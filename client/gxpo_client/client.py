@@ -279,6 +279,17 @@ class Client:
         headers = {"Idempotency-Key": key} if key else {}
         return _object(self._request("POST", path, json=body, headers=headers, retry=key is not None))
 
+    def tokens(self) -> list[Json]:
+        """All tokens, page by page."""
+        found: list[Json] = []
+        cursor: str | None = None
+        while True:
+            page = self.get("/tokens", limit=_PAGE, cursor=cursor)
+            found += page["items"]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return found
+
     def revoke_token(self, token: str) -> Json:
         return _object(self._request("DELETE", f"/tokens/{_part(token)}"))
 

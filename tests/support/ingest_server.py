@@ -109,10 +109,13 @@ class IngestServer:
             return 500, {"title": "Internal Server Error"}
         if fault == "page":
             return 200, b"<html>Welcome</html>"
+        if fault in ("401", "410"):
+            return int(fault), b"<html>the proxy wants another sign-in</html>"
         if authorization != f"Bearer {self.token}":
-            return 401, {"title": "Unauthorized", "detail": "another launch owns the run"}
+            kind = "/api/v1/problems#unauthorized"
+            return 401, {"type": kind, "title": "Unauthorized", "detail": "another launch owns the run"}
         if self.over:
-            return 410, {"title": "Gone"}
+            return 410, {"type": "/api/v1/problems#gone", "title": "Gone"}
         if len(body) > self.most_bytes:
             return 413, {"title": "Content Too Large"}
         call = json.loads(body, parse_constant=_refuse)

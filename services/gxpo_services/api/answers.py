@@ -10,13 +10,12 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 
-def answer(body: BaseModel, status: int = 200, *, location: str | None = None) -> Response:
+def answer(body: BaseModel, status: int = 200, **headers: str) -> Response:
     """A JSON response, serialized before the endpoint returns.
 
     FastAPI serializes a plain return value in another thread of its bounded pool while the transaction is still open.
     If every thread of the pool waits for a lock of that transaction, this deadlocks.
     """
-    headers = {} if location is None else {"Location": location}
     return Response(body.model_dump_json(), status, headers, "application/json")
 
 

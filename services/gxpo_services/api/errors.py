@@ -1,17 +1,20 @@
-"""Errors of the API as RFC 9457 problem details."""
+"""Errors of the API as RFC 9457 problem details. `type` is a link to the kind's paragraph at `/api/v1/problems`."""
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 MEDIA_TYPE = "application/problem+json"
 PROBLEM = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
@@ -30,21 +33,36 @@ class ProblemDetails(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    type: str = Field("about:blank", description="URI of the kind of problem.")
+    type: str = Field(
+        "about:blank",
+        description="URI of the kind of problem, relative to the service: where it is explained.",
+        examples=["/api/v1/problems#not-found"],
+    )
     title: str = Field(description="The kind of problem in words.", examples=["Not found"])
     status: int = Field(description="The HTTP status.", examples=[404])
     detail: str = Field("", description="This occurrence in words.", examples=["there is no run r0123"])
     errors: list[FieldError] = Field([], description="Every bad field.")
 
 
+PROBLEMS = "/api/v1/problems"
+"""Page that explains every kind of problem."""
+
+
 class Problem(Exception):
-    """Base of all error responses; `extra` become members of the problem."""
+    """Base of all error responses; `extra` become members of the problem.
+
+    The docstring of a kind is its explanation at PROBLEMS.
+    """
 
     status: ClassVar[int]
     title: ClassVar[str]
+    slug: ClassVar[str]
+    type: ClassVar[str]
 
     def __init_subclass__(cls, *, status: int, title: str) -> None:
         cls.status, cls.title = status, title
+        cls.slug = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
+        cls.type = f"{PROBLEMS}#{cls.slug}"
 
     def __init__(self, detail: str, *, errors: list[FieldError] | None = None, **extra: Any) -> None:
         super().__init__(detail)
@@ -59,6 +77,14 @@ class Forbidden(Problem, status=403, title="Not allowed"):
     """The token's role does not allow it."""
 
 
+class BadRequest(Problem, status=400, title="Bad request"):
+    """The request is malformed, for example its body is no JSON."""
+
+
+class MethodNotAllowed(Problem, status=405, title="Method not allowed"):
+    """The address has other methods; the header Allow names them."""
+
+
 class NotFound(Problem, status=404, title="Not found"):
     """There is no such resource."""
 
@@ -69,6 +95,18 @@ class Conflict(Problem, status=409, title="Conflict"):
 
 class Gone(Problem, status=410, title="Gone"):
     """The resource was deleted."""
+
+
+class PreconditionFailed(Problem, status=412, title="Changed meanwhile"):
+    """The resource is not the one that If-Match names: read it again, and repeat the change."""
+
+
+class RangeNotSatisfiable(Problem, status=416, title="Range not satisfiable"):
+    """The requested range lies behind the end of the file."""
+
+
+class InternalError(Problem, status=500, title="Internal error"):
+    """The service failed. Its log has the cause under the request id."""
 
 
 class TooLarge(Problem, status=413, title="Too large"):
@@ -93,16 +131,27 @@ class Invalid(Problem, status=422, title="Invalid request"):
 
 
 def problem_response(
-    status: int,
-    title: str,
+    kind: type[Problem],
     detail: str,
     errors: list[FieldError] | None = None,
     *,
     headers: Mapping[str, str] | None = None,
     **extra: Any,
 ) -> JSONResponse:
+    return _response(kind.type, kind.status, kind.title, detail, errors, headers, extra)
+
+
+def _response(
+    uri: str,
+    status: int,
+    title: str,
+    detail: str,
+    errors: list[FieldError] | None,
+    headers: Mapping[str, str] | None,
+    extra: Mapping[str, Any],
+) -> JSONResponse:
     body = {
-        "type": "about:blank",
+        "type": uri,
         "title": title,
         "status": status,
         "detail": detail,
@@ -115,8 +164,7 @@ def problem_response(
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Error responses of a path for the OpenAPI description."""
-    titles = {kind.status: kind.title for kind in Problem.__subclasses__()} | {400: "Bad request", 405: "Not a method"}
-    return {status: {"description": titles.get(status, "Error"), "content": PROBLEM} for status in statuses}
+    return {status: {"description": _BY_STATUS[status].title, "content": PROBLEM} for status in statuses}
 
 
 def install(app: FastAPI) -> None:
@@ -124,27 +172,61 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Problem)
     def _problem(_: Request, error: Problem) -> JSONResponse:
-        return problem_response(error.status, error.title, error.detail, error.errors, **error.extra)
+        return problem_response(type(error), error.detail, error.errors, **error.extra)
 
     @app.exception_handler(RequestValidationError)
     def _validation(_: Request, error: RequestValidationError) -> JSONResponse:
         found = [FieldError(field=_path(item["loc"]), message=item["msg"]) for item in error.errors()]
         named = "; ".join(f"{item.field}: {item.message}" for item in found[:5])
-        return problem_response(422, Invalid.title, named, found)
+        return problem_response(Invalid, named, found)
 
     @app.exception_handler(HTTPException)
-    def _http(_: Request, error: HTTPException) -> JSONResponse:
-        # The headers say which methods there are (405).
-        return problem_response(error.status_code, str(error.detail), str(error.detail), headers=error.headers)
+    def _http(request: Request, error: HTTPException) -> JSONResponse:
+        kind, detail, headers = _BY_STATUS.get(error.status_code), str(error.detail), dict(error.headers or {})
+        if kind is MethodNotAllowed:  # Starlette names those of one route, and each route here has one
+            headers["Allow"] = ", ".join(sorted(_methods(request)))
+        if kind is None:
+            return _response("about:blank", error.status_code, detail, detail, None, headers, {})
+        return problem_response(kind, detail, headers=headers)
 
     @app.exception_handler(PoolTimeout)
     def _busy(_: Request, __: PoolTimeout) -> JSONResponse:
-        return problem_response(503, Unavailable.title, "every database connection is in use; retry")
+        return problem_response(Unavailable, "every database connection is in use; retry")
 
     @app.exception_handler(OperationalError)
     def _database(_: Request, error: OperationalError) -> JSONResponse:
         # The statement and its values go to the log, not to the client.
-        return problem_response(503, Unavailable.title, f"the database is unavailable: {type(error.orig).__name__}")
+        return problem_response(Unavailable, f"the database is unavailable: {type(error.orig).__name__}")
+
+    @app.get(PROBLEMS, include_in_schema=False)
+    async def problems() -> HTMLResponse:
+        """What each kind of problem means."""
+        return HTMLResponse(_PAGE)
+
+
+def _methods(request: Request) -> set[str]:
+    """Methods of all routes at the address of a request."""
+    found: set[str] = set()
+    for route in request.app.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            found |= route.methods or set()
+    return found
+
+
+_BY_STATUS: dict[int, type[Problem]] = {kind.status: kind for kind in Problem.__subclasses__()}
+
+
+def _explained(kind: type[Problem]) -> str:
+    words = html.escape(" ".join((kind.__doc__ or "").split()))
+    return f'<h2 id="{kind.slug}">{kind.status} {html.escape(kind.title)}</h2><p>{words}</p>'
+
+
+_PAGE = "".join(
+    [
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>gxpo: problems</title><h1>Problems</h1>',
+        *(_explained(kind) for _, kind in sorted(_BY_STATUS.items())),
+    ]
+)
 
 
 def _path(location: tuple[int | str, ...]) -> str:

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gxpo_services.api.errors import TooLarge, TooSlow, problem_response
+from gxpo_services.api.errors import InternalError, TooLarge, TooSlow, problem_response
 from gxpo_services.observability.logs import get_logger
 from gxpo_services.settings import ServiceSettings
 
@@ -122,14 +122,16 @@ class RequestMiddleware:
             if exchange.status is not None:
                 raise
             detail = f"the service failed; its log has the cause under request id {request_id}"
-            await problem_response(500, "Internal error", detail)(scope, exchange.receive, exchange.respond)
+            await problem_response(InternalError, detail, request_id=request_id)(
+                scope, exchange.receive, exchange.respond
+            )
         if exchange.refusal is not None and exchange.status is None:
             await self._refuse(exchange.refusal, scope, exchange)
 
     async def _refuse(self, problem: type[TooLarge | TooSlow], scope: Scope, exchange: _Exchange) -> None:
         large = f"the body is larger than {self.limit} bytes; send smaller requests"
         detail = large if problem is TooLarge else f"the body did not arrive within {self.body_s:g} s; send it again"
-        await problem_response(problem.status, problem.title, detail)(scope, exchange.receive, exchange.respond)
+        await problem_response(problem, detail)(scope, exchange.receive, exchange.respond)
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         # Labels come from the routes: each invented method or path would be a series for ever.

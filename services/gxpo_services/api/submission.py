@@ -27,7 +27,7 @@ class _Submission:
     def created(self, body: BaseModel, is_new: bool, route: str, **path: str) -> Response:
         """201 for a new resource, 200 for one created before with this key, with its location."""
         location = self.request.url_for(route, **path).path
-        return answer(body, 201 if is_new else 200, location=location)
+        return answer(body, 201 if is_new else 200, Location=location)
 
 
 Submission = Annotated[_Submission, Depends(_Submission, scope="function")]

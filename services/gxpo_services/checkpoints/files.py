@@ -6,12 +6,13 @@ is complete; checkpoints that are deleted during the listing are skipped.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, BinaryIO
 
 from zipstream import ZipStream
@@ -23,7 +24,6 @@ MOST_FILES = 400
 """Maximum number of files of a policy; all are open during the download."""
 _NAME = re.compile(r"step-(\d{8,10})")
 _LARGEST_JSON = 16 * 1024 * 1024
-_PIECE = 1 << 18
 
 
 class TooManyFiles(Exception):
@@ -82,13 +82,43 @@ def open_policy(run: RunFiles, step: int) -> list[tuple[str, BinaryIO]]:
     return files
 
 
-def zipped(files: list[tuple[str, BinaryIO]]) -> Iterator[bytes]:
-    """A zip archive of open files as a stream, uncompressed because weights do not shrink. Closes the files."""
-    with ExitStack() as opened:
-        archive = ZipStream(sized=False)
+class PolicyArchive:
+    """A zip archive of open files as a stream, uncompressed because weights do not shrink.
+
+    The same files make the same bytes, so a download can continue where it was interrupted. size: bytes of the archive.
+    etag: its entity tag.
+    """
+
+    def __init__(self, files: list[tuple[str, BinaryIO]]) -> None:
+        self._files = files
+        self._archive = ZipStream(sized=True)
+        marks = []
         for name, file in files:
-            archive.add(iter(partial(opened.enter_context(file).read, _PIECE), b""), name)
-        yield from archive
+            # The path leads to the open file, even after the checkpoint was deleted; it gives size and time.
+            self._archive.add_path(f"/proc/self/fd/{file.fileno()}", name)
+            found = os.fstat(file.fileno())
+            marks.append(f"{name} {found.st_size} {found.st_mtime_ns}")
+        self.size = len(self._archive)
+        self.etag = f'"{hashlib.sha256(chr(10).join(marks).encode()).hexdigest()[:32]}"'
+
+    def pieces(self, begin: int, end: int) -> Iterator[bytes]:
+        """Bytes from `begin` to before `end`, once. Closes the files."""
+        at = 0
+        with ExitStack() as opened:
+            for _, file in self._files:
+                opened.enter_context(file)
+            for piece in self._archive:
+                if at >= end:
+                    return
+                part = piece[max(0, begin - at) : end - at]
+                at += len(piece)
+                if part:
+                    yield part
+
+    def close(self) -> None:
+        """Close the files of an archive that is not sent."""
+        for _, file in self._files:
+            file.close()
 
 
 def _inspect(run: RunFiles, name: str, step: int) -> CheckpointOnDisk:

@@ -46,11 +46,11 @@ def _create_in_database(body: dict[str, Any]) -> dict[str, Any]:
 
 def list_tokens(args: argparse.Namespace) -> int:
     with client_of(args) as client:
-        found = client.get_list("/tokens")
+        found = client.tokens()
     if args.json:
         print_json(found)
         return 0
-    header = ("id", "name", "role", "created", "by", "state")
+    header = ("id", "name", "role", "created", "by", "last used", "state")
     rows = [
         (
             t["id"],
@@ -58,11 +58,12 @@ def list_tokens(args: argparse.Namespace) -> int:
             t["role"],
             tables.clock(t["created_at"]),
             one_line(t["created_by"]),
+            tables.clock(t["last_used_at"]),
             _state(t),
         )
         for t in found
     ]
-    tables.console().print(tables.table(header, rows, left=6))
+    tables.console().print(tables.table(header, rows, left=7))
     return 0
 
 

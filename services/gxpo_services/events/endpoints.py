@@ -10,7 +10,7 @@ from gxpo_services.api import cursors
 from gxpo_services.api.dependencies import Admin, ReadSession, ServiceRoute, Viewer
 from gxpo_services.api.errors import responses
 from gxpo_services.api.existing_run import run_number
-from gxpo_services.api.fields import MAX_INTEGER, RunId
+from gxpo_services.api.fields import MAX_INTEGER, RunId, Text
 from gxpo_services.events import repository
 from gxpo_services.events.schemas import AuditEntry, AuditPage, AuditQuery, EventPage, EventView
 
@@ -18,7 +18,7 @@ router = APIRouter(
     route_class=ServiceRoute, prefix="/runs/{run_id}", tags=["samples"], responses=responses(401, 404, 422, 503)
 )
 audit = APIRouter(route_class=ServiceRoute, tags=["tokens"], responses=responses(401, 403, 422, 503))
-_ORDER = "-audit"
+_ORDER, _RUN_ORDER = "-audit", "+events"
 
 
 @router.get("/events", summary="Events of a run")
@@ -27,12 +27,16 @@ def events(
     _: Viewer,
     session: ReadSession,
     after: Annotated[int, Query(ge=0, le=MAX_INTEGER, description="Number of the last event received.")] = 0,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Page size.")] = 200,
+    cursor: Annotated[Text | None, Query(max_length=2000, description="`next_cursor` of the previous page.")] = None,
 ) -> EventPage:
     """State changes, actions of users and schedulers, and events reported by the trainer, in order."""
-    rows = repository.list_events(session, run_number(session, run_id), after=after, limit=limit)
-    items = [EventView.model_validate(row, from_attributes=True) for row in rows]
-    return EventPage(items=items, next_after=items[-1].number if items else after)
+    if cursor is not None:
+        after = max(after, cursors.decode(cursor, _RUN_ORDER, "float").number)
+    rows = repository.list_events(session, run_number(session, run_id), after=after, limit=limit + 1)
+    items = [EventView.model_validate(row, from_attributes=True) for row in rows[:limit]]
+    more = cursors.encode(_RUN_ORDER, cursors.Position(None, items[-1].number)) if len(rows) > limit else None
+    return EventPage(items=items, next_cursor=more, next_after=items[-1].number if items else after)
 
 
 @audit.get("/audit", summary="The audit trail")

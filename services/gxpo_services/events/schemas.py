@@ -49,4 +49,5 @@ class EventPage(BaseModel):
     """Events in order."""
 
     items: list[EventView]
-    next_after: int = Field(description="Pass it as `after` to get the next events.")
+    next_cursor: str | None = Field(description="Cursor of the next page; null at the end.")
+    next_after: int = Field(description="Pass it as `after` to get the events that follow later.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, BackgroundTasks, Query, Response
 
@@ -10,14 +10,16 @@ from gxpo_services.api.answers import answer, plain_answer
 from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Settings, Submitter, Viewer, WriteSession
 from gxpo_services.api.errors import responses
 from gxpo_services.api.fields import RunId
+from gxpo_services.api.preconditions import ETAG_HEADER, IfMatch
 from gxpo_services.api.submission import Submission, creation_responses
 from gxpo_services.artifacts import trash
 from gxpo_services.run_states import Action
-from gxpo_services.runs import service
+from gxpo_services.runs import service, views
 from gxpo_services.runs.schemas import CloneRequest, ListQuery, RunDetail, RunPage, RunPatch, RunRequest, RunValidation
 
 router = APIRouter(route_class=ServiceRoute, prefix="/runs", tags=["runs"], responses=responses(401, 403, 422, 503))
 
+_WITH_ETAG: dict[int | str, Any] = {200: {"headers": ETAG_HEADER}}
 _MADE = creation_responses(RunDetail, "run", "The run is queued.", "The run that this key created before.")
 
 
@@ -44,21 +46,26 @@ def list_runs(query: Annotated[ListQuery, Query()], _: Viewer, session: ReadSess
     return plain_answer(service.list_runs(session, query))
 
 
-@router.get("/{run_id}", summary="A run", response_model=RunDetail, responses=responses(404))
+@router.get("/{run_id}", summary="A run", response_model=RunDetail, responses=_WITH_ETAG | responses(404))
 def get_run(run_id: RunId, _: Viewer, session: ReadSession) -> Response:
     """State, progress, config and cost of one run."""
-    return answer(service.shown_in_full(session, service.find(session, run_id)))
+    found = service.shown_in_full(session, service.find(session, run_id))
+    return answer(found, ETag=views.version(found))
 
 
 @router.patch(
     "/{run_id}",
     summary="Change a run's name, tags, notes, priority",
     response_model=RunDetail,
-    responses=responses(400, 404, 413),
+    responses=_WITH_ETAG | responses(400, 404, 412, 413),
 )
-def patch_run(run_id: RunId, body: RunPatch, principal: Submitter, session: WriteSession) -> Response:
-    """Omitted members keep their values. The config of a run is immutable; clone the run with overrides instead."""
-    return answer(service.patch(session, run_id, body, actor=principal.actor))
+def patch_run(
+    run_id: RunId, body: RunPatch, principal: Submitter, session: WriteSession, if_match: IfMatch = None
+) -> Response:
+    """Omitted members keep their values, null resets to the default. With `If-Match` the change is made only if nobody
+    has edited the run since. The config of a run is immutable; clone the run with overrides instead."""
+    changed = service.patch(session, run_id, body, if_match, actor=principal.actor)
+    return answer(changed, ETag=views.version(changed))
 
 
 @router.delete("/{run_id}", status_code=204, summary="Delete a run that has ended", responses=responses(404, 409))

@@ -43,15 +43,15 @@ class CloneRequest(BaseModel):
 
 
 class RunPatch(BaseModel):
-    """Changes of an existing run; omitted or null members keep their values."""
+    """Changes of an existing run; omitted members keep their values, null resets to the default."""
 
     model_config = ConfigDict(extra="forbid")
 
-    name: Word | None = Field(None, description="Display name. The config keeps its submitted name.")
-    tags: Tags | None = Field(None, description="All tags; they replace the current ones.")
-    notes: Notes | None = Field(None, description="Free text.")
-    archived: bool | None = Field(None, description="Archived runs are hidden from lists.")
-    priority: Priority | None = Field(None, description="Effective while the run is queued.")
+    name: Word | None = Field(None, description="Display name; null: the config's, which never changes.")
+    tags: Tags | None = Field(None, description="All tags; they replace the current ones; null: none.")
+    notes: Notes | None = Field(None, description="Free text; null: none.")
+    archived: bool | None = Field(None, description="Archived runs are hidden from lists; null: false.")
+    priority: Priority | None = Field(None, description="Effective while the run is queued; null: 0.")
 
 
 class Progress(BaseModel):

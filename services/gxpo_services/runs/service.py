@@ -13,6 +13,7 @@ from gxpo_services.access.principals import Principal, Role
 from gxpo_services.api import cursors, idempotency
 from gxpo_services.api.errors import Conflict, FieldError, Forbidden, Gone, Invalid, NotFound, Unavailable
 from gxpo_services.api.ids import new_id
+from gxpo_services.api.preconditions import check_match
 from gxpo_services.artifacts import trash
 from gxpo_services.configs.checks import checked, invalid, overridden, settings_of, stored
 from gxpo_services.configs.cost import expected_cost, resources
@@ -221,10 +222,14 @@ def _order(query: ListQuery) -> list_repository.Order:
     return list_repository.Order(query.sort, None, "last", descending)
 
 
-def patch(session: Session, run_id: str, request: RunPatch, *, actor: str) -> RunDetail:
-    """Edit name, tags, notes, priority or archived. Raises NotFound."""
+def patch(session: Session, run_id: str, request: RunPatch, if_match: str | None, *, actor: str) -> RunDetail:
+    """Edit name, tags, notes, priority or archived. Raises NotFound, PreconditionFailed."""
     run = find(session, run_id, lock=True)
-    changes = {name: value for name, value in request.model_dump().items() if value is not None}
+    if if_match is not None:
+        check_match(if_match, views.version(shown_in_full(session, run)), f"run {run_id}")
+    defaults = {"name": run.config["name"], "tags": [], "notes": "", "archived": False, "priority": 0}
+    named = request.model_dump(exclude_unset=True)
+    changes = {name: defaults[name] if value is None else value for name, value in named.items()}
     for name, value in changes.items():
         if name == "tags":
             set_tags(run, value)

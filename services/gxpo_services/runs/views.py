@@ -6,11 +6,12 @@ import functools
 from collections.abc import Mapping
 from typing import Any, get_args
 
+from gxpo_services.api.preconditions import etag
 from gxpo_services.configs.checks import restored
 from gxpo_services.configs.cost import expected_cost
 from gxpo_services.db.tables.runs import RunDocument
 from gxpo_services.run_states import TERMINAL, Action, IllegalTransition, RunState, requested_state
-from gxpo_services.runs.schemas import PossibleAction, RunCost, RunDetail, RunView
+from gxpo_services.runs.schemas import PossibleAction, RunCost, RunDetail, RunPatch, RunView
 from gxpo_trainer.jsonl import plain
 
 RETRIED = frozenset({RunState.FAILED, RunState.CANCELLED})
@@ -44,6 +45,11 @@ def listed(run: Shown, metrics: Mapping[str, float | None]) -> dict[str, Any]:
             part[name] = plain(part[name])
     found["metrics"] = {name: plain(value) for name, value in metrics.items()}
     return found
+
+
+def version(run: RunDetail) -> str:
+    """Entity tag of what people edit of a run."""
+    return etag(run.model_dump(mode="json", include=set(RunPatch.model_fields)))
 
 
 def detail(run: Shown, document: RunDocument) -> RunDetail:

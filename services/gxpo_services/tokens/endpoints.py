@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Query
 
 from gxpo_services.api.dependencies import Admin, ReadSession, ServiceRoute, Viewer, WriteSession
 from gxpo_services.api.errors import responses
+from gxpo_services.api.fields import Text
 from gxpo_services.tokens import service
-from gxpo_services.tokens.schemas import NewTokenView, OwnTokenView, RoleWord, TokenRequest, TokenView
+from gxpo_services.tokens.schemas import NewTokenView, OwnTokenView, RoleWord, TokenPage, TokenRequest, TokenView
 
 router = APIRouter(route_class=ServiceRoute, prefix="/tokens", tags=["tokens"], responses=responses(401, 403, 422, 503))
 
@@ -20,9 +23,14 @@ def me(principal: Viewer) -> OwnTokenView:
 
 
 @router.get("", summary="List tokens")
-def list_tokens(_: Admin, session: ReadSession) -> list[TokenView]:
-    """All tokens including revoked ones, without secrets."""
-    return service.list_tokens(session)
+def list_tokens(
+    _: Admin,
+    session: ReadSession,
+    limit: Annotated[int, Query(ge=1, le=200, description="Page size.")] = 50,
+    cursor: Annotated[Text | None, Query(max_length=2000, description="`next_cursor` of the previous page.")] = None,
+) -> TokenPage:
+    """Tokens including revoked ones, without secrets, oldest first."""
+    return service.list_tokens(session, cursor, limit)
 
 
 @router.post("", status_code=201, summary="Create a token")

@@ -11,8 +11,10 @@ from gxpo_services.access.principals import Role
 from gxpo_services.db.tables.tokens import AccessToken
 
 
-def all_tokens(session: Session) -> list[AccessToken]:
-    return list(session.scalars(select(AccessToken).order_by(AccessToken.id)))
+def tokens_after(session: Session, after: str | None, limit: int) -> list[AccessToken]:
+    """Tokens in order of their ids, which is that of creation; after: only those with a greater id."""
+    query = select(AccessToken).order_by(AccessToken.id).limit(limit)
+    return list(session.scalars(query if after is None else query.where(AccessToken.id > after)))
 
 
 def count_admins(session: Session) -> int:

@@ -42,6 +42,13 @@ class TokenView(BaseModel):
     last_used_at: float | None = Field(description="To within a minute; null: never used.")
 
 
+class TokenPage(BaseModel):
+    """A page of the list of tokens, oldest first."""
+
+    items: list[TokenView]
+    next_cursor: str | None = Field(description="Cursor of the next page; null at the end.")
+
+
 class NewTokenView(TokenView):
     """A new token with its secret, which is shown only once."""
 

@@ -7,12 +7,15 @@ import time
 from sqlalchemy.orm import Session
 
 from gxpo_services.access.principals import Role, hash_token, new_token
+from gxpo_services.api import cursors
 from gxpo_services.api.errors import Conflict, NotFound
 from gxpo_services.api.ids import new_id
 from gxpo_services.db.tables.tokens import AccessToken
 from gxpo_services.events import repository as events
 from gxpo_services.tokens import repository
-from gxpo_services.tokens.schemas import NewTokenView, TokenRequest, TokenView
+from gxpo_services.tokens.schemas import NewTokenView, TokenPage, TokenRequest, TokenView
+
+_ORDER = "+tokens"
 
 
 def create(session: Session, request: TokenRequest, *, actor: str) -> NewTokenView:
@@ -51,8 +54,12 @@ def revoke(session: Session, token_id: str, *, actor: str) -> TokenView:
     return view(row)
 
 
-def list_tokens(session: Session) -> list[TokenView]:
-    return [view(row) for row in repository.all_tokens(session)]
+def list_tokens(session: Session, cursor: str | None, limit: int) -> TokenPage:
+    """Oldest first. Raises Invalid for a cursor of another list."""
+    after = None if cursor is None else str(cursors.decode(cursor, _ORDER, "text").value)
+    found = repository.tokens_after(session, after, limit + 1)
+    more = cursors.encode(_ORDER, cursors.Position(found[limit - 1].id, 0)) if len(found) > limit else None
+    return TokenPage(items=[view(row) for row in found[:limit]], next_cursor=more)
 
 
 def view(row: AccessToken) -> TokenView:

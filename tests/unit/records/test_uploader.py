@@ -317,6 +317,16 @@ def test_a_fenced_launch_stops_calling(over: bool, run: Run, server: IngestServe
     assert server.outcome is None
 
 
+def test_a_proxys_refusal_stops_nothing(run: Run, server: IngestServer) -> None:
+    run.write("metrics", 2)
+    run.arrives(server)
+    server.faults.extend(["401", "410", "401"])
+    run.write("metrics", 2)
+    run.until(lambda: len(server.rows["metrics"]) == 4)
+    assert run.uploader.fenced is None
+    assert not server.faults
+
+
 def test_every_response_carries_the_current_request(run: Run, server: IngestServer) -> None:
     run.steps(1)
     assert run.uploader.request is None

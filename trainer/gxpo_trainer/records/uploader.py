@@ -26,6 +26,8 @@ ControlRequest = Literal["pause", "cancel"]
 PREPARING = "preparing"
 """The first phase of a launch."""
 _FENCED = (401, 403, 410)
+_PROBLEMS = "/api/v1/problems#"
+"""Beginning of `type` in the problems of the service; a proxy's 401 or 410 has none."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -203,6 +205,8 @@ class Uploader:
         status = response.status_code
         if status == 200:
             self._apply(_json(response), batch)
+        elif status in _FENCED and not _is_problem_of_service(response):
+            raise ServiceUnavailable(f"not an answer of the service, but for example of a proxy ({_message(response)})")
         elif status == 410 and batch is not None and batch.content == "outcome":
             self._delivered = self._ended = True  # the response to an earlier attempt was lost
         elif status in _FENCED:
@@ -238,6 +242,10 @@ def _json(response: httpx.Response) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _is_problem_of_service(response: httpx.Response) -> bool:
+    return str(_json(response).get("type")).startswith(_PROBLEMS)
 
 
 def _offsets(answer: Mapping[str, Any]) -> dict[str, int] | None:

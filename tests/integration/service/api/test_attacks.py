@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import re
@@ -20,8 +21,11 @@ from support import queued_runs as runs
 from support.http_server import HttpServer
 from support.reporting import body, launch, metric_row, post
 
+from gxpo_services.api import errors
+from gxpo_services.api.errors import Problem
 from gxpo_services.app import create_app
 from gxpo_services.db.database import Database
+from gxpo_services.observability import logs
 from gxpo_services.settings import ServiceSettings
 
 API = "/api/v1"
@@ -211,13 +215,37 @@ def test_invented_methods_and_paths_make_no_series(app: FastAPI, client: TestCli
 def test_a_method_that_is_not_there_names_those_that_are(client: TestClient) -> None:
     answer = client.delete(f"{API}/runs")
     assert answer.status_code == 405
-    assert answer.headers["allow"]
+    assert answer.headers["allow"] == "GET, POST", "of both routes"
     assert answer.headers["content-type"] == "application/problem+json"
+    assert client.put(f"{API}/runs/{RUN}").headers["allow"] == "DELETE, GET, PATCH"
 
 
-def test_an_internal_error_is_a_problem_with_the_request_id(
+def test_the_type_of_every_problem_leads_to_its_explanation(client: TestClient, anonymous: TestClient) -> None:
+    kinds = Problem.__subclasses__()
+    assert len({kind.type for kind in kinds}) == len({kind.status for kind in kinds}) == len(kinds) > 10
+    page = client.get(errors.PROBLEMS)
+    assert page.headers["content-type"].startswith("text/html")
+    for kind in kinds:
+        where, _, anchor = kind.type.partition("#")
+        assert where == errors.PROBLEMS
+        assert f'<h2 id="{anchor}">{kind.status} ' in page.text
+    found = {
+        client.get(f"{API}/runs/none").json()["type"]: "not-found",
+        client.delete(f"{API}/runs").json()["type"]: "method-not-allowed",
+        client.get(f"{API}/runs?limit=0").json()["type"]: "invalid",
+        client.post(f"{API}/runs", json={"preset": "none"}).json()["type"]: "invalid",
+        anonymous.get(f"{API}/runs", headers={"Authorization": ""}).json()["type"]: "unauthorized",
+    }
+    assert found == {f"{errors.PROBLEMS}#{anchor}": anchor for anchor in found.values()}
+
+
+def test_an_internal_error_is_a_problem_with_the_request_id_and_its_traceback_is_in_the_log(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    logs.configure(as_json=True)
+    written = io.StringIO()
+    monkeypatch.setattr(logging.getLogger("gxpo_services").handlers[0], "stream", written)
+
     def breaks(*_: object) -> None:
         raise ZeroDivisionError("secret detail")
 
@@ -227,4 +255,9 @@ def test_an_internal_error_is_a_problem_with_the_request_id(
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.headers["x-request-id"] == "mine-1"
     assert "mine-1" in answer.json()["detail"]
+    assert (answer.json()["request_id"], answer.json()["type"]) == ("mine-1", f"{errors.PROBLEMS}#internal-error")
     assert "secret detail" not in json.dumps(answer.json())
+    (line,) = [line for line in map(json.loads, written.getvalue().splitlines()) if line["level"] == "error"]
+    assert (line["event"], line["request_id"], line["path"]) == ("internal error", "mine-1", "/metrics")
+    assert "ZeroDivisionError: secret detail" in line["exception"]
+    assert "in breaks" in line["exception"]

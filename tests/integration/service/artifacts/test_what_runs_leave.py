@@ -110,8 +110,11 @@ def test_events_continue_after_the_last_received(client: TestClient, database: D
     rest = client.get(path(run_id, "events"), params={"after": first["next_after"]}).json()
     (event,) = rest["items"]
     assert (event["actor"], event["time"], event["fields"]) == ("trainer", 3.25, {"step": 5})
+    assert first["next_cursor"] is not None
+    assert client.get(path(run_id, "events"), params={"cursor": first["next_cursor"]}).json() == rest
+    assert rest["next_cursor"] is None
     nothing = client.get(path(run_id, "events"), params={"after": rest["next_after"]}).json()
-    assert nothing == {"items": [], "next_after": rest["next_after"]}
+    assert nothing == {"items": [], "next_cursor": None, "next_after": rest["next_after"]}
 
 
 def test_every_question_needs_a_token_and_a_run(anonymous: TestClient, client: TestClient, run_id: str) -> None:
@@ -297,6 +300,34 @@ def test_a_policy_comes_as_a_zip_file(client: TestClient, run_id: str, folder: P
         assert archive.read("model.safetensors") == bytes(range(256)) * 3000
     for step in (11, 99999999999, -1):
         assert client.get(path(run_id, f"checkpoints/{step}/download")).status_code in (404, 422)
+
+
+def test_an_interrupted_download_of_a_policy_continues(client: TestClient, run_id: str, folder: Path) -> None:
+    add_checkpoint(folder, 10)
+    address = path(run_id, "checkpoints/10/download")
+    whole = client.get(address)
+    size, tag = len(whole.content), whole.headers["etag"]
+    assert (whole.headers["content-length"], whole.headers["accept-ranges"]) == (str(size), "bytes")
+
+    def part(wanted: str, **headers: str) -> tuple[int, str | None, bytes]:
+        answer = client.get(address, headers={"Range": wanted, **headers})
+        return answer.status_code, answer.headers.get("content-range"), answer.content
+
+    for begin in (0, 1, 300_000, size - 1):
+        assert part(f"bytes={begin}-") == (206, f"bytes {begin}-{size - 1}/{size}", whole.content[begin:])
+    assert part("bytes=100-299999", **{"If-Range": tag})[2] == whole.content[100:300_000]
+    assert part("bytes=-5")[2] == whole.content[-5:]
+    assert part("bytes=5-", **{"If-Range": '"another"'}) == (200, None, whole.content)
+    assert part("bytes=0-1,4-5")[0] == 200
+    assert part(f"bytes={size}-")[0] == 416
+    (folder / "checkpoints" / "step-00000010" / "policy" / "config.json").write_text("{} ")
+    assert client.get(address).headers["etag"] != tag
+    assert num_open_files(folder) == 0
+
+
+def num_open_files(folder: Path) -> int:
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return sum(str(link.readlink()).startswith(str(folder)) for link in links if link.exists())
 
 
 def test_links_in_a_folder_are_not_followed(

@@ -86,7 +86,7 @@ def test_the_last_use_of_a_token_is_shown(
     assert last_use(database, used) is None, "no request waits for the database's writer"
     uses.write(database)
     assert [last_use(database, secret) for secret in (used, unused, revoked)] == [now, None, None]
-    shown = {token["last_used_at"] for token in client.get(f"{API}/tokens").json()}
+    shown = {token["last_used_at"] for token in client.get(f"{API}/tokens").json()["items"]}
     assert shown == {now, None}
 
 

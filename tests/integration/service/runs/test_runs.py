@@ -12,6 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
+from support import reporting
 
 from gxpo_services.access.principals import Principal, Role
 from gxpo_services.api.errors import Conflict
@@ -204,9 +205,34 @@ def test_a_patch_changes_what_it_names_and_is_recorded(
     for bad in ({"name": ""}, {"state": "failed"}, {"tags": ["x" * 61]}, {"priority": 10**9}):
         assert client.patch(path, json=bad).status_code == 422
     assert client.patch(f"{API}/runs/r0", json={"name": "x"}).status_code == 404
+    reset = client.patch(path, json=dict.fromkeys(("name", "tags", "notes", "archived", "priority"))).json()
+    assert reset["name"] == run["config"]["name"] != "new"
+    assert (reset["tags"], reset["notes"], reset["archived"], reset["priority"]) == ([], "", False, 0)
     with database.reading() as session:
         kinds = list(session.scalars(select(Event.kind).where(Event.run_number.is_not(None)).order_by(Event.number)))
-        assert kinds == ["submitted", "edited", "edited"]
+        assert kinds == ["submitted", "edited", "edited", "edited"]
+
+
+def test_an_edit_with_if_match_never_overwrites_one_that_its_author_has_not_seen(
+    client: TestClient, submit: Callable[..., dict[str, Any]], database: Database
+) -> None:
+    run = submit()
+    path = f"{API}/runs/{run['id']}"
+    read = client.get(path).headers["etag"]
+    launched = reporting.launch(database, run["id"])
+    reporting.send(database, launched, reporting.body(1, metrics=[reporting.metric_row(1, a=1.0)]))
+    assert client.get(path).headers["etag"] == read, "progress is no edit"
+    mine = client.patch(path, json={"notes": "mine"}, headers={"If-Match": read})
+    assert (mine.status_code, client.get(path).headers["etag"]) == (200, mine.headers["etag"])
+    theirs = client.patch(path, json={"notes": "theirs"}, headers={"If-Match": read})
+    assert (theirs.status_code, theirs.json()["type"]) == (412, "/api/v1/problems#precondition-failed")
+    weak = client.patch(path, json={"notes": "weak"}, headers={"If-Match": f"W/{mine.headers['etag']}"})
+    assert weak.status_code == 412
+    assert client.get(path).json()["notes"] == "mine"
+    for matching in ("*", f'"other", {mine.headers["etag"]}'):
+        assert client.patch(path, json={"notes": "mine"}, headers={"If-Match": matching}).status_code == 200
+    back = client.patch(path, json={"notes": run["notes"]})
+    assert back.headers["etag"] == read, "the same content has the same tag"
 
 
 EXPECTED = {

@@ -47,6 +47,21 @@ def test_only_admins_manage_tokens_and_each_role_knows_itself(api: TestClient, t
     assert "sha256" not in answer.text
 
 
+def test_tokens_are_listed_page_by_page(api: TestClient, token_for: Callable[[str], str]) -> None:
+    admin = bearer(token_for("admin"))
+    made = [api.post("/tokens", headers=admin, json={"name": f"t{number}"}).json()["id"] for number in range(4)]
+    found, cursor = [], None
+    while cursor is not None or not found:
+        query = {"limit": 2} | ({"cursor": cursor} if cursor else {})
+        page = api.get("/tokens", headers=admin, params=query).json()
+        assert len(page["items"]) <= 2
+        found += [token["id"] for token in page["items"]]
+        cursor = page["next_cursor"]
+    assert len(found) == 5
+    assert set(made) < set(found)
+    assert api.get("/tokens", headers=admin, params={"cursor": "x"}).status_code == 422
+
+
 def test_no_token_and_a_wrong_one_are_refused_with_the_way_in(api: TestClient) -> None:
     for headers in ({}, bearer("gxpo_wrong"), {"Authorization": "Basic YTpi"}):
         answer = api.get("/tokens/me", headers=headers)

@@ -1,0 +1,26 @@
+"""The `Range` header of a download (RFC 9110, section 14). Pure."""
+
+from __future__ import annotations
+
+import re
+
+from gxpo_services.api.errors import RangeNotSatisfiable
+
+_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
+
+
+def requested_range(header: str | None, size: int) -> tuple[int, int] | None:
+    """First byte and the one after the last of a single range; None to send everything, also for several ranges.
+
+    Raises RangeNotSatisfiable for a range behind the end.
+    """
+    match = _RANGE.fullmatch(header.strip()) if header else None
+    if match is None or match.groups() == ("", ""):
+        return None
+    first, last = match.groups()
+    begin, end = (int(first), int(last) + 1 if last else size) if first else (max(0, size - int(last)), size)
+    if last and first and int(last) < begin:
+        return None
+    if begin >= size:
+        raise RangeNotSatisfiable(f"the file has {size} bytes, so none from byte {begin} on")
+    return begin, min(end, size)
