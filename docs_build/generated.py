@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
+from docs_build import commands, metrics, rest
+from gxpo_services.app import create_app
+from gxpo_services.settings import ServiceSettings
+from gxpo_trainer.cli.main import build_parser
 from gxpo_trainer.config import docs as settings
 
 
 def pages() -> dict[str, str]:
     """Path → text. `make docs` writes them; a test fails when a page differs."""
-    return {"docs/configuration.md": settings.render_page()}
+    return {
+        "docs/commands.md": commands.render_page(build_parser()),
+        "docs/configuration.md": settings.render_page(),
+        "docs/metrics.md": metrics.render_page(),
+        "docs/rest.md": rest.render_page(_openapi()),
+    }
+
+
+def _openapi() -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as home:
+        app = create_app(ServiceSettings(home=Path(home)))
+        try:
+            return app.openapi()
+        finally:
+            app.state.database.close()

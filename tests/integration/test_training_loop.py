@@ -8,11 +8,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support.documented import undocumented
 
 from gxpo_trainer.config import CheckpointConfig
 from gxpo_trainer.errors import CheckpointError
 from gxpo_trainer.learner.group import LearnerGroup
+from gxpo_trainer.records.metric_table import undescribed
 from gxpo_trainer.records.reading import read_evaluations, read_events, read_metrics, read_samples
 from gxpo_trainer.rollout.engines import Engines
 from gxpo_trainer.training.checkpoints import CheckpointStore
@@ -72,7 +72,7 @@ def test_twenty_steps_of_gxpo_stay_on_policy_to_a_millionth(tmp_path, small_run)
     assert "gate/z" not in rows[9]
     assert rows[9]["update/diagnostic_passes_total"] == 5
     assert 0 < rows[9]["gxpo/theta_k_relative_error"] < 1
-    assert not undocumented({name for row in read_metrics(tmp_path / "run") for name in row["metrics"]})
+    assert not undescribed({name for row in read_metrics(tmp_path / "run") for name in row["metrics"]})
     named = sum(rows[-1][f"time/{part}_s"] for part in ("rollout", "verify", "update", "sync"))
     assert named <= rows[-1]["time/step_s"]
 

@@ -90,13 +90,6 @@ def test_an_unreadable_file_is_refused_by_name(file: str, text: str, words: str,
     assert words in str(caught.value)
 
 
-def test_the_run_file_of_the_readme_is_valid() -> None:
-    readme = (Path(__file__).resolve().parents[3] / "README.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
-    config = build(tomllib.loads(block))
-    assert (config.name, config.budget.steps, config.data.source) == ("mine", 100, "problems.jsonl")
-
-
 def test_a_missing_file_is_refused_with_a_way_to_begin(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"run.toml does not exist; `gxpo config --preset demo"):
         load_run(tmp_path / "run.toml")
