@@ -13,6 +13,7 @@ from gxpo_services.api import errors
 from gxpo_services.api.dependencies import HEAVY_AT_ONCE, MAX_SESSIONS, READS_AT_ONCE
 from gxpo_services.api.middleware import install as install_middleware
 from gxpo_services.api.openapi import describe, operation_id
+from gxpo_services.api.slots import Slots
 from gxpo_services.artifacts import trash
 from gxpo_services.checkpoints.endpoints import router as checkpoints
 from gxpo_services.comparisons.cache import ComparisonCache
@@ -36,6 +37,10 @@ from gxpo_services.timeline.endpoints import router as timeline
 from gxpo_services.tokens.endpoints import router as tokens
 
 PREFIX = "/api/v1"
+STREAMS_AT_ONCE, STREAMS_OF_ONE = 100, 20
+"""Open streams of logs and events: of a process, and of one token."""
+EXPORTS_AT_ONCE, EXPORTS_OF_ONE = 8, 2
+"""Running exports; each occupies a thread of the pool."""
 
 
 def create_app(settings: ServiceSettings | None = None) -> FastAPI:
@@ -57,6 +62,8 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         app.state.comparisons = ComparisonCache()
         app.state.read_gate = anyio.Semaphore(READS_AT_ONCE)
         app.state.heavy_gate = anyio.Semaphore(HEAVY_AT_ONCE)
+        app.state.stream_slots = Slots("streams", STREAMS_AT_ONCE, STREAMS_OF_ONE)
+        app.state.export_slots = Slots("exports", EXPORTS_AT_ONCE, EXPORTS_OF_ONE)
         uses = app.state.token_uses = TokenUses()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(uses.keep_writing, database)

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from gxpo_client.addresses import is_http, is_loopback_host
+from gxpo_client.addresses import is_http, is_loopback, is_loopback_host
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner.devices import device_named
 
@@ -31,6 +31,7 @@ class ServiceSettings(BaseSettings):
     max_runs_per_user: int | None = Field(
         None, ge=1, description="Maximum number of executing runs per token; default: no limit."
     )
+    max_queued_per_user: int = Field(1000, ge=1, description="Maximum number of queued runs per token.")
     quota_cpus: float | None = Field(
         None, gt=0, description="Logical CPUs for all executing runs; default: all that Ray has."
     )
@@ -119,6 +120,19 @@ class ServiceSettings(BaseSettings):
     @property
     def is_loopback(self) -> bool:
         return is_loopback_host(self.host)
+
+
+def need_roots(settings: ServiceSettings) -> None:
+    """Raise ConfigError when others can reach the service, and their configs could name any file of this machine."""
+    if settings.is_loopback and (settings.public_url is None or is_loopback(settings.public_url)):
+        return
+    missing = [f"GXPO_{name.upper()}" for name in ("model_roots", "data_roots") if not getattr(settings, name)]
+    if missing:
+        where = settings.public_url if settings.is_loopback else settings.host
+        raise ConfigError(
+            f"the service is reachable at {where}, so configs must be limited to folders; set {' and '.join(missing)}, "
+            """for example GXPO_MODEL_ROOTS='["/models"]'"""
+        )
 
 
 def read_settings(**given: Any) -> ServiceSettings:

@@ -105,6 +105,10 @@ class RangeNotSatisfiable(Problem, status=416, title="Range not satisfiable"):
     """The requested range lies behind the end of the file."""
 
 
+class LimitReached(Problem, status=429, title="Limit reached"):
+    """The token has too many queued runs or open streams, or the service has too many open streams."""
+
+
 class InternalError(Problem, status=500, title="Internal error"):
     """The service failed. Its log has the cause under the request id."""
 

@@ -39,5 +39,5 @@ def creation_responses(model: type[BaseModel], what: str, created: str, repeated
     return {
         200: {"model": model, "description": repeated, "headers": headers},
         201: {"description": created, "headers": headers},
-        **responses(400, 409, 410, 413),
+        **responses(400, 409, 410, 413, 429),
     }

@@ -10,6 +10,7 @@ from fastapi.responses import StreamingResponse
 from gxpo_services.api.dependencies import DatabaseDep, Heavy, ReadSession, ServiceRoute, Viewer
 from gxpo_services.api.errors import responses
 from gxpo_services.api.fields import GroupId
+from gxpo_services.api.slots import SlottedResponse, slots_of
 from gxpo_services.comparisons import export as exports
 from gxpo_services.comparisons import heat, service
 from gxpo_services.comparisons.cache import ComparisonCache
@@ -62,8 +63,15 @@ def group_heat_map(
     return heat.group_heat_map(session, group_id, query)
 
 
-@router.get("/export", summary="Metrics and evaluations as files", response_class=StreamingResponse, responses=_FILES)
-def export_runs(query: Annotated[ExportQuery, Query()], _: Viewer, database: DatabaseDep) -> StreamingResponse:
+@router.get(
+    "/export",
+    summary="Metrics and evaluations as files",
+    response_class=StreamingResponse,
+    responses=_FILES | responses(429),
+)
+def export_runs(
+    request: Request, query: Annotated[ExportQuery, Query()], principal: Viewer, database: DatabaseDep
+) -> StreamingResponse:
     """Everything that runs reported, in open formats.
 
     metrics: one row per value (run, name, attempt, step, metric, value). evaluations: one row per score; as jsonl the
@@ -75,4 +83,5 @@ def export_runs(query: Annotated[ExportQuery, Query()], _: Viewer, database: Dat
         runs = wanted_runs(session, *ids)
     file = exports.export(database, runs, query.format, query.parts)
     disposition = f'attachment; filename="{file.name}"'
-    return StreamingResponse(file.pieces, media_type=file.media_type, headers={"Content-Disposition": disposition})
+    headers, slots = {"Content-Disposition": disposition}, slots_of(request, "export_slots")
+    return SlottedResponse(slots, principal.token_id, file.pieces, media_type=file.media_type, headers=headers)

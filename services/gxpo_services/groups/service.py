@@ -28,6 +28,7 @@ from gxpo_services.groups.schemas import (
     SweepPlan,
     SweepRequest,
 )
+from gxpo_services.runs import limits
 from gxpo_services.runs import repository as runs_repository
 from gxpo_services.runs import service as runs
 from gxpo_services.settings import ServiceSettings
@@ -62,6 +63,8 @@ def sweep(
     owner = idempotency.claim(session, principal, key, "sweep", request, group_id)
     if owner != group_id:
         return _answer(session, _repeated(session, owner)), False
+    limits.check_priority(principal, request.priority)
+    limits.check_queue(session, server, principal, len(planned))
     group = _new_group(group_id, "sweep", request, principal)
     repository.add(session, group)
     made = []

@@ -8,7 +8,7 @@ import sys
 from gxpo_client import formats
 from gxpo_services.cli.common import confirmed, say
 from gxpo_services.db.migrate import need_current
-from gxpo_services.settings import read_settings
+from gxpo_services.settings import need_roots, read_settings
 from gxpo_services.tokens.local_token import prepare_local
 
 _SWITCH_S = 0.001
@@ -38,6 +38,7 @@ def serve(args: argparse.Namespace) -> int:
     from gxpo_services.app import create_app
 
     settings = read_settings(host=args.host, port=args.port)
+    need_roots(settings)
     if settings.is_loopback:
         prepare_local(settings)
     else:

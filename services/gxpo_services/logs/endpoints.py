@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
 from gxpo_services.access.repository import find_by_secret
-from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRoute, Settings
+from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRoute, Settings, Viewer
 from gxpo_services.api.errors import responses
 from gxpo_services.api.existing_run import ExistingRun
 from gxpo_services.api.fields import MAX_INTEGER
+from gxpo_services.api.slots import SlottedResponse, slots_of
 from gxpo_services.artifacts.run_files import RunFiles
 from gxpo_services.db.database import Database
 from gxpo_services.db.run_lookup import find_run
@@ -42,9 +43,11 @@ def logs(
     "/logs/stream",
     summary="Stream the log",
     response_class=StreamingResponse,
-    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}, **responses(429)},
 )
 async def stream_log(
+    request: Request,
+    principal: Viewer,
     run_id: ExistingRun,
     settings: Settings,
     database: DatabaseDep,
@@ -57,7 +60,8 @@ async def stream_log(
     begin = last_event_id if last_event_id is not None else offset
     run = RunFiles(settings.artifacts, run_id)
     stream = log_file.follow(run, lambda: _is_over(database, run_id), lambda: _is_valid(database, token), begin)
-    return StreamingResponse(stream, media_type="text/event-stream")
+    slots = slots_of(request, "stream_slots")
+    return SlottedResponse(slots, principal.token_id, stream, media_type="text/event-stream")
 
 
 def _is_valid(database: Database, token: str) -> bool:

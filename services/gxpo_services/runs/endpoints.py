@@ -64,7 +64,7 @@ def patch_run(
 ) -> Response:
     """Omitted members keep their values, null resets to the default. With `If-Match` the change is made only if nobody
     has edited the run since. The config of a run is immutable; clone the run with overrides instead."""
-    changed = service.patch(session, run_id, body, if_match, actor=principal.actor)
+    changed = service.patch(session, run_id, body, if_match, principal)
     return answer(changed, ETag=views.version(changed))
 
 

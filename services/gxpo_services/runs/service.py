@@ -22,7 +22,7 @@ from gxpo_services.db.tables.runs import Group, Run, RunDocument, RunTag
 from gxpo_services.events import repository as events
 from gxpo_services.metrics.values import last_values
 from gxpo_services.run_states import TERMINAL, Action, IllegalTransition, RunState, requested_state
-from gxpo_services.runs import list_repository, repository, shown_repository, views
+from gxpo_services.runs import limits, list_repository, repository, shown_repository, views
 from gxpo_services.runs.lifecycle import StateChanged, move
 from gxpo_services.runs.schemas import (
     CloneRequest,
@@ -53,6 +53,8 @@ def submit(
     if owner != run_id:
         return _repeated(session, owner), False
     config, group = _prepared(session, server, request)
+    limits.check_priority(principal, request.priority)
+    limits.check_queue(session, server, principal)
     run = new_run(config, principal, run_id=run_id, notes=request.notes, priority=request.priority, group=group)
     return _made(session, run, request.tags, principal, "submitted"), True
 
@@ -222,14 +224,16 @@ def _order(query: ListQuery) -> list_repository.Order:
     return list_repository.Order(query.sort, None, "last", descending)
 
 
-def patch(session: Session, run_id: str, request: RunPatch, if_match: str | None, *, actor: str) -> RunDetail:
-    """Edit name, tags, notes, priority or archived. Raises NotFound, PreconditionFailed."""
+def patch(session: Session, run_id: str, request: RunPatch, if_match: str | None, principal: Principal) -> RunDetail:
+    """Edit name, tags, notes, priority or archived. Raises NotFound, PreconditionFailed; Forbidden for a priority."""
     run = find(session, run_id, lock=True)
     if if_match is not None:
         check_match(if_match, views.version(shown_in_full(session, run)), f"run {run_id}")
     defaults = {"name": run.config["name"], "tags": [], "notes": "", "archived": False, "priority": 0}
     named = request.model_dump(exclude_unset=True)
     changes = {name: defaults[name] if value is None else value for name, value in named.items()}
+    if changes.get("priority", run.priority) != run.priority:
+        limits.check_priority(principal, changes["priority"])
     for name, value in changes.items():
         if name == "tags":
             set_tags(run, value)
@@ -238,7 +242,7 @@ def patch(session: Session, run_id: str, request: RunPatch, if_match: str | None
     if changes:
         run.search_text = repository.search_text(run)
         run.updated_at = time.time()
-        events.record(session, run.number, actor, "edited", f"changed {', '.join(changes)}", **changes)
+        events.record(session, run.number, principal.actor, "edited", f"changed {', '.join(changes)}", **changes)
     session.flush()
     return shown_in_full(session, run)
 
@@ -283,13 +287,17 @@ def clone(
         return _repeated(session, owner), False
     original = find(session, run_id)
     config = checked(overridden(original.config, request.overrides, "overrides"), server)
+    if request.priority is not None:
+        limits.check_priority(principal, request.priority)
+    limits.check_queue(session, server, principal)
+    copied = limits.allowed_priority(principal, original.priority)
     name = request.name or (config.name if config.name != original.config["name"] else original.name)
     run = new_run(
         config.model_copy(update={"name": name}),
         principal,
         run_id=new,
         notes=original.notes if request.notes is None else request.notes,
-        priority=original.priority if request.priority is None else request.priority,
+        priority=copied if request.priority is None else request.priority,
         group=_group(session, request.group),
         parent=(original, "clone"),
     )
@@ -310,12 +318,13 @@ def retry(
         fix = "clone it" if original.state in TERMINAL else "cancel it first, or clone it"
         raise Conflict(f"run {run_id} is {original.state}; retry is for failed and cancelled runs: {fix}")
     config = checked(original.config, server).model_copy(update={"name": original.name})
+    limits.check_queue(session, server, principal)
     run = new_run(
         config,
         principal,
         run_id=new,
         notes=original.notes,
-        priority=original.priority,
+        priority=limits.allowed_priority(principal, original.priority),
         group=original.group,
         group_values=original.group_values,
         parent=(original, "retry"),

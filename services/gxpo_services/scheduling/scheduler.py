@@ -30,7 +30,7 @@ from gxpo_services.runs.lifecycle import StateChanged
 from gxpo_services.scheduling import admission, launches, leases, retention
 from gxpo_services.scheduling.launcher import Launcher, LauncherUnavailable, RayLauncher, trainer_command
 from gxpo_services.scheduling.run_supervisor import Hold, RunSupervisor
-from gxpo_services.settings import ServiceSettings, make_home, read_settings
+from gxpo_services.settings import ServiceSettings, make_home, need_roots, read_settings
 from gxpo_services.studies import repository as studies_repository
 from gxpo_services.studies import service as studies
 from gxpo_trainer.errors import ConfigError
@@ -267,6 +267,7 @@ def main() -> int:
     try:
         settings = read_settings()
         logs.configure(as_json=settings.log_json)
+        need_roots(settings)
         make_home(settings)
         serve(settings, RayLauncher(settings.ray_address))
     except ConfigError as error:

@@ -19,6 +19,7 @@ from gxpo_services.events import repository as events
 from gxpo_services.groups import repository as groups
 from gxpo_services.groups.service import view_of
 from gxpo_services.run_states import TERMINAL, RunState
+from gxpo_services.runs import limits
 from gxpo_services.runs import repository as runs_repository
 from gxpo_services.runs import service as runs
 from gxpo_services.settings import ServiceSettings
@@ -44,6 +45,8 @@ def submit(
         if group is None:
             raise Gone(f"study {owner}, created with this Idempotency-Key, no longer exists; use a new key")
         return _view(session, group), False
+    limits.check_priority(principal, request.priority)
+    limits.check_queue(session, server, principal, len(pending(study, {})))
     spec = request.model_dump(exclude={"toml"}) | {"study": study.model_dump(mode="json")}
     group = Group(
         id=group_id,
