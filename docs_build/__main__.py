@@ -7,7 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from docs_build import links
+from docs_build import generated, links
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "zensical.toml"
@@ -15,7 +15,7 @@ CONFIG = ROOT / "zensical.toml"
 
 def write() -> int:
     """Write what is generated from code."""
-    from docs_build import generated, pictures
+    from docs_build import pictures
 
     for path, text in generated.pages().items():
         (ROOT / path).write_text(text, encoding="utf-8")
@@ -24,14 +24,15 @@ def write() -> int:
 
 
 def build() -> int:
-    """Build the site; the exit code is 1 for a warning, a broken link or a page that cannot be reached."""
+    """Build the site; the exit code is 1 for a stale page, a warning, a broken link or a page out of reach."""
     project = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["project"]
     command = [str(Path(sys.executable).parent / "zensical"), "build", "--strict", "--clean"]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if built.returncode:
         print(built.stdout.strip(), built.stderr.strip().rpartition("\n")[2], sep="\n", file=sys.stderr)
         return 1
-    found = links.problems_of_navigation(project["nav"], ROOT / project["docs_dir"])
+    found = [f"{path} is stale; run `make docs`" for path in generated.stale(ROOT)]
+    found += links.problems_of_navigation(project["nav"], ROOT / project["docs_dir"])
     found += links.problems_of_site(ROOT / project["site_dir"])
     for file in sorted(ROOT.glob("*.md")):
         found += links.problems_of_markdown(file, ROOT)

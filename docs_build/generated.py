@@ -13,13 +13,18 @@ from gxpo_trainer.config import docs as settings
 
 
 def pages() -> dict[str, str]:
-    """Path → text. `make docs` writes them; a test fails when a page differs."""
+    """Path → text. `make docs` writes them; `make check` fails when a page differs."""
     return {
         "docs/commands.md": commands.render_page(build_parser()),
         "docs/configuration.md": settings.render_page(),
         "docs/metrics.md": metrics.render_page(),
         "docs/rest.md": rest.render_page(_openapi()),
     }
+
+
+def stale(root: Path) -> list[str]:
+    """Pages below `root` that differ from what the code generates now."""
+    return [path for path, text in pages().items() if (root / path).read_text(encoding="utf-8") != text]
 
 
 def _openapi() -> dict[str, object]:
