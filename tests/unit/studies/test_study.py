@@ -260,5 +260,5 @@ def test_results_of_unfinished_and_failed_runs_do_not_count(tmp_path) -> None:
 
 def test_the_command_states_the_cost_before_anything_runs(tmp_path, capsys) -> None:
     assert main(["study", "status", str(REFERENCE), "--out", str(tmp_path / "none")]) == 0
-    assert "0 runs done of at most 101; at most 4380 backward passes in all" in capsys.readouterr().out
+    assert "0 runs done of at most 106; at most 4680 backward passes in all" in capsys.readouterr().out
     assert main(["study", "status", str(tmp_path / "absent.toml")]) == 2

@@ -58,6 +58,9 @@ class Study(Settings):
 
     name: str = Field(description="Letters, digits and dashes; names the folder of its runs and data.")
     title: str = Field(min_length=1, description="Heading of the report.")
+    remarks: tuple[str, ...] = Field(
+        (), description="For the report: what was added or changed after the first run, and other circumstances."
+    )
     preset: str = Field("demo", description="Settings that all arms start from.")
     overrides: tuple[str, ...] = Field((), description="Settings `a.b=c` of all arms.")
     baseline: str = Field(description="Arm that the others are compared with.")

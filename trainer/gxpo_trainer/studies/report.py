@@ -259,7 +259,8 @@ def _method(data: StudyData, findings: Findings) -> list[str]:
     shown = ", ".join(f"{name} {versions[name]}" for name in ("torch", "vllm", "deepspeed") if name in versions)
     lines = [
         f"Preset `{study.preset}`, seeds {_listed(study.seeds)}, {study.backward_passes} backward passes a run, "
-        f"evaluated every {study.evaluate_every} passes. Seeds, arms and budgets were fixed before the first run.",
+        f"evaluated every {study.evaluate_every} passes.",
+        *study.remarks,
         "Differences are paired by seed: t-intervals over seeds, bootstrap over problems, geometric means of ratios, "
         "Holm's correction over all comparisons of a table.",
         "`would show`: the smallest true difference that this number of seeds shows with 80% probability.",
