@@ -11,6 +11,7 @@ ServiceError
 from __future__ import annotations
 
 import itertools
+import json
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -161,6 +162,10 @@ class Client:
     def group(self, group: str) -> Json:
         return self.get(f"/groups/{_part(group)}")
 
+    def cancel_group(self, group: str) -> Json:
+        """Cancel every run of a group that has not ended."""
+        return self.post(f"/groups/{_part(group)}/cancel")
+
     def sweep(self, body: Json, key: str | None = None) -> Json:
         return self.post("/sweeps", body, key=key or secrets.token_hex(16))
 
@@ -200,6 +205,15 @@ class Client:
             found += page["items"]
             after = page["next_after"]
         return found
+
+    def changes(self, runs: Sequence[str], after: int = 0) -> Iterator[tuple[str, Json] | None]:
+        """Changes of runs as the service sends them: (`run`, its view), (`event`, with its `run`), (`deleted`, its id);
+        None every two seconds without one. Ends when all runs have ended, or when the service closes the stream.
+
+        after: number of the last event received.
+        """
+        with self.stream("/events/stream", runs=list(runs), after=after) as (_, pieces):
+            yield from _server_sent(pieces)
 
     def logs(self, run: str, offset: int, limit: int = 65_536) -> Json:
         """A section of the log; a negative offset counts from its end."""
@@ -330,6 +344,21 @@ class Client:
 
     def _unavailable(self, error: httpx.TransportError) -> ServiceUnavailable:
         return ServiceUnavailable(f"{self.url} does not respond ({str(error) or type(error).__name__})")
+
+
+def _server_sent(pieces: Iterator[bytes]) -> Iterator[tuple[str, Json] | None]:
+    """(kind, data) of each Server-Sent Event; None for a comment. Raises NotSignedIn for a revoked token."""
+    rest = b""
+    for piece in pieces:
+        *blocks, rest = (rest + piece).split(b"\n\n")
+        for block in blocks:
+            fields = dict(line.split(": ", 1) for line in block.decode().splitlines() if not line.startswith(":"))
+            kind = fields.get("event")
+            if kind == "revoked":
+                raise NotSignedIn("the token was revoked", status=401)
+            if kind == "end":
+                return
+            yield None if kind is None else (kind, cast(Json, json.loads(fields["data"])))
 
 
 def run_path(run: str) -> str:

@@ -30,6 +30,7 @@ from gxpo_services.logs.endpoints import router as run_logs
 from gxpo_services.metrics.endpoints import router as metrics
 from gxpo_services.observability import logs
 from gxpo_services.runs.endpoints import router as runs
+from gxpo_services.runs.stream import router as run_changes
 from gxpo_services.samples.endpoints import router as samples
 from gxpo_services.settings import ServiceSettings
 from gxpo_services.studies.endpoints import router as studies
@@ -89,6 +90,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
     install_middleware(app, settings)
     for router in (
         runs,
+        run_changes,
         configs,
         groups,
         studies,

@@ -55,6 +55,7 @@ def register_runs(subparsers: Subparsers) -> None:
     parser.add_argument("--model", metavar="PATH", help="filter by model")
     parser.add_argument("--tag", metavar="TAG", action="append", help="filter by tag; repeatable")
     parser.add_argument("--group", metavar="ID", help="filter by group")
+    parser.add_argument("--owner", metavar="NAME", help="filter by the token that submitted them")
     parser.add_argument("--text", metavar="WORDS", help="search name, notes, id, model and tags")
     parser.add_argument("--archived", action="store_true", help="archived runs")
     parser.add_argument("--sort", metavar="NAME", help="a column, or metric:<name>; default: newest first")
@@ -73,7 +74,11 @@ def register_watch(subparsers: Subparsers) -> None:
     _runs(parser, "*")
     parser.add_argument("--group", metavar="ID", help="all runs of this group")
     parser.add_argument(
-        "--every", metavar="S", type=_positive_seconds, default=1.0, help="polling interval in seconds; default 1"
+        "--every",
+        metavar="S",
+        type=_positive_seconds,
+        default=1.0,
+        help="seconds between attempts while the service is away; default 1",
     )
 
 
@@ -85,7 +90,9 @@ def register_logs(subparsers: Subparsers) -> None:
 
 
 def register_cancel(subparsers: Subparsers) -> None:
-    _runs(_command(subparsers, "cancel", "changing:cancel", "cancel runs at the end of their step"))
+    parser = _command(subparsers, "cancel", "changing:cancel", "cancel runs at the end of their step")
+    _runs(parser, "*")
+    parser.add_argument("--group", metavar="ID", help="all runs of this group; a study queues no more")
 
 
 def register_pause(subparsers: Subparsers) -> None:

@@ -59,6 +59,23 @@ def delete(args: argparse.Namespace) -> int:
     return 0
 
 
+def cancel(args: argparse.Namespace) -> int:
+    if args.group is None:
+        if not args.runs:
+            raise UsageError("name runs to cancel, or use --group")
+        return _act("cancel", _state, args)
+    if args.runs:
+        raise UsageError("name runs or --group, not both")
+    with client_of(args) as client:
+        group = client.cancel_group(args.group)
+    if args.json:
+        print_json(group)
+    else:
+        states = ", ".join(f"{count} {state}" for state, count in group["by_state"].items())
+        print(f"{group['id']} {one_line(group['name'])}: {states or 'no runs'}")
+    return 0
+
+
 def _act(action: str, words: Callable[[Json], str], args: argparse.Namespace) -> int:
     """Apply an action to every run; failures are reported and do not stop the others."""
     done, refused = [], 0
@@ -91,7 +108,6 @@ def _new(run: Json) -> str:
     return f"{run['id']} {one_line(run['name'])}: {run['state']}, from {run.get('parent_id')}"
 
 
-cancel = partial(_act, "cancel", _state)
 pause = partial(_act, "pause", _state)
 resume = partial(_act, "resume", _state)
 retry = partial(_act, "retry", _new)

@@ -33,7 +33,8 @@ _LAST_EVENTS = 12
 
 def runs(args: argparse.Namespace) -> int:
     filters: dict[str, Any] = {
-        name: getattr(args, name) for name in ("state", "rule", "model", "tag", "group", "text", "sort", "order")
+        name: getattr(args, name)
+        for name in ("state", "rule", "model", "tag", "group", "owner", "text", "sort", "order")
     }
     filters["archived"] = "true" if args.archived else "false"
     with client_of(args) as client:

@@ -33,7 +33,7 @@ def watch(args: argparse.Namespace) -> int:
         if not ids:
             raise UsageError("name runs to watch, or use --group")
         with JsonLines() if args.json else Bars() as display:
-            ended = follow(client, ids, display, pause=lambda: time.sleep(args.every))
+            ended = follow(client, ids, display, retry_s=args.every)
     return 0 if all(run["state"] == "succeeded" for run in ended) else 1
 
 
@@ -45,44 +45,52 @@ class Display(Protocol):
     def message(self, text: str) -> None: ...
 
 
-def follow(client: Client, ids: Sequence[str], display: Display, *, pause: Callable[[], None]) -> list[Json]:
-    """Poll runs until all have ended; returns their final views in the order of `ids`.
+def follow(
+    client: Client,
+    ids: Sequence[str],
+    display: Display,
+    *,
+    check: Callable[[], None] = lambda: None,
+    retry_s: float = 1.0,
+) -> list[Json]:
+    """Follow runs by the service's event stream until all have ended; returns their final views in the order of `ids`.
 
-    pause: called between polls. Keeps polling while the service is unavailable.
+    check: called at least every few seconds, to raise what should end the waiting. retry_s: between attempts while the
+    service is unavailable; each continues after the last event that was received.
     """
     seen: dict[str, Json] = {}
-    newest: dict[str, int] = {}
+    newest = 0
     is_away = False
-    while True:
+    while not all(run_id in seen and seen[run_id]["state"] in TERMINAL for run_id in ids):
         try:
-            for run_id in ids:
-                if run_id not in seen or seen[run_id]["state"] not in TERMINAL:
-                    seen[run_id] = _poll(client, run_id, display, newest)
+            for change in client.changes(ids, newest):
+                if is_away:
+                    display.message("the service is available again")
+                    is_away = False
+                check()
+                if change is not None:
+                    newest = max(newest, _show(change, seen, display))
         except ServiceUnavailable as error:
             if not is_away:
                 display.message(f"{one_line(message_of(error))}; retrying; Ctrl-C stops watching")
             is_away = True
-        else:
-            if is_away:
-                display.message("the service is available again")
-            is_away = False
-            if all(seen[run_id]["state"] in TERMINAL for run_id in ids):
-                return [seen[run_id] for run_id in ids]
-        pause()
+            check()
+            time.sleep(retry_s)
+    return [seen[run_id] for run_id in ids]
 
 
-def _poll(client: Client, run_id: str, display: Display, newest: dict[str, int]) -> Json:
-    run = client.run(run_id)
-    try:
-        page = client.events(run_id, newest.get(run_id, 0), limit=200)
-    except NotFound:
-        page = {"items": []}
-    for event in page["items"]:
-        newest[run_id] = event["number"]
-        if event["kind"] not in _QUIET:
-            display.message(f"{one_line(run['name'])}: {one_line(event['message'], 160)}")
-    display.update(run)
-    return run
+def _show(change: tuple[str, Json], seen: dict[str, Json], display: Display) -> int:
+    """Show a change; returns the number of the event, or 0. Raises NotFound for a deleted run."""
+    kind, data = change
+    if kind == "deleted":
+        raise NotFound(f"run {data['id']} was deleted")
+    if kind == "run":
+        seen[data["id"]] = data
+        display.update(data)
+        return 0
+    if data["kind"] not in _QUIET:
+        display.message(f"{one_line(seen[data['run']]['name'])}: {one_line(data['message'], 160)}")
+    return int(data["number"])
 
 
 class JsonLines:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, BackgroundTasks, Query, Response
 
 from gxpo_services.api.answers import answer
-from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Settings, Submitter, Viewer
+from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Settings, Submitter, Viewer, WriteSession
 from gxpo_services.api.errors import responses
 from gxpo_services.api.fields import GroupId, Text
+from gxpo_services.api.preconditions import ETAG_HEADER, IfMatch
 from gxpo_services.api.submission import Submission, creation_responses
+from gxpo_services.artifacts import trash
 from gxpo_services.groups import service
 from gxpo_services.groups.presets import PRESETS
 from gxpo_services.groups.schemas import (
     GroupDetail,
     GroupPage,
+    GroupPatch,
     GroupRequest,
     GroupView,
     SweepAnswer,
@@ -26,6 +29,7 @@ from gxpo_services.groups.schemas import (
 
 router = APIRouter(route_class=ServiceRoute, tags=["groups"], responses=responses(401, 403, 422, 503))
 
+_WITH_ETAG: dict[int | str, Any] = {200: {"headers": ETAG_HEADER}}
 _CREATED = ("group", "Created.", "The resource that this key created before.")
 
 
@@ -78,7 +82,54 @@ def create_group(body: GroupRequest, by: Submission) -> Response:
     return by.created(group, is_new, "get_group", group_id=group.id)
 
 
-@router.get("/groups/{group_id}", summary="A group with its runs", response_model=GroupDetail, responses=responses(404))
+@router.get(
+    "/groups/{group_id}",
+    summary="A group with its runs",
+    response_model=GroupDetail,
+    responses=_WITH_ETAG | responses(404),
+)
 def get_group(group_id: GroupId, _: Viewer, session: ReadSession) -> Response:
     """The group with the request that created it and its runs."""
-    return answer(service.get_group(session, group_id))
+    found = service.get_group(session, group_id)
+    return answer(found, ETag=service.version(found))
+
+
+@router.patch(
+    "/groups/{group_id}",
+    summary="Rename a group",
+    response_model=GroupView,
+    responses=_WITH_ETAG | responses(400, 404, 412, 413),
+)
+def rename_group(
+    group_id: GroupId, body: GroupPatch, principal: Submitter, session: WriteSession, if_match: IfMatch = None
+) -> Response:
+    """With `If-Match` the group is renamed only if nobody has renamed it since."""
+    changed = service.rename(session, group_id, body.name, if_match, actor=principal.actor)
+    return answer(changed, ETag=service.version(changed))
+
+
+@router.post(
+    "/groups/{group_id}/cancel",
+    summary="Cancel all runs of a group",
+    response_model=GroupView,
+    responses=responses(404),
+)
+def cancel_group(group_id: GroupId, principal: Submitter, session: WriteSession) -> Response:
+    """Every run that has not ended is cancelled; a study queues no further runs."""
+    return answer(service.cancel(session, group_id, actor=principal.actor))
+
+
+@router.delete("/groups/{group_id}", status_code=204, summary="Delete a group", responses=responses(404, 409))
+def delete_group(
+    group_id: GroupId,
+    principal: Submitter,
+    settings: Settings,
+    session: WriteSession,
+    background: BackgroundTasks,
+    runs: Annotated[
+        Literal["keep", "delete"], Query(description="keep: they stay without a group. delete: all must have ended.")
+    ] = "keep",
+) -> None:
+    """Allowed for tokens of the name that made the group, and for admins. Its runs are kept unless `runs=delete`."""
+    service.delete(session, settings.artifacts, principal, group_id, with_runs=runs == "delete")
+    background.add_task(trash.empty_trash, settings.artifacts)

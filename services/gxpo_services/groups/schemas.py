@@ -127,6 +127,14 @@ class GroupPage(BaseModel):
     next_cursor: str | None = Field(description="Cursor of the next page; null at the end.")
 
 
+class GroupPatch(BaseModel):
+    """Changes of a group."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Word = Field(description="Display name. Names of its runs stay.")
+
+
 class SweepAnswer(BaseModel):
     """A submitted sweep."""
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from sqlalchemy.orm import Session
 
-from gxpo_services.access.principals import Principal
+from gxpo_services.access.principals import Principal, Role
 from gxpo_services.api import cursors, idempotency
-from gxpo_services.api.errors import Gone, Invalid, NotFound
+from gxpo_services.api.errors import Conflict, Forbidden, Gone, Invalid, NotFound
 from gxpo_services.api.ids import new_id
+from gxpo_services.api.preconditions import check_match, etag
 from gxpo_services.configs.checks import restored
 from gxpo_services.configs.cost import expected_cost
 from gxpo_services.db.tables.runs import Group
@@ -38,6 +41,8 @@ from gxpo_trainer.jsonl import plain
 
 _SHOWN_RUNS = 1000
 _ORDER = "-groups"
+CANCELLED = "cancelled"
+"""Member of a group's spec: a study queues no further runs."""
 
 
 def make_group(
@@ -109,11 +114,62 @@ def list_groups(session: Session, cursor: str | None, limit: int) -> GroupPage:
 
 def get_group(session: Session, group_id: str) -> GroupDetail:
     """Raises NotFound."""
-    group = runs_repository.find_group(session, group_id)
-    if group is None:
-        raise NotFound(f"there is no group {group_id}")
+    group = _found(session, group_id)
     shown = runs.shown(session, repository.numbers_of(session, group, _SHOWN_RUNS))
     return GroupDetail(**_views(session, [group])[0].model_dump(), spec=group.spec, runs=shown)
+
+
+def version(group: GroupView) -> str:
+    """Entity tag of what people edit of a group."""
+    return etag({"name": group.name})
+
+
+def rename(session: Session, group_id: str, name: str, if_match: str | None, *, actor: str) -> GroupView:
+    """Raises NotFound, PreconditionFailed."""
+    group = _found(session, group_id, lock=True)
+    check_match(if_match, etag({"name": group.name}), f"group {group_id}")
+    if name != group.name:
+        message = f"group {group.name!r} was renamed to {name!r}"
+        events.record(session, None, actor, "group_renamed", message, group=group_id)
+        group.name = name
+    session.flush()
+    return view_of(session, group)
+
+
+def cancel(session: Session, group_id: str, *, actor: str) -> GroupView:
+    """Cancel every run of a group that has not ended; a study queues no further runs. Idempotent. Raises NotFound."""
+    group = _found(session, group_id, lock=True)
+    if not group.spec.get(CANCELLED):
+        group.spec = {**group.spec, CANCELLED: True}
+        events.record(session, None, actor, "group_cancelled", f"group {group.name!r} was cancelled", group=group_id)
+    for run_id in repository.unended(session, group):
+        # A run that ends meanwhile needs no request.
+        with suppress(Conflict, NotFound):
+            runs.act(session, run_id, "cancel", actor=actor)
+    session.flush()
+    return view_of(session, group)
+
+
+def delete(session: Session, root: Path, principal: Principal, group_id: str, *, with_runs: bool) -> None:
+    """Delete a group. Its runs stay without a group, or are deleted with it.
+
+    Raises NotFound; Forbidden unless the principal's token made the group or is an admin's; what deleting a run raises.
+    """
+    group = _found(session, group_id, lock=True)
+    if group.created_by != principal.name and principal.role < Role.ADMIN:
+        raise Forbidden(f"group {group_id} was made by {group.created_by!r}; only that token or an admin may delete it")
+    if with_runs:
+        for run_id in repository.ids_of(session, group):
+            runs.delete(session, root, principal, run_id)
+    repository.remove(session, group)
+    events.record(session, None, principal.actor, "group_deleted", f"group {group.name!r} was deleted", group=group_id)
+
+
+def _found(session: Session, group_id: str, *, lock: bool = False) -> Group:
+    group = repository.find(session, group_id, lock=lock)
+    if group is None:
+        raise NotFound(f"there is no group {group_id}")
+    return group
 
 
 def _new_group(group_id: str, kind: str, request: GroupRequest | SweepRequest, principal: Principal) -> Group:

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
-from gxpo_services.access.repository import find_by_secret
+from gxpo_services.api import sse
 from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRoute, Settings, Viewer
 from gxpo_services.api.errors import responses
 from gxpo_services.api.existing_run import ExistingRun
@@ -43,7 +43,7 @@ def logs(
     "/logs/stream",
     summary="Stream the log",
     response_class=StreamingResponse,
-    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}, **responses(429)},
+    responses={200: sse.CONTENT, **responses(429)},
 )
 async def stream_log(
     request: Request,
@@ -59,14 +59,9 @@ async def stream_log(
     the run has ended and its whole log has been sent, `revoked` when the token has become invalid."""
     begin = last_event_id if last_event_id is not None else offset
     run = RunFiles(settings.artifacts, run_id)
-    stream = log_file.follow(run, lambda: _is_over(database, run_id), lambda: _is_valid(database, token), begin)
+    stream = log_file.follow(run, lambda: _is_over(database, run_id), lambda: sse.is_valid(database, token), begin)
     slots = slots_of(request, "stream_slots")
-    return SlottedResponse(slots, principal.token_id, stream, media_type="text/event-stream")
-
-
-def _is_valid(database: Database, token: str) -> bool:
-    with database.autocommit_connection() as connection:
-        return find_by_secret(connection, token) is not None
+    return SlottedResponse(slots, principal.token_id, stream, media_type=sse.MEDIA_TYPE)
 
 
 def _is_over(database: Database, run_id: str) -> bool:

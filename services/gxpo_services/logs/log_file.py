@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import codecs
-import json
 import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
 
 import anyio
 from anyio.to_thread import run_sync
 
+from gxpo_services.api import sse
 from gxpo_services.artifacts.run_files import RunFiles
 
 LOG = "train.log"
@@ -82,28 +81,22 @@ async def follow(
         # Checked before the read, so that the last output is not missed.
         over = await run_sync(is_over)
         if not await run_sync(may_read):
-            yield _event("revoked", {"next_offset": offset})
+            yield sse.event("revoked", {"next_offset": offset})
             return
         piece = await run_sync(read_log, run, offset, LARGEST_PIECE)
         if piece.was_cut:
-            yield _event("truncated", {"offset": 0})
+            yield sse.event("truncated", {"offset": 0})
         offset = piece.next_offset
         if piece.text:
             data = {"text": piece.text, "offset": piece.offset, "next_offset": offset}
-            yield _event("log", data, offset)
+            yield sse.event("log", data, offset)
             quiet_s = 0.0
             continue
         if over:
-            yield _event("end", {"next_offset": offset})
+            yield sse.event("end", {"next_offset": offset})
             return
         await anyio.sleep(pause_s)
         quiet_s += pause_s
         if quiet_s >= heartbeat_s:
-            yield b": waiting\n\n"
+            yield sse.COMMENT
             quiet_s = 0.0
-
-
-def _event(kind: str, data: dict[str, Any], number: int | None = None) -> bytes:
-    """JSON has no bare line ends, so a text of many lines is one line of data."""
-    head = f"event: {kind}\n" + (f"id: {number}\n" if number is not None else "")
-    return f"{head}data: {json.dumps(data)}\n\n".encode()

@@ -14,8 +14,18 @@ from gxpo_services.api.preconditions import ETAG_HEADER, IfMatch
 from gxpo_services.api.submission import Submission, creation_responses
 from gxpo_services.artifacts import trash
 from gxpo_services.run_states import Action
-from gxpo_services.runs import service, views
-from gxpo_services.runs.schemas import CloneRequest, ListQuery, RunDetail, RunPage, RunPatch, RunRequest, RunValidation
+from gxpo_services.runs import bulk, service, views
+from gxpo_services.runs.schemas import (
+    BulkAnswer,
+    BulkRequest,
+    CloneRequest,
+    ListQuery,
+    RunDetail,
+    RunPage,
+    RunPatch,
+    RunRequest,
+    RunValidation,
+)
 
 router = APIRouter(route_class=ServiceRoute, prefix="/runs", tags=["runs"], responses=responses(401, 403, 422, 503))
 
@@ -75,6 +85,17 @@ def delete_run(
     """Removes its record, metrics, samples, log and checkpoints. Allowed for the submitting token and for admins."""
     service.delete(session, settings.artifacts, principal, run_id)
     background.add_task(trash.empty_trash, settings.artifacts)
+
+
+@router.post("/actions", summary="One action on many runs", response_model=BulkAnswer, responses=responses(400, 413))
+def act_on_runs(
+    body: BulkRequest, principal: Submitter, settings: Settings, session: WriteSession, background: BackgroundTasks
+) -> Response:
+    """Cancel, pause, resume, archive, unarchive or delete runs. The answer says of each run what became of it: one that
+    refuses the action does not stop the others."""
+    done = bulk.act_on_all(session, settings.artifacts, principal, body)
+    background.add_task(trash.empty_trash, settings.artifacts)
+    return answer(done)
 
 
 def _add_action(action: Action, summary: str, words: str) -> None:

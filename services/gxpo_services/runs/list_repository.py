@@ -176,7 +176,7 @@ def _conditions(filters: ListQuery, dialect: str) -> list[ColumnElement[bool]]:
         found.append(_run.archived == wants_archived)
     if filters.state:
         found.append(_run.state.in_(sorted(set(filters.state))))
-    equal = {_run.rule: filters.rule, _run.model: filters.model}
+    equal = {_run.rule: filters.rule, _run.model: filters.model, _run.created_by: filters.owner}
     found += [column == value for column, value in equal.items() if value is not None]
     if filters.group is not None:
         found.append(_run.group_number == select(_group.number).where(_group.id == filters.group).scalar_subquery())

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gxpo_services.api.errors import FieldError
+from gxpo_services.api.errors import FieldError, ProblemDetails
 from gxpo_services.api.fields import Id, JsonNumber, Tag, Text, Word
 from gxpo_services.configs.schemas import Override, RunSource
 from gxpo_services.run_states import RunState
@@ -16,6 +16,7 @@ from gxpo_trainer.planner.report import PlanView
 Notes = Annotated[Text, Field(max_length=20_000)]
 Tags = Annotated[list[Tag], Field(max_length=20)]
 Priority = Annotated[int, Field(ge=-1000, le=1000)]
+BulkAction = Literal["cancel", "pause", "resume", "archive", "unarchive", "delete"]
 PossibleAction = Literal["cancel", "pause", "resume", "clone", "retry", "delete"]
 
 
@@ -52,6 +53,29 @@ class RunPatch(BaseModel):
     notes: Notes | None = Field(None, description="Free text; null: none.")
     archived: bool | None = Field(None, description="Archived runs are hidden from lists; null: false.")
     priority: Priority | None = Field(None, description="Effective while the run is queued; null: 0.")
+
+
+class BulkRequest(BaseModel):
+    """One action on many runs."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    action: BulkAction
+    runs: Annotated[list[Id], Field(min_length=1, max_length=500, description="Ids.")]
+
+
+class BulkItem(BaseModel):
+    """What the action did to a run."""
+
+    run: str
+    state: RunState | None = Field(description="Afterwards; null for a run that was deleted or does not exist.")
+    problem: ProblemDetails | None = Field(description="Why the run was left as it is; null when it was not.")
+
+
+class BulkAnswer(BaseModel):
+    """Results in the order of the request, each run once."""
+
+    items: list[BulkItem]
 
 
 class Progress(BaseModel):
@@ -172,6 +196,7 @@ class ListQuery(BaseModel):
     model: Text | None = Field(None, max_length=400, description="model.path, exact.")
     tag: list[Tag] = Field([], max_length=20, description="All of these.")
     group: Id | None = Field(None, description="Id of a group.")
+    owner: Text | None = Field(None, max_length=100, description="Name of the token that submitted it, exact.")
     text: Text | None = Field(None, max_length=200, description="Substring of name, notes, id, model or a tag.")
     created_after: float | None = Field(None, ge=0, le=1e11, description="Seconds since 1970, exclusive.")
     created_before: float | None = Field(None, ge=0, le=1e11, description="Seconds since 1970, exclusive.")

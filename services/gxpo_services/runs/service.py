@@ -11,7 +11,15 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.access.principals import Principal, Role
 from gxpo_services.api import cursors, idempotency
-from gxpo_services.api.errors import Conflict, FieldError, Forbidden, Gone, Invalid, NotFound, Unavailable
+from gxpo_services.api.errors import (
+    Conflict,
+    FieldError,
+    Forbidden,
+    Gone,
+    Invalid,
+    NotFound,
+    Unavailable,
+)
 from gxpo_services.api.ids import new_id
 from gxpo_services.api.preconditions import check_match
 from gxpo_services.artifacts import trash

@@ -17,7 +17,7 @@ from gxpo_services.configs.checks import checked
 from gxpo_services.db.tables.runs import Group, Run
 from gxpo_services.events import repository as events
 from gxpo_services.groups import repository as groups
-from gxpo_services.groups.service import view_of
+from gxpo_services.groups.service import CANCELLED, view_of
 from gxpo_services.run_states import TERMINAL, RunState
 from gxpo_services.runs import limits
 from gxpo_services.runs import repository as runs_repository
@@ -74,6 +74,8 @@ def queue_missing(session: Session, group: Group) -> int:
 
     The caller holds the queue's lock, so that two schedulers do not queue the same run.
     """
+    if group.spec.get(CANCELLED):
+        return 0
     study = study_of(group)
     found = repository.runs_of(session, group)
     queued = {key_of(run) for run in found}

@@ -8,6 +8,7 @@ import pytest
 import tomli_w
 from fastapi.testclient import TestClient
 from sqlalchemy import select
+from support import queued_runs as runs
 from support.scripted_launcher import ScriptedLauncher
 
 from gxpo_services.db.database import Database
@@ -152,3 +153,16 @@ def test_a_bad_study_is_refused_and_queues_nothing(
 def test_a_sweep_is_no_study(client: TestClient) -> None:
     group = client.post(f"{API}/groups", json={"name": "g"}).json()["id"]
     assert client.get(f"{API}/studies/{group}").status_code == 404
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_cancelled_study_queues_no_further_runs(
+    cancelled: bool, client: TestClient, database: Database, scheduler: Scheduler
+) -> None:
+    made = client.post(f"{API}/studies", json=BODY).json()["group"]
+    if cancelled:
+        assert client.post(f"{API}/groups/{made['id']}/cancel").json()["by_state"] == {"cancelled": made["num_runs"]}
+    for run in client.get(f"{API}/groups/{made['id']}").json()["runs"]:
+        runs.change(database, run["id"], state=RunState.SUCCEEDED, score=0.5)
+    scheduler.tick()
+    assert (runs.count(database) == made["num_runs"]) == cancelled

@@ -1,0 +1,96 @@
+"""Changes of runs as Server-Sent Events, read by the product's own client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from support import queued_runs as runs
+from support.http_server import HttpServer
+
+from gxpo_client.client import Client, Json, NotFound, NotSignedIn, connect
+from gxpo_services.access.principals import hash_token
+from gxpo_services.db.database import Database
+from gxpo_services.db.tables.tokens import AccessToken
+from gxpo_services.events import repository as events
+from gxpo_services.run_states import RunState
+
+
+@pytest.fixture
+def secret(token_for: Callable[[str], str]) -> str:
+    return token_for("viewer")
+
+
+@pytest.fixture
+def client(app: FastAPI, secret: str) -> Iterator[Client]:
+    with HttpServer(app) as url, Client(connect(url), secret) as found:
+        yield found
+
+
+def next_change(changes: Iterator[tuple[str, Json] | None]) -> tuple[str, Json]:
+    return next(change for change in changes if change is not None)
+
+
+def test_every_change_is_pushed_until_all_runs_have_ended(client: Client, database: Database) -> None:
+    first, second, other = (runs.add_run(database) for _ in range(3))
+    changes = client.changes([first, second])
+    kinds = [next_change(changes) for _ in range(2)]
+    assert [(kind, run["id"], run["state"]) for kind, run in kinds] == [
+        ("run", first, "queued"),
+        ("run", second, "queued"),
+    ]
+    runs.move(database, first, RunState.STARTING)
+    kind, run = next_change(changes)
+    assert (kind, run["id"], run["state"]) == ("run", first, "starting")
+    kind, event = next_change(changes)
+    assert (kind, event["run"], event["kind"], event["fields"]["new"]) == ("event", first, "state", "starting")
+    runs.change(database, first, step=3)
+    assert next_change(changes)[1]["progress"]["steps"] == 3
+    runs.change(database, other, step=3)
+    runs.change(database, second, phase="training")
+    assert next_change(changes)[1]["phase"] == "training", "nothing of a run that was not asked for"
+    for run_id in (first, second):
+        runs.change(database, run_id, state=RunState.CANCELLED)
+    rest = [change[1]["id"] for change in changes if change is not None]
+    assert sorted(set(rest)) == sorted([first, second]), "and then the stream ends"
+
+    again = [change for change in client.changes([first], after=event["number"]) if change is not None]
+    assert [kind for kind, _ in again] == ["run"], "no event twice"
+
+
+def test_a_deleted_run_an_unknown_one_and_a_revoked_token_end_a_stream(
+    client: Client, database: Database, secret: str
+) -> None:
+    run_id = runs.add_run(database)
+    with pytest.raises(NotFound):
+        next(client.changes(["r" + "0" * 20]))
+    changes = client.changes([run_id])
+    next_change(changes)
+    with database.writing() as session:
+        from gxpo_services.runs import repository
+
+        found = repository.find(session, run_id)
+        session.delete(found)
+    assert next_change(changes) == ("deleted", {"id": run_id})
+    assert next(changes, None) is None
+    changes = client.changes([runs.add_run(database)])
+    next_change(changes)
+    with database.writing() as session:
+        session.query(AccessToken).filter_by(sha256=hash_token(secret)).one().revoked_at = 1.0
+    with pytest.raises(NotSignedIn, match="revoked"):
+        next_change(changes)
+
+
+def test_without_ids_every_run_that_has_not_ended_is_followed(client: Client, database: Database) -> None:
+    runs.add_run(database, state=RunState.SUCCEEDED)
+    waiting = runs.add_run(database)
+    with database.writing() as session:
+        events.record(session, None, "tests", "noise", "of no run")
+    changes: Any = client.changes([])
+    assert next_change(changes)[1]["id"] == waiting
+    runs.change(database, waiting, state=RunState.FAILED)
+    assert next_change(changes)[1]["state"] == "failed", "also that it has ended"
+    new = runs.add_run(database)
+    assert next_change(changes)[1]["id"] == new
