@@ -12,8 +12,9 @@ from enum import IntEnum
 
 
 class Role(IntEnum):
-    """Each role includes the permissions of the roles below it."""
+    """Each role includes the permissions of the roles below it. METRICS reads `/metrics` and nothing else."""
 
+    METRICS = 0
     VIEWER = 1
     SUBMITTER = 2
     ADMIN = 3

@@ -123,15 +123,24 @@ def _principal(token: BearerToken, database: DatabaseDep) -> Principal:
         return _known(connection, token)
 
 
-def _known(database: Session | Connection, token: str) -> Principal:
-    """The principal of this token. Raises Unauthorized."""
+def _known(database: Session | Connection, token: str, least: Role = Role.VIEWER) -> Principal:
+    """The principal of this token. Raises Unauthorized; Forbidden below the role `least`."""
     found = find_by_secret(database, token)
     if found is None:
         raise Unauthorized("the token is unknown, revoked or expired; sign in with another")
+    if found.role < least:
+        raise Forbidden(f"your token {found.name!r} has role {found.role.word}, which reads /metrics and nothing else")
     return found
 
 
+def _scraper(token: BearerToken, database: DatabaseDep) -> Principal:
+    with database.autocommit_connection() as connection:
+        return _known(connection, token, Role.METRICS)
+
+
 Viewer = Annotated[Principal, Depends(_principal)]
+Scraper = Annotated[Principal, Depends(_scraper)]
+"""Any valid token, that of a Prometheus too."""
 
 
 class ServiceRoute(APIRoute):

@@ -46,6 +46,8 @@ def describe(app: FastAPI) -> None:
                 for operation in path.values():
                     # Any body can be malformed or too large. FastAPI's own 422 has another schema.
                     more = responses(400, 408, 413) if "requestBody" in operation else {}
+                    if "401" in operation["responses"]:
+                        more |= responses(403)  # a token for /metrics alone
                     answers = {str(status): text for status, text in more.items()} | operation["responses"]
                     errors = [text for status, text in answers.items() if status.isdigit() and int(status) >= 400]
                     for text in errors:

@@ -157,7 +157,9 @@ def register_token(subparsers: Subparsers) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     create = _command(actions, "create", "tokens:create", "create a token; its secret is printed once")
     create.add_argument("name", metavar="NAME", help="name of its owner")
-    create.add_argument("--role", choices=("viewer", "submitter", "admin"), default="viewer", help="default viewer")
+    create.add_argument(
+        "--role", choices=("metrics", "viewer", "submitter", "admin"), default="viewer", help="default viewer"
+    )
     create.add_argument("--days", metavar="N", type=_positive_seconds, help="days until it expires; default: never")
     create.add_argument(
         "--database",

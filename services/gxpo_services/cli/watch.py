@@ -20,6 +20,7 @@ from gxpo_services.cli import tables
 from gxpo_services.cli.common import UsageError, client_of, group_runs, message_of, one_line, resolve_all
 from gxpo_services.run_states import TERMINAL
 
+_PAUSE_EVERY_S = 1.0
 _QUIET = {"submitted", "state", "checkpoint", "finished", "attempt"}
 """Events that the run's own line already shows."""
 
@@ -50,31 +51,34 @@ def follow(
     ids: Sequence[str],
     display: Display,
     *,
-    check: Callable[[], None] = lambda: None,
+    pause: Callable[[], None] = lambda: None,
     retry_s: float = 1.0,
 ) -> list[Json]:
     """Follow runs by the service's event stream until all have ended; returns their final views in the order of `ids`.
 
-    check: called at least every few seconds, to raise what should end the waiting. retry_s: between attempts while the
-    service is unavailable; each continues after the last event that was received.
+    pause: called every second or two, to wait or to raise what should end the waiting. retry_s: between attempts while
+    the service is unavailable; each continues after the last event that was received.
     """
     seen: dict[str, Json] = {}
     newest = 0
     is_away = False
+    pause_at = time.monotonic() + _PAUSE_EVERY_S
     while not all(run_id in seen and seen[run_id]["state"] in TERMINAL for run_id in ids):
         try:
             for change in client.changes(ids, newest):
                 if is_away:
                     display.message("the service is available again")
                     is_away = False
-                check()
                 if change is not None:
                     newest = max(newest, _show(change, seen, display))
+                if time.monotonic() >= pause_at:
+                    pause()
+                    pause_at = time.monotonic() + _PAUSE_EVERY_S
         except ServiceUnavailable as error:
             if not is_away:
                 display.message(f"{one_line(message_of(error))}; retrying; Ctrl-C stops watching")
             is_away = True
-            check()
+            pause()
             time.sleep(retry_s)
     return [seen[run_id] for run_id in ids]
 

@@ -7,7 +7,7 @@ import time
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
-from gxpo_services.api.dependencies import DatabaseDep, ReadSession, Viewer
+from gxpo_services.api.dependencies import DatabaseDep, ReadSession, Scraper
 from gxpo_services.api.errors import Unavailable, responses
 from gxpo_services.db.migrate import newest_revision, present_revision
 from gxpo_services.health import repository
@@ -37,7 +37,7 @@ def ready(database: DatabaseDep) -> dict[str, str]:
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **responses(401, 503)},
 )
-def prometheus(request: Request, _: Viewer, session: ReadSession) -> Response:
+def prometheus(request: Request, _: Scraper, session: ReadSession) -> Response:
     """Requests, latencies, runs by state and the schedulers' work in Prometheus' text format; requires a token."""
     registry = CollectorRegistry()
     gauge = Gauge("gxpo_runs", "Runs by state.", ("state",), registry=registry)

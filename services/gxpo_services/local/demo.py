@@ -24,6 +24,8 @@ _EVALUATIONS = 5
 """Evaluations of each run after its first, so that the curves can be read at any budget."""
 _AT_ONCE = 2
 """Runs at a time: starting a run leaves a core idle, and a race is seen best side by side."""
+_POLL_S = 2.0
+"""Polling interval; long, so that the runs get the CPU."""
 TITLE = "gxpo demo: three update rules and a control, at equal backward passes"
 
 
@@ -99,13 +101,13 @@ def _share_of_cores(cores: int) -> list[str]:
 
 
 def _watch(client: Client, ids: list[str], stack: Stack, until: threading.Event) -> list[Json]:
-    def check() -> None:
-        if until.is_set():
+    def pause() -> None:
+        if until.wait(_POLL_S):
             raise Stopped("interrupted; completed runs are kept")
         stack.check()
 
     with Bars() as bars:
-        return follow(client, ids, bars, check=check)
+        return follow(client, ids, bars, pause=pause)
 
 
 def _all_succeeded(runs: list[Json]) -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-RoleWord = Literal["viewer", "submitter", "admin"]
+RoleWord = Literal["metrics", "viewer", "submitter", "admin"]
 
 
 class TokenRequest(BaseModel):
@@ -16,7 +16,8 @@ class TokenRequest(BaseModel):
 
     name: str = Field(min_length=1, max_length=100, description="Name of its owner.", examples=["ci"])
     role: RoleWord = Field(
-        "viewer", description="viewer: read; submitter: submit and control runs; admin: manage tokens."
+        "viewer",
+        description="metrics: only /metrics; viewer: read; submitter: submit, control; admin: tokens too.",
     )
     days: float | None = Field(None, gt=0, le=36500, description="Days until it expires; null: never.")
 

@@ -54,6 +54,19 @@ def test_nobody_without_a_token_reads_or_writes_anything_but_the_health(
     assert {path for path in OPEN if anonymous.get(path).status_code == 200} == OPEN
 
 
+def test_a_token_for_metrics_reads_metrics_and_nothing_else(
+    app: FastAPI, anonymous: TestClient, database: Database, token_for: Callable[[str], str]
+) -> None:
+    run_id = launch(database).split()[0]
+    scraper = {"Authorization": f"Bearer {token_for('metrics')}"}
+    assert anonymous.get("/metrics", headers=scraper).status_code == 200
+    for method, path in calls(app):
+        if path not in {*OPEN, "/metrics"}:
+            answer = ask(anonymous, method, path, run_id, scraper)
+            assert answer.status_code == (401 if (method, path) == INGEST else 403), (method, path)
+            assert run_id not in answer.text
+
+
 def test_a_viewer_changes_nothing_and_a_submitter_no_tokens(
     app: FastAPI, anonymous: TestClient, database: Database, token_for: Callable[[str], str]
 ) -> None:

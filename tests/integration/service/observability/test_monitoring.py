@@ -101,7 +101,7 @@ def prometheus(app: FastAPI, token_for: Callable[[str], str], tmp_path: Path) ->
     """A Prometheus with the shipped config that scrapes this test's API every second."""
     folder = tmp_path / "prometheus"
     shutil.copytree(FILES, folder)
-    (folder / "gxpo-token").write_text(token_for("viewer"))
+    (folder / "gxpo-token").write_text(token_for("metrics"))
     address = f"127.0.0.1:{free_port()}"
     with HttpServer(app) as url:
         config = (folder / "prometheus.yml").read_text().replace("15s", "1s")
