@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from fastapi import APIRouter, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 
 from gxpo_services.api.dependencies import DatabaseDep, ReadSession, Scraper
 from gxpo_services.api.errors import Unavailable, responses
@@ -13,6 +13,14 @@ from gxpo_services.db.migrate import newest_revision, present_revision
 from gxpo_services.health import repository
 from gxpo_services.run_states import RunState
 
+_SCHEDULER_COUNTERS = {
+    "launches": "Jobs submitted.",
+    "recoveries": "Runs relaunched.",
+    "lost_leases": "Runs that another scheduler took over.",
+    "claims": "Runs taken from the queue.",
+    "queue_wait_seconds": "Sum of the waits of claimed runs.",
+}
+"""Metric without its prefix → description; each is a column of SchedulerRow."""
 router = APIRouter(tags=["health"])
 
 
@@ -55,5 +63,14 @@ def prometheus(request: Request, _: Scraper, session: ReadSession) -> Response:
     }
     for name, (description, value) in gauges.items():
         Gauge(name, description, registry=registry).set(value)
+    seconds = Gauge("gxpo_scheduler_tick_age_seconds", "Time since the last round.", ("scheduler",), registry=registry)
+    counters = {
+        name: Counter(f"gxpo_scheduler_{name}", words, ("scheduler",), registry=registry)
+        for name, words in _SCHEDULER_COUNTERS.items()
+    }
+    for row in repository.schedulers(session):
+        seconds.labels(row.owner).set(max(0.0, now - row.ticked_at))
+        for name, counter in counters.items():
+            counter.labels(row.owner).inc(getattr(row, name.replace("_seconds", "_s")))
     body = generate_latest(request.app.state.http_metrics.registry) + generate_latest(registry)
     return Response(body, media_type=CONTENT_TYPE_LATEST)

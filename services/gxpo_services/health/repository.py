@@ -6,6 +6,7 @@ from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
 from gxpo_services.db.tables.runs import Run
+from gxpo_services.db.tables.schedulers import SchedulerRow
 from gxpo_services.run_states import EXECUTING, RunState
 
 
@@ -28,3 +29,7 @@ def count_without_lease(session: Session, now: float) -> int:
 def sum_recoveries(session: Session) -> int:
     """Recoveries of all runs."""
     return session.scalar(select(func.coalesce(func.sum(Run.recoveries), 0))) or 0
+
+
+def schedulers(session: Session) -> list[SchedulerRow]:
+    return list(session.scalars(select(SchedulerRow).order_by(SchedulerRow.owner)))

@@ -7,7 +7,7 @@ schedulers, which must agree to within a fraction of `lease_s`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, func, or_, select, update
@@ -40,6 +40,12 @@ def take_over(session: Session, owner: str, now: float, until: float) -> dict[st
         if _changed(session, query.values(**values)):
             taken[run_id] = token + 1
     return taken
+
+
+def num_held_by_others(session: Session, owner: str, run_ids: Collection[str]) -> int:
+    """How many of these runs execute under the lease of another scheduler."""
+    query = select(func.count()).where(Run.id.in_(run_ids), Run.lease_owner != owner, _executing())
+    return session.scalar(query) or 0
 
 
 def release_all(session: Session, owner: str) -> None:

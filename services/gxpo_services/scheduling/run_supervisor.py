@@ -20,6 +20,7 @@ from gxpo_services.observability import logs
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import lifecycle
 from gxpo_services.scheduling import launches, leases, run_folder, supervision
+from gxpo_services.scheduling.counters import Counters
 from gxpo_services.scheduling.launcher import Job, JobRefused, JobStatus, Launcher
 from gxpo_services.settings import ServiceSettings
 
@@ -61,7 +62,9 @@ class RunSupervisor:
         command: Callable[[Path], Sequence[str]],
         api_answers: Callable[[], bool],
         clock: Callable[[], float],
+        counters: Counters,
     ) -> None:
+        self._counters = counters
         self._database, self._settings, self._launcher = database, settings, launcher
         self._owner, self._actor = owner, f"scheduler:{owner}"
         self._command, self._api_answers, self._clock = command, api_answers, clock
@@ -168,6 +171,7 @@ class RunSupervisor:
         }
         command = tuple(self._command(folder))
         self._launcher.submit(Job(job_id, command, folder / run_folder.LOG, env, owner=run.created_by))
+        self._counters.launches += 1
         self._log.info("job submitted", run=run.id, job=job_id)
 
     def _stop(self, run: Run, job_id: str, hold: Hold, why: str) -> None:
@@ -202,6 +206,7 @@ class RunSupervisor:
                 reason, why = outcome.reason, f"{outcome.reason}: {outcome.message}"
             secret = self._conclude(session, found, hold.lease_token, job, why, reason)
         hold.secret = secret
+        self._counters.recoveries += secret is not None
         self._log.info("launch over", run=run.id, launch=run.launch, why=why, state=str(found.state))
 
     def _conclude(

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from gxpo_services.db.migrate import need_current, upgrade
 from gxpo_services.observability import logs
 from gxpo_services.runs.lifecycle import StateChanged
 from gxpo_services.scheduling import admission, launches, leases, retention
+from gxpo_services.scheduling.counters import Counters
 from gxpo_services.scheduling.launcher import Launcher, LauncherUnavailable, RayLauncher, trainer_command
 from gxpo_services.scheduling.run_supervisor import Hold, RunSupervisor
 from gxpo_services.settings import ServiceSettings, make_home, need_roots, read_settings
@@ -40,6 +41,7 @@ MISFIT_S = 60.0
 RECONCILE_EVERY_S = 60.0
 """Interval at which the launcher's jobs are compared with the database; also at the first round."""
 CLEAN_EVERY_S = 600.0
+COUNT_EVERY_S = 5.0
 CLEANED_AT_ONCE = 500
 """Expired idempotency keys deleted per round; after a full batch the next round continues."""
 _DATABASE_AWAY = (OperationalError, InterfaceError)
@@ -70,6 +72,7 @@ class Scheduler:
         self.owner = owner or f"{socket.gethostname()[:30]}:{os.getpid()}:{secrets.token_hex(6)}"
         self._actor = f"scheduler:{self.owner}"
         self._database, self._settings, self._launcher, self._clock = database, settings, launcher, clock
+        self._counters = Counters()
         self._supervisor = RunSupervisor(
             database,
             settings,
@@ -78,9 +81,10 @@ class Scheduler:
             command=command,
             api_answers=api_answers or _ApiProbe(settings),
             clock=clock,
+            counters=self._counters,
         )
         self._held: dict[str, Hold] = {}
-        self._renewed_at = self._clean_at = self._reconcile_at = 0.0
+        self._counted_at = self._renewed_at = self._clean_at = self._reconcile_at = 0.0
         self._misfits: dict[int, float] = {}
         self._ended_of_studies: dict[int, int] = {}
         self._errors: dict[str, str] = {}
@@ -185,9 +189,20 @@ class Scheduler:
             self._log.info("run taken over", run=run_id)
         self._renewed_at = now
         known = {run_id: hold for run_id, hold in self._held.items() if held.get(run_id) == hold.lease_token}
-        for run_id in self._held.keys() - known.keys():
+        dropped = self._held.keys() - known.keys()
+        self._count(dropped, now)
+        for run_id in dropped:
             self._supervisor.dropped(run_id)
         self._held = {run_id: known.get(run_id) or Hold(token, now) for run_id, token in (held | taken).items()}
+
+    def _count(self, dropped: Set[str], now: float) -> None:
+        """Count leases that others took over, and store the counters every COUNT_EVERY_S."""
+        if not dropped and now < self._counted_at + COUNT_EVERY_S:
+            return
+        with self._database.writing() as session:
+            self._counters.lost_leases += leases.num_held_by_others(session, self.owner, dropped)
+            self._counters.write(session, self.owner, now)
+        self._counted_at = now
 
     def _claim(self) -> None:
         """Claim as many queued runs as quotas allow, in one transaction."""
@@ -197,6 +212,7 @@ class Scheduler:
         limits = self._quota()
         now = self._clock()
         begun: dict[str, Hold] = {}
+        waits: list[float] = []
         with self._database.writing() as session:
             leases.lock_queue(session)
             waiting = leases.queued(session)
@@ -207,7 +223,10 @@ class Scheduler:
                 with suppress(StateChanged):  # cancelled in between
                     secret = launches.begin(session, run, owner=self.owner, actor=self._actor, now=now, until=until)
                     begun[run.id] = Hold(run.lease_token, now, secret)
+                    waits.append(max(0.0, now - run.queued_at))
         self._held |= begun
+        self._counters.claims += len(waits)
+        self._counters.queue_wait_s += sum(waits)
         for run_id in begun:
             self._log.info("run claimed", run=run_id)
 

@@ -1,0 +1,50 @@
+"""A scheduler's own metrics, from its work to what Prometheus reads."""
+
+from __future__ import annotations
+
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+from support import queued_runs as runs
+from support.scheduling import Clock, Make
+from support.scripted_launcher import ScriptedLauncher
+
+from gxpo_services.db.database import Database
+from gxpo_services.scheduling.counters import KEPT_S
+
+
+def scraped(client: TestClient) -> dict[tuple[str, str], float]:
+    """(metric, scheduler) → value."""
+    return {
+        (sample.name.removeprefix("gxpo_scheduler_"), sample.labels["scheduler"]): sample.value
+        for family in text_string_to_metric_families(client.get("/metrics").text)
+        for sample in family.samples
+        if sample.name.startswith("gxpo_scheduler_") and not sample.name.endswith("_created")
+    }
+
+
+def test_launches_recoveries_waits_and_lost_leases_are_counted(
+    client: TestClient, database: Database, launcher: ScriptedLauncher, scheduler_of: Make, clock: Clock
+) -> None:
+    first = scheduler_of("first")
+    run_ids = [runs.add_run(database, queued_at=clock.now - wait) for wait in (10.0, 30.0)]
+    first.tick()
+    launcher.ends(f"{run_ids[0]}-1", "failed")
+    first.tick()
+    first.tick()
+    clock.passes(5)
+    first.tick()
+    found = scraped(client)
+    assert found["claims_total", "first"] == 2
+    assert found["queue_wait_seconds_total", "first"] == 40
+    assert (found["launches_total", "first"], found["recoveries_total", "first"]) == (3, 1)
+    assert found["lost_leases_total", "first"] == 0
+
+    clock.passes(60)  # the leases have run out
+    scheduler_of("second").tick()
+    first.tick()
+    found = scraped(client)
+    assert found["lost_leases_total", "first"] == 2
+    assert {name for _, name in found} == {"first", "second"}
+    clock.passes(KEPT_S + 1)
+    first.tick()
+    assert {name for _, name in scraped(client)} == {"first"}
