@@ -154,10 +154,10 @@ def test_the_sweep_of_rules_includes_it_with_its_control() -> None:
     body = {"name": "s", "base": {"preset": "demo"}, "preset": "rules", "seeds": [0, 1]}
     request = SweepRequest.model_validate(body)
     runs = [run.config for run in plan(request, ServiceSettings())[::2]]
-    # Factors of 1.2e-4: SFPO and GXPO 0.5 · 5 + 1, Repeated 2.
+    # Factors of 2.4e-4: SFPO and GXPO 0.5 · 5 + 1, Repeated 2.
     assert [(run.learner.rule.name, run.learner.optimizer.learning_rate) for run in runs] == [
-        ("grpo", pytest.approx(1.2e-4)), ("sfpo", pytest.approx(1.2e-4)), ("gxpo", pytest.approx(1.2e-4)),
-        ("repeated", pytest.approx(1.2e-4)), ("grpo", pytest.approx(4.2e-4)), ("grpo", pytest.approx(2.4e-4)),
+        ("grpo", pytest.approx(2.4e-4)), ("sfpo", pytest.approx(2.4e-4)), ("gxpo", pytest.approx(2.4e-4)),
+        ("repeated", pytest.approx(2.4e-4)), ("grpo", pytest.approx(8.4e-4)), ("grpo", pytest.approx(4.8e-4)),
     ]  # fmt: skip
     base, rule = runs[2].learner.rule, runs[3].learner.rule
     assert (rule.repeats, rule.alpha, rule.gate) == (2, base.alpha, base.gate)
