@@ -87,6 +87,8 @@ def tree_with_the_rule(folder: Path) -> None:
     package = folder / "gxpo_trainer"
     (folder / "trainer").symlink_to(".")
     subprocess.run(["cp", "-r", os.fspath(ROOT / "trainer" / "gxpo_trainer"), os.fspath(package)], check=True)
+    rule = "gxpo_trainer/rules/lookahead.py"
+    (folder / rule).write_text(page[f"trainer/{rule}"], encoding="utf-8")
     rules = package / "config" / "rules.py"
     head, registry, rest = rules.read_text(encoding="utf-8").partition("RULES: list[type[RuleSettings]] = [\n")
     entries, end, rest = rest.partition("]\n")
