@@ -211,9 +211,9 @@ def test_one_shared_seed_is_inconclusive() -> None:
     groups = [SeedGroup("GRPO", (run(curve(*BASELINE)),)), SeedGroup("GXPO", (run(curve(*CANDIDATE)),))]
     text = weigh(compare_groups(groups, "GRPO")).sentence
     assert "Inconclusive: only one shared seed" in text
-    assert "GRPO peaks at 50.0% after 20 steps, 20 backward passes, 2.00 h." in text
-    assert "GXPO reaches that after 10 steps, 30 backward passes, 1.50 h" in text
-    assert "2.00× in steps, 0.67× in backward passes, 1.33× in time" in text
+    assert "GRPO peaks at 50.0% after 20 steps, 20 backward passes, 2 h 0 min." in text
+    assert "GXPO reaches that after 10 steps, 30 backward passes, 1 h 30 min" in text
+    assert "(compared with GRPO: 2.0× fewer steps, 1.5× more backward passes, 1.3× less time)" in text
     assert "fewest steps: GXPO; fewest backward passes: GRPO; least time: GXPO" in text
     assert "seeds shared with the baseline (1 of at least 3)" in text
 
@@ -234,6 +234,8 @@ def test_an_advantage_in_every_seed_with_an_interval_above_one_is_supported() ->
     assert evidence.supported == {"GXPO": ("steps", "backward_passes", "hours")}
     assert evidence.missing == ()
     assert "3 of 3 seeds reached" in evidence.sentence
+    claim = "GXPO needs 2.2× fewer steps and 2.2× fewer backward passes and 2.2× less time (3 seeds)"
+    assert evidence.sentence.splitlines()[0] == f"To reach the best accuracy of GRPO, {claim}."
 
 
 def test_a_time_that_no_run_knows_is_neither_shown_nor_supported() -> None:
@@ -251,6 +253,8 @@ def test_intervals_that_include_no_difference_support_nothing() -> None:
     evidence = weigh(compare_groups([three_seeds("GRPO", (10, 10, 10)), three_seeds("GXPO", (5, 10, 9))], "GRPO"))
     assert evidence.supported == {"GXPO": ()}
     assert "no advantage is supported" in evidence.sentence
+    verdict = "Inconclusive: 3 shared seeds support no advantage over GRPO."
+    assert evidence.sentence.splitlines()[0] == verdict
     assert any("more seeds of GXPO" in item for item in evidence.missing)
 
 
@@ -303,7 +307,7 @@ def test_a_baseline_that_never_learned_gives_no_speed_up() -> None:
 def test_a_run_that_misses_the_target_with_its_best() -> None:
     slow = SeedGroup("GXPO", (run(curve((0, 30, 60, 90), (0, 1, 2, 3), (0.2, 0.3, 0.35, 0.3))),))
     text = weigh(compare_groups([SeedGroup("GRPO", (run(curve(*BASELINE)),)), slow], "GRPO")).sentence
-    assert "GXPO does not reach that in 30 steps, 90 backward passes, 3.00 h; its best is 35.0%." in text
+    assert "GXPO does not reach that in 30 steps, 90 backward passes, 3 h 0 min; its best is 35.0%." in text
 
 
 def test_groups_without_a_shared_seed_are_not_compared_by_seed() -> None:

@@ -243,7 +243,7 @@ def test_averages_at_equal_backward_passes_are_those_of_the_published_table_3() 
 
     by_benchmark = {name: [published(row, name) for row in rows] for name in benchmarks}
     table = equal_cost_table(by_benchmark, "backward_passes", budgets, names)
-    assert table.header[:3] == ("run", "108 passes MATH-500", "108 passes GSM8K")
+    assert table.header[:3] == ("run", "108 backward passes MATH-500", "108 backward passes GSM8K")
     assert table.rows[0][1:4] == ("32.9%", "66.8%", "12.5%")
     for row, cells in zip(rows, table.rows, strict=True):
         assert float(cells[-1].removesuffix("%")) == pytest.approx(row["average"], abs=0.06)
@@ -275,7 +275,7 @@ def test_intervals_stand_beside_the_means_in_percentage_points() -> None:
 
     table = budget_table(compare_groups([group("GRPO", 0.5, 0.5), group("GXPO", 0.6, 0.8)], "GRPO"))
     # Differences 10 and 30: mean 20, ± 12.706·√200/√2 = 127.1.
-    assert table.rows[1][1:5] == ("GXPO", "70.0%", "+20.0", "-107.1 to +147.1")
+    assert table.rows[1][1:5] == ("GXPO", "70.0%", "+20.0", "−107.1 to +147.1")
     assert table.title == "Accuracy at equal budgets (points; 95% intervals of the difference)"
 
 

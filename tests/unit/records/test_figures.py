@@ -263,15 +263,17 @@ def test_the_terminal_table_shows_what_the_paper_compares(two_runs: list[Path]) 
     result, convergence, best, budgets, by_step = all_tables(groups, comparison)
     # GRPO ends at (.5 + .75)/2 = 62.5% after 20 steps, 20 passes, 2 min; GXPO gets there at step 10, 30 BP, 1 min.
     assert result.rows == (
-        ("GRPO", "1", "62.5%", "20", "20", "2.0 min", "–"),
-        ("GXPO K=5", "1", "87.5%", "20", "60", "2.0 min", "12"),
+        ("GRPO", "1", "62.5%", "20", "20", "2 min 0 s", "–"),
+        ("GXPO K=5", "1", "87.5%", "20", "60", "2 min 0 s", "12"),
     )
-    assert convergence.rows[1] == ("GXPO K=5", "87.5%", "20", "10 (2.00×)", "30 (0.67×)", "1.0 min (2.00×)")
+    assert convergence.rows[1] == (
+        "GXPO K=5", "87.5%", "20", "10 (2.0× fewer)", "30 (1.5× more)", "1 min 0 s (2.0× less)"
+    )  # fmt: skip
     # The paper's Table 5: shut-off, total BP and time, own best with what it took.
-    assert best.rows[1] == ("GXPO K=5", "12", "60", "2.0 min", "87.5%", "20", "60", "2.0 min")
+    assert best.rows[1] == ("GXPO K=5", "12", "60", "2 min 0 s", "87.5%", "20", "60", "2 min 0 s")
     # At 20 passes the last GXPO evaluation is the one before the first step: 25%.
     at_passes = next(row for row in budgets.rows if row[1] == "GXPO K=5" and row[2] == "25.0%")
-    assert at_passes[3] == "-37.5"
+    assert at_passes[3] == "−37.5"
     assert by_step.rows[1] == ("10", "37.5 (10, 1.0)", "62.5 (30, 1.0)")
     assert "Inconclusive: only one shared seed" in shown
     assert max(len(line) for line in shown.splitlines()) <= 100

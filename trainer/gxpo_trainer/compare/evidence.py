@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from gxpo_trainer.compare.curves import Axis, Point
 from gxpo_trainer.compare.groups import Comparison, GroupResult
+from gxpo_trainer.compare.wording import hours, percent, points, ratio_interval, ratio_words
 
 MIN_SEEDS = 3
 COSTS: tuple[Axis, ...] = ("steps", "backward_passes", "hours")
@@ -22,9 +23,10 @@ _NOUN = {"steps": "steps", "backward_passes": "backward passes", "hours": "time"
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The result in words, one statement per line, and the parts of it that are computed.
+    """The result in words and the parts of it that are computed.
 
-    supported: candidate → axes on which it beats the baseline by the criteria above. missing: further evidence.
+    sentence: one statement per line, the verdict first. supported: candidate → axes on which it beats the baseline by
+    the criteria above. missing: further evidence.
     """
 
     sentence: str
@@ -39,17 +41,17 @@ def weigh(comparison: Comparison) -> Evidence:
         text = f"{comparison.baseline} is the only configuration; add another run to compare it with."
         return Evidence(text, {}, ("a second run",))
     target, name = comparison.target, comparison.baseline
-    parts: list[str] = []
+    supported = {group.name: tuple(a for a in COSTS if _supports(comparison, group, a)) for group in candidates}
+    missing = _missing(comparison, candidates)
+    parts = [_verdict(comparison, candidates, supported)]
     if target.steps == 0:
-        parts.append(f"{name} never exceeds its initial policy ({_percent(target.accuracy)}).")
+        parts.append(f"{name} never exceeds its initial policy ({percent(target.accuracy)}).")
     else:
-        parts.append(f"{name} peaks at {_percent(target.accuracy)} after {_costs(target)}.")
+        parts.append(f"{name} peaks at {percent(target.accuracy)} after {_costs(target)}.")
         parts += [_reach(group, name) for group in candidates]
         parts.append(_winners(comparison))
     parts += [text for group in candidates if (text := _equal_budgets(group, name))]
-    supported = {group.name: tuple(a for a in COSTS if _supports(comparison, group, a)) for group in candidates}
-    missing = _missing(comparison, candidates)
-    parts.append(_verdict(comparison, candidates, supported))
+    parts += [text for group in candidates if (text := _over_seeds(comparison, group, supported[group.name]))]
     if missing:
         parts.append("Missing: " + "; ".join(missing) + ".")
     return Evidence("\n".join(part for part in parts if part), supported, tuple(missing))
@@ -58,12 +60,10 @@ def weigh(comparison: Comparison) -> Evidence:
 def _reach(group: GroupResult, baseline: str) -> str:
     if group.match is None:
         spent = _costs(group.final)
-        return f"{group.name} does not reach that in {spent}; its best is {_percent(group.peak.accuracy)}."
-    ratios = ", ".join(
-        f"{ratio:.2f}× in {_NOUN[axis]}" for axis in COSTS if (ratio := group.speed_ups[axis]) is not None
-    )
-    speed = f" (speed-up over {baseline}: {ratios})" if ratios else ""
-    return f"{group.name} reaches that after {_costs(group.match)}{speed}."
+        return f"{group.name} does not reach that in {spent}; its best is {percent(group.peak.accuracy)}."
+    ratios = ", ".join(ratio_words(ratio, axis) for axis in COSTS if (ratio := group.speed_ups[axis]) is not None)
+    against = f" (compared with {baseline}: {ratios})" if ratios else ""
+    return f"{group.name} reaches that after {_costs(group.match)}{against}."
 
 
 def _equal_budgets(group: GroupResult, baseline: str) -> str:
@@ -72,8 +72,8 @@ def _equal_budgets(group: GroupResult, baseline: str) -> str:
     for axis in COSTS:
         found = [result for result in group.budgets if result.axis == axis and result.over_seeds]
         if found and (last := max(found, key=lambda result: result.budget)).over_seeds:
-            amount = format_hours(last.budget) if axis == "hours" else f"{last.budget:.0f}"
-            words.append(f"{100 * last.over_seeds.mean:+.1f} at equal {_NOUN[axis]} ({amount})")
+            amount = hours(last.budget) if axis == "hours" else f"{last.budget:.0f}"
+            words.append(f"{points(last.over_seeds.mean)} at equal {_NOUN[axis]} ({amount})")
     return f"{group.name} against {baseline}, in points: {', '.join(words)}." if words else ""
 
 
@@ -99,25 +99,55 @@ def _supports(comparison: Comparison, group: GroupResult, axis: Axis) -> bool:
 
 
 def _verdict(comparison: Comparison, candidates: list[GroupResult], supported: dict[str, tuple[Axis, ...]]) -> str:
-    if all(group.num_paired == 0 for group in candidates):
+    """One line: what the runs support, or why they are inconclusive."""
+    baseline = comparison.baseline
+    most = max(group.num_paired for group in candidates)
+    if most == 0:
         return "Inconclusive: no run shares a seed with the baseline."
-    if all(group.num_paired <= 1 for group in candidates):
-        return f"Inconclusive: only one shared seed. Run at least {MIN_SEEDS}."
+    if most < MIN_SEEDS:
+        shared = "one shared seed" if most == 1 else f"{most} shared seeds"
+        return f"Inconclusive: only {shared}. Run at least {MIN_SEEDS}."
+    claims = [_claim(group, supported[group.name]) for group in candidates if supported[group.name]]
+    if not claims:
+        return f"Inconclusive: {most} shared seeds support no advantage over {baseline}."
+    rest = len(candidates) - len(claims)
+    others = f" No advantage is supported for the {_others(rest)}." if rest else ""
+    return f"To reach the best accuracy of {baseline}, {'; '.join(claims)}.{others}"
+
+
+def _others(num: int) -> str:
+    return "other configuration" if num == 1 else f"{num} other configurations"
+
+
+def _claim(group: GroupResult, axes: tuple[Axis, ...]) -> str:
+    """The supported advantages of a group, and the costs that are larger in every seed's interval."""
+    gains, losses = [], []
+    for axis in COSTS:
+        interval = group.seed_speed_ups[axis]
+        if interval is None or interval.high is None:
+            continue
+        if axis in axes:
+            gains.append(ratio_words(interval.mean, axis))
+        elif interval.high < 1:
+            losses.append(ratio_words(interval.mean, axis))
+    but = f" but {' and '.join(losses)}" if losses else ""
+    return f"{group.name} needs {' and '.join(gains)}{but} ({group.num_paired} seeds)"
+
+
+def _over_seeds(comparison: Comparison, group: GroupResult, supported: tuple[Axis, ...]) -> str:
+    """The evidence over seeds; empty with one seed or none."""
+    if group.num_paired <= 1:
+        return ""
     level = f"{100 * comparison.level:g}%"
-    words = []
-    for group in candidates:
-        bounds = ", ".join(
-            f"{_NOUN[axis]} {interval.mean:.2f}× ({interval.low:.2f} to {interval.high:.2f})"
-            for axis in COSTS
-            if (interval := group.seed_speed_ups[axis]) and interval.low is not None and interval.high is not None
-        )
-        seen = f"{group.name}: {group.num_reached} of {group.num_paired} seeds reached the baseline's peak"
-        held = " and ".join(_NOUN[axis] for axis in supported[group.name])
-        claim = f"supported: less {held}" if held else "no advantage is supported"
-        words.append(
-            seen + (f"; speed-ups with {level} intervals over seeds: {bounds}" if bounds else "") + f"; {claim}."
-        )
-    return "\n".join(words)
+    bounds = ", ".join(
+        f"{_NOUN[axis]} {ratio_interval(interval, axis)}"
+        for axis in COSTS
+        if (interval := group.seed_speed_ups[axis]) and interval.low is not None
+    )
+    seen = f"{group.name}: {group.num_reached} of {group.num_paired} seeds reached the baseline's peak"
+    held = " and ".join(_NOUN[axis] for axis in supported)
+    claim = f"supported: less {held}" if held else "no advantage is supported"
+    return f"{seen}{f'; {level} intervals over seeds: {bounds}' if bounds else ''}; {claim}."
 
 
 def _missing(comparison: Comparison, candidates: list[GroupResult]) -> list[str]:
@@ -150,17 +180,6 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
-def _percent(accuracy: float) -> str:
-    return f"{100 * accuracy:.1f}%"
-
-
 def _costs(point: Point) -> str:
-    time = f", {format_hours(point.hours)}" if point.hours == point.hours else ""
+    time = f", {hours(point.hours)}" if point.hours == point.hours else ""
     return f"{point.steps:.0f} steps, {point.backward_passes:.0f} backward passes{time}"
-
-
-def format_hours(hours: float) -> str:
-    """A duration in hours, formatted in seconds, minutes or hours."""
-    if hours < 1 / 60:
-        return f"{hours * 3600:.0f} s"
-    return f"{hours * 60:.1f} min" if hours < 1 else f"{hours:.2f} h"

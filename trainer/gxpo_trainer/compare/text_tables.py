@@ -12,16 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from gxpo_trainer.compare.curves import Axis, at_budget, mean_curve
-from gxpo_trainer.compare.evidence import format_hours
 from gxpo_trainer.compare.groups import Comparison, GroupResult
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.sampling_share import payoff_of
 from gxpo_trainer.compare.seeds import SeedGroup
+from gxpo_trainer.compare.wording import UNKNOWN, hours, percent, points, ratio, ratio_interval
 
 _AXES: tuple[Axis, ...] = ("steps", "backward_passes", "hours")
-_NAMES = {"steps": "steps", "backward_passes": "passes", "hours": "time", "tokens": "tokens"}
+_NAMES = {"steps": "steps", "backward_passes": "backward passes", "hours": "time", "tokens": "tokens"}
 _MAX_ROWS = 12
-UNKNOWN = "–"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ def all_tables(groups: Sequence[SeedGroup], comparison: Comparison, share: float
 
 def result_table(comparison: Comparison) -> Table:
     """One row per group: final accuracy and costs."""
-    header = ("run", "seeds", "accuracy", "steps", "passes", "time", "shut-off step")
+    header = ("run", "seeds", "accuracy", "steps", "backward passes", "time", "shut-off step")
     rows = []
     for group in comparison.groups:
         costs = (_cost(axis, group.final.cost(axis)) for axis in _AXES)
@@ -69,12 +68,12 @@ def convergence_table(comparison: Comparison) -> Table:
     target = comparison.target
     best = f"best of {comparison.baseline}: {percent(target.accuracy)} at step {target.steps:.0f}"
     smoothing = f", exponential average {comparison.smoothing:g}" if comparison.smoothing else ""
-    return Table(f"To match the {best}{smoothing} (× = speed-up)", header, tuple(rows))
+    return Table(f"To match the {best}{smoothing}", header, tuple(rows))
 
 
 def best_table(comparison: Comparison) -> Table:
     """One row per group: shut-off step, total cost, and cost to its own peak (Table 5)."""
-    header = ("run", "shut-off step", "passes", "time", "best", "at step", "passes to best", "time to best")
+    header = ("run", "shut-off step", "backward passes", "time", "best", "at step", "passes to best", "time to best")
     rows = []
     for group in comparison.groups:
         whole, best = group.final, group.peak
@@ -99,7 +98,7 @@ def budget_table(comparison: Comparison) -> Table:
                 continue
             reached = "" if found.all_reached else " (ended before)"
             seeds, problems = found.over_seeds, found.over_problems
-            mean = f"{100 * seeds.mean:+.1f}" if seeds else UNKNOWN
+            mean = points(seeds.mean) if seeds else UNKNOWN
             cells = (percent(found.accuracy.mean) + reached, mean, _bounds(seeds), _bounds(problems))
             rows.append((shown, group.name, *cells))
     level = f"{100 * comparison.level:g}%"
@@ -188,25 +187,22 @@ def payoff_table(comparison: Comparison, share: float, source: str) -> Table:
             rows.append((group.name, reached, *[UNKNOWN] * 4))
             continue
         even = payoff.break_even if payoff.passes != 1 else None
-        found = (payoff.steps, payoff.speed_up(share), payoff.speed_up(share, asynchronous=True))
-        rows.append((group.name, *map(_speed_up, found), f"{payoff.passes:.2f}", _share_of_step(even)))
-    header = ("run", "fewer steps", "faster", "faster, asynchronous", "passes of a step", "pays above a share of")
+        times = (payoff.speed_up(share), payoff.speed_up(share, asynchronous=True))
+        cells = (ratio_interval(payoff.steps, "steps"), *(ratio_interval(found, "hours") for found in times))
+        rows.append((group.name, *cells, f"{payoff.passes:.2f}", _share_of_step(even)))
+    header = ("run", "steps", "time", "time, asynchronous", "passes per step", "pays above a share of")
     title = f"When it pays: sampling takes {100 * share:.0f}% of a step of {baseline.name} ({source})"
     return Table(title, header, tuple(rows))
-
-
-def percent(value: float) -> str:
-    return f"{100 * value:.1f}%" if value == value else UNKNOWN
 
 
 def _cost(axis: Axis, value: float) -> str:
     if value != value:
         return UNKNOWN
-    return format_hours(value) if axis == "hours" else f"{value:.0f}"
+    return hours(value) if axis == "hours" else f"{value:.0f}"
 
 
 def _amount(axis: Axis, budget: float) -> str:
-    return format_hours(budget) if axis == "hours" else f"{budget:.0f} {_NAMES[axis]}"
+    return hours(budget) if axis == "hours" else f"{budget:.0f} {_NAMES[axis]}"
 
 
 def _shut(group: GroupResult) -> str:
@@ -225,19 +221,14 @@ def _mean_at(groups: Sequence[SeedGroup], name: str, axis: Axis, budget: float, 
 def _match(group: GroupResult, axis: Axis) -> str:
     if group.match is None:
         return "not reached"
-    ratio = group.speed_ups[axis]
-    return _cost(axis, group.match.cost(axis)) + (f" ({ratio:.2f}×)" if ratio is not None else "")
+    found = group.speed_ups[axis]
+    return _cost(axis, group.match.cost(axis)) + (f" ({ratio(found, axis)})" if found is not None else "")
 
 
 def _bounds(interval: Interval | None) -> str:
     if interval is None or interval.low is None or interval.high is None:
         return UNKNOWN
-    return f"{100 * interval.low:+.1f} to {100 * interval.high:+.1f}"
-
-
-def _speed_up(interval: Interval) -> str:
-    bounds = "" if interval.low is None else f" ({interval.low:.2f} to {interval.high:.2f})"
-    return f"{interval.mean:.2f}×{bounds}"
+    return f"{points(interval.low)} to {points(interval.high)}"
 
 
 def _share_of_step(interval: Interval | None) -> str:

@@ -24,7 +24,8 @@ from gxpo_trainer.compare.curves import Axis, EvaluationCurve, RunCurves, mean_c
 from gxpo_trainer.compare.evidence import weigh
 from gxpo_trainer.compare.groups import Comparison, compare_groups, default_baseline
 from gxpo_trainer.compare.seeds import SeedGroup, seed_band
-from gxpo_trainer.compare.text_tables import all_tables, percent
+from gxpo_trainer.compare.text_tables import all_tables
+from gxpo_trainer.compare.wording import percent
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")

@@ -97,14 +97,14 @@ def test_tables_are_the_papers_views(client: TestClient, two: tuple[str, str]) -
     assert titles[1].startswith("To match the best of GRPO: 62.5% at step 20")
     assert titles[2:4] == ["Accuracy at equal backward passes", "Own best"]
     assert table(answer, "To match")["rows"][1] == [
-        "GXPO K=5", "87.5%", "20", "10 (2.00×)", "30 (0.67×)", "6.0 min (2.00×)",
+        "GXPO K=5", "87.5%", "20", "10 (2.0× fewer)", "30 (1.5× more)", "6 min 0 s (2.0× less)",
     ]  # fmt: skip
     assert table(answer, "Accuracy at equal backward")["rows"] == [
         ["GRPO", "62.5%", "62.5%", "62.5%"],
         ["GXPO K=5", "25.0%", "87.5%", "56.2%"],
     ]
     assert table(answer, "Own best")["rows"][1] == [
-        "GXPO K=5", "12", "60", "12.0 min", "87.5%", "20", "60", "12.0 min",
+        "GXPO K=5", "12", "60", "12 min 0 s", "87.5%", "20", "60", "12 min 0 s",
     ]  # fmt: skip
     assert all(len(row) == len(found["header"]) for found in answer["tables"] for row in found["rows"])
 
@@ -113,7 +113,7 @@ def test_when_it_pays_by_hand(client: TestClient, two: tuple[str, str]) -> None:
     # Half the steps and three times the passes. At 50%: 2 / (0.5 + 3 · 0.5); asynchronous 2 · 0.5 / 1.5.
     found = table(compare(client, runs=list(two), sampling_share=0.5), "When it pays")
     assert found["title"] == "When it pays: sampling takes 50% of a step of GRPO (as given)"
-    assert found["rows"] == [["GXPO K=5", "2.00×", "1.00×", "0.67×", "3.00", "50%"]]
+    assert found["rows"] == [["GXPO K=5", "2.0× fewer", "equal", "1.5× more", "3.00", "50%"]]
     # These runs reported no times, so there is no measured share.
     assert not any(t["title"].startswith("When it pays") for t in compare(client, runs=list(two))["tables"])
     assert client.get("/api/v1/compare", params={"runs": two[0], "sampling_share": 1}).status_code == 422
@@ -235,8 +235,8 @@ def test_several_benchmarks_are_averaged_and_shown_one_by_one(client: TestClient
     assert answer["benchmarks"] == ["easy", "hard"]
     assert table(answer, "Accuracy at equal backward")["header"] == [
         "run",
-        "20 passes easy",
-        "20 passes hard",
+        "20 backward passes easy",
+        "20 backward passes hard",
         "average",
     ]
     # .25, .375, .625 averaged with weight .5: .25, .3125, .46875; the curve itself stays as it is.
