@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session, lazyload
 
-from gxpo_services.db.tables.runs import Group, Run
+from gxpo_services.db.tables.runs import Group, Run, RunDocument
 from gxpo_services.run_states import TERMINAL, RunState
 
 
@@ -74,6 +74,12 @@ def equal_runs(session: Session, config_sha256: str, limit: int) -> list[int]:
     """Numbers of the runs of an equal config, newest first."""
     query = select(Run.number).where(Run.config_sha256 == config_sha256).order_by(Run.number.desc()).limit(limit)
     return list(session.scalars(query))
+
+
+def configs(session: Session, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """Run number → config."""
+    query = select(RunDocument.run_number, RunDocument.config).where(RunDocument.run_number.in_(numbers))
+    return {row.run_number: row.config for row in session.execute(query)}
 
 
 def set_where(

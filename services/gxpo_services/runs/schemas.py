@@ -140,6 +140,7 @@ class RunView(BaseModel):
     pruned_at: float | None = Field(
         description="When retention (GXPO_RETENTION_DAYS) deleted samples and log; null while they are kept."
     )
+    settings: dict[str, Any] = Field({}, description="The requested settings of its config; null where it has none.")
     config_sha256: str = Field(description="Equal for runs that differ only in name.")
     possible_actions: list[PossibleAction]
 
@@ -216,5 +217,8 @@ class ListQuery(BaseModel):
         description="Which value of the metric: its last, highest (best) or lowest value, or its value at a step.",
     )
     with_metric: list[Word] = Field([], max_length=50, description="Metrics whose last values are included.")
+    with_setting: list[Word] = Field(
+        [], max_length=50, description="Settings or sections of the config that are included, by dotted path."
+    )
     limit: int = Field(50, ge=1, le=200, description="Page size.")
     cursor: Text | None = Field(None, max_length=2000, description="`next_cursor` of the previous page.")

@@ -207,13 +207,15 @@ def list_runs(session: Session, query: ListQuery) -> dict[str, Any]:
     found, total = list_repository.page(session, query, order, after, query.limit + 1)
     numbers = [number for number, _ in found[: query.limit]]
     values = last_values(session, numbers, query.with_metric) if query.with_metric else {}
+    configs = repository.configs(session, numbers) if query.with_setting else {}
     items = []
     for row, (number, value) in zip(shown_repository.shown_rows(session, numbers), found, strict=False):
         metrics = {name: values.get(number, {}).get(name) for name in query.with_metric}
         if order.metric is not None:
             assert not isinstance(value, str)
             metrics[order.metric] = value
-        items.append(views.listed(row, metrics))
+        settings = {path: views.setting(configs.get(number, {}), path) for path in query.with_setting}
+        items.append(views.listed(row, metrics, settings))
     next_cursor = None
     if len(found) > query.limit:
         number, value = found[query.limit - 1]

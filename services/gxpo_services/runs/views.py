@@ -18,7 +18,7 @@ RETRIED = frozenset({RunState.FAILED, RunState.CANCELLED})
 """States in which a run can be retried."""
 
 
-_LISTED = tuple(name for name in RunView.model_fields if name != "metrics")
+_LISTED = tuple(name for name in RunView.model_fields if name not in ("metrics", "settings"))
 # Fields that may be NaN or infinite, which JSON represents as strings.
 _NUMBERS = ("score", "score_best", "reward")
 _NUMBERS_OF_PROGRESS = ("backward_passes", "tokens", "training_s", "hours_budget")
@@ -33,16 +33,17 @@ def view(run: Shown) -> RunView:
     return RunView.model_validate(_members(run))
 
 
-def listed(run: Shown, metrics: Mapping[str, float | None]) -> dict[str, Any]:
+def listed(run: Shown, metrics: Mapping[str, float | None], settings: Mapping[str, Any]) -> dict[str, Any]:
     """The same as plain JSON values, unvalidated: validation would take as long as the query.
 
-    metrics: additional values.
+    metrics, settings: additional values.
     """
     members = _members(run)
     found = {name: members[name] for name in _LISTED}
     for part, names in ((found, _NUMBERS), (found["progress"], _NUMBERS_OF_PROGRESS)):
         for name in names:
             part[name] = plain(part[name])
+    found["settings"] = dict(settings)
     found["metrics"] = {name: plain(value) for name, value in metrics.items()}
     return found
 
@@ -64,6 +65,16 @@ def detail(run: Shown, document: RunDocument) -> RunDetail:
 
 def _members(run: Shown) -> dict[str, Any]:
     return run | {"progress": _progress(run), "possible_actions": possible_actions(RunState(run["state"]))}
+
+
+def setting(config: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path of a stored config; None where there is none."""
+    value: Any = config
+    for part in path.split("."):
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(part)
+    return value
 
 
 @functools.cache

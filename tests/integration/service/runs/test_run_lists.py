@@ -336,6 +336,16 @@ def test_metrics_come_along_when_they_are_asked_for(client: TestClient, database
     assert [run["metrics"] for run in found] == [{METRIC: 0.5, "x": None}, {METRIC: None, "x": None}]
 
 
+def test_settings_come_along_when_they_are_asked_for(client: TestClient) -> None:
+    made = client.post(f"{API}/runs", json={"preset": "demo", "overrides": ["learner.rule.k=7"]})
+    assert made.status_code == 201
+    asked = ["learner.rule.k", "learner.rule", "learner.no.such"]
+    found = client.get(f"{API}/runs", params={"with_setting": asked}).json()["items"][0]["settings"]
+    assert found["learner.rule.k"] == found["learner.rule"]["k"] == 7
+    assert found["learner.no.such"] is None
+    assert client.get(f"{API}/runs").json()["items"][0]["settings"] == {}
+
+
 # Bad requests
 
 
