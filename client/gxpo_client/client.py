@@ -24,11 +24,13 @@ from urllib.parse import quote
 import httpx
 
 from gxpo_client.addresses import is_loopback
+from gxpo_client.shared_responses import SharedResponses
 
 PREFIX = "/api/v1"
 _PAGE = 200
 _DOWNLOAD_S = 600.0
 Json = dict[str, Any]
+_Parameter = tuple[str, str | int | float | bool | None]
 
 
 class ServiceError(Exception):
@@ -92,11 +94,19 @@ class Client:
 
     patience_s: how long GET requests and requests with an idempotency key are retried while the service is
     unavailable. cache: serves GET requests while the service is unavailable; `me`, changes and downloads never.
+    shared: responses of other clients with the same rights.
     """
 
     def __init__(
-        self, http: httpx.Client, token: str | None, cache: ResponseCache | None = None, *, patience_s: float = 0.0
+        self,
+        http: httpx.Client,
+        token: str | None,
+        cache: ResponseCache | None = None,
+        *,
+        patience_s: float = 0.0,
+        shared: SharedResponses | None = None,
     ) -> None:
+        self._shared = shared
         self._http, self._token, self._cache, self._patience_s = http, token, cache, patience_s
 
     def __enter__(self) -> Self:
@@ -280,7 +290,7 @@ class Client:
         if self._cache.offline and key in self._cache.answers:
             return self._cache.answers[key]
         try:
-            answer = self._request("GET", path, params=params).json()
+            answer = self._shared_json(path, params)
         except ServiceUnavailable:
             self._cache.offline = True
             if key in self._cache.answers:
@@ -288,6 +298,12 @@ class Client:
             raise
         self._cache.put(key, answer)
         return answer
+
+    def _shared_json(self, path: str, params: list[_Parameter]) -> Any:
+        def send() -> Any:
+            return self._request("GET", path, params=params).json()
+
+        return send() if self._shared is None else self._shared.get((path, tuple(params)), send)
 
     def post(self, path: str, body: Json | None = None, *, key: str | None = None) -> Json:
         headers = {"Idempotency-Key": key} if key else {}
@@ -329,6 +345,8 @@ class Client:
         while True:
             try:
                 response = self._http.request(method, path, headers=self._headers() | dict(headers or {}), **request)
+                if self._shared is not None and method != "GET":
+                    self._shared.clear()
                 if response.is_success:
                     return response
                 problem = _error_of(response)
@@ -370,7 +388,7 @@ def _part(text: str) -> str:
     return quote(str(text), safe="").replace("..", "%2E%2E")
 
 
-def _parameters(query: Mapping[str, Any]) -> list[tuple[str, str | int | float | bool | None]]:
+def _parameters(query: Mapping[str, Any]) -> list[_Parameter]:
     """Query parameters: None and empty text omitted, lists repeated, booleans in lower case."""
     return [
         (name, str(item).lower() if isinstance(item, bool) else str(item))

@@ -16,14 +16,14 @@ def known(value: Any) -> TypeGuard[float]:
 
 def percent(value: Any, digits: int = 1) -> str:
     """0.4132 → `41.3%`."""
-    return f"{100 * value:.{digits}f}%" if known(value) else NONE
+    return _minus(f"{100 * value:.{digits}f}%") if known(value) else NONE
 
 
 def count(value: float | None) -> str:
     """12345.0 → `12,345`; fractions keep two digits."""
     if not known(value):
         return NONE
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
+    return _minus(f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}")
 
 
 def figure(value: float | None) -> str:
@@ -32,7 +32,12 @@ def figure(value: float | None) -> str:
         return NONE
     if not known(value):
         return str(value)
-    return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+    return _minus(f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}")
+
+
+def _minus(text: str) -> str:
+    """A true minus as sign, also of an exponent."""
+    return text.replace("-", "−")
 
 
 def duration(seconds: float | None) -> str:
