@@ -97,7 +97,7 @@ gxpo.until = found => {
 FIRST, BOTH = (
     f"() => {keys}.every(key => "
     "document.querySelector(`[class*='${key}'] [data-testid=stVegaLiteChart] :is(canvas, svg)`))"
-    for keys in ("['compare-compare-accuracy']", "['compare-compare-accuracy', 'compare-metric']")
+    for keys in ("['compare-compare-accuracy']", "['compare-compare-accuracy', '-explorer']")
 )
 
 

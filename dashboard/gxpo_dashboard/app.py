@@ -24,12 +24,14 @@ def _set_up() -> None:
     gc.freeze()
 
 
+STYLE = Path(__file__).with_name("widgets") / "style.css"
 ICON = str(Path(__file__).with_name("icon.png"))
 entries = [st.Page(_nothing, title=title, url_path=name) for name, (title, _, _) in VIEWS.items()]
 entry = st.navigation([st.Page(_nothing, title="gxpo", default=True), *entries], position="hidden")
 view = navigation.wanted(st.query_params, entry.url_path, list(VIEWS))
 title, _, show = VIEWS[view]
 st.set_page_config(page_title=f"{title} · gxpo", page_icon=ICON, layout="wide")
+st.html(STYLE)
 # Without a token only the sign-in is shown.
 if visitor.enter():
     me = st.session_state["me"]

@@ -1,14 +1,16 @@
 """Pictures of every view, light and dark, from the runs of a home (`make demo`, then `make screenshots`).
 
 Starts the API and the dashboard on that home, opens each view in headless Chromium, waits until nothing is being
-drawn any more, and writes docs/images/<view>-<light|dark>.png with at most 256 colours. Chromium and its driver come
-from the system's packages.
+drawn any more, and writes docs/images/<view>-<light|dark>.png of a window of 1280 pixels and
+<view>-wide-<light|dark>.png of one of 1920, at twice the resolution and with at most 256 colours. Chromium and its
+driver come from the system's packages.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import logging
 import sys
 import tempfile
@@ -29,16 +31,31 @@ from gxpo_client.client import Client, connect  # noqa: E402
 from gxpo_services.local.ports import free_port  # noqa: E402
 
 MODES: tuple[Literal["light"], Literal["dark"]] = ("light", "dark")
+WIDTHS = (1280, 1920)
+SCALE = 2
+"""Pixels of a picture per pixel of the page."""
 _MOST_COMPARED = 9
 
 
+# Of the page, or of its part above the first card that does not fit.
+_HEIGHT = """
+const main = document.querySelector('[data-testid=stMain]');
+if (!main || main.scrollHeight <= arguments[0]) return main ? main.scrollHeight : 1000;
+const cards = [...main.querySelectorAll('h5')].map(title => title.closest('[data-testid=stVerticalBlock]'));
+const ends = cards.map(card => card.getBoundingClientRect().bottom + main.scrollTop + 16);
+return Math.max(...ends.filter(end => end <= arguments[0]), Math.min(...ends));
+"""
+
+
 def shoot(page: Page, file: Path, query: dict[str, Any], width: int, most: int) -> None:
-    """A view from its top, as high as its content, at most `most` pixels."""
+    """A view from its top, as high as its content; above `most` pixels it ends below the last whole card."""
     page.open(**query)
-    height = page.script(
-        "const main = document.querySelector('[data-testid=stMain]'); return main ? main.scrollHeight : 1000"
-    )
-    size = {"width": width, "height": min(max(int(height), 700), most), "deviceScaleFactor": 1, "mobile": False}
+    size = {
+        "width": width,
+        "height": max(int(page.script(_HEIGHT, most)), 700),
+        "deviceScaleFactor": SCALE,
+        "mobile": False,
+    }
     page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     page.settle()
     picture = Image.open(io.BytesIO(page.driver.get_screenshot_as_png())).convert("RGB")
@@ -57,10 +74,13 @@ def views(client: Client) -> dict[str, dict[str, Any]]:
     shown = next((run["id"] for run in runs if run["rule"] == "gxpo"), runs[0]["id"])
     newest = [[run["id"] for run in runs if run["rule"] == rule] for rule in ("grpo", "sfpo", "gxpo")]
     compared = [run for of_rule in newest for run in of_rule[: _MOST_COMPARED // 3]]
+    sweeps = [group["id"] for group in client.groups() if client.heat_map(group["id"]) is not None]
+    sweep = {"sweep": {"view": "compare", "groups": sweeps[:1]}} if sweeps else {}
     return {
+        **sweep,
         "runs": {"view": "runs"},
         "run": {"view": "run", "run": shown},
-        "gate": {"view": "run", "run": shown, "part": "Gate and budget"},
+        "gate": {"view": "run", "run": shown, "part": "Gate"},
         "samples": {"view": "run", "run": shown, "part": "Samples"},
         "compare": {"view": "compare", "runs": compared},
         "benchmarks": {"view": "benchmarks", "runs": compared[:8]},
@@ -72,7 +92,7 @@ def arguments_of(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--home", type=Path, default=ROOT / "runs" / "demo", help="home of a service with ended runs")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images", help="folder of the pictures")
-    parser.add_argument("--width", type=int, default=1280, help="of the window, in pixels")
+    parser.add_argument("--widths", type=int, nargs="*", default=WIDTHS, help="of the window, in pixels")
     parser.add_argument("--height", type=int, default=1500, help="most pixels of a picture's height")
     parser.add_argument("--only", nargs="*", default=None, help="names of the pictures to take")
     return parser.parse_args(given)
@@ -101,12 +121,13 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 def take(url: str, found: dict[str, dict[str, Any]], chosen: argparse.Namespace) -> None:
-    for mode in MODES:
-        with open_browser(width=chosen.width, mode=mode) as driver:
+    for mode, width in itertools.product(MODES, chosen.widths):
+        with open_browser(width=width, mode=mode) as driver:
             for name, query in found.items():
                 if chosen.only is None or name in chosen.only:
-                    file = chosen.out / f"{name}-{mode}.png"
-                    shoot(Page(driver, url), file, query, chosen.width, chosen.height)
+                    wide = "-wide" if width > min(WIDTHS) else ""
+                    file = chosen.out / f"{name}{wide}-{mode}.png"
+                    shoot(Page(driver, url), file, query, width, chosen.height)
                     sys.stdout.write(f"{file}: {file.stat().st_size // 1000} kB\n")
 
 

@@ -13,6 +13,8 @@ from support.browsing import Mode, Page, set_mode
 from support.dashboard_process import DashboardProcess
 from support.site import Site
 
+from gxpo_dashboard.views.run import PARTS
+
 EMPTY_PAGE = 'import streamlit as st\n\nst.set_page_config(page_title="Empty")\nst.title("Empty")\n'
 SERIOUS = {"serious", "critical"}
 
@@ -32,8 +34,14 @@ def baseline(tmp_path_factory: pytest.TempPathFactory, browser: webdriver.Chrome
         process.close()
 
 
-@pytest.mark.parametrize("mode", ["light", "dark"])
-@pytest.mark.parametrize("view", ["runs", "run", "compare", "benchmarks", "submit"])
+VIEWS = ("runs", "run", "compare", "benchmarks", "submit")
+VISITS: list[tuple[str, Mode]] = [
+    *((view, mode) for mode in ("light", "dark") for view in VIEWS),  # type: ignore[misc]
+    *((f"run {part}", "light") for part in PARTS if part != "Overview"),
+]
+
+
+@pytest.mark.parametrize(("view", "mode"), VISITS)
 def test_no_view_has_a_serious_fault_of_its_own(
     site: Site, page: Page, baseline: Counter[str], view: str, mode: Mode
 ) -> None:
@@ -45,8 +53,9 @@ def test_no_view_has_a_serious_fault_of_its_own(
         "submit": {"sweep": "1"},
     }
     set_mode(page.driver, mode)
+    name, _, part = view.partition(" ")
     try:
-        page.open(view, **queries.get(view, {}))
+        page.open(name, **queries.get(name, {}), **({"part": part} if part else {}))
         found = faults(page)
     finally:
         set_mode(page.driver, "light")

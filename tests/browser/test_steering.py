@@ -10,8 +10,8 @@ POINTS = "view.data('points').length"
 
 def test_a_run_is_submitted_watched_paused_resumed_and_cancelled_from_the_page(site: Site, page: Page) -> None:
     page.open("submit", preset="demo")
-    page.fill("name", "by hand")
-    page.fill("budget.steps", str(LONG))
+    page.fill("Name", "by hand")
+    page.fill("Budget steps", str(LONG))
     page.shows(f"At most {3 * LONG:,} backward passes")
     page.press("Submit run")
     page.wait(lambda: page.query.get("view") == ["run"] and page.query.get("run"), "the new run's own view")
@@ -42,9 +42,9 @@ def test_a_run_is_submitted_watched_paused_resumed_and_cancelled_from_the_page(s
 
 def test_what_cannot_be_used_is_named_and_not_submitted(page: Page) -> None:
     page.open("submit", preset="demo")
-    page.fill("learner.rule.k", "many")
+    page.fill("Rule K", "many")
     page.shows("learner.rule.k = 'many' is not an integer")
-    page.fill("learner.rule.k", "1")
+    page.fill("Rule K", "1")
     page.shows("Fix 1 setting")
     assert page.button("Submit run") is None
 
@@ -53,7 +53,7 @@ def test_a_runs_plan_is_shown_before_it_is_submitted(page: Page) -> None:
     page.open("submit", preset="demo")
     page.shows("Planned for a host without GPUs.")
     page.shows("Time and cost by rule")
-    page.fill("model.path", "org/unknown")
+    page.fill("Model path", "org/unknown")
     page.shows("No plan: model.path = 'org/unknown' is not a folder here")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
@@ -38,6 +38,8 @@ AXES = {
     "time": "training time (hours)",
     "tokens": "sampled tokens",
 }
+AXIS_WORDS = {"step": "Steps", "backward_passes": "Backward passes", "time": "Hours", "tokens": "Tokens"}
+"""Labels of the control of the x-axis."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,11 @@ class Chart:
     def empty(self) -> bool:
         return bool(self.datasets["points"].empty)
 
+    @property
+    def text(self) -> str:
+        """The content, and how to read it."""
+        return f"{self.summary} {self.note}".strip()
+
     def table(self) -> pd.DataFrame:
         """The points as a table, with one row per x and one column per series if possible."""
         frame = self.datasets["points"]
@@ -71,6 +78,32 @@ class Chart:
             wide = wide[list(dict.fromkeys(frame["series"]))].reset_index()
             return wide.rename(columns={"x": self.labels.get("x", "x")}).rename_axis(columns=None)
         return frame.rename(columns=dict(self.labels))
+
+
+def with_colors(chart: Chart, colors: Mapping[str, str]) -> Chart:
+    """The chart with these colours of series; charts of other series, or with colours of their own, are unchanged."""
+    return replace(chart, spec=_colored(chart.spec, colors))
+
+
+def _colored(node: Any, colors: Mapping[str, str]) -> Any:
+    if isinstance(node, list):
+        return [_colored(item, colors) for item in node]
+    if not isinstance(node, dict):
+        return node
+    found = {name: _colored(part, colors) for name, part in node.items()}
+    encoded = found.get("color")
+    if isinstance(encoded, dict) and encoded.get("field") == "series":
+        names = encoded["scale"]["domain"]
+        if names and "range" not in encoded["scale"] and all(name in colors for name in names):
+            scale = {**encoded["scale"], "range": [colors[name] for name in names]}
+            found["color"] = {**encoded, "scale": scale}
+    return found
+
+
+def series_of(chart: Chart) -> list[str]:
+    """The series of a chart, in order."""
+    frame = chart.datasets["points"]
+    return list(dict.fromkeys(frame["series"])) if "series" in frame else []
 
 
 def long_frame(series: Series, names: Mapping[str, str], x: str = "step") -> pd.DataFrame:

@@ -38,15 +38,23 @@ def title_of(benchmark: str) -> str:
     return TITLES.get(benchmark, benchmark)
 
 
-def scores_frame(evaluations: Iterable[Mapping[str, Any]], metric: str, label: str) -> pd.DataFrame:
-    """Evaluation records of a run as rows; `low` and `high` are the 95% interval over problems, NaN if unknown."""
+def scores_frame(
+    evaluations: Iterable[Mapping[str, Any]], metric: str, label: str, at: Mapping[int, float] | None = None
+) -> pd.DataFrame:
+    """Evaluation records of a run as rows; `low` and `high` are the 95% interval over problems, NaN if unknown.
+
+    at: step → position on the x-axis, None for the step itself; records without a position are omitted.
+    """
     rows = []
     for record in evaluations:
         scores = record["scores"]
-        if metric in scores:
-            value, step = number(scores[metric]), int(record["step"])
+        step = int(record["step"])
+        if metric in scores and (at is None or step in at):
+            value = number(scores[metric])
             low, high = number(scores.get(f"{metric}/ci_low")), number(scores.get(f"{metric}/ci_high"))
-            rows.append((str(record["benchmark"]), label, float(step), value, low, high, step))
+            rows.append(
+                (str(record["benchmark"]), label, float(step) if at is None else at[step], value, low, high, step)
+            )
     numbers = dict.fromkeys(("x", "y", "low", "high"), "float64")
     return typed_frame(rows, benchmark="str", series="str", **numbers, step="int64")
 
@@ -72,7 +80,12 @@ def published_scores(answer: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def benchmark_chart(
-    benchmark: str, frame: pd.DataFrame, metric: str, names: Sequence[str], published: pd.DataFrame | None = None
+    benchmark: str,
+    frame: pd.DataFrame,
+    metric: str,
+    names: Sequence[str],
+    published: pd.DataFrame | None = None,
+    x: str = "step",
 ) -> Chart:
     """A benchmark over training: line and interval per run; published values as labelled rules."""
     mine = frame[frame["benchmark"] == benchmark]
@@ -89,19 +102,24 @@ def benchmark_chart(
     return Chart(
         f"benchmark-{benchmark}",
         f"{title_of(benchmark)}: {metric}",
-        {"layer": [interval_layer(present), *score_lines(present, metric), published_rules]},
+        {"layer": [interval_layer(present, x), *score_lines(present, metric, x), published_rules]},
         {"points": mine.drop(columns=["benchmark"]), "rules": rules},
-        f"{metric} on {title_of(benchmark)} over {AXES['step']} with 95% intervals",
+        f"{metric} on {title_of(benchmark)} over {AXES[x]} with 95% intervals",
         _words(mine, metric, rules),
         "Shaded: 95% interval over problems (bootstrap)." + (" Dashed: published." if len(rules) else ""),
-        labels={"x": AXES["step"], "y": metric, "low": "95% low", "high": "95% high"},
+        labels={"x": AXES[x], "y": metric, "low": "95% low", "high": "95% high"},
     )
 
 
-def accuracy_chart(evaluations: Sequence[Mapping[str, Any]], metric: str = "pass@1") -> Chart:
-    """One run: every benchmark as a line with its interval."""
+def accuracy_chart(
+    evaluations: Sequence[Mapping[str, Any]],
+    metric: str = "pass@1",
+    x: str = "step",
+    at: Mapping[int, float] | None = None,
+) -> Chart:
+    """One run: every benchmark as a line with its interval; `at` as in scores_frame."""
     frames = [
-        scores_frame([record for record in evaluations if record["benchmark"] == name], metric, title_of(name))
+        scores_frame([record for record in evaluations if record["benchmark"] == name], metric, title_of(name), at)
         for name in dict.fromkeys(record["benchmark"] for record in evaluations)
     ]
     frame = pd.concat(frames, ignore_index=True) if frames else scores_frame([], metric, "")
@@ -109,12 +127,12 @@ def accuracy_chart(evaluations: Sequence[Mapping[str, Any]], metric: str = "pass
     return Chart(
         f"accuracy-{metric}",
         f"Benchmark accuracy ({metric})",
-        {"layer": [interval_layer(names), *score_lines(names, metric)]},
+        {"layer": [interval_layer(names, x), *score_lines(names, metric, x)]},
         {"points": frame.drop(columns=["benchmark"])},
-        f"{metric} over {AXES['step']} with 95% intervals",
+        f"{metric} over {AXES[x]} with 95% intervals",
         _words(frame, metric, _rules("", None)),
         "Shaded: 95% interval over problems (bootstrap).",
-        labels={"x": AXES["step"], "y": metric, "low": "95% low", "high": "95% high"},
+        labels={"x": AXES[x], "y": metric, "low": "95% low", "high": "95% high"},
     )
 
 

@@ -31,7 +31,6 @@ from gxpo_dashboard.view_models.rules import Rule, Rules
 from gxpo_dashboard.view_models.series import Series
 
 NAMES = ("update/backward_passes", "update/backward_passes_total")
-AREA_COLORS = ("#3c7dba", "#9aa5b1")
 
 
 def passes_by_phase(series: Series, rule: Rule) -> pd.DataFrame:
@@ -80,7 +79,7 @@ def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | No
     steps = sorted({int(step) for step in own["x"]})
     hypothetical = others([0, *steps] if steps else [], settings, rules)
     lines = {other.label_with_cost(settings): other for other in _other_rules(settings, rules)} if steps else {}
-    styles = _styles(_phases(rule), lines)
+    styles = _styles(_phases(rule), (rule.color, rules.fallback_color), lines)
     limit = labels_frame([(budget, f"budget {count(budget)}")] if budget else [])
     table = pd.concat([own, hypothetical[hypothetical["x"] > 0]], ignore_index=True)
     return Chart(
@@ -108,10 +107,10 @@ def _y(**more: Any) -> Spec:
     return quantity(title="backward passes", axis=axis, scale={"padding": 18, "nice": False}, **more)
 
 
-def _styles(areas: list[str], lines: Mapping[str, Rule]) -> Spec:
+def _styles(areas: list[str], area_colors: tuple[str, str], lines: Mapping[str, Rule]) -> Spec:
     """One colour and dash per name, areas and lines in one legend; those of a rule are the same for every run."""
     names = [*areas, *lines]
-    colors = [*AREA_COLORS[: len(areas)], *(rule.color for rule in lines.values())]
+    colors = [*area_colors[: len(areas)], *(rule.color for rule in lines.values())]
     dashed = DASHES[1:]
     dashes = [[1, 0]] * len(areas) + [list(dashed[rule.position % len(dashed)]) for rule in lines.values()]
     shown = legend(names)

@@ -14,7 +14,6 @@ from gxpo_dashboard.charts.base import (
     MUTED,
     Chart,
     Spec,
-    axis_value,
     color,
     labels_frame,
     layer,
@@ -25,7 +24,6 @@ from gxpo_dashboard.charts.base import (
     threshold_layers,
     typed_frame,
     x_encoding,
-    y_encoding,
     z_encoding,
 )
 from gxpo_dashboard.charts.benchmarks import interval_layer, score_lines
@@ -35,6 +33,8 @@ Answer = Mapping[str, Any]
 COST_OF = {"step": "steps", "backward_passes": "backward_passes", "time": "hours", "tokens": "tokens"}
 """Axis of a chart → list of a response's curve (hours, not seconds)."""
 NEVER_SMOOTHED = ("gate/",)
+_ACCURACY = "accuracy"
+LINES = ("#8fbbe3", "#1d5a9e")
 CELLS, NO_VALUE, CELL_TEXT = ("#eaf2fa", "#8fbbe3"), "#d5dbe1", "#0b131d"
 
 
@@ -109,29 +109,6 @@ def gate_chart(answer: Answer, z: Mapping[str, Points]) -> Chart:
     )
 
 
-def metric_chart(name: str, series: Mapping[str, Points], x: str, smoothing: float) -> Chart:
-    """A training metric of several runs (label → points); gates are never smoothed."""
-    weight = 0.0 if name.startswith(NEVER_SMOOTHED) else smoothing
-    rows = []
-    for label, points in series.items():
-        for step, at, value in zip(points.steps, points.x, smooth(points.y, weight), strict=True):
-            rows.append((label, axis_value(at, x), value, step))
-    frame = points_frame(rows)
-    names = [label for label, points in series.items() if points]
-    words = ", ".join(f"{label} {figure(series[label].last)}" for label in names)
-    return Chart(
-        "compare-metric",
-        name,
-        {"layer": line_layers(names, x, y_encoding(name))},
-        {"points": frame, "near": near(frame)},
-        f"{name} of all runs over {AXES[x]}",
-        f"Latest values: {words}." if words else "No data yet.",
-        f"Exponential average, weight {weight:g}." if weight else "Not smoothed.",
-        height=340,
-        labels={"x": AXES[x]},
-    )
-
-
 def smooth(values: Sequence[float], weight: float) -> list[float]:
     """m₀ = a₀, mᵢ = weight·mᵢ₋₁ + (1 − weight)·aᵢ; non-finite values are kept and skipped."""
     averaged: list[float] = []
@@ -189,6 +166,85 @@ def heat_map_chart(answer: Answer) -> Chart:
         height=110 + 60 * len(y_names),
         labels={"x": answer["x"], "y": answer["y"], "value": "mean"},
     )
+
+
+def parallel_chart(runs: Sequence[Mapping[str, Any]], settings: Sequence[str]) -> Chart:
+    """Parallel coordinates of a sweep: an axis per setting and one of accuracy, a line per run.
+
+    settings: dotted paths of `group_values`. Values are placed by rank, so that 1e-5 and 1e-4 are as far apart as
+    1e-4 and 1e-3.
+    """
+    scored = [run for run in runs if known(number(run["score"]))]
+    axes = [*settings, _ACCURACY]
+    values = {
+        path: sorted({_word(run["group_values"].get(path)) for run in scored}, key=_numeric_first) for path in settings
+    }
+    scores = [number(run["score"]) for run in scored]
+    low, high = min(scores, default=0.0), max(scores, default=1.0)
+    rows, ticks = [], []
+    for run in scored:
+        score = number(run["score"])
+        for axis in axes:
+            word = percent(score) if axis == _ACCURACY else _word(run["group_values"].get(axis))
+            place = (score - low) / (high - low or 1.0) if axis == _ACCURACY else _rank(word, values[axis])
+            rows.append((run["name"], axis, place, word, score))
+    for axis in settings:
+        ticks += [(axis, _rank(word, values[axis]), word) for word in values[axis]]
+    ticks += [(_ACCURACY, 0.0, percent(low)), (_ACCURACY, 1.0, percent(high))] if scored else []
+    frame = typed_frame(rows, series="str", axis="str", y="float64", value="str", accuracy="float64")
+    x: Spec = {"field": "axis", "type": "nominal", "sort": axes, "title": None, "axis": {"labelAngle": 0}}
+    x["scale"] = {"padding": 0.3}
+    shade = quantity("accuracy", legend=None, scale={"zero": False, "range": list(LINES)})
+    tips = [{"field": "series"}, {"field": "axis"}, {"field": "value"}]
+    hovered: Spec = {"condition": {"param": "hover", "empty": False, "value": 4}, "value": 1.6}
+    place_line = {
+        "x": x,
+        "y": quantity(axis=None, scale={"padding": 14}),
+        "color": shade,
+        "detail": {"field": "series"},
+    }
+    select = {"type": "point", "fields": ["series"], "on": "pointerover", "nearest": True, "clear": "pointerout"}
+    words = {"x": x, "y": quantity(), "text": {"field": "value"}}
+    best = max(scored, key=lambda run: number(run["score"]), default=None)
+    return Chart(
+        "parallel",
+        "Parallel coordinates",
+        {
+            "layer": [
+                layer("points", "line", {**place_line, "size": hovered}, aria=False, opacity=0.8),
+                layer(
+                    "points", "point", {**place_line, "tooltip": tips}, params=[{"name": "hover", "select": select}],
+                    filled=True, size=40,
+                ),
+                layer("ticks", "text", words, aria=False, align="left", dx=8, fontSize=12, color="currentColor"),
+            ]
+        },
+        {"points": frame, "ticks": typed_frame(ticks, axis="str", y="float64", value="str")},
+        f"A line per run over {', '.join(axes)}",
+        f"Highest: {percent(number(best['score']))} in {best['name']}." if best else "No evaluations yet.",
+        "Darker lines are more accurate. Values of a setting are evenly spaced.",
+        zoomable=False,
+        height=360,
+    )  # fmt: skip
+
+
+def _rank(word: str, values: Sequence[str]) -> float:
+    return values.index(word) / (len(values) - 1) if len(values) > 1 else 0.5
+
+
+def _numeric_first(word: str) -> tuple[bool, float, str]:
+    value = number(word)
+    return (not known(value), value if known(value) else 0.0, word)
+
+
+def runs_of_series(answer: Answer) -> dict[str, str]:
+    """Series of the accuracy chart → id of one of its runs."""
+    return {group["name"]: group["runs"][0]["id"] for group in answer["groups"]}
+
+
+def runs_of_gates(answer: Answer) -> dict[str, str]:
+    """Series of the gate chart → id of its run."""
+    return {_run_label(group, run): run["id"] for group in answer["groups"] for run in group["runs"]}
 
 
 def settings_table(answer: Answer) -> pd.DataFrame:

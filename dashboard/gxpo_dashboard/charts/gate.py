@@ -30,10 +30,16 @@ from gxpo_dashboard.charts.base import (
     y_encoding,
     z_encoding,
 )
+from gxpo_dashboard.view_models.colors import HUES
 from gxpo_dashboard.view_models.series import Points, Series
 
 NAMES = tuple(f"gate/{name}" for name in ("active", "z", "threshold", "value", "mean", "std", "shutoff_step"))
 LOOK_AHEAD, FALLBACK = "look-ahead on", "fallback to GRPO"
+PhaseColors = tuple[str, str]
+PHASE_COLORS: PhaseColors = (HUES[2], HUES[0])
+"""Of steps with the look-ahead on (the run's rule) and off (the baseline)."""
+PHASE_OPACITY = 0.22
+"""Visible on light and dark pages: tests measure it."""
 
 
 def shutoff_step(series: Series) -> int | None:
@@ -59,7 +65,7 @@ def phases(series: Series, x: str = "step") -> pd.DataFrame:
     return typed_frame(rows, x="float64", x2="float64", phase="str")
 
 
-def z_chart(series: Series, x: str = "step", two_sided: bool = False) -> Chart:
+def z_chart(series: Series, x: str = "step", two_sided: bool = False, colors: PhaseColors = PHASE_COLORS) -> Chart:
     """z-score with τ, shut-off and phases, in units of the window's standard deviation."""
     frame = long_frame(series, {"gate/z": "z-score"}, x)
     tau = series["gate/threshold"].last if series.get("gate/threshold") else math.nan
@@ -70,7 +76,14 @@ def z_chart(series: Series, x: str = "step", two_sided: bool = False) -> Chart:
     return Chart(
         "gate-z",
         "Gate: z-score",
-        {"layer": [_phases(x), *line_layers(["z-score"], x, z_encoding()), *threshold_layers(), *_shutoff_layers(x)]},
+        {
+            "layer": [
+                _phases(x, colors),
+                *line_layers(["z-score"], x, z_encoding()),
+                *threshold_layers(),
+                *_shutoff_layers(x),
+            ]
+        },
         {"points": frame, "near": near(frame), "rules": rules, **_marks(series, x)},
         f"z-score of the gate against its threshold over {AXES[x]}, phases shaded, shut-off marked",
         _z_words(series, tau, two_sided),
@@ -80,7 +93,9 @@ def z_chart(series: Series, x: str = "step", two_sided: bool = False) -> Chart:
     )
 
 
-def value_chart(series: Series, x: str = "step", watched: str = "monitored value") -> Chart:
+def value_chart(
+    series: Series, x: str = "step", watched: str = "monitored value", colors: PhaseColors = PHASE_COLORS
+) -> Chart:
     """The monitored value, called `watched`, and the window's mean ± one standard deviation as a band."""
     names = {"gate/value": watched, "gate/mean": "window mean"}
     present = {name: label for name, label in names.items() if series.get(name)}
@@ -98,7 +113,7 @@ def value_chart(series: Series, x: str = "step", watched: str = "monitored value
     return Chart(
         "gate-value",
         "Gate: monitored value",
-        {"layer": [_phases(x), band, *layers, *_shutoff_layers(x)]},
+        {"layer": [_phases(x, colors), band, *layers, *_shutoff_layers(x)]},
         {"points": frame, "near": near(frame), "band": _band(series, x), **_marks(series, x)},
         f"{watched} with the gate window's mean and spread over {AXES[x]}",
         words,
@@ -130,14 +145,22 @@ def _marks(series: Series, x: str) -> dict[str, pd.DataFrame]:
     return {"phases": phases(series, x), "shutoff": labels_frame(rows, "x")}
 
 
-def _phases(x: str) -> Spec:
+def _phases(x: str, colors: PhaseColors) -> Spec:
     fill: Mapping[str, Any] = {
         "field": "phase",
         "type": "nominal",
-        "scale": {"domain": [LOOK_AHEAD, FALLBACK], "range": ["#3c7dba", "#9aa5b1"]},
-        "legend": {"orient": "top", "title": None, "symbolType": "square", "symbolOpacity": 0.35, "columns": 2},
+        "scale": {"domain": [LOOK_AHEAD, FALLBACK], "range": list(colors)},
+        "legend": {
+            "orient": "top",
+            "title": None,
+            "symbolType": "square",
+            "symbolOpacity": PHASE_OPACITY,
+            "columns": 2,
+        },
     }
-    return layer("phases", "rect", {"x": x_encoding(x), "x2": {"field": "x2"}, "fill": fill}, aria=False, opacity=0.13)
+    return layer(
+        "phases", "rect", {"x": x_encoding(x), "x2": {"field": "x2"}, "fill": fill}, aria=False, opacity=PHASE_OPACITY
+    )
 
 
 def _shutoff_layers(x: str) -> list[Spec]:

@@ -85,9 +85,9 @@ def select(label: str, name: str, options: Sequence[str], default: str | None = 
 
 
 def choice(label: str, name: str, options: Sequence[str], default: str, **widget: Any) -> str:
-    """The same as horizontal radio buttons; one is always selected."""
-    widget = {"label_visibility": "collapsed", "horizontal": True} | widget
-    return _one(st.radio, label, name, options, default, widget) or default
+    """The same as a segmented control; one is always selected."""
+    widget = {"label_visibility": "collapsed", "required": True} | widget
+    return _one(st.segmented_control, label, name, options, default, widget) or default
 
 
 def multi(label: str, name: str, options: Sequence[str], default: Sequence[str] = (), **widget: Any) -> list[str]:

@@ -6,14 +6,17 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import streamlit as st
 
 from gxpo_client.client import Client, NotSignedIn, Refused, ResponseCache, ServiceError, ServiceUnavailable, connect
+from gxpo_client.shared_responses import SharedResponses
 from gxpo_dashboard.session.access import Visit, may_use_local_token, read_local_token
 from gxpo_dashboard.text.labels import TERMINAL, plain
+from gxpo_dashboard.view_models.forms import settings_of
 from gxpo_dashboard.view_models.rules import Rules, rules_of
 from gxpo_dashboard.view_models.series import MAX_POINTS, LiveSeries, refresh_many
 
@@ -40,10 +43,18 @@ def _connection(url: str) -> httpx.Client:
     return connect(url)
 
 
+@st.cache_resource
+def _shared(url: str, role: str) -> SharedResponses:
+    """Of all visitors with a role: the service shows the same to each of them."""
+    return SharedResponses()
+
+
 def client() -> Client:
-    """A client with the visitor's token."""
+    """A client with the visitor's token. Equal requests of several visitors are sent once."""
     cache = st.session_state.setdefault("cache", ResponseCache())
-    return Client(_connection(service_url()), _token(), cache)
+    me = st.session_state.get("me")
+    shared = _shared(service_url(), me["role"]) if me else None
+    return Client(_connection(service_url()), _token(), cache, shared=shared)
 
 
 def _token() -> str | None:
@@ -109,7 +120,11 @@ def guarded() -> Iterator[None]:
 
 @st.cache_resource(ttl=_CATALOGUE_S, max_entries=4, show_spinner=False)
 def _rules(url: str, _service: Client) -> Rules:
-    return rules_of(_service.schema())
+    schema = _service.schema()
+    found = rules_of(schema)
+    shapes = [{"learner": {"rule": {"name": name}}} for name in found.names]
+    paths = dict.fromkeys(setting.path for shape in shapes for setting in settings_of(schema, shape))
+    return replace(found, settings=tuple(paths))
 
 
 def rules() -> Rules:
@@ -157,6 +172,31 @@ def _stored(run: str, x: str, names: tuple[str, ...], max_points: int) -> LiveSe
     while len(store) > _MAX_SERIES:
         store.pop(next(iter(store)))
     return store[key]
+
+
+_LOG_WINDOW = 262_144
+
+
+def log_tail(run: str) -> Json:
+    """The end of a run's log as {text, size}; only what was added since the last call is requested."""
+    store: dict[str, Json] = st.session_state.setdefault("logs", {})
+    held = store.get(run)
+    answer = client().logs(run, offset=held["next_offset"] if held else -_LOG_WINDOW, limit=_LOG_WINDOW)
+    if held is None or answer["size"] < held["next_offset"]:
+        text = answer["text"] if not answer["offset"] else answer["text"].partition("\n")[2]
+    else:
+        text = (held["text"] + answer["text"])[-_LOG_WINDOW:]
+    store[run] = {"text": text, "size": answer["size"], "next_offset": answer["next_offset"]}
+    return store[run]
+
+
+def whole_log(run: str) -> bytes:
+    """The whole log, part by part."""
+    parts, offset = [], 0
+    while (answer := client().logs(run, offset=offset, limit=_LOG_WINDOW))["text"]:
+        parts.append(answer["text"])
+        offset = answer["next_offset"]
+    return "".join(parts).encode()
 
 
 @st.fragment(run_every=RETRY_S)

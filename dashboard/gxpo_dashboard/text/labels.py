@@ -19,6 +19,18 @@ STATES: dict[str, str] = {
     "cancelled": "■ cancelled",
 }
 """A symbol and a word: colour is never the only cue."""
+STATE_COLORS: dict[str, str] = {
+    "queued": "gray",
+    "starting": "blue",
+    "running": "blue",
+    "recovering": "orange",
+    "pausing": "orange",
+    "paused": "orange",
+    "cancelling": "gray",
+    "succeeded": "green",
+    "failed": "red",
+    "cancelled": "gray",
+}
 TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
 
 REASONS: dict[str, str] = {
@@ -36,6 +48,7 @@ REASONS: dict[str, str] = {
     "steps_done": "All steps are done.",
     "budget_reached": "A budget limit is reached.",
 }
+VERDICT_COLORS = {"correct": "green", "wrong": "red", "unparsed": "orange", "timeout": "orange", "error": "orange"}
 VERDICTS = {
     "correct": "✔ correct",
     "wrong": "✘ wrong",
@@ -52,6 +65,8 @@ ACTIONS = {
 }
 NO_RIGHT = "Your token is read-only. Use a token with role submitter."
 
+_FORMULA = re.compile(r"\\\((.+?)\\\)|\\\[(.+?)\\\]|\$\$(.+?)\$\$|\$(?!\s)([^$\n]{1,400}?)(?<!\s)\$(?!\d)", re.DOTALL)
+_UNSAFE = re.compile(r"\\(href|url|html\w*|includegraphics|def|gdef|xdef|newcommand|renewcommand|let|input|include)\b")
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+\-.!|~$:<>=^])")
 
 
@@ -64,6 +79,32 @@ def plain(text: object) -> str:
     return _SPECIAL.sub(r"\\\1", words)
 
 
+def with_formulas(text: str) -> str | None:
+    """Untrusted text with its TeX formulas for Markdown and everything else escaped; None without a formula.
+
+    A formula that could end early or load something stays text: KaTeX runs with `trust` off, and of the commands that
+    it has then none leaves the formula.
+    """
+    parts, end, found = [], 0, False
+    for match in _FORMULA.finditer(text):
+        body = next(part for part in match.groups() if part is not None).strip()
+        if not body or "$" in body or "`" in body or _UNSAFE.search(body):
+            continue
+        parts += [_escaped_lines(text[end : match.start()]), f"${' '.join(body.split())}$"]
+        end, found = match.end(), True
+    return "".join([*parts, _escaped_lines(text[end:])]) if found else None
+
+
+def _escaped_lines(text: str) -> str:
+    lines = text.split("\n")
+    return "  \n".join(_spaced(line) for line in lines)
+
+
+def _spaced(line: str) -> str:
+    """Escaped, with the blanks around the text."""
+    return f"{' ' if line[:1].isspace() else ''}{plain(line)}{' ' if line.strip() and line[-1:].isspace() else ''}"
+
+
 def comma_separated(text: str) -> list[str]:
     """`a, b` → [a, b]."""
     return [word.strip() for word in text.split(",") if word.strip()]
@@ -71,6 +112,11 @@ def comma_separated(text: str) -> list[str]:
 
 def state_word(state: str) -> str:
     return STATES.get(state, state)
+
+
+def state_chip(state: str) -> str:
+    """The state as a coloured badge in Markdown."""
+    return f":{STATE_COLORS.get(state, 'gray')}-badge[{plain(state_word(state))}]"
 
 
 def why(run: Mapping[str, Any]) -> str:

@@ -61,6 +61,18 @@ def rule_symbols(rule: Rule) -> dict[str, str]:
     return {f"{_RULE}{setting}": symbol for setting, symbol in rule.symbols.items()}
 
 
+def label(path: str, symbols: Mapping[str, str] | None = None) -> str:
+    """`learner.optimizer.learning_rate` → `Optimizer learning rate`; `learner.rule.k` → `Rule K` by its symbol.
+
+    symbols: path → symbol.
+    """
+    *parents, leaf = path.split(".")
+    words = (symbols or {}).get(path) or leaf.replace("_", " ")
+    if not parents:
+        return words.capitalize()
+    return f"{parents[-1].replace('_', ' ').capitalize()} {words}"
+
+
 def parse(setting: Setting, typed: Any) -> Any:
     """Parse a widget's input. Raises BadValue."""
     if setting.kind in ("boolean", "choice", "choices"):

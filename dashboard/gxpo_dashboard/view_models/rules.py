@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gxpo_dashboard.view_models.colors import HUES, variants
+
 Settings = Mapping[str, Any]
 
 _DECLARATIONS = "x-rule"
-_COLORS = ("#b8621b", "#2b8a6e", "#8a63c9", "#b0478a", "#7a7f1c", "#3f7fbf", "#a3593f", "#5f7a8c")
-"""Contrast of 3:1 or better on light and dark pages. By order in the schema; dashes and labels differ as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Rule:
 
     @property
     def color(self) -> str:
-        return _COLORS[self.position % len(_COLORS)]
+        return HUES[self.position % len(HUES)]
 
     def passes_per_step(self, settings: Settings) -> int:
         """Backward passes of a step with an open gate, from `settings` where they have what the rule needs and its
@@ -62,6 +62,8 @@ class Rules:
     """All rules in schema order."""
 
     known: tuple[Rule, ...] = ()
+    settings: tuple[str, ...] = ()
+    """Dotted paths of all settings of the config."""
 
     @property
     def names(self) -> list[str]:
@@ -71,6 +73,15 @@ class Rules:
     def baseline(self) -> str:
         """Label of the first baseline."""
         return next((rule.label for rule in self.known if rule.family == "baseline"), "baseline")
+
+    @property
+    def fallback_color(self) -> str:
+        """Of plain steps, those of the first baseline."""
+        return next((rule.color for rule in self.known if rule.family == "baseline"), HUES[0])
+
+    def colors(self, rule_of: Mapping[str, str]) -> dict[str, str]:
+        """Series → name of its rule, to series → colour: the rule's hue in a shade of its own."""
+        return variants({series: self.of({"name": name}).color for series, name in rule_of.items()})
 
     def of(self, settings: Settings) -> Rule:
         """The rule of a run's `learner.rule`; the fall-back for an unknown one."""

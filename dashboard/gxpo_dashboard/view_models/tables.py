@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
 
-from gxpo_client.formats import count, duration, known, moment
+from gxpo_client.formats import NONE, count, duration, known, moment
 from gxpo_dashboard.text.labels import state_word
 from gxpo_dashboard.view_models.series import number
 
@@ -39,6 +41,63 @@ COLUMNS: dict[str, str] = {
 }
 SHOWN = ("name", "state", "rule", "progress", "score", "difference", "trend", "passes", "left", "model", "tags")
 """Default columns."""
+METRIC, SETTING = "metric:", "config:"
+"""Prefixes of further columns: last value of a metric, and a setting of the config."""
+CONFIGURATION = ("model", "data", "rollout", "verifier", "learner", "evaluation", "budget")
+"""Sections of the config that runs of one configuration share; they differ in name and seed only."""
+
+
+def column_label(name: str) -> str:
+    """`config:learner.rule.k` → `learner.rule.k`."""
+    return COLUMNS.get(name) or name.removeprefix(METRIC).removeprefix(SETTING)
+
+
+def further(columns: Iterable[str], prefix: str) -> list[str]:
+    """Metrics or settings among the columns."""
+    return [name.removeprefix(prefix) for name in columns if name.startswith(prefix)]
+
+
+def run_link(run: Json) -> str:
+    """Address of a run's view; its name follows as fragment, for the cell's text."""
+    return f"?view=run&run={run['id']}#{quote(str(run['name']), safe=';/?:@&=+$,# ')}"
+
+
+def filled(frame: pd.DataFrame, columns: Sequence[str]) -> list[str]:
+    """The columns that have a value in any row; name and state always."""
+    return [name for name in columns if name in ("name", "state") or not frame[name].map(_missing).all()]
+
+
+def _missing(value: Any) -> bool:
+    if isinstance(value, list):
+        return not value
+    return value is None or value in ("", NONE) or value != value
+
+
+def configurations(runs: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Runs that differ in name and seed only, in order of their first run. Runs have CONFIGURATION as settings."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        own = json.dumps([run["rule_label"], *(run["settings"].get(part) for part in CONFIGURATION)], sort_keys=True)
+        groups.setdefault(own, []).append(run)
+    return list(groups.values())
+
+
+def means(frame: pd.DataFrame, groups: Sequence[Sequence[int]]) -> pd.DataFrame:
+    """One row per group of row numbers: means of numbers, all words of lists, the common text or `various`."""
+    rows = [{name: _joint(frame[name].iloc[list(group)]) for name in frame} for group in groups]
+    return pd.DataFrame(rows, columns=list(frame))
+
+
+def _joint(values: pd.Series) -> Any:
+    if pd.api.types.is_numeric_dtype(values):
+        return values.mean()
+    first = values.iloc[0]
+    if all(value == first for value in values):
+        return first
+    if not isinstance(first, list):
+        return "various"
+    words = dict.fromkeys(item for value in values for item in value)
+    return [] if any(isinstance(item, float) for item in words) else list(words)
 
 
 def runs_table(
@@ -46,7 +105,16 @@ def runs_table(
 ) -> pd.DataFrame:
     """One row per run. Accuracies in percent, differences in percentage points; missing values are NaN."""
     rows = [_row(run, baseline, (trends or {}).get(run["id"])) for run in runs]
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    for name in dict.fromkeys(name for run in runs for name in run.get("metrics") or {}):
+        frame[METRIC + name] = [number(run["metrics"].get(name)) for run in runs]
+    for path in dict.fromkeys(path for run in runs for path in run.get("settings") or {}):
+        frame[SETTING + path] = [_setting(run["settings"].get(path)) for run in runs]
+    return frame
+
+
+def _setting(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 def passes_used(progress: Json) -> str:
@@ -67,8 +135,8 @@ def _row(run: Json, baseline: Json | None, trend: Sequence[float] | None) -> lis
     progress = run.get("progress") or {}
     score, reference = number(run.get("score")), number((baseline or {}).get("score"))
     return [
-        run["name"],
-        state_word(run["state"]),
+        run_link(run),
+        [state_word(run["state"])],
         run.get("rule_label") or run["rule"],
         100 * number(progress.get("fraction") or 0.0),
         100 * score,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -54,15 +54,15 @@ def buttons(run: Json, key: str) -> None:
         if change_button("Edit…", ":material/edit:", key=f"{key}-edit"):
             ask("edit", run)
         if "delete" in run["possible_actions"] and change_button("Delete…", ":material/delete:", key=f"{key}-delete"):
-            ask("delete", run)
+            ask("delete", [run])
 
 
-def ask(dialog: str, run: Json) -> NoReturn:
-    """Open a dialog: `cancel`, `clone`, `edit`, `delete`.
+def ask(dialog: str, about: Json | list[Json]) -> NoReturn:
+    """Open a dialog: `cancel`, `clone`, `edit` of a run, `delete` of runs.
 
     The page opens it, because the next refresh of a fragment would close it.
     """
-    st.session_state["dialog"] = (dialog, run)
+    st.session_state["dialog"] = (dialog, about)
     st.rerun()
 
 
@@ -70,7 +70,12 @@ def dialogs() -> None:
     """Show the requested dialog. Call it outside fragments."""
     asked = st.session_state.pop("dialog", None)
     if asked is not None:
-        shown = {"cancel": _confirm_cancel, "clone": _clone, "edit": _edit, "delete": _confirm_delete}
+        shown: dict[str, Callable[[Any], None]] = {
+            "cancel": _confirm_cancel,
+            "clone": _clone,
+            "edit": _edit,
+            "delete": _confirm_delete,
+        }
         shown[asked[0]](asked[1])
 
 
@@ -94,13 +99,15 @@ def _confirm_cancel(run: Json) -> None:
         st.rerun()
 
 
-@st.dialog("Delete this run?")
-def _confirm_delete(run: Json) -> None:
-    st.write("Its metrics, samples, logs and checkpoints are deleted permanently.")
-    st.text(run["name"])
-    if st.button("Delete run", type="primary", key="confirm-delete"):
+@st.dialog("Delete runs?")
+def _confirm_delete(runs: list[Json]) -> None:
+    st.write("Metrics, samples, logs and checkpoints are deleted permanently.")
+    st.text("\n".join(run["name"] for run in runs))
+    label = "Delete run" if len(runs) == 1 else f"Delete {len(runs)} runs"
+    if st.button(label, type="primary", key="confirm-delete"):
         with _errors_shown():
-            visitor.client().delete(run["id"])
+            for run in runs:
+                visitor.client().delete(run["id"])
             go("runs")
 
 

@@ -8,9 +8,11 @@ import pandas as pd
 import streamlit as st
 
 from gxpo_dashboard.charts import benchmarks as charts
+from gxpo_dashboard.charts.base import AXIS_WORDS, with_colors
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.text.labels import TERMINAL, plain, unique_labels
 from gxpo_dashboard.views import picker
+from gxpo_dashboard.views.run import evaluated_at
 from gxpo_dashboard.widgets.shown import charts_ahead, download, empty, grid, live
 
 Json = dict[str, Any]
@@ -19,48 +21,57 @@ MOST_RUNS = 8
 
 @charts_ahead()
 def show() -> None:
-    st.title("Benchmarks")
+    header = st.container(horizontal=True, vertical_alignment="center", gap="small")
+    header.title("Benchmarks", width="content")
     with visitor.guarded():
-        runs = picker.runs("Runs", "runs", most=MOST_RUNS)
+        with header.popover("Select runs", icon=":material/checklist:"):
+            runs = picker.runs("Runs", "runs", most=MOST_RUNS)
         if not runs:
             empty(
                 "No runs selected",
-                "Select runs above. They are evaluated at the start, every `evaluation.every_steps` steps and the end.",
+                "Press *Select runs*. Runs are evaluated at both ends and every `evaluation.every_steps` steps.",
             )
             return
-        _controls_and_body(runs)
+        evaluations = {run: visitor.client().evaluations(run) for run in runs}
+        metrics = charts.metrics_of(record for found in evaluations.values() for record in found)
+        if not metrics:
+            empty("No evaluations yet", "The first one runs before step 1, unless `evaluation.at_start` is false.")
+            return
+        with header:
+            x, metric, published = _controls(metrics)
+        going = any(view["state"] not in TERMINAL for view in runs.values())
+        live(lambda: _body(runs, x, metric, published), visitor.SLOW_S if going else None)
 
 
-def _controls_and_body(runs: dict[str, Json]) -> None:
-    evaluations = {run: visitor.client().evaluations(run) for run in runs}
-    metrics = charts.metrics_of(record for found in evaluations.values() for record in found)
-    if not metrics:
-        empty("No evaluations yet", "The first one runs before step 1, unless `evaluation.at_start` is false.")
-        return
+def _controls(metrics: list[str]) -> tuple[str, str, pd.DataFrame]:
+    """The x-axis, the score, and the published results to show."""
+    x = permalinks.choice("X-axis", "over", list(AXIS_WORDS), "step", format_func=AXIS_WORDS.__getitem__)
     published = charts.published_scores(visitor.client().published())
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        metric = permalinks.select("Score", "score", metrics, metrics[0], width=200) or metrics[0]
+    with st.popover("Settings", icon=":material/tune:"):
+        metric = permalinks.select("Score", "score", metrics, metrics[0]) or metrics[0]
         models = list(dict.fromkeys(published["model"]))
         model = permalinks.select(
-            "Published results", "published", ["", *models], "", format_func=lambda m: m or "none", width=260
+            "Published results", "published", ["", *models], "", format_func=lambda m: m or "none"
         )
-    going = any(view["state"] not in TERMINAL for view in runs.values())
-    live(
-        lambda: _body(list(runs), unique_labels(runs), metric, published[published["model"] == model]),
-        visitor.SLOW_S if going else None,
-    )
+    return x, metric, published[published["model"] == model]
 
 
-def _body(runs: list[str], labels: dict[str, str], metric: str, published: pd.DataFrame) -> None:
+def _body(runs: dict[str, Json], x: str, metric: str, published: pd.DataFrame) -> None:
+    labels = unique_labels(runs)
     with visitor.guarded():
-        frames = [charts.scores_frame(visitor.client().evaluations(run), metric, labels[run]) for run in runs]
+        frames = [
+            charts.scores_frame(visitor.client().evaluations(run), metric, labels[run], evaluated_at(run, x))
+            for run in runs
+        ]
         frame = pd.concat(frames, ignore_index=True)
         if metric != "pass@1" and not published.empty:
             st.caption("Published results are sampled pass@1 and are hidden for other scores.")
             published = published.iloc[0:0]
         found = list(dict.fromkeys(frame["benchmark"]))
         names = list(labels.values())
-        grid([charts.benchmark_chart(name, frame, metric, names, published) for name in found], "-".join(runs)[:80])
+        colors = visitor.rules().colors({labels[run]: view["rule"] for run, view in runs.items()})
+        drawn = [charts.benchmark_chart(name, frame, metric, names, published, x) for name in found]
+        grid([with_colors(one, colors) for one in drawn], "-".join(runs)[:80])
         table = charts.score_table(frame, published)
         st.markdown(f"#### {plain(metric)} summary")
         percent = st.column_config.NumberColumn(format="%.1f%%")

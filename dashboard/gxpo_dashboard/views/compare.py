@@ -10,15 +10,14 @@ from typing import Any
 import streamlit as st
 
 from gxpo_dashboard.charts import compare as charts
-from gxpo_dashboard.charts.base import AXES
+from gxpo_dashboard.charts.base import AXIS_WORDS, with_colors
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.text.labels import TERMINAL, plain, unique_labels
-from gxpo_dashboard.views import picker
+from gxpo_dashboard.views import explorer, picker
 from gxpo_dashboard.widgets.shown import chart, charts_ahead, download, draw_first, empty, live, text_table
 
 Json = dict[str, Any]
 
-SMOOTHING = ("0", "0.3", "0.6", "0.9")
 SHARES = ("", "0.25", "0.5", "0.7", "0.8", "0.9", "0.95")
 SHOWN = {
     "final": "last accuracy",
@@ -28,10 +27,6 @@ SHOWN = {
     "hours_to_best": "hours to best",
     "shutoff_step": "shut-off step",
 }
-METRICS = (
-    "reward/mean", "policy/entropy", "policy/kl", "grad/norm_slow", "grad/norm_g0", "gate/z", "gate/value",
-    "gxpo/retention_mean", "gxpo/displacement_ratio", "rollout/length_mean", "time/step_s", "update/norm",
-)  # fmt: skip
 _MOST = 60
 _MOST_LINES = 20
 _GATE_Z = "gate/z"
@@ -43,28 +38,32 @@ _OPEN_TABLES = 4
 
 @charts_ahead()
 def show() -> None:
-    st.title("Compare")
+    header = st.container(horizontal=True, vertical_alignment="center", gap="small")
+    header.title("Compare", width="content")
     with visitor.guarded():
-        runs = picker.runs("Runs", "runs", most=_MOST)
-        groups = _groups()
+        with header.popover("Select runs", icon=":material/checklist:"):
+            runs = picker.runs("Runs", "runs", most=_MOST)
+            groups = _groups()
         if not runs and not groups:
             empty(
                 "Nothing selected",
-                "Select runs or groups above, or select rows in **Runs** and press *Compare*. Runs that differ only in "
-                "name and seed form one configuration.",
+                "Press *Select runs*, or select rows in **Runs** and press *Compare*. Runs that differ only in name "
+                "and seed form one configuration.",
             )
             return
         members = {run["id"]: run for group in groups for run in visitor.client().group(group)["runs"]}
         everything = {**runs, **members}
-        query, x, seeds = _controls(everything, list(runs), groups)
+        with header:
+            query, x, seeds = _controls(everything, list(runs), groups)
         going = any(run["state"] not in TERMINAL for run in everything.values())
         every = visitor.SLOW_S if going else None
         compared: dict[str, Json] = {}
-        live(lambda: _comparison(query, x, seeds, compared), every)
+        live(lambda: _comparison(query, x, seeds, everything, compared), every)
         live(lambda: _gates(everything, compared), _GATES_S if going else None)
         for group in groups:
             _heat_map(group, query)
-        _metric(everything, x)
+            _parallel(group, [run for run in members.values() if run["group"] == group])
+        _metrics(everything, x)
         _export(list(everything))
 
 
@@ -80,14 +79,16 @@ def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -
     """The query, the chart's x-axis, and whether to draw individual seeds."""
     scores, benchmarks = _measured(one_of_each(everything))
     labels, first = unique_labels(everything), f"first {visitor.rules().baseline}"
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        x = permalinks.select("X-axis", "over", list(AXES), "step", format_func=AXES.__getitem__) or "step"
+    x = permalinks.choice("X-axis", "over", list(AXIS_WORDS), "step", format_func=AXIS_WORDS.__getitem__)
+    with st.popover("Settings", icon=":material/tune:"):
         baseline = permalinks.select(
             "Baseline", "baseline", ["", *everything], "", format_func=lambda run: labels.get(run, first)
         )
         metric = permalinks.select("Score", "score", scores, scores[0])
         benchmark = permalinks.select("Benchmark", "benchmark", ["", *benchmarks], "", format_func=_benchmark_word)
-        smoothing = permalinks.select("Smoothing", "smooth", SMOOTHING, "0", format_func=_smoothing_word)
+        smoothing = permalinks.select(
+            "Smoothing", "smooth", explorer.SMOOTHING, "0", format_func=explorer.smoothing_word
+        )
         share = permalinks.select(
             "Sampling share",
             "share",
@@ -96,7 +97,6 @@ def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -
             format_func=_share_word,
             help="Share of a baseline step that sampling takes: decides where a look-ahead pays (table below).",
         )
-    with st.container(horizontal=True, vertical_alignment="center"):
         seeds = permalinks.check("Individual seeds", "seeds")
     query = {
         "runs": runs,
@@ -144,20 +144,24 @@ def _share_word(share: str) -> str:
     return f"{100 * float(share):.0f}%" if share else "measured"
 
 
-def _smoothing_word(weight: str) -> str:
-    return "none" if weight == "0" else f"average, weight {weight}"
-
-
-def _comparison(query: Json, x: str, seeds: bool, compared: dict[str, Json]) -> None:
+def _comparison(query: Json, x: str, seeds: bool, everything: dict[str, Json], compared: dict[str, Json]) -> None:
     """The parts that change with evaluations; stores the response in `compared`."""
     with visitor.guarded():
         answer = compared["answer"] = visitor.client().compare(**query)
-        _evidence(answer)
-        chart(charts.accuracy_chart(answer, x, seeds), "compare")
+        verdict, *evidence = answer["evidence"].splitlines()
+        _verdict(verdict)
+        colors = _colors(charts.runs_of_series(answer), everything)
+        chart(with_colors(charts.accuracy_chart(answer, x, seeds), colors), "compare")
         draw_first()
+        _evidence(evidence, answer["left_out"])
         for number, table in enumerate(answer["tables"]):
             text_table(charts.text_table(table), table["title"], closed=number >= _OPEN_TABLES)
         _differences(answer)
+
+
+def _colors(run_of: dict[str, str], everything: dict[str, Json]) -> dict[str, str]:
+    """Series → colour of its run's rule; run_of: series → run."""
+    return visitor.rules().colors({name: everything[run]["rule"] for name, run in run_of.items() if run in everything})
 
 
 def _gates(everything: dict[str, Json], compared: dict[str, Json]) -> None:
@@ -170,7 +174,8 @@ def _gates(everything: dict[str, Json], compared: dict[str, Json]) -> None:
         if answer and z:
             if len(gated) > _MOST_LINES:
                 st.caption(f"Showing the gates of {_MOST_LINES} of {len(gated)} runs.")
-            chart(charts.gate_chart(answer, z), "compare")
+            colors = _colors(charts.runs_of_gates(answer), everything)
+            chart(with_colors(charts.gate_chart(answer, z), colors), "compare")
 
 
 def gated_runs(answer: Json) -> list[str]:
@@ -180,13 +185,21 @@ def gated_runs(answer: Json) -> list[str]:
     return [run["id"] for run in members if run["gate"]["threshold"] is not None]
 
 
-def _evidence(answer: Json) -> None:
-    """The service's statement of what the evidence supports."""
+def _verdict(verdict: str) -> None:
+    """The answer in one sentence."""
+    if verdict.startswith("Inconclusive"):
+        st.info(plain(verdict), icon=":material/help:")
+    else:
+        st.success(plain(verdict), icon=":material/check_circle:")
+
+
+def _evidence(lines: list[str], left_out: list[Json]) -> None:
+    """The service's statements behind its verdict."""
     with st.container(border=True):
         st.markdown("##### Evidence")
-        st.markdown("\n".join(f"- {plain(line)}" for line in answer["evidence"].splitlines()))
-    for left in answer["left_out"]:
-        st.caption(f"Excluded: {plain(left['name'])}: {plain(left['reason'])}")
+        st.markdown("\n".join(f"- {plain(line)}" for line in lines))
+        for left in left_out:
+            st.caption(f"Excluded: {plain(left['name'])}: {plain(left['reason'])}")
 
 
 def _differences(answer: Json) -> None:
@@ -223,23 +236,24 @@ def _heat_map(group: str, query: Json) -> None:
                     st.caption(f"Not in the grid: {plain(left['name'])}: {plain(left['reason'])}")
 
 
-def _metric(everything: dict[str, Json], x: str) -> None:
-    """A training metric of the runs."""
+def _parallel(group: str, runs: list[Json]) -> None:
+    """All settings of a sweep at once; for two, the heat map shows them."""
+    settings = list(dict.fromkeys(path for run in runs for path in run["group_values"] or {} if path != "seed"))
+    if len(settings) >= 2:
+        chart(charts.parallel_chart(runs, settings), f"parallel-{group}")
+
+
+def _metrics(everything: dict[str, Json], x: str) -> None:
+    """Training metrics of the runs."""
     st.markdown("#### Training metrics")
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        name = permalinks.select("Metric", "metric", METRICS, METRICS[0]) or METRICS[0]
-        smoothing = permalinks.select("Metric smoothing", "msmooth", SMOOTHING, "0", format_func=_smoothing_word)
     shown = dict(list(everything.items())[:_MOST_LINES])
     if len(shown) < len(everything):
         st.caption(f"Showing {_MOST_LINES} of {len(everything)} runs.")
-    labels = unique_labels(shown)
     going = any(run["state"] not in TERMINAL for run in shown.values())
 
     def body() -> None:
         with visitor.guarded():
-            found = visitor.live_series_of(shown, x, (name,))
-            series = {labels[run]: points for run, live_run in found.items() if (points := live_run.points.get(name))}
-            chart(charts.metric_chart(name, series, x, float(smoothing or 0)), "compare")
+            explorer.show(shown, x)
 
     live(body, visitor.LIVE_S if going else None)
 

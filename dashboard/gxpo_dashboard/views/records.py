@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ import streamlit as st
 
 from gxpo_client.formats import count, moment, percent, size
 from gxpo_dashboard.session import permalinks, visitor
-from gxpo_dashboard.text.labels import VERDICTS, plain
+from gxpo_dashboard.text.labels import VERDICT_COLORS, VERDICTS, plain, with_formulas
 from gxpo_dashboard.view_models.series import number
 from gxpo_dashboard.widgets.pages import cursors, pager
 from gxpo_dashboard.widgets.shown import download, empty, foreign
@@ -19,7 +20,6 @@ from gxpo_dashboard.widgets.shown import download, empty, foreign
 Json = dict[str, Any]
 
 _PAGE = 50
-_LOG_WINDOW = 65_536
 _EVENT_PARTS = 5
 """Pages of 1000 events; the rest of a very long history is available from the API."""
 _DIRECT_DOWNLOAD = 200 * 1024 * 1024
@@ -34,69 +34,99 @@ def samples(run: str, x: str) -> None:
         empty("No samples yet", "Samples appear after the first step.")
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        offered = ["", *reversed(steps)]
-        step = permalinks.select("Step", "step", offered, "", format_func=lambda s: s or "all", width=160)
+        offered = ["", "all", *reversed(steps)]
+        step = permalinks.select("Step", "step", offered, "", format_func=lambda s: s or "newest", width=160)
         verdict = permalinks.select(
             "Verdict", "verdict", ["", *VERDICTS], "", format_func=lambda v: VERDICTS.get(v, "any"), width=220
         )
     visited = cursors("samples", (run, step, verdict))
-    query = {"step": step, "verdict": verdict, "limit": _PAGE, "cursor": visited[-1] if visited else None}
+    asked = {"": steps[-1], "all": None}.get(step or "", step)
+    query = {"step": asked, "verdict": verdict, "limit": _PAGE, "cursor": visited[-1] if visited else None}
     answer = visitor.client().samples(run, **query)
     items = answer["items"]
     if not items:
         empty("No matching samples", "Select another step or verdict.")
         return
+    groups = by_prompt(items)
     listed, read = st.columns([2, 3])
     with listed:
-        row = _sample_list(items, run)
+        row = _group_list(groups, run)
         pager("samples", visited, answer["next_cursor"], len(visited) * _PAGE, len(items))
-    with read, st.container(border=True):
-        _sample(items[row])
+    with read:
+        _group(groups[row])
 
 
-def _sample_list(items: list[Json], run: str) -> int:
+def by_prompt(items: Sequence[Json]) -> list[list[Json]]:
+    """Samples of one prompt and step together, in order of their first one."""
+    groups: dict[tuple[Any, ...], list[Json]] = {}
+    for item in items:
+        groups.setdefault((item["step"], item["attempt"], item["group"], item["prompt"]), []).append(item)
+    return list(groups.values())
+
+
+def _group_list(groups: list[list[Json]], run: str) -> int:
+    """A row per prompt; returns the selected one."""
     rows = [
-        (VERDICTS.get(item["verdict"], item["verdict"]), item["step"], number(item["reward"]), item["prompt"])
-        for item in items
+        (group[0]["step"], sum(item["verdict"] == "correct" for item in group), len(group), group[0]["prompt"])
+        for group in groups
     ]
     event = st.dataframe(
-        pd.DataFrame(rows, columns=["Verdict", "Step", "Reward", "Prompt"]),
+        pd.DataFrame(rows, columns=["Step", "Correct", "Responses", "Prompt"]),
         key=f"samples-{run}",
         hide_index=True,
         height=560,
         on_select="rerun",
         selection_mode="single-row",
         column_config={
-            "Verdict": st.column_config.TextColumn(width="small"),
             "Step": st.column_config.NumberColumn(width="small"),
-            "Reward": st.column_config.NumberColumn(format="%.2f", width="small"),
+            "Correct": st.column_config.NumberColumn(width="small"),
+            "Responses": st.column_config.NumberColumn(width="small"),
             "Prompt": st.column_config.TextColumn(width="large"),
         },
-        alt="Samples: select one to read it",
+        alt="Prompts: select one to read its responses",
     )
     chosen = event.selection.rows
-    return chosen[0] if chosen and chosen[0] < len(items) else 0
+    return chosen[0] if chosen and chosen[0] < len(groups) else 0
 
 
-def _sample(item: Json) -> None:
-    words = f"{VERDICTS.get(item['verdict'], item['verdict'])}, reward {number(item['reward']):.2f}"
-    st.markdown(f"#### {plain(words)}")
-    cut = ", truncated" if item["truncated"] else ""
+def _group(group: list[Json]) -> None:
+    """A prompt with all its responses."""
+    first = group[0]
+    with st.container(border=True):
+        st.caption(f"Step {first['step']}, attempt {first['attempt']}, group {first['group']}.")
+        _text("Prompt", first["prompt"])
+        foreign("Gold answer", first["gold"])
+    for item in group:
+        with st.container(border=True):
+            _response(item)
+
+
+def _response(item: Json) -> None:
+    verdict = item["verdict"]
+    chip = f":{VERDICT_COLORS.get(verdict, 'gray')}-badge[{plain(VERDICTS.get(verdict, verdict))}]"
     extra = item["extra"]
     version = f", policy version {extra['weights_version']}" if "weights_version" in extra else ""
-    st.caption(
-        f"Step {item['step']}, attempt {item['attempt']}, response {item['sample']} of group {item['group']}, "
-        f"{count(item['length'])} tokens{cut}{version}."
-    )
-    foreign("Prompt", item["prompt"])
-    foreign("Response", item["response"])
-    extracted, gold = st.columns(2)
-    with extracted:
-        foreign("Extracted answer", item["extracted"] if item["extracted"] is not None else "(none)")
-    with gold:
-        foreign("Gold answer", item["gold"])
+    cut = ", truncated" if item["truncated"] else ""
+    facts = f"reward {number(item['reward']):.2f}, {count(item['length'])} tokens{cut}{version}"
+    st.markdown(f"{chip} {plain(facts)}")
+    _text("Response", item["response"])
+    foreign("Extracted answer", item["extracted"] if item["extracted"] is not None else "(none)")
     if extra.get("detail"):
         foreign("Grader", extra["detail"])
+
+
+def _text(label: str, text: str) -> None:
+    """Untrusted text as it is, and beside it with its formulas set, if it has any."""
+    formulas = with_formulas(text)
+    if formulas is None:
+        foreign(label, text)
+        return
+    raw, typeset = st.columns(2)
+    with raw:
+        foreign(label, text)
+    with typeset:
+        st.markdown(f"**{label}, typeset**")
+        st.markdown(formulas)
 
 
 def events(run: str, x: str) -> None:
@@ -112,17 +142,22 @@ def events(run: str, x: str) -> None:
 
 
 def log(run: str, x: str) -> None:
-    """The end of the log, refreshed while the run executes."""
-    answer = visitor.client().logs(run, offset=-_LOG_WINDOW, limit=_LOG_WINDOW)
+    """The log, oldest line first; follows its end while the run executes."""
+    answer = visitor.log_tail(run)
     if not answer["size"]:
         empty("The log is empty", "It starts with the run's job.")
         return
-    first = answer["offset"]
-    st.caption(f"Showing the last {size(answer['next_offset'] - first)} of {size(answer['size'])}.")
-    lines = answer["text"].splitlines()[1 if first else 0 :]
-    # Newest first, so that new lines are visible without scrolling.
-    newest_first = st.checkbox("Newest first", value=True, key="log-order")
-    st.code("\n".join(reversed(lines) if newest_first else lines), language=None, height=560)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        text = st.text_input("Search log", key="log-search", icon=":material/search:", placeholder="part of a line")
+        fetch = partial(visitor.whole_log, run)
+        download("Download", f"{run}.log", fetch, "log-download")
+    lines = answer["text"].splitlines()
+    matches = [line for line in lines if text.lower() in line.lower()] if text else lines
+    shown = f"{count(len(matches))} of {count(len(lines))} lines" if text else f"{count(len(lines))} lines"
+    st.caption(f"{shown} of the last {size(len(answer['text']))} of {size(answer['size'])}.")
+    # The container keeps its end in view while lines are added.
+    with st.container(height=560, autoscroll=True, key="log"):
+        st.code("\n".join(matches), language=None, wrap_lines=True)
 
 
 def config(run: str, x: str) -> None:

@@ -9,13 +9,14 @@ import streamlit as st
 
 from gxpo_client.formats import count, duration, moment, percent
 from gxpo_dashboard.charts import budget, curves, gate, timeline, timing
-from gxpo_dashboard.charts.base import AXES, Chart
+from gxpo_dashboard.charts.base import AXIS_WORDS, MUTED, Chart, axis_value, series_of, with_colors
 from gxpo_dashboard.charts.benchmarks import accuracy_chart, metrics_of
 from gxpo_dashboard.session import permalinks, visitor
-from gxpo_dashboard.text.labels import TERMINAL, plain, state_word, why
+from gxpo_dashboard.text.labels import TERMINAL, plain, state_chip, state_word, why
+from gxpo_dashboard.view_models.colors import variants
 from gxpo_dashboard.view_models.series import Series, number
-from gxpo_dashboard.view_models.tables import passes_used, time_left
-from gxpo_dashboard.views import actions, records
+from gxpo_dashboard.view_models.tables import time_left
+from gxpo_dashboard.views import actions, explorer, records
 from gxpo_dashboard.widgets.shown import chart, charts_ahead, empty, grid, live
 
 Json = dict[str, Any]
@@ -37,11 +38,11 @@ def show() -> None:
         return
     ended = run["state"] in TERMINAL
     live(lambda: _header(run["id"], ended), None if ended else visitor.LIVE_S)
-    part = permalinks.choice("Part", "part", list(PARTS), "Overview")
-    x = "step"
-    if part in CHARTED:
-        words = {axis: f"over {title}" for axis, title in AXES.items()}
-        x = permalinks.select("Charts", "x", list(AXES), "step", format_func=words.__getitem__, width=280) or "step"
+    with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute", gap="small"):
+        part = permalinks.choice("Part", "part", list(PARTS), "Overview")
+        x = "step"
+        if part in CHARTED:
+            x = permalinks.choice("X-axis", "x", list(AXIS_WORDS), "step", format_func=AXIS_WORDS.__getitem__)
     every = None if ended else PARTS[part][1]
     live(lambda: _part(run["id"], part, x), every)
 
@@ -72,9 +73,12 @@ def _header(run_id: str, was_ended: bool) -> None:
         if run["state"] in TERMINAL and not was_ended:
             st.rerun()
         progress = run["progress"]
-        st.title(plain(run["name"]))
+        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            st.title(plain(run["name"]), width="content")
+            st.markdown(state_chip(run["state"]), width="content")
+            st.space("stretch")
+            actions.buttons(run, "run")
         facts = [
-            f"**{plain(state_word(run['state']))}**",
             *([plain(run["phase"])] if run.get("phase") else []),
             plain(run.get("rule_label") or run["rule"]),
             plain(run["model"]),
@@ -83,35 +87,47 @@ def _header(run_id: str, was_ended: bool) -> None:
             *[f":gray-badge[{plain(tag)}]" for tag in run["tags"]],
         ]
         st.markdown(" · ".join(facts))
+        if run["notes"]:
+            with st.expander("Notes", icon=":material/notes:", expanded=False):
+                st.text(run["notes"])
         if run["state"] not in ("succeeded",) and (explained := why(run)):
             st.error(f"**{plain(run['reason'])}** {plain(explained)}", icon=":material/error:")
         if run["recoveries"]:
             st.caption(f"Recovered {run['recoveries']}×; see Events.")
         fraction = min(1.0, max(0.0, number(progress["fraction"] or 0.0)))
-        st.progress(fraction, text=f"{percent(fraction, 0)} of the budget · {_bounds(progress)}")
-        with st.container(horizontal=True):
-            st.metric("Step", f"{count(progress['steps'])}", border=True)
-            st.metric("Backward passes", passes_used(progress), border=True)
-            st.metric(f"Accuracy{_best(run)}", percent(number(run["score"])), border=True)
-            st.metric("Reward", percent(number(run["reward"])), border=True)
-            st.metric("Training time", duration(progress["training_s"]), border=True)
-            st.metric("Time left", time_left(run) if run["state"] not in TERMINAL else "ended", border=True)
-        actions.buttons(run, "run")
+        st.progress(fraction, text=" · ".join(_figures(run, fraction)))
 
 
-def _bounds(progress: Json) -> str:
+def _figures(run: Json, fraction: float) -> list[str]:
+    progress = run["progress"]
+    return [
+        f"**{percent(fraction, 0)}** of the budget",
+        *_bounds(progress),
+        f"accuracy **{percent(number(run['score']))}**{_best(run)}",
+        f"reward **{percent(number(run['reward']))}**",
+        f"**{duration(progress['training_s'])}** of training",
+        *([f"**{time_left(run)}** left"] if run["state"] not in TERMINAL else []),
+    ]
+
+
+def _bounds(progress: Json) -> list[str]:
+    """What was used of each cost, with its limit if there is one."""
     bounds = [
-        f"{count(number(progress[used]))} of {count(number(progress[bound]))} {word}"
+        f"**{count(number(progress[used]))}**{_of(progress.get(bound))} {word}"
         for used, bound, word in (
             ("steps", "step_budget", "steps"),
             ("backward_passes", "backward_passes_budget", "backward passes"),
             ("tokens", "tokens_budget", "tokens"),
         )
-        if progress.get(bound)
+        if used != "tokens" or progress.get(bound)
     ]
     if progress.get("hours_budget"):
-        bounds.append(f"{duration(progress['training_s'])} of {number(progress['hours_budget']):g} h")
-    return ", ".join(bounds)
+        bounds.append(f"limit {number(progress['hours_budget']):g} h")
+    return bounds
+
+
+def _of(bound: Any) -> str:
+    return f" of {count(number(bound))}" if bound else ""
 
 
 def _best(run: Json) -> str:
@@ -132,10 +148,30 @@ def _overview(run_id: str, x: str) -> None:
     if not series and not evaluations:
         empty("No data yet", "The first step takes longest, because engines start and compile.")
         return
-    charts = [curves.reward_chart(series, x), accuracy_chart(evaluations)]
+    charts = [curves.reward_chart(series, x), accuracy_chart(evaluations, "pass@1", x, evaluated_at(run_id, x))]
     if visitor.rules().of(settings).watched is not None:
-        charts.append(gate.z_chart(series, x, _two_sided(settings)))
-    grid([*charts, _budget(run_id, series, x, run)], run_id)
+        charts.append(gate.z_chart(series, x, _two_sided(settings), _phase_colors(settings)))
+    _grid([*charts, _budget(run_id, series, x, run)], run)
+
+
+def evaluated_at(run_id: str, x: str) -> dict[int, float] | None:
+    """Step of each evaluation → its position on the x-axis; None on the axis of steps."""
+    if x == "step":
+        return None
+    points = visitor.live_series(run_id, x, (EVALUATED,)).points.get(EVALUATED)
+    return {step: axis_value(at, x) for step, at in zip(points.steps, points.x, strict=True)} if points else {}
+
+
+def _phase_colors(settings: Any) -> gate.PhaseColors:
+    rules = visitor.rules()
+    return rules.of(settings).color, rules.fallback_color
+
+
+def _grid(charts: list[Chart], run: Json) -> None:
+    """Charts in shades of the colour of the run's rule."""
+    color = visitor.rules().of(curves.rule_of(run["config"])).color
+    tinted = [with_colors(found, variants(dict.fromkeys(series_of(found), color))) for found in charts]
+    grid(tinted, run["id"])
 
 
 def _gate(run_id: str, x: str) -> None:
@@ -146,8 +182,10 @@ def _gate(run_id: str, x: str) -> None:
     if rule.watched is None:
         empty(f"{rule.label} has no gate", f"Backward passes per step: {rule.passes_per_step(settings)}.")
     else:
-        chart(gate.z_chart(series, x, _two_sided(settings)), run_id)
-        chart(gate.value_chart(series, x, rule.watched), run_id)
+        colors = _phase_colors(settings)
+        tints = dict.fromkeys(("z-score", rule.watched), rule.color) | {"window mean": MUTED}
+        chart(with_colors(gate.z_chart(series, x, _two_sided(settings), colors), tints), run_id)
+        chart(with_colors(gate.value_chart(series, x, rule.watched, colors), tints), run_id)
     chart(_budget(run_id, series, x, run), run_id)
 
 
@@ -181,25 +219,33 @@ def _system(run_id: str, x: str) -> None:
     _grid_or_empty([*timeline.overlap_charts(series, x), *curves.system_charts(series, x)], run_id)
 
 
+def _metrics(run_id: str, x: str) -> None:
+    explorer.show({run_id: visitor.client().run(run_id)}, x)
+
+
 def _evaluations(run_id: str, x: str) -> None:
     evaluations = visitor.client().evaluations(run_id)
-    grid([accuracy_chart(evaluations, metric) for metric in metrics_of(evaluations)] or [accuracy_chart([])], run_id)
+    at = evaluated_at(run_id, x)
+    charts = [accuracy_chart(evaluations, metric, x, at) for metric in metrics_of(evaluations)]
+    _grid(charts or [accuracy_chart([])], visitor.client().run(run_id))
 
 
 def _grid_or_empty(charts: list[Chart], run_id: str) -> None:
     if charts:
-        grid(charts, run_id)
+        _grid(charts, visitor.client().run(run_id))
     else:
         empty("No data yet", "Either the run has no step yet, or its rule does not report these metrics.")
 
 
-CHARTED = ("Overview", "Gate and budget", "Look-ahead", "Policy", "System")
+EVALUATED = "eval/average/pass@1"
+CHARTED = ("Overview", "Gate", "Look-ahead", "Policy", "System", "Metrics", "Evaluations")
 PARTS: dict[str, tuple[Callable[[str, str], None], float | None]] = {
     "Overview": (_overview, visitor.LIVE_S),
-    "Gate and budget": (_gate, visitor.LIVE_S),
+    "Gate": (_gate, visitor.LIVE_S),
     "Look-ahead": (_rule, visitor.LIVE_S),
     "Policy": (_policy, visitor.LIVE_S),
     "System": (_system, visitor.LIVE_S),
+    "Metrics": (_metrics, visitor.LIVE_S),
     "Evaluations": (_evaluations, visitor.SLOW_S),
     "Samples": (records.samples, None),
     "Events": (records.events, visitor.SLOW_S),

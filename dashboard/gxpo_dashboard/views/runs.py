@@ -11,9 +11,21 @@ from gxpo_client.formats import count
 from gxpo_dashboard.charts.curves import sparkline
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.navigation import go
-from gxpo_dashboard.text.labels import ACTIONS, STATES, comma_separated, plain
+from gxpo_dashboard.text.labels import ACTIONS, STATE_COLORS, STATES, comma_separated, plain, state_chip
 from gxpo_dashboard.view_models.series import number
-from gxpo_dashboard.view_models.tables import COLUMNS, SHOWN, runs_table
+from gxpo_dashboard.view_models.tables import (
+    COLUMNS,
+    CONFIGURATION,
+    METRIC,
+    SETTING,
+    SHOWN,
+    column_label,
+    configurations,
+    filled,
+    further,
+    means,
+    runs_table,
+)
 from gxpo_dashboard.views import actions
 from gxpo_dashboard.widgets.pages import cursors, pager
 from gxpo_dashboard.widgets.shown import empty, live
@@ -39,10 +51,25 @@ _TREND_RUNS = 100
 
 
 def show() -> None:
-    st.title("Runs")
+    header = st.container(horizontal=True, vertical_alignment="center", gap="small")
+    header.title("Runs", width="content")
     actions.dialogs()
+    with header:
+        _views()
+        seeds = permalinks.choice("Rows", "rows", list(_ROWS), "runs", format_func=_ROWS.__getitem__) == "seeds"
     query, columns, baseline = _filters()
-    live(lambda: _list(query, columns, baseline), visitor.LIVE_S + 1)
+    query["with_metric"] = further(columns, METRIC)
+    query["with_setting"] = [*further(columns, SETTING), *(CONFIGURATION if seeds else ())]
+    live(lambda: _list(query, columns, baseline, seeds), visitor.LIVE_S + 1)
+
+
+def _views() -> None:
+    """Views of the table; each is an address."""
+    with st.popover("Views", icon=":material/bookmark:"):
+        for label, view in _SAVED.items():
+            if st.button(label, type="tertiary", key=f"saved-{label}"):
+                go("runs", **view)
+        st.caption("Filters, columns and order are in the address: bookmark it to save a view of your own.")
 
 
 def _filters() -> tuple[Json, list[str], str]:
@@ -65,7 +92,7 @@ def _filters() -> tuple[Json, list[str], str]:
             group = permalinks.text("Group", "group", placeholder="group id")
             baseline = permalinks.text("Baseline run", "base", placeholder="run id, or pin one below")
             size = permalinks.select("Page size", "size", PAGE_SIZES, "50") or "50"
-        columns = permalinks.multi("Columns", "cols", list(COLUMNS), SHOWN, format_func=COLUMNS.__getitem__)
+        columns = permalinks.multi("Columns", "cols", _offered(), SHOWN, format_func=column_label)
         archived = permalinks.check("Include archived", "archived")
     query = {
         "text": text,
@@ -83,20 +110,40 @@ def _filters() -> tuple[Json, list[str], str]:
 
 
 _ORDER = {"desc": "descending", "asc": "ascending"}
+_ROWS = {"runs": "Runs", "seeds": "Means over seeds"}
+_SAVED: dict[str, Json] = {
+    "All runs": {},
+    "Active": {"state": ["queued", "starting", "running", "recovering", "pausing"]},
+    "Failed": {"state": ["failed"], "cols": ["name", "state", "rule", "reason", "step", "created", "tags"]},
+    "Most accurate": {"sort": "score_best"},
+    "Most accurate configurations": {"sort": "score_best", "rows": "seeds"},
+}
 
 
-def _list(query: Json, columns: Sequence[str], baseline_id: str) -> None:
+def _offered() -> list[str]:
+    """All columns: those of every run, settings, and metrics of the newest run."""
+    if "metric_columns" not in st.session_state:
+        newest = visitor.client().runs(limit=1)["items"]
+        names = visitor.client().metric_names(newest[0]["id"]) if newest else []
+        st.session_state["metric_columns"] = [METRIC + name for name in names]
+    settings = [SETTING + path for path in visitor.rules().settings]
+    return list(
+        dict.fromkeys([*COLUMNS, *settings, *st.session_state["metric_columns"], *st.query_params.get_all("cols")])
+    )
+
+
+def _list(query: Json, columns: Sequence[str], baseline_id: str, seeds: bool) -> None:
     with visitor.guarded():
         visited = cursors("runs", query)
         answer = visitor.client().runs(**query, cursor=visited[-1] if visited else None)
         if answer["total"] is not None:
             st.session_state["runs_total"] = answer["total"]
-        st.session_state["runs_page"] = answer["items"]
         if not answer["items"]:
             _nothing(query, bool(visited))
         else:
             baseline = _baseline(baseline_id, answer["items"])
-            chosen = _table(answer["items"], columns, baseline)
+            _summary(answer["items"])
+            chosen = _table(answer["items"], columns, baseline, seeds)
             _bar(chosen, baseline)
         if visited or answer["next_cursor"]:
             total = st.session_state.get("runs_total")
@@ -105,41 +152,58 @@ def _list(query: Json, columns: Sequence[str], baseline_id: str) -> None:
             pager("runs", visited, answer["next_cursor"], first, len(answer["items"]), of)
 
 
-def _table(runs: list[Json], columns: Sequence[str], baseline: Json | None) -> list[Json]:
+def _summary(runs: list[Json]) -> None:
+    """The states of the runs on this page."""
+    states = [run["state"] for run in runs]
+    chips = [f"{states.count(state)} {state_chip(state)}" for state in STATES if state in states]
+    st.markdown(" ".join([f"**{count(len(runs))} runs**", *chips]))
+
+
+def _table(runs: list[Json], columns: Sequence[str], baseline: Json | None, seeds: bool) -> list[Json]:
     """Show the table; returns the selected runs."""
     trends = _trends(runs) if "trend" in columns else {}
     frame = runs_table(runs, baseline=baseline, trends=trends)
-    frame.insert(0, "open", "Open")
-    ids = [run["id"] for run in runs]
+    rows = configurations(runs) if seeds else [[run] for run in runs]
+    position = {run["id"]: number for number, run in enumerate(runs)}
+    if seeds:
+        frame = means(frame, [[position[run["id"]] for run in members] for members in rows])
+        frame["seed"] = [", ".join(sorted(str(run["seed"]) for run in members)) for members in rows]
+        frame["name"] = [members[0]["name"] if len(members) == 1 else members[0]["rule_label"] for members in rows]
+    ids = [members[0]["id"] for members in rows]
     previous = st.session_state.get("chosen_runs", [])
     event = st.dataframe(
         frame,
         # Rows are selected by position: when the order changes, the selection is restored by id.
         key=f"runs-{hash(tuple(ids)) & 0xFFFFFFFF:x}",
-        column_order=["open", *columns],
-        column_config=_column_config(),
+        column_order=filled(frame, columns),
+        column_config=_column_config(columns, seeds),
         hide_index=True,
         row_height=36,
-        height=min(38 + 36 * len(runs), 640),
+        height=min(38 + 36 * len(rows), 640),
         on_select="rerun",
         selection_mode="multi-row",
         placeholder="–",
         selection_default={"selection": {"rows": [ids.index(run) for run in previous if run in ids]}},
         alt="Runs with state, progress, accuracy and cost",
     )
-    chosen = [runs[row] for row in event.selection.rows if row < len(runs)]
+    chosen = [run for row in event.selection.rows if row < len(rows) for run in rows[row]]
     st.session_state["chosen_runs"] = [run["id"] for run in chosen]
     return chosen
 
 
-def _column_config() -> dict[str, Any]:
+def _column_config(columns: Sequence[str], seeds: bool) -> dict[str, Any]:
     column = st.column_config
     accuracy: dict[str, Any] = {"format": "%.1f%%", "width": "small"}
     labels: dict[str, Any] = {name: column.Column(label) for name, label in COLUMNS.items()}
+    labels |= {name: column.Column(column_label(name)) for name in columns if name not in COLUMNS}
     return {
         **labels,
-        "open": column.ButtonColumn("", on_click=_opened, key="open_run", width="small", pinned=True),
-        "name": column.TextColumn("Name", width="medium"),
+        "name": column.TextColumn("Name", width="medium")
+        if seeds
+        else column.LinkColumn("Name", display_text=r"#(.*)$", width="medium", pinned=True),
+        "state": column.MultiselectColumn(
+            "State", options=list(STATES.values()), color=[STATE_COLORS[state] for state in STATES], width="small"
+        ),
         "progress": column.ProgressColumn("Progress", min_value=0, max_value=100, format="%.0f%%", width="small"),
         "score": column.NumberColumn("Accuracy", help="Latest macro average of pass@1.", **accuracy),
         "best": column.NumberColumn("Best", **accuracy),
@@ -152,13 +216,6 @@ def _column_config() -> dict[str, Any]:
         "left": column.TextColumn("Time left", help="Estimated from the pace so far.", width="small"),
         "tags": column.ListColumn("Tags", width="small"),
     }
-
-
-def _opened() -> None:
-    click = st.session_state.get("open_run")
-    runs = st.session_state.get("runs_page", [])
-    if click is not None and click.row < len(runs):
-        go("run", run=runs[click.row]["id"])
 
 
 def _bar(chosen: list[Json], baseline: Json | None) -> None:
@@ -183,6 +240,9 @@ def _bar(chosen: list[Json], baseline: Json | None) -> None:
                 st.rerun(scope="fragment")
         if len(chosen) == 1 and actions.change_button("Clone…", ACTIONS["clone"][1]):
             actions.ask("clone", chosen[0])
+        ended = [run for run in chosen if "delete" in run["possible_actions"]]
+        if ended and actions.change_button("Delete…", ":material/delete:"):
+            actions.ask("delete", ended)
         if len(chosen) == 1 and actions.change_button("Edit…", ":material/edit:"):
             actions.ask("edit", chosen[0])
         away = all(run["archived"] for run in chosen)

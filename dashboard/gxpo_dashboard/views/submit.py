@@ -36,11 +36,12 @@ def _catalogue(url: str, _service: Any) -> tuple[Json, list[Json]]:
 
 
 def show() -> None:
-    st.title("Submit")
+    header = st.container(horizontal=True, vertical_alignment="bottom")
+    header.title("Submit", width="content")
     with visitor.guarded():
         schema, presets = _catalogue(visitor.service_url(), visitor.client())
         by_name = {preset["name"]: preset for preset in presets}
-        with st.container(horizontal=True, vertical_alignment="bottom"):
+        with header:
             preset = permalinks.select("Preset", "preset", list(by_name), _first(by_name), width=340)
             sweep = permalinks.check("Sweep", "sweep")
         found = by_name[preset or _first(by_name)]
@@ -66,6 +67,7 @@ def _form(schema: Json, preset: Json) -> tuple[Json, list[str]]:
     chosen_rule = st.session_state.get(_key(preset["name"], "learner.rule.name"))
     shaped = forms.changed(base, {"learner.rule.name": chosen_rule}) if chosen_rule else base
     settings = {setting.path: setting for setting in forms.settings_of(schema, shaped)}
+    rule = visitor.rules().of(forms.get(shaped, "learner.rule") or {})
     # Stored separately, because the widgets of a collapsed section are not drawn.
     changes: Json = st.session_state.setdefault(f"changes-{preset['name']}", {})
     problems: list[str] = []
@@ -73,7 +75,7 @@ def _form(schema: Json, preset: Json) -> tuple[Json, list[str]]:
     def ask(path: str) -> None:
         setting = settings[path]
         try:
-            value = forms.parse(setting, _widget(setting, changes, preset["name"]))
+            value = forms.parse(setting, _widget(setting, changes, preset["name"], forms.rule_symbols(rule)))
         except forms.BadValue as error:
             problems.append(str(error))
             return
@@ -81,7 +83,6 @@ def _form(schema: Json, preset: Json) -> tuple[Json, list[str]]:
         if value != setting.value:
             changes[path] = value
 
-    rule = visitor.rules().of(forms.get(shaped, "learner.rule") or {})
     main = [path for path in forms.main_paths(rule) if path in settings]
     with st.container(border=True):
         _pairs(main, ask)
@@ -106,8 +107,9 @@ def _key(preset: str, path: str) -> str:
     return f"set-{preset}-{path}"
 
 
-def _widget(setting: forms.Setting, changes: Json, preset: str) -> Any:
-    key, label, words = _key(preset, setting.path), setting.path, setting.help or None
+def _widget(setting: forms.Setting, changes: Json, preset: str, symbols: dict[str, str]) -> Any:
+    key = _key(preset, setting.path)
+    label, words = forms.label(setting.path, symbols), f"`{setting.path}` {setting.help}"
     setting = replace(setting, value=changes.get(setting.path, setting.value))
     if setting.kind == "boolean":
         return st.checkbox(label, value=bool(setting.value), key=key, help=words)

@@ -47,7 +47,7 @@ def draw_first() -> None:
 def chart(found: Chart, scope: str) -> None:
     """A chart with its summary, its data as a table and as CSV. `scope` makes keys of equal charts unique."""
     with st.container(border=True, height="stretch"):
-        st.markdown(f"##### {plain(found.title)}")
+        st.markdown(f"##### {plain(found.title)}", help=plain(found.text))
         key = f"{scope}-{found.key}"
         if found.empty:
             st.caption(found.summary)
@@ -56,26 +56,35 @@ def chart(found: Chart, scope: str) -> None:
         # Only a selection with a listener survives new data; this keeps the zoom.
         zoom: dict[str, Any] = {"on_select": "rerun", "selection_mode": [ZOOM]} if found.zoomable else {}
         st.vega_lite_chart(None, spec, key=key, alt=found.alt, height=found.height, **zoom)
-        st.caption(plain(found.summary) + (f" {plain(found.note)}" if found.note else ""))
-        data(found.table, key, found.title)
+        data(found, key)
 
 
 _LONG_TABLE = 16
+_SOFT = {"labelOpacity": 0.8, "titleOpacity": 0.8}
 _FRAME = {
     "autosize": {"type": "fit", "contains": "padding"},
     "padding": {"left": 4, "right": 12, "top": 4, "bottom": 4},
-    # Stack legends, so that they never overlap.
-    "config": {"legend": {"layout": {"top": {"direction": "vertical", "anchor": "start", "margin": 2}}}},
+    "config": {
+        # The page's own text colour: Streamlit's grey has a contrast below 4.5:1.
+        "axis": {"labelColor": "currentColor", "titleColor": "currentColor", **_SOFT},
+        # Stack legends, so that they never overlap.
+        "legend": {
+            "labelColor": "currentColor",
+            "labelOpacity": _SOFT["labelOpacity"],
+            "layout": {"top": {"direction": "vertical", "anchor": "start", "margin": 2}},
+        },
+    },
 }
 
 
-def data(make: Callable[[], pd.DataFrame], key: str, title: str) -> None:
-    """A collapsed table of a chart's data, built when it is opened."""
+def data(found: Chart, key: str) -> None:
+    """A chart's content as text and table, collapsed and built when it is opened."""
     drawer = st.expander("Data", key=f"{key}-data", on_change="rerun", icon=":material/table:")
     if drawer.open:
         with drawer:
-            frame = make()
-            st.dataframe(frame, hide_index=True, height=260, key=f"{key}-table", alt=f"Data of: {title}")
+            st.caption(plain(found.text))
+            frame = found.table()
+            st.dataframe(frame, hide_index=True, height=260, key=f"{key}-table", alt=f"Data of: {found.title}")
             download("CSV", f"{key}.csv", lambda: frame.to_csv(index=False).encode(), f"{key}-csv")
 
 

@@ -97,17 +97,6 @@ def test_smoothing_passes_over_what_is_not_finite() -> None:
     assert found[2:] == [2.0, math.inf]
 
 
-def test_z_scores_are_never_smoothed() -> None:
-    points = {"a": Points([1, 2], [1.0, 2.0], [0.0, 4.0])}
-    assert compare.metric_chart("gate/z", points, "step", 0.9).datasets["points"]["y"].tolist() == [0.0, 4.0]
-    assert compare.metric_chart("reward/mean", points, "step", 0.5).datasets["points"]["y"].tolist() == [0.0, 2.0]
-
-
-def test_time_is_shown_in_hours() -> None:
-    points = {"a": Points([1], [5400.0], [1.0])}
-    assert compare.metric_chart("reward/mean", points, "time", 0.0).datasets["points"]["x"].tolist() == [1.5]
-
-
 def test_tables_of_differences() -> None:
     assert compare.settings_table(answer()).to_dict("records") == [
         {"setting": "learner.rule.k", "GRPO": "–", "GXPO K=5": "5"}
@@ -164,6 +153,23 @@ def test_costs_are_not_written_as_shares() -> None:
     found = heat() | {"show": "steps_to_best"}
     found["cells"][0]["value"]["mean"] = 210
     assert compare.heat_map_chart(found).datasets["points"]["text"][0] == "210"
+
+
+def test_parallel_coordinates_place_settings_by_rank_and_accuracy_by_value() -> None:
+    def run(name: str, k: int, rate: float, score: float | str) -> dict[str, object]:
+        return {"name": name, "score": score, "group_values": {"k": k, "rate": rate}}
+
+    runs = [run("a", 3, 1e-5, 0.2), run("b", 10, 1e-4, 0.5), run("c", 5, 1e-3, 0.3), run("d", 5, 1e-3, "NaN")]
+    chart = compare.parallel_chart(runs, ["k", "rate"])
+    frame = chart.datasets["points"]
+    places = {(row.series, row.axis): row.y for row in frame.itertuples()}
+    assert [places[name, "k"] for name in "abc"] == [0.0, 1.0, 0.5]
+    assert [places[name, "rate"] for name in "abc"] == [0.0, 0.5, 1.0]
+    # 0.3 lies a third of the way from 0.2 to 0.5.
+    assert [places[name, "accuracy"] for name in "abc"] == [0.0, 1.0, pytest.approx(1 / 3)]
+    assert "d" not in set(frame["series"])
+    assert chart.summary == "Highest: 50.0% in b."
+    assert compare.parallel_chart([], ["k", "rate"]).empty
 
 
 def test_specifications_are_json() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -54,6 +55,8 @@ def test_figures() -> None:
     assert formats.size(512) == "512 B"
     assert formats.moment(0) == "1970-01-01 00:00:00 UTC"
     assert formats.percent(math.nan) == formats.NONE
+    assert (formats.figure(-1.5), formats.count(-2), formats.percent(-0.5)) == ("−1.5", "−2", "−50.0%")
+    assert formats.figure(1e-7) == "1e−07"
 
 
 def run(**fields: Any) -> Json:
@@ -69,12 +72,56 @@ def test_a_row_of_the_list() -> None:
     row = tables.runs_table([run()], baseline=run(score=0.35), trends={"r1": [1.0, 2.0]}).iloc[0]
     assert (row["progress"], row["score"], row["trend"]) == (50.0, 40.0, [1.0, 2.0])
     assert row["difference"] == pytest.approx(5.0)
-    assert (row["passes"], row["left"], row["state"]) == ("45 of 90", "1 min 15 s", "▶ running")
+    assert (row["passes"], row["left"], row["state"]) == ("45 of 90", "1 min 15 s", ["▶ running"])
     assert math.isnan(row["reward"])
 
 
 def test_without_a_baseline_there_is_no_difference() -> None:
     assert math.isnan(tables.runs_table([run()]).iloc[0]["difference"])
+
+
+def test_a_name_is_a_link_whose_fragment_is_the_name() -> None:
+    link = tables.runs_table([run(name="k=5, α #2")]).iloc[0]["name"]
+    address, _, name = link.partition("#")
+    assert address == "?view=run&run=r1"
+    assert unquote(name) == "k=5, α #2"
+
+
+def test_settings_and_metrics_are_columns() -> None:
+    row = tables.runs_table([run(metrics={"gate/z": "NaN"}, settings={"a.b": [1], "c": 2})]).iloc[0]
+    assert (row["config:a.b"], row["config:c"]) == ("[1]", 2)
+    assert math.isnan(row["metric:gate/z"])
+    assert tables.further(["name", "metric:gate/z", "config:c"], tables.METRIC) == ["gate/z"]
+
+
+def test_columns_without_a_value_are_hidden() -> None:
+    frame = tables.runs_table([run(tags=[], reason=None), run(tags=[], reason="")])
+    assert tables.filled(frame, ["name", "tags", "reason", "reward", "score"]) == ["name", "score"]
+
+
+def test_seeds_of_a_configuration_are_one_row_with_means() -> None:
+    def seed(number: int, score: float, rate: float) -> Json:
+        return run(id=f"r{number}", seed=number, score=score, settings={"learner": {"lr": rate}})
+
+    runs = [seed(0, 0.4, 1e-5), seed(1, 0.6, 1e-5) | {"state": "failed"}, seed(2, 0.9, 3e-5)]
+    groups = tables.configurations(runs)
+    assert [[item["id"] for item in group] for group in groups] == [["r0", "r1"], ["r2"]]
+    frame = tables.means(tables.runs_table(runs), [[0, 1], [2]])
+    assert frame["score"].tolist() == [pytest.approx(50.0), 90.0]
+    assert frame["state"].tolist() == [["▶ running", "✘ failed"], ["▶ running"]]
+    assert frame["id"].tolist() == ["various", "r2"]
+
+
+def test_formulas_are_set_and_everything_else_stays_text() -> None:
+    found = texts.with_formulas("so $x^2$ and **bold** [link](http://a)")
+    assert found is not None
+    assert found.startswith("so $x^2$ and ")
+    assert r"\*\*bold\*\*" in found
+    assert r"\[link\]" in found
+    assert texts.with_formulas(r"\[ \frac{1}{2} \] done") == r"$\frac{1}{2}$ done"
+    assert texts.with_formulas("from $5 to $6, not $ 7 $") is None
+    assert texts.with_formulas(r"$\href{javascript:alert(1)}{x}$") is None
+    assert texts.with_formulas("$`x`$") is None
 
 
 def test_a_waiting_run_shows_its_place() -> None:

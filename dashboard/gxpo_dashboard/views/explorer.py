@@ -1,0 +1,65 @@
+"""Metric explorer of the Run and Compare views: any metrics of runs, grouped by their prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from zlib import crc32
+
+import streamlit as st
+
+from gxpo_dashboard.charts.base import with_colors
+from gxpo_dashboard.charts.explorer import explorer_chart, matching, most_rows, prefixes
+from gxpo_dashboard.session import permalinks, visitor
+from gxpo_dashboard.text.labels import unique_labels
+from gxpo_dashboard.widgets.shown import chart, empty
+
+Json = dict[str, Any]
+
+SMOOTHING = ("0", "0.3", "0.6", "0.9")
+
+
+def smoothing_word(weight: str) -> str:
+    return "none" if weight == "0" else f"average, weight {weight}"
+
+
+def show(runs: Mapping[str, Json], x: str) -> None:
+    """Controls and chart; runs by id."""
+    labels = unique_labels(runs)
+    names = sorted({name for run in runs for name in visitor.client().metric_names(run)})
+    if not names:
+        empty("No metrics yet", "Metrics appear after the first step.")
+        return
+    groups = prefixes(names)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        text = permalinks.text("Search metrics", "find", placeholder="reward, norm, …", icon=":material/search:")
+        smoothing = permalinks.select("Smoothing", "msmooth", SMOOTHING, "0", format_func=smoothing_word, width=200)
+        log = permalinks.check("Logarithmic", "log")
+    default = "reward" if "reward" in groups else groups[0]
+    prefix = permalinks.choice("Group", "prefix", ["", *groups], default, format_func=lambda name: name or "all")
+    # Words of a search are looked for in every group.
+    found = matching(names, "" if text else prefix, text)
+    if not found:
+        st.caption("No matching metrics. Change the search.")
+        return
+    visible = _visible(labels)
+    most = most_rows(len(visible))
+    asked = tuple(found[:most])
+    live = visitor.live_series_of({run: runs[run] for run in visible}, x, asked)
+    series = {
+        name: {labels[run]: points for run, one in live.items() if (points := one.points.get(name))} for name in asked
+    }
+    if len(found) > most:
+        st.caption(f"Showing {most} of {len(found)} metrics. Search for others, or hide runs to show more.")
+    colors = visitor.rules().colors({labels[run]: runs[run]["rule"] for run in runs})
+    drawn = explorer_chart(series, [labels[run] for run in visible], x, float(smoothing or 0), log)
+    # A chart of other metrics is another chart; the key keeps zoom and pointer apart.
+    chart(with_colors(drawn, colors), f"explorer-{crc32(' '.join(asked).encode()):x}")
+
+
+def _visible(labels: Mapping[str, str]) -> list[str]:
+    """Ids of the shown runs, all by default."""
+    if len(labels) < 2:
+        return list(labels)
+    hidden = permalinks.multi("Hidden runs", "hide", list(labels), format_func=labels.__getitem__, placeholder="none")
+    return [run for run in labels if run not in hidden] or list(labels)

@@ -1,0 +1,93 @@
+"""What a visitor reads: contrast on the pixels, the place of the first chart, records, and columns of the table."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from PIL import Image
+from support.browsing import Mode, Page, set_mode
+from support.site import Site
+
+from gxpo_dashboard.view_models.colors import contrast
+
+CHARTS = "[data-testid=stVegaLiteChart]"
+FIRST_CHART = f"return document.querySelector('{CHARTS}').getBoundingClientRect().top"
+SERIES_END = "view.data('points').reduce((most, row) => Math.max(most, row.x), 0)"
+CELLS = "return [...document.querySelectorAll('[data-testid=stDataFrame] table[role=grid] {}')].map(c => c.textContent)"
+
+
+def picture(page: Page, key: str) -> Image.Image:
+    chart = page.one(f'[class*="{key}"] {CHARTS}')
+    page.script("arguments[0].scrollIntoView({block: 'center'})", chart)
+    page.settle()
+    return Image.open(io.BytesIO(chart.screenshot_as_png)).convert("RGB")
+
+
+def color(pixel: tuple[int, ...]) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*pixel)
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_text_of_charts_and_shaded_phases_are_readable(site: Site, page: Page, mode: Mode) -> None:
+    set_mode(page.driver, mode)
+    try:
+        page.open("run", run=site.recorded["demo"])
+        page.wait(lambda: page.chart("gate-z", SERIES_END), "the gate")
+        found = picture(page, "gate-z")
+        width, height = found.size
+        # The last rows are the title of the x-axis, the middle of the left edge the y-axis.
+        for box in ((0, height - 22, width, height), (0, height // 3, 60, 2 * height // 3)):
+            words = found.crop(box)
+            back = color(words.getpixel((words.width - 1, 0)))  # type: ignore[arg-type]
+            drawn = {color(pixel) for _, pixel in words.getcolors(1 << 20) or ()}  # type: ignore[arg-type]
+            assert max(contrast(back, one) for one in drawn) >= 4.5, box
+        left, right = page.chart("gate-z", "view.scale('x').range()")
+        start, end = page.chart("gate-z", "view.data('phases').map(row => [row.x, row.x2])[0].map(view.scale('x'))")
+        assert left <= start < end <= right
+        origin = page.chart("gate-z", "view.origin()")
+        row = int(origin[1]) + 4
+        inside = color(found.getpixel((int(origin[0] + (start + end) / 2), row)))  # type: ignore[arg-type]
+        outside = color(found.getpixel((width - 3, row)))  # type: ignore[arg-type]
+        assert contrast(inside, outside) >= 1.15
+    finally:
+        set_mode(page.driver, "light")
+
+
+def test_the_first_chart_is_above_350_pixels(site: Site, page: Page) -> None:
+    page.open("run", run=site.recorded["demo"])
+    assert page.wait(lambda: page.script(FIRST_CHART), "a chart") < 350
+    page.open("compare", runs=list(site.recorded.values()))
+    assert page.wait(lambda: page.script(FIRST_CHART), "a chart") < 350
+
+
+def test_accuracy_is_drawn_over_the_cost_of_choice(site: Site, page: Page) -> None:
+    page.open("run", run=site.recorded["demo"], part="Evaluations")
+    page.wait(lambda: page.chart("accuracy-pass-1", SERIES_END) == 30, "thirty steps")
+    page.press("Backward passes")
+    page.wait(lambda: page.chart("accuracy-pass-1", SERIES_END) == 90, "three passes a step")
+    assert page.query["x"] == ["backward_passes"]
+
+
+def test_any_metric_is_found_and_drawn(site: Site, page: Page) -> None:
+    page.open("run", run=site.recorded["demo"], part="Metrics", prefix="gate")
+    page.wait(lambda: page.chart("explorer", "view.data('points').length"), "the metrics")
+    page.fill("Search metrics", "entropy")
+    names = "[...new Set(view.data('points').map(row => row.metric))]"
+    page.wait(lambda: page.chart("explorer", names) == ["policy/entropy"], "the metric that was searched for")
+    assert page.query["find"] == ["entropy"]
+
+
+def test_settings_and_means_over_seeds_are_columns(page: Page) -> None:
+    page.open("runs", cols=["name", "config:learner.rule.name", "metric:reward/mean"], rows="seeds", text="demo")
+    page.wait(lambda: "learner.rule.name" in page.script(CELLS.format("th")), "the setting's column")
+    cells = page.wait(lambda: page.script(CELLS.format("td")), "the cells")
+    assert {"grpo", "gxpo"} <= set(cells)
+
+
+def test_samples_are_grouped_and_the_verdict_is_a_word(site: Site, page: Page) -> None:
+    page.open("run", run=site.recorded["demo"], part="Samples")
+    page.shows("Gold answer")
+    headings = page.wait(lambda: page.script(CELLS.format("th")), "the prompts")
+    assert {"Correct", "Responses", "Prompt"} <= set(headings)
+    assert any(word in page.text for word in ("✔ correct", "✘ wrong", "? no answer found"))

@@ -1,0 +1,45 @@
+"""One hue a rule, readable on both pages."""
+
+from __future__ import annotations
+
+import colorsys
+
+import pytest
+
+from gxpo_dashboard.view_models.colors import HUES, contrast, luminance, shade, variants
+from gxpo_dashboard.view_models.rules import rules_of
+from gxpo_trainer.config import RunConfig
+
+PAGES = {"light": "#ffffff", "dark": "#11161d"}
+
+
+def hue(color: str) -> float:
+    return colorsys.rgb_to_hls(*(int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)))[0]
+
+
+def test_the_contrast_of_wcag() -> None:
+    assert contrast("#000000", "#ffffff") == 21.0
+    # The published example of a grey that just passes.
+    assert contrast("#767676", "#ffffff") == pytest.approx(4.54, abs=0.005)
+    assert luminance("#ff0000") == pytest.approx(0.2126)
+
+
+@pytest.mark.parametrize("page", list(PAGES.values()), ids=list(PAGES))
+@pytest.mark.parametrize("color", HUES)
+def test_every_shade_is_seen_on_both_pages_and_keeps_its_hue(color: str, page: str) -> None:
+    for variant in range(3):
+        assert contrast(shade(color, variant), page) >= 3
+        assert hue(shade(color, variant)) == pytest.approx(hue(color), abs=0.02)
+
+
+def test_variants_of_a_rule_are_shades_of_its_hue_and_rules_have_their_own() -> None:
+    rules = rules_of(RunConfig.model_json_schema())
+    found = rules.colors({"GRPO": "grpo", "GRPO lr 6e-05": "grpo", "GXPO K=5": "gxpo", "GXPO K=10": "gxpo"})
+    assert len(set(found.values())) == 4
+    assert found["GRPO"] == rules.fallback_color == rules.of({"name": "grpo"}).color
+    assert hue(found["GXPO K=10"]) == pytest.approx(hue(found["GXPO K=5"]), abs=0.02)
+    assert abs(hue(found["GXPO K=5"]) - hue(found["GRPO"])) > 0.05
+
+
+def test_a_third_colour_of_one_base_is_another_shade() -> None:
+    assert len(set(variants(dict.fromkeys("abc", HUES[0])).values())) == 3
