@@ -222,7 +222,8 @@ def _match(group: GroupResult, axis: Axis) -> str:
     if group.match is None:
         return "not reached"
     found = group.speed_ups[axis]
-    return _cost(axis, group.match.cost(axis)) + (f" ({ratio(found, axis)})" if found is not None else "")
+    words = "" if found is None else ratio(found, axis).replace("equal", "1.00×")
+    return _cost(axis, group.match.cost(axis)) + (f" ({words})" if words else "")
 
 
 def _bounds(interval: Interval | None) -> str:
