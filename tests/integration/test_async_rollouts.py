@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from support.documented import undocumented
 from transformers import AutoModelForCausalLM
 
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.models.load import resolve_model
 from gxpo_trainer.records.reading import read_evaluations, read_events, read_metrics
@@ -133,13 +136,42 @@ def test_a_learner_that_dies_with_batches_in_flight_repeats_no_sample(
     assert_equal_to_the_bit(out, whole)
 
 
-def test_a_resumed_run_samples_again_what_was_in_flight(tmp_path: Path, small_run: Any, whole: Path) -> None:
+def stopped(config: RunConfig, folder: Path, number: signal.Signals) -> int:
+    """Train in a process of its own; send `number` once it has done three steps. Returns its exit code."""
+    file = folder / "run.toml"
+    file.write_text(to_toml(config), encoding="utf-8")
+    command = [sys.executable, "-m", "gxpo_trainer.cli", "train", str(file), "--out", str(folder / "run")]
+    address = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, env={**os.environ, **address}, stdout=log, stderr=log)
+    while process.poll() is None and last_step(folder / "run") < 3:
+        time.sleep(0.02)
+    process.send_signal(number)
+    process.wait()
+    assert 3 <= last_step(folder / "run") < STEPS, (folder / "log").read_text(encoding="utf-8")
+    return process.returncode
+
+
+def test_a_killed_driver_resumes_as_the_uninterrupted_run(tmp_path: Path, small_run: Any, whole: Path) -> None:
+    stopped(ahead(small_run), tmp_path, signal.SIGKILL)
     out = tmp_path / "run"
-    shutil.copytree(whole, out)
-    shutil.rmtree(out / "checkpoints" / f"step-{STEPS:08d}")
     assert train_run(ahead(small_run), out, resume=True) == "steps"
+    steps_once(out)
     assert_equal_to_the_bit(out, whole)
-    assert [row["attempt"] for row in read_metrics(out)] == [1, 1, 1, 1, 2, 2]
+
+
+def test_a_terminated_run_leaves_no_step_and_no_sample_behind(tmp_path: Path, small_run: Any) -> None:
+    """SIGTERM finds a batch under way, which the checkpoint does not contain: the resumed run samples its prompts."""
+    assert stopped(ahead(small_run), tmp_path, signal.SIGTERM) == 128 + signal.SIGTERM
+    out = tmp_path / "run"
+    done = last_step(out)
+    assert "interrupted" in [event["kind"] for event in read_events(out)]
+    assert train_run(ahead(small_run), out, resume=True) == "steps"
+    steps_once(out)
+    attempts = [row["attempt"] for row in read_metrics(out) if "update/backward_passes" in row["metrics"]]
+    assert attempts == [1] * done + [2] * (STEPS - done)
+    # The step after the checkpoint is sampled by the checkpoint's version, not by the one that had begun it.
+    assert read_metrics(out)[done]["metrics"]["rollout/staleness_max"] == 0
 
 
 def test_weights_change_between_the_tokens_of_a_sample_which_names_the_versions(

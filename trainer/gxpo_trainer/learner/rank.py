@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,7 @@ class LearnerRank:
 
     def __init__(self, config: RunConfig, rank: int, world_size: int) -> None:
         self.config, self.rank, self.world_size = config, rank, world_size
+        self._at_close = ExitStack()
 
     def endpoint(self) -> tuple[str, int]:
         """An address and a free port of this host, for the ranks to meet at."""
@@ -92,6 +94,7 @@ class LearnerRank:
         )
         self.rule = make_rule(self.config.learner.rule)
         self.publisher = RankPublisher(self.learner, self.config)
+        self._at_close.callback(self.publisher.close)
         self.perturbation: Perturbation | None = None
 
     def attention(self) -> str:
@@ -208,4 +211,5 @@ class LearnerRank:
         return resharded
 
     def close(self) -> None:
-        self.publisher.close()
+        """Release what `setup` has made; of a failed one nothing."""
+        self._at_close.close()
