@@ -168,13 +168,13 @@ def config(run: str, x: str) -> None:
     left, right = st.columns(2)
     with left:
         st.markdown("**Settings**")
-        st.code(text, language="json", height=620)
+        st.code(text, language=None, height=620)
         download("Config (JSON)", f"{run}-config.json", text.encode, "config-json")
     with right:
         st.markdown("**Environment**")
         identity = {name: value for name, value in (found.get("identity") or {}).items() if name != "config"}
         if identity:
-            st.code(json.dumps(identity, indent=2), language="json", height=620)
+            st.code(json.dumps(identity, indent=2), language=None, height=620)
         else:
             st.caption("Recorded when the run starts.")
 
