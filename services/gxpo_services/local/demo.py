@@ -26,6 +26,7 @@ _AT_ONCE = 2
 """Runs at a time: starting a run leaves a core idle, and a race is seen best side by side."""
 _POLL_S = 2.0
 """Polling interval; long, so that the runs get the CPU."""
+_STUDY = Path(__file__).parents[3] / "studies" / "reference.toml"
 TITLE = "gxpo demo: three update rules and a control, at equal backward passes"
 
 
@@ -54,6 +55,7 @@ def demo_command(wanted: Path, passes: int, *, dashboard: bool, stack_of: type[S
             comparison = client.compare(runs=ids)
         _write_report([stack.artifacts / run_id for run_id in ids], home)
     print_comparison(comparison)
+    _print_study()
     print(f"\nReport: {home / 'report.html'}\nCurves: {home / 'curves.png'}")
     if stack.dashboard_url is not None:
         link = comparison_link(stack.dashboard_url, ids)
@@ -115,6 +117,17 @@ def _all_succeeded(runs: list[Json]) -> None:
     if failed:
         lines = [f"  {run['name']} ({run['id']}): {run['reason'] or run['state']}: {run['detail']}" for run in failed]
         raise TrainingError("\n".join([f"{len(failed)} of {len(runs)} runs did not succeed:", *lines]))
+
+
+def _print_study() -> None:
+    """The same question, answered by the reference study of this source tree: what one seed cannot say."""
+    if not _STUDY.with_suffix("").is_dir():
+        return
+    command = [sys.executable, "-m", "gxpo_trainer.cli", "study", "answer", str(_STUDY)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode != 0:
+        raise TrainingError(f"cannot read the reference study:\n{ended.stderr.strip()}")
+    print(f"\nThe reference study, on several seeds (docs/evidence.md):\n{ended.stdout.rstrip()}")
 
 
 def _write_report(folders: list[Path], home: Path) -> None:

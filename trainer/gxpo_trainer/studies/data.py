@@ -120,7 +120,8 @@ def _run_row(key: RunKey, result: RunResult, run: RunCurves, folder: Path) -> Ro
     return {
         **_about(key, result),
         "peak": float(run.curve.accuracy.max()),
-        "steps": len(rows),
+        # Checkpoints and evaluations have rows of their own.
+        "steps": max((int(row["step"]) for row in rows), default=0),
         "backward_passes": float(last.get("update/backward_passes_total", 0.0)),
         "diagnostic_passes": float(last.get("update/diagnostic_passes_total", 0.0)),
         "tokens": float(last.get("rollout/tokens_total", 0.0)),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from gxpo_trainer.compare.curves import Axis, mean_curve
 from gxpo_trainer.compare.seeds import SeedGroup, seed_band
@@ -70,6 +71,9 @@ def draw_payoff(findings: Findings) -> bytes:
     axes.axhline(1.0, color="#555555", linewidth=1, linestyle=":")
     axes.axvline(100 * findings.sampling_share, color="#555555", linewidth=1, linestyle="--", label="measured here")
     axes.set(xlabel="Share of a baseline step that sampling takes (%)", ylabel="Speed-up in time", yscale="log")
+    axes.set_yticks([0.3, 0.5, 0.7, 1, 1.5, 2, 3])
+    axes.yaxis.set_major_formatter("{x:g}×")
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.25, which="both")
     return _png(figure)
 

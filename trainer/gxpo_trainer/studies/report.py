@@ -191,8 +191,8 @@ def _equal_cost_cells(cost: EqualCost) -> list[str]:
         _percent(cost.baseline),
         _points(cost.difference),
         _points(cost.over_problems) if cost.over_problems else "–",
-        _number(cost.p_value, ".3f"),
-        _number(cost.adjusted, ".3f"),
+        _p_value(cost.p_value),
+        _p_value(cost.adjusted),
         "–" if cost.detectable is None else f"{100 * cost.detectable:.1f}",
     ]
 
@@ -350,7 +350,11 @@ def _share(interval: Interval) -> str:
 
 def _with_bounds(interval: Interval, show: Callable[[float], str], unit: str) -> str:
     bounds = "" if interval.low is None or interval.high is None else f" [{show(interval.low)}, {show(interval.high)}]"
-    return f"{show(interval.mean)}{unit}{bounds}"
+    return f"{show(interval.mean)}{unit}{bounds}".replace("-", "−")
+
+
+def _p_value(value: float | None) -> str:
+    return "< 0.001" if value is not None and value < 0.001 else _number(value, ".3f")
 
 
 def _number(value: float | None, form: str) -> str:

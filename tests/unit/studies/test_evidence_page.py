@@ -1,0 +1,54 @@
+"""docs/evidence.md says what the shipped data of the reference study says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gxpo_trainer.studies import data as study_data
+from gxpo_trainer.studies.definition import load_study
+from gxpo_trainer.studies.expansion import run_config
+from gxpo_trainer.studies.report import as_markdown, compose
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "evidence.md"
+
+
+@pytest.fixture(scope="module")
+def data() -> study_data.StudyData:
+    return study_data.read(ROOT / "studies" / "reference")
+
+
+def test_the_page_is_what_the_report_command_writes_from_the_data(data: study_data.StudyData) -> None:
+    assert PAGE.read_text(encoding="utf-8") == as_markdown(compose(data))
+    pictures = re.findall(r"\]\((images/[^)]*)\)", PAGE.read_text(encoding="utf-8"))
+    assert pictures
+    assert all((PAGE.parent / picture).is_file() for picture in pictures)
+
+
+def test_the_readme_quotes_the_page() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    quoted = re.findall(r"^> (- .*)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(quoted) >= 2
+    assert [line for line in quoted if line not in page.splitlines()] == []
+
+
+def test_the_data_is_of_the_study_that_is_in_the_repository(data: study_data.StudyData) -> None:
+    assert data.study == load_study(ROOT / "studies" / "reference.toml")
+
+
+def test_every_run_of_a_reported_arm_is_there_and_its_accuracy_is_the_mean_over_problems(
+    data: study_data.StudyData,
+) -> None:
+    baseline = data.reported(data.study.baseline)
+    assert [row["seed"] for row in baseline] == list(data.study.seeds)
+    for row in data.runs:
+        if row["stage"] != "extrapolation":
+            rule = run_config(data.study, study_data.key_of(row)).learner.rule
+            assert row["backward_passes"] == row["steps"] * rule.passes_per_step(gate_open=True)
+    for key, run in data.curves.items():
+        assert run.curve.per_problem is not None
+        for accuracy, scores in zip(run.curve.accuracy, run.curve.per_problem, strict=True):
+            assert accuracy == pytest.approx(scores.mean()), key.folder
