@@ -72,10 +72,10 @@ def test_accuracy_is_drawn_over_the_cost_of_choice(site: Site, page: Page) -> No
 def test_any_metric_is_found_and_drawn(site: Site, page: Page) -> None:
     page.open("run", run=site.recorded["demo"], part="Metrics", prefix="gate")
     page.wait(lambda: page.chart("explorer", "view.data('points').length"), "the metrics")
-    page.fill("Search metrics", "entropy")
+    page.fill("Search metrics", "policy/entropy")
     names = "[...new Set(view.data('points').map(row => row.metric))]"
     page.wait(lambda: page.chart("explorer", names) == ["policy/entropy"], "the metric that was searched for")
-    assert page.query["find"] == ["entropy"]
+    assert page.query["find"] == ["policy/entropy"]
 
 
 def test_settings_and_means_over_seeds_are_columns(page: Page) -> None:
