@@ -80,6 +80,7 @@ def explorer_chart(found: Found, runs: Sequence[str], x: str, smoothing: float =
         ],
         "resolve": {"scale": {"x": "shared"}},
         "spacing": 6,
+        "padding": {"left": 0, "right": 0, "top": 4, "bottom": 4},
     }
     return Chart(
         "explorer",
@@ -97,10 +98,13 @@ def explorer_chart(found: Found, runs: Sequence[str], x: str, smoothing: float =
 def _row(name: str, number: int, runs: Sequence[str], x: str, log: bool, last: bool) -> Spec:
     """A metric's lines, the points under the pointer, and a rule at its x."""
     place_x = x_encoding(x)
+    place_x["axis"] = {**place_x["axis"], "labelFlush": True}
     if not last:
         place_x = {**place_x, "title": None, "axis": {**place_x["axis"], "labels": False}}
     y = {**y_encoding(name, FORM, log=log)}
     y["axis"] = {**y["axis"], "titleAngle": 0, "titleAlign": "left", "titleAnchor": "end", "titleY": -6, "titleX": 0}
+    # Streamlit gives each row the width of the page without its axis: labels are above their grid lines.
+    y["axis"] |= {"labelAlign": "left", "labelBaseline": "line-bottom", "labelPadding": -4, "ticks": False}
     chosen: Spec = {"condition": {"param": _LEGEND, "value": 1}, "value": 0.08}
     place = {"x": place_x, "y": y, "color": color(runs)}
     hovered = {"param": "hover", "empty": False}

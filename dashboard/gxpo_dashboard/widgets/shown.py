@@ -52,7 +52,7 @@ def chart(found: Chart, scope: str) -> None:
         if found.empty:
             st.caption(found.summary)
             return
-        spec = {**found.spec, "datasets": dict(found.datasets), **_FRAME}
+        spec = {**_FRAME, **found.spec, "datasets": dict(found.datasets)}
         # Only a selection with a listener survives new data; this keeps the zoom.
         zoom: dict[str, Any] = {"on_select": "rerun", "selection_mode": [ZOOM]} if found.zoomable else {}
         st.vega_lite_chart(None, spec, key=key, alt=found.alt, width="stretch", height=found.height, **zoom)
