@@ -79,7 +79,7 @@ def explorer_chart(found: Found, runs: Sequence[str], x: str, smoothing: float =
             {"name": _LEGEND, "select": {"type": "point", "fields": ["series"]}, "bind": "legend", "views": lines},
         ],
         "resolve": {"scale": {"x": "shared"}},
-        "spacing": 6,
+        "spacing": 14,
         "padding": {"left": 0, "right": 0, "top": 4, "bottom": 4},
     }
     return Chart(
@@ -90,7 +90,7 @@ def explorer_chart(found: Found, runs: Sequence[str], x: str, smoothing: float =
         f"{', '.join(metrics)} over {AXES[x]}",
         _words(found),
         "Select a run in the legend to show it alone. Gates are never smoothed.",
-        height=70 + (_HEIGHT + 26) * len(metrics),
+        height=70 + (_HEIGHT + 34) * len(metrics),
         labels={"x": AXES[x], "y": "value", "series": "run"},
     )
 
@@ -102,7 +102,15 @@ def _row(name: str, number: int, runs: Sequence[str], x: str, log: bool, last: b
     if not last:
         place_x = {**place_x, "title": None, "axis": {**place_x["axis"], "labels": False}}
     y = {**y_encoding(name, FORM, log=log)}
-    y["axis"] = {**y["axis"], "titleAngle": 0, "titleAlign": "left", "titleAnchor": "end", "titleY": -6, "titleX": 0}
+    y["axis"] = {
+        **y["axis"],
+        "titleAngle": 0,
+        "titleAlign": "left",
+        "titleAnchor": "end",
+        "titleY": -14,
+        "titleX": 0,
+        "tickCount": 3,
+    }
     # Streamlit gives each row the width of the page without its axis: labels are above their grid lines.
     y["axis"] |= {"labelAlign": "left", "labelBaseline": "line-bottom", "labelPadding": -4, "ticks": False}
     chosen: Spec = {"condition": {"param": _LEGEND, "value": 1}, "value": 0.08}
