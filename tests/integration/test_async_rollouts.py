@@ -213,6 +213,7 @@ def test_weights_change_between_the_tokens_of_a_sample_which_names_the_versions(
     crossing = [(group, sample) for group, sample in samples if len(sample.versions) > 1]
     assert crossing, "no sync met a sample in the middle: the test is too weak"
     policies = Policies(config, out)
+    others: list[float] = []
     for group, sample in crossing:
         assert sum(count for _, count in sample.versions) == len(sample.token_ids)
         assert group.weights_version <= sample.versions[0][0] < sample.versions[1][0]
@@ -221,9 +222,11 @@ def test_weights_change_between_the_tokens_of_a_sample_which_names_the_versions(
             part = slice(begin, begin + count)
             by_version = {v: policies.logprobs(group, sample, v)[part] for v in range(STEPS) if policies.has(v)}
             gaps = {v: float(np.abs(found - sample.logprobs[part]).max()) for v, found in by_version.items()}
-            assert gaps[version] <= 1e-4, (version, gaps)
-            assert all(gap > 10 * gaps[version] for v, gap in gaps.items() if v != version), (version, gaps)
+            assert gaps.pop(version) <= 1e-4
+            others += gaps.values()
             begin += count
+    # A part of one token can have the same probability under two versions; many parts cannot.
+    assert np.median(others) > 1e-3, "the versions are too close to each other: the test is too weak"
 
 
 class Policies:
