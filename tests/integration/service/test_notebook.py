@@ -71,7 +71,10 @@ def test_the_notebook_submits_waits_compares_and_plots(
         thread.join()
     assert len(names["runs"]) == RUNS
     assert names["checked"]["cost"]["backward_passes"] == names["PASSES"] == 30
-    assert {group["name"] for group in names["comparison"]["groups"]} == {"GRPO", "GXPO K=5"}
+    assert {group["name"] for group in names["comparison"]["groups"]} == {
+        "GRPO lr 0.00048",
+        "GXPO K=5 lr 0.00024",
+    }
     assert "2 of 2 seeds" in names["comparison"]["evidence"]
     assert names["comparison"]["missing"] == ["seeds shared with the baseline (2 of at least 3)"]
     drawn = [(list(line.get_xdata()), list(line.get_ydata())) for line in names["axes"].lines]
