@@ -20,8 +20,8 @@ from gxpo_trainer.config.io import load_preset, to_toml
 from gxpo_trainer.errors import TrainingError
 
 PRESETS = ("demo-grpo", "demo-grpo-lr-control", "demo-sfpo", "demo")
-_EVALUATIONS = 5
-"""Evaluations of each run after its first, so that the curves can be read at any budget."""
+_EVALUATIONS = 6
+"""Of each run after its first, or one a step: all runs are evaluated at step 5, where SFPO's 30 passes end."""
 _AT_ONCE = 2
 """Runs at a time: starting a run leaves a core idle, and a race is seen best side by side."""
 _POLL_S = 2.0
