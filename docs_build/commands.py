@@ -9,7 +9,7 @@ INTRODUCTION = """# Commands
 
 <!-- Written by `make docs` from the parsers of the commands; edit the help texts there. -->
 
-For whoever works in a terminal: every command of `gxpo` with its arguments. In a clone the command is `.venv/bin/gxpo`.
+For users of the command line: every command of `gxpo` with its arguments. In a clone the command is `.venv/bin/gxpo`.
 
 Exit codes: 0 success, 1 failure, 2 invalid usage, config or data, 130 interrupted; `gxpo plan` answers 1 for a run that
 does not fit, `gxpo watch` for a run that did not succeed. `gxpo COMMAND --help` prints the same as this page.

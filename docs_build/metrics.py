@@ -8,7 +8,7 @@ INTRODUCTION = """# Metrics
 
 <!-- Written by `make docs` from trainer/gxpo_trainer/records/metric_table.py; edit the descriptions there. -->
 
-For whoever reads curves: every metric that a run can report, by its full name. The dashboard, the API, exports and
+For readers of curves: every metric that a run can report, by its full name. The dashboard, the API, exports and
 `metrics.jsonl` use the same names.
 
 One row a step in `metrics.jsonl`, keyed by (attempt, step): `{"attempt", "step", "time", "metrics": {name: value}}`. A

@@ -11,7 +11,7 @@ INTRODUCTION = """# REST API
 
 <!-- Written by `make docs` from the OpenAPI description; edit the endpoints and their schemas. -->
 
-For whoever writes a client: every call of the service with its parameters, body and answers. A running service has the
+For authors of a client: every call of the service with its parameters, body and answers. A running service has the
 same description at `/openapi.json`, and at `/api/v1/docs` a page that sends requests.
 [The job service](service.md#by-http) explains the conventions and has examples for `curl`; the Python client is
 `gxpo_client.client.Client` ([example](tutorials/notebook.md)).

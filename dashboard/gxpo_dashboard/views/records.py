@@ -116,7 +116,7 @@ def _response(item: Json) -> None:
 
 
 def _text(label: str, text: str) -> None:
-    """Untrusted text as it is, and beside it with its formulas set, if it has any."""
+    """Untrusted text as it is, and if it has formulas also with these typeset, in a second column."""
     formulas = with_formulas(text)
     if formulas is None:
         foreign(label, text)
