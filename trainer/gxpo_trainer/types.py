@@ -13,6 +13,8 @@ EVASION = "evades a verdict"
 """How the detail of a `wrong` verdict begins when the answer asks for more computation than an honest one could."""
 VERDICTS: tuple[VerdictStatus, ...] = ("correct", "wrong", "unparsed", "timeout", "error")
 
+EpisodeEnd = Literal["done", "max_turns", "length", "timeout", "error"]
+
 Metrics = dict[str, float]
 """One step's metrics by name (docs/metrics.md), without those that have no value."""
 
@@ -32,13 +34,50 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One response of the policy.
+class Utterance:
+    """One turn of a conversation: what the policy wrote, or what the environment answered.
 
-    token_ids, logprobs: [length]; logprobs are the sampler's natural log-probabilities at the sampling temperature.
+    reward: what the environment gave for it, None where it gave none; always None for the policy's turns.
+    """
+
+    speaker: Literal["policy", "environment"]
+    text: str
+    reward: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """Course of a response in an environment.
+
+    end: why it ended: "done" (the environment said so, or the policy's last turn), "max_turns", "length" (no room for
+    another token), "timeout" or "error" (the environment failed; `detail` says how).
+    """
+
+    turns: tuple[Utterance, ...]
+    end: EpisodeEnd
+    detail: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return self.end in ("timeout", "error")
+
+    @property
+    def reward(self) -> float | None:
+        """Sum of the environment's rewards; None when it gave none, so that the answer is verified instead."""
+        given = [turn.reward for turn in self.turns if turn.reward is not None]
+        return sum(given) if given else None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One response of the policy; in an environment of several turns the whole conversation after the prompt.
+
+    text: what the policy wrote, without the environment's turns. token_ids, logprobs: [length]; logprobs are the
+    sampler's natural log-probabilities at the sampling temperature, 0 where the environment wrote the token.
     finish_reason: "stop" (the last token is end-of-sequence) or "length" (truncated at `rollout.max_new_tokens`).
     versions: (weights version, number of tokens) of consecutive parts of the response; empty: all of it by the version
-    of its group.
+    of its group. sampled: bool[length], False where the environment wrote the token; None: the policy wrote all.
+    episode: None without an environment.
     """
 
     text: str
@@ -46,10 +85,17 @@ class Sample:
     logprobs: npt.NDArray[np.float32]
     finish_reason: Literal["stop", "length"]
     versions: tuple[tuple[int, int], ...] = ()
+    sampled: npt.NDArray[np.bool_] | None = None
+    episode: Episode | None = None
 
     @property
     def truncated(self) -> bool:
         return self.finish_reason == "length"
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the policy wrote."""
+        return len(self.token_ids) if self.sampled is None else int(self.sampled.sum())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Every setting of a run, typed, documented and checked once, at the edge.
 
-One file per section of the run file (`model`, `data`, `rollout`, `verifier`, `learner`, `rules` for `learner.rule`,
-`evaluation`, `placement`); `run` has RunConfig and the small sections. `io` reads files and presets, `messages` turns
-validation errors into one line per setting, `docs` writes docs/configuration.md.
+One file per section of the run file (`model`, `data`, `rollout`, `environment`, `verifier`, `learner`, `rules` for
+`learner.rule`, `evaluation`, `placement`); `run` has RunConfig and the small sections. `io` reads
+files and presets, `messages` turns validation errors into one line per setting, `docs` writes docs/configuration.md.
 
 Free of torch, so that `gxpo config --check FILE` takes less than half a second. An unknown or contradictory setting is
 an error that names it; what depends on the machine (folders, devices) is checked by `training.prepare` before anything
@@ -11,6 +11,7 @@ starts.
 
 from gxpo_trainer.config.base import Settings
 from gxpo_trainer.config.data import DataConfig
+from gxpo_trainer.config.environment import EnvironmentConfig
 from gxpo_trainer.config.evaluation import EvaluationConfig
 from gxpo_trainer.config.learner import LearnerConfig, LoraConfig, LossConfig, OptimizerConfig
 from gxpo_trainer.config.model import ModelConfig
@@ -35,6 +36,7 @@ __all__ = [
     "CheckpointConfig",
     "DataConfig",
     "DiagnosticsConfig",
+    "EnvironmentConfig",
     "EpochsRule",
     "EvaluationConfig",
     "ExtragradientRule",

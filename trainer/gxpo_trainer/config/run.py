@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from gxpo_trainer.config.base import Settings
 from gxpo_trainer.config.data import DataConfig
+from gxpo_trainer.config.environment import EnvironmentConfig
 from gxpo_trainer.config.evaluation import EvaluationConfig
 from gxpo_trainer.config.learner import LearnerConfig
 from gxpo_trainer.config.model import ModelConfig
@@ -60,6 +61,7 @@ class RunConfig(Settings):
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     rollout: RolloutConfig = RolloutConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
     verifier: VerifierConfig = VerifierConfig()
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -75,6 +77,13 @@ class RunConfig(Settings):
             raise ValueError(
                 f"rollout.max_new_tokens = {self.rollout.max_new_tokens} leaves no room for a prompt in "
                 f"model.max_length = {self.model.max_length}; lower the first or raise the second"
+            )
+        if self.rollout.max_new_tokens + self.environment.observation_tokens >= self.model.max_length:
+            raise ValueError(
+                f"rollout.max_new_tokens = {self.rollout.max_new_tokens} and {self.environment.observation_tokens} "
+                "tokens of environment.max_observation_tokens in every turn but the last leave no room for a prompt in "
+                f"model.max_length = {self.model.max_length}; lower environment.max_turns or "
+                "environment.max_observation_tokens, or raise model.max_length"
             )
         if self.learner.mini_batches > self.rollout.prompts_per_step:
             raise ValueError(

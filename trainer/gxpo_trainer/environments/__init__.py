@@ -1,0 +1,22 @@
+"""Environments: what answers the policy between its turns. Pure.
+
+An environment is a class without constructor arguments, of which there is one instance an episode:
+
+    from gxpo_trainer.environments import Observation, Problem, Turn
+
+    class Countdown:
+        def reset(self, problem: Problem, seed: int) -> Observation:
+            self.left = 3
+            return Observation.of_text(problem.text)
+
+        def step(self, action: str) -> Turn:
+            self.left -= 1
+            return Turn(observation=f"{self.left} turns left", done=self.left == 0)
+
+The run file refers to it as `package.module:Class` in `environment.name`. It runs only if the machine's administrator
+has listed it in the environment variable GXPO_ENVIRONMENT_ALLOWLIST; see docs/environments.md.
+"""
+
+from gxpo_trainer.environments.base import Environment, Message, Observation, Problem, Turn
+
+__all__ = ["Environment", "Message", "Observation", "Problem", "Turn"]
