@@ -172,6 +172,9 @@ class BudgetView(_View):
     over_seeds: IntervalView | None = Field(description="Difference to the baseline, paired by seed.")
     over_problems: IntervalView | None = Field(description="The same difference, bootstrap over problems.")
     all_reached: bool = Field(description="False when a run ended before the budget.")
+    evaluated_from: JsonNumber = Field(
+        description="Smallest cost at which an evaluation that counts was made; 0: of an initial policy."
+    )
 
 
 class ComparedGroup(_View):

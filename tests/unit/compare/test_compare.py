@@ -218,6 +218,20 @@ def test_one_shared_seed_is_inconclusive() -> None:
     assert "seeds shared with the baseline (1 of at least 3)" in text
 
 
+def test_equal_budgets_are_stated_with_the_cost_of_the_evaluations_and_never_for_an_initial_policy() -> None:
+    def stated(passes: Sequence[float]) -> str:
+        candidate = run(curve(passes, (0.0, 1.0, 2.0), (0.2, 0.3, 0.4), (0, 10, 20)))
+        other = run(curve((0, 10, 20), (0.0, 1.0, 2.0), (0.2, 0.5, 0.6), (0, 10, 20)))
+        sentence = weigh(compare_groups([SeedGroup("a", (candidate,)), SeedGroup("b", (other,))], "b")).sentence
+        return next(line for line in sentence.splitlines() if "in points" in line)
+
+    # 20 passes in common: b has 60%; a has 40% at 20, 30% at 12 of them, and after 24 at first only its initial 20%.
+    both = "−20.0 at equal steps (20), {}−20.0 at equal time (2 h 0 min)."
+    assert stated((0, 10, 20)).endswith(both.format("−20.0 at equal backward passes (20), "))
+    assert stated((0, 12, 24)).endswith(both.format("−30.0 at equal backward passes (20, evaluated from 12 on), "))
+    assert stated((0, 24, 48)).endswith(both.format(""))
+
+
 def three_seeds(name: str, arrivals: Sequence[int], **fields: object) -> SeedGroup:
     return SeedGroup(name, tuple(linear_run(seed, arrival, **fields) for seed, arrival in enumerate(arrivals)))
 

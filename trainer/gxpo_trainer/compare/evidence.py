@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from gxpo_trainer.compare.curves import Axis, Point
-from gxpo_trainer.compare.groups import Comparison, GroupResult
+from gxpo_trainer.compare.groups import BudgetResult, Comparison, GroupResult
 from gxpo_trainer.compare.wording import hours, percent, points, ratio_interval, ratio_words
 
 MIN_SEEDS = 3
@@ -67,14 +67,28 @@ def _reach(group: GroupResult, baseline: str) -> str:
 
 
 def _equal_budgets(group: GroupResult, baseline: str) -> str:
-    """The difference in accuracy at the largest common budget of each cost, in points."""
+    """The difference in accuracy at the largest common budget of each cost, in points.
+
+    Left out where a run was last evaluated before its first step: that compares training with none.
+    """
     words = []
     for axis in COSTS:
         found = [result for result in group.budgets if result.axis == axis and result.over_seeds]
-        if found and (last := max(found, key=lambda result: result.budget)).over_seeds:
-            amount = hours(last.budget) if axis == "hours" else f"{last.budget:.0f}"
-            words.append(f"{points(last.over_seeds.mean)} at equal {_NOUN[axis]} ({amount})")
+        if not found or not (last := max(found, key=lambda result: result.budget)).evaluated_from:
+            continue
+        if last.over_seeds:
+            words.append(f"{points(last.over_seeds.mean)} at equal {_NOUN[axis]} ({_amount(axis, last)})")
     return f"{group.name} against {baseline}, in points: {', '.join(words)}." if words else ""
+
+
+def _amount(axis: Axis, result: BudgetResult) -> str:
+    """The budget, and how far before it a run was last evaluated where that is more than a tenth."""
+
+    def shown(cost: float) -> str:
+        return hours(cost) if axis == "hours" else f"{cost:.0f}"
+
+    early = result.evaluated_from < 0.9 * result.budget
+    return shown(result.budget) + (f", evaluated from {shown(result.evaluated_from)} on" if early else "")
 
 
 def _winners(comparison: Comparison) -> str:

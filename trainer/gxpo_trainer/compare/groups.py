@@ -39,7 +39,8 @@ class BudgetResult:
 
     accuracy: mean over seeds with a t-interval. over_seeds: paired difference with a t-interval over shared seeds.
     over_problems: the same difference, bootstrapped over problems; None if per-problem scores are missing or differ in
-    their problems. all_reached: False if a run of either group ended before the budget.
+    their problems. all_reached: False if a run of either group ended before the budget. evaluated_from: the smallest
+    cost at which an evaluation that counts was made, over the runs of both groups; 0 for an initial policy.
     """
 
     axis: Axis
@@ -48,6 +49,7 @@ class BudgetResult:
     over_seeds: Interval | None
     over_problems: Interval | None
     all_reached: bool
+    evaluated_from: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +237,7 @@ class _Versus:
             over_seeds=mean_interval([a.accuracy - b.accuracy for a, b in found], self.level) if found else None,
             over_problems=over_problems.get(_indices(found)),
             all_reached=all(point is not None and point.reached for point in (*own, *others)),
+            evaluated_from=min(point.spent for point in (*own, *others) if point is not None),
         )
 
     def differences(self, budgets: Sequence[tuple[Axis, float]]) -> dict[Indices, Floats]:
