@@ -2,6 +2,9 @@
 
     scored groups ──make_batch──▶ StepBatch ──mini_batches──▶ ──shard──▶ one StepBatch per rank ──pack──▶ micro-batches
 
+Only tokens that the policy sampled are targets. What an environment wrote in between (`ScoredSequence.sampled`) is
+input that later tokens attend to, and appears in no loss, ratio, statistic or denominator.
+
 The denominators of the loss (`LossScale`) are those of the whole step batch over all ranks, and every token carries
 its final weight. A plain sum over micro-batches and ranks is therefore the loss of the batch, and accumulated gradients
 equal those of one large batch, however it is divided.
@@ -46,7 +49,9 @@ class ScoredSequence:
     """One response with the inputs of its loss.
 
     prompt_ids: int32[n], n ≥ 1. response_ids: int32[m]. sampler_logprobs: float32[m], the sampler's log π of the
-    response tokens at the sampling temperature. in_loss False: left out of the loss and its denominators.
+    response tokens at the sampling temperature. in_loss False: left out of the loss and its denominators. sampled:
+    bool[m], False for tokens that an environment wrote: later tokens attend to them, the loss does not contain them;
+    None: the policy sampled all.
     """
 
     prompt_ids: npt.NDArray[np.int32]
@@ -54,6 +59,7 @@ class ScoredSequence:
     advantage: float
     sampler_logprobs: npt.NDArray[np.float32]
     in_loss: bool = True
+    sampled: npt.NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
         if len(self.prompt_ids) == 0:
@@ -63,9 +69,16 @@ class ScoredSequence:
                 f"{len(self.response_ids)} response_ids but {len(self.sampler_logprobs)} sampler_logprobs; "
                 "give one log-probability per response token"
             )
-        if self.in_loss and (len(self.response_ids) == 0 or not np.isfinite(self.advantage)):
+        if self.sampled is not None and (
+            self.sampled.dtype != np.bool_ or self.sampled.shape != self.response_ids.shape
+        ):
             raise ValueError(
-                f"a sequence in the loss has {len(self.response_ids)} response tokens and advantage {self.advantage}; "
+                f"{len(self.response_ids)} response_ids but sampled is {self.sampled.dtype}"
+                f"{list(self.sampled.shape)}; give one bool per response token"
+            )
+        if self.in_loss and (self.num_sampled == 0 or not np.isfinite(self.advantage)):
+            raise ValueError(
+                f"a sequence in the loss has {self.num_sampled} sampled tokens and advantage {self.advantage}; "
                 "set in_loss = False for an empty response or a missing advantage"
             )
 
@@ -74,27 +87,36 @@ class ScoredSequence:
         """Prompt and response tokens together."""
         return len(self.prompt_ids) + len(self.response_ids)
 
+    @property
+    def num_sampled(self) -> int:
+        """Response tokens that the policy sampled: those of the loss."""
+        return len(self.response_ids) if self.sampled is None else int(self.sampled.sum())
+
+    def targets(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Of one value per response token, those of the sampled tokens."""
+        return values if self.sampled is None else values[self.sampled]
+
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
     """Denominators of the loss: of the whole step batch over all ranks, counting only sequences in the loss.
 
-    num_tokens: response tokens. token_limit: most response tokens a sequence may have (`rollout.max_new_tokens`).
+    num_tokens: sampled tokens. token_limit: most sampled tokens a sequence may have (`rollout.max_new_tokens`).
     """
 
     num_tokens: int
     num_sequences: int
     token_limit: int
 
-    def token_weight(self, response_length: int, aggregation: Aggregation) -> float:
-        """Weight of each token of a response of that length, so that the weighted sum over the batch is the loss.
+    def token_weight(self, num_sampled: int, aggregation: Aggregation) -> float:
+        """Weight of each of a response's m = num_sampled tokens; the weighted sum over the batch is the loss.
 
         token_mean: 1/N. sequence_mean: 1/(S·m). sequence_sum: 1/(S·limit) (Dr. GRPO, arXiv 2503.20783).
         """
         if aggregation == "token_mean":
             return 1.0 / self.num_tokens
         if aggregation == "sequence_mean":
-            return 1.0 / (self.num_sequences * response_length)
+            return 1.0 / (self.num_sequences * num_sampled)
         if aggregation == "sequence_sum":
             return 1.0 / (self.num_sequences * self.token_limit)
         raise ValueError(f"aggregation = {aggregation!r}; use token_mean, sequence_mean or sequence_sum")
@@ -114,11 +136,11 @@ class StepBatch:
 
 @dataclass(slots=True)
 class MicroBatch:
-    """Input of one forward pass. T: number of its response tokens.
+    """Input of one forward pass. T: number of its sampled response tokens.
 
     input_ids, position_ids: int64[rows, width]. attention_mask: None where positions and causality suffice, else
     bool[rows, 1, width, width], True where a token (third axis) attends to another (fourth).
-    target_index: int64[T], flat index row·width + column of the position whose logits predict response token t.
+    target_index: int64[T], flat index row·width + column of the position whose logits predict sampled token t.
     target_ids: int64[T]. advantages, token_weights, sampler_logprobs: float32[T]; a weight is already divided by the
     aggregation's denominator, and 0 excludes a token. sequence_index: int64[T], index of the
     token's sequence in the StepBatch that was packed.
@@ -145,9 +167,9 @@ class MicroBatch:
 def make_batch(scored: Sequence[ScoredGroup], loss: LossConfig, token_limit: int) -> tuple[StepBatch, Metrics]:
     """StepBatch of one step and the metrics `reward/*` and `policy/advantage_abs_mean`.
 
-    Left out of the loss: samples without evidence (reward None), empty responses, groups of equal rewards unless
-    `zero_variance = "keep"` (the caller resamples them), truncated responses with `mask_truncated`
-    (their rewards still count in their group's mean and spread). They stay in the batch with in_loss = False.
+    Left out of the loss: samples without evidence (reward None) or without a sampled token, groups of equal rewards
+    unless `zero_variance = "keep"` (the caller resamples them), truncated responses with `mask_truncated` (their
+    rewards still count in their group's mean and spread). They stay in the batch with in_loss = False.
 
     Raises ValueError when there is no group at all, or when a group's verdicts do not match its samples.
     """
@@ -160,7 +182,7 @@ def make_batch(scored: Sequence[ScoredGroup], loss: LossConfig, token_limit: int
         dropped = loss.zero_variance != "keep" and zero_variance(group_rewards)
         for sample, advantage in zip(item.group.samples, advantages, strict=True):
             evidence = not np.isnan(advantage)
-            masked = dropped or (loss.mask_truncated and sample.truncated) or len(sample.token_ids) == 0
+            masked = dropped or (loss.mask_truncated and sample.truncated) or sample.num_sampled == 0
             sequences.append(
                 ScoredSequence(
                     prompt_ids=item.group.prompt_token_ids,
@@ -168,6 +190,7 @@ def make_batch(scored: Sequence[ScoredGroup], loss: LossConfig, token_limit: int
                     advantage=float(advantage) if evidence else 0.0,
                     sampler_logprobs=sample.logprobs,
                     in_loss=evidence and not masked,
+                    sampled=sample.sampled,
                 )
             )
     metrics = reward_metrics(rewards) | advantage_metrics([s.advantage for s in sequences if s.in_loss])
@@ -176,7 +199,7 @@ def make_batch(scored: Sequence[ScoredGroup], loss: LossConfig, token_limit: int
 
 def with_scale(sequences: Sequence[ScoredSequence], token_limit: int) -> StepBatch:
     """A whole step batch of these sequences: counts its own denominators."""
-    lengths = [len(sequence.response_ids) for sequence in sequences if sequence.in_loss]
+    lengths = [sequence.num_sampled for sequence in sequences if sequence.in_loss]
     return StepBatch(tuple(sequences), LossScale(sum(lengths), len(lengths), token_limit))
 
 
@@ -354,10 +377,11 @@ def _assemble(
             position_ids[r, end : end + m] = np.arange(n, n + m)
             branch[r, end : end + m] = number + 1
             # The prompt's last token predicts the first token of the response, each token of it the next.
-            index.append(r * width + np.concatenate([[prompt_end - 1], np.arange(end, end + m - 1)]))
+            predicting = np.concatenate([[prompt_end - 1], np.arange(end, end + m - 1)])
+            index.append(r * width + sequences[i].targets(predicting))
             owners.append(i)
             end += m
-    lengths = [len(sequences[i].response_ids) for i in owners]
+    lengths = [sequences[i].num_sampled for i in owners]
 
     def per_token(values: Sequence[float]) -> Tensor:
         return torch.from_numpy(np.repeat(np.array(values, dtype=np.float32), lengths))
@@ -367,11 +391,13 @@ def _assemble(
         position_ids=torch.from_numpy(position_ids),
         attention_mask=_branch_mask(branch) if shared and any(len(row) > 1 for row in rows) else None,
         target_index=torch.from_numpy(np.concatenate(index)),
-        target_ids=torch.from_numpy(np.concatenate([sequences[i].response_ids for i in owners]).astype(np.int64)),
+        target_ids=torch.from_numpy(
+            np.concatenate([sequences[i].targets(sequences[i].response_ids) for i in owners]).astype(np.int64)
+        ),
         advantages=per_token([sequences[i].advantage for i in owners]),
         token_weights=per_token([batch.scale.token_weight(m, aggregation) for m in lengths]),
         sampler_logprobs=torch.from_numpy(
-            np.concatenate([sequences[i].sampler_logprobs for i in owners]).astype(np.float32)
+            np.concatenate([sequences[i].targets(sequences[i].sampler_logprobs) for i in owners]).astype(np.float32)
         ),
         sequence_index=torch.from_numpy(np.repeat(np.array(owners, dtype=np.int64), lengths)),
     )

@@ -47,7 +47,7 @@ MAXIMA = frozenset({"logprob_gap_max", "importance_max"})
 
 
 class TokenOutputs(NamedTuple):
-    """Outputs of the policy for the T response tokens of a micro-batch.
+    """Outputs of the policy for the T sampled tokens of a micro-batch.
 
     logprobs: float32[T], log π_θ at the sampling temperature, with gradient. entropy: float32[T] in nats, without
     gradient, or None when it was not requested.
@@ -210,7 +210,7 @@ def combine_statistics(total: Mapping[str, Tensor] | None, part: Mapping[str, Te
 def finish_statistics(sums: Mapping[str, Tensor]) -> Metrics:
     """Metrics of a whole pass, without the prefix `policy/`.
 
-    loss; and means over response tokens in the loss: clip_fraction (with clip_low_fraction, clip_high_fraction),
+    loss; and means over sampled tokens in the loss: clip_fraction (with clip_low_fraction, clip_high_fraction),
     ratio_mean, kl, entropy, and logprob_gap_mean and logprob_gap_max against the sampler. Importance weights:
     importance_mean and importance_max before the correction, importance_effective_sample_fraction = (Σv)²/(NΣv²) after
     it. What was not measured is left out; all but loss when no token is in the loss.
