@@ -85,6 +85,11 @@ class RunConfig(Settings):
                 f"model.max_length = {self.model.max_length}; lower environment.max_turns or "
                 "environment.max_observation_tokens, or raise model.max_length"
             )
+        if not self.environment.multi_turn and any(reward.name == "environment" for reward in self.verifier.rewards):
+            raise ValueError(
+                f'verifier.rewards: environment is always 0 with environment.name = "{self.environment.name}"; remove '
+                "the component or choose an environment"
+            )
         if self.learner.mini_batches > self.rollout.prompts_per_step:
             raise ValueError(
                 f"learner.mini_batches = {self.learner.mini_batches} exceeds rollout.prompts_per_step = "

@@ -9,14 +9,18 @@ from pydantic import Field, field_validator
 
 from gxpo_trainer.config.base import Fraction, Settings
 
-OWN_REWARDS = ("correctness", "format")
+OWN_REWARDS = ("correctness", "format", "environment")
 _CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 class RewardConfig(Settings):
     """A list: one `[[verifier.rewards]]` a component; the reward is their weighted sum (docs/evaluation.md)."""
 
-    name: str = Field("correctness", description="`correctness`, `format`, or a class as `package.module:Class`.")
+    name: str = Field(
+        "correctness",
+        description="`correctness`, `format`, `environment` (what the environment gave), or a class as "
+        "`package.module:Class`.",
+    )
     weight: float = Field(1.0, description="Factor of the component in the sum.")
 
     @field_validator("name")

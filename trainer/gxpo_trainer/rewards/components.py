@@ -20,4 +20,11 @@ class Format:
         return 1.0 if not sample.truncated and count_boxes(sample.response) == 1 else 0.0
 
 
-OWN: dict[str, type[Reward]] = {"correctness": Correctness, "format": Format}
+class EnvironmentReward:
+    """Sum of the environment's rewards, 0 where it gave none."""
+
+    def __call__(self, sample: RewardInput) -> float:
+        return sample.environment_reward or 0.0
+
+
+OWN: dict[str, type[Reward]] = {"correctness": Correctness, "format": Format, "environment": EnvironmentReward}

@@ -15,7 +15,7 @@ from typing import Any
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.rewards.base import Reward, RewardInput
 from gxpo_trainer.rewards.components import OWN
-from gxpo_trainer.types import Verdict
+from gxpo_trainer.types import Utterance, Verdict
 
 ALLOWLIST = "GXPO_REWARD_ALLOWLIST"
 
@@ -55,12 +55,18 @@ class Scorer:
     def score(self, gold: str, response: str, verdict: Verdict, context: Mapping[str, Any]) -> dict[str, Any]:
         """`components` and `score` of one response; empty when its verdict has no reward.
 
-        context: problem, num_tokens, truncated, extra. Raises RewardFailed.
+        context: problem, num_tokens, truncated, extra; for an episode also turns, each speaker, text and reward, and
+        environment_reward. Raises RewardFailed.
         """
         if verdict.reward is None:
             return {}
+        turns = tuple(Utterance(*turn) for turn in context.get("turns", ()))
         sample = RewardInput(
-            gold=gold, response=response, status=verdict.status, extracted=verdict.extracted, **context
+            gold=gold,
+            response=response,
+            status=verdict.status,
+            extracted=verdict.extracted,
+            **{**context, "turns": turns},
         )
         values = {label: _value(label, component, sample) for label, _, component in self.parts}
         return {"components": values, "score": sum(weight * values[label] for label, weight, _ in self.parts)}

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from gxpo_trainer.config import VerifierConfig
@@ -37,9 +39,18 @@ class VerifierActor:
 
         rewards: also compute reward components, which an evaluation does not use.
         """
-        futures = [self._pool.submit(pairs_of(group, rewards and self._components)) for group in finished.groups]
-        verdicts = await asyncio.gather(*(asyncio.wrap_future(future) for future in futures))
-        return [tuple(found) for found in verdicts]
+        components = rewards and self._components
+        return await asyncio.gather(*(self._verdicts(group, components) for group in finished.groups))
+
+    async def _verdicts(self, group: Group, components: bool) -> tuple[Verdict, ...]:
+        """Verdicts of a group, from its episodes where they decide, and else from the worker processes."""
+        verdicts = [episode_verdict(sample) for sample in group.samples]
+        asked = [i for i, given in enumerate(verdicts) if given is None or (components and given.reward is not None)]
+        pairs = pairs_of(group, [(group.samples[i], verdicts[i]) for i in asked], components)
+        found = await asyncio.wrap_future(self._pool.submit(pairs))
+        for i, verdict in zip(asked, found, strict=True):
+            verdicts[i] = verdict
+        return tuple(verdict for verdict in verdicts if verdict)
 
     async def worker_pids(self) -> list[int]:
         """Process ids of the current workers."""
@@ -56,21 +67,46 @@ def make_pool(config: VerifierConfig, workers: int) -> VerifierPool:
     return VerifierPool(workers, config.deadline_s, config.memory_mb, rewards)
 
 
-def pairs_of(group: Group, components: bool) -> list[Pair]:
-    """Worker input for each sample: gold, response and, where needed, options and reward context."""
+def episode_verdict(sample: Sample) -> Verdict | None:
+    """The verdict that follows from the sample's episode: it failed, or its environment gave rewards.
+
+    The score is the sum of these rewards; the answer is correct if it is positive. None: the answer must be verified.
+    """
+    episode = sample.episode
+    if episode is None:
+        return None
+    if episode.failed:
+        return Verdict("timeout" if episode.end == "timeout" else "error", None, 0.0, episode.detail)
+    reward = episode.reward
+    if reward is None:
+        return None
+    if not math.isfinite(reward):
+        return Verdict("error", None, 0.0, f"the sum of the environment's rewards is {reward}")
+    return Verdict("correct" if reward > 0 else "wrong", None, 0.0, score=reward)
+
+
+def pairs_of(group: Group, samples: Sequence[tuple[Sample, Verdict | None]], components: bool) -> list[Pair]:
+    """Worker input for each sample of the group: gold, response and, where needed, options and reward context.
+
+    samples: with the verdict that the episode gave, if any; their components alone are left to compute.
+    """
     options = group.prompt.extra.get(EXTRA_KEY)
     shared: dict[str, Any] = {} if options is None else {"options": options.to_dict()}
     gold = group.prompt.gold
     if not components:
-        return [(gold, sample.text, shared) if shared else (gold, sample.text) for sample in group.samples]
+        return [(gold, sample.text, shared) if shared else (gold, sample.text) for sample, _ in samples]
     extra = {name: value for name, value in group.prompt.extra.items() if name != EXTRA_KEY}
     # A parquet row may hold dates and other values without a JSON form.
     context = {"problem": group.prompt.text, "extra": json.loads(json.dumps(extra, default=str))}
 
-    def of_sample(sample: Sample) -> dict[str, Any]:
-        return {**context, "num_tokens": len(sample.token_ids), "truncated": sample.truncated}
+    def of_sample(sample: Sample, given: Verdict | None) -> dict[str, Any]:
+        found = {**context, "num_tokens": sample.num_sampled, "truncated": sample.truncated}
+        if (episode := sample.episode) is not None:
+            turns = [(turn.speaker, turn.text, turn.reward) for turn in episode.turns]
+            found |= {"turns": turns, "environment_reward": episode.reward}
+        return {"context": found} if given is None else {"context": found, "status": given.status}
 
-    return [(gold, sample.text, {**shared, "context": of_sample(sample)}) for sample in group.samples]
+    return [(gold, sample.text, {**shared, **of_sample(sample, given)}) for sample, given in samples]
 
 
 def check_rewards(config: VerifierConfig) -> None:

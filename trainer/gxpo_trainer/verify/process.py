@@ -18,7 +18,7 @@ import psutil
 import gxpo_trainer
 
 Pair = tuple[str, str] | tuple[str, str, Mapping[str, Any]]
-"""Gold and response; with a third entry, JSON-able: `options` (VerifyOptions.to_dict) and `context` (rewards)."""
+"""Gold and response; a third entry, JSON-able, has `options` (VerifyOptions.to_dict), `context` (rewards), `status`."""
 
 READ_BYTES = 1 << 16
 

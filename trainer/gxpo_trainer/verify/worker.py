@@ -1,11 +1,11 @@
 """The process that verifies answers: `python -m gxpo_trainer.verify.worker MEMORY_MB PARENT`.
 
 Messages are lines of JSON on a socket, which is its standard input. In: `[gold, response]`, with a third entry
-`{"options": …, "context": …}` for an answer with options, or one to be scored. Out: `{"cpu": …}` once it is
-ready; then for each answer the fields of its Verdict and `cpu`, the CPU time of the process so far, seconds. Before
-reward components of an answer are computed, `{"scoring": true}`; they add `components` and `score`. The worker imports
-neither torch nor Ray, ends when its input ends, and dies with its parent. With reward components it is
-`gxpo_trainer.rewards.worker`.
+`{"options": …, "context": …}` for an answer with options, or one to be scored; with `{"status": …, "context": …}` it is
+only scored, because its environment gave the verdict. Out: `{"cpu": …}` once it is ready; then for each answer the
+fields of its Verdict and `cpu`, the CPU time of the process so far, seconds. Before reward components of an answer are
+computed, `{"scoring": true}`; they add `components` and `score`. The worker imports neither torch nor Ray, ends when
+its input ends, and dies with its parent. With reward components it is `gxpo_trainer.rewards.worker`.
 """
 
 from __future__ import annotations
@@ -59,13 +59,9 @@ def serve(memory_mb: int, parent: int, score: Score | None = None) -> int:
 def _verify_one(
     gold: str, response: str, extras: dict[str, Any], score: Score | None, announce: Callable[[], None]
 ) -> dict[str, Any]:
-    from gxpo_trainer.verify.math import verify
-    from gxpo_trainer.verify.options import VerifyOptions
-
     start = time.perf_counter()
     try:
-        rules = extras.get("options")
-        verdict = verify(gold, response) if rules is None else verify(gold, response, VerifyOptions.from_dict(rules))
+        verdict = _verdict(gold, response, extras)
         fields = {"status": verdict.status, "extracted": verdict.extracted, "detail": verdict.detail}
         if score is not None and "context" in extras:
             announce()
@@ -76,6 +72,16 @@ def _verify_one(
         # The grader's own failure says nothing about the answer: it is reported, never scored.
         fields = {"status": "error", "extracted": None, "detail": f"{type(error).__name__}: {str(error)[:200]}"}
     return {**fields, "seconds": time.perf_counter() - start}
+
+
+def _verdict(gold: str, response: str, extras: dict[str, Any]) -> Verdict:
+    from gxpo_trainer.verify.math import verify
+    from gxpo_trainer.verify.options import VerifyOptions
+
+    if "status" in extras:
+        return Verdict(extras["status"], None, 0.0)
+    rules = extras.get("options")
+    return verify(gold, response) if rules is None else verify(gold, response, VerifyOptions.from_dict(rules))
 
 
 def _die_with_parent(parent: int) -> None:
