@@ -182,9 +182,14 @@ class Job:
 
 
 def test_a_service_pauses_kills_and_continues_a_run(tmp_path, small_run, server):
-    """Launch 1 is paused by a request, launch 2 is ended by SIGTERM, launch 3 reaches the budget."""
+    """Launch 1 is paused by a request, launch 2 is ended by SIGTERM, launch 3 reaches the budget.
+
+    Each end finds batches under way, for sampling is a step ahead.
+    """
     last = 16
-    config = small_run(budget={"steps": last}, learner={"rule": GXPO}, checkpoint={"every_steps": 0})
+    config = small_run(
+        budget={"steps": last}, learner={"rule": GXPO}, checkpoint={"every_steps": 0}, rollout={"async_depth": 1}
+    )
     (tmp_path / "config.toml").write_text(to_toml(config), encoding="utf-8")
     job = Job(tmp_path, server)
 
