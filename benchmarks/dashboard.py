@@ -353,7 +353,7 @@ def figures(chosen: argparse.Namespace) -> list[Figure]:
         try:
             dashboard.wait()
             driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": HOOKS})
-            page = Page(driver, dashboard.url)
+            page = Page(driver, dashboard.url, dashboard.cookie)
             found = [empty(page, home, chosen.loads)]
             found += compared(page, dashboard, api, chosen)
             return found + listed(page, api, chosen)

@@ -92,4 +92,4 @@ def browser(site: Site) -> Iterator[webdriver.Chrome]:
 @pytest.fixture
 def page(site: Site, browser: webdriver.Chrome) -> Page:
     """The dashboard, signed in with this machine's token; each load is a session of its own."""
-    return Page(browser, site.dashboard.url)
+    return Page(browser, site.dashboard.url, site.dashboard.cookie)

@@ -114,20 +114,20 @@ def main(given: Sequence[str] | None = None) -> None:
         try:
             dashboard.wait()
             found = views(Client(connect(service.url), token_file.read_text(encoding="utf-8").strip()))
-            take(dashboard.url, found, chosen)
+            take(dashboard, found, chosen)
         finally:
             dashboard.close()
             service.stop()
 
 
-def take(url: str, found: dict[str, dict[str, Any]], chosen: argparse.Namespace) -> None:
+def take(dashboard: DashboardProcess, found: dict[str, dict[str, Any]], chosen: argparse.Namespace) -> None:
     for mode, width in itertools.product(MODES, chosen.widths):
         with open_browser(width=width, mode=mode) as driver:
             for name, query in found.items():
                 if chosen.only is None or name in chosen.only:
                     wide = "-wide" if width > min(WIDTHS) else ""
                     file = chosen.out / f"{name}{wide}-{mode}.png"
-                    shoot(Page(driver, url), file, query, width, chosen.height)
+                    shoot(Page(driver, dashboard.url, dashboard.cookie), file, query, width, chosen.height)
                     sys.stdout.write(f"{file}: {file.stat().st_size // 1000} kB\n")
 
 

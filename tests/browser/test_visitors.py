@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from selenium import webdriver
 from support.browsing import Page, open_browser
 from support.site import FOREIGN_NAME, Site
 
@@ -45,3 +46,20 @@ def test_a_token_that_is_not_known_opens_nothing(elsewhere: Page) -> None:
     elsewhere.fill("Access token", "gxpo_nobody")
     elsewhere.shows("rejected this token")
     assert [heading.text for heading in elsewhere.all("h1")] == ["Sign in"]
+
+
+def test_another_account_of_this_machine_sees_the_sign_in_and_the_link_opens_everything_once(
+    site: Site, browser: webdriver.Chrome, live_run: str
+) -> None:
+    """Any account reaches loopback; only the link of `gxpo up` has the secret."""
+    page = Page(browser, site.dashboard.url)
+    for secret in ("", "wrong"):
+        page.open("run", run=live_run, **({"secret": secret} if secret else {}))
+        assert [heading.text for heading in page.all("h1")] == ["Sign in"]
+        assert "goes on" not in page.text
+    page.open("run", run=live_run, secret=site.dashboard.secret)
+    page.shows("goes on")
+    page.wait(lambda: "secret" not in browser.current_url, "the address without the secret")
+    page.wait(lambda: browser.get_cookie(site.dashboard.cookie["name"]), "the cookie")
+    page.open("run", run=live_run)
+    page.shows("goes on")

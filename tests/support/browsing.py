@@ -89,8 +89,12 @@ def set_mode(driver: webdriver.Chrome, mode: Mode) -> None:
 class Page:
     """What a visitor does and sees. Every look waits for what it looks for; nothing sleeps for a fixed time."""
 
-    def __init__(self, driver: webdriver.Chrome, url: str) -> None:
+    def __init__(self, driver: webdriver.Chrome, url: str, cookie: Mapping[str, str] | None = None) -> None:
+        """cookie: of a visitor who has signed in by link (DashboardProcess.cookie)."""
         self.driver, self.url = driver, url
+        driver.execute_cdp_cmd("Network.clearBrowserCookies", {})
+        if cookie is not None:
+            driver.execute_cdp_cmd("Network.setCookie", dict(cookie))
 
     def open(self, view: str = "", **query: Any) -> None:
         """Load a view with its parameters."""

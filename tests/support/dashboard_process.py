@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ APP = Path(gxpo_dashboard.__file__).with_name("app.py")
 class DashboardProcess:
     """Started at once; `wait` until it answers.
 
-    environment: GXPO_URL and GXPO_TOKEN_FILE, or nothing for a page of another kind.
+    environment: GXPO_URL and GXPO_TOKEN_FILE, or nothing for a page of another kind. secret: of the sign-in link.
     """
 
     def __init__(self, log: Path, environment: Mapping[str, str] | None = None, *, page: Path | None = None) -> None:
@@ -35,8 +36,17 @@ class DashboardProcess:
         words = [f"--{name}={value}" for name, value in given.items()]
         command = [sys.executable, "-m", "streamlit", "run", str(page or APP), *words]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("GXPO_")}
+        self.secret = secrets.token_urlsafe(16)
+        file = log.with_name("dashboard-secret")
+        file.write_text(self.secret, encoding="utf-8")
+        clean["GXPO_LINK_SECRET_FILE"] = str(file)
         with log.open("ab") as out:
             self._process = subprocess.Popen(command, env={**clean, **(environment or {})}, stdout=out, stderr=out)
+
+    @property
+    def cookie(self) -> dict[str, str]:
+        """The cookie of a browser that has followed the sign-in link."""
+        return {"name": f"gxpo-link-{self.port}", "value": self.secret, "url": self.url}
 
     @property
     def pid(self) -> int:

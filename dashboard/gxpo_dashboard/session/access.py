@@ -1,12 +1,15 @@
 """Automatic sign-in with this machine's local token. Pure.
 
-The local token has the rights of the user who started the dashboard, so it is used only for requests from this machine:
-the dashboard and the service listen on loopback, the connection comes from loopback, the Host header is a loopback name
-(a foreign name that resolves to loopback is a DNS rebinding attack), and no proxy header is set. Unknown counts as no.
+The local token has the rights of the user who started the dashboard. It is used only for visitors who present the
+secret of the link that `gxpo up` prints (any account of this machine reaches loopback), and only for requests from this
+machine: the dashboard and the service listen on loopback, the connection comes from loopback, the Host header is a
+loopback name (a foreign name that resolves to loopback is a DNS rebinding attack), and no proxy header is set. Unknown
+counts as no.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +61,17 @@ def may_use_local_token(visit: Visit, service_url: str) -> bool:
         and is_loopback_host(host_of(visit.host_header))
         and not visit.header_names & FORWARDING_HEADERS
     )
+
+
+def has_secret(expected: str | None, *presented: str | None) -> bool:
+    """Whether one of the presented secrets is the link's; never without an expected one."""
+    given = [one.encode() for one in presented if one]
+    return expected is not None and any(secrets.compare_digest(one, expected.encode()) for one in given)
+
+
+def cookie_name(authority: str | None) -> str:
+    """Name of the cookie that keeps the secret: browsers share cookies between the ports of a host."""
+    return f"gxpo-link-{(authority or '').rpartition(':')[2]}"
 
 
 def read_local_token(file: str | None) -> str | None:

@@ -14,7 +14,7 @@ import streamlit as st
 
 from gxpo_client.client import Client, NotSignedIn, Refused, ResponseCache, ServiceError, ServiceUnavailable, connect
 from gxpo_client.shared_responses import SharedResponses
-from gxpo_dashboard.session.access import Visit, may_use_local_token, read_local_token
+from gxpo_dashboard.session.access import Visit, cookie_name, has_secret, may_use_local_token, read_local_token
 from gxpo_dashboard.text.labels import TERMINAL, plain
 from gxpo_dashboard.view_models.forms import settings_of
 from gxpo_dashboard.view_models.rules import Rules, rules_of
@@ -63,7 +63,25 @@ def _token() -> str | None:
         return own
     headers = st.context.headers
     visit = Visit.of(st.get_option("server.address"), st.context.ip_address, headers.get("Host"), headers.keys())
-    return read_local_token(os.environ.get("GXPO_TOKEN_FILE")) if may_use_local_token(visit, service_url()) else None
+    if not (may_use_local_token(visit, service_url()) and _came_by_link(cookie_name(headers.get("Host")))):
+        return None
+    return read_local_token(os.environ.get("GXPO_TOKEN_FILE"))
+
+
+def _came_by_link(cookie: str) -> bool:
+    """Whether this session, or an earlier one of this browser, was opened by the link of `gxpo up`."""
+    if st.session_state.get("by_link"):
+        return True
+    secret = read_local_token(os.environ.get("GXPO_LINK_SECRET_FILE"))
+    given = st.query_params.get("secret")
+    if not has_secret(secret, given, st.context.cookies.get(cookie)):
+        return False
+    st.session_state["by_link"] = True
+    if given is not None:
+        st.query_params.pop("secret", None)  # links that people copy must not sign others in
+        script = f"document.cookie = '{cookie}={secret}; path=/; SameSite=Strict'"
+        st.html(f"<script>{script}</script>", unsafe_allow_javascript=True)
+    return True
 
 
 def enter() -> bool:
@@ -94,7 +112,7 @@ def may_change() -> bool:
 
 
 def sign_out() -> None:
-    for key in ("token", "me", "series", "cache", "trends", "measured"):
+    for key in ("token", "me", "by_link", "series", "cache", "trends", "measured"):
         st.session_state.pop(key, None)
     st.session_state["signed_out"] = True
 

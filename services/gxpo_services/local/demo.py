@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from gxpo_client.client import Client, Json
 from gxpo_services.cli.client import connect
@@ -48,7 +49,8 @@ def demo_command(wanted: Path, passes: int, *, dashboard: bool, stack_of: type[S
         with connect(stack.url, stack.token_file) as client:
             ids = _submit(client, passes)
             if stack.dashboard_url is not None:
-                say(f"demo: watch it live at {comparison_link(stack.dashboard_url, ids)}")
+                secret = urlsplit(stack.link or "").query
+                say(f"demo: watch it live at {comparison_link(stack.dashboard_url, ids)}&{secret}")
             runs = _watch(client, ids, stack, until)
             say(f"demo: trained in {time.monotonic() - begun:.0f} s, start-up included")
             _all_succeeded(runs)
@@ -59,7 +61,7 @@ def demo_command(wanted: Path, passes: int, *, dashboard: bool, stack_of: type[S
     print(f"\nReport: {home / 'report.html'}\nCurves: {home / 'curves.png'}")
     if stack.dashboard_url is not None:
         link = comparison_link(stack.dashboard_url, ids)
-        print(f"Dashboard: gxpo up --home {home}\n           then {link}")
+        print(f"Dashboard: gxpo up --home {home}\n           open the link that it prints, then {link}")
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -20,10 +21,12 @@ from gxpo_services.local.ports import free_port
 from gxpo_services.local.ray_head import RayHead
 from gxpo_services.local.supervisor import Child, Supervisor, stop_orphans
 from gxpo_services.settings import make_home, read_settings
-from gxpo_services.tokens.local_token import prepare_local
+from gxpo_services.tokens.local_token import prepare_local, replace_secret
 from gxpo_trainer.errors import ConfigError, GxpoError
 
 LOCK_FILE = "up.lock"
+LINK_SECRET_FILE = "dashboard-secret"
+"""The secret of the dashboard's link, new at each start: on a shared machine every account reaches loopback."""
 _ROUND_S = 0.5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -115,7 +118,8 @@ class Stack:
         supervisor.start(*([ray.child()] if ray else []), self._api(env))
         supervisor.start(self.scheduler(env))
         if self.dashboard_url is not None:
-            supervisor.start(self._dashboard(env))
+            replace_secret(self.home / LINK_SECRET_FILE, secrets.token_urlsafe(32))
+            supervisor.start(self._dashboard({**env, "GXPO_LINK_SECRET_FILE": str(self.home / LINK_SECRET_FILE)}))
 
     def _choose_ports(self) -> None:
         chosen = free_port(self._port)
@@ -140,6 +144,13 @@ class Stack:
             "PYTHONUNBUFFERED": "1",
         }
         return given | ({"GXPO_RAY_ADDRESS": ray.address, **ray.env} if ray else {})
+
+    @property
+    def link(self) -> str | None:
+        """Link that signs its visitor in to the dashboard; None without a dashboard."""
+        if self.dashboard_url is None:
+            return None
+        return f"{self.dashboard_url}/?secret={(self.home / LINK_SECRET_FILE).read_text(encoding='utf-8')}"
 
     def _api(self, env: dict[str, str]) -> Child:
         return _python("api", "serve", env, ready=lambda: _answers(f"{self.url}/health/ready"))
@@ -203,8 +214,8 @@ def up_command(
 def links(stack: Stack) -> str:
     """URLs and paths, one per line."""
     lines = [f"API        {stack.url}/api/v1/docs"]
-    if stack.dashboard_url is not None:
-        lines.insert(0, f"Dashboard  {stack.dashboard_url}")
+    if stack.link is not None:
+        lines.insert(0, f"Dashboard  {stack.link}")
     lines += [f"Token      {stack.token_file}", f"Logs       {stack.home / 'logs'}"]
     return "\n".join([*lines, "Press Ctrl-C to stop."])
 

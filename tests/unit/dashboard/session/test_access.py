@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from gxpo_client.addresses import is_loopback_host
-from gxpo_dashboard.session.access import Visit, host_of, may_use_local_token, read_local_token
+from gxpo_dashboard.session.access import (
+    Visit,
+    cookie_name,
+    has_secret,
+    host_of,
+    may_use_local_token,
+    read_local_token,
+)
 
 SERVICE = "http://127.0.0.1:8000"
 HEADERS = frozenset({"host", "user-agent", "cookie"})
@@ -57,6 +64,16 @@ def test_loopback_is_told_by_address_and_not_by_prefix() -> None:
     assert not is_loopback_host(None)
     assert host_of("[::1]:80") == "::1"
     assert host_of("a:80") == "a"
+
+
+def test_only_the_links_secret_signs_in() -> None:
+    assert has_secret("s3cret", None, "s3cret")
+    assert has_secret("s3cret", "s3cret", "old")
+    assert not has_secret("s3cret", None, "")
+    assert not has_secret("s3cret", "S3CRET", "s3cre")
+    assert not has_secret("s3cret", "ü")
+    assert not has_secret(None, None, "")
+    assert cookie_name("127.0.0.1:8501") == "gxpo-link-8501"
 
 
 def test_a_token_file_that_cannot_be_read_is_no_token(tmp_path: Path) -> None:
