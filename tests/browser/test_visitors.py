@@ -56,10 +56,10 @@ def test_another_account_of_this_machine_sees_the_sign_in_and_the_link_opens_eve
     for secret in ("", "wrong"):
         page.open("run", run=live_run, **({"secret": secret} if secret else {}))
         assert [heading.text for heading in page.all("h1")] == ["Sign in"]
-        assert "goes on" not in page.text
+        assert "live run" not in page.text
     page.open("run", run=live_run, secret=site.dashboard.secret)
-    page.shows("goes on")
+    page.shows("live run")
     page.wait(lambda: "secret" not in browser.current_url, "the address without the secret")
     page.wait(lambda: browser.get_cookie(site.dashboard.cookie["name"]), "the cookie")
     page.open("run", run=live_run)
-    page.shows("goes on")
+    page.shows("live run")
