@@ -35,7 +35,7 @@ def test_two_groups_are_compared_and_the_link_opens_the_same_in_another_browser(
     assert {(x, name) for name, x, _ in points if x > 0} >= {(10, _grpo(points)), (20, _grpo(points))}
 
     with open_browser() as other:
-        there = Page(other, site.dashboard.url)
+        there = Page(other, site.dashboard.url, site.dashboard.cookie)
         other.get(page.driver.current_url)
         there.wait(lambda: there.chart("compare-accuracy", AT), "the same curves")
         there.settle()
