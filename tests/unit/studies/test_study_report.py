@@ -174,7 +174,7 @@ def test_the_page_claims_what_the_corrected_test_carries() -> None:
     key = RunKey("report", "gxpo", 2e-5, 2)
     weaker.curves[key] = RunCurves(key.folder, "GXPO", 2, curve(3, (0.5, 0.5), 2))
     assert re.search(
-        r"At 6 backward passes: no difference shown: GXPO \+\d.*\] \(\d+\.\d would show\)\.",
+        r"At 6 backward passes: no difference shown after Holm's correction: GXPO \+\d.*\] \(\d+\.\d would show\)\.",
         as_markdown(compose(weaker)),
     )
     assert "Not complete yet, and so not compared: Late." in text

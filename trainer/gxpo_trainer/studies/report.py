@@ -19,6 +19,7 @@ from gxpo_trainer.studies.pictures import draw_curves, draw_ladder, draw_payoff
 IMAGES = "images"
 """Folder of the pictures, next to the report."""
 _PAPER_K = 5
+_NOT_SHOWN = "no difference shown after Holm's correction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +125,10 @@ def conclusion(data: StudyData, findings: Findings) -> list[str]:
 
 def _by_claim(pairs: Sequence[tuple[str, EqualCost]]) -> str:
     """Labels with their differences, by what the corrected test carries and never more."""
-    claims: dict[str, list[str]] = {"higher": [], "lower": [], "no difference shown": []}
+    claims: dict[str, list[str]] = {"higher": [], "lower": [], _NOT_SHOWN: []}
     for label, cost in pairs:
         shown = cost.adjusted is not None and cost.adjusted < 0.05
-        claim = ("higher" if cost.difference.mean > 0 else "lower") if shown else "no difference shown"
+        claim = ("higher" if cost.difference.mean > 0 else "lower") if shown else _NOT_SHOWN
         could = "" if shown or cost.detectable is None else f" ({100 * cost.detectable:.1f} would show)"
         claims[claim].append(f"{label} {_points(cost.difference)}{could}")
     return "; ".join(f"{claim}: {', '.join(found)}" for claim, found in claims.items() if found)
