@@ -47,11 +47,12 @@ def report(
     *,
     metrics: Sequence[dict[str, Any]] = (),
     evaluations: Sequence[dict[str, Any]] = (),
+    samples: Sequence[dict[str, Any]] = (),
     identity: Mapping[str, Any] | None = None,
 ) -> None:
     """Everything its trainer reports, in one call."""
     launched = reporting.launch(database, run_id)
-    parts = {"metrics": list(metrics), "evaluations": list(evaluations)}
+    parts = {"metrics": list(metrics), "evaluations": list(evaluations), "samples": list(samples)}
     reporting.send(database, launched, reporting.body(1, identity=identity, **parts))
 
 

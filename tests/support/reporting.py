@@ -92,6 +92,19 @@ def sample_row(step: int, attempt: int = 1, **values: Any) -> dict[str, Any]:
     }
 
 
+EPISODE: dict[str, Any] = {
+    "turns": [
+        {"speaker": "policy", "text": "<calc>1+1</calc>", "reward": None},
+        {"speaker": "environment", "text": "2", "reward": 0.5},
+        {"speaker": "policy", "text": "it is \\boxed{2}", "reward": None},
+    ],
+    "end": "done",
+    "end_detail": "",
+    "sampled_length": 11,
+}
+"""What a row of samples.jsonl has besides, in a run with an environment."""
+
+
 def evaluation_row(step: int, attempt: int = 1, benchmark: str = "easy", **values: Any) -> dict[str, Any]:
     head = {"attempt": attempt, "step": step, "time": 2.0, "benchmark": benchmark}
     return {**head, "scores": {"pass@1": 0.5}, "per_problem": [0.0, 1.0], **values}

@@ -31,6 +31,12 @@ FAILURES = {
     "verify/timeout_fraction": "timed out",
     "verify/error_fraction": "grader errors",
 }
+TURNS = {"env/turns_mean": "mean turns"}
+EPISODES = {
+    "env/done_fraction": "ended by the environment",
+    "env/timeout_fraction": "timed out",
+    "env/error_fraction": "failed",
+}
 CPU = {"system/cpu_percent": "CPU"}
 MEMORY = {
     "system/memory_bytes": "machine",
@@ -43,7 +49,7 @@ TRAJECTORY = {
 }
 NAMES: tuple[str, ...] = (
     *REWARD, *RETENTION, *SCALE, *COSINE, *FRACTIONS, *NORMS, *UPDATE, *KL, *ENTROPY, *CLIP, *GAP, *LENGTH,
-    *FAILURES, *CPU, *MEMORY, *TRAJECTORY,
+    *FAILURES, *TURNS, *EPISODES, *CPU, *MEMORY, *TRAJECTORY,
 )  # fmt: skip
 
 
@@ -75,6 +81,7 @@ def rule_charts(series: Series, x: str) -> list[Chart]:
 
 
 def policy_charts(series: Series, x: str) -> list[Chart]:
+    """Charts of responses; those of the environment only in runs that have one."""
     charts = [
         metric_chart("entropy", "Policy entropy", series, ENTROPY, x=x, y_title="nats per token"),
         metric_chart("kl", "KL to the reference", series, KL, x=x, y_title="nats per token", zero=True),
@@ -83,6 +90,9 @@ def policy_charts(series: Series, x: str) -> list[Chart]:
         metric_chart("length", "Response length", series, LENGTH, x=x, y_title="tokens"),
         metric_chart("failures", "Responses with grading problems", series, FAILURES, x=x,
                      y_title="fraction", form=".1~%", zero=True, say=percent),
+        metric_chart("turns", "Environment: turns", series, TURNS, x=x, y_title="turns per episode", zero=True),
+        metric_chart("episodes", "Environment: ends of episodes", series, EPISODES, x=x, y_title="fraction",
+                     form=".0%", zero=True, say=percent),
     ]  # fmt: skip
     return [chart for chart in charts if not chart.empty]
 

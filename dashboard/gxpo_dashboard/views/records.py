@@ -14,6 +14,7 @@ from gxpo_client.formats import count, moment, percent, size
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.text.labels import VERDICT_COLORS, VERDICTS, plain, with_formulas
 from gxpo_dashboard.view_models.series import number
+from gxpo_dashboard.view_models.turns import TurnRow, episode_facts, turn_rows
 from gxpo_dashboard.widgets.pages import cursors, pager
 from gxpo_dashboard.widgets.shown import download, empty, foreign
 
@@ -27,7 +28,7 @@ _DIRECT_DOWNLOAD = 200 * 1024 * 1024
 
 
 def samples(run: str, x: str) -> None:
-    """Prompt, response, extracted answer, gold answer and verdict of each sample."""
+    """Prompt, response or its turns, extracted answer, gold answer and verdict of each sample."""
     first = visitor.client().samples(run, limit=1)
     steps = [str(step) for step in first["steps"]]
     if not steps:
@@ -109,10 +110,24 @@ def _response(item: Json) -> None:
     cut = ", truncated" if item["truncated"] else ""
     facts = f"reward {number(item['reward']):.2f}, {count(item['length'])} tokens{cut}{version}"
     st.markdown(f"{chip} {plain(facts)}")
-    _text("Response", item["response"])
+    rows = turn_rows(item)
+    for position, row in enumerate(rows):
+        _turn(row, f"turn-{item['number']}-{position}")
+    if not rows:
+        _text("Response", item["response"])
     foreign("Extracted answer", item["extracted"] if item["extracted"] is not None else "(none)")
     if extra.get("detail"):
         foreign("Grader", extra["detail"])
+    if ended := episode_facts(item):
+        st.caption(plain(ended))
+    if item.get("end_detail"):
+        foreign("Environment", item["end_detail"])
+
+
+def _turn(row: TurnRow, key: str) -> None:
+    """A turn as it was written, without typeset formulas; a long one is cut until it is asked for."""
+    whole = row.cut is None or st.toggle(f"{row.heading}: show all", key=key)
+    foreign(row.heading, row.text if whole else row.cut)
 
 
 def _text(label: str, text: str) -> None:

@@ -23,7 +23,7 @@ Json = dict[str, Any]
 
 OVERVIEW = (*curves.REWARD, *gate.NAMES, *budget.NAMES)
 SYSTEM = (*curves.GAP, *curves.MEMORY, *curves.CPU, *timing.NAMES, *timeline.NAMES)
-POLICY = (*curves.ENTROPY, *curves.KL, *curves.CLIP, *curves.LENGTH, *curves.FAILURES)
+POLICY = (*curves.ENTROPY, *curves.KL, *curves.CLIP, *curves.LENGTH, *curves.FAILURES, *curves.TURNS, *curves.EPISODES)
 RULE = (
     *curves.RETENTION, *curves.SCALE, *curves.COSINE, *curves.NORMS, *curves.FRACTIONS, *curves.UPDATE,
     *curves.TRAJECTORY,

@@ -157,7 +157,8 @@ def export(args: argparse.Namespace) -> int:
         ids = resolve_all(client, args.runs)
         if not ids and not args.group:
             raise UsageError("name runs to export, or use --group")
-        with client.stream("/export", runs=ids, groups=args.group, format=args.format) as (name, pieces):
+        parts = ["metrics", "evaluations", "runs", *(["samples"] if args.samples else [])]
+        with client.stream("/export", runs=ids, groups=args.group, format=args.format, parts=parts) as (name, pieces):
             target = args.out or Path(_file_name(name, args.format))
             part = target.with_name(f"{target.name}.part")
             try:

@@ -16,6 +16,7 @@ from gxpo_services.cli import tables
 from gxpo_services.cli.common import UsageError, client_of, confirmed, named, one_line, print_json, say
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset, load_run, to_toml
+from gxpo_trainer.config.model import STARTER_POLICIES
 from gxpo_trainer.jsonl import plain
 from gxpo_trainer.studies.definition import load_study
 from gxpo_trainer.studies.expansion import largest_cost
@@ -63,7 +64,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     )
     return config.model_copy(
         update={
-            "model": config.model.model_copy(update={"path": _absolute(config.model.path, ("starter",))}),
+            "model": config.model.model_copy(update={"path": _absolute(config.model.path, tuple(STARTER_POLICIES))}),
             "data": config.data.model_copy(update={"source": _absolute(config.data.source, ("word_problems",))}),
             "evaluation": evaluation,
         }

@@ -75,8 +75,9 @@ def export_runs(
     """Everything that runs reported, in open formats.
 
     metrics: one row per value (run, name, attempt, step, metric, value). evaluations: one row per score; as jsonl the
-    full records including the scores of each problem. runs: one row per run, with its config. NaN and the infinities
-    are the strings NaN, Infinity, -Infinity in csv and jsonl, and floats in parquet.
+    full records including the scores of each problem. runs: one row per run, with its config. samples, if asked
+    for: one row per response; turns are a list in jsonl and JSON text otherwise. NaN and the infinities are the strings
+    NaN, Infinity, -Infinity in csv and jsonl, and floats in parquet.
     """
     ids = (split_ids(query.runs, "runs"), split_ids(query.groups, "groups"))
     with database.reading() as session:

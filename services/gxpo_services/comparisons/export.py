@@ -1,4 +1,4 @@
-"""Streaming export of metrics, evaluations and runs (formats: file_formats.py).
+"""Streaming export of metrics, evaluations, runs and samples (formats: file_formats.py).
 
 Each chunk is read in its own transaction, so a slow client does not hold a database connection.
 """
@@ -16,13 +16,15 @@ from gxpo_services.comparisons import repository
 from gxpo_services.comparisons.file_formats import MEDIA_TYPES, Format, Rows, columns, json_lines, write_rows
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables.runs import Run
+from gxpo_services.db.tables.samples import Sample
 from gxpo_services.metrics import repository as metrics
 from gxpo_services.samples import repository as samples
 from gxpo_trainer.compare.rows import decode_evaluation
 from gxpo_trainer.errors import DataError
 
-Part = Literal["metrics", "evaluations", "runs"]
+Part = Literal["metrics", "evaluations", "runs", "samples"]
 _METRICS_AT_ONCE = 20
+_SAMPLES_AT_ONCE = 500
 
 METRIC_COLUMNS = columns(text="run name", whole="attempt step") | columns(text="metric", number="value")
 EVALUATION_COLUMNS = (
@@ -30,6 +32,13 @@ EVALUATION_COLUMNS = (
     | columns(text="benchmark metric", number="value", whole="num_problems samples_per_prompt")
     | columns(number="backward_passes_total training_s tokens_total")
 )
+SAMPLE_COLUMNS = (
+    columns(text="run name", whole="attempt step group sample")
+    | columns(text="prompt_id prompt response extracted gold verdict", number="reward", whole="length")
+    | columns(text="truncated turns end end_detail", whole="sampled_length")
+)
+"""truncated and turns are JSON text, except in jsonl."""
+_NESTED = ("truncated", "turns")
 _RUN_FIELDS = (
     columns(text="name state reason rule model", whole="seed step")
     | columns(number="backward_passes tokens training_s score score_best", whole="score_step")
@@ -101,6 +110,41 @@ def _scores(record: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         yield tuple(_typed(row.get(name), kind) for name, kind in EVALUATION_COLUMNS.items())
 
 
+def _samples(database: Database, runs: Sequence[Run], form: Format) -> Iterator[bytes]:
+    """One row per response of the effective history."""
+
+    def pages() -> Iterator[list[dict[str, Any]]]:
+        for run in runs:
+            after = 0
+            while True:
+                with database.reading() as session:
+                    found = samples.samples(
+                        session, run.number, step=None, verdict=None, after=after, limit=_SAMPLES_AT_ONCE
+                    )
+                    page = [_sample(run, row) for row in found]
+                if not page:
+                    break
+                after = found[-1].number
+                yield page
+
+    if form == "jsonl":
+        return json_lines(pages())
+    texts = (
+        [
+            row | {name: None if row[name] is None else json.dumps(row[name], ensure_ascii=False) for name in _NESTED}
+            for row in page
+        ]
+        for page in pages()
+    )
+    return write_rows(form, SAMPLE_COLUMNS, ([tuple(row.values()) for row in page] for page in texts))
+
+
+def _sample(run: Run, row: Sample) -> dict[str, Any]:
+    indices = {"group": row.group_index, "sample": row.sample_index}
+    own = {"run": run.id, "name": run.name, **indices}
+    return {name: own[name] if name in own else getattr(row, name) for name in SAMPLE_COLUMNS}
+
+
 def _typed(value: Any, kind: str) -> Any:
     """The value if it fits a column of this kind, otherwise None: trainers' lines are untrusted."""
     if isinstance(value, bool):
@@ -139,4 +183,5 @@ _WRITERS: dict[Part, Callable[[Database, Sequence[Run], Format], Iterator[bytes]
     "metrics": _metrics,
     "evaluations": _evaluations,
     "runs": _runs,
+    "samples": _samples,
 }

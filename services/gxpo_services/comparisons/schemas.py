@@ -91,10 +91,10 @@ class ExportQuery(RunsQuery):
     """What to write, and how."""
 
     format: Literal["csv", "parquet", "jsonl"] = Field("csv", description="Of the files.")
-    parts: list[Literal["metrics", "evaluations", "runs"]] = Field(
+    parts: list[Literal["metrics", "evaluations", "runs", "samples"]] = Field(
         ["metrics", "evaluations", "runs"],
         min_length=1,
-        max_length=3,
+        max_length=4,
         description="Tables to write: one is a file, several are a zip archive.",
     )
 

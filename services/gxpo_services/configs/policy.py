@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gxpo_services.settings import ServiceSettings
+from gxpo_trainer.config.model import STARTER_POLICIES
 from gxpo_trainer.config.verifier import OWN_REWARDS
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 """Narrower than what the trainer tries on the hub: no part of a name may be `.` or `..`, which are folders."""
 _PATH_STARTS = ("/", "~", "./", "../")
 _DATA_FILES = (".jsonl", ".parquet", ".json", ".csv")
-_EMBEDDED_MODEL, _EMBEDDED_TASK = "starter", "word_problems"
+_EMBEDDED_TASK = "word_problems"
 Refusals = list[tuple[str, str]]
 
 
@@ -36,13 +37,13 @@ def refusals(values: Mapping[str, Any], settings: ServiceSettings) -> Refusals:
 
 
 def _model(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
-    yield from _place(values, "model.path", _EMBEDDED_MODEL, settings.model_roots, hub=settings.allow_hub)
+    yield from _place(values, "model.path", STARTER_POLICIES, settings.model_roots, hub=settings.allow_hub)
     if _get(values, "model.trust_remote_code") not in (None, False) and not settings.allow_remote_code:
         yield "model.trust_remote_code", "is not allowed on this server; set it to false"
 
 
 def _data(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
-    yield from _place(values, "data.source", _EMBEDDED_TASK, settings.data_roots, hub=settings.allow_hub)
+    yield from _place(values, "data.source", (_EMBEDDED_TASK,), settings.data_roots, hub=settings.allow_hub)
     for name in ("split", "subset"):
         # Both become parts of file names below data.source.
         part = _get(values, f"data.{name}")
@@ -51,7 +52,7 @@ def _data(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tupl
 
 
 def _evaluation(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
-    yield from _place(values, "evaluation.data_root", "none", settings.data_roots, hub=None)
+    yield from _place(values, "evaluation.data_root", ("none",), settings.data_roots, hub=None)
     root = _get(values, "evaluation.data_root")
     names = _get(values, "evaluation.benchmarks")
     for number, name in enumerate(names if isinstance(names, list | tuple) else ()):
@@ -81,11 +82,11 @@ def _placement(values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def _place(
-    values: Mapping[str, Any], path: str, embedded: str, roots: tuple[Path, ...], *, hub: bool | None
+    values: Mapping[str, Any], path: str, embedded: Collection[str], roots: tuple[Path, ...], *, hub: bool | None
 ) -> Iterable[tuple[str, str]]:
-    """The refusal of a setting that names a place, unless it has the value `embedded`."""
+    """The refusal of a setting that names a place, unless its value is one of `embedded`."""
     name = _get(values, path)
-    fault = _place_fault(name, roots, hub=hub) if isinstance(name, str) and name != embedded else None
+    fault = _place_fault(name, roots, hub=hub) if isinstance(name, str) and name not in embedded else None
     if fault is not None:
         yield path, fault
 

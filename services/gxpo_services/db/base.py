@@ -16,6 +16,8 @@ NAMING = {
 }
 
 Json = JSON().with_variant(JSONB(), "postgresql")
+NullableJson = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+"""None is SQL's NULL, not JSON's null."""
 Number = BigInteger().with_variant(Integer(), "sqlite")
 """Row numbers; SQLite auto-increments only INTEGER columns."""
 

@@ -22,6 +22,8 @@ Kind = Literal["metrics", "samples", "evaluations", "events"]
 KINDS: tuple[Kind, ...] = ("metrics", "samples", "evaluations", "events")
 MOST_ROWS = 10_000
 MOST_METRICS = 500
+MOST_TURNS = 10_000
+SPEAKERS = ("policy", "environment")
 LONGEST_NAME = 200
 LONGEST_TEXT = 1_000_000
 LONGEST_PHASE = 200
@@ -204,8 +206,36 @@ def _sample(row: dict[str, Any], place: str) -> Columns:
         "reward": None if reward is None or math.isnan(reward) else reward,
         "length": _integer(row, "length", place),
         "truncated": row["truncated"],
+        **_episode(row, place),
     }
     return columns | {"extra": _rest(row, place, {*columns, "group", "sample"})}
+
+
+def _episode(row: dict[str, Any], place: str) -> Columns:
+    """The columns of an episode in an environment; None in rows of one turn, and in those of older trainers."""
+    turns = row.get("turns")
+    if turns is None:
+        return dict.fromkeys(("turns", "end", "end_detail", "sampled_length"))
+    if not isinstance(turns, list) or len(turns) > MOST_TURNS:
+        raise BadRow(place, f"turns must be a list of at most {MOST_TURNS} turns")
+    return {
+        "turns": [_turn(turn, f"{place}.turns[{index}]") for index, turn in enumerate(turns)],
+        "end": _text(row, "end", place, 20),
+        "end_detail": _text(row, "end_detail", place) if row.get("end_detail") else None,
+        "sampled_length": _integer(row, "sampled_length", place),
+    }
+
+
+def _turn(turn: Any, place: str) -> dict[str, Any]:
+    if not isinstance(turn, dict):
+        raise BadRow(place, "must be a JSON object")
+    if turn.get("speaker") not in SPEAKERS:
+        raise BadRow(place, f"speaker must be one of {', '.join(SPEAKERS)}")
+    reward = turn.get("reward")
+    reward = None if reward is None else _number(reward, f"{place}.reward")
+    if reward is not None and not math.isfinite(reward):
+        raise BadRow(place, "reward must be a finite number or null")
+    return {"speaker": turn["speaker"], "text": _text(turn, "text", place), "reward": reward}
 
 
 def _evaluation(row: dict[str, Any], place: str) -> Columns:

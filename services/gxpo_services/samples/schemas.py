@@ -9,6 +9,14 @@ from pydantic import BaseModel, Field
 from gxpo_services.api.fields import JsonNumber
 
 
+class TurnView(BaseModel):
+    """One turn of an episode. The text is not trusted: never render it as markup."""
+
+    speaker: str = Field(description="`policy` or `environment`.")
+    text: str
+    reward: float | None = Field(description="What the environment gave for the turn before; null without one.")
+
+
 class SampleView(BaseModel):
     """A training sample with its verdict. Its texts are model output: never render them as markup."""
 
@@ -27,6 +35,12 @@ class SampleView(BaseModel):
     reward: JsonNumber | None
     length: int = Field(description="Tokens of the response.")
     truncated: bool
+    turns: list[TurnView] | None = Field(description="The episode; null without an environment.")
+    end: str | None = Field(
+        description="Why the episode ended: `done`, `max_turns`, `length`, `timeout` or `error`; null without one."
+    )
+    end_detail: str | None = Field(description="How the environment failed.")
+    sampled_length: int | None = Field(description="Tokens that the policy wrote; null without an environment.")
     extra: dict[str, Any] = Field(
         description="Other members of the trainer's line, e.g. detail, weights_version, components."
     )

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from gxpo_trainer.cluster.placement import Placement
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.model import STARTER_POLICIES
 from gxpo_trainer.errors import ConfigError, DataError
 from gxpo_trainer.jsonl import plain, read_lines
 from gxpo_trainer.models.adapter import base_of, is_adapter, merge_adapter
@@ -86,7 +87,7 @@ def _earlier(path: Path) -> list[dict[str, Any]]:
 
 def _config(args: argparse.Namespace, model: str) -> RunConfig:
     """A run config with the settings of the evaluation."""
-    max_new_tokens = args.max_new_tokens or (48 if args.model == "starter" else 3072)
+    max_new_tokens = args.max_new_tokens or (48 if args.model in STARTER_POLICIES else 3072)
     body = {
         "name": "eval",
         "seed": args.seed,

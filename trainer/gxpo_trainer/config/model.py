@@ -8,6 +8,8 @@ from pydantic import Field
 
 from gxpo_trainer.config.base import Settings
 
+STARTER_POLICIES = {"starter": "starter_policy", "starter-tools": "starter_tools_policy"}
+"""Embedded policies and their folders beside the package's models."""
 CHECKPOINTING_FROM = 1_000_000_000
 """Parameters from which `gradient_checkpointing = "auto"` recomputes: below, activations rarely fill a GPU."""
 
@@ -17,7 +19,7 @@ class ModelConfig(Settings):
 
     path: str = Field(
         "starter",
-        description="`starter` (the embedded policy), a local transformers folder, or a hub name.",
+        description="`starter` or `starter-tools` (embedded policies), a local transformers folder, or a hub name.",
     )
     revision: str | None = Field(
         None, description="Hub names only: branch, tag or commit; a run holds the commit that it is resolved to."

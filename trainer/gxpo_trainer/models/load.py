@@ -1,4 +1,4 @@
-"""Loads the policy and its tokenizer from the embedded starter, a local transformers folder or a hub name.
+"""Loads the policy and its tokenizer from an embedded starter, a local transformers folder or a hub name.
 
 Only safetensors weights are loaded, because pickled checkpoints can execute code. Dropout is disabled: look-ahead rules
 compare gradients of the same function over several passes.
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from gxpo_trainer.config import LoraConfig, ModelConfig
+from gxpo_trainer.config.model import STARTER_POLICIES
 from gxpo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-STARTER = "starter"
-STARTER_FOLDER = Path(__file__).with_name("starter_policy")
+STARTER_FOLDER, STARTER_TOOLS_FOLDER = (Path(__file__).with_name(name) for name in STARTER_POLICIES.values())
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -38,8 +38,9 @@ def resolve_model(config: ModelConfig) -> str:
     Raises ConfigError when a folder is missing or lacks its config, or its weights in safetensors form, and when the
     hub does not have the name or the revision.
     """
-    folder = STARTER_FOLDER if config.path == STARTER else Path(config.path).expanduser()
-    if folder.is_dir() or config.path == STARTER:
+    embedded = STARTER_POLICIES.get(config.path)
+    folder = Path(__file__).with_name(embedded) if embedded else Path(config.path).expanduser()
+    if folder.is_dir() or embedded:
         if config.revision is not None:
             raise ConfigError(
                 f"model.revision = {config.revision!r} but model.path = {config.path!r} is a folder; leave it out, or "

@@ -21,10 +21,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
-from tokenizers import Regex, Tokenizer
+from tokenizers import AddedToken, Regex, Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.trainers import BpeTrainer
@@ -34,7 +35,7 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 from gxpo_trainer.data.word_problems import MAX_NUMBER, WordProblem, generate
 
 PAD, BOS, END = "<|pad|>", "<|bos|>", "<|end|>"
-ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+ROLES = SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
 VOCABULARY = 512
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
@@ -49,11 +50,19 @@ CHAT_TEMPLATE = (
 MICRO_BATCH = 32
 MANIFEST = "manifest.json"
 MANIFEST_KINDS = ("*.json", "*.safetensors", "*.jinja")
+IGNORED = -100
+"""Label of a token that has no loss."""
+
+Row = tuple[list[int], list[int]]
+"""Token ids of a conversation and their labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """Settings of the warm-up. The shipped policy was built with the defaults."""
+
+    tags: ClassVar[tuple[str, ...]] = ()
+    """Texts with a token of their own, which is no special token: it stays when sampled tokens are decoded."""
 
     seed: int = 0
     num_problems: int = 30_000
@@ -73,8 +82,19 @@ class Recipe:
     threads: int = 2
     """torch threads; another number may round differently and give slightly different weights."""
 
+    def initial_model(self, tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
+        """The model that the warm-up trains."""
+        return build_model(tokenizer, self.seed)
 
-def build_tokenizer(problems: list[WordProblem]) -> Qwen2Tokenizer:
+    def conversation(self, problem: WordProblem, rng: random.Random, *, last_phase: bool) -> list[str]:
+        """What follows the problem: texts of the policy and of the user in turn; the first and last by the policy."""
+        return [warmup_answer(problem, rng, self.careful_share(last_phase), self)]
+
+    def careful_share(self, last_phase: bool) -> float:
+        return self.last_careful_share if last_phase else self.first_careful_share
+
+
+def build_tokenizer(problems: list[WordProblem], tags: tuple[str, ...] = ()) -> Qwen2Tokenizer:
     """Train a byte-level BPE tokenizer on the problems: no text is out of vocabulary, every digit is one token.
 
     It pre-tokenizes like Qwen2's tokenizer, because `AutoTokenizer` silently replaces any other rule in the
@@ -92,7 +112,7 @@ def build_tokenizer(problems: list[WordProblem]) -> Qwen2Tokenizer:
     )
     tokenizer.train_from_iterator((f"{p.prompt.text}\n{p.solution}\n\\boxed{{" for p in problems), trainer)
     learned = json.loads(tokenizer.to_str())["model"]
-    return Qwen2Tokenizer(
+    built = Qwen2Tokenizer(
         vocab=learned["vocab"],
         merges=[tuple(merge) for merge in learned["merges"]],
         unk_token=None,
@@ -105,6 +125,8 @@ def build_tokenizer(problems: list[WordProblem]) -> Qwen2Tokenizer:
         model_max_length=4096,
         padding_side="left",
     )
+    built.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
+    return built
 
 
 def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
@@ -149,28 +171,37 @@ def warmup_answer(problem: WordProblem, rng: random.Random, careful_share: float
 
 
 def warm_up(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, recipe: Recipe) -> Iterator[float]:
-    """Train the model in place, with loss on the answers only; yields each batch's loss in nats per token."""
+    """Train the model in place, with loss on the policy's turns only; yields each batch's loss in nats per token."""
     problems = generate("train", recipe.num_problems, recipe.seed)
     prompts = _prompt_ids(tokenizer, [problem.prompt.text for problem in problems])
     rng = random.Random(f"gxpo starter warm-up {recipe.seed}")
 
-    def draw(careful_share: float) -> tuple[list[int], list[int]]:
+    def draw(last_phase: bool) -> Row:
         row = rng.randrange(len(problems))
-        answer = warmup_answer(problems[row], rng, careful_share, recipe) + END
-        return prompts[row], tokenizer(answer, add_special_tokens=False)["input_ids"]
+        return conversation_row(tokenizer, prompts[row], recipe.conversation(problems[row], rng, last_phase=last_phase))
 
     phases = (
-        (recipe.first_steps, recipe.first_rate, recipe.first_careful_share),
-        (recipe.last_steps, recipe.last_rate, recipe.last_careful_share),
+        (recipe.first_steps, recipe.first_rate, False),
+        (recipe.last_steps, recipe.last_rate, True),
     )
-    for steps, rate, share in phases:
-        batches = ([draw(share) for _ in range(recipe.batch)] for _ in range(steps))
+    for steps, rate, last_phase in phases:
+        batches = ([draw(last_phase) for _ in range(recipe.batch)] for _ in range(steps))
         yield from _train(model, batches, steps, rate, tokenizer.pad_token_id)
 
 
-def _train(
-    model: Qwen2ForCausalLM, batches: Iterator[list[tuple[list[int], list[int]]]], steps: int, peak: float, pad: int
-) -> Iterator[float]:
+def conversation_row(tokenizer: Qwen2Tokenizer, prompt: list[int], turns: list[str]) -> Row:
+    """Token ids and labels of a prompt, which opens the policy's turn, and the turns that follow it."""
+    ids, labels = list(prompt), [IGNORED] * len(prompt)
+    for position, turn in enumerate(turns):
+        by_policy = position % 2 == 0
+        text = turn + END if by_policy else f"{USER}{turn}{END}{ASSISTANT}"
+        tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids += tokens
+        labels += tokens if by_policy else [IGNORED] * len(tokens)
+    return ids, labels
+
+
+def _train(model: Qwen2ForCausalLM, batches: Iterator[list[Row]], steps: int, peak: float, pad: int) -> Iterator[float]:
     """One phase of supervised training: Muon on the hidden matrices, AdamW on embeddings, biases and norms."""
     hidden = {name for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name}
     matrices = [weight for name, weight in model.named_parameters() if name in hidden]
@@ -194,8 +225,8 @@ def _train(
 def build(out: Path, recipe: Recipe) -> None:
     """Build the policy and save it with its manifest (SHA-256 of each file, and the recipe)."""
     torch.set_num_threads(recipe.threads)
-    tokenizer = build_tokenizer(generate("train", recipe.num_problems, recipe.seed))
-    model = build_model(tokenizer, recipe.seed)
+    tokenizer = build_tokenizer(generate("train", recipe.num_problems, recipe.seed), recipe.tags)
+    model = recipe.initial_model(tokenizer)
     started = time.perf_counter()
     total = recipe.first_steps + recipe.last_steps
     for step, loss in enumerate(warm_up(model, tokenizer, recipe), start=1):
@@ -228,9 +259,9 @@ def _prompt_ids(tokenizer: Qwen2Tokenizer, texts: list[str]) -> list[list[int]]:
     return ids
 
 
-def _backward(model: Qwen2ForCausalLM, batch: list[tuple[list[int], list[int]]], pad: int) -> float:
-    """Accumulate the gradient of the mean loss over answer tokens, in micro-batches of similar lengths."""
-    num_answer_tokens = sum(len(answer) for _, answer in batch)
+def _backward(model: Qwen2ForCausalLM, batch: list[Row], pad: int) -> float:
+    """Accumulate the gradient of the mean loss over the policy's tokens, in micro-batches of similar lengths."""
+    num_targets = sum(label != IGNORED for _, labels in batch for label in labels)
     by_length = sorted(batch, key=_num_tokens)
     total = 0.0
     for first in range(0, len(batch), MICRO_BATCH):
@@ -238,39 +269,37 @@ def _backward(model: Qwen2ForCausalLM, batch: list[tuple[list[int], list[int]]],
         # Under a causal mask right padding does not affect earlier tokens, so no attention mask is needed.
         logits = model(input_ids=input_ids).logits[:, :-1]
         losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
-        loss = losses / num_answer_tokens
+        loss = losses / num_targets
         loss.backward()
         total += loss.item()
     return total
 
 
-def _num_tokens(pair: tuple[list[int], list[int]]) -> int:
-    return len(pair[0]) + len(pair[1])
+def _num_tokens(row: Row) -> int:
+    return len(row[0])
 
 
-def _pad(pairs: list[tuple[list[int], list[int]]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prompts and answers right-padded to int64 [rows, width]; labels are -100 outside the answers."""
-    width = max(map(_num_tokens, pairs))
-    input_ids = np.full((len(pairs), width), pad, dtype=np.int64)
-    labels = np.full_like(input_ids, -100)
-    for row, (prompt, answer) in enumerate(pairs):
-        end = len(prompt) + len(answer)
-        input_ids[row, :end] = prompt + answer
-        labels[row, len(prompt) : end] = answer
-    return torch.from_numpy(input_ids), torch.from_numpy(labels)
+def _pad(rows: list[Row], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and labels, right-padded to int64 [rows, width]."""
+    width = max(map(_num_tokens, rows))
+    input_ids = np.full((len(rows), width), pad, dtype=np.int64)
+    targets = np.full_like(input_ids, IGNORED)
+    for number, (ids, labels) in enumerate(rows):
+        input_ids[number, : len(ids)] = ids
+        targets[number, : len(ids)] = labels
+    return torch.from_numpy(input_ids), torch.from_numpy(targets)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    defaults = Recipe()
-    parser = argparse.ArgumentParser(prog="python -m gxpo_trainer.models.starter", description="Build the policy.")
+def main(arguments: list[str] | None = None, recipe: type[Recipe] = Recipe, module: str = "starter") -> int:
+    parser = argparse.ArgumentParser(prog=f"python -m gxpo_trainer.models.{module}", description="Build the policy.")
     parser.add_argument("--out", type=Path, required=True, help="folder to write; must not exist or be empty")
-    for name, value in asdict(defaults).items():
+    for name, value in asdict(recipe()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, help=f"default {value}")
     chosen = vars(parser.parse_args(arguments))
     out: Path = chosen.pop("out")
     if out.exists() and any(out.iterdir()):
         parser.error(f"--out {out} is not empty; name a new folder")
-    build(out, Recipe(**chosen))
+    build(out, recipe(**chosen))
     return 0
 
 

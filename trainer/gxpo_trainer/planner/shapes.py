@@ -14,9 +14,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from gxpo_trainer.config.model import STARTER_POLICIES
 from gxpo_trainer.errors import ConfigError
 
-STARTER = "starter"
 _REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _BIASED = ("qwen2", "qwen2_moe")
 _NORMED_HEADS = ("qwen3", "qwen3_moe")
@@ -146,12 +146,13 @@ def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
 
 
 def read_shape(model_path: str) -> ModelShape:
-    """The shape of `model.path`: the starter policy, a folder, or a hub model that this package knows.
+    """The shape of `model.path`: a starter policy, a folder, or a hub model that this package knows.
 
     Never contacts a hub. Raises ConfigError for a folder without a readable config.json and for another hub name.
     """
     # By path: the package `models` is above this one.
-    folder = Path(__file__).parents[1] / "models" / "starter_policy" if model_path == STARTER else Path(model_path)
+    embedded = STARTER_POLICIES.get(model_path)
+    folder = Path(__file__).parents[1] / "models" / embedded if embedded else Path(model_path)
     known = _known_models().get(model_path)
     if known is not None and not folder.expanduser().is_dir():
         return shape_of(known, model_path)

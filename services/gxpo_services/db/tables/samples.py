@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import ForeignKey, Index, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from gxpo_services.db.base import Base, Json, Number
+from gxpo_services.db.base import Base, Json, NullableJson, Number
 
 
 class Sample(Base):
@@ -32,6 +32,11 @@ class Sample(Base):
     reward: Mapped[float | None]
     length: Mapped[int]
     truncated: Mapped[bool]
+    turns: Mapped[list[dict[str, Any]] | None] = mapped_column(NullableJson)
+    """[{speaker, text, reward}] of an episode in an environment; this and the next three are null without one."""
+    end: Mapped[str | None] = mapped_column(String(20))
+    end_detail: Mapped[str | None] = mapped_column(Text)
+    sampled_length: Mapped[int | None]
     extra: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
     """Other members of the trainer's line (detail, weights_version, components)."""
 

@@ -18,7 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from support import queued_runs as runs
-from support.reporting import body, evaluation_row, event_row, launch, metric_row, sample_row, send
+from support.reporting import EPISODE, body, evaluation_row, event_row, launch, metric_row, sample_row, send
 
 from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
@@ -66,8 +66,23 @@ def test_samples_come_page_by_page_and_by_step_and_verdict(client: TestClient, d
     (only,) = client.get(path(run_id, "samples"), params={"step": 2, "verdict": "wrong"}).json()["items"]
     expected = sample_row(2, verdict="wrong", response="2.0", reward=0.0)
     extra = {name: expected.pop(name) for name in ("detail", "weights_version")}
-    assert {name: value for name, value in only.items() if name != "number"} == {**expected, "extra": extra}
+    no_episode = dict.fromkeys(("turns", "end", "end_detail", "sampled_length"))
+    assert {name: value for name, value in only.items() if name != "number"} == {
+        **expected,
+        **no_episode,
+        "extra": extra,
+    }
     assert client.get(path(run_id, "samples"), params={"cursor": "x"}).status_code == 422
+
+
+def test_turns_of_an_episode_come_back_as_they_were_sent(client: TestClient, database: Database) -> None:
+    launched = launch(database)
+    failed = {"turns": [], "end": "timeout", "end_detail": "no reply within 5 s", "sampled_length": 0}
+    rows = [sample_row(1, sample=0, **EPISODE), sample_row(1, sample=1, **failed), sample_row(1, sample=2)]
+    send(database, launched, body(1, metrics=[metric_row(1)], samples=rows))
+    found = client.get(path(launched.split()[0], "samples")).json()["items"]
+    shown = [{name: item[name] for name in EPISODE} for item in found]
+    assert shown == [EPISODE | {"end_detail": None}, failed, dict.fromkeys(EPISODE)]
 
 
 def test_what_an_attempt_replaced_is_not_shown(client: TestClient, database: Database) -> None:

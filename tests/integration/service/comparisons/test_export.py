@@ -127,6 +127,29 @@ def test_runs_come_with_their_config(client: TestClient, run: str) -> None:
         assert row["ended_at"] in ("", None)
 
 
+def test_samples_come_with_their_turns_when_asked_for(client: TestClient, database: Database, run: str) -> None:
+    rows = [
+        reporting.sample_row(1, response=NAME, **reporting.EPISODE),
+        reporting.sample_row(2, sample=1, reward=math.inf),
+        reporting.sample_row(2, 2, sample=2, extracted=None, reward=None, truncated=True),
+    ]
+    run_id = add_run(database, config({"name": "grpo"}))
+    metrics = [reporting.metric_row(1), reporting.metric_row(2), reporting.metric_row(2, 2)]
+    report(database, run_id, metrics=metrics, samples=rows)
+    for form in FORMATS:
+        first, second = read(form, export(client, run_id, form, "samples").content)
+        assert (first["run"], int(first["step"]), first["response"]) == (run_id, 1, NAME)
+        assert (first["end"], int(first["sampled_length"]), number(first["reward"])) == ("done", 11, 1.0)
+        # The second attempt repeated step 2.
+        assert (int(second["attempt"]), int(second["sample"])) == (2, 2)
+        empty = "" if form == "csv" else None
+        assert [second[name] for name in ("extracted", "reward", "turns", "end", "sampled_length")] == [empty] * 5
+        nested = (lambda value: value) if form == "jsonl" else json.loads
+        assert nested(first["turns"]) == reporting.EPISODE["turns"]
+        assert (nested(first["truncated"]), nested(second["truncated"])) == (False, True)
+        assert read(form, export(client, run, form, "samples").content) == []
+
+
 def test_several_tables_are_a_whole_zip(client: TestClient, run: str) -> None:
     for form in FORMATS:
         answer = client.get("/api/v1/export", params={"runs": run, "format": form})
@@ -172,7 +195,7 @@ def test_what_cannot_be_exported_is_refused(client: TestClient) -> None:
         ({"runs": "r404"}, 404),
         ({"runs": "a b"}, 422),
         ({"runs": "r1", "format": "xlsx"}, 422),
-        ({"runs": "r1", "parts": "samples"}, 422),
+        ({"runs": "r1", "parts": "logs"}, 422),
     ]
     for query, status in refused:
         answer = client.get("/api/v1/export", params=query)

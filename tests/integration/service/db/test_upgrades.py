@@ -135,7 +135,8 @@ def test_what_the_first_version_wrote_is_kept_and_read(empty_url: str, tmp_path:
     assert shown["rule_label"] == "GXPO K=5"
     assert answers[f"/runs/{RUN}/metrics/names"].json() == ["π"]
     assert answers[f"/runs/{RUN}/events"].json()["items"][0]["message"] == "π"
-    assert answers[f"/runs/{RUN}/samples"].json()["items"][0]["response"] == "π"
+    (sample,) = answers[f"/runs/{RUN}/samples"].json()["items"]
+    assert (sample["response"], sample["turns"], sample["end"]) == ("π", None, None)
     assert answers[f"/runs/{RUN}/evaluations"].json()["items"][0]["scores"] == {"pass@1": "NaN"}
 
 

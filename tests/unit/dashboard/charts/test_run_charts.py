@@ -60,6 +60,13 @@ def test_charts_of_another_rule_do_not_appear() -> None:
     assert [chart.key for chart in curves.rule_charts({"grad/norm_g0": points([1.0])}, "step")] == ["norms"]
 
 
+def test_charts_of_an_environment_appear_only_where_there_is_one() -> None:
+    single = {"policy/entropy": points([1.0])}
+    assert [chart.key for chart in curves.policy_charts(single, "step")] == ["entropy"]
+    several = {**single, "env/turns_mean": points([1.9]), "env/done_fraction": points([1.0])}
+    assert [chart.key for chart in curves.policy_charts(several, "step")] == ["entropy", "turns", "episodes"]
+
+
 def test_lines_differ_in_more_than_colour() -> None:
     names = [f"series {i}" for i in range(8)]
     assert len({tuple(style) for style in base.dash(names)["scale"]["range"]}) == 8

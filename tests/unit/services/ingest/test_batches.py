@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from support.reporting import body, evaluation_row, event_row, metric_row, sample_row
+from support.reporting import EPISODE, body, evaluation_row, event_row, metric_row, sample_row
 
 from gxpo_services.ingest.batches import MOST_ROWS, BadRow, TooManyRows, check_texts, parse
 
@@ -54,6 +54,16 @@ def test_a_heartbeat_may_carry_a_phase() -> None:
             parsed(body(None) | {"phase": bad})
 
 
+def test_an_episode_has_columns_of_its_own_and_a_single_turn_has_none() -> None:
+    (row, without) = parsed(body(1, samples=[sample_row(1, **EPISODE), sample_row(1)])).samples
+    assert row["turns"] == EPISODE["turns"]
+    assert (row["end"], row["end_detail"], row["sampled_length"]) == ("done", None, 11)
+    assert [without[name] for name in EPISODE] == [None] * 4
+    assert row["extra"] == without["extra"] == {"detail": "", "weights_version": 0}
+
+
+TURN = {"speaker": "policy", "text": "x", "reward": None}
+
 BAD: list[tuple[str, Any, str]] = [
     ("metrics", {"attempt": 1, "step": -1, "time": 1, "metrics": {}}, "step"),
     ("metrics", {"attempt": 1, "step": 2**31, "time": 1, "metrics": {}}, "step"),
@@ -79,6 +89,14 @@ BAD: list[tuple[str, Any, str]] = [
     ("samples", sample_row(1, length=-1), "length"),
     ("samples", sample_row(1, truncated="no"), "truncated"),
     ("samples", sample_row(1, reward="much"), "not a number"),
+    ("samples", sample_row(1, **EPISODE | {"turns": {}}), "turns"),
+    ("samples", sample_row(1, **EPISODE | {"turns": ["hello"]}), "object"),
+    ("samples", sample_row(1, **EPISODE | {"turns": [{"speaker": "tool", "text": ""}]}), "speaker"),
+    ("samples", sample_row(1, **EPISODE | {"turns": [{"speaker": "policy", "text": 4}]}), "text"),
+    ("samples", sample_row(1, **EPISODE | {"turns": [{"speaker": "policy", "text": "", "reward": "NaN"}]}), "finite"),
+    ("samples", sample_row(1, **EPISODE | {"turns": [TURN] * 10_001}), "at most 10000"),
+    ("samples", sample_row(1, **EPISODE | {"end": None}), "end"),
+    ("samples", sample_row(1, **EPISODE | {"sampled_length": -1}), "sampled_length"),
     ("evaluations", evaluation_row(1, scores={"a": "b"}), "not a number"),
     ("evaluations", evaluation_row(1, scores=[]), "scores"),
     ("evaluations", evaluation_row(1, benchmark="b" * 201), "benchmark"),
