@@ -109,12 +109,29 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class HttpUsage:
+    """What reward components over HTTP cost.
+
+    calls: requests, retries included. seconds: from their beginnings to their ends, added up. cache_hits: values that
+    needed no request, because a response with the same content has or had one.
+    """
+
+    calls: int = 0
+    seconds: float = 0.0
+    cache_hits: int = 0
+
+    def __add__(self, other: HttpUsage) -> HttpUsage:
+        return HttpUsage(self.calls + other.calls, self.seconds + other.seconds, self.cache_hits + other.cache_hits)
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """Result of verifying one response.
 
     extracted: the final answer in the response, None if there is none. seconds: wall time of the verification. detail:
     explains `unparsed`, `timeout`, `error`, and a `wrong` that evades a verdict. components, score: value of each
-    reward component by label and their weighted sum; None when correctness is the only reward.
+    reward component by label and their weighted sum; None when correctness is the only reward. http: cost of components
+    over HTTP, None in a run without them.
     """
 
     status: VerdictStatus
@@ -123,6 +140,7 @@ class Verdict:
     detail: str = ""
     components: dict[str, float] | None = None
     score: float | None = None
+    http: HttpUsage | None = None
 
     @property
     def evades(self) -> bool:

@@ -74,6 +74,10 @@ def _rewards(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[t
         if isinstance(name, str) and name not in OWN_REWARDS and name not in settings.allowed_rewards:
             allowed = ", ".join((*OWN_REWARDS, *settings.allowed_rewards))
             yield f"verifier.rewards[{number}].name", f"is not allowed on this server; choose from {allowed}"
+        url = reward.get("url") if isinstance(reward, Mapping) else None
+        if isinstance(url, str) and url not in settings.allowed_reward_urls:
+            known = ", ".join(settings.allowed_reward_urls) or "none"
+            yield f"verifier.rewards[{number}].url", f"is not an allowed address on this server; choose from {known}"
 
 
 def _placement(values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:

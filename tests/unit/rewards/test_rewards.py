@@ -128,9 +128,9 @@ def test_rewards_survive_a_run_file(tmp_path: Path) -> None:
         ([], "verifier.rewards = []: is empty; name at least one reward"),
         (
             [{"name": "os.system"}],
-            'rewards[0].name = "os.system": must be one of correctness, format, environment, or a class as',
+            'rewards[0].name = "os.system": must be one of correctness, format, environment, http, or a class as',
         ),
-        ([{"name": "a:b:c"}], "must be one of correctness, format, environment, or a class as"),
+        ([{"name": "a:b:c"}], "must be one of correctness, format, environment, http, or a class as"),
         ([{"name": "format", "weight": 0}], "rewards[0].weight = 0: must be a finite number other than 0"),
         ([{"name": "format", "weight": float("inf")}], "must be a finite number other than 0"),
         ([{"name": "a:X"}, {"name": "b:X"}], "two rewards are called X"),

@@ -29,7 +29,7 @@ from gxpo_trainer.config.rules import (
 )
 from gxpo_trainer.config.run import BudgetConfig, CheckpointConfig, DiagnosticsConfig, RunConfig
 from gxpo_trainer.config.timeouts import TimeoutsConfig
-from gxpo_trainer.config.verifier import RewardConfig, VerifierConfig
+from gxpo_trainer.config.verifier import HttpRewardConfig, RewardConfig, VerifierConfig
 
 __all__ = [
     "BudgetConfig",
@@ -43,6 +43,7 @@ __all__ = [
     "GateConfig",
     "GrpoRule",
     "GxpoRule",
+    "HttpRewardConfig",
     "LearnerConfig",
     "LoraConfig",
     "LossConfig",

@@ -55,26 +55,30 @@ def undescribed(model: type[BaseModel] = RunConfig, prefix: str = "") -> list[st
     return found
 
 
-def _sections(model: type[BaseModel], prefix: str) -> list[str]:
-    """A table of the model's own settings, then one section for each of its parts."""
+def _sections(model: type[BaseModel], prefix: str, *, one_of_several: bool = False) -> list[str]:
+    """A table of the model's own settings, then one section for each of its parts.
+
+    one_of_several: other classes may be there in its place, which its name chooses.
+    """
     own, parts = [], []
     for name, field in model.model_fields.items():
         models = submodels(field.annotation)
         if not models:
             own.append(_row(f"{prefix}{name}", field))
         for part in models:
-            parts += _sections(part, f"{prefix}{name}.")
+            parts += _sections(part, f"{prefix}{name}.", one_of_several=len(models) > 1)
     title = prefix.rstrip(".") or "The run"
-    rule = model.model_fields.get("name") if prefix == "learner.rule." else None
-    if rule is not None:
-        title += f' with name = "{rule.default}"'
+    kind = model.model_fields.get("name")
+    if one_of_several and kind is not None and _is_choice(kind.annotation):
+        title += f' with name = "{kind.default}"'
     intro = (model.__doc__ or "").strip().splitlines()[0]
     table = ["| setting | values | default | meaning |", "|---|---|---|---|", *own]
     return [f"\n## {title}\n\n{intro}\n\n" + "\n".join(table) + "\n", *parts]
 
 
 def _row(path: str, field: FieldInfo) -> str:
-    cells = (f"`{path}`", _values(field), f"`{_literal(field.get_default())}`", field.description or "")
+    default = "required" if field.is_required() else f"`{_literal(field.get_default())}`"
+    cells = (f"`{path}`", _values(field), default, field.description or "")
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -117,6 +117,7 @@ _PHRASES = {
     "string_type": "must be text; put it in quotes",
     "string_too_short": "must not be empty",
     "string_too_long": "must be at most {max_length} characters",
+    "string_pattern_mismatch": "must match {pattern}",
     "tuple_type": "must be a list in brackets",
     "missing": "is missing; set it",
     "model_type": "must be a table of settings",

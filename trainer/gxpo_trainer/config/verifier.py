@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from gxpo_trainer.config.base import Fraction, Settings
 
-OWN_REWARDS = ("correctness", "format", "environment")
+HTTP: Final = "http"
+OWN_REWARDS = ("correctness", "format", "environment", HTTP)
 _CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def _usable_weight(value: float) -> float:
+    if not math.isfinite(value) or value == 0.0:
+        raise ValueError("must be a finite number other than 0; remove the component to do without it")
+    return value
 
 
 class RewardConfig(Settings):
@@ -30,17 +39,68 @@ class RewardConfig(Settings):
             raise ValueError(f"must be one of {', '.join(OWN_REWARDS)}, or a class as package.module:Class")
         return value
 
-    @field_validator("weight")
+    _finite = field_validator("weight")(_usable_weight)
+
+    @model_validator(mode="before")
     @classmethod
-    def _finite(cls, value: float) -> float:
-        if not math.isfinite(value) or value == 0.0:
-            raise ValueError("must be a finite number other than 0; remove the component to do without it")
-        return value
+    def _nothing_of_http(cls, values: Any) -> Any:
+        foreign = (
+            {*values} & ({*HttpRewardConfig.model_fields} - {*cls.model_fields}) if isinstance(values, dict) else ()
+        )
+        if foreign:
+            raise ValueError(f'{", ".join(sorted(foreign))}: only for name = "{HTTP}"; remove it or set that name')
+        return values
 
     @property
     def label(self) -> str:
         """Name of its metric and of its value in samples.jsonl: the name, or the class without its module."""
         return self.name.rpartition(":")[2]
+
+
+class HttpRewardConfig(Settings):
+    """A component that a server computes (docs/http-rewards.md)."""
+
+    name: Literal["http"] = HTTP
+    label: str = Field(
+        HTTP, pattern=r"^[A-Za-z][\w-]*$", description="Name of its metric, `reward/<label>_mean`, and in samples."
+    )
+    weight: float = Field(1.0, description="Factor of the component in the sum.")
+    url: str = Field(description="Address that each response is posted to; the administrator must have listed it.")
+    deadline_s: float = Field(30.0, gt=0, description="Time limit of one response, with all attempts and the waits.")
+    retries: int = Field(
+        2, ge=0, description="More attempts after a failed connection or one of HTTP 429, 502, 503, 504."
+    )
+    concurrency: int = Field(64, ge=1, description="Responses that are posted at the same time.")
+
+    _finite = field_validator("weight")(_usable_weight)
+
+    @field_validator("url")
+    @classmethod
+    def _plain_address(cls, value: str) -> str:
+        if re.search(r"[\s,\\\x00-\x1f]", value):
+            raise ValueError("has a blank, comma, backslash or control character; encode it as %20, %2C, …")
+        try:
+            parts = urlsplit(value)
+            known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            known = False
+        if not known:
+            raise ValueError("must look like https://host:port/path")
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("has credentials; the administrator gives a token in GXPO_REWARD_TOKEN_FILE")
+        if "#" in value:
+            raise ValueError("has a fragment, which is not sent; remove it")
+        return value
+
+
+def _kind(value: Any) -> str:
+    name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
+    return HTTP if name == HTTP else "component"
+
+
+AnyReward = Annotated[
+    Annotated[RewardConfig, Tag("component")] | Annotated[HttpRewardConfig, Tag(HTTP)], Discriminator(_kind)
+]
 
 
 class VerifierConfig(Settings):
@@ -49,7 +109,7 @@ class VerifierConfig(Settings):
     workers: int = Field(2, ge=1, description="Worker processes.")
     deadline_s: float = Field(5.0, gt=0, description="Time limit of one answer, after which its process is killed.")
     memory_mb: int = Field(2048, ge=256, description="Address-space limit of a worker.")
-    rewards: tuple[RewardConfig, ...] = Field(
+    rewards: tuple[AnyReward, ...] = Field(
         (RewardConfig(),), description="Components of the reward; their weighted sum is the reward."
     )
     max_failed_fraction: Fraction = Field(
@@ -58,14 +118,28 @@ class VerifierConfig(Settings):
 
     @field_validator("rewards")
     @classmethod
-    def _told_apart(cls, value: tuple[RewardConfig, ...]) -> tuple[RewardConfig, ...]:
+    def _told_apart(cls, value: tuple[AnyReward, ...]) -> tuple[AnyReward, ...]:
         if not value:
             raise ValueError("is empty; name at least one reward, such as correctness")
         labels = [reward.label for reward in value]
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
-            raise ValueError(f"two rewards are called {twice[0]}, so their metrics would be one; rename a class")
+            raise ValueError(
+                f"two rewards are called {twice[0]}, so their metrics would be one; rename a class or set label"
+            )
         return value
+
+    @property
+    def worker_rewards(self) -> tuple[RewardConfig, ...]:
+        """Components that the worker processes compute; none when correctness is the only reward."""
+        if self.correctness_alone:
+            return ()
+        return tuple(reward for reward in self.rewards if isinstance(reward, RewardConfig))
+
+    @property
+    def http_rewards(self) -> tuple[HttpRewardConfig, ...]:
+        """Components that a server computes."""
+        return tuple(reward for reward in self.rewards if isinstance(reward, HttpRewardConfig))
 
     @property
     def correctness_alone(self) -> bool:

@@ -209,6 +209,15 @@ SECTIONS: tuple[Section, ...] = (
             ),
             Metrics(
                 (
+                    "reward/http_calls",
+                    "reward/http_s",
+                    "reward/http_cache_hits",
+                ),
+                "with a component `http`: requests of the step, retries included; their durations, added up; values "
+                "that needed no request. Resampled groups count too",
+            ),
+            Metrics(
+                (
                     "verify/unparsed_fraction",
                     "verify/timeout_fraction",
                     "verify/error_fraction",

@@ -12,7 +12,7 @@ from gxpo_trainer.config.timeouts import Phase
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.rollout.collection import Collection
 from gxpo_trainer.rollout.engines import Engine
-from gxpo_trainer.rollout.planner import RolloutPlanner, Rollouts
+from gxpo_trainer.rollout.planner import RolloutPlanner, Rollouts, http_usage
 from gxpo_trainer.rollout.pool import Collected, RolloutPool
 from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.weight_sync import PoolSync
@@ -213,4 +213,10 @@ class AsyncRollouts:
         again = self._collect_now(requests).groups
         kept = [scored for scored in rollouts.groups if scored.group.weights_version >= oldest]
         tokens = sum(len(sample.token_ids) for scored in again for sample in scored.group.samples)
-        return replace(rollouts, groups=kept + again, num_tokens=rollouts.num_tokens + tokens, num_dropped=len(stale))
+        return replace(
+            rollouts,
+            groups=kept + again,
+            num_tokens=rollouts.num_tokens + tokens,
+            num_dropped=len(stale),
+            http=http_usage(again, rollouts.http),
+        )

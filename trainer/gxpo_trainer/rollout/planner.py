@@ -14,7 +14,7 @@ from gxpo_trainer.algo.advantages import zero_variance
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.cursor import PromptCursor
 from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
-from gxpo_trainer.types import Prompt, ScoredGroup
+from gxpo_trainer.types import HttpUsage, Prompt, ScoredGroup
 
 if TYPE_CHECKING:
     from gxpo_trainer.rollout.pool import Collected, RolloutPool
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class Rollouts:
     """One step's scored groups. num_tokens counts all sampled tokens, including those of resampled groups.
 
-    idle_fraction: see pool.Collected. engines_alive: engines that were ready at the end.
+    idle_fraction: see pool.Collected. engines_alive: engines that were ready at the end. http: cost of reward
+    components over HTTP, of resampled groups too; None in a run without them.
     """
 
     groups: list[ScoredGroup]
@@ -36,6 +37,7 @@ class Rollouts:
     idle_fraction: float = 0.0
     engines_alive: int = 1
     num_dropped: int = 0
+    http: HttpUsage | None = None
 
 
 class RolloutPlanner:
@@ -78,6 +80,7 @@ class RolloutPlanner:
         kept: list[ScoredGroup] = []
         flat: list[ScoredGroup] = []
         tokens, rollout_s, verify_s, idle_s, rounds = 0, 0.0, 0.0, 0.0, 0
+        http: HttpUsage | None = None
         resample = self.config.learner.loss.zero_variance == "resample"
         limit = self.config.learner.loss.resample_limit if resample else 0
         part = first
@@ -85,6 +88,7 @@ class RolloutPlanner:
             rollout_s, verify_s, rounds = rollout_s + part.rollout_s, verify_s + part.verify_s, rounds + 1
             idle_s += part.idle_fraction * part.rollout_s
             tokens += sum(len(s.token_ids) for g in part.groups for s in g.group.samples)
+            http = http_usage(part.groups, http)
             for group in part.groups:
                 is_flat = resample and zero_variance([verdict.reward for verdict in group.verdicts])
                 (flat if is_flat else kept).append(group)
@@ -102,6 +106,7 @@ class RolloutPlanner:
             sampling_s=rollout_s,
             idle_fraction=idle_s / rollout_s if rollout_s else 0.0,
             engines_alive=part.engines_alive,
+            http=http,
         )
 
     def requests(
@@ -127,6 +132,12 @@ class RolloutPlanner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.cursor.load_state_dict(state)
+
+
+def http_usage(groups: Sequence[ScoredGroup], before: HttpUsage | None = None) -> HttpUsage | None:
+    """Cost of the groups' reward components over HTTP, added to `before`; None without such components."""
+    found = [verdict.http for group in groups for verdict in group.verdicts if verdict.http is not None]
+    return sum(found, before or HttpUsage()) if found else before
 
 
 def request_seed(run_seed: int, step: int, round_: int, position: int, version: int | None = None) -> int:

@@ -11,13 +11,16 @@ import json
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from gxpo_trainer.config import VerifierConfig
 from gxpo_trainer.errors import ConfigError, VerifierFailed
+from gxpo_trainer.rewards.http import HttpReward
 from gxpo_trainer.rewards.scoring import check_allowed
+from gxpo_trainer.rewards.urls import check_urls, tokens
 from gxpo_trainer.rollout.requests import FinishedGroups
-from gxpo_trainer.types import Group, Sample, Verdict
+from gxpo_trainer.types import Group, HttpUsage, Sample, Verdict
 from gxpo_trainer.verify.options import EXTRA_KEY
 from gxpo_trainer.verify.pool import VerifierPool
 from gxpo_trainer.verify.process import Pair
@@ -26,21 +29,34 @@ from gxpo_trainer.verify.process import Pair
 class VerifierActor:
     """Scores groups in killable processes.
 
-    `timeout` and `error` verdicts are returned as such; the caller counts them. `score` raises VerifierFailed when
-    no worker can be started.
+    `timeout` and `error` verdicts are returned as such; the caller counts them. Components over HTTP are computed here,
+    without a worker. `score` raises VerifierFailed when no worker can be started, ConfigError when an address is not
+    allowed on this machine.
     """
 
     def __init__(self, config: VerifierConfig) -> None:
+        self._config = config
         self._pool = make_pool(config, config.workers)
-        self._components = not config.correctness_alone
+        self._http: list[HttpReward] | None = None
 
     async def score(self, finished: FinishedGroups, rewards: bool = True) -> list[tuple[Verdict, ...]]:
         """One verdict per sample of each group, in order. Several calls may be in flight.
 
         rewards: also compute reward components, which an evaluation does not use.
         """
-        components = rewards and self._components
-        return await asyncio.gather(*(self._verdicts(group, components) for group in finished.groups))
+        return await asyncio.gather(*(self._scored(group, rewards) for group in finished.groups))
+
+    async def _scored(self, group: Group, rewards: bool) -> tuple[Verdict, ...]:
+        verdicts = await self._verdicts(group, rewards and bool(self._config.worker_rewards))
+        if not (rewards and self._config.http_rewards):
+            return verdicts
+        if self._http is None:
+            self._http = make_http_rewards(self._config)
+        calls = (
+            self._with_http(self._http, group, sample, verdict)
+            for sample, verdict in zip(group.samples, verdicts, strict=True)
+        )
+        return tuple(await asyncio.gather(*calls))
 
     async def _verdicts(self, group: Group, components: bool) -> tuple[Verdict, ...]:
         """Verdicts of a group, from its episodes where they decide, and else from the worker processes."""
@@ -52,19 +68,43 @@ class VerifierActor:
             verdicts[i] = verdict
         return tuple(verdict for verdict in verdicts if verdict)
 
+    async def _with_http(self, http: list[HttpReward], group: Group, sample: Sample, verdict: Verdict) -> Verdict:
+        """The verdict with the components over HTTP, in the order of the run file, and the sum of all."""
+        if verdict.reward is None:
+            return replace(verdict, http=HttpUsage())
+        body = http_body(group, sample, verdict)
+        answers = await asyncio.gather(*(component.answer(body) for component in http))
+        usage = sum((answer.usage for answer in answers), HttpUsage())
+        values = dict(verdict.components or {})
+        for component, answer in zip(http, answers, strict=True):
+            if answer.value is None:
+                return Verdict(answer.failure, verdict.extracted, verdict.seconds, answer.detail, http=usage)
+            values[component.config.label] = answer.value
+        components = {reward.label: values[reward.label] for reward in self._config.rewards}
+        score = sum(reward.weight * values[reward.label] for reward in self._config.rewards)
+        return replace(verdict, components=components, score=score, http=usage)
+
     async def worker_pids(self) -> list[int]:
         """Process ids of the current workers."""
         return self._pool.worker_pids()
 
     async def close(self) -> None:
-        """Kill the workers."""
+        """Kill the workers and close all connections."""
+        await asyncio.gather(*(component.close() for component in self._http or ()))
         await asyncio.to_thread(self._pool.close)
 
 
 def make_pool(config: VerifierConfig, workers: int) -> VerifierPool:
     """The verifier pool of a run, without reward components when correctness is the only reward."""
-    rewards = () if config.correctness_alone else tuple((reward.name, reward.weight) for reward in config.rewards)
+    rewards = tuple((reward.name, reward.weight) for reward in config.worker_rewards)
     return VerifierPool(workers, config.deadline_s, config.memory_mb, rewards)
+
+
+def make_http_rewards(config: VerifierConfig) -> list[HttpReward]:
+    """The components over HTTP of a run. Raises ConfigError when one is not allowed on this machine."""
+    check_urls([reward.url for reward in config.http_rewards], os.environ)
+    known = tokens(os.environ)
+    return [HttpReward(reward, known.get(reward.url)) for reward in config.http_rewards]
 
 
 def episode_verdict(sample: Sample) -> Verdict | None:
@@ -95,9 +135,7 @@ def pairs_of(group: Group, samples: Sequence[tuple[Sample, Verdict | None]], com
     gold = group.prompt.gold
     if not components:
         return [(gold, sample.text, shared) if shared else (gold, sample.text) for sample, _ in samples]
-    extra = {name: value for name, value in group.prompt.extra.items() if name != EXTRA_KEY}
-    # A parquet row may hold dates and other values without a JSON form.
-    context = {"problem": group.prompt.text, "extra": json.loads(json.dumps(extra, default=str))}
+    context = {"problem": group.prompt.text, "extra": extra_of(group)}
 
     def of_sample(sample: Sample, given: Verdict | None) -> dict[str, Any]:
         found = {**context, "num_tokens": sample.num_sampled, "truncated": sample.truncated}
@@ -109,12 +147,33 @@ def pairs_of(group: Group, samples: Sequence[tuple[Sample, Verdict | None]], com
     return [(gold, sample.text, {**shared, **of_sample(sample, given)}) for sample, given in samples]
 
 
-def check_rewards(config: VerifierConfig) -> None:
-    """Check the reward classes before a run starts, importing them in a worker process only.
+def http_body(group: Group, sample: Sample, verdict: Verdict) -> dict[str, Any]:
+    """What a component over HTTP posts about a sample (rewards/http.py)."""
+    turns = sample.episode.turns if sample.episode is not None else ()
+    return {
+        "problem": group.prompt.text,
+        "gold": group.prompt.gold,
+        "answer": sample.text if verdict.extracted is None else verdict.extracted,
+        "response": sample.text,
+        "turns": [{"speaker": turn.speaker, "text": turn.text, "reward": turn.reward} for turn in turns],
+        "extra": extra_of(group),
+    }
 
-    Raises ConfigError when a class is not allowlisted or cannot be constructed.
+
+def extra_of(group: Group) -> dict[str, Any]:
+    """Further fields of the problem's row, JSON-able: a parquet row may hold dates and other values without that."""
+    extra = {name: value for name, value in group.prompt.extra.items() if name != EXTRA_KEY}
+    found: dict[str, Any] = json.loads(json.dumps(extra, default=str))
+    return found
+
+
+def check_rewards(config: VerifierConfig) -> None:
+    """Check the reward components before a run starts, importing classes in a worker process only.
+
+    Raises ConfigError when a class is not allowlisted or cannot be constructed, or when an address is not allowed.
     """
-    names = [reward.name for reward in config.rewards]
+    make_http_rewards(config)
+    names = [reward.name for reward in config.worker_rewards]
     check_allowed(names, os.environ)
     if not any(":" in name for name in names):
         return

@@ -18,7 +18,7 @@ MOST_ENGINES = 16
 
 
 def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, total: int) -> Metrics:
-    """`rollout/…` and `verify/…` of one step.
+    """`rollout/…`, `reward/…` and `verify/…` of one step.
 
     version: of the learner before the step. total: sampled tokens since the start.
     """
@@ -46,6 +46,10 @@ def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, tot
     for status in ("unparsed", "timeout", "error"):
         metrics[f"verify/{status}_fraction"] = verdicts.count(status) / len(verdicts)
     metrics["verify/evasion_fraction"] = sum(verdict.evades for verdict in found) / len(found)
+    if (http := rollouts.http) is not None:
+        metrics["reward/http_calls"] = float(http.calls)
+        metrics["reward/http_s"] = http.seconds
+        metrics["reward/http_cache_hits"] = float(http.cache_hits)
     if rollouts.num_resampled:
         metrics["rollout/resample_rounds"] = float(rollouts.num_resampled)
     return metrics

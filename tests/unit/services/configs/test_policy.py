@@ -169,6 +169,16 @@ def test_code_and_rays_of_the_clients_choice_are_refused() -> None:
     assert refused(body, lenient) == ["verifier.rewards[1].name", "placement.ray_address"]
 
 
+def test_rewards_over_http_call_allowed_addresses_only() -> None:
+    judge, other = "https://judge.example/score", "https://judge.example/score2"
+    body = {"verifier": {"rewards": [{"name": "http", "url": url} for url in (judge, other)]}}
+    assert refused(body, server()) == ["verifier.rewards[0].url", "verifier.rewards[1].url"]
+    strict = server(allowed_reward_urls=[judge])
+    assert refused(body, strict) == ["verifier.rewards[1].url"]
+    ((_, reason),) = refusals(body, strict)
+    assert reason == f"is not an allowed address on this server; choose from {judge}"
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

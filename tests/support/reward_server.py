@@ -1,0 +1,104 @@
+"""A reward server on loopback whose every byte a test decides."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+PATIENCE_S = 60.0
+
+
+class RewardServer:
+    """Calls `answer(number, body, connection)` for each request, in a thread of its own; entering starts it.
+
+    number: of the request, from 0. body: of the request, decoded. The connection is closed afterwards. requests: bodies
+    so far; times: when they arrived; headers: of the last one; most_at_once: requests answered at the same time.
+    """
+
+    def __init__(self, answer: Callable[[int, Any, socket.socket], None]) -> None:
+        self._answer = answer
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self._lock = threading.Lock()
+        self._at_once = 0
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/score"
+        self.stopped = threading.Event()
+        self.requests: list[Any] = []
+        self.times: list[float] = []
+        self.headers = ""
+        self.most_at_once = 0
+
+    def __enter__(self) -> RewardServer:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stopped.set()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            connection.settimeout(PATIENCE_S)
+            try:
+                headers, body = _request(connection)
+            except OSError:
+                return
+            with self._lock:
+                number = len(self.requests)
+                self.requests.append(body)
+                self.times.append(time.monotonic())
+                self.headers = headers
+                self._at_once += 1
+                self.most_at_once = max(self.most_at_once, self._at_once)
+            with suppress(OSError):  # the client has gone, which is what some tests are about
+                self._answer(number, body, connection)
+            with self._lock:
+                self._at_once -= 1
+
+
+def reply(
+    connection: socket.socket, body: bytes | str, status: str = "200 OK", *, length: int | None = None, more: str = ""
+) -> None:
+    """Send a response. length: what it declares instead of its true length. more: further header lines."""
+    content = body.encode() if isinstance(body, str) else body
+    declared = len(content) if length is None else length
+    head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {declared}\r\n{more}\r\n"
+    connection.sendall(head.encode() + content)
+
+
+def wait_for_close(connection: socket.socket) -> None:
+    """Return when the client has closed its end."""
+    while connection.recv(4096):
+        pass
+
+
+def _request(connection: socket.socket) -> tuple[str, Any]:
+    """Headers and decoded body of the request."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += _some(connection)
+    head, _, body = received.partition(b"\r\n\r\n")
+    headers = head.decode()
+    length = next(int(line.split(":")[1]) for line in headers.splitlines() if line.lower().startswith("content-length"))
+    while len(body) < length:
+        body += _some(connection)
+    return headers, json.loads(body)
+
+
+def _some(connection: socket.socket) -> bytes:
+    data = connection.recv(65536)
+    if not data:
+        raise ConnectionResetError
+    return data
