@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -11,6 +11,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from gxpo_client.addresses import is_http, is_loopback, is_loopback_host
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner.devices import device_named
+
+AlertKind = Literal["failed", "diverged", "recovering", "gate_fired", "budget_reached"]
 
 
 class ServiceSettings(BaseSettings):
@@ -56,6 +58,9 @@ class ServiceSettings(BaseSettings):
         None, gt=0, description="Days after which samples and log of an ended run are deleted; default: never."
     )
 
+    webhooks: tuple[str, ...] = Field((), description="URLs that alerts are posted to as JSON.")
+    webhook_alerts: tuple[AlertKind, ...] = Field((), description="Alerts to send; default: all.")
+
     model_roots: tuple[Path, ...] = Field((), description="Folders allowed for model.path; default: any.")
     data_roots: tuple[Path, ...] = Field((), description="Folders allowed for data files; default: any.")
     allow_hub: bool = Field(True, description="Allow hub names for models and data sets.")
@@ -76,6 +81,13 @@ class ServiceSettings(BaseSettings):
     def _http(cls, value: str | None) -> str | None:
         if value is not None and not is_http(value):
             raise ValueError(f"{value!r} must look like http://host:port")
+        return value
+
+    @field_validator("webhooks")
+    @classmethod
+    def _http_webhooks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if any(not is_http(url) for url in value):
+            raise ValueError("every webhook must be a URL like https://host/path")
         return value
 
     @field_validator("gpu")

@@ -68,6 +68,8 @@ def test_twenty_steps_of_gxpo_stay_on_policy_to_a_millionth(tmp_path, small_run)
     assert max(row["rollout/logprob_gap_max"] for row in rows) <= 1e-4
     shut = next((int(row["gate/shutoff_step"]) for row in rows if "gate/shutoff_step" in row), 20)
     assert rows[-1]["update/backward_passes_total"] == 3 * shut + 20 - shut
+    fired = [event["step"] for event in read_events(tmp_path / "run") if event["kind"] == "gate_fired"]
+    assert fired == ([shut] if "gate/shutoff_step" in rows[-1] else [])
     assert "gate/z" in rows[10]
     assert "gate/z" not in rows[9]
     assert rows[9]["update/diagnostic_passes_total"] == 5

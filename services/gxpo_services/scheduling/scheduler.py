@@ -28,6 +28,7 @@ from gxpo_services.db.migrate import need_current, upgrade
 from gxpo_services.observability import logs
 from gxpo_services.runs.lifecycle import StateChanged
 from gxpo_services.scheduling import admission, launches, leases, retention
+from gxpo_services.scheduling.alerts import Alerts
 from gxpo_services.scheduling.counters import Counters
 from gxpo_services.scheduling.launcher import Launcher, LauncherUnavailable, RayLauncher, trainer_command
 from gxpo_services.scheduling.run_supervisor import Hold, RunSupervisor
@@ -52,7 +53,7 @@ class Scheduler:
 
     A round (`tick`): renew leases and take over orphaned runs; claim queued runs; supervise each held run
     (run_supervisor.py); every RECONCILE_EVERY_S find jobs without a run; every CLEAN_EVERY_S delete expired
-    idempotency keys, and samples and logs past their retention.
+    idempotency keys, and samples and logs past their retention; send alerts of what happened to runs.
 
     owner: unique per process start. command: of a job, from the run's folder. api_answers: whether trainers can report.
     clock: seconds since 1970.
@@ -73,6 +74,7 @@ class Scheduler:
         self._actor = f"scheduler:{self.owner}"
         self._database, self._settings, self._launcher, self._clock = database, settings, launcher, clock
         self._counters = Counters()
+        self._alerts = Alerts(database, settings)
         self._supervisor = RunSupervisor(
             database,
             settings,
@@ -99,6 +101,7 @@ class Scheduler:
             stop.wait(self._settings.tick_s)
         with self._log_outages("database", *_DATABASE_AWAY), self._database.writing() as session:
             leases.release_all(session, self.owner)
+        self._alerts.close()
         self._log.info("scheduler stopped", owner=self.owner)
 
     def tick(self) -> None:
@@ -114,6 +117,7 @@ class Scheduler:
                     self._advance(run_id, self._held[run_id])
             self._reconcile()
             self._supervisor.end_jobs()
+        self._alerts.send_new()
         self._clean()
 
     def _continue_studies(self) -> None:

@@ -262,6 +262,9 @@ class Controller:
         self.reporter.log_samples(number, rollouts.groups)
         if result.fallback:
             self.reporter.log_event("fallback", f"step {number}: {result.fallback}", step=number)
+        if metrics.get("gate/shutoff_step") == number:
+            why = f"z = {metrics['gate/z']:.2f}, threshold {metrics['gate/threshold']:g}"
+            self.reporter.log_event("gate_fired", f"step {number}: the gate ended the look-ahead ({why})", step=number)
         self.progress.update(number, metrics)
 
     def _check_finite(self, result: StepResult) -> None:

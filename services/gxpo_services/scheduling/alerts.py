@@ -1,0 +1,143 @@
+"""Alerts: what happened to runs, posted as JSON to the administrator's webhooks.
+
+Each event is claimed once, by one of the schedulers, and then sent; a receiver that is away for longer than the retries
+take misses it. The body's `text` is what chat systems show.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from urllib.parse import urlsplit
+
+import httpx
+import tenacity
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from gxpo_client.addresses import is_loopback
+from gxpo_services.db.database import Database
+from gxpo_services.db.tables.alerts import AlertCursor
+from gxpo_services.db.tables.events import Event
+from gxpo_services.db.tables.runs import Run
+from gxpo_services.observability import logs
+from gxpo_services.run_states import RunState
+from gxpo_services.scheduling import leases
+from gxpo_services.settings import AlertKind, ServiceSettings
+
+TIMEOUT_S = 10.0
+ATTEMPTS = 4
+MOST_AT_ONCE = 100
+_KINDS = ("state", "recovery", "gate_fired")
+_WORDS: dict[AlertKind, str] = {
+    "failed": "failed",
+    "diverged": "diverged",
+    "recovering": "is launched again",
+    "gate_fired": "goes on without look-ahead",
+    "budget_reached": "reached its budget",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """The body of a request. time: seconds since 1970. url: of the run in the API."""
+
+    alert: AlertKind
+    text: str
+    run: str
+    name: str
+    message: str
+    time: float
+    url: str
+
+
+def alert_kind(event: Event) -> AlertKind | None:
+    """The alert that an event asks for, None for none."""
+    if event.kind == "gate_fired":
+        return "gate_fired"
+    if event.kind == "recovery":
+        return "recovering"
+    new, reason = event.fields.get("new"), event.fields.get("reason")
+    if event.kind != "state" or new not in (RunState.FAILED, RunState.RECOVERING, RunState.SUCCEEDED):
+        return None
+    if new == RunState.FAILED:
+        return "diverged" if reason == "diverged" else "failed"
+    return "recovering" if new == RunState.RECOVERING else "budget_reached"
+
+
+class Alerts:
+    """Sends the alerts of new events; call `send_new` in every round of a scheduler, and `close` at the end."""
+
+    def __init__(self, database: Database, settings: ServiceSettings) -> None:
+        self._database, self._settings = database, settings
+        self._seen: int | None = None
+        """The newest event in the last round. Those up to it are claimed: a transaction that was open then may have
+        stored an event with a smaller number since."""
+        self._sender = ThreadPoolExecutor(max_workers=1, thread_name_prefix="alerts")
+        self._log = logs.get_logger(__name__)
+
+    def send_new(self) -> None:
+        """Claim the events up to those of the last round, and send their alerts in a thread of their own."""
+        if not self._settings.webhooks:
+            return
+        with self._database.reading() as session:
+            newest = session.scalar(select(func.max(Event.number))) or 0
+            cursor = session.get(AlertCursor, 1)
+        if cursor is None or (self._seen is not None and cursor.event_number < self._seen):
+            with self._database.writing() as session:
+                leases.lock_queue(session)
+                alerts = self._claim(session, newest if cursor is None else self._seen or 0)
+            for alert in alerts:
+                for webhook in self._settings.webhooks:
+                    self._sender.submit(self._send, webhook, alert)
+        self._seen = newest
+
+    def close(self) -> None:
+        """Wait until what was claimed is sent or given up."""
+        self._sender.shutdown()
+
+    def _claim(self, session: Session, until: int) -> list[Alert]:
+        """Alerts of the events up to `until` that nobody has claimed; none of the time before the first claim."""
+        cursor = session.get(AlertCursor, 1)
+        if cursor is None:
+            session.add(AlertCursor(number=1, event_number=until))
+            return []
+        query = select(Event, Run).join(Run, Run.number == Event.run_number).where(Event.kind.in_(_KINDS))
+        query = query.where(Event.number > cursor.event_number, Event.number <= until).order_by(Event.number)
+        found = session.execute(query.limit(MOST_AT_ONCE)).all()
+        if cursor.event_number < until:
+            cursor.event_number = found[-1][0].number if len(found) == MOST_AT_ONCE else until
+        return [alert for event, run in found if (alert := self._alert(event, run)) is not None]
+
+    def _alert(self, event: Event, run: Run) -> Alert | None:
+        kind, chosen = alert_kind(event), self._settings.webhook_alerts
+        if kind is None or (chosen and kind not in chosen):
+            return None
+        text = f"Run {run.name!r} ({run.id}) {_WORDS[kind]}: {event.message}"
+        url = f"{self._settings.api_url}/api/v1/runs/{run.id}"
+        return Alert(kind, text, run.id, run.name, event.message, event.time, url)
+
+    def _send(self, webhook: str, alert: Alert) -> None:
+        try:
+            _post(webhook, alert)
+        except httpx.HTTPError as error:
+            # The path of a webhook is often its secret.
+            self._log.error("alert not delivered", host=urlsplit(webhook).hostname, run=alert.run, error=_reason(error))
+
+
+@tenacity.retry(
+    retry=tenacity.retry_if_exception_type(httpx.HTTPError),
+    stop=tenacity.stop_after_attempt(ATTEMPTS),
+    wait=tenacity.wait_exponential(multiplier=0.5, max=8),
+    reraise=True,
+)
+def _post(webhook: str, alert: Alert) -> None:
+    """Raises httpx.HTTPError when the receiver does not take it: no answer, a redirect, or a status of an error."""
+    with httpx.Client(timeout=TIMEOUT_S, trust_env=not is_loopback(webhook)) as client:
+        client.post(webhook, json=asdict(alert)).raise_for_status()
+
+
+def _reason(error: httpx.HTTPError) -> str:
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"status {error.response.status_code}"
+    return type(error).__name__

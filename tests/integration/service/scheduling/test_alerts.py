@@ -1,0 +1,140 @@
+"""Alerts of what happened to runs, received by a real server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+from support import queued_runs as runs
+from support.scheduling import Make
+
+from gxpo_services.db.database import Database
+from gxpo_services.events import repository as events
+from gxpo_services.run_states import RunState
+from gxpo_services.scheduling import alerts
+from gxpo_services.settings import read_settings
+from gxpo_trainer.errors import ConfigError
+
+
+class Receiver:
+    """Keeps the bodies of requests; answers with the statuses in turn, then with 200."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.statuses: list[int] = []
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                receiver.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                self.send_response(receiver.statuses.pop(0) if receiver.statuses else 200)
+                self.send_header("Location", "/elsewhere")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                """Nothing: the test looks at what arrived."""
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/hook"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    found = Receiver()
+    yield found
+    found.server.shutdown()
+    found.server.server_close()
+
+
+def happened(database: Database, run_id: str, kind: str, message: str, **fields: Any) -> None:
+    number = runs.get(database, run_id).number
+    with database.writing() as session:
+        events.record(session, number, "trainer", kind, message, **fields)
+
+
+def ended(database: Database, run_id: str, new: RunState, reason: str | None, message: str) -> None:
+    happened(database, run_id, "state", message, old="running", new=new.value, reason=reason)
+
+
+def test_each_event_is_sent_once_whichever_scheduler_sees_it(
+    database: Database, scheduler_of: Make, receiver: Receiver
+) -> None:
+    first, second = (scheduler_of(name, webhooks=(receiver.url,)) for name in ("first", "second"))
+    run_id = runs.add_run(database, state=RunState.RUNNING, name="night")
+    ended(database, run_id, RunState.FAILED, "out_of_memory", "before there was a webhook")
+    first.tick()
+    second.tick()
+    happened(database, run_id, "gate_fired", "step 12: the gate ended the look-ahead")
+    happened(database, run_id, "checkpoint", "step 12 saved")
+    ended(database, run_id, RunState.RECOVERING, None, "launch 2 started: no heartbeat")
+    happened(database, run_id, "recovery", "launch 3 started: no heartbeat")
+    ended(database, run_id, RunState.RUNNING, None, "the trainer reported")
+    ended(database, run_id, RunState.FAILED, "diverged", "diverged: no finite loss")
+    ended(database, run_id, RunState.FAILED, "out_of_memory", "out_of_memory: killed")
+    ended(database, run_id, RunState.SUCCEEDED, "steps_done", "budget.steps reached")
+    for scheduler in (first, second, first, second):
+        scheduler.tick()
+    for scheduler in (first, second):
+        scheduler._alerts.close()
+    assert [(body["alert"], body["message"]) for body in receiver.bodies] == [
+        ("gate_fired", "step 12: the gate ended the look-ahead"),
+        ("recovering", "launch 2 started: no heartbeat"),
+        ("recovering", "launch 3 started: no heartbeat"),
+        ("diverged", "diverged: no finite loss"),
+        ("failed", "out_of_memory: killed"),
+        ("budget_reached", "budget.steps reached"),
+    ]
+    body = receiver.bodies[0]
+    assert body["text"] == f"Run 'night' ({run_id}) goes on without look-ahead: {body['message']}"
+    assert body["url"].endswith(f"/api/v1/runs/{run_id}")
+
+
+def test_only_the_chosen_alerts_are_sent_and_a_long_list_comes_in_parts(
+    database: Database, scheduler_of: Make, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alerts, "MOST_AT_ONCE", 2)
+    scheduler = scheduler_of(webhooks=(receiver.url,), webhook_alerts=("failed",))
+    run_id = runs.add_run(database, state=RunState.RUNNING)
+    scheduler.tick()
+    for number in range(5):
+        happened(database, run_id, "gate_fired", "step 1")
+        ended(database, run_id, RunState.FAILED, "training_error", f"failure {number}")
+    for _ in range(7):
+        scheduler.tick()
+    scheduler._alerts.close()
+    assert [body["message"] for body in receiver.bodies] == [f"failure {number}" for number in range(5)]
+
+
+def test_a_receiver_that_fails_is_tried_again_and_given_up_without_its_secret_in_the_log(
+    database: Database,
+    scheduler_of: Make,
+    receiver: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(alerts._post.retry, "wait", alerts.tenacity.wait_none())  # type: ignore[attr-defined]
+    scheduler = scheduler_of(webhooks=(receiver.url,))
+    run_id = runs.add_run(database, state=RunState.RUNNING)
+    scheduler.tick()
+    # The first alert passes at its third attempt; the second meets four answers that are no success.
+    receiver.statuses = [500, 302, 200, 500, 500, 302, 404]
+    for message in ("one", "two"):
+        ended(database, run_id, RunState.FAILED, "training_error", message)
+    for _ in range(3):
+        scheduler.tick()
+    scheduler._alerts.close()
+    assert [body["message"] for body in receiver.bodies] == ["one"] * 3 + ["two"] * 4
+    shown = capsys.readouterr()
+    assert "alert not delivered" in shown.out + shown.err
+    assert "/hook" not in shown.out + shown.err
+
+
+def test_a_webhook_is_an_http_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GXPO_WEBHOOKS", '["file:///etc/passwd"]')
+    with pytest.raises(ConfigError, match=r"GXPO_WEBHOOKS: .*every webhook must be a URL like https"):
+        read_settings()
