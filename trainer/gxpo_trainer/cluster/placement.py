@@ -161,6 +161,11 @@ class Placement:
             "runtime_env": {"env_vars": _thread_variables(1)},
         }
 
+    def environment_options(self) -> dict[str, Any]:
+        """Ray options of the environments' actor: beside the verifier, whose logical CPUs they share, because a run
+        waits for one or the other."""
+        return {**self.verifier_options(), "num_cpus": 0, "max_concurrency": 10_000}
+
     def check_fits(self, cluster: dict[str, float]) -> None:
         """Check this run's total request. Raises ConfigError (`no_resources`) when it exceeds Ray's resources."""
         p, cpus, gpus = self.config.placement, self.config.placement.num_cpus, self.num_gpus

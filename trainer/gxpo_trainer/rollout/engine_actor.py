@@ -24,6 +24,7 @@ from gxpo_trainer.rollout.requests import FinishedGroups, SamplerSettings, Sampl
 from gxpo_trainer.rollout.sampler import Sampler, import_engine
 
 if TYPE_CHECKING:
+    from gxpo_trainer.environments.calls import Environments
     from gxpo_trainer.sync.buckets import SyncReport, WeightBucket
 
 
@@ -34,7 +35,7 @@ class SamplerActor:
     one with a new `SamplerSettings.seed` (the old seed repeats the old responses) and sync it.
     """
 
-    def __init__(self, settings: SamplerSettings) -> None:
+    def __init__(self, settings: SamplerSettings, environments: Environments | None = None) -> None:
         started = time.perf_counter()
         self._folder = _temporary_folder()
         with frozen_allocations():

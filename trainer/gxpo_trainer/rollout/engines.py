@@ -14,6 +14,7 @@ from gxpo_trainer.cluster.owned_directory import remove_if_abandoned
 from gxpo_trainer.cluster.placement import Placement
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.timeouts import Phase
+from gxpo_trainer.environments.calls import Environments
 from gxpo_trainer.errors import Stalled, TrainingError, WeightsUnavailable
 from gxpo_trainer.rollout.engine_actor import remote_sampler
 from gxpo_trainer.rollout.requests import SamplerSettings
@@ -68,6 +69,8 @@ class Engines:
 
     def __init__(self, config: RunConfig, placement: Placement, settings: SamplerSettings, log_event: Event) -> None:
         self._config, self.placement, self._settings, self._log_event = config, placement, settings, log_event
+        self.environments: Environments | None = None
+        """What answers the policy between its turns, set before `start`."""
         self.attempt = 1
         self.may_start = True
         """False while the learner occupies the GPUs that it shares with the engines."""
@@ -188,7 +191,8 @@ class Engines:
         key = f"{self._config.seed}/{self.attempt}/{start}" + (f"/{index}" if index else "")
         seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") >> 1
         options = self.placement.sampler_options(index)
-        actor = remote_sampler().options(**options).remote(replace(self._settings, seed=seed))
+        settings = replace(self._settings, seed=seed)
+        actor = remote_sampler().options(**options).remote(settings, self.environments)
         return actor, actor.status.remote()
 
 

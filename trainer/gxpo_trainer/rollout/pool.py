@@ -19,6 +19,7 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.rollout.collection import Collection
 from gxpo_trainer.rollout.engines import Engine, Engines, Event, sampler_settings
+from gxpo_trainer.rollout.environment_actor import RunEnvironments
 from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.timeline import Timeline
 from gxpo_trainer.rollout.verifier_handle import VerifierHandle
@@ -42,7 +43,7 @@ class Collected:
 
 
 class RolloutPool:
-    """Owns the engines and the verifier.
+    """Owns the engines, the verifier and the environments.
 
     Order: `start`, `sync` of a first version, then `collect` for that version; `sync` and `collect` never overlap.
     source: publishes the weights; None when the engines keep those of their model folder.
@@ -65,12 +66,14 @@ class RolloutPool:
         settings = sampler_settings(config, placement, model_folder, initial_version)
         self.engines = Engines(config, placement, settings, log_event)
         self.verifier = VerifierHandle(config, placement, log_event)
+        self.environments = RunEnvironments(config, placement)
         self._weight_sync = WeightSync(self.engines, config.placement.tensor_parallel)
         self.timeline = Timeline()
         self._streams = 0
 
     def start(self) -> None:
         """Start all actors without waiting; the first call waits for them."""
+        self.engines.environments = self.environments.start()
         self.engines.start()
         self.verifier.start()
 
@@ -140,6 +143,7 @@ class RolloutPool:
         """Kill all actors."""
         self.engines.kill()
         self.verifier.kill()
+        self.environments.kill()
 
     def next_stream(self) -> int:
         self._streams += 1

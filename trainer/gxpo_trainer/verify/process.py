@@ -10,12 +10,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import psutil
 
-import gxpo_trainer
+from gxpo_trainer.verify.worker_limits import worker_environment
 
 Pair = tuple[str, str] | tuple[str, str, Mapping[str, Any]]
 """Gold and response; a third entry, JSON-able, has `options` (VerifyOptions.to_dict), `context` (rewards), `status`."""
@@ -45,7 +44,7 @@ class WorkerProcess:
                 stdin=theirs.fileno(),
                 stdout=self._output,
                 stderr=self._output,
-                env=_worker_environment(os.environ),
+                env=worker_environment(os.environ),
             )
         self._incoming = bytearray()
         self._reported_cpu_s = 0.0
@@ -103,12 +102,3 @@ class WorkerProcess:
         with self._output as output:
             output.seek(max(0, output.seek(0, os.SEEK_END) - 2_000))
             return output.read().decode(errors="replace")
-
-
-def _worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """One thread per worker, a fixed hash seed (sympy orders by hashes), and this package on the path."""
-    package_root = str(Path(gxpo_trainer.__file__).resolve().parents[1])
-    inherited = environment.get("PYTHONPATH", "")
-    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    path = package_root + (os.pathsep + inherited if inherited else "")
-    return {**environment, **one_thread, "PYTHONHASHSEED": "0", "PYTHONPATH": path}

@@ -10,11 +10,8 @@ its input ends, and dies with its parent. With reward components it is `gxpo_tra
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import resource
-import signal
 import socket
 import sys
 import time
@@ -22,8 +19,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gxpo_trainer.types import Verdict
+from gxpo_trainer.verify.worker_limits import die_with_parent, limit_process
 
-PR_SET_PDEATHSIG = 1
 OUT_OF_MEMORY_EXIT = 3
 OUT_OF_MEMORY = "out of memory (verifier.memory_mb)"
 
@@ -33,12 +30,9 @@ Score = Callable[[str, str, Verdict, dict[str, Any]], dict[str, Any]]
 
 def serve(memory_mb: int, parent: int, score: Score | None = None) -> int:
     """Serve answers until the input ends. Exit code 3: out of memory was reported and the process must be replaced."""
-    _die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent(parent)
+    limit_process(memory_mb)
     channel = socket.socket(fileno=os.dup(0))
-    limit = memory_mb * 1024 * 1024
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
     def send(**message: Any) -> None:
         channel.sendall(json.dumps(message).encode() + b"\n")
@@ -82,14 +76,6 @@ def _verdict(gold: str, response: str, extras: dict[str, Any]) -> Verdict:
         return Verdict(extras["status"], None, 0.0)
     rules = extras.get("options")
     return verify(gold, response) if rules is None else verify(gold, response, VerifyOptions.from_dict(rules))
-
-
-def _die_with_parent(parent: int) -> None:
-    """SIGKILL to ourselves when the parent thread ends, also in the middle of an answer (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        raise SystemExit("the parent of this verifier worker has ended")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,199 @@
+"""Runs the episodes of a run, each in a process of its own, for callers in one event loop. Order of a call:
+
+    queued -> its process plays what it has not played yet -> Reply
+                  |-> an answer took longer than environment.deadline_s: process killed, failure "timeout"
+                  |-> exception or invalid answer: process killed, failure "error"
+                  |-> process died: the whole history is played again in a new one; died again: failure "error"
+
+A call has the whole history of its episode. Its process is therefore a cache: it may be killed at any time between two
+calls, from outside or because nobody has asked for the episode for long, and the next call plays the history again.
+
+After a death the new process is forked by a worker process of its own. An episode that kills the worker, on which all
+episodes depend, thus fails alone: the others were played again once, and their second process has another parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from dataclasses import dataclass, field
+
+from gxpo_trainer.config.environment import EnvironmentConfig
+from gxpo_trainer.environments.base import Observation, Turn
+from gxpo_trainer.environments.calls import Call, Reply
+from gxpo_trainer.environments.contract import EnvironmentFailed, answer_to_json, problem_to_json
+from gxpo_trainer.environments.process import EpisodeDied, EpisodeProcess, WorkerFailed, WorkerProcess
+from gxpo_trainer.errors import TrainingError
+
+MAX_DEATHS = 2
+MAX_FAILED_STARTS = 3
+IDLE_LIMIT_S = 600.0
+"""An episode that nobody asked for in this time has lost its engine, or is played again."""
+
+
+@dataclass(slots=True, eq=False)
+class _Episode:
+    """actions: that the process has played; None before the reset. answers: a digest of each answer so far. last: the
+    latest answer. asked: when it was last asked for, on the monotonic clock."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    process: EpisodeProcess | None = None
+    actions: tuple[str, ...] | None = None
+    answers: list[bytes] = field(default_factory=list)
+    last: Observation | Turn | None = None
+    asked: float = 0.0
+    over: bool = False
+
+
+class EnvironmentHost:
+    """At most `environment.workers` calls run at the same time; the others wait in the order in which they came."""
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        self._config = config
+        self._places = asyncio.Semaphore(config.workers)
+        self._starting = asyncio.Lock()
+        self._worker: WorkerProcess | None = None
+        self._private: list[WorkerProcess] = []
+        self._episodes: dict[str, _Episode] = {}
+
+    async def start(self) -> None:
+        """Start the worker process. Raises ConfigError, TrainingError."""
+        await self._shared_worker()
+
+    async def advance(self, call: Call) -> Reply:
+        """The environment's answer to a call. Raises ConfigError, TrainingError when no process can be started."""
+        episode = self._episodes.setdefault(call.episode, _Episode())
+        async with episode.lock, self._places:
+            self.free_idle(IDLE_LIMIT_S)
+            episode.asked = time.monotonic()
+            reply = await self._reply(episode, call)
+            if reply.answer is None or getattr(reply.answer, "done", False):
+                self.end(call.episode)
+            return reply
+
+    def end(self, episode: str) -> None:
+        """Kill the process of an episode and forget it; a call that is running fails."""
+        found = self._episodes.pop(episode, None)
+        if found is not None:
+            found.over = True
+            _free(found)
+
+    def free_idle(self, idle_s: float) -> None:
+        """Kill the processes of episodes for which nobody has asked for `idle_s`."""
+        oldest = time.monotonic() - idle_s
+        for name, episode in list(self._episodes.items()):
+            if episode.asked <= oldest and not episode.lock.locked():
+                self.end(name)
+
+    async def close(self) -> None:
+        """End all episodes and processes, and wait for it."""
+        for name in list(self._episodes):
+            self.end(name)
+        workers = [*self._private, *([self._worker] if self._worker else [])]
+        await asyncio.gather(*(worker.end() for worker in workers))
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids of the episodes by name."""
+        return {
+            name: episode.process.pid
+            for name, episode in self._episodes.items()
+            if episode.process is not None and episode.process.alive
+        }
+
+    @property
+    def worker_pid(self) -> int | None:
+        return self._worker.pid if self._worker is not None and self._worker.alive else None
+
+    async def _reply(self, episode: _Episode, call: Call) -> Reply:
+        cause = ""
+        for deaths in range(MAX_DEATHS):
+            if episode.over:
+                return Reply(None, "error", "the episode was ended during this call")
+            try:
+                return Reply(await self._play(episode, call, private=deaths > 0))
+            except TimeoutError:
+                limit = f"environment.deadline_s = {self._config.deadline_s:g} s"
+                return Reply(None, "timeout", f"{self._method(episode)} did not return within {limit}")
+            except EnvironmentFailed as error:
+                return Reply(None, "error", str(error))
+            except EpisodeDied as error:
+                cause = f"{self._method(episode)}: the process {error}"
+                _free(episode)
+        return Reply(None, "error", f"{cause}, {MAX_DEATHS} times in this call")
+
+    def _method(self, episode: _Episode) -> str:
+        """The method that an episode's process is running or was to run."""
+        return f"{self._config.name}.{'reset' if episode.actions is None else 'step'}"
+
+    async def _play(self, episode: _Episode, call: Call, *, private: bool) -> Observation | Turn:
+        """Play the part of the history that the process has not played; the last answer."""
+        if not _continues(episode, call):
+            _free(episode)
+            episode.process = await self._start_episode(private=private)
+            if episode.over:
+                raise EpisodeDied("was no longer needed")
+        assert episode.process is not None
+        deadline_s = self._config.deadline_s
+        if episode.actions is None:
+            request = {"problem": problem_to_json(call.problem), "seed": call.seed}
+            self._record(episode, await episode.process.ask(request, deadline_s), ())
+        while len(episode.actions or ()) < len(call.actions):
+            played = call.actions[: len(episode.actions or ()) + 1]
+            self._record(episode, await episode.process.ask({"action": played[-1]}, deadline_s), played)
+        assert episode.last is not None
+        return episode.last
+
+    def _record(self, episode: _Episode, answer: Observation | Turn, played: tuple[str, ...]) -> None:
+        """Raises EnvironmentFailed for another answer than the episode had before its process was lost."""
+        digest = hashlib.sha256(json.dumps(answer_to_json(answer)).encode()).digest()
+        number = len(played)
+        if number == len(episode.answers):
+            episode.answers.append(digest)
+        elif episode.answers[number] != digest:
+            raise EnvironmentFailed(
+                f"{self._method(episode)} gave another answer when the episode was played again after its process was "
+                "lost; the same problem, seed and actions must give the same answers"
+            )
+        episode.actions, episode.last = played, answer
+
+    async def _start_episode(self, *, private: bool) -> EpisodeProcess:
+        if not private:
+            return await (await self._shared_worker()).start_episode()
+        worker = await self._started_worker(private=True)
+        self._private = [*(other for other in self._private if other.alive), worker]
+        return await worker.start_episode()
+
+    async def _shared_worker(self) -> WorkerProcess:
+        async with self._starting:
+            if self._worker is None or not self._worker.alive:
+                self._worker = await self._started_worker(private=False)
+            return self._worker
+
+    async def _started_worker(self, *, private: bool) -> WorkerProcess:
+        for _ in range(MAX_FAILED_STARTS):
+            try:
+                return await WorkerProcess.start(self._config, private=private)
+            except WorkerFailed as error:
+                failure = error
+        raise TrainingError(
+            f"the process of environment {self._config.name} cannot be started ({MAX_FAILED_STARTS} attempts in a "
+            f"row); is environment.memory_mb = {self._config.memory_mb} enough? {failure}",
+            reason="setup_failed",
+        )
+
+
+def _continues(episode: _Episode, call: Call) -> bool:
+    """Whether the process lives and has played a part of the call's history."""
+    if episode.process is None or not episode.process.alive:
+        return False
+    return episode.actions is None or episode.actions == call.actions[: len(episode.actions)]
+
+
+def _free(episode: _Episode) -> None:
+    """Kill the process; what was played is unknown to the next one."""
+    if episode.process is not None:
+        episode.process.kill()
+    episode.process = episode.actions = episode.last = None

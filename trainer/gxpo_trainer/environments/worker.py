@@ -1,0 +1,188 @@
+"""The process that forks episodes: `python -m gxpo_trainer.environments.worker MEMORY_MB PARENT NAME`.
+
+It imports the environment's class once and little else, so that it starts in tenths of a second and an episode's
+process in milliseconds. NAME
+is `environment.name`. Messages are JSON datagrams on a socket, which is its standard input. In: `{"start": n}` with the
+file descriptor of the episode's socket, `{"kill": n}`. Out: `{"ready": true}` once, or `{"refused": why}`;
+`{"started": n, "pid": …}`; `{"ended": n, "cause": …}`.
+
+An episode leads a session and adopts the orphans among its descendants; this process adopts those of the episodes.
+When an episode ends, its process group is killed, and then every child that is no episode, until none is left. So
+nothing of an episode outlives it, and the other end of its socket reads end-of-file. When this process's input ends,
+all episodes are killed. When this process is killed, the kernel kills the episodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gxpo_trainer.environments.base import Environment
+from gxpo_trainer.environments.episode import redirect_to_null, serve_episode
+from gxpo_trainer.environments.loading import load_environment
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.verify.worker_limits import adopt_orphans, die_with_parent, limit_process, survive_parent
+
+MAX_MESSAGE = 1 << 12
+
+
+class EpisodeForker:
+    """Forks and reaps the processes of episodes, which are known by number."""
+
+    def __init__(self, control: socket.socket, create: Callable[[], Environment], name: str) -> None:
+        self._control, self._create, self._name = control, create, name
+        self._pids: dict[int, int] = {}
+        self._wake, wake = os.pipe()
+        for end in (self._wake, wake):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+
+    def run(self) -> None:
+        """Serve until the input ends, then kill everything."""
+        selector = selectors.DefaultSelector()
+        selector.register(self._control, selectors.EVENT_READ)
+        selector.register(self._wake, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj == self._wake:
+                    os.read(self._wake, MAX_MESSAGE)
+                elif not self._serve_one():
+                    self._kill_all()
+                    return
+            self._reap()
+
+    def _serve_one(self) -> bool:
+        """Handle a message; False at the end of the input."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._control, MAX_MESSAGE, 1, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionError:
+            return False
+        if not data:
+            return False
+        message = json.loads(data)
+        if "start" in message:
+            self._start(message["start"], descriptors[0])
+        elif (pid := self._pids.get(message["kill"])) is not None:
+            os.kill(pid, signal.SIGKILL)  # not reaped yet, so the id is still its own
+        return True
+
+    def _start(self, number: int, descriptor: int) -> None:
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(descriptor)
+            self._send(ended=number, cause=f"cannot be started: {error}")
+            return
+        if pid == 0:
+            self._become_episode(descriptor, parent)
+        os.close(descriptor)
+        self._pids[number] = pid
+        self._send(started=number, pid=pid)
+
+    def _become_episode(self, descriptor: int, parent: int) -> NoReturn:
+        code = 1
+        try:
+            os.setsid()
+            die_with_parent(parent)
+            adopt_orphans()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._control.close()
+            serve_episode(socket.socket(fileno=descriptor), self._create, self._name)
+            code = 0
+        finally:
+            os._exit(code)
+
+    def _reap(self) -> None:
+        """Report the episodes that have ended, and kill what they left."""
+        numbers = {pid: number for number, pid in self._pids.items()}
+        while (found := _ended_child()) is not None:
+            if found.si_pid in numbers:
+                _kill_group(found.si_pid)  # before it is reaped, so that the id is still its own
+                number = numbers[found.si_pid]
+                del self._pids[number]
+                self._send(ended=number, cause=_cause(found))
+            os.waitpid(found.si_pid, 0)
+            self._kill_strays()
+
+    def _kill_strays(self) -> None:
+        """Kill the orphans of ended episodes. Their children become ours, and come here when they are reaped."""
+        episodes = set(self._pids.values())
+        for pid in _children():
+            if pid not in episodes:
+                os.kill(pid, signal.SIGKILL)
+
+    def _kill_all(self) -> None:
+        for pid in self._pids.values():
+            _kill_group(pid)
+        self._pids.clear()
+        while children := _children():
+            for pid in children:
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(children[0], 0)
+
+    def _send(self, **message: Any) -> None:
+        with contextlib.suppress(ConnectionError):  # the end of the input follows
+            self._control.send(json.dumps(message).encode())
+
+
+def _ended_child() -> Any:
+    """A child that has ended and is not reaped yet; None without one."""
+    try:
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+
+
+def _children() -> list[int]:
+    """Process ids of our children, whether or not they have ended."""
+    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+
+
+def _kill_group(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:  # killed before it became the leader of its group
+        return
+
+
+def _cause(ended: Any) -> str:
+    if ended.si_code == os.CLD_EXITED:
+        return f"ended with exit code {ended.si_status}"
+    return f"was killed by signal {ended.si_status} ({signal.strsignal(ended.si_status)})"
+
+
+def main(arguments: list[str]) -> int:
+    memory_mb, parent, name = int(arguments[0]), int(arguments[1]), arguments[2]
+    die_with_parent(parent)
+    limit_process(memory_mb)
+    control = socket.socket(fileno=os.dup(0))
+    redirect_to_null(0)  # what the class starts when it is imported must not hold the socket
+    try:
+        create = load_environment(name, os.environ)
+    except ConfigError as error:
+        control.send(json.dumps({"refused": str(error)[: MAX_MESSAGE // 8]}).encode())
+        return error.exit_code
+    survive_parent()  # the end of the input is noticed, and the episodes are killed first
+    adopt_orphans()
+    gc.freeze()
+    forker = EpisodeForker(control, create, name)
+    control.send(b'{"ready": true}')
+    forker.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

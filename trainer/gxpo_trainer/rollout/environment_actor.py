@@ -1,0 +1,82 @@
+"""The environments of a run as a Ray actor, which all engines share.
+
+The actor is asynchronous; its processes do the work. Ray restarts it when it dies and calls it again for what was
+running; as each call has the history of its episode, the episodes continue.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import ray
+
+from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.environment import EnvironmentConfig
+from gxpo_trainer.environments.calls import Call, Reply
+from gxpo_trainer.environments.host import EnvironmentHost
+from gxpo_trainer.rollout.environment_handle import EnvironmentHandle
+
+CLOSE_LIMIT_S = 10.0
+
+
+class EnvironmentActor:
+    """An EnvironmentHost in an actor."""
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        self._config = config
+        self._host: EnvironmentHost | None = None
+
+    async def advance(self, call: Call) -> Reply:
+        """The environment's answer. Raises ConfigError, TrainingError when no process can be started."""
+        return await self._running_host().advance(call)
+
+    async def end(self, episode: str) -> None:
+        """The episode needs its process no longer."""
+        self._running_host().end(episode)
+
+    async def pid(self) -> int:
+        """Process id; answered while calls are running."""
+        return os.getpid()
+
+    async def episode_pids(self) -> dict[str, int]:
+        """Process ids of the episodes by name."""
+        return self._running_host().pids
+
+    async def close(self) -> None:
+        """End all processes, also those that episodes have started."""
+        await self._running_host().close()
+
+    def _running_host(self) -> EnvironmentHost:
+        # In the event loop's thread, with which the processes end.
+        if self._host is None:
+            self._host = EnvironmentHost(self._config)
+        return self._host
+
+
+class RunEnvironments:
+    """The actor of a run with an environment of several turns; nothing in other runs."""
+
+    def __init__(self, config: RunConfig, placement: Placement) -> None:
+        self._config, self._placement = config.environment, placement
+        self.actor: Any = None
+
+    def start(self) -> EnvironmentHandle | None:
+        """Start the actor without waiting; its handle for the engines."""
+        if not self._config.multi_turn:
+            return None
+        # Ray itself restarts it and repeats the calls: the engines, not this process, wait for them.
+        restarted = {"max_restarts": -1, "max_task_retries": -1}
+        options = {**self._placement.environment_options(), **restarted}
+        self.actor = ray.remote(EnvironmentActor).options(**options).remote(self._config)
+        return EnvironmentHandle(self.actor)
+
+    def kill(self) -> None:
+        """End the actor and its processes."""
+        if self.actor is None:
+            return
+        # A process that an episode has started survives when its ancestors are killed all at once.
+        ray.wait([self.actor.close.remote()], timeout=CLOSE_LIMIT_S)
+        ray.kill(self.actor, no_restart=True)
+        self.actor = None
