@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -96,6 +97,15 @@ class Sample:
     def num_sampled(self) -> int:
         """Tokens that the policy wrote."""
         return len(self.token_ids) if self.sampled is None else int(self.sampled.sum())
+
+    @property
+    def sampled_versions(self) -> tuple[tuple[int, int], ...]:
+        """`versions`, counting only tokens that the policy wrote."""
+        if self.sampled is None:
+            return self.versions
+        ends = np.cumsum([0, *(count for _, count in self.versions)])
+        counts = [int(self.sampled[begin:end].sum()) for begin, end in pairwise(ends)]
+        return tuple((version, count) for (version, _), count in zip(self.versions, counts, strict=True) if count)
 
 
 @dataclass(frozen=True, slots=True)

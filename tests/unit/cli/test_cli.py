@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gxpo_trainer.cli import checkpoints, config, eval, grade, report, train
+from gxpo_trainer.cli import checkpoints, config, eval, eval_model, grade, report, train
 from gxpo_trainer.cli import main as cli
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.environment import EnvironmentConfig
 from gxpo_trainer.config.io import load_preset, preset_names
-from gxpo_trainer.errors import Diverged
+from gxpo_trainer.errors import ConfigError, Diverged
 
 
 def run(*argv: str | Path) -> int:
@@ -148,6 +149,22 @@ def test_eval_hands_over_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eval, "run", lambda args: seen.append(args) or 1)
     assert run("eval", "--model", "m", "--benchmark", "math500, gsm8k", "--samples", "4") == 1
     assert (seen[0].model, seen[0].benchmark, seen[0].samples) == ("m", ("math500", "gsm8k"), 4)
+
+
+def test_eval_plays_in_the_environment_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[argparse.Namespace] = []
+    monkeypatch.setattr(eval, "run", lambda args: seen.append(args) or 0)
+    mine = ("eval", "--model", "starter", "--benchmark", "b", "--max-new-tokens", "40")
+    run(*mine)
+    run(*mine, "--environment", "calculator", "--max-turns", "3", "--max-observation-tokens", "20")
+    run(*mine, "--max-turns", "3")
+    single, played = (eval_model._config(args, "starter") for args in seen[:2])
+    assert single.environment == EnvironmentConfig()
+    assert played.environment == EnvironmentConfig(name="calculator", max_turns=3, max_observation_tokens=20)
+    # Two observations have room beside the tokens of the policy.
+    assert played.model.max_length == single.model.max_length + 40
+    with pytest.raises(ConfigError, match=r"--max-turns .* add --environment NAME"):
+        eval_model._config(seen[2], "starter")
 
 
 def graded(path: Path) -> list[str]:

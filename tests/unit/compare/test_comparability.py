@@ -37,6 +37,10 @@ def test_the_same_conditions_are_comparable_whatever_the_scores_and_seeds() -> N
             "the temperatures differ (sampling.temperature: 1.0 and 0.6)",
         ),
         ({"versions": {"gxpo": "2"}}, "the graders differ (versions: {'gxpo': '1'} and {'gxpo': '2'})"),
+        (
+            {"environment": {"name": "calculator"}},
+            "the environments differ (single_turn and {'name': 'calculator'})",
+        ),
         ({"versions": None}, "versions is not recorded on both sides"),
         (
             {"template": "x" * 60},

@@ -17,6 +17,7 @@ from gxpo_trainer.planner.memory import (
     reference_bytes,
     sampler_memory,
 )
+from gxpo_trainer.planner.timing import forward_flops
 from gxpo_trainer.planner.workload import peak_tokens, workload_of
 from gxpo_trainer.rules.registry import make_rule
 
@@ -127,6 +128,24 @@ def test_a_micro_batch_holds_the_budget_or_the_longest_sequence_or_all_there_is(
     assert peak_tokens(inputs, workload_of(inputs, EXACT)) == 90
     inputs = small(token_budget=4096)
     assert peak_tokens(inputs, workload_of(inputs, EXACT)) == 120
+
+
+def test_observations_lengthen_rows_and_contexts_but_are_not_decoded() -> None:
+    """Half of 16 observation tokens are 8: rows of 10 + 28 tokens, of which 20 are sampled."""
+    plain, inputs = small(token_budget=4096), small(token_budget=4096, observation_limit=16)
+    load = workload_of(inputs, EXACT)
+    assert (load.response, load.observation, load.row_width) == (20.0, 8.0, 38.0)
+    assert load.learner_tokens == 8 * 38
+    assert load.context == 10 + 28 / 2
+    assert peak_tokens(inputs, load) == 152  # all 4 rows of a rank
+    # The longest sequence: 20 + 40 + 16, but at most model.max_length = 60.
+    assert peak_tokens(replace(inputs, token_budget=38, max_length=100), load) == 76
+    assert peak_tokens(replace(inputs, token_budget=38), load) == 60
+    # The head runs for sampled tokens alone: only the backbone's work grows.
+    before = workload_of(plain, EXACT)
+    backbone = 8 * 8 * SHAPE.backbone_flops
+    attention = 8 * (38 * SHAPE.attention_flops(19) - 30 * SHAPE.attention_flops(15))
+    assert forward_flops(inputs, load) - forward_flops(plain, before) == pytest.approx(backbone + attention)
 
 
 def test_shared_prompts_have_a_mask_in_every_layer() -> None:

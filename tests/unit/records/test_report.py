@@ -22,7 +22,7 @@ from gxpo_trainer.jsonl import JsonLines, decode_number, write_json
 from gxpo_trainer.records.identity import hash_path, run_identity
 from gxpo_trainer.records.reading import read_evaluations, read_events, read_identity, read_metrics, read_samples
 from gxpo_trainer.records.reporter import Exporter, RunReporter
-from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict
+from gxpo_trainer.types import Episode, Group, Prompt, Sample, ScoredGroup, Utterance, Verdict
 
 
 def reporter(path: Path, **options: object) -> RunReporter:
@@ -164,6 +164,27 @@ def test_samples_hold_the_first_groups_and_their_text(tmp_path: Path) -> None:
         "42",
     )
     assert (rows[1]["reward"], rows[1]["response"], rows[1]["length"]) == (None, 'an "answer"\n\u2028', 3)
+
+
+def test_samples_of_conversations_hold_their_turns(tmp_path: Path) -> None:
+    turns = (Utterance("policy", "<calc>6*7</calc>"), Utterance("environment", "42", 0.5), Utterance("policy", "42"))
+    mask = np.array([True, True, False, True])
+    ids, logprobs = np.arange(4, dtype=np.int32), np.zeros(4, dtype=np.float32)
+    episode = Episode(turns, "timeout", "Mine.step did not return")
+    spoken = Sample("<calc>6*7</calc>\n42", ids, logprobs, "stop", sampled=mask, episode=episode)
+    single = Sample("42", ids, logprobs, "stop")
+    group = Group(Prompt("p", "6*7?", "42"), ids, (spoken, single), 0)
+    with reporter(tmp_path) as made:
+        made.log_samples(1, [ScoredGroup(group, (Verdict("timeout", None, 5.0), Verdict("correct", "42", 0.1)))])
+    row, plain = read_samples(tmp_path)
+    assert row["turns"] == [
+        {"speaker": "policy", "text": "<calc>6*7</calc>", "reward": None},
+        {"speaker": "environment", "text": "42", "reward": 0.5},
+        {"speaker": "policy", "text": "42", "reward": None},
+    ]
+    assert (row["end"], row["end_detail"]) == ("timeout", "Mine.step did not return")
+    assert (row["length"], row["sampled_length"]) == (4, 3)
+    assert not {"turns", "end", "end_detail", "sampled_length"} & plain.keys()
 
 
 def test_a_damaged_line_in_the_middle_is_reported(tmp_path: Path) -> None:

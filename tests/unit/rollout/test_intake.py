@@ -45,3 +45,27 @@ def test_a_waiting_engine_is_woken_by_a_request() -> None:
     intake.put([B])
     waiting.join(10)
     assert taken == [[B]]
+
+
+def test_a_closed_intake_runs_what_is_posted_and_waits_for_it() -> None:
+    """The last request was submitted; its environment answers later."""
+    intake = Intake([A], closed=True)
+    assert intake.take(wait=True, expect_calls=True) == [A]
+    ran: list[str] = []
+    posting = threading.Timer(0.0, lambda: intake.post(lambda: ran.append("answer")))
+    posting.start()
+    assert intake.take(wait=True, expect_calls=True) is None
+    intake.run_calls(wait=True)
+    posting.join(10)
+    assert ran == ["answer"]
+
+
+def test_nothing_is_posted_to_an_aborted_intake() -> None:
+    intake = Intake()
+    ran: list[str] = []
+    intake.post(lambda: ran.append("before"))
+    intake.abort()
+    intake.post(lambda: ran.append("after"))
+    intake.run_calls(wait=True)
+    assert ran == []
+    assert intake.take(wait=True, expect_calls=True) is None

@@ -9,6 +9,7 @@ import numpy as np
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.benchmarks import Benchmark
+from gxpo_trainer.environments.base import Problem
 from gxpo_trainer.training.evaluation import Evaluator, TokenizedBenchmark
 from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict
 
@@ -55,3 +56,25 @@ def test_a_full_evaluation_keeps_the_subset_comparable() -> None:
     assert (record["num_problems"], record["problem_ids"]) == (2, ["0", "2"])
     assert (metrics["eval/sums/pass@1"], metrics["eval/average/pass@1"]) == (1.0, 1.0)
     assert metrics["eval/sums/full/pass@1"] == 2 / 6
+
+
+def test_an_evaluation_plays_in_the_environment_of_the_run() -> None:
+    prompt = Prompt("0", "6*7?", "42", {"level": "5"})
+    benchmark = Benchmark("sums", (prompt,), "Q: {problem}", "hash", {}, ())
+    environment = {"name": "calculator", "max_turns": 3, "max_observation_tokens": 20}
+    config = RunConfig.model_validate({"environment": environment, "seed": 5})
+    requests: list[Any] = []
+
+    class Recorder(Collector):
+        def collect(self, wanted: Any, sampling: Any, version: int, *, rewards: bool) -> Any:
+            requests.extend(wanted)
+            return super().collect(wanted, sampling, version, rewards=rewards)
+
+    (record,), _ = Evaluator(config, [TokenizedBenchmark(benchmark, [IDS])]).run(Recorder(), step=1, version=1)  # type: ignore[arg-type]
+    (request,) = requests
+    assert request.episode.problem == Problem("0", "Q: 6*7?", "42", {"level": "5"})
+    assert request.episode.max_prompt_tokens is None, "only the model limits prompts of benchmarks"
+    assert record["environment"] == environment
+    assert request.seed is None
+    (again,), _ = evaluator().run(Collector(), step=1, version=1)  # type: ignore[arg-type]
+    assert "environment" not in again

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import ray
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import build
 from gxpo_trainer.errors import CheckpointError, ConfigError, DataError
+from gxpo_trainer.models.load import STARTER_FOLDER
 from gxpo_trainer.records.reading import read_events
 from gxpo_trainer.records.reporter import RunReporter
 from gxpo_trainer.rewards.scoring import ALLOWLIST
@@ -139,3 +141,38 @@ def test_a_run_is_not_continued_with_other_rewards_but_with_other_workers(config
     check_same_run(checkpoint, config(verifier={"workers": 7}), tmp_path)
     with pytest.raises(CheckpointError, match=r"verifier\.rewards = "):
         check_same_run(checkpoint, config(verifier={"rewards": [{"name": "format"}]}), tmp_path)
+
+
+def starter_with(tmp_path: Path, chat_template: str) -> str:
+    folder = tmp_path / "policy"
+    shutil.copytree(STARTER_FOLDER, folder)
+    (folder / "chat_template.jinja").write_text(chat_template)
+    return str(folder)
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused_for_conversations(config: Any, tmp_path: Path) -> None:
+    rewriting = (
+        "{% for m in messages %}{{ '<|' + m['role'] + '|>' }}{% if loop.last %}{{ m['content'] }}{% endif %}"
+        "{{ eos_token }}{% endfor %}"
+    )
+    model = {"path": starter_with(tmp_path, rewriting)}
+    conversing = config(model=model, environment={"name": "calculator"})
+    with pytest.raises(ConfigError, match=r"chat template of model.path = '.*policy'.*earlier turn.*begins .\{% for m"):
+        prepare(conversing, tmp_path / "run", resume=False)
+    # A single turn is rendered once.
+    prepare(config(model=model), tmp_path / "run", resume=False)
+
+
+def test_conversations_leave_room_for_their_observations(config: Any, tmp_path: Path) -> None:
+    def prepared(max_length: int, observed: int = 30) -> Any:
+        environment = {"name": "calculator", "max_turns": 3, "max_observation_tokens": observed}
+        settings = config(environment=environment, model={"max_length": max_length}, rollout={"max_new_tokens": 40})
+        return prepare(settings, tmp_path / "run", resume=False)
+
+    longest = max(len(ids) for ids in prepared(1000).benchmarks[0].token_ids)
+    # Two observations of 30 tokens, and 40 sampled ones.
+    assert len(prepared(longest + 100).prompts.prompts) == 2
+    with pytest.raises(ConfigError, match="leave no room for 40 new tokens"):
+        prepared(longest + 99)
+    with pytest.raises(ConfigError, match="max_observation_tokens = 3 leaves no room for an observation"):
+        prepared(1000, observed=3)

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from gxpo_trainer.cluster.placement import Placement
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.environment import SINGLE_TURN, EnvironmentConfig
 from gxpo_trainer.config.model import STARTER_POLICIES
 from gxpo_trainer.errors import ConfigError, DataError
 from gxpo_trainer.jsonl import plain, read_lines
@@ -23,7 +24,7 @@ from gxpo_trainer.models.adapter import base_of, is_adapter, merge_adapter
 from gxpo_trainer.models.load import load_tokenizer, resolve_model
 from gxpo_trainer.records.evaluation_tables import difference_table, published_table, scores_table, show
 from gxpo_trainer.records.identity import hash_path
-from gxpo_trainer.training.prepare import tokenized_benchmarks
+from gxpo_trainer.training.prepare import check_conversations, tokenized_benchmarks
 
 
 def evaluate_model(args: argparse.Namespace) -> int:
@@ -35,7 +36,9 @@ def evaluate_model(args: argparse.Namespace) -> int:
         config = _config(args, path)
         placement = Placement.decide(config)
         folder = resolve_model(config.model)
-        benchmarks = tokenized_benchmarks(config, load_tokenizer(config.model))
+        tokenizer = load_tokenizer(config.model)
+        check_conversations(config, tokenizer)
+        benchmarks = tokenized_benchmarks(config, tokenizer)
         found = _evaluate(config, placement, folder, benchmarks, args.temperature)
         records = [{**_identity(args.model, folder), **record} for record in found]
     if args.out is not None:
@@ -88,10 +91,12 @@ def _earlier(path: Path) -> list[dict[str, Any]]:
 def _config(args: argparse.Namespace, model: str) -> RunConfig:
     """A run config with the settings of the evaluation."""
     max_new_tokens = args.max_new_tokens or (48 if args.model in STARTER_POLICIES else 3072)
+    environment = _environment(args)
     body = {
         "name": "eval",
         "seed": args.seed,
-        "model": {"path": model, "max_length": max_new_tokens + 1024},
+        "model": {"path": model, "max_length": max_new_tokens + environment.observation_tokens + 1024},
+        "environment": environment,
         "rollout": {"max_new_tokens": max_new_tokens, "samples_per_prompt": max(2, args.samples)},
         "evaluation": {
             "benchmarks": list(args.benchmark),
@@ -104,6 +109,14 @@ def _config(args: argparse.Namespace, model: str) -> RunConfig:
     }
     config = RunConfig.model_validate(body)
     return config.model_copy(update={"placement": config.placement.without_learner()})
+
+
+def _environment(args: argparse.Namespace) -> EnvironmentConfig:
+    given = {"max_turns": args.max_turns, "max_observation_tokens": args.max_observation_tokens}
+    settings = {name: value for name, value in given.items() if value is not None}
+    if args.environment is None and settings:
+        raise ConfigError("--max-turns and --max-observation-tokens need an environment; add --environment NAME")
+    return EnvironmentConfig.model_validate({"name": args.environment or SINGLE_TURN, **settings})
 
 
 def _evaluate(

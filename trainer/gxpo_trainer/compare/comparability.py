@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gxpo_trainer.config.environment import SINGLE_TURN
+
 _CONDITIONS = (
     ("benchmark", "the benchmarks differ"),
     ("data_sha256", "the problems, golds or rules differ"),
@@ -19,7 +21,8 @@ _CONDITIONS = (
 def incomparable(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """Reasons why the pass@1 of two records is not comparable; empty if it is.
 
-    A condition missing from a record is a reason. pass@k for larger k also requires equal `samples_per_prompt`.
+    A condition missing from a record is a reason; only `environment` is recorded just where there is one. pass@k for
+    larger k also requires equal `samples_per_prompt`.
     """
     reasons = []
     for path, words in _CONDITIONS:
@@ -28,6 +31,9 @@ def incomparable(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[st
             reasons.append(f"{path} is not recorded on both sides")
         elif values[0] != values[1]:
             reasons.append(f"{words} ({path}: {_short(values[0])} and {_short(values[1])})")
+    environments = [record.get("environment", SINGLE_TURN) for record in (first, second)]
+    if environments[0] != environments[1]:
+        reasons.append(f"the environments differ ({_short(environments[0])} and {_short(environments[1])})")
     return reasons
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gxpo_trainer.config import DataConfig
+from gxpo_trainer.data.chat import render_messages
 from gxpo_trainer.data.records import Record, find_files, read_records, sha256_of_file
 from gxpo_trainer.data.word_problems import generate
 from gxpo_trainer.errors import ConfigError, DataError
@@ -178,21 +179,27 @@ def resolve_template(template: str, source: str, setting: str = "data.template")
     return text
 
 
+def fill_template(prompt: Prompt, template: str) -> str:
+    """The problem in `template`, a text with {problem} (`resolve_template`)."""
+    # str.format would fail on the LaTeX braces of problems and templates.
+    return template.replace("{problem}", prompt.text)
+
+
+def json_extra(prompt: Prompt) -> dict[str, Any]:
+    """Further fields of the problem as JSON values, without its verification options."""
+    extra = {name: value for name, value in prompt.extra.items() if name != EXTRA_KEY}
+    # A parquet row may hold dates and other values without a JSON form.
+    found: dict[str, Any] = json.loads(json.dumps(extra, default=str))
+    return found
+
+
 def render(prompt: Prompt, tokenizer: Any, template: str) -> npt.NDArray[np.int32]:
     """Token ids of the prompt, int32[length].
 
-    `template` is a text with {problem} (`resolve_template`). With a chat template the text is the user's turn, followed
-    by the generation prompt; otherwise it is tokenized alone.
+    With a chat template the text of `fill_template` is the user's turn, followed by the generation prompt; otherwise it
+    is tokenized alone.
     """
-    # str.format would fail on the LaTeX braces of problems and templates.
-    text = template.replace("{problem}", prompt.text)
-    if getattr(tokenizer, "chat_template", None):
-        turns = [{"role": "user", "content": text}]
-        opened = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        ids = tokenizer(opened, add_special_tokens=False)["input_ids"]
-    else:
-        ids = tokenizer(text)["input_ids"]
-    return np.asarray(ids, dtype=np.int32)
+    return render_messages([{"role": "user", "content": fill_template(prompt, template)}], tokenizer)
 
 
 def tokenize_prompts(

@@ -36,7 +36,8 @@ class Environments(Protocol):
     """Runs the episodes of a run, each in a process of its own."""
 
     def advance(self, call: Call) -> Future[Reply]:
-        """Reply to a call; a failure of the environment is a Reply, never an exception."""
+        """Reply to a call; a failure of the environment is a Reply. The future has an exception, a GxpoError, only when
+        no environment can be run at all."""
         ...
 
     def end(self, episode: str) -> None:

@@ -23,7 +23,8 @@ class Inputs:
     on one node, which sharing devices needs. reference: what the KL term's start policy is: nothing, a model of its
     own, or the policy without its adapter. num_moments: state tensors of the optimizer.
     trainable: parameters that require a gradient. kv_bytes: size of the KV cache where it is set, None where it is
-    what `memory_utilization` leaves.
+    what `memory_utilization` leaves. response_limit: sampled tokens of a response; observation_limit: those that an
+    environment adds to it.
     """
 
     shape: ModelShape
@@ -58,6 +59,7 @@ class Inputs:
     async_depth: int
     rule: RuleSettings
     budget: BudgetConfig
+    observation_limit: int = 0
 
     @property
     def on_gpu(self) -> bool:
@@ -122,6 +124,7 @@ def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices:
     on_gpu = device.kind == "gpu"
     lora = learner.lora
     optimizer = learner.optimizer
+    observed = config.environment.observation_tokens
     needs_reference = learner.loss.kl_beta > 0
     sampler_fp32 = rollout.dtype == "float32" or (rollout.dtype == "auto" and learner.precision == "fp32")
     asked = placement.num_gpus(colocated=placement.can_colocate)
@@ -147,7 +150,7 @@ def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices:
         mini_batches=learner.mini_batches,
         prompts=rollout.prompts_per_step,
         group=rollout.samples_per_prompt,
-        prompt_limit=min(config.data.max_prompt_tokens, config.model.max_length - rollout.max_new_tokens),
+        prompt_limit=min(config.data.max_prompt_tokens, config.model.max_length - rollout.max_new_tokens - observed),
         response_limit=rollout.max_new_tokens,
         full_responses=rollout.ignore_eos,
         max_length=config.model.max_length,
@@ -158,6 +161,7 @@ def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices:
         async_depth=rollout.async_depth,
         rule=learner.rule,
         budget=config.budget,
+        observation_limit=observed,
     )
     try:
         inputs.transport  # noqa: B018

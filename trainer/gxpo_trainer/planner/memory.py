@@ -180,5 +180,5 @@ def sampler_memory(inputs: Inputs, load: Workload) -> SamplerMemory:
     if kv is None:
         kv = int(inputs.memory_utilization * inputs.device.memory_bytes) - weights - working
     tokens = max(0, kv) // token
-    mean = load.response + load.prompt / inputs.group
+    mean = load.response + load.observation + load.prompt / inputs.group
     return SamplerMemory(weights, working, kv, int(tokens / mean), tokens >= inputs.max_length)

@@ -170,6 +170,9 @@ def assumption_lines(plan: Plan) -> list[str]:
     inputs, load = plan.inputs, plan.load
     shape = inputs.shape
     lengths = f"mean prompt {load.prompt:.0f} and response {load.response:.0f} tokens"
+    observed = (
+        [f"environment: {load.observation:.0f} tokens a response beside those"] if inputs.observation_limit else []
+    )
     return [
         f"model: {shape.parameters:,} parameters, {shape.layers} layers of width {shape.hidden}, "
         f"{shape.vocabulary:,} tokens; {inputs.trainable:,} trainable",
@@ -178,6 +181,7 @@ def assumption_lines(plan: Plan) -> list[str]:
         f"{inputs.samplers} samplers, tensor_parallel {inputs.tensor_parallel}, weights by {inputs.transport}",
         f"lengths: {lengths} ({plan.assumed.prompt_fraction:.0%} and "
         f"{load.response / inputs.response_limit:.0%} of their limits)",
+        *observed,
         *_efficiency_lines(plan.assumed),
     ]
 

@@ -67,7 +67,7 @@ def step_time(inputs: Inputs, assumed: Assumptions, load: Workload, rule: RuleSe
 
 
 def forward_flops(inputs: Inputs, load: Workload) -> float:
-    """Of one forward pass over a step's rows, all ranks together; logits of response tokens alone."""
+    """Of one forward pass over a step's rows, all ranks together; logits of sampled tokens alone."""
     shape = inputs.shape
     rows = load.learner_tokens * (shape.backbone_flops + shape.attention_flops(load.row_width / 2))
     return rows + inputs.sequences * load.response * shape.head_flops
@@ -177,8 +177,9 @@ def sampling_seconds(inputs: Inputs, assumed: Assumptions, load: Workload) -> fl
     step = assumed.decode_step_s + max(read / bandwidth, computed / flops) + running * assumed.token_s
     if tp > 1:
         step += 2 * shape.layers * ALL_REDUCE_S
-    prompts = inputs.prompts / inputs.samplers * load.prompt
-    return steps * step + prompts * (shape.backbone_flops + shape.attention_flops(load.prompt / 2)) / flops
+    # Prompts, and what environments wrote, are read without decoding steps.
+    prefilled = inputs.prompts / inputs.samplers * load.prompt + sequences * load.observation
+    return steps * step + prefilled * (shape.backbone_flops + shape.attention_flops(load.prompt / 2)) / flops
 
 
 def _memory_seconds(inputs: Inputs, num_bytes: float) -> float:

@@ -15,12 +15,14 @@ ATTENTION_BREAK_EVEN = 1024
 class Workload:
     """Means over a step.
 
-    prompt, response: tokens. row_width, responses_per_row: of the learner's rows. learner_tokens: in all rows of a
-    step, of all ranks. micro_batches: of one rank in one pass.
+    prompt: tokens. response: sampled tokens; observation: those that an environment wrote between them. row_width,
+    responses_per_row: of the learner's rows. learner_tokens: in all rows of a step, of all ranks. micro_batches: of one
+    rank in one pass.
     """
 
     prompt: float
     response: float
+    observation: float
     row_width: float
     responses_per_row: int
     learner_tokens: float
@@ -29,28 +31,30 @@ class Workload:
     @property
     def context(self) -> float:
         """Tokens that a response token sees on average."""
-        return self.prompt + self.response / 2
+        return self.prompt + (self.response + self.observation) / 2
 
 
 def workload_of(inputs: Inputs, assumed: Assumptions) -> Workload:
     """The expected workload. Lengths are the limits times the assumed fractions."""
     prompt = max(1.0, inputs.prompt_limit * assumed.prompt_fraction)
     response = max(1.0, inputs.response_limit * (1.0 if inputs.full_responses else assumed.response_fraction))
-    per_row = _responses_per_row(inputs, prompt, response) if inputs.rows == "shared" else 1
-    width = prompt + per_row * response
+    observation = inputs.observation_limit * assumed.response_fraction
+    whole = response + observation
+    per_row = _responses_per_row(inputs, prompt, whole) if inputs.rows == "shared" else 1
+    width = prompt + per_row * whole
     rows = inputs.prompts * -(-inputs.group // per_row)
-    tokens = rows * prompt + inputs.sequences * response
+    tokens = rows * prompt + inputs.sequences * whole
     ranks = inputs.learner_ranks
     if inputs.rows == "packed":
         micro = tokens / ranks / inputs.token_budget
     else:
         micro = rows / ranks / max(1, int(inputs.token_budget // width))
-    return Workload(prompt, response, width, per_row, tokens, max(inputs.mini_batches, -int(-micro // 1)))
+    return Workload(prompt, response, observation, width, per_row, tokens, max(inputs.mini_batches, -int(-micro // 1)))
 
 
 def peak_tokens(inputs: Inputs, load: Workload) -> float:
     """Tokens of the largest micro-batch: the budget, or the longest sequence, or all there are."""
-    longest = min(inputs.max_length, inputs.prompt_limit + inputs.response_limit)
+    longest = min(inputs.max_length, inputs.prompt_limit + inputs.response_limit + inputs.observation_limit)
     rows = max(1, int(inputs.token_budget // load.row_width))
     filled = inputs.token_budget if inputs.rows == "packed" else rows * load.row_width
     return min(max(filled, longest), load.learner_tokens / inputs.learner_ranks / inputs.mini_batches)

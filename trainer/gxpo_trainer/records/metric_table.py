@@ -257,7 +257,7 @@ SECTIONS: tuple[Section, ...] = (
                     "rollout/length_std",
                     "rollout/truncated_fraction",
                 ),
-                "responses",
+                "sampled tokens of a response; share of responses truncated at `rollout.max_new_tokens`",
             ),
             Metrics(
                 ("rollout/prompt_length_mean",),
@@ -297,6 +297,32 @@ SECTIONS: tuple[Section, ...] = (
             Metrics(
                 ("rollout/resample_rounds",),
                 'rounds of re-sampling (`learner.loss.zero_variance = "resample"`)',
+            ),
+        ),
+    ),
+    Section(
+        "Environments",
+        "Only in runs with an environment (`environment.name`). Means over the step's episodes.",
+        (
+            Metrics(
+                ("env/turns_mean",),
+                "turns of the policy",
+            ),
+            Metrics(
+                ("env/done_fraction",),
+                "episodes that the environment ended; the others reached `environment.max_turns` or "
+                "`rollout.max_new_tokens`, or failed",
+            ),
+            Metrics(
+                (
+                    "env/timeout_fraction",
+                    "env/error_fraction",
+                ),
+                "episodes whose environment failed; they have no reward and are left out of the loss",
+            ),
+            Metrics(
+                ("env/observation_tokens",),
+                "tokens that the environment wrote; they are in no loss and no other metric of tokens",
             ),
         ),
     ),

@@ -2,7 +2,8 @@
 
     run.json            identity of the run (identity.py); written once, attempts are appended
     metrics.jsonl       {"attempt", "step", "time", "metrics": {name: value}}
-    samples.jsonl       {"attempt", "step", "time", "prompt_id", ..., "verdict", "reward", "length"}
+    samples.jsonl       {"attempt", "step", "time", "prompt_id", ..., "verdict", "reward", "length"}, in an environment
+                        also {"turns": [{"speaker", "text", "reward"}], "end", "end_detail", "sampled_length"}
     evaluations.jsonl   {"attempt", "step", "time", "benchmark", "scores": {...}, "per_problem": [...], ...}
     events.jsonl        {"time", "kind", "message", ...}
     timeline.jsonl      {"attempt", "step", "time", "begin", "spans": [[process, activity, begin, end], ...]}
@@ -21,7 +22,7 @@ from typing import Any, Protocol, Self
 
 from gxpo_trainer.jsonl import JsonLines, Row, plain, write_json
 from gxpo_trainer.records.reading import EVALUATIONS, EVENTS, IDENTITY, METRICS, SAMPLES, TIMELINE, read_identity
-from gxpo_trainer.types import ScoredGroup
+from gxpo_trainer.types import Episode, Sample, ScoredGroup
 
 
 class Exporter(Protocol):
@@ -103,6 +104,8 @@ class RunReporter:
                     "truncated": sample.truncated,
                     "weights_version": scored.group.weights_version,
                 }
+                if sample.episode is not None:
+                    row |= _episode_fields(sample, sample.episode)
                 if len(sample.versions) > 1:  # weights changed in flight: (version, number of tokens) of each part
                     row["versions"] = sample.versions
                 self._files[SAMPLES].append(row)
@@ -169,3 +172,14 @@ class RunReporter:
             exporter.close()
         except Exception as error:  # see _export
             self.log_event("exporter_failed", f"{exporter.name}: {error}", exporter=exporter.name)
+
+
+def _episode_fields(sample: Sample, episode: Episode) -> Row:
+    """Who said what, and how the episode ended; `length` also counts tokens that the environment wrote."""
+    turns = [{"speaker": turn.speaker, "text": turn.text, "reward": turn.reward} for turn in episode.turns]
+    return {
+        "turns": turns,
+        "end": episode.end,
+        "end_detail": episode.detail,
+        "sampled_length": sample.num_sampled,
+    }

@@ -12,7 +12,7 @@ from gxpo_trainer.config.timeouts import Phase
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.rollout.collection import Collection
 from gxpo_trainer.rollout.engines import Engine
-from gxpo_trainer.rollout.planner import RolloutPlanner, Rollouts, http_usage
+from gxpo_trainer.rollout.planner import RolloutPlanner, Rollouts, http_usage, num_sampled
 from gxpo_trainer.rollout.pool import Collected, RolloutPool
 from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.weight_sync import PoolSync
@@ -206,17 +206,12 @@ class AsyncRollouts:
         stale = [scored.group for scored in rollouts.groups if scored.group.weights_version < oldest]
         if not stale:
             return rollouts
-        requests = [
-            SampleRequest(group.prompt, group.prompt_token_ids, self._config.rollout.samples_per_prompt)
-            for group in stale
-        ]
-        again = self._collect_now(requests).groups
+        again = self._collect_now(self._planner.repeated(stale, step)).groups
         kept = [scored for scored in rollouts.groups if scored.group.weights_version >= oldest]
-        tokens = sum(len(sample.token_ids) for scored in again for sample in scored.group.samples)
         return replace(
             rollouts,
             groups=kept + again,
-            num_tokens=rollouts.num_tokens + tokens,
+            num_tokens=rollouts.num_tokens + num_sampled(again),
             num_dropped=len(stale),
             http=http_usage(again, rollouts.http),
         )

@@ -47,7 +47,8 @@ class Collection:
     def add(self, requests: Sequence[SampleRequest], *, rewards: bool = True, first: bool = False) -> list[int]:
         """Indices of these requests from now on. rewards: also compute reward components. first: before those that
         wait for an engine."""
-        limits = [(request.sampling or self._sampling).max_new_tokens for request in requests]
+        observed = self._pool.config.environment.observation_tokens
+        limits = [(request.sampling or self._sampling).max_new_tokens + observed for request in requests]
         indices = self._dispatcher.add(
             [r.num_samples * (len(r.prompt_token_ids) + limit) for r, limit in zip(requests, limits, strict=True)],
             [r.num_samples for r in requests],

@@ -40,7 +40,7 @@ class SamplerActor:
         self._folder = _temporary_folder()
         with frozen_allocations():
             import_engine(settings)
-        self._sampler = Sampler(settings, self._folder.path)
+        self._sampler = Sampler(settings, self._folder.path, environments)
         # Start-up objects are permanent; scanning them in every collection costs several percent of sampling time.
         gc.collect()
         gc.freeze()

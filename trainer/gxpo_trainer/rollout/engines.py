@@ -220,4 +220,5 @@ def sampler_settings(
         adapter=config.learner.lora,
         sleep_mode=placement.colocated and placement.device == "gpu",
         initial_version=initial_version,
+        environment=config.environment if config.environment.multi_turn else None,
     )

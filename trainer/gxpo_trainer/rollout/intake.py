@@ -57,6 +57,16 @@ class Intake:
             self._changed.notify_all()
         return future.result()
 
+    def post(self, function: Callable[[], None]) -> None:
+        """A function that the engine's thread runs between two of its steps; no longer after an abort.
+
+        Unlike `call` it does not wait, and it may come after `close`, which only says that no request follows.
+        """
+        with self._changed:
+            if not self._aborted:
+                self._calls.append((function, Future()))
+                self._changed.notify_all()
+
     def run_calls(self, *, wait: bool) -> None:
         """Run the calls that have arrived; wait: block until there is one, or the stream is aborted."""
         with self._changed:
@@ -70,10 +80,13 @@ class Intake:
             except Exception as error:
                 future.set_exception(error)
 
-    def take(self, *, wait: bool) -> list[Indexed] | None:
-        """Requests that have arrived; wait: block until there is one or a call. None when closed and empty."""
+    def take(self, *, wait: bool, expect_calls: bool = False) -> list[Indexed] | None:
+        """Requests that have arrived; wait: block until there is one or a call. None when closed and empty.
+
+        expect_calls: a call is sure to come, so wait for it even when closed.
+        """
         with self._changed:
-            while wait and not self._waiting and not self._closed and not self._calls:
+            while wait and not (self._waiting or self._calls or self._aborted or (self._closed and not expect_calls)):
                 self._changed.wait()
             taken = list(self._waiting)
             self._waiting.clear()

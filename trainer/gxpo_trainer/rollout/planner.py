@@ -13,16 +13,21 @@ import numpy.typing as npt
 from gxpo_trainer.algo.advantages import zero_variance
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.cursor import PromptCursor
-from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
-from gxpo_trainer.types import HttpUsage, Prompt, ScoredGroup
+from gxpo_trainer.data.prompts import resolve_template
+from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplingSettings
+from gxpo_trainer.types import Group, HttpUsage, Prompt, ScoredGroup
 
 if TYPE_CHECKING:
     from gxpo_trainer.rollout.pool import Collected, RolloutPool
 
+REPEATED = -1
+"""Round of prompts that are sampled again because their groups were too old."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """One step's scored groups. num_tokens counts all sampled tokens, including those of resampled groups.
+    """One step's scored groups. num_tokens counts all sampled tokens, including those of resampled groups, and none
+    that an environment wrote.
 
     idle_fraction: see pool.Collected. engines_alive: engines that were ready at the end. http: cost of reward
     components over HTTP, of resampled groups too; None in a run without them.
@@ -47,6 +52,7 @@ class RolloutPlanner:
         self, config: RunConfig, prompts: Sequence[Prompt], token_ids: Sequence[npt.NDArray[np.int32]]
     ) -> None:
         self.config = config
+        self._template = resolve_template(config.data.template, config.data.source)
         self.prompts, self.token_ids = prompts, token_ids
         self.sampling = SamplingSettings(
             max_new_tokens=config.rollout.max_new_tokens,
@@ -87,7 +93,7 @@ class RolloutPlanner:
         while True:
             rollout_s, verify_s, rounds = rollout_s + part.rollout_s, verify_s + part.verify_s, rounds + 1
             idle_s += part.idle_fraction * part.rollout_s
-            tokens += sum(len(s.token_ids) for g in part.groups for s in g.group.samples)
+            tokens += num_sampled(part.groups)
             http = http_usage(part.groups, http)
             for group in part.groups:
                 is_flat = resample and zero_variance([verdict.reward for verdict in group.verdicts])
@@ -116,16 +122,35 @@ class RolloutPlanner:
 
         version: of the weights that sample, None for the step's own, step − 1.
         """
-        seeded = self.config.rollout.deterministic
         return [
-            SampleRequest(
-                prompt=self.prompts[index],
-                prompt_token_ids=self.token_ids[index],
-                num_samples=self.config.rollout.samples_per_prompt,
-                seed=request_seed(self.config.seed, step, round_, position, version) if seeded else None,
+            self._request(
+                self.prompts[index],
+                self.token_ids[index],
+                request_seed(self.config.seed, step, round_, position, version),
             )
             for position, index in enumerate(indices)
         ]
+
+    def repeated(self, groups: Sequence[Group], step: int) -> list[SampleRequest]:
+        """Requests for the prompts of these groups again."""
+        return [
+            self._request(
+                group.prompt, group.prompt_token_ids, request_seed(self.config.seed, step, REPEATED, position)
+            )
+            for position, group in enumerate(groups)
+        ]
+
+    def _request(self, prompt: Prompt, token_ids: npt.NDArray[np.int32], seed: int) -> SampleRequest:
+        config = self.config
+        return SampleRequest(
+            prompt=prompt,
+            prompt_token_ids=token_ids,
+            num_samples=config.rollout.samples_per_prompt,
+            seed=seed if config.rollout.deterministic else None,
+            episode=EpisodeStart.of(prompt, self._template, seed, config.data.max_prompt_tokens)
+            if config.environment.multi_turn
+            else None,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self.cursor.state_dict())
@@ -138,6 +163,11 @@ def http_usage(groups: Sequence[ScoredGroup], before: HttpUsage | None = None) -
     """Cost of the groups' reward components over HTTP, added to `before`; None without such components."""
     found = [verdict.http for group in groups for verdict in group.verdicts if verdict.http is not None]
     return sum(found, before or HttpUsage()) if found else before
+
+
+def num_sampled(groups: Sequence[ScoredGroup]) -> int:
+    """Tokens that the policy wrote."""
+    return sum(sample.num_sampled for scored in groups for sample in scored.group.samples)
 
 
 def request_seed(run_seed: int, step: int, round_: int, position: int, version: int | None = None) -> int:

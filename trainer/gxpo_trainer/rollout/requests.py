@@ -9,7 +9,25 @@ import numpy as np
 import numpy.typing as npt
 
 from gxpo_trainer.config import LoraConfig
+from gxpo_trainer.config.environment import EnvironmentConfig
+from gxpo_trainer.data.prompts import fill_template, json_extra
+from gxpo_trainer.environments.base import Problem
 from gxpo_trainer.types import Group, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeStart:
+    """How the episodes of a request begin. max_prompt_tokens: of their first messages; None: what the model allows."""
+
+    problem: Problem
+    seed: int
+    max_prompt_tokens: int | None = None
+
+    @classmethod
+    def of(cls, prompt: Prompt, template: str, seed: int, max_prompt_tokens: int | None = None) -> EpisodeStart:
+        """template: see `fill_template`."""
+        problem = Problem(prompt.id, fill_template(prompt, template), prompt.gold, json_extra(prompt))
+        return cls(problem, seed, max_prompt_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +36,7 @@ class SampleRequest:
 
     prompt_token_ids: int32[length], the templated prompt. seed: None draws from the engine's generator (faster); a
     number gives each sample its own generator, seeded by it and the sample's index. sampling: None for those of the
-    stream.
+    stream. episode: None without an environment; with one its first messages are the prompt.
     """
 
     prompt: Prompt
@@ -26,11 +44,12 @@ class SampleRequest:
     num_samples: int
     seed: int | None = None
     sampling: SamplingSettings | None = None
+    episode: EpisodeStart | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """max_new_tokens: length limit of a response. temperature: > 0, or 0 for greedy decoding in an evaluation.
+    """max_new_tokens: most tokens that a response samples. temperature: > 0, or 0 for greedy decoding in an evaluation.
 
     ignore_eos: sample past the end-of-sequence token, so that every response has max_new_tokens (for benchmarks).
     """
@@ -44,7 +63,8 @@ class SamplingSettings:
 class SamplerSettings:
     """Settings of the sampling engine.
 
-    model: a local transformers folder or a hub name. max_length: prompt plus response, in tokens.
+    model: a local transformers folder or a hub name. max_length: prompt plus response, in tokens. environment: of every
+    sample; None where each is a single turn.
     adapter: sample with a LoRA adapter that syncs replace, None for full weights. sleep_mode: the engine can free
     its GPU between phases (vLLM ignores that on CPUs). initial_version: version of the weights in the folder, None when
     a sync must come first.
@@ -65,6 +85,7 @@ class SamplerSettings:
     adapter: LoraConfig | None = None
     sleep_mode: bool = False
     initial_version: int | None = None
+    environment: EnvironmentConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)

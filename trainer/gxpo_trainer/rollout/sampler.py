@@ -14,16 +14,18 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from gxpo_trainer.errors import TrainingError, WeightSyncMismatch
+from gxpo_trainer.environments.calls import Environments
+from gxpo_trainer.errors import WeightSyncMismatch
+from gxpo_trainer.rollout.conversations import Conversations
 from gxpo_trainer.rollout.intake import Intake
+from gxpo_trainer.rollout.open_groups import OpenGroups, SingleTurns
 from gxpo_trainer.rollout.requests import FinishedGroups, SampleRequest, SamplerSettings, SamplingSettings, StreamEnd
 from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response
-from gxpo_trainer.types import Group, Sample
 
 if TYPE_CHECKING:
     from gxpo_trainer.sync.buckets import SyncReport, WeightBucket
@@ -35,16 +37,17 @@ class Sampler:
     """A vLLM engine with replaceable, versioned weights, or a replaceable LoRA adapter on fixed weights.
 
     Create at most one per process: vLLM keeps process-wide state. folder: for received adapters. Raises
-    WeightSyncMismatch when vLLM's loaded weights differ from those in the model folder.
+    WeightSyncMismatch when vLLM's loaded weights differ from those in the model folder. environments: runs the episodes
+    of `SamplerSettings.environment`; None where every sample is a single turn.
     """
 
-    def __init__(self, settings: SamplerSettings, folder: Path) -> None:
+    def __init__(self, settings: SamplerSettings, folder: Path, environments: Environments | None = None) -> None:
         import_engine(settings)
         from vllm import LLM
 
         from gxpo_trainer.rollout.engine_weights import EngineWeights
 
-        self._settings = settings
+        self._settings, self.environments = settings, environments
         self._llm: Any = LLM(**_engine_arguments(settings))
         self._tokenizer: Any = self._llm.get_tokenizer()
         self._driver = EngineDriver(self._llm)
@@ -76,37 +79,53 @@ class Sampler:
         return self._stream(intake, sampling)
 
     def _stream(self, intake: Intake, sampling: SamplingSettings) -> Iterator[FinishedGroups | StreamEnd]:
-        running: dict[int, tuple[SampleRequest, list[Response]]] = {}
-        owner: dict[int, int] = {}
-        unfinished: dict[int, int] = {}
+        groups = self._open_groups(intake, sampling)
         busy_s = 0.0
         try:
             while not intake.aborted:
                 intake.run_calls(wait=self.version is None)
                 if self.version is None:
                     continue  # between two buckets
-                arrived = intake.take(wait=not self._driver.running)
-                if arrived is None and not self._driver.running:
+                complete = groups.proceed()
+                idle = not self._driver.running and not complete
+                arrived = intake.take(wait=idle, expect_calls=groups.waiting)
+                if arrived is None and idle and not groups.waiting:
                     break
                 for index, request in arrived or ():
-                    running[index] = request, self._submit(request, request.sampling or sampling)
-                    unfinished[index] = request.num_samples
-                    owner.update((id(response), index) for response in running[index][1])
+                    groups.begin(index, request)
                 started = time.perf_counter()
                 finished = self._driver.step() if self._driver.running else ()
                 busy_s += time.perf_counter() - started
-                complete = []
-                for response in finished:
-                    index = owner.pop(id(response))
-                    unfinished[index] -= 1
-                    if not unfinished[index]:
-                        complete.append(index)
+                complete += groups.finish(finished)
                 if complete:
-                    groups = tuple(self._group(*running.pop(index)) for index in complete)
-                    yield FinishedGroups(tuple(complete), groups)
+                    yield FinishedGroups(*map(tuple, zip(*complete, strict=True)))
             yield StreamEnd(busy_s)
         finally:
             self._driver.abort()
+            groups.close()
+
+    def _open_groups(self, intake: Intake, sampling: SamplingSettings) -> OpenGroups:
+        limit, config = self._settings.max_length, self._settings.environment
+        if self.environments is None or config is None:
+            return SingleTurns(self, self._tokenizer, sampling, limit)
+        return Conversations(
+            self, self._tokenizer, sampling, limit, environments=self.environments, config=config, intake=intake
+        )
+
+    def submit(self, prompt: Sequence[int], sampling: SamplingSettings, seeds: Sequence[int | None]) -> list[Response]:
+        """Start a response for each seed."""
+        return self._driver.submit(
+            prompt,
+            max_new_tokens=sampling.max_new_tokens,
+            temperature=sampling.temperature,
+            ignore_eos=sampling.ignore_eos,
+            seeds=seeds,
+            **self._current_weights,
+        )
+
+    def extend(self, response: Response, token_ids: Sequence[int], seed: int | None) -> None:
+        """Continue a finished response after tokens that an environment wrote."""
+        self._driver.extend(response, token_ids, seed=seed, **self._current_weights)
 
     def score(self, token_ids: Sequence[npt.NDArray[np.int32]]) -> list[npt.NDArray[np.float32]]:
         """log π(token | tokens before it) at temperature 1 of tokens 1 … length-1 of each list: float32[length-1]."""
@@ -128,7 +147,7 @@ class Sampler:
         report = self.weights.receive(bucket)
         if bucket.last:
             self.version = bucket.version
-            self._driver.resume(version=bucket.version, **self._current_weights)
+            self._driver.resume(**self._current_weights)
         return report
 
     def sleep(self, *, discard_weights: bool) -> None:
@@ -153,52 +172,9 @@ class Sampler:
     @property
     def _current_weights(self) -> dict[str, Any]:
         """Of a request to vLLM. The salt excludes prefix-cache blocks computed with earlier weights."""
-        return {"cache_salt": f"sync-{self.weights.num_syncs}", "adapter": self.weights.adapter}
-
-    def _submit(self, request: SampleRequest, sampling: SamplingSettings) -> list[Response]:
         assert self.version is not None, "a sync is under way"
-        self._check_length(request, sampling)
-        return self._driver.submit(
-            request.prompt_token_ids.tolist(),
-            max_new_tokens=sampling.max_new_tokens,
-            temperature=sampling.temperature,
-            ignore_eos=sampling.ignore_eos,
-            seeds=[
-                None if request.seed is None else sample_seed(request.seed, number)
-                for number in range(request.num_samples)
-            ],
-            version=self.version,
-            **self._current_weights,
-        )
-
-    def _check_length(self, request: SampleRequest, sampling: SamplingSettings) -> None:
-        needed = len(request.prompt_token_ids) + sampling.max_new_tokens
-        if needed > self._settings.max_length or not len(request.prompt_token_ids):
-            raise ValueError(
-                f"prompt {request.prompt.id} has {len(request.prompt_token_ids)} tokens; with max_new_tokens = "
-                f"{sampling.max_new_tokens} that must be between {sampling.max_new_tokens + 1} and model.max_length = "
-                f"{self._settings.max_length}; lower data.max_prompt_tokens or raise model.max_length"
-            )
-
-    def _group(self, request: SampleRequest, responses: list[Response]) -> Group:
-        texts = self._tokenizer.batch_decode([r.token_ids for r in responses], skip_special_tokens=True)
-        samples = tuple(_sample(r, text) for r, text in zip(responses, texts, strict=True))
-        oldest = min(version for response in responses for version, _ in response.versions)
-        return Group(request.prompt, request.prompt_token_ids, samples, oldest)
-
-
-def sample_seed(seed: int, index: int) -> int:
-    """Seed of sample `index` of a request: 63 bits from NumPy's SeedSequence of both numbers."""
-    low, high = np.random.SeedSequence([seed, index]).generate_state(2)
-    return (int(high) << 32 | int(low)) >> 1
-
-
-def _sample(response: Response, text: str) -> Sample:
-    if response.finish_reason not in ("stop", "length"):
-        raise TrainingError(f"the sampler finished a response with reason {response.finish_reason!r}")
-    token_ids = np.asarray(response.token_ids, dtype=np.int32)
-    reason = cast(Literal["stop", "length"], response.finish_reason)
-    return Sample(text, token_ids, response.logprobs, reason, response.versions)
+        salt = f"sync-{self.weights.num_syncs}"
+        return {"cache_salt": salt, "version": self.version, "adapter": self.weights.adapter}
 
 
 def import_engine(settings: SamplerSettings) -> None:

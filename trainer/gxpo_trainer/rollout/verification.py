@@ -7,7 +7,6 @@ imports neither torch nor vLLM.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from gxpo_trainer.config import VerifierConfig
+from gxpo_trainer.data.prompts import json_extra
 from gxpo_trainer.errors import ConfigError, VerifierFailed
 from gxpo_trainer.rewards.http import HttpReward
 from gxpo_trainer.rewards.scoring import check_allowed
@@ -135,7 +135,7 @@ def pairs_of(group: Group, samples: Sequence[tuple[Sample, Verdict | None]], com
     gold = group.prompt.gold
     if not components:
         return [(gold, sample.text, shared) if shared else (gold, sample.text) for sample, _ in samples]
-    context = {"problem": group.prompt.text, "extra": extra_of(group)}
+    context = {"problem": group.prompt.text, "extra": json_extra(group.prompt)}
 
     def of_sample(sample: Sample, given: Verdict | None) -> dict[str, Any]:
         found = {**context, "num_tokens": sample.num_sampled, "truncated": sample.truncated}
@@ -156,15 +156,8 @@ def http_body(group: Group, sample: Sample, verdict: Verdict) -> dict[str, Any]:
         "answer": sample.text if verdict.extracted is None else verdict.extracted,
         "response": sample.text,
         "turns": [{"speaker": turn.speaker, "text": turn.text, "reward": turn.reward} for turn in turns],
-        "extra": extra_of(group),
+        "extra": json_extra(group.prompt),
     }
-
-
-def extra_of(group: Group) -> dict[str, Any]:
-    """Further fields of the problem's row, JSON-able: a parquet row may hold dates and other values without that."""
-    extra = {name: value for name, value in group.prompt.extra.items() if name != EXTRA_KEY}
-    found: dict[str, Any] = json.loads(json.dumps(extra, default=str))
-    return found
 
 
 def check_rewards(config: VerifierConfig) -> None:

@@ -22,6 +22,7 @@ class Response:
     """Output of one request so far; `finish_reason` is vLLM's, None while the request is running.
 
     request: as vLLM's core last received it. starts: (weights version, number of tokens before it) of each part.
+    observed: (begin, end) of each part that an environment wrote.
     """
 
     request: Any
@@ -30,13 +31,28 @@ class Response:
     starts: list[tuple[int, int]]
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    observed: list[tuple[int, int]] = field(default_factory=list)
     _logprobs: list[npt.NDArray[np.float32]] = field(default_factory=list)
 
     @property
     def logprobs(self) -> npt.NDArray[np.float32]:
-        """float32[length]: log-probability of each token under the processed (sampling) distribution."""
+        """float32[length]: log-probability of each token under the processed (sampling) distribution; 0 where an
+        environment wrote it."""
         # Each step's array is [tokens of the step, 1]; the sampled token is its only column.
         return np.concatenate(self._logprobs)[:, 0]
+
+    @property
+    def sampled(self) -> npt.NDArray[np.bool_]:
+        """bool[length]: False where an environment wrote the token."""
+        found = np.ones(len(self.token_ids), dtype=np.bool_)
+        for begin, end in self.observed:
+            found[begin:end] = False
+        return found
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the policy wrote."""
+        return len(self.token_ids) - sum(end - begin for begin, end in self.observed)
 
     @property
     def versions(self) -> tuple[tuple[int, int], ...]:
@@ -118,14 +134,38 @@ class EngineDriver:
         that of the new version, given the whole text before it.
         """
         for response in self._suspended:
-            request = response.request = copy(response.request)
-            request.prompt_token_ids = [*request.prompt_token_ids[: response.prompt_length], *response.token_ids]
-            request.sampling_params = copy(request.sampling_params)
-            request.sampling_params.max_tokens = response.max_new_tokens - len(response.token_ids)
-            request.cache_salt, request.lora_request = cache_salt, adapter
-            response.starts.append((version, len(response.token_ids)))
-            self._add(response)
+            self._continue(response, response.request.sampling_params.seed, cache_salt, version, adapter)
         self._suspended.clear()
+
+    def extend(
+        self,
+        response: Response,
+        token_ids: Sequence[int],
+        *,
+        seed: int | None,
+        cache_salt: str,
+        version: int,
+        adapter: Any = None,
+    ) -> None:
+        """Continue a finished response after tokens that an environment wrote. seed: of the new turn."""
+        begin = len(response.token_ids)
+        response.token_ids.extend(token_ids)
+        response.observed.append((begin, len(response.token_ids)))
+        response._logprobs.append(np.zeros((len(token_ids), 1), dtype=np.float32))
+        response.finish_reason = None
+        self._continue(response, seed, cache_salt, version, adapter)
+
+    def _continue(self, response: Response, seed: int | None, cache_salt: str, version: int, adapter: Any) -> None:
+        """A new request whose prompt is everything so far."""
+        request = response.request = copy(response.request)
+        request.prompt_token_ids = [*request.prompt_token_ids[: response.prompt_length], *response.token_ids]
+        request.sampling_params = copy(request.sampling_params)
+        request.sampling_params.max_tokens = response.max_new_tokens - response.num_sampled
+        request.sampling_params.seed = seed
+        request.cache_salt, request.lora_request = cache_salt, adapter
+        if response.starts[-1][0] != version:
+            response.starts.append((version, len(response.token_ids)))
+        self._add(response)
 
     def _add(self, response: Response) -> None:
         response.request.request_id = f"sample-{self._submitted}"

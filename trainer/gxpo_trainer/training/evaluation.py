@@ -19,7 +19,7 @@ from gxpo_trainer.algo.passk import bootstrap_interval, majority_at_n, pass_at_k
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.benchmarks import Benchmark
 from gxpo_trainer.rollout.planner import request_seed
-from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
+from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplingSettings
 from gxpo_trainer.types import Metrics, ScoredGroup
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Evaluator:
 
     def __init__(self, config: RunConfig, benchmarks: Sequence[TokenizedBenchmark]) -> None:
         self.config = config
+        self._multi_turn = config.environment.multi_turn
         self.benchmarks = benchmarks
         limit = config.evaluation.max_new_tokens or config.rollout.max_new_tokens
         self.sampling = SamplingSettings(max_new_tokens=limit, temperature=1.0)
@@ -89,11 +90,12 @@ class Evaluator:
         pairs = list(zip(tokenized.benchmark.prompts, tokenized.token_ids, strict=True))
         if full:
             pairs += zip(tokenized.benchmark.left_out, tokenized.left_out_ids, strict=True)
-        requests = [
+        requests = []
+        for place, (prompt, ids) in enumerate(pairs):
             # Seeds that training does not use: it has no step −1.
-            SampleRequest(prompt, ids, n, request_seed(self.config.seed, -1, 0, place) if seeded else None)
-            for place, (prompt, ids) in enumerate(pairs)
-        ]
+            seed = request_seed(self.config.seed, -1, 0, place)
+            episode = EpisodeStart.of(prompt, tokenized.benchmark.template, seed) if self._multi_turn else None
+            requests.append(SampleRequest(prompt, ids, n, seed if seeded else None, episode=episode))
         return pool.collect(requests, self.sampling, version, rewards=False).groups
 
     def _record(self, tokenized: TokenizedBenchmark, groups: Sequence[ScoredGroup], version: int) -> dict[str, Any]:
@@ -116,6 +118,15 @@ class Evaluator:
             },
             "template": benchmark.template,
             "versions": grader_versions(),
+            **self._environment(),
+        }
+
+    def _environment(self) -> dict[str, Any]:
+        """What answered the policy; nothing where every response is a single turn."""
+        if not self._multi_turn:
+            return {}
+        return {
+            "environment": self.config.environment.model_dump(include={"name", "max_turns", "max_observation_tokens"})
         }
 
 
@@ -145,7 +156,7 @@ def score_groups(groups: Sequence[ScoredGroup], *, seed: int) -> tuple[Metrics, 
     )
     _with_interval(scores, f"maj@{n}", majority, seed)
     samples = [sample for group in groups for sample in group.group.samples]
-    scores["length_mean"] = float(np.mean([len(sample.token_ids) for sample in samples]))
+    scores["length_mean"] = float(np.mean([sample.num_sampled for sample in samples]))
     scores["truncated_fraction"] = float(np.mean([sample.truncated for sample in samples]))
     failed = [v.reward is None for group in groups for v in group.verdicts]
     scores["failed_fraction"] = float(np.mean(failed))

@@ -11,6 +11,7 @@ from gxpo_trainer.cluster.placement import Placement, ray_address
 from gxpo_trainer.cluster.ray_session import check_machine
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.benchmarks import Benchmark, load_benchmark
+from gxpo_trainer.data.chat import ObservationEncoder, chat_template_problem
 from gxpo_trainer.data.contamination import without_contamination
 from gxpo_trainer.data.prompts import PromptSet, TokenizedPrompts, load_prompts, resolve_template, tokenize_prompts
 from gxpo_trainer.errors import CheckpointError, ConfigError
@@ -69,13 +70,14 @@ def prepare(config: RunConfig, out_dir: Path, *, resume: bool, continue_run: boo
     check_tensor_parallel(Path(model_folder), config.placement.tensor_parallel)
     check_rewards(config.verifier)
     tokenizer = load_tokenizer(config.model)
+    check_conversations(config, tokenizer)
     benchmarks = tokenized_benchmarks(config, tokenizer)
     data = without_contamination(
         load_prompts(config.data, config.seed, gold_problem),
         {b.benchmark.name: (*b.benchmark.prompts, *b.benchmark.left_out) for b in benchmarks},
         config.data.contamination,
     )
-    longest = min(config.data.max_prompt_tokens, config.model.max_length - config.rollout.max_new_tokens)
+    longest = min(config.data.max_prompt_tokens, prompt_room(config, config.rollout.max_new_tokens))
     template = resolve_template(config.data.template, config.data.source)
     prompts = tokenize_prompts(data.prompts, tokenizer, template, longest)
     return Prepared(
@@ -93,6 +95,25 @@ def prepare(config: RunConfig, out_dir: Path, *, resume: bool, continue_run: boo
     )
 
 
+def prompt_room(config: RunConfig, max_new_tokens: int) -> int:
+    """Tokens of the model's length that responses leave for a prompt."""
+    return config.model.max_length - max_new_tokens - config.environment.observation_tokens
+
+
+def check_conversations(config: RunConfig, tokenizer: Any) -> None:
+    """Raises ConfigError when the environment's answers cannot be shown in the model's chat template."""
+    if not config.environment.multi_turn:
+        return
+    if problem := chat_template_problem(tokenizer):
+        begin = " ".join(str(tokenizer.chat_template).split())[:80]
+        raise ConfigError(
+            f"environment.name = {config.environment.name!r} needs several turns, which the chat template of "
+            f"model.path = {config.model.path!r} does not allow: {problem}. The template begins {begin!r}; change "
+            "chat_template in the model folder, or use another model"
+        )
+    ObservationEncoder(tokenizer, config.environment.max_observation_tokens)
+
+
 def tokenized_benchmarks(config: RunConfig, tokenizer: Any) -> list[TokenizedBenchmark]:
     """The benchmarks of `evaluation`, rendered. Raises ConfigError when a prompt does not fit the model."""
     limit = config.evaluation.max_new_tokens or config.rollout.max_new_tokens
@@ -102,7 +123,7 @@ def tokenized_benchmarks(config: RunConfig, tokenizer: Any) -> list[TokenizedBen
         if any(benchmark.name == other.benchmark.name for other in found):
             raise ConfigError(f"evaluation.benchmarks: two have the name {benchmark.name}; rename the file of one")
         problems = benchmark.prompts + (benchmark.left_out if config.evaluation.full_at_end else ())
-        fitted = tokenize_prompts(problems, tokenizer, benchmark.template, config.model.max_length - limit)
+        fitted = tokenize_prompts(problems, tokenizer, benchmark.template, prompt_room(config, limit))
         if fitted.num_too_long:
             raise ConfigError(
                 f"evaluation.benchmarks: {fitted.num_too_long} prompts of {name} leave no room for {limit} new tokens "

@@ -11,7 +11,7 @@ import psutil
 from gxpo_trainer.learner.rank import StepResult
 from gxpo_trainer.rollout.planner import Rollouts
 from gxpo_trainer.rollout.timeline import Span, overlap_fraction, seconds
-from gxpo_trainer.types import Metrics, ScoredGroup
+from gxpo_trainer.types import Metrics, Sample, ScoredGroup
 
 MOST_ENGINES = 16
 """Engines in timeline.jsonl."""
@@ -23,7 +23,7 @@ def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, tot
     version: of the learner before the step. total: sampled tokens since the start.
     """
     samples = [sample for group in rollouts.groups for sample in group.group.samples]
-    lengths = np.array([len(sample.token_ids) for sample in samples], dtype=np.float64)
+    lengths = np.array([sample.num_sampled for sample in samples], dtype=np.float64)
     found = [verdict for group in rollouts.groups for verdict in group.verdicts]
     verdicts = [verdict.status for verdict in found]
     metrics: Metrics = {
@@ -43,6 +43,7 @@ def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, tot
         "reward/correctness": verdicts.count("correct") / len(verdicts),
     }
     metrics.update(component_means(rollouts.groups))
+    metrics.update(environment_metrics(samples))
     for status in ("unparsed", "timeout", "error"):
         metrics[f"verify/{status}_fraction"] = verdicts.count(status) / len(verdicts)
     metrics["verify/evasion_fraction"] = sum(verdict.evades for verdict in found) / len(found)
@@ -55,6 +56,20 @@ def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, tot
     return metrics
 
 
+def environment_metrics(samples: Sequence[Sample]) -> Metrics:
+    """`env/…`: means over the episodes; empty without an environment."""
+    pairs = [(sample, sample.episode) for sample in samples if sample.episode is not None]
+    if not pairs:
+        return {}
+    ends = Counter(episode.end for _, episode in pairs)
+    turns = [sum(turn.speaker == "policy" for turn in episode.turns) for _, episode in pairs]
+    return {
+        "env/turns_mean": float(np.mean(turns)),
+        **{f"env/{end}_fraction": ends[end] / len(pairs) for end in ("done", "timeout", "error")},
+        "env/observation_tokens": float(np.mean([len(s.token_ids) - s.num_sampled for s, _ in pairs])),
+    }
+
+
 def oldest_version(rollouts: Rollouts) -> int:
     """Oldest version that sampled a token of the batch."""
     return min(scored.group.weights_version for scored in rollouts.groups)
@@ -65,12 +80,14 @@ def staleness_metrics(rollouts: Rollouts, *, version: int) -> Metrics:
     tokens: Counter[int] = Counter()
     for scored in rollouts.groups:
         for sample in scored.group.samples:
-            for sampled_by, count in sample.versions:
+            for sampled_by, count in sample.sampled_versions:
                 tokens[version - sampled_by] += count
     groups = len(rollouts.groups) + rollouts.num_dropped
+    # No token at all: the first messages of every episode failed.
+    mean = sum(behind * count for behind, count in tokens.items()) / max(1, tokens.total())
     return {
-        "rollout/staleness_mean": sum(behind * count for behind, count in tokens.items()) / tokens.total(),
-        "rollout/staleness_max": float(max(tokens)),
+        "rollout/staleness_mean": mean,
+        "rollout/staleness_max": float(max(tokens, default=0)),
         "rollout/dropped_fraction": rollouts.num_dropped / groups,
     }
 

@@ -1,0 +1,129 @@
+"""A sampler actor that plays scripted environments in threads of its own process, and the course of events in it."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from gxpo_trainer.environments.base import Message, Observation, Turn
+from gxpo_trainer.environments.calls import Call, Reply
+from gxpo_trainer.errors import TrainingError
+from gxpo_trainer.rollout.engine_actor import SamplerActor
+from gxpo_trainer.rollout.intake import Intake
+from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
+from gxpo_trainer.types import Group
+
+
+class ScriptedEnvironments:
+    """Answers by `Problem.extra`, and from the history alone, as a replayed episode would.
+
+    observations: one for each turn of the policy; the last has `done`. rewards: likewise. fails: number of actions at
+    which the call fails, raises: at which no environment can be run. waits: number of actions at which the call waits
+    for `let_go`. differs: number of the group's reset that shows other messages. system: a message before the problem.
+    """
+
+    def __init__(self) -> None:
+        self.calls: deque[Call] = deque()
+        self.ended: Counter[str] = Counter()
+        self._gate = threading.Event()
+        self._resets: Counter[str] = Counter()
+        self._threads = ThreadPoolExecutor(32)
+
+    def advance(self, call: Call) -> Future[Reply]:
+        self.calls.append(call)
+        number = self._resets[call.problem.id]
+        if not call.actions:
+            self._resets[call.problem.id] += 1
+        return self._threads.submit(self._answer, call, number)
+
+    def end(self, episode: str) -> None:
+        self.ended[episode] += 1
+
+    def let_go(self) -> None:
+        self._gate.set()
+
+    def _answer(self, call: Call, number: int) -> Reply:
+        script, actions = call.problem.extra, len(call.actions)
+        if script.get("waits") == actions:
+            self._gate.wait()
+        if script.get("fails") == actions:
+            return Reply(None, "timeout", f"no answer to {actions} actions")
+        if script.get("raises") == actions:
+            raise TrainingError("no environment can be run")
+        if not actions:
+            text = call.problem.text + (" again" if script.get("differs") == number else "")
+            user = Message(role="user", content=text)
+            system = script.get("system")
+            return Reply(Observation((*([Message(**system)] if system else []), user)))
+        observations = script["observations"]
+        rewards = script.get("rewards", [None] * len(observations))
+        last = actions == len(observations)
+        return Reply(Turn(observations[actions - 1], rewards[actions - 1], done=last))
+
+
+class ConversationActor(SamplerActor):
+    """A sampler with scripted environments; every call of `play` has new ones."""
+
+    def play(
+        self,
+        requests: Sequence[SampleRequest],
+        sampling: SamplingSettings,
+        version: int,
+        *,
+        let_go_after: str = "",
+        update: tuple[Any, ...] = (),
+        update_at: tuple[int, int] = (0, 0),
+    ) -> tuple[list[Group], list[Call], list[int], list[str]]:
+        """Groups as they finish; calls, how often each episode was ended, and the order of events.
+
+        let_go_after: name of the group whose completion releases waiting calls. update: buckets of a version that is
+        received between two engine steps, once a response has been answered `update_at[0]` times and has sampled
+        `update_at[1]` tokens since.
+        """
+        environments = ScriptedEnvironments()
+        self._sampler.environments = environments
+        events: list[str] = []
+        groups: list[Group] = []
+        driver = self._sampler._driver
+        step = driver.step
+        due = list(update)
+
+        def watched_step() -> Any:
+            finished = step()
+            events.append("step")
+            answered, since = update_at
+            for response in [*driver._running.values()]:
+                new = len(response.token_ids) - (response.observed[-1][1] if response.observed else 0)
+                if due and len(response.observed) == answered and new >= since:
+                    for bucket in due:
+                        self._sampler.receive(bucket)
+                    due.clear()
+                    events.append("update")
+            return finished
+
+        driver.step = watched_step  # type: ignore[method-assign]
+        try:
+            intake = Intake(list(enumerate(requests)), closed=True)
+            for item in self._sampler.stream(intake, sampling, version):
+                for group in getattr(item, "groups", ()):
+                    events.append(group.prompt.id)
+                    groups.append(group)
+                    if group.prompt.id == let_go_after:
+                        environments.let_go()
+        finally:
+            del driver.step
+            environments.let_go()
+        return groups, list(environments.calls), list(environments.ended.values()), events
+
+    def close_early(self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int) -> list[int]:
+        """Close a stream at its first group; how often each episode was ended."""
+        environments = ScriptedEnvironments()
+        self._sampler.environments = environments
+        stream = self._sampler.stream(Intake(list(enumerate(requests)), closed=True), sampling, version)
+        next(stream)
+        stream.close()
+        environments.let_go()
+        return [environments.ended[name] for name in {call.episode for call in environments.calls}]

@@ -1,0 +1,353 @@
+"""Conversations in a real engine: the sampler's log-probabilities over turns, ends, failures, order, updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import conversation_actor
+import numpy as np
+import pytest
+import ray
+import torch
+from conversation_actor import ConversationActor
+from transformers import AutoTokenizer, Qwen2ForCausalLM
+
+from gxpo_trainer.config.environment import EnvironmentConfig
+from gxpo_trainer.data.chat import render_messages
+from gxpo_trainer.data.word_problems import generate
+from gxpo_trainer.environments.base import Problem
+from gxpo_trainer.environments.calls import Call
+from gxpo_trainer.errors import TrainingError
+from gxpo_trainer.models.load import STARTER_FOLDER
+from gxpo_trainer.rollout.engine_actor import remote_sampler
+from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplerSettings, SamplingSettings
+from gxpo_trainer.sync.buckets import BucketPacker
+from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher
+from gxpo_trainer.types import Group, Prompt, Sample
+
+pytestmark = pytest.mark.engine
+
+MAX_TURNS, MAX_OBSERVATION, MAX_NEW = 3, 12, 120
+SAMPLING = SamplingSettings(max_new_tokens=MAX_NEW)
+PROBLEMS = generate("train", 64, seed=5, difficulty=("easy",))
+TWICE = {"observations": ["no", "try 7 + 5", "ok"]}
+
+
+@dataclass
+class Played:
+    groups: dict[str, Group]
+    calls: list[Call]
+    ended: list[int]
+    events: list[str]
+
+    @property
+    def samples(self) -> list[tuple[Group, Sample]]:
+        return [(group, sample) for group in self.groups.values() for sample in group.samples]
+
+
+class Bench:
+    """The starter policy in an engine, and in transformers for reference."""
+
+    def __init__(self) -> None:
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(STARTER_FOLDER)
+        self.end: int = self.tokenizer.eos_token_id
+        self.model: Any = Qwen2ForCausalLM.from_pretrained(STARTER_FOLDER, dtype=torch.float32).eval()
+        self.publisher = SharedMemoryPublisher()
+        self.version = 0
+        settings = SamplerSettings(
+            model=str(STARTER_FOLDER),
+            max_length=256,
+            dtype="float32",
+            threads=1,
+            max_num_seqs=64,
+            initial_version=0,
+            environment=EnvironmentConfig(
+                name="calculator", max_turns=MAX_TURNS, max_observation_tokens=MAX_OBSERVATION
+            ),
+        )
+        options = {"num_cpus": 0.5, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
+        self.actor = remote_sampler(ConversationActor).options(**options).remote(settings)
+
+    def request(self, script: dict[str, Any], samples: int = 3, *, seed: int = 0, **changes: Any) -> SampleRequest:
+        """A request of a problem of its own, named by its seed."""
+        prompt = PROBLEMS[seed].prompt
+        problem = Problem(str(seed), prompt.text, prompt.gold, script)
+        ids = render_messages([{"role": "user", "content": prompt.text}], self.tokenizer)
+        start = EpisodeStart(problem, seed, changes.pop("max_prompt_tokens", None))
+        named = Prompt(str(seed), prompt.text, prompt.gold)
+        return SampleRequest(named, ids, samples, seed, changes.pop("sampling", None), start)
+
+    def play(self, requests: Sequence[SampleRequest], sampling: SamplingSettings = SAMPLING, **options: Any) -> Played:
+        groups, *rest = ray.get(self.actor.play.remote(requests, sampling, self.version, **options))
+        return Played({group.prompt.id: group for group in groups}, *rest)
+
+    def changed(self, size: float) -> Any:
+        """Buckets of the next version, which differs from the present one."""
+        torch.manual_seed(self.version)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.add_(torch.randn_like(parameter) * size)
+        self.version += 1
+        bucket = self.publisher.publish(BucketPacker(self.model.named_parameters()), self.version, 0)
+        assert bucket.last
+        return (bucket,)
+
+    def logprobs(self, group: Group, sample: Sample, temperature: float = 1.0) -> np.ndarray:
+        """log π of every response token by transformers, float32[length]."""
+        whole = np.concatenate([group.prompt_token_ids, sample.token_ids]).astype(np.int64)
+        ids = torch.from_numpy(whole)
+        with torch.no_grad():
+            table = torch.log_softmax(self.model(ids[None]).logits[0, :-1] / temperature, dim=-1)
+        found: np.ndarray = table.gather(1, ids[1:, None])[len(group.prompt_token_ids) - 1 :, 0].numpy()
+        return found
+
+
+def spans(sample: Sample) -> list[tuple[bool, list[int]]]:
+    """Consecutive parts of a response by who wrote them."""
+    assert sample.sampled is not None
+    found: list[tuple[bool, list[int]]] = []
+    for token, mine in zip(sample.token_ids.tolist(), sample.sampled.tolist(), strict=True):
+        if not found or found[-1][0] != mine:
+            found.append((mine, []))
+        found[-1][1].append(token)
+    return found
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    started = not ray.is_initialized()
+    if started:
+        ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100_000_000, _node_ip_address="127.0.0.1")
+    ray.cloudpickle.register_pickle_by_value(conversation_actor)
+    torch.set_num_threads(1)
+    made = Bench()
+    yield made
+    ray.kill(made.actor)
+    made.publisher.close()
+    ray.cloudpickle.unregister_pickle_by_value(conversation_actor)
+    if started:
+        ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def played(bench: Bench) -> Played:
+    return bench.play([bench.request(TWICE, seed=seed) for seed in range(8)])
+
+
+def test_sampler_and_learner_agree_over_whole_conversations(bench: Bench, played: Played) -> None:
+    gaps = []
+    for group, sample in played.samples:
+        assert sample.sampled is not None
+        assert sample.logprobs[~sample.sampled].tolist() == [0.0] * int((~sample.sampled).sum())
+        gaps.append(np.abs(bench.logprobs(group, sample) - sample.logprobs)[sample.sampled])
+    assert sum(len(spans(sample)) >= 3 for _, sample in played.samples) > 12
+    assert np.concatenate(gaps).mean() <= 1e-6
+    assert np.concatenate(gaps).max() <= 1e-4
+
+
+def test_a_conversation_is_its_turns_and_the_observations_between_them(bench: Bench, played: Played) -> None:
+    answers = [f"<|user|>{text}<|end|><|assistant|>" for text in TWICE["observations"]]
+    for group, sample in played.samples:
+        assert sample.episode is not None
+        parts = spans(sample)
+        for number, (mine, ids) in enumerate(parts):
+            assert mine == (number % 2 == 0)
+            if mine and number < len(parts) - 1:
+                assert ids[-1] == bench.end
+                assert bench.end not in ids[:-1]
+            elif not mine:
+                assert bench.tokenizer.decode(ids) == answers[number // 2]
+        policy = [turn.text for turn in sample.episode.turns if turn.speaker == "policy"]
+        texts = [bench.tokenizer.decode(ids, skip_special_tokens=True) for mine, ids in parts if mine]
+        assert policy == texts
+        assert sample.text == "\n".join(texts)
+        assert sample.finish_reason == ("length" if sample.episode.end == "length" else "stop")
+        assert sample.num_sampled <= MAX_NEW
+        assert sample.versions == ((bench.version, len(sample.token_ids)),)
+        assert group.weights_version == bench.version
+    ends = [sample.episode.end for _, sample in played.samples if sample.episode]
+    assert {*ends} <= {"done", "length"}
+    assert ends.count("done") > 6
+
+
+def test_the_environment_sees_every_action_once_and_is_released_once(played: Played) -> None:
+    for _, sample in played.samples:
+        assert sample.episode is not None
+    histories: dict[str, list[tuple[str, ...]]] = {}
+    for call in played.calls:
+        histories.setdefault(call.episode, []).append(call.actions)
+    assert len(histories) == len(played.samples)
+    for history in histories.values():
+        assert [len(actions) for actions in history] == list(range(len(history)))
+        assert all(after[:-1] == before for before, after in pairwise(history))
+    assert played.ended == [1] * len(played.samples)
+    last = {history[-1] for history in histories.values()}
+    complete = [s.episode for _, s in played.samples if s.episode and s.episode.end == "done"]
+    assert {tuple(t.text for t in e.turns if t.speaker == "policy") for e in complete} <= last
+
+
+def test_nothing_sampled_is_tokenized_again(bench: Bench) -> None:
+    """At a high temperature the policy writes texts in tokens that no tokenizer would choose; they stay."""
+    hot = SamplingSettings(max_new_tokens=MAX_NEW, temperature=2.0)
+    played = bench.play([bench.request(TWICE, 8, seed=seed) for seed in range(12)], hot)
+    unusual, gaps = 0, []
+    for group, sample in played.samples:
+        assert sample.sampled is not None
+        for mine, ids in spans(sample)[:-1]:  # turns that were answered
+            text = bench.tokenizer.decode(ids)
+            unusual += mine and bench.tokenizer(text, add_special_tokens=False)["input_ids"] != ids
+        gaps.append(np.abs(bench.logprobs(group, sample, 2.0) - sample.logprobs)[sample.sampled])
+    assert unusual > 2
+    assert np.concatenate(gaps).mean() <= 1e-6
+
+
+def test_rewards_and_ends_of_episodes(bench: Bench) -> None:
+    scripts = {
+        "done": {"observations": ["well done"], "rewards": [2.5]},
+        "max_turns": {"observations": ["no", "no", "no", "no"], "rewards": [0.5, None, -2.0, None]},
+    }
+    requests = [bench.request(script, 4, seed=seed) for seed, script in enumerate(scripts.values())]
+    played = bench.play(requests)
+    seen = set()
+    for seed, (end, reward) in enumerate([("done", 2.5), ("max_turns", -1.5)]):
+        for sample in played.groups[str(seed)].samples:
+            assert sample.episode is not None
+            if sample.episode.end == "length":
+                continue
+            seen.add(end)
+            assert (sample.episode.end, sample.episode.reward) == (end, reward)
+            # What follows the last turn is not shown: no token of it is in the response.
+            assert sample.token_ids[-1] == bench.end
+            assert [mine for mine, _ in spans(sample)] == [True, *[False, True] * (0 if end == "done" else 2)]
+    assert seen == {"done", "max_turns"}
+
+
+def test_a_turn_without_end_token_ends_the_episode_by_length(bench: Bench) -> None:
+    short = SamplingSettings(max_new_tokens=10)
+    endless = SamplingSettings(max_new_tokens=10, ignore_eos=True)
+    played = bench.play([bench.request(TWICE, 4, seed=0), bench.request(TWICE, 2, seed=1, sampling=endless)], short)
+    for _, sample in played.samples:
+        assert sample.episode is not None
+        assert sample.num_sampled <= 10
+        if sample.num_sampled == 10 and sample.token_ids[-1] != bench.end:
+            assert (sample.episode.end, sample.finish_reason) == ("length", "length")
+    for sample in played.groups["1"].samples:
+        assert (sample.num_sampled, len(sample.token_ids), sample.episode and sample.episode.end) == (10, 10, "length")
+    cut = {call.episode for call in played.calls if call.actions and call.problem.id == "1"}
+    assert not cut, "a turn that was cut is not shown to the environment"
+
+
+def test_a_long_observation_is_cut(bench: Bench) -> None:
+    played = bench.play([bench.request({"observations": ["9" * 500, "ok"]}, 4)])
+    kept = "9" * (MAX_OBSERVATION - 3)
+    found = [ids for _, sample in played.samples for mine, ids in spans(sample) if not mine]
+    assert found
+    for ids in found:
+        assert len(ids) == MAX_OBSERVATION
+        assert bench.tokenizer.decode(ids) == f"<|user|>{kept}<|end|><|assistant|>"
+    # People see all of it.
+    episodes = [sample.episode for _, sample in played.samples if sample.episode]
+    assert {episode.turns[1].text for episode in episodes if len(episode.turns) > 1} == {"9" * 500}
+
+
+@pytest.mark.parametrize("fails", [{"fails": 0}, {"fails": 1}])
+def test_a_failed_environment_ends_its_episode_only(bench: Bench, fails: dict[str, int]) -> None:
+    played = bench.play([bench.request({**TWICE, **fails}, 2, seed=0), bench.request(TWICE, 2, seed=1)])
+    for sample in played.groups["0"].samples:
+        assert sample.episode is not None
+        if sample.episode.end == "length":
+            continue
+        assert sample.episode.end == "timeout"
+        assert sample.episode.detail == f"no answer to {fails['fails']} actions"
+        assert (len(sample.token_ids) > 0) == (fails != {"fails": 0})
+        assert len(sample.token_ids) == len(sample.logprobs) == sample.num_sampled
+    assert all(s.episode and not s.episode.failed for s in played.groups["1"].samples)
+    assert played.ended == [1] * 4
+
+
+def test_a_stream_ends_when_no_environment_can_be_run(bench: Bench) -> None:
+    with pytest.raises(TrainingError, match="no environment can be run"):
+        bench.play([bench.request({**TWICE, "raises": 1}, 2, seed=0), bench.request(TWICE, 2, seed=1)])
+    assert len(bench.play([bench.request(TWICE, 2, seed=1)]).groups) == 1
+
+
+def test_first_messages_are_the_prompt_and_must_be_the_same(bench: Bench) -> None:
+    system = {"role": "system", "content": "Count."}
+    played = bench.play(
+        [
+            bench.request({**TWICE, "system": system}, 2, seed=0),
+            bench.request({**TWICE, "differs": 1}, 3, seed=1),
+            bench.request({**TWICE, "system": {"role": "critic", "content": ""}}, 1, seed=2),
+            bench.request(TWICE, 1, seed=3, max_prompt_tokens=4),
+        ]
+    )
+    messages = [system, {"role": "user", "content": PROBLEMS[0].prompt.text}]
+    assert played.groups["0"].prompt_token_ids.tolist() == render_messages(messages, bench.tokenizer).tolist()
+    details = [s.episode.detail for s in played.groups["1"].samples if s.episode and s.episode.end == "error"]
+    # Replies may come in any order: the first decides what the group sees.
+    assert len(details) in (1, 2)
+    assert "calculator.reset returned other messages for the same problem and seed" in details[0]
+    for seed, detail in (("2", "unknown role critic"), ("3", "must have 1 to 4")):
+        (sample,) = played.groups[seed].samples
+        assert sample.episode is not None
+        assert sample.episode.end == "error"
+        assert detail in sample.episode.detail
+
+
+def test_a_slow_environment_holds_up_no_other_request(bench: Bench) -> None:
+    """The slow call returns only after the other group is complete."""
+    slow, fast = bench.request({**TWICE, "waits": 1}, 2, seed=0), bench.request(TWICE, 2, seed=1)
+    played = bench.play([slow, fast], let_go_after="1")
+    order = [event for event in played.events if event != "step"]
+    assert order == ["1", "0"]
+    assert any(len(spans(sample)) > 1 for sample in played.groups["0"].samples)
+
+
+def test_seeded_conversations_do_not_depend_on_when_environments_answer(bench: Bench) -> None:
+    requests = [bench.request(TWICE, 3, seed=seed) for seed in range(4)]
+    together = bench.play(requests)
+    waiting = bench.request({**TWICE, "waits": 1}, 3, seed=0)
+    apart = bench.play([waiting, *requests[1:]], let_go_after="3")
+    for seed in map(str, range(4)):
+        for one, two in zip(together.groups[seed].samples, apart.groups[seed].samples, strict=True):
+            assert one.token_ids.tolist() == two.token_ids.tolist()
+
+
+@pytest.mark.parametrize("update_at", [(0, 3), (1, 0), (1, 4)])
+def test_an_update_in_flight_keeps_the_versions_of_a_conversation(bench: Bench, update_at: tuple[int, int]) -> None:
+    """In the middle of the first turn, of the second, and while the second waits for its first token."""
+    old = {name: tensor.clone() for name, tensor in bench.model.state_dict().items()}
+    first = bench.version
+    requests = [bench.request(TWICE, 3, seed=seed) for seed in range(3)]
+    update = bench.changed(0.02)
+    bench.version, second = first, bench.version
+    played = bench.play(requests, update=update, update_at=update_at)
+    bench.version = second
+    assert played.events.count("update") == 1
+    new = {name: tensor.clone() for name, tensor in bench.model.state_dict().items()}
+    both = 0
+    for group, sample in played.samples:
+        assert sample.sampled is not None
+        assert sum(count for _, count in sample.versions) == len(sample.token_ids)
+        assert [version for version, _ in sample.versions] in ([first], [first, second], [second])
+        both += len(sample.versions) == 2
+        begin = 0
+        for version, count in sample.versions:
+            bench.model.load_state_dict(old if version == first else new)
+            part = slice(begin, begin + count)
+            gaps = np.abs(bench.logprobs(group, sample) - sample.logprobs)[part][sample.sampled[part]]
+            assert len(gaps) == 0 or gaps.max() <= 1e-4
+            begin += count
+    bench.model.load_state_dict(new)
+    assert both > 0
+    assert {group.weights_version for group in played.groups.values()} <= {first, second}
+
+
+def test_closing_a_stream_releases_the_environments(bench: Bench) -> None:
+    requests = [bench.request(TWICE, 2, seed=seed) for seed in range(4)]
+    ended = ray.get(bench.actor.close_early.remote(requests, SAMPLING, bench.version))
+    assert ended == [1] * 8
+    assert len(bench.play(requests).groups) == 4

@@ -1,0 +1,128 @@
+"""Tokens of conversations with a real tokenizer, and which chat templates are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from gxpo_trainer.data.chat import ObservationEncoder, chat_template_problem, render_messages
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.models.load import STARTER_FOLDER
+from gxpo_trainer.models.starter import CHAT_TEMPLATE as STARTER
+
+# Like many published ones: a newline after the end token belongs to what follows it.
+LINES = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>\\n' + m['content'] + '<|end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
+)
+# Leaves the reasoning of earlier turns out.
+FORGETFUL = (
+    "{% for m in messages %}{% set text = m['content'] %}"
+    "{% if not loop.last and '</think>' in text %}{% set text = text.split('</think>')[1] %}{% endif %}"
+    "{{ '<|' + m['role'] + '|>' + text + '<|end|>' }}{% endfor %}"
+)
+# Wraps the last turn only.
+WRAPPING = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' }}"
+    "{% if loop.last and m['role'] == 'assistant' %}{{ '<think></think>' }}{% endif %}"
+    "{{ m['content'] + '<|end|>' }}{% endfor %}"
+)
+UNENDED = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
+TWO_MESSAGES = "{% if messages|length > 2 %}{{ raise_exception('one question only') }}{% endif %}" + LINES
+
+
+def tokenizer(template: str | None = STARTER) -> Any:
+    """The starter policy's, with its own chat template or another one."""
+    found = AutoTokenizer.from_pretrained(STARTER_FOLDER)
+    found.chat_template = template
+    return found
+
+
+def ids_of(text: str) -> list[int]:
+    return list(tokenizer()(text, add_special_tokens=False)["input_ids"])
+
+
+@pytest.mark.parametrize(
+    ("template", "observation", "expected"),
+    [
+        # The policy has sampled <|end|> itself; the rest of its message's rendering comes first.
+        (STARTER, "84", "<|user|>84<|end|><|assistant|>"),
+        (LINES, "84", "\n<|user|>\n84<|end|>\n<|assistant|>\n"),
+        (LINES, "", "\n<|user|>\n<|end|>\n<|assistant|>\n"),
+        (LINES, "answer question", "\n<|user|>\nanswer question<|end|>\n<|assistant|>\n"),
+        (None, "84", "\n84\n"),
+    ],
+)
+def test_an_observation_is_a_message_of_the_user(template: str | None, observation: str, expected: str) -> None:
+    encoder = ObservationEncoder(tokenizer(template), max_tokens=40)
+    assert encoder.encode(observation) == ids_of(expected)
+
+
+def test_a_whole_conversation_is_what_the_template_renders_of_its_messages() -> None:
+    """When the policy samples the canonical tokens of its text; any other tokens would stay as they are."""
+    mine = tokenizer(LINES)
+    encoder = ObservationEncoder(mine, max_tokens=40)
+    spoken = ["How many is 12 * 7?", "12*7=", "84 it is", "\\boxed{84}"]
+    roles = ["user", "assistant", "user", "assistant"]
+    messages = [{"role": role, "content": text} for role, text in zip(roles, spoken, strict=True)]
+    prompt = render_messages(messages[:1], mine).tolist()
+    turns = [ids_of(text + "<|end|>") for text in (spoken[1], spoken[3])]
+    whole = [*prompt, *turns[0], *encoder.encode(spoken[2]), *turns[1]]
+    assert mine.decode(whole) + "\n" == mine.apply_chat_template(messages, tokenize=False)
+
+
+@pytest.mark.parametrize("template", [STARTER, LINES, None])
+def test_a_long_observation_is_cut_inside_its_message(template: str | None) -> None:
+    """The message stays closed, and nothing more is cut than necessary."""
+    mine = tokenizer(template)
+    text = " ".join(str(n) for n in range(1000))
+    for limit in (9, 17, 64):
+        ids = ObservationEncoder(mine, max_tokens=limit).encode(text)
+        whole = ObservationEncoder(mine, max_tokens=5000).encode(text)
+        assert limit - 1 <= len(ids) <= limit
+        ending = {STARTER: "<|end|><|assistant|>", LINES: "<|end|>\n<|assistant|>\n", None: "\n"}[template]
+        shown = mine.decode(ids)
+        assert shown.endswith(ending)
+        kept = shown.removesuffix(ending)
+        assert mine.decode(whole).startswith(kept)
+        assert len(kept) > limit // 2
+
+
+def test_an_observation_of_any_length_costs_little_to_cut() -> None:
+    ids = ObservationEncoder(tokenizer(), max_tokens=16).encode("7" * 10_000_000)
+    assert ids == ids_of("<|user|>" + "7" * 13 + "<|end|><|assistant|>")
+
+
+def test_a_limit_below_the_role_tokens_is_refused() -> None:
+    ObservationEncoder(tokenizer(), max_tokens=4)
+    with pytest.raises(ConfigError, match=r"max_observation_tokens = 3 leaves no room .* role tokens are 3"):
+        ObservationEncoder(tokenizer(), max_tokens=3)
+
+
+def test_first_messages_of_several_roles() -> None:
+    messages = [{"role": "system", "content": "Calculate."}, {"role": "user", "content": "12 * 7?"}]
+    found = render_messages(messages, tokenizer())
+    assert found.tolist() == ids_of("<|bos|><|system|>Calculate.<|end|><|user|>12 * 7?<|end|><|assistant|>")
+    assert render_messages(messages, tokenizer(None)).tolist() == ids_of("Calculate.\n12 * 7?")
+
+
+@pytest.mark.parametrize("template", [STARTER, LINES, None])
+def test_templates_that_only_append_can_be_used(template: str | None) -> None:
+    assert chat_template_problem(tokenizer(template)) is None
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        (FORGETFUL, "it renders an earlier turn of the policy differently"),
+        (WRAPPING, "it renders an earlier turn of the policy differently"),
+        (UNENDED, "it ends the policy's turn without a special token"),
+        (TWO_MESSAGES, "it fails on a conversation of several turns (TemplateError: one question only)"),
+    ],
+)
+def test_templates_that_cannot_be_continued_are_refused(template: str, problem: str) -> None:
+    found = chat_template_problem(tokenizer(template))
+    assert found is not None
+    assert found.startswith(problem)

@@ -1,0 +1,129 @@
+"""Conversations as tokens: the first messages, and what follows a turn of the policy. Free of torch.
+
+Nothing that the policy sampled is tokenized here. Its turn ends with the end token that it sampled; what the chat
+template writes after that token, up to the policy's next turn, is tokenized alone and appended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gxpo_trainer.errors import ConfigError
+
+Messages = Sequence[Mapping[str, str]]
+"""Messages of a chat template: `role` and `content`."""
+
+_QUESTION, _ANSWER, _OBSERVATION = "question", "answer", "observation"
+_ANSWERS = (_ANSWER, f"<think>\nthought\n</think>\n\n{_ANSWER}")
+"""Turns that a template may rewrite: some leave the reasoning of earlier turns out."""
+
+
+def has_chat_template(tokenizer: Any) -> bool:
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
+def render_messages(messages: Messages, tokenizer: Any) -> npt.NDArray[np.int32]:
+    """Token ids of the messages and of the opening of the policy's turn, int32[length].
+
+    Without a chat template the messages' texts are joined by newlines.
+    """
+    if has_chat_template(tokenizer):
+        ids = tokenizer(_rendered(tokenizer, messages, opened=True), add_special_tokens=False)["input_ids"]
+    else:
+        ids = tokenizer("\n".join(message["content"] for message in messages))["input_ids"]
+    return np.asarray(ids, dtype=np.int32)
+
+
+def chat_template_problem(tokenizer: Any) -> str | None:
+    """Why a conversation of several turns cannot be rendered with the chat template; None when it can."""
+    if not has_chat_template(tokenizer):
+        return None
+    for answer in _ANSWERS:
+        # The first turn of the policy, and a later one.
+        for before in ([], [_message("user", _QUESTION), _message("assistant", answer)]):
+            messages = [*before, _message("user", _QUESTION), _message("assistant", answer)]
+            try:
+                shown = _rendered(tokenizer, messages, opened=False)
+                continued = _rendered(tokenizer, [*messages, _message("user", _OBSERVATION)], opened=True)
+            except Exception as error:  # a template may raise anything
+                return f"it fails on a conversation of several turns ({type(error).__name__}: {error})"
+            if not continued.startswith(shown):
+                return "it renders an earlier turn of the policy differently once another message follows"
+    if _end_of_answer(tokenizer) is None:
+        return "it ends the policy's turn without a special token"
+    return None
+
+
+class ObservationEncoder:
+    """Tokens of an environment's answers, at most `max_tokens` each; of a longer answer the beginning is kept.
+
+    Raises ConfigError when the role tokens alone exceed the limit.
+    """
+
+    def __init__(self, tokenizer: Any, max_tokens: int) -> None:
+        self._tokenizer, self._max_tokens = tokenizer, max_tokens
+        self._begin = _end_of_answer(tokenizer) if has_chat_template(tokenizer) else None
+        if (overhead := len(self._tokens(""))) >= max_tokens:
+            raise ConfigError(
+                f"environment.max_observation_tokens = {max_tokens} leaves no room for an observation: its role tokens "
+                f"are {overhead}; raise it"
+            )
+
+    def encode(self, observation: str) -> list[int]:
+        """Token ids of the observation as the user's message and of the opening of the policy's next turn.
+
+        Without a chat template: those of a newline, the observation and a newline.
+        """
+        # Far beyond the limit nothing is tokenized; a token of more characters than this is unheard of.
+        observation = observation[: 256 * self._max_tokens]
+        ids = self._tokens(observation)
+        if len(ids) <= self._max_tokens:
+            return ids
+        fits, exceeds = 0, len(observation)
+        while exceeds - fits > 1:
+            middle = (fits + exceeds) // 2
+            if len(self._tokens(observation[:middle])) <= self._max_tokens:
+                fits = middle
+            else:
+                exceeds = middle
+        return self._tokens(observation[:fits])
+
+    def _tokens(self, observation: str) -> list[int]:
+        text = f"\n{observation}\n"
+        if self._begin is not None:
+            messages = [*_exchange(), _message("user", observation)]
+            text = _rendered(self._tokenizer, messages, opened=True)[self._begin :]
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _end_of_answer(tokenizer: Any) -> int | None:
+    """Place after the special token that ends the policy's turn in the rendering of one exchange; None without one."""
+    shown = _rendered(tokenizer, _exchange(), opened=False)
+    after = shown.rindex(_ANSWER) + len(_ANSWER)
+    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    found = [(shown.find(token, after), token) for token in special | {*tokenizer.all_special_tokens}]
+    places = [(place, len(token)) for place, token in found if place >= 0]
+    if not places:
+        return None
+    # Of two tokens at the same place the longer one is meant.
+    place, length = min(places, key=lambda pair: (pair[0], -pair[1]))
+    return place + length
+
+
+def _exchange() -> list[dict[str, str]]:
+    return [_message("user", _QUESTION), _message("assistant", _ANSWER)]
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def _rendered(tokenizer: Any, messages: Messages, *, opened: bool) -> str:
+    """opened: with the beginning of the policy's next turn."""
+    turns = [dict(message) for message in messages]
+    text: str = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=opened)
+    return text

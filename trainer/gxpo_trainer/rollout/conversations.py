@@ -1,0 +1,222 @@
+"""Groups of conversations: an engine samples turns, and environments answer them meanwhile.
+
+Of an episode one thing is under way at a time: a turn in the engine or a call to its environment. A turn that ends
+leaves the engine, so that other requests are sampled while its environment answers; then the request continues with
+everything so far as its prompt, most of which the prefix cache holds. Replies arrive in other threads and are handled
+in the engine's (`proceed`), between two of its steps and never in the middle of a sync.
+
+Tokens that the policy sampled are decoded for its environment, and never tokenized again.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gxpo_trainer.config.environment import EnvironmentConfig
+from gxpo_trainer.data.chat import ObservationEncoder, render_messages
+from gxpo_trainer.environments.base import Observation
+from gxpo_trainer.environments.calls import Call, Environments, Reply
+from gxpo_trainer.rollout.conversation import Conversation
+from gxpo_trainer.rollout.intake import Intake
+from gxpo_trainer.rollout.open_groups import CompleteGroups, TurnEngine, finish_reason, sample_seed
+from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplingSettings
+from gxpo_trainer.rollout.vllm_driver import Response
+from gxpo_trainer.types import Group, Sample
+
+
+@dataclass(slots=True, eq=False)
+class _Episode:
+    """One sample of a group. response: None before its environment has given the first messages. turn_begin: tokens
+    before the present turn."""
+
+    name: str
+    number: int
+    group: _OpenGroup
+    conversation: Conversation
+    response: Response | None = None
+    turn_begin: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _OpenGroup:
+    """messages, prompt: the first messages of its episodes, None before the first reply; `refusal` says why they cannot
+    be used."""
+
+    index: int
+    request: SampleRequest
+    start: EpisodeStart
+    sampling: SamplingSettings
+    episodes: list[_Episode] = field(default_factory=list)
+    messages: Sequence[Mapping[str, str]] | None = None
+    prompt: npt.NDArray[np.int32] | None = None
+    refusal: str = ""
+
+
+class Conversations:
+    """Every sample is an episode in an environment (`open_groups.OpenGroups`)."""
+
+    def __init__(
+        self,
+        engine: TurnEngine,
+        tokenizer: Any,
+        sampling: SamplingSettings,
+        max_length: int,
+        *,
+        environments: Environments,
+        config: EnvironmentConfig,
+        intake: Intake,
+    ) -> None:
+        self._engine, self._tokenizer, self._sampling, self._max_length = engine, tokenizer, sampling, max_length
+        self._environments, self._config, self._intake = environments, config, intake
+        self._encoder = ObservationEncoder(tokenizer, config.max_observation_tokens)
+        self._key = uuid.uuid4().hex
+        self._groups: dict[int, _OpenGroup] = {}
+        self._in_engine: dict[int, _Episode] = {}
+        """By the id of their response."""
+        self._replies: deque[tuple[_Episode, Future[Reply]]] = deque()
+        self._asked = 0
+        """Calls whose replies were not handled yet."""
+
+    @property
+    def waiting(self) -> bool:
+        return self._asked > 0
+
+    def begin(self, index: int, request: SampleRequest) -> None:
+        assert request.episode is not None, "a request to an engine with environments names no episode"
+        group = _OpenGroup(index, request, request.episode, request.sampling or self._sampling)
+        self._groups[index] = group
+        for number in range(request.num_samples):
+            name = f"{self._key}/{index}/{number}"
+            group.episodes.append(_Episode(name, number, group, Conversation(self._config.max_turns)))
+        for episode in group.episodes:
+            self._ask(episode)
+
+    def finish(self, responses: Sequence[Response]) -> CompleteGroups:
+        complete = []
+        for response in responses:
+            episode = self._in_engine.pop(id(response))
+            turn = response.token_ids[episode.turn_begin :]
+            text = self._tokenizer.decode(turn, skip_special_tokens=True)
+            if episode.conversation.said(text, complete=finish_reason(response) == "stop"):
+                self._ask(episode)
+            else:
+                complete += self._ended(episode)
+        return complete
+
+    def proceed(self) -> CompleteGroups:
+        """Raises what a call raised: no environment can be run at all."""
+        complete = []
+        while self._replies:
+            episode, answered = self._replies.popleft()
+            self._asked -= 1
+            reply = answered.result()
+            if episode.response is None:
+                self._open(episode, reply)
+            else:
+                self._continue(episode, episode.response, reply)
+            if episode.conversation.end is not None:
+                complete += self._ended(episode)
+        return complete
+
+    def close(self) -> None:
+        for group in self._groups.values():
+            for episode in group.episodes:
+                if episode.conversation.end is None:
+                    self._environments.end(episode.name)
+        self._groups.clear()
+
+    def _ask(self, episode: _Episode) -> None:
+        self._asked += 1
+        start = episode.group.start
+        call = Call(episode.name, start.problem, start.seed, episode.conversation.actions)
+
+        def answered(future: Future[Reply]) -> None:
+            self._intake.post(lambda: self._replies.append((episode, future)))
+
+        self._environments.advance(call).add_done_callback(answered)
+
+    def _open(self, episode: _Episode, reply: Reply) -> None:
+        """The environment has begun: start the first turn."""
+        observation = episode.conversation.opened(reply)
+        if observation is None:
+            return
+        group = episode.group
+        if group.messages is None:
+            self._show(group, observation)
+        elif group.messages != observation.messages:
+            group_wide = "all episodes of a group must see the same first messages"
+            episode.conversation.fail(
+                f"{self._config.name}.reset returned other messages for the same problem and seed; {group_wide}"
+            )
+            return
+        if group.refusal or group.prompt is None:
+            episode.conversation.fail(group.refusal)
+            return
+        seed = sample_seed(group.request.seed, episode.number)
+        (episode.response,) = self._engine.submit(group.prompt.tolist(), group.sampling, [seed])
+        self._in_engine[id(episode.response)] = episode
+
+    def _show(self, group: _OpenGroup, observation: Observation) -> None:
+        """Render the first messages of a group."""
+        group.messages = observation.messages
+        try:
+            prompt = render_messages(group.messages, self._tokenizer)
+        except Exception as error:  # a chat template may raise anything
+            group.refusal = f"{self._config.name}.reset: the chat template refuses its messages ({error})"
+            return
+        room = self._max_length - group.sampling.max_new_tokens - self._config.observation_tokens
+        limit = min(room, group.start.max_prompt_tokens or room)
+        if not 0 < len(prompt) <= limit:
+            group.refusal = (
+                f"{self._config.name}.reset: its messages have {len(prompt)} tokens and must have 1 to {limit}; "
+                "shorten them, or raise data.max_prompt_tokens or model.max_length"
+            )
+        else:
+            group.prompt = prompt
+
+    def _continue(self, episode: _Episode, response: Response, reply: Reply) -> None:
+        """The environment has answered: start the next turn."""
+        limit = episode.group.sampling.max_new_tokens
+        observation = episode.conversation.answered(reply, room=response.num_sampled < limit)
+        if observation is None:
+            return
+        turn = len(episode.conversation.actions)
+        tokens = self._encoder.encode(observation)
+        self._engine.extend(response, tokens, sample_seed(episode.group.request.seed, episode.number, turn))
+        episode.turn_begin = len(response.token_ids)
+        self._in_engine[id(response)] = episode
+
+    def _ended(self, episode: _Episode) -> CompleteGroups:
+        """Release the episode's process; its group, if it is complete now."""
+        self._environments.end(episode.name)
+        group = episode.group
+        if any(other.conversation.end is None for other in group.episodes):
+            return []
+        del self._groups[group.index]
+        samples = tuple(_sample(episode) for episode in group.episodes)
+        versions = [version for sample in samples for version, _ in sample.versions]
+        assert self._engine.version is not None, "a sync is under way"
+        prompt = group.request.prompt_token_ids if group.prompt is None else group.prompt
+        oldest = min(versions, default=self._engine.version)
+        return [(group.index, Group(group.request.prompt, prompt, samples, oldest))]
+
+
+def _sample(episode: _Episode) -> Sample:
+    conversation, response = episode.conversation, episode.response
+    text = "\n".join(conversation.actions)
+    if response is None:
+        nothing = np.zeros(0, dtype=np.float32)
+        return Sample(
+            text, nothing.astype(np.int32), nothing, "stop", (), nothing.astype(np.bool_), conversation.episode
+        )
+    token_ids = np.asarray(response.token_ids, dtype=np.int32)
+    reason = "length" if conversation.end == "length" else "stop"
+    return Sample(text, token_ids, response.logprobs, reason, response.versions, response.sampled, conversation.episode)

@@ -1,0 +1,127 @@
+"""Groups whose samples an engine is generating, as single turns. Conversations: conversations.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol, cast
+
+import numpy as np
+
+from gxpo_trainer.errors import TrainingError
+from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
+from gxpo_trainer.rollout.vllm_driver import Response
+from gxpo_trainer.types import Group, Sample
+
+CompleteGroups = list[tuple[int, Group]]
+"""Groups with the indices of their requests."""
+
+
+class TurnEngine(Protocol):
+    """What open groups need of an engine."""
+
+    version: int | None
+    """Version of the weights."""
+
+    def submit(self, prompt: Sequence[int], sampling: SamplingSettings, seeds: Sequence[int | None]) -> list[Response]:
+        """Start a response for each seed."""
+        ...
+
+    def extend(self, response: Response, token_ids: Sequence[int], seed: int | None) -> None:
+        """Continue a finished response after tokens that an environment wrote."""
+        ...
+
+
+class OpenGroups(Protocol):
+    """Order: `begin` for each request; `finish` what the engine finished; `proceed` before each of its steps."""
+
+    waiting: bool
+    """Whether a sample waits for an environment."""
+
+    def begin(self, index: int, request: SampleRequest) -> None:
+        """Start the samples of a request."""
+        ...
+
+    def finish(self, responses: Sequence[Response]) -> CompleteGroups:
+        """Groups that these responses completed."""
+        ...
+
+    def proceed(self) -> CompleteGroups:
+        """Continue samples that waited; groups that are complete now."""
+        ...
+
+    def close(self) -> None:
+        """Drop all samples."""
+        ...
+
+
+class SingleTurns:
+    """Every sample is one response of the engine."""
+
+    waiting = False
+
+    def __init__(self, engine: TurnEngine, tokenizer: Any, sampling: SamplingSettings, max_length: int) -> None:
+        self._engine, self._tokenizer = engine, tokenizer
+        self._sampling, self._max_length = sampling, max_length
+        self._running: dict[int, tuple[SampleRequest, list[Response]]] = {}
+        self._owner: dict[int, int] = {}
+        self._unfinished: dict[int, int] = {}
+
+    def begin(self, index: int, request: SampleRequest) -> None:
+        """Raises ValueError when the prompt leaves no room for `max_new_tokens`."""
+        sampling = request.sampling or self._sampling
+        self._check_length(request, sampling)
+        seeds = [sample_seed(request.seed, number) for number in range(request.num_samples)]
+        responses = self._engine.submit(request.prompt_token_ids.tolist(), sampling, seeds)
+        self._running[index] = request, responses
+        self._unfinished[index] = request.num_samples
+        self._owner.update((id(response), index) for response in responses)
+
+    def finish(self, responses: Sequence[Response]) -> CompleteGroups:
+        complete = []
+        for response in responses:
+            index = self._owner.pop(id(response))
+            self._unfinished[index] -= 1
+            if not self._unfinished[index]:
+                complete.append((index, self._group(*self._running.pop(index))))
+        return complete
+
+    def proceed(self) -> CompleteGroups:
+        return []
+
+    def close(self) -> None:
+        pass
+
+    def _check_length(self, request: SampleRequest, sampling: SamplingSettings) -> None:
+        needed = len(request.prompt_token_ids) + sampling.max_new_tokens
+        if needed > self._max_length or not len(request.prompt_token_ids):
+            raise ValueError(
+                f"prompt {request.prompt.id} has {len(request.prompt_token_ids)} tokens; with max_new_tokens = "
+                f"{sampling.max_new_tokens} that must be between {sampling.max_new_tokens + 1} and model.max_length = "
+                f"{self._max_length}; lower data.max_prompt_tokens or raise model.max_length"
+            )
+
+    def _group(self, request: SampleRequest, responses: list[Response]) -> Group:
+        texts = self._tokenizer.batch_decode([r.token_ids for r in responses], skip_special_tokens=True)
+        samples = tuple(_sample(r, text) for r, text in zip(responses, texts, strict=True))
+        oldest = min(version for response in responses for version, _ in response.versions)
+        return Group(request.prompt, request.prompt_token_ids, samples, oldest)
+
+
+def sample_seed(seed: int | None, index: int, turn: int = 0) -> int | None:
+    """Seed of a turn of sample `index` of a request: 63 bits from NumPy's SeedSequence of the numbers; None stays."""
+    if seed is None:
+        return None
+    low, high = np.random.SeedSequence([seed, index, *([turn] if turn else [])]).generate_state(2)
+    return (int(high) << 32 | int(low)) >> 1
+
+
+def finish_reason(response: Response) -> Literal["stop", "length"]:
+    """Why vLLM finished a response. Raises TrainingError for any other reason."""
+    if response.finish_reason not in ("stop", "length"):
+        raise TrainingError(f"the sampler finished a response with reason {response.finish_reason!r}")
+    return cast(Literal["stop", "length"], response.finish_reason)
+
+
+def _sample(response: Response, text: str) -> Sample:
+    token_ids = np.asarray(response.token_ids, dtype=np.int32)
+    return Sample(text, token_ids, response.logprobs, finish_reason(response), response.versions)
