@@ -1,17 +1,24 @@
-"""`gxpo train` as a user starts it: SFPO until its passes are spent, one reward component a class of one's own."""
+"""`gxpo train` as a user starts it: SFPO until its passes are spent, with reward components of every kind: built in, a
+class of one's own, a server."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.reward_server import RewardServer, reply
 
 from gxpo_trainer.records.reading import read_evaluations, read_events, read_metrics, read_samples
 from gxpo_trainer.rewards.scoring import ALLOWLIST
+from gxpo_trainer.rewards.urls import URLS
 
 pytestmark = pytest.mark.engine
 
@@ -47,6 +54,11 @@ weight = 0.5
 [[verifier.rewards]]
 name = "own_rewards:Brevity"
 weight = 0.25
+[[verifier.rewards]]
+name = "http"
+label = "judge"
+weight = 0.125
+url = "URL"
 [evaluation]
 at_start = false
 every_steps = 0
@@ -56,41 +68,63 @@ backward_passes = 7
 """
 
 
-def train(folder: Path, allowed: str | None) -> subprocess.CompletedProcess[str]:
-    """What a user types in `folder`, with the environment a user gives it."""
-    environment = {name: value for name, value in os.environ.items() if name != ALLOWLIST}
-    environment["PYTHONPATH"] = str(folder)
-    if allowed is not None:
-        environment[ALLOWLIST] = allowed
+def train(folder: Path, allowed: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """What a user types in `folder`, with the lists that an administrator gives it."""
+    environment = {name: value for name, value in os.environ.items() if name not in (ALLOWLIST, URLS)}
+    environment |= {"PYTHONPATH": str(folder), **allowed}
     command = [sys.executable, "-m", "gxpo_trainer.cli", "train", "run.toml", "--out", "out"]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def refused() -> list[Any]:
+    """Requests that the judge answered with 503, each once."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def judge(refused: list[Any]) -> Iterator[RewardServer]:
+    """1 for a response with an even number of characters, else 0."""
+
+    def answer(number: int, body: dict[str, Any], connection: socket.socket) -> None:
+        if number % 5 == 4 and body not in refused:
+            refused.append(body)
+            reply(connection, "", "503 Service Unavailable")
+        else:
+            reply(connection, json.dumps({"reward": 1 - len(body["response"]) % 2}))
+
+    with RewardServer(answer) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, judge: RewardServer) -> Path:
     """Holds run.toml and the class that it names."""
     made = tmp_path_factory.mktemp("command")
     (made / "own_rewards.py").write_text(OWN)
-    (made / "run.toml").write_text(RUN)
+    (made / "run.toml").write_text(RUN.replace("URL", judge.url))
     return made
 
 
 @pytest.fixture(scope="module")
-def out(folder: Path) -> Path:
+def out(folder: Path, judge: RewardServer) -> Path:
     """The run, trained to its end."""
-    ended = train(folder, "own_rewards:Brevity")
+    ended = train(folder, {ALLOWLIST: "own_rewards:Brevity", URLS: judge.url})
     assert ended.returncode == 0, ended.stderr
     assert "ended by budget.backward_passes" in ended.stderr
     return folder / "out"
 
 
-def test_a_class_that_is_not_on_the_list_is_refused_before_anything_starts(tmp_path: Path, folder: Path) -> None:
+def test_what_is_not_on_a_list_is_refused_before_anything_starts(
+    tmp_path: Path, folder: Path, judge: RewardServer
+) -> None:
     for file in folder.glob("*.*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    refused = train(tmp_path, None)
-    assert refused.returncode == 2
-    assert "own_rewards:Brevity" in refused.stderr
-    assert not (tmp_path / "out").exists()
+    for allowed, named in (({URLS: judge.url}, "own_rewards:Brevity"), ({ALLOWLIST: "own_rewards:Brevity"}, judge.url)):
+        ended = train(tmp_path, allowed)
+        assert ended.returncode == 2
+        assert named in ended.stderr
+        assert not (tmp_path / "out").exists()
 
 
 def test_sfpo_trains_until_its_passes_are_spent(out: Path) -> None:
@@ -106,13 +140,31 @@ def test_sfpo_trains_until_its_passes_are_spent(out: Path) -> None:
 
 def test_a_run_trains_on_the_weighted_sum_of_its_rewards(out: Path) -> None:
     for row in (row["metrics"] for row in read_metrics(out)):
-        parts = [row[f"reward/{name}_mean"] for name in ("correctness", "format", "Brevity")]
-        assert row["reward/mean"] == pytest.approx(parts[0] + 0.5 * parts[1] + 0.25 * parts[2], abs=1e-9)
+        parts = [row[f"reward/{name}_mean"] for name in ("correctness", "format", "Brevity", "judge")]
+        expected = parts[0] + 0.5 * parts[1] + 0.25 * parts[2] + 0.125 * parts[3]
+        assert row["reward/mean"] == pytest.approx(expected, abs=1e-9)
         assert 0 < parts[2] < 1
     samples = read_samples(out)
     assert samples
     for sample in samples:
         found = sample["components"]
         assert found["correctness"] == float(sample["verdict"] == "correct")
-        expected = found["correctness"] + 0.5 * found["format"] + 0.25 * found["Brevity"]
+        assert found["judge"] == 1 - len(sample["response"]) % 2
+        expected = found["correctness"] + 0.5 * found["format"] + 0.25 * found["Brevity"] + 0.125 * found["judge"]
         assert math.isclose(sample["reward"], expected, abs_tol=1e-9)
+
+
+def test_the_cost_of_rewards_over_http_is_that_of_the_servers_requests(
+    out: Path, judge: RewardServer, refused: list[Any]
+) -> None:
+    rows = [row["metrics"] for row in read_metrics(out)]
+    calls = sum(row["reward/http_calls"] for row in rows)
+    assert calls == len(judge.requests)
+    retries = len(refused)
+    assert retries > 0
+    # Every sample of 3 steps, 8 prompts, 4 samples is either one request, apart from retries, or a cache hit.
+    assert calls - retries + sum(row["reward/http_cache_hits"] for row in rows) == 3 * 8 * 4
+    assert all(row["reward/http_s"] > 0 for row in rows)
+    assert not [sample for sample in read_samples(out) if sample["verdict"] in ("timeout", "error")]
+    posted = {body["problem"] for body in judge.requests}
+    assert len(posted) == 3 * 8

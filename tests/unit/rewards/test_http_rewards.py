@@ -127,6 +127,18 @@ def test_a_redirect_is_an_error_that_names_its_target_and_is_not_followed() -> N
     assert f"was redirected to {other.url} (HTTP 307); redirects are not followed" in answer.detail
 
 
+def test_a_redirect_to_what_is_no_address_is_an_error_too() -> None:
+    with RewardServer(says("", "302 Found", more="Location: http:p/\r\n")) as server:
+        (answer,) = ask(server.url, {})
+    assert answer.detail == "reward judge: was redirected to http:p/ (HTTP 302); redirects are not followed"
+
+
+def test_cookies_are_not_kept() -> None:
+    with RewardServer(says('{"reward": 1}', more="Set-Cookie: run=1\r\n")) as server:
+        one_after_another(server.url, [{"n": 1}, {"n": 2}])
+    assert "cookie" not in server.headers.lower()
+
+
 # ---- failures that may pass --------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Reward components. Pure.
+"""Reward components. Pure, except for `http`, which asks a server.
 
 A reward component is a class without constructor arguments, created once per worker process and called for each
 response:

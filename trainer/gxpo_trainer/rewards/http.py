@@ -28,6 +28,7 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -100,14 +101,14 @@ class HttpReward:
         self._places = asyncio.Semaphore(config.concurrency)
         self._values: OrderedDict[bytes, float] = OrderedDict()
         self._under_way: dict[bytes, asyncio.Task[HttpAnswer]] = {}
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "Connection": "close"}
-        self._client = httpx.AsyncClient(
-            headers=headers if token is None else {**headers, "Authorization": f"Bearer {token}"},
-            timeout=None,  # `_call` has one deadline for all of its attempts
-            limits=httpx.Limits(max_keepalive_connections=0),
-            trust_env=False,
-            follow_redirects=False,
+        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "Connection": "close"}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+        # A client would also keep the server's cookies, and parse the target of a redirect before it is refused.
+        self._transport = httpx.AsyncHTTPTransport(
             verify=self._url.scheme == "https",  # loading certificates takes time
+            trust_env=False,
+            limits=httpx.Limits(max_keepalive_connections=0),
         )
 
     async def answer(self, body: Mapping[str, Any]) -> HttpAnswer:
@@ -132,7 +133,7 @@ class HttpReward:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._client.aclose()
+        await self._transport.aclose()
 
     async def _call(self, content: bytes) -> HttpAnswer:
         """All attempts of one call within one deadline."""
@@ -165,7 +166,8 @@ class HttpReward:
         attempts.number += 1
         begin = time.perf_counter()
         try:
-            async with self._client.stream("POST", self._url, content=content) as response:
+            request = httpx.Request("POST", self._url, headers=self._headers, content=content)
+            async with aclosing(await self._transport.handle_async_request(request)) as response:
                 _check_status(response)
                 return _reward(await _read(response))
         except (httpx.NetworkError, httpx.RemoteProtocolError) as error:

@@ -1,7 +1,7 @@
 """The verifier as a Ray actor: scores groups while the sampler is still sampling.
 
-The actor is asynchronous, so many groups can be in flight. The pool's worker processes do the work; the actor itself
-imports neither torch nor vLLM.
+The actor is asynchronous, so many groups can be in flight. The pool's worker processes do the work, and servers that
+of components over HTTP; the actor itself imports neither torch nor vLLM.
 """
 
 from __future__ import annotations

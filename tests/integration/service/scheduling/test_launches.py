@@ -45,6 +45,17 @@ def test_a_queued_run_is_launched_with_its_config_and_a_secret(
     assert service["token"] not in job.entrypoint
 
 
+def test_the_servers_lists_of_rewards_reach_the_trainer(
+    launcher: ScriptedLauncher, scheduler_of: Make, database: Database
+) -> None:
+    runs.add_run(database)
+    urls = ("http://judge:8100/", "https://sandbox.example/run")
+    scheduler_of(allowed_rewards=("a:B", "c:D"), allowed_reward_urls=urls).tick()
+    (job,) = launcher.submitted
+    assert job.env["GXPO_REWARD_ALLOWLIST"] == "a:B,c:D"
+    assert job.env["GXPO_REWARD_URLS"] == "http://judge:8100/,https://sandbox.example/run"
+
+
 @pytest.mark.parametrize("point", ["status", "prepare", "before submit", "after submit"])
 def test_a_crash_at_any_point_of_a_launch_is_healed_by_the_next_scheduler(
     database: Database,
