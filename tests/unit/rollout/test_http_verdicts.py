@@ -16,11 +16,12 @@ from gxpo_trainer.config.io import build, load_run, to_toml
 from gxpo_trainer.config.verifier import AnyReward
 from gxpo_trainer.errors import ConfigError, VerifierFailed
 from gxpo_trainer.rewards.urls import TOKEN_FILE, URLS, check_urls, tokens
-from gxpo_trainer.rollout.planner import http_usage
+from gxpo_trainer.rollout.planner import RolloutPlanner, http_usage
+from gxpo_trainer.rollout.pool import Collected
 from gxpo_trainer.rollout.requests import FinishedGroups
 from gxpo_trainer.rollout.verification import VerifierActor, check_rewards
 from gxpo_trainer.training.proofs import check_verdicts
-from gxpo_trainer.types import Episode, Group, HttpUsage, Prompt, Sample, ScoredGroup, Utterance, Verdict
+from gxpo_trainer.types import Episode, Group, HttpUsage, Prompt, Sample, ScoredGroup, Utterance, Verdict, VerdictStatus
 from gxpo_trainer.verify.options import VerifyOptions
 
 IDS = np.zeros(2, np.int32)
@@ -141,6 +142,23 @@ def test_the_cost_of_a_step_is_the_sum_over_its_answers(server: RewardServer) ->
     assert more is not None
     assert more.calls == 6
     assert http_usage([ScoredGroup(ours, (Verdict("correct", "5", 0.0),) * 4)]) is None
+
+
+def test_resampled_groups_cost_too() -> None:
+    loss = {"zero_variance": "resample", "resample_limit": 1}
+    sizes = {"prompts_per_step": 1, "samples_per_prompt": 2}
+    config = RunConfig.model_validate({"learner": {"loss": loss}, "rollout": sizes})
+    planner = RolloutPlanner(config, [Prompt("p", "", "1")] * 4, [IDS] * 4)
+
+    def collected(statuses: tuple[VerdictStatus, VerdictStatus], usage: HttpUsage) -> Collected:
+        verdicts = tuple(Verdict(status, None, 0.0, http=usage) for status in statuses)
+        return Collected([ScoredGroup(group("a", "b"), verdicts)], 1.0, 0.0, 0.0, 1)
+
+    equal = collected(("wrong", "wrong"), HttpUsage(3, 0.25, 1))
+    again = collected(("wrong", "correct"), HttpUsage(1, 0.5, 0))
+    rollouts = planner.complete(equal, 1, lambda requests: again)
+    assert rollouts.groups == again.groups
+    assert rollouts.http == HttpUsage(8, 1.5, 2)
 
 
 # ---- settings ----------------------------------------------------------------------------------------------------
