@@ -12,7 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from gxpo_client.client import Client, Json, ServiceError, connect
+from gxpo_client.client import Client, Json, connect
+from gxpo_client.errors import ServiceError
 from gxpo_services.cli.client import STATE_FILE
 
 HANG_S = 3600.0

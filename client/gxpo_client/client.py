@@ -1,12 +1,4 @@
-"""Calls of the REST API with retries and typed errors.
-
-ServiceError
-├── ServiceUnavailable  no response, or 502, 503, 504; a retry may succeed
-├── NotSignedIn         401: the token is missing, unknown, revoked or expired
-└── Refused             any other error response
-    ├── InvalidRequest  400 or 422
-    └── NotFound        404 or 410
-"""
+"""Calls of the REST API with retries and typed errors."""
 
 from __future__ import annotations
 
@@ -24,6 +16,7 @@ from urllib.parse import quote
 import httpx
 
 from gxpo_client.addresses import is_loopback
+from gxpo_client.errors import InvalidRequest, NotSignedIn, ServiceUnavailable, error_of
 from gxpo_client.shared_responses import SharedResponses
 
 PREFIX = "/api/v1"
@@ -31,36 +24,6 @@ _PAGE = 200
 _DOWNLOAD_S = 600.0
 Json = dict[str, Any]
 _Parameter = tuple[str, str | int | float | bool | None]
-
-
-class ServiceError(Exception):
-    """An error response, or none (status None). errors: (dotted path, message) of every invalid setting."""
-
-    def __init__(
-        self, detail: str, *, status: int | None = None, title: str = "", errors: Sequence[tuple[str, str]] = ()
-    ) -> None:
-        super().__init__(detail or title)
-        self.status, self.title, self.detail, self.errors = status, title, detail, list(errors)
-
-
-class ServiceUnavailable(ServiceError):
-    """The service does not respond, or only that it is unavailable."""
-
-
-class NotSignedIn(ServiceError):
-    """The token is missing, unknown, revoked or expired."""
-
-
-class Refused(ServiceError):
-    """The service refused the request."""
-
-
-class InvalidRequest(Refused):
-    """The request is invalid."""
-
-
-class NotFound(Refused):
-    """There is no such resource."""
 
 
 @dataclass
@@ -330,7 +293,7 @@ class Client:
             with self._http.stream("GET", path, params=_parameters(query), headers=self._headers()) as response:
                 if response.is_error:
                     response.read()
-                    raise _error_of(response)
+                    raise error_of(response)
                 message = Message()
                 message["Content-Disposition"] = response.headers.get("Content-Disposition", "")
                 yield message.get_filename(), response.iter_bytes()
@@ -349,7 +312,7 @@ class Client:
                     self._shared.clear()
                 if response.is_success:
                     return response
-                problem = _error_of(response)
+                problem = error_of(response)
             except httpx.TransportError as error:
                 problem = self._unavailable(error)
             if not isinstance(problem, ServiceUnavailable) or time.monotonic() + pause > give_up:
@@ -400,21 +363,3 @@ def _parameters(query: Mapping[str, Any]) -> list[_Parameter]:
 
 def _object(response: httpx.Response) -> Json:
     return cast(Json, response.json())
-
-
-def _error_of(response: httpx.Response) -> ServiceError:
-    """Problem details as an error."""
-    try:
-        body = response.json()
-    except ValueError:
-        body = None
-    body = body if isinstance(body, dict) else {}
-    errors = [(str(item.get("field", "")), str(item.get("message", ""))) for item in body.get("errors") or []]
-    status, title = response.status_code, str(body.get("title") or response.reason_phrase or "error")
-    kinds: dict[int, type[ServiceError]] = {
-        **dict.fromkeys((400, 422), InvalidRequest),
-        **dict.fromkeys((404, 410), NotFound),
-        **dict.fromkeys((502, 503, 504), ServiceUnavailable),
-        401: NotSignedIn,
-    }
-    return kinds.get(status, Refused)(str(body.get("detail") or ""), status=status, title=title, errors=errors)

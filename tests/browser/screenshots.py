@@ -1,9 +1,10 @@
-"""Pictures of every view, light and dark, from the runs of a home (`make demo`, then `make screenshots`).
+"""Pictures of every view, light and dark, from real runs.
 
-Starts the API and the dashboard on that home, opens each view in headless Chromium, waits until nothing is being
-drawn any more, and writes docs/images/<view>-<light|dark>.png of a window of 1280 pixels and
-<view>-wide-<light|dark>.png of one of 1920, at twice the resolution and with at most 256 colours. Chromium and its
-driver come from the system's packages.
+Of a home (`make demo`, then `make screenshots`), or of run folders: `--ended` for those of a study, `--live` for one
+that is shown as it was after three fifths of its steps. Starts the API and the dashboard, opens each view in headless
+Chromium, waits until nothing is being drawn any more, and writes docs/images/<view>-<light|dark>.png of a window of
+1280 pixels and <view>-wide-<light|dark>.png of one of 1920, at twice the resolution and with at most 256 colours.
+Chromium and its driver come from the system's packages.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 from support.browsing import Page, find_programs, open_browser  # noqa: E402
 from support.dashboard_process import DashboardProcess  # noqa: E402
-from support.replay import ServedHome  # noqa: E402
+from support.replay import Recording, ReplayedService, ServedHome  # noqa: E402
 
 from gxpo_client.client import Client, connect  # noqa: E402
 from gxpo_services.local.ports import free_port  # noqa: E402
@@ -34,7 +35,8 @@ MODES: tuple[Literal["light"], Literal["dark"]] = ("light", "dark")
 WIDTHS = (1280, 1920)
 SCALE = 2
 """Pixels of a picture per pixel of the page."""
-_MOST_COMPARED = 9
+_MOST_COMPARED = 20
+_LIVE_SHARE = 0.6
 
 
 # Of the page, or of its part above the first card that does not fit.
@@ -43,6 +45,7 @@ const main = document.querySelector('[data-testid=stMain]');
 if (!main || main.scrollHeight <= arguments[0]) return main ? main.scrollHeight : 1000;
 const cards = [...main.querySelectorAll('h5')].map(title => title.closest('[data-testid=stVerticalBlock]'));
 const ends = cards.map(card => card.getBoundingClientRect().bottom + main.scrollTop + 16);
+if (!ends.length) return arguments[0];
 return Math.max(...ends.filter(end => end <= arguments[0]), Math.min(...ends));
 """
 
@@ -66,14 +69,18 @@ def shoot(page: Page, file: Path, query: dict[str, Any], width: int, most: int) 
 def views(client: Client) -> dict[str, dict[str, Any]]:
     """Name of a picture → the view and its choices, from the runs that there are.
 
-    The run shown is the newest that looked ahead; compared are the newest runs of each rule that were evaluated.
+    The run shown is the newest that looked ahead; compared are the runs that have ended and were evaluated, equal
+    numbers of each name without its seed.
     """
     runs = [run for run in client.runs(limit=200)["items"] if run["score"] is not None]
     if not runs:
         raise SystemExit("no run of this home has an evaluation yet; make some with `make demo`")
     shown = next((run["id"] for run in runs if run["rule"] == "gxpo"), runs[0]["id"])
-    newest = [[run["id"] for run in runs if run["rule"] == rule] for rule in ("grpo", "sfpo", "gxpo")]
-    compared = [run for of_rule in newest for run in of_rule[: _MOST_COMPARED // 3]]
+    by_label: dict[str, list[str]] = {}
+    for run in runs:
+        if run["state"] == "succeeded":
+            by_label.setdefault(run["name"].rstrip("0123456789"), []).append(run["id"])
+    compared = [run for of_label in by_label.values() for run in of_label[: max(1, _MOST_COMPARED // len(by_label))]]
     sweeps = [group["id"] for group in client.groups() if client.heat_map(group["id"]) is not None]
     sweep = {"sweep": {"view": "compare", "groups": sweeps[:1]}} if sweeps else {}
     return {
@@ -91,6 +98,8 @@ def views(client: Client) -> dict[str, dict[str, Any]]:
 def arguments_of(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--home", type=Path, default=ROOT / "runs" / "demo", help="home of a service with ended runs")
+    parser.add_argument("--ended", type=Path, nargs="+", default=(), help="instead of a home: folders of ended runs")
+    parser.add_argument("--live", type=Path, default=None, help="with --ended: folder of the run that is shown live")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images", help="folder of the pictures")
     parser.add_argument("--widths", type=int, nargs="*", default=WIDTHS, help="of the window, in pixels")
     parser.add_argument("--height", type=int, default=1500, help="most pixels of a picture's height")
@@ -102,22 +111,39 @@ def main(given: Sequence[str] | None = None) -> None:
     chosen = arguments_of(given)
     if find_programs() is None:
         raise SystemExit("chromium and chromedriver are missing; install the packages chromium and chromium-driver")
-    token_file = chosen.home / "token"
-    if not token_file.is_file():
-        raise SystemExit(f"{chosen.home} is no home of a service: it has no token; run `make demo`, or name one")
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     chosen.out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as logs:
-        service = ServedHome(chosen.home, free_port(8000))
+    with tempfile.TemporaryDirectory() as scratch:
+        service, token = replayed(Path(scratch), chosen) if chosen.ended else existing(chosen.home)
+        token_file = Path(scratch) / "token"
+        token_file.write_text(token, encoding="utf-8")
         environment = {"GXPO_URL": service.url, "GXPO_TOKEN_FILE": str(token_file)}
-        dashboard = DashboardProcess(Path(logs) / "dashboard.log", environment)
+        dashboard = DashboardProcess(Path(scratch) / "dashboard.log", environment)
         try:
             dashboard.wait()
-            found = views(Client(connect(service.url), token_file.read_text(encoding="utf-8").strip()))
-            take(dashboard, found, chosen)
+            take(dashboard, views(Client(connect(service.url), token)), chosen)
         finally:
             dashboard.close()
             service.stop()
+
+
+def existing(home: Path) -> tuple[ServedHome, str]:
+    """The API on the home of a service, and its token."""
+    token_file = home / "token"
+    if not token_file.is_file():
+        raise SystemExit(f"{home} is no home of a service: it has no token; run `make demo`, or name one")
+    return ServedHome(home, free_port(8000)), token_file.read_text(encoding="utf-8").strip()
+
+
+def replayed(home: Path, chosen: argparse.Namespace) -> tuple[ReplayedService, str]:
+    """A service to which the chosen runs have reported, and a token."""
+    service = ReplayedService(home / "home", free_port(8000))
+    for folder in chosen.ended:
+        service.replay(folder, name=Recording(folder).identity["config"]["name"])
+    if chosen.live is not None:
+        live = service.launch(chosen.live, name=Recording(chosen.live).identity["config"]["name"])
+        live.report(round(_LIVE_SHARE * Recording(chosen.live).last_step))
+    return service, service.token("admin")
 
 
 def take(dashboard: DashboardProcess, found: dict[str, dict[str, Any]], chosen: argparse.Namespace) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import streamlit as st
 
-from gxpo_client.client import Client, NotSignedIn, Refused, ResponseCache, ServiceError, ServiceUnavailable, connect
+from gxpo_client.client import Client, ResponseCache, connect
+from gxpo_client.errors import NotSignedIn, Refused, ServiceError, ServiceUnavailable
 from gxpo_client.shared_responses import SharedResponses
 from gxpo_dashboard.session.access import Visit, cookie_name, has_secret, may_use_local_token, read_local_token
 from gxpo_dashboard.text.labels import TERMINAL, plain

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import streamlit as st
 
-from gxpo_client.client import Refused, ServiceUnavailable
+from gxpo_client.errors import Refused, ServiceUnavailable
 from gxpo_dashboard.session import visitor
 from gxpo_dashboard.session.navigation import go
 from gxpo_dashboard.text.labels import ACTIONS, NO_RIGHT, comma_separated, plain

@@ -6,7 +6,7 @@ from typing import Any
 
 import streamlit as st
 
-from gxpo_client.client import Refused
+from gxpo_client.errors import Refused
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.text.labels import unique_labels
 

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from gxpo_client.client import Refused
+from gxpo_client.errors import Refused
 from gxpo_client.formats import count
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.navigation import go

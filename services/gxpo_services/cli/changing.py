@@ -7,7 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from gxpo_client.client import Json, ServiceError
+from gxpo_client.client import Json
+from gxpo_client.errors import ServiceError
 from gxpo_services.cli.common import (
     UsageError,
     client_of,

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from gxpo_client.client import Client, InvalidRequest, Json, NotFound, NotSignedIn, ServiceError, ServiceUnavailable
+from gxpo_client.client import Client, Json
+from gxpo_client.errors import InvalidRequest, NotFound, NotSignedIn, ServiceError, ServiceUnavailable
 from gxpo_services.cli.client import connect
 from gxpo_trainer.errors import ConfigError, GxpoError
 

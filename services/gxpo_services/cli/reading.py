@@ -12,7 +12,8 @@ from typing import Any, TextIO
 
 from rich.text import Text
 
-from gxpo_client.client import Client, Json, ServiceUnavailable
+from gxpo_client.client import Client, Json
+from gxpo_client.errors import ServiceUnavailable
 from gxpo_services.cli import tables
 from gxpo_services.cli.common import (
     UsageError,

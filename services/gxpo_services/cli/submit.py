@@ -10,7 +10,8 @@ from typing import Any
 import tomli_w
 
 from gxpo_client.addresses import is_loopback
-from gxpo_client.client import Client, InvalidRequest, Json
+from gxpo_client.client import Client, Json
+from gxpo_client.errors import InvalidRequest
 from gxpo_client.formats import count
 from gxpo_services.cli import tables
 from gxpo_services.cli.common import UsageError, client_of, confirmed, named, one_line, print_json, say

@@ -14,7 +14,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 from rich.text import Text
 
-from gxpo_client.client import Client, Json, NotFound, ServiceUnavailable
+from gxpo_client.client import Client, Json
+from gxpo_client.errors import NotFound, ServiceUnavailable
 from gxpo_client.formats import percent
 from gxpo_services.cli import tables
 from gxpo_services.cli.common import UsageError, client_of, group_runs, message_of, one_line, resolve_all

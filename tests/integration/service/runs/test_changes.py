@@ -10,7 +10,8 @@ from fastapi import FastAPI
 from support import queued_runs as runs
 from support.http_server import HttpServer
 
-from gxpo_client.client import Client, Json, NotFound, NotSignedIn, connect
+from gxpo_client.client import Client, Json, connect
+from gxpo_client.errors import NotFound, NotSignedIn
 from gxpo_services.access.principals import hash_token
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables.tokens import AccessToken

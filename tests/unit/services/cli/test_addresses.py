@@ -9,7 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from gxpo_client.addresses import is_http, is_loopback
-from gxpo_client.client import Client, NotFound, connect
+from gxpo_client.client import Client, connect
+from gxpo_client.errors import NotFound
 from gxpo_services.scheduling.launcher import JobStatus, RayLauncher
 from gxpo_services.scheduling.scheduler import _ApiProbe
 from gxpo_services.settings import ServiceSettings, read_settings

@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from gxpo_client import client as module
-from gxpo_client.client import Client, InvalidRequest, NotFound, Refused, ServiceError, ServiceUnavailable
+from gxpo_client.client import Client
 from gxpo_client.client import connect as connect_http
+from gxpo_client.errors import InvalidRequest, NotFound, Refused, ServiceError, ServiceUnavailable
 from gxpo_services.cli.client import connect
 from gxpo_services.cli.common import CommandFailed
 from gxpo_trainer.errors import ConfigError

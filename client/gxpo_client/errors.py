@@ -1,0 +1,63 @@
+"""Errors of calls to the service.
+
+ServiceError
+├── ServiceUnavailable  no response, or 502, 503, 504; a retry may succeed
+├── NotSignedIn         401: the token is missing, unknown, revoked or expired
+└── Refused             any other error response
+    ├── InvalidRequest  400 or 422
+    └── NotFound        404 or 410
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import httpx
+
+
+class ServiceError(Exception):
+    """An error response, or none (status None). errors: (dotted path, message) of every invalid setting."""
+
+    def __init__(
+        self, detail: str, *, status: int | None = None, title: str = "", errors: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        super().__init__(detail or title)
+        self.status, self.title, self.detail, self.errors = status, title, detail, list(errors)
+
+
+class ServiceUnavailable(ServiceError):
+    """The service does not respond, or only that it is unavailable."""
+
+
+class NotSignedIn(ServiceError):
+    """The token is missing, unknown, revoked or expired."""
+
+
+class Refused(ServiceError):
+    """The service refused the request."""
+
+
+class InvalidRequest(Refused):
+    """The request is invalid."""
+
+
+class NotFound(Refused):
+    """There is no such resource."""
+
+
+def error_of(response: httpx.Response) -> ServiceError:
+    """Problem details as an error."""
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    body = body if isinstance(body, dict) else {}
+    errors = [(str(item.get("field", "")), str(item.get("message", ""))) for item in body.get("errors") or []]
+    status, title = response.status_code, str(body.get("title") or response.reason_phrase or "error")
+    kinds: dict[int, type[ServiceError]] = {
+        **dict.fromkeys((400, 422), InvalidRequest),
+        **dict.fromkeys((404, 410), NotFound),
+        **dict.fromkeys((502, 503, 504), ServiceUnavailable),
+        401: NotSignedIn,
+    }
+    return kinds.get(status, Refused)(str(body.get("detail") or ""), status=status, title=title, errors=errors)
