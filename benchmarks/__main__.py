@@ -11,6 +11,7 @@ ALL = (
     "step_time",
     "rules",
     "learning",
+    "tools_demo",
     "predictors",
     "planner",
     "rollout_pool",

@@ -11,45 +11,52 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure import Figure, save
+from gxpo_trainer.compare.intervals import Floats
 from gxpo_trainer.config.io import load_preset
 from gxpo_trainer.records.reading import read_evaluations
 from gxpo_trainer.training.run import train_run
 
 SEEDS = (0, 1, 2)
 GAIN = 0.05
+PROBLEMS, SAMPLES = 512, 8
 
 
 def main() -> None:
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory() as folder:
         for seed in SEEDS:
-            config = load_preset(
-                "demo",
-                [
-                    f"seed={seed}",
-                    "evaluation.every_steps=0",
-                    "evaluation.num_problems=512",
-                    "evaluation.samples_per_prompt=8",
-                ],
-            )
             out = Path(folder) / f"seed-{seed}"
-            train_run(config, out)
-            rows = read_evaluations(out)
-            before, after = (np.array(row["per_problem"]) for row in (rows[0], rows[-1]))
-            figures.append(_gain(seed, before, after))
-            figures.append(Figure(f"seed {seed}: accuracy before", before.mean(), *_interval(before), ""))
-            figures.append(Figure(f"seed {seed}: accuracy after", after.mean(), *_interval(after), ""))
-    save("learning", figures, {"preset": "demo", "steps": 40, "problems": 512, "samples": 8})
+            train("demo", seed, out, SAMPLES)
+            figures += accuracies(f"seed {seed}", *scores(out))
+    save("learning", figures, {"preset": "demo", "steps": 40, "problems": PROBLEMS, "samples": SAMPLES})
 
 
-def _gain(seed: int, before: np.ndarray, after: np.ndarray) -> Figure:
+def train(preset: str, seed: int, out: Path, samples: int) -> None:
+    """A run of the preset, evaluated before and after."""
+    evaluation = {"every_steps": 0, "num_problems": PROBLEMS, "samples_per_prompt": samples}
+    overrides = [f"evaluation.{name}={value}" for name, value in evaluation.items()]
+    train_run(load_preset(preset, [f"seed={seed}", *overrides]), out)
+
+
+def scores(out: Path) -> tuple[Floats, Floats]:
+    """Held-out accuracy of each problem before and after the run: float[problems]."""
+    rows = read_evaluations(out)
+    return np.array(rows[0]["per_problem"]), np.array(rows[-1]["per_problem"])
+
+
+def accuracies(name: str, before: Floats, after: Floats) -> list[Figure]:
+    """The gain, paired by problem, and both accuracies."""
     gain = after - before
     low, high = _interval(gain)
     met = bool(gain.mean() >= GAIN and low > 0)
-    return Figure(f"seed {seed}: gain", gain.mean(), low, high, "", f"≥ {GAIN:g}, interval above 0", met)
+    return [
+        Figure(f"{name}: gain", float(gain.mean()), low, high, "", f"≥ {GAIN:g}, interval above 0", met),
+        Figure(f"{name}: accuracy before", float(before.mean()), *_interval(before), ""),
+        Figure(f"{name}: accuracy after", float(after.mean()), *_interval(after), ""),
+    ]
 
 
-def _interval(values: np.ndarray) -> tuple[float, float]:
+def _interval(values: Floats) -> tuple[float, float]:
     draws = np.random.default_rng(0).integers(0, len(values), size=(5000, len(values)))
     low, high = np.percentile(values[draws].mean(axis=1), [2.5, 97.5])
     return float(low), float(high)

@@ -190,7 +190,16 @@ def test_an_override_cannot_smuggle_in_a_second_setting() -> None:
 
 def test_the_named_presets_exist_each_with_its_baselines_and_its_control() -> None:
     expected = {f"{base}{suffix}" for base in ("demo", *PAPER) for suffix in ("", "-grpo", "-sfpo", "-grpo-lr-control")}
-    assert set(preset_names()) == expected
+    assert set(preset_names()) == expected | {"tools-demo"}
+
+
+def test_the_tools_preset_is_the_demo_in_several_turns() -> None:
+    tools, demo = load_preset("tools-demo"), load_preset("demo")
+    assert (tools.model.path, tools.environment.name, tools.environment.max_turns) == ("starter-tools", "calculator", 4)
+    assert (tools.learner, tools.budget, tools.data) == (demo.learner, demo.budget, demo.data)
+    assert tools.evaluation == demo.evaluation
+    # The embedded task's longest prompt has 40 tokens.
+    assert 40 + tools.rollout.max_new_tokens + tools.environment.observation_tokens <= tools.model.max_length
 
 
 def test_an_unknown_preset_is_refused_with_the_list() -> None:

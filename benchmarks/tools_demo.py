@@ -1,0 +1,63 @@
+"""Does the starter policy learn to use the calculator? 40 GXPO steps of tools-demo on three seeds.
+
+Held-out accuracy before and after as in `learning`: 512 problems, 2 samples each, paired by problem; over seeds, the
+mean of each problem's accuracies. The use of the tool is the mean number of turns of an episode, and the share of
+recorded responses with a calculation, in the first and the last step. An argument names a folder to keep the runs in.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.learning import PROBLEMS, SEEDS, accuracies, scores, train
+from benchmarks.measure import Figure, save
+from gxpo_trainer.compare.intervals import Floats
+from gxpo_trainer.models.starter_tools import OPEN
+from gxpo_trainer.records.reading import read_metrics, read_samples
+
+PRESET = "tools-demo"
+SAMPLES = 2
+
+
+def main(arguments: list[str] | None = None) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(arguments[0]) if arguments else Path(temporary)
+        figures: list[Figure] = []
+        before: list[Floats] = []
+        after: list[Floats] = []
+        for seed in SEEDS:
+            out = folder / f"seed-{seed}"
+            if not (out / "outcome.json").exists():
+                train(PRESET, seed, out, SAMPLES)
+            first, last = scores(out)
+            before.append(first)
+            after.append(last)
+            figures += [*accuracies(f"seed {seed}", first, last), *_tool_use(f"seed {seed}", out)]
+        figures += accuracies("over seeds", np.mean(before, axis=0), np.mean(after, axis=0))
+    save("tools_demo", figures, {"preset": PRESET, "steps": 40, "problems": PROBLEMS, "samples": SAMPLES})
+
+
+def _tool_use(name: str, out: Path) -> list[Figure]:
+    """Turns of an episode and share of responses with a call, in the first and the last step."""
+    turns = [row["metrics"]["env/turns_mean"] for row in read_metrics(out) if "env/turns_mean" in row["metrics"]]
+    figures = [
+        _plain(f"{name}: turns in the first step", turns[0]),
+        _plain(f"{name}: turns in the last step", turns[-1], met=turns[-1] > turns[0]),
+    ]
+    samples = read_samples(out)
+    for when, step in (("first", samples[0]["step"]), ("last", samples[-1]["step"])):
+        calls = [OPEN in row["response"] for row in samples if row["step"] == step]
+        figures.append(_plain(f"{name}: recorded responses with a call in the {when} step", float(np.mean(calls))))
+    return figures
+
+
+def _plain(name: str, value: float, met: bool | None = None) -> Figure:
+    return Figure(name, value, value, value, "", None if met is None else "above the first", met)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
