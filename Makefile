@@ -8,7 +8,7 @@ PYTHON := $(VENV)/bin/python
 # The environment is rebuilt only when the lists that it is made from have changed.
 SOURCES := requirements/$(DEVICE).txt requirements/dev.txt requirements/install.sh pyproject.toml
 STAMP := $(VENV)/.installed-$(DEVICE)-$(shell cat $(SOURCES) | sha256sum | cut -c1-16)
-PURE := errors.py types.py jsonl.py config algo rules verify compare planner studies data rewards published records/evaluation_tables.py
+PURE := errors.py types.py jsonl.py config algo rules verify compare planner studies data environments rewards published records/evaluation_tables.py
 # Where a shell forbids bytecode (container images often do), each process would compile torch, vLLM and the rest again:
 # a launch of a run takes twice the CPU time. The installer leaves the compiling to the first import.
 unexport PYTHONDONTWRITEBYTECODE

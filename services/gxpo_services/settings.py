@@ -71,6 +71,12 @@ class ServiceSettings(BaseSettings):
     allowed_reward_urls: tuple[str, ...] = Field(
         (), description="Addresses that a config's rewards over HTTP may call, as the config writes them."
     )
+    allowed_environments: tuple[str, ...] = Field(
+        (), description="Custom environment classes (module:Class) that a config may use."
+    )
+    allowed_environment_urls: tuple[str, ...] = Field(
+        (), description="Addresses of OpenEnv servers that a config may use, as the config writes them."
+    )
 
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Largest request body.")
     max_body_s: float = Field(60.0, gt=0, description="Time in which a request body must arrive.")

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gxpo_services.settings import ServiceSettings
+from gxpo_trainer.config.environment import OWN_ENVIRONMENTS
 from gxpo_trainer.config.model import STARTER_POLICIES
 from gxpo_trainer.config.verifier import OWN_REWARDS
 
@@ -32,6 +33,7 @@ def refusals(values: Mapping[str, Any], settings: ServiceSettings) -> Refusals:
         *_data(values, settings),
         *_evaluation(values, settings),
         *_rewards(values, settings),
+        *_environment(values, settings),
         *_placement(values),
     ]
 
@@ -78,6 +80,16 @@ def _rewards(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[t
         if isinstance(url, str) and url not in settings.allowed_reward_urls:
             known = ", ".join(settings.allowed_reward_urls) or "none"
             yield f"verifier.rewards[{number}].url", f"is not an allowed address on this server; choose from {known}"
+
+
+def _environment(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
+    name, url = _get(values, "environment.name"), _get(values, "environment.url")
+    if isinstance(name, str) and name not in (*OWN_ENVIRONMENTS, *settings.allowed_environments):
+        allowed = ", ".join((*OWN_ENVIRONMENTS, *settings.allowed_environments))
+        yield "environment.name", f"is not allowed on this server; choose from {allowed}"
+    if isinstance(url, str) and url not in settings.allowed_environment_urls:
+        known = ", ".join(settings.allowed_environment_urls) or "none"
+        yield "environment.url", f"is not an allowed address on this server; choose from {known}"
 
 
 def _placement(values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:

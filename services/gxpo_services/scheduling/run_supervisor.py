@@ -167,6 +167,8 @@ class RunSupervisor:
         env = {
             "GXPO_REWARD_ALLOWLIST": ",".join(self._settings.allowed_rewards),
             "GXPO_REWARD_URLS": ",".join(self._settings.allowed_reward_urls),
+            "GXPO_ENVIRONMENT_ALLOWLIST": ",".join(self._settings.allowed_environments),
+            "GXPO_ENVIRONMENT_URLS": ",".join(self._settings.allowed_environment_urls),
             # Ray's default of 3 s between SIGTERM and SIGKILL is too short for a checkpoint.
             "RAY_JOB_STOP_WAIT_TIME_S": str(self._settings.stop_wait_s),
         }

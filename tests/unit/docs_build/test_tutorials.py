@@ -13,9 +13,9 @@ from gxpo_dashboard.views.run import PARTS
 CHARTS = ROOT / "dashboard" / "gxpo_dashboard" / "charts"
 
 
-@pytest.mark.parametrize("page", ["train-your-model", "write-a-reward"])
+@pytest.mark.parametrize("page", ["tutorials/train-your-model", "tutorials/write-a-reward", "environments"])
 def test_the_commands_of_the_page_print_what_it_says(page: str, tmp_path: Path) -> None:
-    Reader(tmp_path).follow(f"tutorials/{page}.md")
+    Reader(tmp_path).follow(f"{page}.md")
 
 
 def test_the_rule_of_the_tutorial_passes_its_own_test_and_is_known_to_the_commands(tmp_path: Path) -> None:
@@ -30,6 +30,7 @@ def test_the_pages_with_commands_state_what_those_need() -> None:
     """A block without a note is executed above, so each page must have one that is."""
     assert {"problems.jsonl", "answers.jsonl", "mine.toml"} < titled("tutorials/train-your-model.md").keys()
     assert {"my_rewards.py", "brief.toml"} == titled("tutorials/write-a-reward.md").keys()
+    assert {"my_environments.py"} == titled("environments.md").keys()
 
 
 def test_the_dashboard_has_every_part_and_chart_that_the_pages_name() -> None:

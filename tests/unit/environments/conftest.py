@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
+from support.processes import processes_with
 
 from gxpo_trainer.config.environment import EnvironmentConfig
 
@@ -32,19 +32,12 @@ def configured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., EnvironmentConf
 
 
 @pytest.fixture
-def descendants() -> Callable[[], set[int]]:
-    """Processes that did not exist before the test and have this one, or a worker process, among their ancestors."""
-    before = {process.pid for process in psutil.process_iter()}
+def descendants(monkeypatch: pytest.MonkeyPatch) -> Callable[[], set[int]]:
+    """The processes that this test has started, and theirs."""
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv("TEST_OF_ENVIRONMENTS", mark)
 
     def found() -> set[int]:
-        ours = set()
-        for process in psutil.process_iter():
-            try:
-                tagged = "GXPO_ENVIRONMENT_WORKER" in process.environ()
-                if process.pid not in before and process.status() != psutil.STATUS_ZOMBIE and tagged:
-                    ours.add(process.pid)
-            except psutil.Error:
-                continue
-        return ours - {os.getpid()}
+        return processes_with(TEST_OF_ENVIRONMENTS=mark)
 
     return found

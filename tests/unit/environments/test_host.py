@@ -16,6 +16,7 @@ from gxpo_trainer.config.environment import EnvironmentConfig
 from gxpo_trainer.environments import Observation, Problem, Turn
 from gxpo_trainer.environments import host as host_module
 from gxpo_trainer.environments.calls import Call, Reply
+from gxpo_trainer.environments.check import check_environment
 from gxpo_trainer.environments.contract import MAX_TEXT
 from gxpo_trainer.environments.host import EnvironmentHost
 from gxpo_trainer.errors import ConfigError, TrainingError
@@ -406,6 +407,21 @@ def test_a_worker_that_cannot_start_ends_the_run(
         reply_to(config)
     assert raised.value.reason == "setup_failed"
     assert host_module.MAX_FAILED_STARTS == 3
+    assert descendants() == set()
+
+
+def test_the_check_before_a_run_refuses_what_cannot_be_used(
+    configured: Configured, descendants: Descendants, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_environment(EnvironmentConfig())
+    check_environment(configured())
+    with pytest.raises(ConfigError, match=r"is no environment: it has no method step; define step\(self, action\)"):
+        check_environment(configured("NoStep"))
+    with pytest.raises(ConfigError, match="'somewhere:Else' is not allowed on this machine"):
+        check_environment(EnvironmentConfig(name="somewhere:Else"))
+    monkeypatch.setattr("gxpo_trainer.environments.process.sys.executable", "/bin/false")
+    with pytest.raises(ConfigError, match=r"^environment: .* cannot be started \(3 attempts in a row\)"):
+        check_environment(configured())
     assert descendants() == set()
 
 

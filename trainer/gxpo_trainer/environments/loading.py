@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 from gxpo_trainer.environments.base import Environment
 from gxpo_trainer.environments.contract import class_problem
+from gxpo_trainer.environments.openenv import OpenEnvEnvironment, check_url
 from gxpo_trainer.errors import ConfigError
 
 ALLOWLIST = "GXPO_ENVIRONMENT_ALLOWLIST"
@@ -22,8 +25,15 @@ def allowed_classes(environment: Mapping[str, str]) -> frozenset[str]:
     return frozenset(name.strip() for name in environment.get(ALLOWLIST, "").split(",") if name.strip())
 
 
-def check_allowed(name: str, environment: Mapping[str, str]) -> None:
-    """Raises ConfigError for a class that is not allowlisted. Imports nothing."""
+def check_allowed(settings: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    """Raises ConfigError for a class or an address that is not allowlisted. Imports nothing.
+
+    settings: those of EnvironmentConfig.
+    """
+    name = settings["name"]
+    if settings["url"] is not None:
+        check_url(settings["url"], environment)
+        return
     allowed = allowed_classes(environment)
     if name not in OWN_CLASSES and name not in allowed:
         raise ConfigError(
@@ -32,9 +42,18 @@ def check_allowed(name: str, environment: Mapping[str, str]) -> None:
         )
 
 
-def load_environment(name: str, environment: Mapping[str, str]) -> Callable[[], Environment]:
-    """What creates the environment of an episode. Raises ConfigError."""
-    check_allowed(name, environment)
+def load_environment(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Callable[[], Environment]:
+    """What creates the environment of an episode. settings: those of EnvironmentConfig. Raises ConfigError."""
+    check_allowed(settings, environment)
+    name = settings["name"]
+    if settings["url"] is not None:
+        try:
+            importlib.import_module("websockets.sync.client")  # here, so that no episode has to
+        except ImportError as error:
+            raise ConfigError(
+                f"environment.name = {name!r} needs websockets ({error}); install gxpo[openenv]"
+            ) from None
+        return partial(OpenEnvEnvironment, settings["url"], settings["action_field"], settings["observation_field"])
     path = OWN_CLASSES.get(name, name)
     module, _, attribute = path.partition(":")
     try:

@@ -121,7 +121,7 @@ class WorkerProcess:
         module = "gxpo_trainer.environments.worker"
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(config.memory_mb), str(os.getpid()), config.name],
+                [sys.executable, "-m", module, str(os.getpid()), config.model_dump_json()],
                 stdin=theirs.fileno(),
                 stdout=self._output,
                 stderr=self._output,

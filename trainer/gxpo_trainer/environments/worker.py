@@ -1,10 +1,9 @@
-"""The process that forks episodes: `python -m gxpo_trainer.environments.worker MEMORY_MB PARENT NAME`.
+"""The process that forks episodes: `python -m gxpo_trainer.environments.worker PARENT SETTINGS`.
 
 It imports the environment's class once and little else, so that it starts in tenths of a second and an episode's
-process in milliseconds. NAME
-is `environment.name`. Messages are JSON datagrams on a socket, which is its standard input. In: `{"start": n}` with the
-file descriptor of the episode's socket, `{"kill": n}`. Out: `{"ready": true}` once, or `{"refused": why}`;
-`{"started": n, "pid": …}`; `{"ended": n, "cause": …}`.
+process in milliseconds. SETTINGS is the JSON of EnvironmentConfig. Messages are JSON datagrams on a socket, which is
+its standard input. In: `{"start": n}` with the file descriptor of the episode's socket, `{"kill": n}`. Out:
+`{"ready": true}` once, or `{"refused": why}`; `{"started": n, "pid": …}`; `{"ended": n, "cause": …}`.
 
 An episode leads a session and adopts the orphans among its descendants; this process adopts those of the episodes.
 When an episode ends, its process group is killed, and then every child that is no episode, until none is left. So
@@ -165,20 +164,20 @@ def _cause(ended: Any) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    memory_mb, parent, name = int(arguments[0]), int(arguments[1]), arguments[2]
+    parent, settings = int(arguments[0]), json.loads(arguments[1])
     die_with_parent(parent)
-    limit_process(memory_mb)
+    limit_process(settings["memory_mb"])
     control = socket.socket(fileno=os.dup(0))
     redirect_to_null(0)  # what the class starts when it is imported must not hold the socket
     try:
-        create = load_environment(name, os.environ)
+        create = load_environment(settings, os.environ)
     except ConfigError as error:
         control.send(json.dumps({"refused": str(error)[: MAX_MESSAGE // 8]}).encode())
         return error.exit_code
     survive_parent()  # the end of the input is noticed, and the episodes are killed first
     adopt_orphans()
     gc.freeze()
-    forker = EpisodeForker(control, create, name)
+    forker = EpisodeForker(control, create, settings["name"])
     control.send(b'{"ready": true}')
     forker.run()
     return 0

@@ -14,6 +14,7 @@ from gxpo_trainer.data.benchmarks import Benchmark, load_benchmark
 from gxpo_trainer.data.chat import ObservationEncoder, chat_template_problem
 from gxpo_trainer.data.contamination import without_contamination
 from gxpo_trainer.data.prompts import PromptSet, TokenizedPrompts, load_prompts, resolve_template, tokenize_prompts
+from gxpo_trainer.environments.check import check_environment
 from gxpo_trainer.errors import CheckpointError, ConfigError
 from gxpo_trainer.learner.attention import check_attention
 from gxpo_trainer.models.load import load_tokenizer, pin_revision, resolve_model
@@ -69,6 +70,7 @@ def prepare(config: RunConfig, out_dir: Path, *, resume: bool, continue_run: boo
         check_attention(config, placement.device)
     check_tensor_parallel(Path(model_folder), config.placement.tensor_parallel)
     check_rewards(config.verifier)
+    check_environment(config.environment)
     tokenizer = load_tokenizer(config.model)
     check_conversations(config, tokenizer)
     benchmarks = tokenized_benchmarks(config, tokenizer)

@@ -179,14 +179,46 @@ def test_rewards_over_http_call_allowed_addresses_only() -> None:
     assert reason == f"is not an allowed address on this server; choose from {judge}"
 
 
+def test_environments_are_own_classes_or_listed_ones() -> None:
+    body = {"environment": {"name": "team.games:Chess"}}
+    assert refused(body, server()) == ["environment.name"]
+    strict = server(allowed_environments=["team.games:Go"])
+    ((_, reason),) = refusals(body, strict)
+    assert reason == "is not allowed on this server; choose from single_turn, calculator, openenv, team.games:Go"
+    assert refused(body, server(allowed_environments=["team.games:Chess"])) == []
+    assert refused({"environment": {"name": "calculator"}}, server()) == []
+
+
+def test_openenv_servers_have_allowed_addresses_only() -> None:
+    address, other = "http://games.example:8000", "http://games.example:8000/other"
+    strict = server(allowed_environment_urls=[address])
+    assert refused({"environment": {"name": "openenv", "url": address}}, strict) == []
+    ((path, reason),) = refusals({"environment": {"name": "openenv", "url": other}}, strict)
+    assert (path, reason) == ("environment.url", f"is not an allowed address on this server; choose from {address}")
+    assert refused({"environment": {"name": "openenv", "url": address}}, server()) == ["environment.url"]
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
-PARTS = st.sampled_from(["model", "data", "evaluation", "verifier", "placement"])
+PARTS = st.sampled_from(["model", "data", "evaluation", "verifier", "environment", "placement"])
 NAMES = st.sampled_from(
-    ["path", "trust_remote_code", "source", "split", "subset", "data_root", "benchmarks", "rewards", "ray_address"]
+    [
+        *(
+            "path",
+            "trust_remote_code",
+            "source",
+            "split",
+            "subset",
+            "data_root",
+            "benchmarks",
+            "rewards",
+            "ray_address",
+        ),
+        *("name", "url"),
+    ]
 )
 
 

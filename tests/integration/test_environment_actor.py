@@ -1,0 +1,177 @@
+"""The environments' actor on a real Ray: it dies, hangs and cannot start, in the middle of episodes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from support.processes import processes_with
+
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.environments import Observation, Problem, Turn
+from gxpo_trainer.environments.calls import Call, Reply
+from gxpo_trainer.errors import ConfigError, TrainingError
+from gxpo_trainer.rollout import environment_handle
+from gxpo_trainer.rollout.environment_actor import RunEnvironments
+from gxpo_trainer.rollout.environment_handle import EnvironmentHandle
+
+pytestmark = pytest.mark.engine
+MODULE = "tool_environments"
+MARK = uuid.uuid4().hex
+SOURCE = """
+import os
+import signal
+import subprocess
+import sys
+
+from gxpo_trainer.environments import Observation, Turn
+
+
+class Tool:
+    def reset(self, problem, seed):
+        self.turns = 0
+        return Observation.of_text(f"{problem.text} {seed}")
+
+    def step(self, action):
+        self.turns += 1
+        if action == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if action == "leave a child":
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        return Turn(f"{self.turns}: {action}")
+
+
+class NoTool:
+    pass
+"""
+
+
+@pytest.fixture(scope="module")
+def environments(ray_on_loopback: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Starts the actor of a run with a class of the module above."""
+    folder = tmp_path_factory.mktemp("environments")
+    (folder / f"{MODULE}.py").write_text(SOURCE)
+    variables = {
+        "TEST_OF_ENVIRONMENTS": MARK,
+        "PYTHONPATH": str(folder),
+        "GXPO_ENVIRONMENT_ALLOWLIST": f"{MODULE}:Tool,{MODULE}:NoTool",
+    }
+    placement = SimpleNamespace(
+        environment_options=lambda: {"num_cpus": 0, "max_concurrency": 100, "runtime_env": {"env_vars": variables}}
+    )
+
+    @contextmanager
+    def start(name: str = "Tool") -> Iterator[tuple[RunEnvironments, EnvironmentHandle]]:
+        config = RunConfig.model_validate({"environment": {"name": f"{MODULE}:{name}", "deadline_s": 120.0}})
+        run = RunEnvironments(config, placement)  # type: ignore[arg-type]
+        handle = run.start()
+        assert handle is not None
+        try:
+            yield run, handle
+        finally:
+            run.kill()
+
+    return start
+
+
+def call(*actions: str, episode: str = "a") -> Call:
+    return Call(episode, Problem("p", "Count", "3", {}), 5, actions)
+
+
+def workers() -> set[int]:
+    """Processes that environments have started."""
+    return processes_with(TEST_OF_ENVIRONMENTS=MARK, GXPO_ENVIRONMENT_WORKER=None)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.05)
+
+
+def stopped(run: RunEnvironments, episode: str, *, other_than: int | None = None) -> int:
+    """Process id of an episode that has stopped itself, once it has."""
+    import ray
+
+    while True:
+        pid = ray.get(run.actor.episode_pids.remote()).get(episode)
+        if pid not in (None, other_than) and psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+            return int(pid)
+        time.sleep(0.05)
+
+
+def test_episodes_continue_when_their_actor_is_killed(environments: Callable[..., Any]) -> None:
+    import ray
+
+    before = workers()
+    with environments() as (run, handle):
+        handle = pickle.loads(pickle.dumps(handle))  # noqa: S301 - engines get it like this
+        assert handle.advance(call()).result() == Reply(Observation.of_text("Count 5"))
+        assert handle.advance(call("x")).result() == Reply(Turn("1: x"))
+        waiting = handle.advance(call("x", "stop"))
+        first = stopped(run, "a")
+        os.kill(ray.get(run.actor.pid.remote()), signal.SIGKILL)
+        second = stopped(run, "a", other_than=first)
+        until(lambda: first not in workers())
+        os.kill(second, signal.SIGCONT)
+        assert waiting.result() == Reply(Turn("2: stop"))
+        assert handle.advance(call("y", episode="b")).result() == Reply(Turn("1: y"))
+        handle.end("b")
+        until(lambda: set(ray.get(run.actor.episode_pids.remote())) == {"a"})
+        assert handle.advance(call("leave a child", episode="c")).result() == Reply(Turn("1: leave a child"))
+    until(lambda: workers() <= before)
+
+
+def test_an_actor_that_hangs_is_killed_and_the_call_repeated(
+    environments: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    monkeypatch.setattr(environment_handle, "PROBE_INTERVAL_S", 0.2)
+    monkeypatch.setattr(environment_handle, "PROBE_LIMIT_S", 20.0)
+    before = workers()
+    with environments() as (run, handle):
+        assert handle.advance(call("x")).result() == Reply(Turn("1: x"))
+        hung = ray.get(run.actor.pid.remote())
+        os.kill(hung, signal.SIGSTOP)
+        assert handle.advance(call("x", "y")).result() == Reply(Turn("2: y"))
+        assert ray.get(run.actor.pid.remote()) != hung
+    until(lambda: workers() <= before)
+
+
+def test_an_actor_that_never_answers_ends_the_run(
+    environments: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment_handle, "PROBE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(environment_handle, "PROBE_LIMIT_S", 0.001)
+    with environments() as (_, handle), pytest.raises(TrainingError, match="did not answer 5 times in a row") as raised:
+        handle.advance(call("x")).result()
+    assert raised.value.reason == "stalled"
+
+
+def test_a_class_that_cannot_be_used_on_the_actors_node_ends_the_run(environments: Callable[..., Any]) -> None:
+    with environments("NoTool") as (_, handle), pytest.raises(ConfigError, match="it has no method reset"):
+        handle.advance(call()).result()
+
+
+def test_a_run_of_single_turns_starts_no_actor() -> None:
+    run = RunEnvironments(RunConfig(), SimpleNamespace())  # type: ignore[arg-type]
+    assert run.start() is None
+    run.kill()
+
+
+def test_the_actor_needs_no_further_cpus() -> None:
+    from gxpo_trainer.cluster.placement import Placement
+
+    placement = Placement.decide(RunConfig.model_validate({"environment": {"name": "calculator"}}))
+    alone = Placement.decide(RunConfig())
+    assert placement.bundles() == alone.bundles()
+    assert placement.environment_options()["num_cpus"] == 0

@@ -1,0 +1,19 @@
+"""Processes of this machine, found by what they were started with."""
+
+from __future__ import annotations
+
+import psutil
+
+
+def processes_with(**variables: str | None) -> set[int]:
+    """Ids of the processes, without zombies, that were started with these variables. None: with any value."""
+    found = set()
+    for process in psutil.process_iter():
+        try:
+            environment = process.environ()
+            fits = all(name in environment and value in (None, environment[name]) for name, value in variables.items())
+            if fits and process.status() != psutil.STATUS_ZOMBIE:
+                found.add(process.pid)
+        except psutil.Error:  # of another user, or ended meanwhile
+            continue
+    return found

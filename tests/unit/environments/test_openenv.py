@@ -1,0 +1,289 @@
+"""The adapter of OpenEnv, against servers on loopback that follow its protocol or break it.
+
+With GXPO_OPENENV_PYTHON, the interpreter of an environment that has the package `openenv`, its real server too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import json
+import os
+import socket
+import subprocess
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gxpo_trainer.config.environment import EnvironmentConfig
+from gxpo_trainer.environments import Observation, Problem, Turn
+from gxpo_trainer.environments.calls import Call, Reply
+from gxpo_trainer.environments.host import EnvironmentHost
+from gxpo_trainer.errors import ConfigError
+
+Handler = Callable[[dict[str, Any], dict[str, Any]], str | None]
+"""(message, the session's memory) -> answer; None: none at all."""
+
+
+@contextmanager
+def server(handler: Handler, sessions: list[dict[str, Any]] | None = None) -> Iterator[str]:
+    """The address of a WebSocket server in a thread of its own."""
+    from websockets.exceptions import ConnectionClosed
+    from websockets.sync.server import ServerConnection, serve
+
+    def session(connection: ServerConnection) -> None:
+        memory: dict[str, Any] = {"path": connection.request.path if connection.request else ""}
+        if sessions is not None:
+            sessions.append(memory)
+        try:
+            for message in connection:
+                answer = handler(json.loads(message), memory)
+                if answer is not None:
+                    connection.send(answer)
+        except ConnectionClosed:  # the client was killed
+            memory["closed"] = True
+
+    with serve(session, "127.0.0.1", 0) as running:
+        thread = threading.Thread(target=running.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{running.socket.getsockname()[1]}"
+        running.shutdown()
+        thread.join()
+
+
+def observation(fields: dict[str, Any], reward: float | None = None, done: bool = False) -> str:
+    return json.dumps({"type": "observation", "data": {"observation": fields, "reward": reward, "done": done}})
+
+
+def guessing(message: dict[str, Any], memory: dict[str, Any]) -> str:
+    """Guess the seed: a small environment that keeps the number of guesses."""
+    if message["type"] == "reset":
+        memory["target"], memory["guesses"], memory["given"] = message["data"]["seed"], 0, message["data"]
+        return observation({"text": "guess", "left": 3})
+    memory["guesses"] += 1
+    right = message["data"]["guess"] == str(memory["target"])
+    text = f"{'right' if right else 'wrong'} after {memory['guesses']}"
+    return observation({"text": text, "left": 3 - memory["guesses"]}, 1.0 if right else 0.0, right)
+
+
+def call(*actions: str, episode: str = "a") -> Call:
+    return Call(episode, Problem("p1", "Guess a number.", "7", {"level": "easy"}), 7, actions)
+
+
+@pytest.fixture
+def configured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., EnvironmentConfig]:
+    def config(url: str, **settings: Any) -> EnvironmentConfig:
+        monkeypatch.setenv("GXPO_ENVIRONMENT_URLS", f"http://elsewhere.example:1, {url}")
+        fields = {"action_field": "guess", "observation_field": "text", "deadline_s": 60.0}
+        return EnvironmentConfig.model_validate({"name": "openenv", "url": url, **fields, **settings})
+
+    return config
+
+
+def replies_to(config: EnvironmentConfig, *calls: Call) -> list[Reply]:
+    async def play() -> list[Reply]:
+        host = EnvironmentHost(config)
+        try:
+            return [await host.advance(one) for one in calls]
+        finally:
+            await host.close()
+
+    return asyncio.run(play())
+
+
+def test_an_episode_is_a_session_of_the_server(configured: Callable[..., EnvironmentConfig]) -> None:
+    sessions: list[dict[str, Any]] = []
+    with server(guessing, sessions) as url:
+        found = replies_to(
+            configured(url),
+            call(),
+            call(episode="b"),
+            call("3"),
+            call("3", "7"),
+            call("7", episode="b"),
+        )
+        while not all("closed" in session for session in sessions):
+            time.sleep(0.01)
+    first = Reply(Observation.of_text("Guess a number.\n\nguess"))
+    assert found == [
+        first,
+        first,
+        Reply(Turn("wrong after 1", 0.0)),
+        Reply(Turn("right after 2", 1.0, True)),
+        Reply(Turn("right after 1", 1.0, True)),
+    ]
+    assert [session["path"] for session in sessions] == ["/ws", "/ws"]
+    assert sessions[0]["given"] == {"level": "easy", "problem": "Guess a number.", "gold": "7", "seed": 7}
+
+
+def test_without_a_field_the_whole_observation_is_shown(configured: Callable[..., EnvironmentConfig]) -> None:
+    with server(guessing) as url:
+        found = replies_to(configured(url, observation_field=None), call("3"))
+    assert found == [Reply(Turn('{"text": "wrong after 1", "left": 2}', 0.0))]
+
+
+FAULTS: dict[str, tuple[Handler, str]] = {
+    "error": (
+        lambda message, memory: json.dumps({"type": "error", "data": {"message": "no room", "code": "SESSION_ERROR"}}),
+        "the server answers reset with SESSION_ERROR: no room",
+    ),
+    "no JSON": (lambda message, memory: "<html>", "raised JSONDecodeError"),
+    "a list": (lambda message, memory: "[]", "the answer to reset is no message of OpenEnv"),
+    "state": (
+        lambda message, memory: json.dumps({"type": "state", "data": {}}),
+        "the answer to reset is a message of type 'state', not an observation",
+    ),
+    "other field": (
+        lambda message, memory: observation({"message": "x"}),
+        "environment.observation_field = 'text' is no field of the observation; it has message",
+    ),
+    "10 MB": (lambda message, memory: observation({"text": "x" * 10_000_000}), "raised ConnectionClosedError"),
+    "reward": (
+        lambda message, memory: observation({"text": ""}, "high" if message["type"] == "step" else None),  # type: ignore[arg-type]
+        "openenv.step: Turn.reward is a value of type str; it must be a number or None",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_server_that_breaks_the_protocol_is_an_error(
+    configured: Callable[..., EnvironmentConfig], fault: str
+) -> None:
+    handler, detail = FAULTS[fault]
+    with server(handler) as url:
+        (reply,) = replies_to(configured(url), call("3"))
+    assert (reply.answer, reply.failure) == (None, "error")
+    assert detail in reply.detail
+
+
+def test_a_server_that_does_not_answer_is_a_timeout(configured: Callable[..., EnvironmentConfig]) -> None:
+    with server(lambda message, memory: None) as url:
+        (reply,) = replies_to(configured(url, deadline_s=3.0), call())
+    assert reply.failure == "timeout"
+
+
+def test_a_server_that_does_not_run_is_an_error(configured: Callable[..., EnvironmentConfig]) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        (reply,) = replies_to(configured(f"http://127.0.0.1:{unused.getsockname()[1]}"), call())
+    assert reply.failure == "error"
+    assert "ConnectionRefusedError" in reply.detail
+
+
+def test_a_redirect_is_not_followed(configured: Callable[..., EnvironmentConfig]) -> None:
+    sessions: list[dict[str, Any]] = []
+    with server(guessing, sessions) as elsewhere:
+
+        class Redirect(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self.send_response(302)
+                self.send_header("Location", elsewhere.replace("http", "ws") + "/ws")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+        with http.server.HTTPServer(("127.0.0.1", 0), Redirect) as redirecting:
+            threading.Thread(target=redirecting.serve_forever, daemon=True).start()
+            (reply,) = replies_to(configured(f"http://127.0.0.1:{redirecting.server_port}"), call())
+            redirecting.shutdown()
+    assert reply.failure == "error"
+    assert "cannot follow redirect" in reply.detail
+    assert sessions == []
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://elsewhere.example:10", "http://elsewhere.example"])
+def test_an_address_that_is_not_listed_is_refused(configured: Callable[..., EnvironmentConfig], url: str) -> None:
+    listed = configured("http://127.0.0.1:2")
+    with pytest.raises(ConfigError, match=r"environment\.url: the address .* is not allowed on this machine"):
+        replies_to(listed.model_copy(update={"url": url}), call())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "openenv"}, "needs an address"),
+        ({"name": "calculator", "url": "http://127.0.0.1:1"}, "only openenv has an address"),
+        ({"name": "openenv", "url": "http://user:secret@127.0.0.1:1"}, "without a user name or password"),
+        ({"name": "openenv", "url": "file:///etc/passwd"}, "http://host:port"),
+        ({"name": "openenv", "url": "http://127.0.0.1:1/?token=x"}, "http://host:port"),
+        ({"name": "openenv", "url": "127.0.0.1:1"}, "http://host:port"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EnvironmentConfig.model_validate(settings)
+
+
+REAL_SERVER = """
+    import sys
+
+    from openenv.core import Action, Environment, Observation, State, create_app
+    import uvicorn
+
+
+    class Guess(Action):
+        guess: str
+
+
+    class Answer(Observation):
+        text: str
+
+
+    class Guessing(Environment):
+        SUPPORTS_CONCURRENT_SESSIONS = True
+
+        def reset(self, seed=None, episode_id=None, **kwargs):
+            self.target, self.guesses = seed, 0
+            return Answer(text="guess")
+
+        def step(self, action, timeout_s=None, **kwargs):
+            self.guesses += 1
+            right = action.guess == str(self.target)
+            text = f"{'right' if right else 'wrong'} after {self.guesses}"
+            return Answer(text=text, reward=1.0 if right else 0.0, done=right)
+
+        @property
+        def state(self):
+            return State(step_count=self.guesses)
+
+
+    app = create_app(Guessing, Guess, Answer, env_name="guessing", max_concurrent_envs=8)
+    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
+"""
+
+
+@pytest.mark.skipif("GXPO_OPENENV_PYTHON" not in os.environ, reason="GXPO_OPENENV_PYTHON names no interpreter")
+def test_a_real_server_of_openenv(configured: Callable[..., EnvironmentConfig], tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = tmp_path / "guessing_server.py"
+    script.write_text(textwrap.dedent(REAL_SERVER))
+    process = subprocess.Popen([os.environ["GXPO_OPENENV_PYTHON"], str(script), str(port)])
+    try:
+        while True:
+            assert process.poll() is None
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        calls = call(), call(episode="b"), call("3"), call("7", episode="b"), call("3", "7")
+        found = replies_to(configured(f"http://127.0.0.1:{port}"), *calls)
+    finally:
+        process.kill()
+        process.wait()
+    first = Reply(Observation.of_text("Guess a number.\n\nguess"))
+    assert found == [
+        first,
+        first,
+        Reply(Turn("wrong after 1", 0.0)),
+        Reply(Turn("right after 1", 1.0, True)),
+        Reply(Turn("right after 2", 1.0, True)),
+    ]
