@@ -413,15 +413,18 @@ def test_a_worker_that_cannot_start_ends_the_run(
 def test_the_check_before_a_run_refuses_what_cannot_be_used(
     configured: Configured, descendants: Descendants, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_environment(EnvironmentConfig())
-    check_environment(configured())
+    problem = Problem("p1", "Count", "3", {})
+    check_environment(EnvironmentConfig(), problem, 5)
+    check_environment(configured(), problem, 5)
     with pytest.raises(ConfigError, match=r"is no environment: it has no method step; define step\(self, action\)"):
-        check_environment(configured("NoStep"))
+        check_environment(configured("NoStep"), problem, 5)
     with pytest.raises(ConfigError, match="'somewhere:Else' is not allowed on this machine"):
-        check_environment(EnvironmentConfig(name="somewhere:Else"))
+        check_environment(EnvironmentConfig(name="somewhere:Else"), problem, 5)
+    with pytest.raises(ConfigError, match=r"begin an episode of problem p1: .*TextReset\.reset returned a value"):
+        check_environment(configured("TextReset"), problem, 5)
     monkeypatch.setattr("gxpo_trainer.environments.process.sys.executable", "/bin/false")
     with pytest.raises(ConfigError, match=r"^environment: .* cannot be started \(3 attempts in a row\)"):
-        check_environment(configured())
+        check_environment(configured(), problem, 5)
     assert descendants() == set()
 
 

@@ -163,6 +163,26 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_for_conversations(con
     prepare(config(model=model), tmp_path / "run", resume=False)
 
 
+def test_an_environment_that_is_not_allowed_or_does_not_begin_is_refused(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_environments.py").write_text(
+        "class Broken:\n"
+        "    def reset(self, problem, seed):\n"
+        "        raise RuntimeError(f'{problem.text} {seed}')\n\n"
+        "    def step(self, action):\n"
+        "        return None\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    settings = config(environment={"name": "own_environments:Broken"}, seed=11)
+    with pytest.raises(ConfigError, match="own_environments:Broken' is not allowed on this machine"):
+        prepare(settings, tmp_path / "run", resume=False)
+    monkeypatch.setenv("GXPO_ENVIRONMENT_ALLOWLIST", "own_environments:Broken")
+    raised = r"own_environments:Broken\.reset raised RuntimeError: Anna has 3 apples\. She gets 4 .* 11 \("
+    with pytest.raises(ConfigError, match=rf"does not begin an episode of problem 3\+4: {raised}"):
+        prepare(settings, tmp_path / "run", resume=False)
+
+
 def test_conversations_leave_room_for_their_observations(config: Any, tmp_path: Path) -> None:
     def prepared(max_length: int, observed: int = 30) -> Any:
         environment = {"name": "calculator", "max_turns": 3, "max_observation_tokens": observed}

@@ -58,10 +58,6 @@ class EnvironmentHost:
         self._private: list[WorkerProcess] = []
         self._episodes: dict[str, _Episode] = {}
 
-    async def start(self) -> None:
-        """Start the worker process. Raises ConfigError, TrainingError."""
-        await self._shared_worker()
-
     async def advance(self, call: Call) -> Reply:
         """The environment's answer to a call. Raises ConfigError, TrainingError when no process can be started."""
         episode = self._episodes.setdefault(call.episode, _Episode())

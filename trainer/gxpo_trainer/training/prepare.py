@@ -21,6 +21,7 @@ from gxpo_trainer.models.load import load_tokenizer, pin_revision, resolve_model
 from gxpo_trainer.models.shape import check_tensor_parallel
 from gxpo_trainer.records.identity import hash_path
 from gxpo_trainer.records.reading import IDENTITY
+from gxpo_trainer.rollout.requests import EpisodeStart
 from gxpo_trainer.rollout.verification import check_rewards
 from gxpo_trainer.training.checkpoints import Checkpoint, CheckpointStore
 from gxpo_trainer.training.evaluation import TokenizedBenchmark
@@ -70,7 +71,6 @@ def prepare(config: RunConfig, out_dir: Path, *, resume: bool, continue_run: boo
         check_attention(config, placement.device)
     check_tensor_parallel(Path(model_folder), config.placement.tensor_parallel)
     check_rewards(config.verifier)
-    check_environment(config.environment)
     tokenizer = load_tokenizer(config.model)
     check_conversations(config, tokenizer)
     benchmarks = tokenized_benchmarks(config, tokenizer)
@@ -82,6 +82,7 @@ def prepare(config: RunConfig, out_dir: Path, *, resume: bool, continue_run: boo
     longest = min(config.data.max_prompt_tokens, prompt_room(config, config.rollout.max_new_tokens))
     template = resolve_template(config.data.template, config.data.source)
     prompts = tokenize_prompts(data.prompts, tokenizer, template, longest)
+    check_environment(config.environment, EpisodeStart.of(prompts.prompts[0], template, 0).problem, config.seed)
     return Prepared(
         config,
         out_dir,
