@@ -1,7 +1,7 @@
 """Pictures of every view, light and dark, from real runs.
 
 Of a home (`make demo`, then `make screenshots`), or of run folders: `--ended` for those of a study, `--live` for one
-that is shown as it was after three fifths of its steps. Starts the API and the dashboard, opens each view in headless
+that is shown as it was after a share of its steps. Starts the API and the dashboard, opens each view in headless
 Chromium, waits until nothing is being drawn any more, and writes docs/images/<view>-<light|dark>.png of a window of
 1280 pixels and <view>-wide-<light|dark>.png of one of 1920, at twice the resolution and with at most 256 colours.
 Chromium and its driver come from the system's packages.
@@ -36,7 +36,6 @@ WIDTHS = (1280, 1920)
 SCALE = 2
 """Pixels of a picture per pixel of the page."""
 _MOST_COMPARED = 20
-_LIVE_SHARE = 0.6
 
 
 # Of the page, or of its part above the first card that does not fit.
@@ -89,7 +88,7 @@ def views(client: Client) -> dict[str, dict[str, Any]]:
         "run": {"view": "run", "run": shown},
         "gate": {"view": "run", "run": shown, "part": "Gate"},
         "samples": {"view": "run", "run": shown, "part": "Samples"},
-        "compare": {"view": "compare", "runs": compared},
+        "compare": {"view": "compare", "runs": compared, "over": "backward_passes"},
         "benchmarks": {"view": "benchmarks", "runs": compared[:8]},
         "submit": {"view": "submit", "sweep": "1"},
     }
@@ -100,6 +99,7 @@ def arguments_of(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--home", type=Path, default=ROOT / "runs" / "demo", help="home of a service with ended runs")
     parser.add_argument("--ended", type=Path, nargs="+", default=(), help="instead of a home: folders of ended runs")
     parser.add_argument("--live", type=Path, default=None, help="with --ended: folder of the run that is shown live")
+    parser.add_argument("--live-share", type=float, default=0.6, help="share of the live run's steps that is reported")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images", help="folder of the pictures")
     parser.add_argument("--widths", type=int, nargs="*", default=WIDTHS, help="of the window, in pixels")
     parser.add_argument("--height", type=int, default=1500, help="most pixels of a picture's height")
@@ -142,7 +142,7 @@ def replayed(home: Path, chosen: argparse.Namespace) -> tuple[ReplayedService, s
         service.replay(folder, name=Recording(folder).identity["config"]["name"])
     if chosen.live is not None:
         live = service.launch(chosen.live, name=Recording(chosen.live).identity["config"]["name"])
-        live.report(round(_LIVE_SHARE * Recording(chosen.live).last_step))
+        live.report(round(chosen.live_share * Recording(chosen.live).last_step))
     return service, service.token("admin")
 
 

@@ -135,7 +135,7 @@ def register_delete(subparsers: Subparsers) -> None:
 def register_compare(subparsers: Subparsers) -> None:
     parser = _command(subparsers, "compare", "reading:compare", "compare runs at equal cost")
     _runs_or_groups(parser)
-    parser.add_argument("--baseline", metavar="NAME", help="baseline configuration; default: GRPO")
+    parser.add_argument("--baseline", metavar="NAME", help="baseline configuration; default: the most accurate GRPO")
     parser.add_argument("--metric", metavar="NAME", help="default pass@1")
     parser.add_argument("--benchmark", metavar="NAME", help="default: the average of all")
     parser.add_argument(

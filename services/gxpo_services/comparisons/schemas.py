@@ -42,7 +42,7 @@ class CompareQuery(RunsQuery):
     baseline: Text | None = Field(
         None,
         max_length=1000,
-        description="Name of a configuration, or id or name of one of its runs; default: the first GRPO.",
+        description="Name of a configuration, or id or name of one of its runs; default: the most accurate GRPO.",
         examples=["GRPO"],
     )
     metric: str = _METRIC

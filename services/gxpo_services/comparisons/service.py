@@ -158,7 +158,7 @@ def _baseline(word: str | None, groups: Sequence[SeedGroup], rows: Mapping[RunCu
     """A configuration by its name, or by id or name of one of its runs."""
     names = [group.name for group in groups]
     if word is None:
-        return default_baseline(names)
+        return default_baseline(groups)
     if word in names:
         return word
     for attribute in ("id", "name"):

@@ -13,7 +13,9 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("report", help="compare runs on disk: tables, curves and an HTML page")
     parser.add_argument("runs", metavar="RUN_DIR", type=Path, nargs="+", help="output folders of runs")
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("report"), help="default report")
-    parser.add_argument("--baseline", metavar="NAME", help="group to compare the others with; default: GRPO")
+    parser.add_argument(
+        "--baseline", metavar="NAME", help="group to compare the others with; default: the most accurate GRPO"
+    )
     parser.add_argument("--benchmark", metavar="NAME", help="default: the average of all")
     parser.add_argument(
         "--smoothing", metavar="S", type=share, default=0.0, help="weight of the exponential average; default 0"

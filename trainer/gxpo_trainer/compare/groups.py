@@ -139,10 +139,19 @@ def compare_groups(
     return Comparison(baseline, target, level, smoothing, tuple(results), tuple(find_differences(groups, baseline)))
 
 
-def default_baseline(names: Sequence[str]) -> str:
-    """The first group of the first baseline rule that has one, else the first group."""
-    found = (name for label in rule_labels("baseline") for name in names if name.startswith(label))
-    return next(found, names[0])
+def default_baseline(groups: Sequence[SeedGroup]) -> str:
+    """Of the first baseline rule that has groups the most accurate one at the end, else the first group.
+
+    A challenger must beat the baseline at its best setting: against a badly tuned one almost anything looks better.
+    """
+
+    def accuracy(group: SeedGroup) -> float:
+        return math.fsum(run.curve.accuracy[-1] for run in group.runs) / len(group.runs)
+
+    for label in rule_labels("baseline"):
+        if found := [group for group in groups if group.name.startswith(label)]:
+            return max(found, key=accuracy).name
+    return groups[0].name
 
 
 def common_budgets(groups: Sequence[SeedGroup]) -> dict[Axis, tuple[float, ...]]:

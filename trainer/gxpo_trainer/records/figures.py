@@ -63,10 +63,10 @@ def write_report(
 ) -> Comparison:
     """Write curves.png and report.html into out_dir and return the comparison that they show.
 
-    baseline: a group's name; by default the first GRPO group, else the first group. Text from runs is escaped; the
-    HTML embeds the picture and loads nothing.
+    baseline: a group's name; by default the most accurate GRPO group, else the first group. Text from runs is escaped;
+    the HTML embeds the picture and loads nothing.
     """
-    chosen = baseline or default_baseline([group.name for group in groups])
+    chosen = baseline or default_baseline(groups)
     comparison = compare_groups(groups, chosen, smoothing=smoothing)
     picture = draw_curves(groups, comparison, title=title)
     out_dir.mkdir(parents=True, exist_ok=True)
