@@ -18,12 +18,14 @@ from gxpo_trainer.cluster.placement import Placement
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.environment import SINGLE_TURN, EnvironmentConfig
 from gxpo_trainer.config.model import STARTER_POLICIES
+from gxpo_trainer.environments.check import check_environment
 from gxpo_trainer.errors import ConfigError, DataError
 from gxpo_trainer.jsonl import plain, read_lines
 from gxpo_trainer.models.adapter import base_of, is_adapter, merge_adapter
 from gxpo_trainer.models.load import load_tokenizer, resolve_model
 from gxpo_trainer.records.evaluation_tables import difference_table, published_table, scores_table, show
 from gxpo_trainer.records.identity import hash_path
+from gxpo_trainer.rollout.requests import EpisodeStart
 from gxpo_trainer.training.prepare import check_conversations, tokenized_benchmarks
 
 
@@ -39,6 +41,9 @@ def evaluate_model(args: argparse.Namespace) -> int:
         tokenizer = load_tokenizer(config.model)
         check_conversations(config, tokenizer)
         benchmarks = tokenized_benchmarks(config, tokenizer)
+        first = benchmarks[0].benchmark
+        start = EpisodeStart.of(first.prompts[0], first.template, config.seed)
+        check_environment(config.environment, start.problem, start.seed)
         found = _evaluate(config, placement, folder, benchmarks, args.temperature)
         records = [{**_identity(args.model, folder), **record} for record in found]
     if args.out is not None:

@@ -82,7 +82,8 @@ def prepare(config: RunConfig, out_dir: Path, *, resume: bool, continue_run: boo
     longest = min(config.data.max_prompt_tokens, prompt_room(config, config.rollout.max_new_tokens))
     template = resolve_template(config.data.template, config.data.source)
     prompts = tokenize_prompts(data.prompts, tokenizer, template, longest)
-    check_environment(config.environment, EpisodeStart.of(prompts.prompts[0], template, 0).problem, config.seed)
+    start = EpisodeStart.of(prompts.prompts[0], template, config.seed)
+    check_environment(config.environment, start.problem, start.seed)
     return Prepared(
         config,
         out_dir,
