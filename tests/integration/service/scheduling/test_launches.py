@@ -56,6 +56,17 @@ def test_the_servers_lists_of_rewards_reach_the_trainer(
     assert job.env["GXPO_REWARD_URLS"] == "http://judge:8100/,https://sandbox.example/run"
 
 
+def test_the_servers_lists_of_environments_reach_the_trainer(
+    launcher: ScriptedLauncher, scheduler_of: Make, database: Database
+) -> None:
+    runs.add_run(database)
+    urls = ("http://games:8000", "https://games.example/chess")
+    scheduler_of(allowed_environments=("a:B", "c:D"), allowed_environment_urls=urls).tick()
+    (job,) = launcher.submitted
+    assert job.env["GXPO_ENVIRONMENT_ALLOWLIST"] == "a:B,c:D"
+    assert job.env["GXPO_ENVIRONMENT_URLS"] == "http://games:8000,https://games.example/chess"
+
+
 @pytest.mark.parametrize("point", ["status", "prepare", "before submit", "after submit"])
 def test_a_crash_at_any_point_of_a_launch_is_healed_by_the_next_scheduler(
     database: Database,
