@@ -325,30 +325,20 @@ def test_a_call_of_an_ended_episode_fails_at_once(configured: Configured, descen
 
 
 def test_only_so_many_calls_run_at_a_time(configured: Configured) -> None:
+    def stopped(host: EnvironmentHost) -> list[str]:
+        return [name for name, pid in host.pids.items() if psutil.Process(pid).status() == psutil.STATUS_STOPPED]
+
     async def play() -> None:
         async with running(configured(workers=2)) as host:
             names = ["a", "b", "c"]
             calls = [asyncio.create_task(host.advance(call("stop", episode=name))) for name in names]
-            await until(lambda: len(host.pids) == 2)
-            for _ in names:
-                stopped = []
-
-                def some_stopped(found: list[psutil.Process] = stopped) -> bool:
-                    found[:] = [
-                        process
-                        for process in map(psutil.Process, host.pids.values())
-                        if process.status() == psutil.STATUS_STOPPED
-                    ]
-                    return bool(found)
-
-                await until(some_stopped)
-                assert len(host.pids) <= 3
-                assert (
-                    sum(episode.process is not None and episode.last is None for episode in host._episodes.values())
-                    <= 2
-                )
-                stopped[0].resume()
-                await asyncio.sleep(0)
+            await until(lambda: stopped(host) == ["a", "b"])
+            assert set(host.pids) == {"a", "b"}  # "c" waits for one of them
+            psutil.Process(host.pids["a"]).resume()
+            assert await calls[0] == Reply(Turn("continued"))
+            await until(lambda: stopped(host) == ["b", "c"])
+            for name in ("b", "c"):
+                psutil.Process(host.pids[name]).resume()
             assert await asyncio.gather(*calls) == [Reply(Turn("continued"))] * 3
 
     asyncio.run(play())
