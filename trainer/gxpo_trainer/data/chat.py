@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from gxpo_trainer.errors import ConfigError
 
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
 """Messages of a chat template: `role` and `content`."""
 
 _QUESTION, _ANSWER, _OBSERVATION = "question", "answer", "observation"

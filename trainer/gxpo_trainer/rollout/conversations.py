@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from gxpo_trainer.config.environment import EnvironmentConfig
 from gxpo_trainer.data.chat import ObservationEncoder, render_messages
-from gxpo_trainer.environments.base import Observation
+from gxpo_trainer.environments.base import Message, Observation
 from gxpo_trainer.environments.calls import Call, Environments, Reply
 from gxpo_trainer.rollout.conversation import Conversation
 from gxpo_trainer.rollout.intake import Intake
@@ -55,7 +55,7 @@ class _OpenGroup:
     start: EpisodeStart
     sampling: SamplingSettings
     episodes: list[_Episode] = field(default_factory=list)
-    messages: Sequence[Mapping[str, str]] | None = None
+    messages: tuple[Message, ...] | None = None
     prompt: npt.NDArray[np.int32] | None = None
     refusal: str = ""
 
@@ -152,9 +152,9 @@ class Conversations:
         if group.messages is None:
             self._show(group, observation)
         elif group.messages != observation.messages:
-            group_wide = "all episodes of a group must see the same first messages"
             episode.conversation.fail(
-                f"{self._config.name}.reset returned other messages for the same problem and seed; {group_wide}"
+                f"{self._config.name}.reset returned other messages for the same problem and seed; all episodes of a "
+                "group must see the same"
             )
             return
         if group.refusal or group.prompt is None:
@@ -168,7 +168,7 @@ class Conversations:
         """Render the first messages of a group."""
         group.messages = observation.messages
         try:
-            prompt = render_messages(group.messages, self._tokenizer)
+            prompt = render_messages(observation.messages, self._tokenizer)
         except Exception as error:  # a chat template may raise anything
             group.refusal = f"{self._config.name}.reset: the chat template refuses its messages ({error})"
             return
@@ -213,10 +213,8 @@ def _sample(episode: _Episode) -> Sample:
     conversation, response = episode.conversation, episode.response
     text = "\n".join(conversation.actions)
     if response is None:
-        nothing = np.zeros(0, dtype=np.float32)
-        return Sample(
-            text, nothing.astype(np.int32), nothing, "stop", (), nothing.astype(np.bool_), conversation.episode
-        )
+        ids, logprobs, sampled = (np.zeros(0, dtype=kind) for kind in (np.int32, np.float32, np.bool_))
+        return Sample(text, ids, logprobs, "stop", (), sampled, conversation.episode)
     token_ids = np.asarray(response.token_ids, dtype=np.int32)
-    reason = "length" if conversation.end == "length" else "stop"
+    reason: Literal["stop", "length"] = "length" if conversation.end == "length" else "stop"
     return Sample(text, token_ids, response.logprobs, reason, response.versions, response.sampled, conversation.episode)

@@ -34,8 +34,10 @@ class TurnEngine(Protocol):
 class OpenGroups(Protocol):
     """Order: `begin` for each request; `finish` what the engine finished; `proceed` before each of its steps."""
 
-    waiting: bool
-    """Whether a sample waits for an environment."""
+    @property
+    def waiting(self) -> bool:
+        """Whether a sample waits for an environment."""
+        ...
 
     def begin(self, index: int, request: SampleRequest) -> None:
         """Start the samples of a request."""
@@ -82,6 +84,7 @@ class SingleTurns:
             index = self._owner.pop(id(response))
             self._unfinished[index] -= 1
             if not self._unfinished[index]:
+                del self._unfinished[index]
                 complete.append((index, self._group(*self._running.pop(index))))
         return complete
 
