@@ -93,7 +93,7 @@ class Counter:
         print('{"observation": "printed", "reward": 100.0, "done": true}', flush=True)
         sys.stderr.write("noise" * 100_000)
         os.write(1, b'{"failure": "printed"}\n')
-        return Turn("printed")
+        return Turn(f"printed to {Path('/proc/self/fd/1').readlink()}")
 
     def _write_to_all_descriptors(self) -> Turn:
         for descriptor in range(3, 64):

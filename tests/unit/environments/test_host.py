@@ -157,7 +157,10 @@ def test_exceptions_are_errors_with_their_place(configured: Configured) -> None:
 
 
 def test_long_answers_are_cut_and_printed_ones_ignored(configured: Configured) -> None:
-    assert replies_to(configured(), ["long", "print"]) == [Reply(Turn("x" * MAX_TEXT)), Reply(Turn("printed"))]
+    assert replies_to(configured(), ["long", "print"]) == [
+        Reply(Turn("x" * MAX_TEXT)),
+        Reply(Turn("printed to /dev/null")),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -188,6 +191,10 @@ def test_children_of_an_episode_end_with_it(configured: Configured, descendants:
             assert len(kept) == 2  # the worker and the other episode
             assert await host.advance(call("leave_children")) == Reply(Turn("left"))
             await until(lambda: len(descendants() - kept) == 5)  # the episode and its four children
+            with_children = descendants()
+            assert (await host.advance(call("done", episode="short"))).failure is None
+            await until(lambda: descendants() <= with_children)
+            assert descendants() == with_children  # the end of another episode costs it nothing
             host.end("a")
             await until(lambda: descendants() == kept)
             assert await host.advance(call("x", episode="other")) == Reply(Turn("turn 1: x"))

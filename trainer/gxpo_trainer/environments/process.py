@@ -101,10 +101,6 @@ class EpisodeProcess:
             self.started.exception()  # `start_episode` may have given up; then nobody retrieves it
         self.ended.set_result(cause)
 
-    def disconnect(self) -> None:
-        """End a call that waits although a descendant still holds the socket."""
-        self._writer.transport.abort()
-
 
 class WorkerProcess:
     """A process that forks episodes. Create it with `start`, in the thread that lives as long as it should.
@@ -233,7 +229,6 @@ class WorkerProcess:
             kill_tagged(self._tag)
         for episode in self._episodes.values():
             episode.has_ended("lost the worker process that forked it")
-            episode.disconnect()
         self._episodes.clear()
         with self._output as output:
             output.seek(max(0, output.seek(0, os.SEEK_END) - 2_000))
