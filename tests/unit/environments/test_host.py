@@ -112,8 +112,8 @@ def replies_to(config: EnvironmentConfig, actions: Sequence[str]) -> list[Reply]
 
 
 def test_calls_that_hang_are_killed_at_their_deadline(configured: Configured, descendants: Descendants) -> None:
-    replies = replies_to(configured(deadline_s=2.0), ["sleep", "spin", "stop"])
-    limit = "faulty_environments:Counter.step did not return within environment.deadline_s = 2 s"
+    replies = replies_to(configured(deadline_s=5.0), ["sleep", "spin", "stop"])
+    limit = "faulty_environments:Counter.step did not return within environment.deadline_s = 5 s"
     assert replies == [Reply(None, "timeout", limit)] * 3
     assert descendants() == set()
 
@@ -291,7 +291,7 @@ def test_children_of_an_episode_end_with_a_killed_worker(configured: Configured,
 def test_a_worker_that_was_stopped_is_replaced(
     configured: Configured, descendants: Descendants, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gxpo_trainer.environments.process.FORK_LIMIT_S", 0.5)
+    monkeypatch.setattr("gxpo_trainer.environments.process.FORK_LIMIT_S", 5.0)
 
     async def play() -> None:
         async with running(configured()) as host:
