@@ -71,7 +71,7 @@ def steps_of(problem: WordProblem) -> list[Step]:
 
 
 def calculate(step: Step) -> int | None:
-    """The result, None if it is not a whole number."""
+    """The result, None if it is not a whole number: there the warm-up shows `error`, the environment a fraction."""
     left, operator, right = step
     if operator == "/":
         return left // right if right and left % right == 0 else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import tomllib
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -359,6 +360,9 @@ def test_an_export_is_a_whole_file_or_none(
     assert file.read_bytes()[:2] == b"PK", "several tables travel as one zip file"
     assert gxpo("export", "mine", "--format", "jsonl", "--out", "numbers.zip", "--json") == 0
     assert answer(capsys)["bytes"] == Path("numbers.zip").stat().st_size
+    assert "samples.jsonl" not in zipfile.ZipFile("numbers.zip").namelist()
+    assert gxpo("export", "mine", "--format", "jsonl", "--samples", "--out", "numbers.zip") == 0
+    assert "samples.jsonl" in zipfile.ZipFile("numbers.zip").namelist()
     assert gxpo("export", "mine", "--out", "nowhere/numbers.zip") == 2
     assert "cannot write --out nowhere/numbers.zip" in capsys.readouterr().err
     assert gxpo("export", "r00000000000000000000") == 1
