@@ -1,7 +1,7 @@
 """A real service with recorded runs and live ones, the real dashboard, and Chromium.
 
 All of it is started once, and ended with the last test of this folder: it would take a tenth of two cores from those of
-other folders. Two recorded trainings are replayed through the ingest call; live runs come from stand-in trainers that
+other folders. Three recorded trainings are replayed through the ingest call; live runs come from stand-in trainers that
 the real scheduler starts. Everything listens on loopback.
 """
 
@@ -68,7 +68,7 @@ def _record(home: Path) -> tuple[dict[str, str], dict[str, str], str]:
     replayed = ReplayedService(home)
     try:
         recorded, groups = {}, {}
-        for name in ("demo-grpo", "demo"):
+        for name in ("demo-grpo", "demo", "tools"):
             made = replayed.http.post("/groups", json={"name": f"recorded {name}"}).raise_for_status()
             groups[name] = str(made.json()["id"])
             recorded[name] = replayed.replay(RECORDINGS / name, name=name, group=groups[name])

@@ -91,3 +91,23 @@ def test_samples_are_grouped_and_the_verdict_is_a_word(site: Site, page: Page) -
     headings = page.wait(lambda: page.script(CELLS.format("th")), "the prompts")
     assert {"Correct", "Responses", "Prompt"} <= set(headings)
     assert any(word in page.text for word in ("✔ correct", "✘ wrong", "? no answer found"))
+
+
+def test_a_run_with_an_environment_shows_turns_as_plain_text_and_charts_of_its_episodes(site: Site, page: Page) -> None:
+    page.open("run", run=site.recorded["tools"], part="Samples")
+    for words in ("Policy, turn 1", "<calc>74/2</calc>", "Environment, turn 1", "37", "reward from the verifier"):
+        page.shows(words)
+    page.shows("<img src=x onerror=alert(1)> **bold** [link](http://a.example)")
+    page.shows("Environment, turn 1, reward -0.25")
+    page.shows("reward from the environment")
+    assert page.all("img[src=x]") == []
+    assert page.all("a[href='http://a.example']") == []
+    page.shows("9" * 1500 + "…")
+    assert "9" * 1501 not in page.text
+    page.one("[data-testid=stCheckbox] label").click()
+    page.one("[data-testid=stCheckbox] input:checked")
+    page.shows("9" * 1600)
+
+    page.open("run", run=site.recorded["tools"], part="Policy")
+    page.shows("Environment: turns")
+    page.shows("Environment: ends of episodes")

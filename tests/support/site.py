@@ -11,7 +11,8 @@ from support.dashboard_process import DashboardProcess
 from support.service_processes import ServiceProcesses, until
 
 RECORDINGS = Path(__file__).resolve().parents[1] / "browser" / "recordings"
-"""Two trainings of `gxpo demo`: run folders, their samples cut down to those of three steps."""
+"""Two trainings of `gxpo demo`: run folders, their samples cut down to those of three steps; and the first steps of
+`tools-demo`, with two groups of samples and an odd one that was added by hand."""
 FOREIGN_NAME = "gxpo.test"
 """A name of this machine that is not one of loopback's own: who asks for it may sit anywhere."""
 LONG = 100_000
