@@ -40,7 +40,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     home = tmp_path_factory.mktemp("browser") / "home"
     settings = ServiceSettings(home=home)
     prepare_local(settings)
-    recorded, groups, viewer_token = _record(home)
+    recorded, groups, tools, viewer_token = _record(home)
     (home / "logs").mkdir()
     scheduler = [str(Path(stand_in_trainer.__file__).with_name("chaos_scheduler.py"))]
     service = ServiceProcesses({**ENVIRONMENT, "GXPO_HOME": str(home)}, scheduler, home / "logs")
@@ -55,7 +55,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         until(service.is_ready, "the API to be ready")
         dashboard.wait()
         with httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, timeout=60, trust_env=False) as http:
-            yield Site(service, dashboard, http, recorded, groups, viewer_token)
+            yield Site(service, dashboard, http, recorded, groups, tools, viewer_token)
     finally:
         dashboard.close()
         service.close()
@@ -63,16 +63,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             kill_trainer(pid)
 
 
-def _record(home: Path) -> tuple[dict[str, str], dict[str, str], str]:
-    """Replay the recordings, each into a group of its own, before any scheduler looks at them."""
+def _record(home: Path) -> tuple[dict[str, str], dict[str, str], str, str]:
+    """Replay the recordings, those of the demo each into a group of its own, before any scheduler looks at them."""
     replayed = ReplayedService(home)
     try:
         recorded, groups = {}, {}
-        for name in ("demo-grpo", "demo", "tools"):
+        for name in ("demo-grpo", "demo"):
             made = replayed.http.post("/groups", json={"name": f"recorded {name}"}).raise_for_status()
             groups[name] = str(made.json()["id"])
             recorded[name] = replayed.replay(RECORDINGS / name, name=name, group=groups[name])
-        return recorded, groups, replayed.token("viewer")
+        tools = replayed.replay(RECORDINGS / "tools", name="tools")
+        return recorded, groups, tools, replayed.token("viewer")
     finally:
         replayed.close()
 

@@ -94,7 +94,7 @@ def test_samples_are_grouped_and_the_verdict_is_a_word(site: Site, page: Page) -
 
 
 def test_a_run_with_an_environment_shows_turns_as_plain_text_and_charts_of_its_episodes(site: Site, page: Page) -> None:
-    page.open("run", run=site.recorded["tools"], part="Samples")
+    page.open("run", run=site.tools, part="Samples")
     for words in ("Policy, turn 1", "<calc>74/2</calc>", "Environment, turn 1", "37", "reward from the verifier"):
         page.shows(words)
     page.shows("<img src=x onerror=alert(1)> **bold** [link](http://a.example)")
@@ -108,6 +108,6 @@ def test_a_run_with_an_environment_shows_turns_as_plain_text_and_charts_of_its_e
     page.one("[data-testid=stCheckbox] input:checked")
     page.shows("9" * 1600)
 
-    page.open("run", run=site.recorded["tools"], part="Policy")
+    page.open("run", run=site.tools, part="Policy")
     page.shows("Environment: turns")
     page.shows("Environment: ends of episodes")

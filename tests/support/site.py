@@ -21,13 +21,15 @@ LONG = 100_000
 
 @dataclass(frozen=True)
 class Site:
-    """recorded: name of a recording → its run. groups: the same → the run's group. http: signed in as an admin."""
+    """recorded: name of a recorded demo → its run. groups: the same → the run's group. tools: the recorded run of
+    `tools-demo`. http: signed in as an admin."""
 
     service: ServiceProcesses
     dashboard: DashboardProcess
     http: httpx.Client
     recorded: dict[str, str]
     groups: dict[str, str]
+    tools: str
     viewer_token: str
 
     def submit_live(self, name: str) -> str:
