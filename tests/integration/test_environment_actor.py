@@ -147,6 +147,28 @@ def test_an_actor_that_hangs_is_killed_and_the_call_repeated(
     until(lambda: workers() <= before)
 
 
+def test_a_call_that_outlives_no_actor_fails_alone(
+    environments: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    monkeypatch.setattr(environment_handle, "PROBE_INTERVAL_S", 0.1)
+    monkeypatch.setattr(environment_handle, "MAX_DEATHS", 2)
+    with environments() as (run, handle):
+        waiting = handle.advance(call("stop"))
+        killed = None
+        while not waiting.done():
+            found = ray.get(run.actor.episode_pids.remote()).get("a")
+            if found not in (None, killed):
+                killed = found
+                os.kill(ray.get(run.actor.pid.remote()), signal.SIGKILL)
+            time.sleep(0.2)
+        assert waiting.result() == Reply(
+            None, "error", "the environment actor died 2 times while this call was running"
+        )
+        assert handle.advance(call("x", episode="b")).result() == Reply(Turn("1: x"))
+
+
 def test_an_actor_that_never_answers_ends_the_run(
     environments: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
