@@ -18,9 +18,11 @@ from gxpo_trainer.cli.main import main
 from gxpo_trainer.cluster.placement import Placement
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.prompts import load_prompts, tokenize_prompts
+from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.models.load import load_tokenizer, resolve_model
 from gxpo_trainer.records.metric_table import undescribed
 from gxpo_trainer.records.reading import read_evaluations, read_events, read_metrics, read_samples
+from gxpo_trainer.rollout.async_rollouts import AsyncRollouts
 from gxpo_trainer.rollout.planner import RolloutPlanner
 from gxpo_trainer.rollout.pool import RolloutPool
 from gxpo_trainer.training.run import train_run
@@ -93,6 +95,41 @@ def test_a_run_learns_from_conversations(tmp_path: Path, small_run: Any, ahead: 
     # With the calculator this policy solves one problem in six, without it one in a hundred.
     assert record["scores"]["pass@1"] > 0.05
     assert not [event for event in read_events(tmp_path / "run") if event["kind"] in ("verifier_failed", "stalled")]
+
+
+def test_a_learner_that_dies_in_the_middle_of_episodes_repeats_its_step_once(
+    tmp_path: Path, small_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kill -9 in step 2, while the conversations of step 3 are under way: these are dropped and begun again."""
+    killed: list[int] = []
+    pids: list[int] = []
+    serve, start = AsyncRollouts.serve, LearnerGroup.start
+
+    def serve_and_kill(self: AsyncRollouts, calls: Any, phase: Any) -> Any:
+        if {*self._planned} == {3} and not self._open().complete(self._planned[3].requests) and not killed:
+            killed.append(pids[-1])
+            os.kill(killed[0], signal.SIGKILL)
+        return serve(self, calls, phase)
+
+    def started(self: LearnerGroup) -> None:
+        start(self)
+        pids.append(self.all("pid"))
+
+    monkeypatch.setattr(AsyncRollouts, "serve", serve_and_kill)
+    monkeypatch.setattr(LearnerGroup, "start", started)
+    rollout = {"max_new_tokens": SAMPLED, "async_depth": 1, "update_in_flight": True}
+    config = conversing(small_run, rollout=rollout, checkpoint={"every_steps": 1}, budget={"steps": 4})
+    out = tmp_path / "run"
+    assert train_run(config, out) == "steps"
+    assert killed
+    rows = [row for row in read_metrics(out) if row["step"] > 0]
+    assert [(row["step"], row["attempt"]) for row in rows] == [(1, 1), (2, 2), (3, 2), (4, 2)]
+    assert all(row["metrics"]["env/turns_mean"] > 1 for row in rows)
+    assert all(row["metrics"]["env/error_fraction"] == 0 for row in rows)
+    passes = [row["metrics"]["update/backward_passes"] for row in rows]
+    assert rows[-1]["metrics"]["update/backward_passes_total"] == sum(passes)
+    samples = read_samples(out)
+    assert sum(map(assert_is_a_conversation, samples)) > 12
 
 
 def test_gxpo_eval_plays_in_the_environment(tmp_path: Path) -> None:
