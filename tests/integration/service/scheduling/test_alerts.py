@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 from support import queued_runs as runs
 from support.scheduling import Make
 
@@ -115,7 +116,6 @@ def test_a_receiver_that_fails_is_tried_again_and_given_up_without_its_secret_in
     scheduler_of: Make,
     receiver: Receiver,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(alerts._post.retry, "wait", alerts.tenacity.wait_none())  # type: ignore[attr-defined]
     scheduler = scheduler_of(webhooks=(receiver.url,))
@@ -125,13 +125,14 @@ def test_a_receiver_that_fails_is_tried_again_and_given_up_without_its_secret_in
     receiver.statuses = [500, 302, 200, 500, 500, 302, 404]
     for message in ("one", "two"):
         ended(database, run_id, RunState.FAILED, "training_error", message)
-    for _ in range(3):
-        scheduler.tick()
-    scheduler._alerts.close()
+    with capture_logs() as logged:
+        for _ in range(3):
+            scheduler.tick()
+        scheduler._alerts.close()
     assert [body["message"] for body in receiver.bodies] == ["one"] * 3 + ["two"] * 4
-    shown = capsys.readouterr()
-    assert "alert not delivered" in shown.out + shown.err
-    assert "/hook" not in shown.out + shown.err
+    (entry,) = [entry for entry in logged if entry["event"] == "alert not delivered"]
+    assert (entry["host"], entry["run"], entry["error"]) == ("127.0.0.1", run_id, "status 404")
+    assert "/hook" not in str(logged)
 
 
 def test_a_webhook_is_an_http_url(monkeypatch: pytest.MonkeyPatch) -> None:
