@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from gxpo_trainer.config.base import Settings
+from gxpo_trainer.config.base import Settings, known_or_class
 
 SINGLE_TURN = "single_turn"
 OPENENV = "openenv"
 OWN_ENVIRONMENTS = (SINGLE_TURN, "calculator", OPENENV)
-_CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 class EnvironmentConfig(Settings):
@@ -38,9 +36,7 @@ class EnvironmentConfig(Settings):
     @field_validator("name")
     @classmethod
     def _known_or_a_class(cls, value: str) -> str:
-        if value not in OWN_ENVIRONMENTS and not _CLASS_PATH.fullmatch(value):
-            raise ValueError(f"must be one of {', '.join(OWN_ENVIRONMENTS)}, or a class as package.module:Class")
-        return value
+        return known_or_class(value, OWN_ENVIRONMENTS)
 
     @field_validator("url")
     @classmethod

@@ -9,11 +9,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from gxpo_trainer.config.base import Fraction, Settings
+from gxpo_trainer.config.base import Fraction, Settings, known_or_class
 
 HTTP: Final = "http"
 OWN_REWARDS = ("correctness", "format", "environment", HTTP)
-_CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def _usable_weight(value: float) -> float:
@@ -35,9 +34,7 @@ class RewardConfig(Settings):
     @field_validator("name")
     @classmethod
     def _known_or_a_class(cls, value: str) -> str:
-        if value not in OWN_REWARDS and not _CLASS_PATH.fullmatch(value):
-            raise ValueError(f"must be one of {', '.join(OWN_REWARDS)}, or a class as package.module:Class")
-        return value
+        return known_or_class(value, OWN_REWARDS)
 
     _finite = field_validator("weight")(_usable_weight)
 
