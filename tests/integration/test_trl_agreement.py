@@ -14,8 +14,9 @@ from support.tiny_policy import TOKEN_LIMIT, VOCABULARY, gradient_vector, random
 from torch import Tensor
 
 from gxpo_trainer.algo.advantages import group_advantages
-from gxpo_trainer.algo.batch import Aggregation, StepBatch, pack
+from gxpo_trainer.algo.batch import Aggregation, StepBatch
 from gxpo_trainer.algo.losses import combine_statistics, finish_statistics, policy_loss
+from gxpo_trainer.algo.packing import pack
 from gxpo_trainer.config import LossConfig
 from gxpo_trainer.models.logprobs import PolicyModule
 

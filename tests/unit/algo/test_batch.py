@@ -17,20 +17,17 @@ from torch import Tensor
 
 from gxpo_trainer.algo.batch import (
     Aggregation,
-    Layout,
     LossScale,
-    MicroBatch,
     ScoredSequence,
     StepBatch,
-    dummy_micro_batch,
     make_batch,
     mini_batches,
-    pack,
     prompt_groups,
     shard,
     with_scale,
 )
 from gxpo_trainer.algo.losses import policy_loss
+from gxpo_trainer.algo.packing import Layout, MicroBatch, dummy_micro_batch, pack
 from gxpo_trainer.config import LossConfig
 from gxpo_trainer.models.logprobs import PolicyModule
 from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict, VerdictStatus

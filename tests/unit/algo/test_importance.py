@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gxpo_trainer.algo.batch import MicroBatch
 from gxpo_trainer.algo.losses import TokenOutputs, finish_statistics, policy_loss
+from gxpo_trainer.algo.packing import MicroBatch
 from gxpo_trainer.config import LossConfig
 
 VOCABULARY, LENGTH = 3, 2

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gxpo_trainer.algo.batch import MicroBatch, dummy_micro_batch
 from gxpo_trainer.algo.losses import (
     TokenOutputs,
     combine_statistics,
@@ -16,6 +15,7 @@ from gxpo_trainer.algo.losses import (
     k3_divergence,
     policy_loss,
 )
+from gxpo_trainer.algo.packing import MicroBatch, dummy_micro_batch
 from gxpo_trainer.config import LossConfig
 
 

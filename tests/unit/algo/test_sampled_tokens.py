@@ -22,18 +22,16 @@ from torch import Tensor
 
 from gxpo_trainer.algo.batch import (
     Aggregation,
-    Layout,
     LossScale,
-    MicroBatch,
     ScoredSequence,
     StepBatch,
     make_batch,
     mini_batches,
-    pack,
     shard,
     with_scale,
 )
 from gxpo_trainer.algo.losses import combine_statistics, finish_statistics, policy_loss
+from gxpo_trainer.algo.packing import Layout, MicroBatch, pack
 from gxpo_trainer.config import LossConfig
 from gxpo_trainer.models.logprobs import PolicyModule
 from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict

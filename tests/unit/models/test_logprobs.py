@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2ForCausalLM
 
-from gxpo_trainer.algo.batch import pack
+from gxpo_trainer.algo.packing import pack
 from gxpo_trainer.models.logprobs import PolicyModule, TokenScorer
 
 CHUNKS = [1, 7 * VOCABULARY, 2**25]

@@ -14,7 +14,7 @@ from support.tiny_policy import random_batch, relative_difference, tiny_policy
 from torch import Tensor
 from torch.nn import functional
 
-from gxpo_trainer.algo.batch import Layout, pack
+from gxpo_trainer.algo.packing import Layout, pack
 from gxpo_trainer.models import varlen
 from gxpo_trainer.models.logprobs import PolicyModule
 from gxpo_trainer.models.varlen import sequence_boundaries, varlen_attention

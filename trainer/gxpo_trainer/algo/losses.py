@@ -38,7 +38,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gxpo_trainer.algo.batch import MicroBatch
+from gxpo_trainer.algo.packing import MicroBatch
 from gxpo_trainer.config import LossConfig
 from gxpo_trainer.types import Metrics
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gxpo_trainer.algo.batch import Layout
+from gxpo_trainer.algo.packing import Layout
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.learner.process_group import Device

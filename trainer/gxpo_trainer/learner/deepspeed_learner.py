@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo_trainer.algo.batch import MicroBatch, StepBatch
+from gxpo_trainer.algo.batch import StepBatch
 from gxpo_trainer.algo.losses import TokenOutputs, finish_statistics, policy_loss
+from gxpo_trainer.algo.packing import MicroBatch
 from gxpo_trainer.cluster.memory import resident_bytes
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import Diverged

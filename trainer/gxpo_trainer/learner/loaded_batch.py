@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gxpo_trainer.algo.batch import Layout, MicroBatch, StepBatch, dummy_micro_batch, pack
+from gxpo_trainer.algo.batch import StepBatch
 from gxpo_trainer.algo.losses import MAXIMA, combine_statistics, finish_statistics
+from gxpo_trainer.algo.packing import Layout, MicroBatch, dummy_micro_batch, pack
 from gxpo_trainer.config import LearnerConfig
 
 Statistics = dict[str, Tensor]

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from gxpo_trainer.algo.batch import MicroBatch
+from gxpo_trainer.algo.packing import MicroBatch
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.learner.deepspeed_internals import partitions
 from gxpo_trainer.learner.loading import load_partitioned, open_frozen_engine

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gxpo_trainer.algo.batch import MicroBatch
 from gxpo_trainer.algo.losses import TokenOutputs
+from gxpo_trainer.algo.packing import MicroBatch
 from gxpo_trainer.models.size import whole_shape
 from gxpo_trainer.models.varlen import VARIABLE_LENGTH, layer_types, sequence_boundaries
 
