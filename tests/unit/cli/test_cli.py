@@ -161,7 +161,7 @@ def test_eval_plays_in_the_environment_that_it_names(monkeypatch: pytest.MonkeyP
     single, played = (eval_model._config(args, "starter") for args in seen[:2])
     assert single.environment == EnvironmentConfig()
     assert played.environment == EnvironmentConfig(name="calculator", max_turns=3, max_observation_tokens=20)
-    # Two observations have room beside the tokens of the policy.
+    # Two observations have room in addition to the tokens of the policy.
     assert played.model.max_length == single.model.max_length + 40
     with pytest.raises(ConfigError, match=r"--max-turns .* add --environment NAME"):
         eval_model._config(seen[2], "starter")

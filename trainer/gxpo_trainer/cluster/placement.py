@@ -162,8 +162,8 @@ class Placement:
         }
 
     def environment_options(self) -> dict[str, Any]:
-        """Ray options of the environments' actor: beside the verifier, whose logical CPUs they share, because a run
-        waits for one or the other."""
+        """Ray options of the environments' actor. It is placed with the verifier and shares its logical CPUs, because
+        a run waits for one or the other."""
         return {**self.verifier_options(), "num_cpus": 0, "max_concurrency": 10_000}
 
     def check_fits(self, cluster: dict[str, float]) -> None:

@@ -9,7 +9,7 @@ from pydantic import Field
 from gxpo_trainer.config.base import Settings
 
 STARTER_POLICIES = {"starter": "starter_policy", "starter-tools": "starter_tools_policy"}
-"""Embedded policies and their folders beside the package's models."""
+"""Embedded policies, and the folder of each in the package `models`."""
 CHECKPOINTING_FROM = 1_000_000_000
 """Parameters from which `gradient_checkpointing = "auto"` recomputes: below, activations rarely fill a GPU."""
 

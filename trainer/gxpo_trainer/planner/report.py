@@ -171,7 +171,7 @@ def assumption_lines(plan: Plan) -> list[str]:
     shape = inputs.shape
     lengths = f"mean prompt {load.prompt:.0f} and response {load.response:.0f} tokens"
     observed = (
-        [f"environment: {load.observation:.0f} tokens a response beside those"] if inputs.observation_limit else []
+        [f"environment: {load.observation:.0f} tokens a response in addition"] if inputs.observation_limit else []
     )
     return [
         f"model: {shape.parameters:,} parameters, {shape.layers} layers of width {shape.hidden}, "
