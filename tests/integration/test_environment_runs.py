@@ -135,7 +135,9 @@ def test_a_learner_that_dies_in_the_middle_of_episodes_repeats_its_step_once(
 def test_gxpo_eval_plays_in_the_environment(tmp_path: Path) -> None:
     common = ["eval", "--model", "starter-tools", "--benchmark", "word_problems", "--samples", "4", "--problems", "24"]
     played, single = tmp_path / "played.jsonl", tmp_path / "single.jsonl"
-    environment = ["--environment", "calculator", "--max-observation-tokens", str(OBSERVED)]
+    environment = [
+        "--set", "environment.name=calculator", "--set", f"environment.max_observation_tokens={OBSERVED}",
+    ]  # fmt: skip
     assert main([*common, *environment, "--out", str(played)]) == 0
     assert main([*common, "--out", str(single), "--against", str(played)]) == 0
     with_tool, without = (json.loads(file.read_text()) for file in (played, single))

@@ -156,14 +156,15 @@ def test_eval_plays_in_the_environment_that_it_names(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(eval, "run", lambda args: seen.append(args) or 0)
     mine = ("eval", "--model", "starter", "--benchmark", "b", "--max-new-tokens", "40")
     run(*mine)
-    run(*mine, "--environment", "calculator", "--max-turns", "3", "--max-observation-tokens", "20")
-    run(*mine, "--max-turns", "3")
+    changes = ("name=calculator", "max_turns=3", "max_observation_tokens=20")
+    run(*mine, *(word for change in changes for word in ("--set", f"environment.{change}")))
+    run(*mine, "--set", "environment.name=openenv")
     single, played = (eval_model._config(args, "starter") for args in seen[:2])
     assert single.environment == EnvironmentConfig()
     assert played.environment == EnvironmentConfig(name="calculator", max_turns=3, max_observation_tokens=20)
     # Two observations have room in addition to the tokens of the policy.
     assert played.model.max_length == single.model.max_length + 40
-    with pytest.raises(ConfigError, match=r"--max-turns .* add --environment NAME"):
+    with pytest.raises(ConfigError, match=r"environment.name = .openenv. needs an address"):
         eval_model._config(seen[2], "starter")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gxpo_trainer.cli.arguments import Subparsers, names, positive
+from gxpo_trainer.cli.arguments import Subparsers, add_set, names, positive
 
 
 def register(subparsers: Subparsers) -> None:
@@ -23,11 +23,7 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="default 0")
     parser.add_argument("--data-root", metavar="DIR", type=Path, help="folder with local copies of the benchmarks")
     parser.add_argument("--template", metavar="T", default="auto", help="plain, boxed, or a text with {problem}")
-    parser.add_argument("--environment", metavar="NAME", help="environment.name; default: every response is one turn")
-    parser.add_argument("--max-turns", metavar="N", type=positive, help="environment.max_turns; default 4")
-    parser.add_argument(
-        "--max-observation-tokens", metavar="N", type=positive, help="environment.max_observation_tokens; default 64"
-    )
+    add_set(parser)
     parser.add_argument("--out", metavar="FILE", type=Path, help="also write the scores to this file, as JSON lines")
     parser.add_argument("--against", metavar="FILE", type=Path, help="show the difference to an earlier --out file")
     parser.add_argument("--compare-published", action="store_true", help="also show the GXPO paper's results")

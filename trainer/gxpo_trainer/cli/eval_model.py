@@ -16,7 +16,7 @@ from rich.console import Console
 
 from gxpo_trainer.cluster.placement import Placement
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config.environment import SINGLE_TURN, EnvironmentConfig
+from gxpo_trainer.config.io import build
 from gxpo_trainer.config.model import STARTER_POLICIES
 from gxpo_trainer.environments.check import check_environment
 from gxpo_trainer.errors import ConfigError, DataError
@@ -94,34 +94,30 @@ def _earlier(path: Path) -> list[dict[str, Any]]:
 
 
 def _config(args: argparse.Namespace, model: str) -> RunConfig:
-    """A run config with the settings of the evaluation."""
+    """A run config with the settings of the evaluation. Raises ConfigError."""
     max_new_tokens = args.max_new_tokens or (48 if args.model in STARTER_POLICIES else 3072)
-    environment = _environment(args)
-    body = {
-        "name": "eval",
-        "seed": args.seed,
-        "model": {"path": model, "max_length": max_new_tokens + environment.observation_tokens + 1024},
-        "environment": environment,
-        "rollout": {"max_new_tokens": max_new_tokens, "samples_per_prompt": max(2, args.samples)},
-        "evaluation": {
-            "benchmarks": list(args.benchmark),
-            "data_root": None if args.data_root is None else str(args.data_root),
-            "template": args.template,
-            "samples_per_prompt": args.samples,
-            "num_problems": args.problems,
-            "max_new_tokens": max_new_tokens,
-        },
-    }
-    config = RunConfig.model_validate(body)
+
+    def with_length(max_length: int) -> RunConfig:
+        body = {
+            "name": "eval",
+            "seed": args.seed,
+            "model": {"path": model, "max_length": max_length},
+            "rollout": {"max_new_tokens": max_new_tokens, "samples_per_prompt": max(2, args.samples)},
+            "evaluation": {
+                "benchmarks": list(args.benchmark),
+                "data_root": None if args.data_root is None else str(args.data_root),
+                "template": args.template,
+                "samples_per_prompt": args.samples,
+                "num_problems": args.problems,
+                "max_new_tokens": max_new_tokens,
+            },
+        }
+        return build(body, args.set, source="gxpo eval")
+
+    # What the environment may write is known once its settings are.
+    observed = with_length(2**31).environment.observation_tokens
+    config = with_length(max_new_tokens + observed + 1024)
     return config.model_copy(update={"placement": config.placement.without_learner()})
-
-
-def _environment(args: argparse.Namespace) -> EnvironmentConfig:
-    given = {"max_turns": args.max_turns, "max_observation_tokens": args.max_observation_tokens}
-    settings = {name: value for name, value in given.items() if value is not None}
-    if args.environment is None and settings:
-        raise ConfigError("--max-turns and --max-observation-tokens need an environment; add --environment NAME")
-    return EnvironmentConfig.model_validate({"name": args.environment or SINGLE_TURN, **settings})
 
 
 def _evaluate(
