@@ -72,6 +72,16 @@ def test_stage_and_ranks_may_change_because_a_checkpoint_is_resharded(
     check_same_run(earlier, RunConfig.model_validate({**FIRST, **change}), tmp_path)
 
 
+def test_a_setting_that_is_newer_than_the_run_has_its_default(tmp_path: Path, earlier: Checkpoint) -> None:
+    identity = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
+    del identity["config"]["environment"], identity["config"]["rollout"]["async_depth"]
+    (tmp_path / "run.json").write_text(json.dumps(identity), encoding="utf-8")
+    check_same_run(earlier, RunConfig.model_validate(FIRST), tmp_path)
+    changed = RunConfig.model_validate({**FIRST, "environment": {"name": "calculator"}})
+    with pytest.raises(CheckpointError, match=r"environment\.name = 'single_turn', this run has 'calculator'"):
+        check_same_run(earlier, changed, tmp_path)
+
+
 def checkpointed(tmp_path: Path, shapes: dict[str, tuple[int, ...]]) -> Checkpoint:
     checkpoint = Checkpoint(tmp_path / "checkpoints" / "step-00000002", 2, {})
     checkpoint.policy.mkdir(parents=True)

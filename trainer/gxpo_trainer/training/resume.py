@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.io import build
 from gxpo_trainer.errors import CheckpointError
 from gxpo_trainer.models.load import policy_shapes, saved_shapes
-from gxpo_trainer.records.reading import read_events, read_identity, read_metrics
+from gxpo_trainer.records.reading import IDENTITY, read_events, read_identity, read_metrics
 from gxpo_trainer.training.checkpoints import Checkpoint
 
 MAY_CHANGE = ("name", "budget", "checkpoint", "placement", "verifier", "evaluation", "diagnostics")
@@ -20,7 +21,9 @@ MAY_CHANGE = ("name", "budget", "checkpoint", "placement", "verifier", "evaluati
 
 def check_same_run(checkpoint: Checkpoint, config: RunConfig, out_dir: Path) -> None:
     """Raises CheckpointError naming the first setting that differs from the run that wrote the checkpoint."""
-    then, now = (_decisive(found) for found in (read_identity(out_dir)["config"], config.model_dump(mode="json")))
+    # Read as a config of today: a setting that is newer than the run has its default in both.
+    begun = build(read_identity(out_dir)["config"], source=str(out_dir / IDENTITY))
+    then, now = (_decisive(found.model_dump(mode="json")) for found in (begun, config))
     for part in now:
         place = _difference(part, then.get(part), now[part])
         if place is not None:
