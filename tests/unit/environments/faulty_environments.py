@@ -116,9 +116,10 @@ class Counter:
         """A child of each kind: of the same group, of its own session, an orphan, a fork that holds the socket."""
         subprocess.Popen(STRAYS)
         subprocess.Popen(STRAYS, start_new_session=True)
-        if os.fork() == 0:
+        if (parent := os.fork()) == 0:
             subprocess.Popen(STRAYS, start_new_session=True)
             os._exit(0)
+        os.waitpid(parent, 0)  # else it could be counted in place of the orphan
         if os.fork() == 0:
             os.setsid()
             time.sleep(600)
