@@ -61,3 +61,21 @@ def test_a_page_outlives_its_service(site: Site, page: Page, live_run: str) -> N
     last = page.chart("-reward", LAST)
     page.wait(lambda: page.chart("-reward", LAST) > last + 5, "steps after the API came back")
     page.assert_marked()
+
+
+def test_a_dialog_outlives_an_outage_of_the_service_until_it_is_closed(site: Site, page: Page, live_run: str) -> None:
+    page.open("run", run=live_run)
+    page.press("Clone…")
+    page.fill("Name", "half written")
+    site.service.kill("api")
+    page.shows("has not responded for")
+    site.service.check()
+    until(site.service.is_ready, "the API to be back")
+    page.wait(lambda: "has not responded for" not in page.text, "the banner to go")
+    page.settle()
+    assert page.one('[role=dialog] input[aria-label="Name"]').get_attribute("value") == "half written"
+    page.one("[role=dialog] [aria-label=Close]").click()
+    page.wait(lambda: not page.all("[role=dialog]"), "the dialog to close")
+    page.press("Edit…")
+    page.wait(lambda: page.button("Save"), "the other dialog")
+    assert "Changes, one per line" not in page.text

@@ -224,8 +224,8 @@ def _watch() -> None:
     try:
         client().me()
     except ServiceUnavailable:
-        if "away_since" not in st.session_state:
-            # The banner may be out of view.
+        if "away_since" not in st.session_state and "dialog" not in st.session_state:
+            # The banner may be out of view. A toast of a fragment takes the place of an open dialog.
             st.toast("The service is not responding.", icon=":material/cloud_off:", duration="long")
         since = st.session_state.setdefault("away_since", time.time())
         seconds = max(0, round(time.time() - since))

@@ -60,23 +60,34 @@ def buttons(run: Json, key: str) -> None:
 def ask(dialog: str, about: Json | list[Json]) -> NoReturn:
     """Open a dialog: `cancel`, `clone`, `edit` of a run, `delete` of runs.
 
-    The page opens it, because the next refresh of a fragment would close it.
+    The page opens it, because the next refresh of a fragment would close it. Every run of the page, as after an outage
+    of the service, shows it until the visitor closes it or leaves.
     """
-    st.session_state["dialog"] = (dialog, about)
+    st.session_state["dialog"] = (dialog, about, _page())
     st.rerun()
 
 
 def dialogs() -> None:
-    """Show the requested dialog. Call it outside fragments."""
-    asked = st.session_state.pop("dialog", None)
-    if asked is not None:
+    """Show the open dialog. Call it outside fragments."""
+    dialog, about, page = st.session_state.get("dialog", (None, None, None))
+    if page != _page():
+        _close()
+    elif dialog is not None:
         shown: dict[str, Callable[[Any], None]] = {
             "cancel": _confirm_cancel,
             "clone": _clone,
             "edit": _edit,
             "delete": _confirm_delete,
         }
-        shown[asked[0]](asked[1])
+        shown[dialog](about)
+
+
+def _page() -> tuple[str | None, str | None]:
+    return st.query_params.get("view"), st.query_params.get("run")
+
+
+def _close() -> None:
+    st.session_state.pop("dialog", None)
 
 
 @contextmanager
@@ -90,16 +101,17 @@ def _errors_shown() -> Iterator[None]:
             st.text(f"{field}: {message}")
 
 
-@st.dialog("Cancel this run?")
+@st.dialog("Cancel this run?", on_dismiss=_close)
 def _confirm_cancel(run: Json) -> None:
     st.write("It stops at the end of its step and cannot be resumed. Its results are kept.")
     st.text(run["name"])
     if st.button("Cancel run", type="primary", key="confirm-cancel"):
         act([run["id"]], "cancel")
+        _close()
         st.rerun()
 
 
-@st.dialog("Delete runs?")
+@st.dialog("Delete runs?", on_dismiss=_close)
 def _confirm_delete(runs: list[Json]) -> None:
     st.write("Metrics, samples, logs and checkpoints are deleted permanently.")
     st.text("\n".join(run["name"] for run in runs))
@@ -108,10 +120,11 @@ def _confirm_delete(runs: list[Json]) -> None:
         with _errors_shown():
             for run in runs:
                 visitor.client().delete(run["id"])
+            _close()
             go("runs")
 
 
-@st.dialog("Clone", width="medium")
+@st.dialog("Clone", width="medium", on_dismiss=_close)
 def _clone(run: Json) -> None:
     """Clone a run with changed settings."""
     name = st.text_input("Name", value=f"{run['name']} clone", max_chars=200)
@@ -123,10 +136,12 @@ def _clone(run: Json) -> None:
     if st.button("Submit", type="primary", key="clone-submit"):
         body = {"name": name, "overrides": [line.strip() for line in typed.splitlines() if line.strip()]}
         with _errors_shown():
-            go("run", run=visitor.client().act(run["id"], "clone", body)["id"])
+            made = visitor.client().act(run["id"], "clone", body)
+            _close()
+            go("run", run=made["id"])
 
 
-@st.dialog("Edit", width="medium")
+@st.dialog("Edit", width="medium", on_dismiss=_close)
 def _edit(run: Json) -> None:
     """Edit name, tags, notes and archived."""
     name = st.text_input("Name", value=run["name"], max_chars=200)
@@ -136,6 +151,7 @@ def _edit(run: Json) -> None:
     if st.button("Save", type="primary", key="edit-save"):
         with _errors_shown():
             visitor.client().change(run["id"], name=name, tags=comma_separated(tags), notes=notes, archived=archived)
+            _close()
             st.rerun()
 
 

@@ -51,6 +51,8 @@ def serve(args: argparse.Namespace) -> int:
         port=settings.port,
         # Not the one that happens to be installed: parsers differ in what they accept.
         http="h11",
+        # Longer than clients keep an idle connection (httpx: 5 s), else a request may meet the closing one.
+        timeout_keep_alive=20,
         # The application logs requests itself. Open streams must not delay the shutdown.
         access_log=False,
         log_level="warning",
