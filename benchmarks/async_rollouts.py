@@ -1,11 +1,11 @@
-"""Asynchronous rollouts: the two figures of sampler and learner on a core each, utilization by depth, and learning.
+"""Asynchronous rollouts: the two figures of sampler and learner on a core each, and utilization by depth.
 
-    python -m benchmarks.async_rollouts [figures] [simulation] [learning]
+    python -m benchmarks.async_rollouts [figures] [simulation]
 
 `figures`: GXPO step / GRPO step, both one step ahead, and GXPO one step ahead / strict, where sampling takes at least
 three times as long as GRPO's update. `simulation`: utilization for up to 512 engines from what one engine measures,
-with its points of one and two engines held against runs. `learning`: accuracy after equal steps, {GRPO, GXPO K=5} ×
-depth {0, 1, 2} × three seeds; the depth 2 runs are deterministic, so that their samples are always two versions old.
+with its points of one and two engines held against runs. What depth costs in learning is a study's question:
+studies/asynchronous-grpo.toml and asynchronous-gxpo.toml.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ import numpy as np
 from benchmarks.async_simulation import Measured, Simulation
 from benchmarks.measure import Figure, deviation, median, ratio, save
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config.io import load_preset
 from gxpo_trainer.jsonl import read_lines
-from gxpo_trainer.records.reading import SAMPLES, read_evaluations, read_metrics
+from gxpo_trainer.records.reading import SAMPLES, read_metrics
 from gxpo_trainer.training.run import train_run
 
 STEPS, WARM_UP = 14, 4
-SEEDS = (0, 1, 2)
 ENGINES = (1, 2, 8, 64, 512)
 RULES: dict[str, dict[str, Any]] = {
     "GRPO": {"name": "grpo"},
@@ -142,36 +140,7 @@ def print_table(measured: Measured) -> None:
             )
 
 
-def learning(seeds: Sequence[int] = SEEDS) -> None:
-    found: list[Figure] = []
-    with tempfile.TemporaryDirectory() as root:
-        for rule, settings in RULES.items():
-            for depth in (0, 1, 2):
-                scores = [_accuracy(settings, depth, seed, Path(root) / f"{rule}-{depth}-{seed}") for seed in seeds]
-                found.append(median(f"{rule}, depth {depth}: accuracy after 40 steps", scores, ""))
-    save("async_learning", found, {"preset": "demo", "steps": 40, "seeds": list(seeds), "problems": 512})
-
-
-def _accuracy(rule: dict[str, Any], depth: int, seed: int, folder: Path) -> float:
-    config = load_preset(
-        "demo",
-        [
-            f"seed={seed}",
-            f"rollout.async_depth={depth}",
-            "rollout.deterministic=true",
-            "checkpoint.every_steps=0",
-            "evaluation.every_steps=0",
-            "evaluation.num_problems=512",
-            "evaluation.samples_per_prompt=8",
-        ],
-    )
-    body = config.model_dump()
-    body["learner"]["rule"] = rule
-    train_run(RunConfig.model_validate(body), folder)
-    return float(np.mean(read_evaluations(folder)[-1]["per_problem"]))
-
-
-PARTS = {"figures": figures, "simulation": simulation, "learning": learning}
+PARTS = {"figures": figures, "simulation": simulation}
 
 
 def main(parts: Sequence[str] = ("figures", "simulation")) -> None:
