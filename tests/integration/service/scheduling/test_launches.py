@@ -45,26 +45,17 @@ def test_a_queued_run_is_launched_with_its_config_and_a_secret(
     assert service["token"] not in job.entrypoint
 
 
-def test_the_servers_lists_of_rewards_reach_the_trainer(
-    launcher: ScriptedLauncher, scheduler_of: Make, database: Database
+@pytest.mark.parametrize("kind", ["reward", "environment"])
+def test_the_servers_lists_reach_the_trainer(
+    launcher: ScriptedLauncher, scheduler_of: Make, database: Database, kind: str
 ) -> None:
     runs.add_run(database)
-    urls = ("http://judge:8100/", "https://sandbox.example/run")
-    scheduler_of(allowed_rewards=("a:B", "c:D"), allowed_reward_urls=urls).tick()
+    urls = ("http://host:8100/", "https://host.example/path")
+    lists: dict[str, Any] = {f"allowed_{kind}s": ("a:B", "c:D"), f"allowed_{kind}_urls": urls}
+    scheduler_of(**lists).tick()
     (job,) = launcher.submitted
-    assert job.env["GXPO_REWARD_ALLOWLIST"] == "a:B,c:D"
-    assert job.env["GXPO_REWARD_URLS"] == "http://judge:8100/,https://sandbox.example/run"
-
-
-def test_the_servers_lists_of_environments_reach_the_trainer(
-    launcher: ScriptedLauncher, scheduler_of: Make, database: Database
-) -> None:
-    runs.add_run(database)
-    urls = ("http://games:8000", "https://games.example/chess")
-    scheduler_of(allowed_environments=("a:B", "c:D"), allowed_environment_urls=urls).tick()
-    (job,) = launcher.submitted
-    assert job.env["GXPO_ENVIRONMENT_ALLOWLIST"] == "a:B,c:D"
-    assert job.env["GXPO_ENVIRONMENT_URLS"] == "http://games:8000,https://games.example/chess"
+    assert job.env[f"GXPO_{kind.upper()}_ALLOWLIST"] == "a:B,c:D"
+    assert job.env[f"GXPO_{kind.upper()}_URLS"] == "http://host:8100/,https://host.example/path"
 
 
 @pytest.mark.parametrize("point", ["status", "prepare", "before submit", "after submit"])
