@@ -131,6 +131,19 @@ def test_arms_are_timed_to_the_target_between_evaluations() -> None:
     assert "0 of 3 seeds reached 59.5%, so no speed-up is stated" in as_markdown(compose(data))
 
 
+def test_an_arm_that_needs_more_steps_and_more_passes_never_pays() -> None:
+    data = invented()
+    slow = {
+        key: replace(run, curve=replace(run.curve, steps=10 * run.curve.steps)) if key.arm == "gxpo" else run
+        for key, run in data.curves.items()
+    }
+    data = replace(data, study=STUDY.model_copy(update={"target": 0.45}), curves=slow)
+    page = as_markdown(compose(data))
+    # Ratios 0.45, 0.65 and 0.575 with three passes a step: the break-even is above (3 - 1)/2 = 100%.
+    assert "fewer steps to 45%; pays at no share of sampling" in page
+    assert re.search(r"^\| GXPO \| 0.18×.*\| never \|$", page, re.MULTILINE)
+
+
 def test_extrapolated_weights_are_held_against_both_ends() -> None:
     data = invented()
     plan = Extrapolation(arm="grpo", step=3, factor=2.0)

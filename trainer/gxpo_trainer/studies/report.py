@@ -18,6 +18,7 @@ from gxpo_trainer.studies.pictures import draw_curves, draw_ladder, draw_payoff
 
 IMAGES = "images"
 """Folder of the pictures, next to the report."""
+_NEVER = "never"
 _PAPER_K = 5
 _NOT_SHOWN = "no difference shown after Holm's correction"
 
@@ -149,6 +150,8 @@ def _pays(found: ArmFindings) -> str:
     if share.low is not None and share.high is not None and share.high < 1:
         shown = f"{100 * max(0.0, share.high):.0f}%"
         return f"{steps}; pays in time where sampling takes {shown} of a step or more (break-even {_share(share)})"
+    if _share(share) == _NEVER:
+        return f"{steps}; pays at no share of sampling"
     return f"{steps}; no share of sampling is shown at which it pays (break-even {_share(share)})"
 
 
@@ -346,6 +349,8 @@ def _ratio(interval: Interval | None) -> str:
 
 
 def _share(interval: Interval) -> str:
+    if interval.low is not None and interval.low >= 1:
+        return _NEVER
     return _with_bounds(interval, lambda value: f"{100 * max(0.0, value):.0f}", "%")
 
 
