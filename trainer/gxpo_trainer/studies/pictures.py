@@ -42,7 +42,7 @@ def draw_curves(groups: Sequence[SeedGroup]) -> bytes:
 
 def draw_ladder(findings: Findings) -> bytes:
     """Accuracy at the tuning budget against the learning rate, a line an arm; a cross where a run diverged."""
-    figure = _figure((8, 5))
+    figure = _figure((8, 5.5))
     axes = figure.subplots()
     for number, arm in enumerate(findings.arms):
         if arm.ladder:
@@ -58,7 +58,7 @@ def draw_ladder(findings: Findings) -> bytes:
 
 def draw_payoff(findings: Findings) -> bytes:
     """Speed-up in time over the baseline against the share of a step that sampling takes, with bands over seeds."""
-    figure = _figure((8, 5))
+    figure = _figure((8, 5.5))
     axes = figure.subplots()
     for number, arm in enumerate(findings.arms):
         if arm.payoff is None:
@@ -99,7 +99,8 @@ def _style(number: int) -> dict[str, Any]:
 def _png(figure: Figure) -> bytes:
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=10)
+        columns = int(figure.get_figwidth() // 4)  # a label of the reference study takes up to 4 inches
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=10)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
