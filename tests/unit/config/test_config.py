@@ -102,6 +102,12 @@ def test_a_config_is_fixed_once_read() -> None:
         RunConfig().seed = 3  # type: ignore[misc]
 
 
+def test_an_engine_is_given_more_sequences_where_some_wait_for_their_environment() -> None:
+    assert RunConfig.model_validate({"rollout": {"max_num_seqs": 32}}).open_sequences == 32
+    conversing = {"rollout": {"max_num_seqs": 32}, "environment": {"name": "calculator"}}
+    assert RunConfig.model_validate(conversing).open_sequences == 64
+
+
 def test_every_setting_has_a_description() -> None:
     assert undescribed() == []
 

@@ -115,6 +115,11 @@ class RunConfig(Settings):
         """Whether sampler and learner both compute in fp32, so that their log-probabilities agree closely."""
         return self.learner.precision == "fp32" and self.rollout.dtype != "bfloat16"
 
+    @property
+    def open_sequences(self) -> int:
+        """Sequences that one engine is given at a time: those that wait for their environment take no place in it."""
+        return self.rollout.max_num_seqs * (2 if self.environment.multi_turn else 1)
+
     def gap_limits(self) -> tuple[float, float]:
         """Limits of the log-prob gap between sampler and learner: the mean ends a run, the largest warns."""
         mean, largest = (1e-5, 1e-3) if self.compares_in_fp32 else (0.05, 5.0)
