@@ -208,6 +208,6 @@ def test_samples_of_the_target_policy_need_no_correction(surrogate: str, proxima
 def test_automatic_values_follow_the_depth() -> None:
     strict, ahead = LossConfig().resolved(0), LossConfig().resolved(2)
     assert (strict.proximal, strict.correction) == ("learner", "none")
-    assert (ahead.proximal, ahead.correction) == ("sampler", "token_truncate")
-    chosen = LossConfig(proximal="learner", correction="none").resolved(1)
-    assert (chosen.proximal, chosen.correction) == ("learner", "none")
+    assert (ahead.proximal, ahead.correction) == ("learner", "token_truncate")
+    chosen = LossConfig(proximal="sampler", correction="none").resolved(1)
+    assert (chosen.proximal, chosen.correction) == ("sampler", "none")

@@ -35,8 +35,9 @@ def test_the_readme_quotes_the_page() -> None:
     assert [line for line in quoted if line not in page.splitlines()] == []
 
 
-def test_the_data_is_of_the_study_that_is_in_the_repository(data: study_data.StudyData) -> None:
-    assert data.study == load_study(ROOT / "studies" / "reference.toml")
+@pytest.mark.parametrize("name", ["reference", "asynchronous-grpo", "asynchronous-gxpo"])
+def test_the_data_is_of_the_study_that_is_in_the_repository(name: str) -> None:
+    assert study_data.read(ROOT / "studies" / name).study == load_study(ROOT / "studies" / f"{name}.toml")
 
 
 def test_every_run_of_a_reported_arm_is_there_and_its_accuracy_is_the_mean_over_problems(

@@ -53,7 +53,7 @@ class LossConfig(Settings):
     proximal: Literal["auto", "learner", "sampler"] = Field(
         "auto",
         description="Policy that the ratio is taken to. learner: that of the step's first pass; sampler: the one that "
-        "sampled, by its own log-probabilities. auto: learner at rollout.async_depth 0, else sampler.",
+        "sampled, by its own log-probabilities. auto: learner.",
     )
     correction: Literal["auto", "none", "token_truncate", "token_mask", "sequence_mask"] = Field(
         "auto",
@@ -95,7 +95,7 @@ class LossConfig(Settings):
 
     def resolved(self, async_depth: int) -> LossConfig:
         """The same with automatic values replaced by those that this depth implies."""
-        implied = ("sampler", "token_truncate") if async_depth else ("learner", "none")
+        implied = ("learner", "token_truncate" if async_depth else "none")
         update = {
             name: value
             for name, value in zip(("proximal", "correction"), implied, strict=True)
