@@ -113,7 +113,7 @@ def may_change() -> bool:
 
 
 def sign_out() -> None:
-    for key in ("token", "me", "by_link", "series", "cache", "trends", "measured"):
+    for key in ("token", "me", "by_link", "series", "cache", "trends", "measured", "dialog"):
         st.session_state.pop(key, None)
     st.session_state["signed_out"] = True
 
