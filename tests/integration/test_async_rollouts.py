@@ -89,7 +89,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, small_run: Any) -> Path:
 
 
 def test_versions_are_one_step_behind_but_after_checkpoints(whole: Path) -> None:
-    """Version 0 samples steps 1 and 2, up to the checkpoint; each checkpointed version begins anew."""
+    """Version 0 samples steps 1 and 2, up to the checkpoint; sampling restarts from each checkpointed version."""
     steps_once(whole)
     rows = [row["metrics"] for row in read_metrics(whole)]
     assert [row["rollout/weights_version"] for row in rows] == [0, 0, 2, 2, 4, 4]
