@@ -126,6 +126,13 @@ def test_extragradient_leaves_the_plain_step_when_the_second_gradient_is_not_fin
     assert "grad/norm_slow" not in report.metrics
 
 
+def test_extragradient_skips_the_step_when_the_first_gradient_is_not_finite():
+    toy = ToyLearner(torch.tensor([1.0]), lambda theta, taken: [theta[0] * math.nan], lr=0.5)
+    report = Extragradient().step(toy)
+    assert toy.flat().item() == 1.0
+    assert (report.backward_passes, report.finite, report.fallback) == (1, False, "the gradient is not finite")
+
+
 @pytest.mark.parametrize("rule", [Epochs(), Extragradient()])
 def test_they_have_no_state(rule):
     assert rule.state_dict() == {}

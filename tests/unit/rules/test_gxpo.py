@@ -55,6 +55,15 @@ def test_a_worked_example_by_hand():
     assert report.backward_passes == 3
 
 
+@pytest.mark.parametrize(("predictor", "cosine"), [("gradient", 0.96), ("replay", 0.96), ("displacement", None)])
+def test_the_cosine_of_the_first_and_the_corrective_gradient_by_hand(predictor, cosine):
+    # g⁰ = (3, 4) and g_slow = (4, 3): 24/(5·5). The displacement rule does not keep g⁰.
+    gradients = torch.tensor([[3.0, 4.0], [1.5, 2.0], [4.0, 3.0]])
+    toy = ToyLearner(torch.tensor([1.0, -2.0]), lambda theta, taken: [gradients[taken]], lr=0.1)
+    metrics = gxpo(k=3, predictor=predictor).step(toy).metrics
+    assert metrics.get("grad/cos_g0_slow") == (None if cosine is None else pytest.approx(cosine, rel=1e-12))
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.floats(0.0, 1.0), st.sampled_from(["sgd", "adamw"]), st.floats(0, 0.1), st.integers(0, 2**31))
 def test_k2_gxpo_equals_sfpo_optimizer_state_included(alpha, optimizer, decay, seed):

@@ -35,7 +35,7 @@ from gxpo_trainer.rules.extrapolation import (
     replay_constant_gradient,
     run_over_shards,
 )
-from gxpo_trainer.rules.gate import Gate
+from gxpo_trainer.rules.gated import GatedLookAhead
 from gxpo_trainer.rules.plain import chunks, cosine, distance, finish_plain_step, policy_metrics, rms, snapshot
 from gxpo_trainer.types import Metrics, StepReport
 
@@ -54,15 +54,14 @@ class Buffers:
         return sum(x is not None for x in (self.theta0, self.probe)) + len(self.moments or {})
 
 
-class GXPO:
+class GXPO(GatedLookAhead):
     """Two probes, K virtual steps, one true gradient."""
 
     name: ClassVar[str] = "gxpo"
 
     def __init__(self, settings: GxpoRule | None = None) -> None:
         self.settings = settings or GxpoRule()
-        self.gate = Gate(self.settings.gate)
-        self.num_steps = 0
+        super().__init__(self.settings.k, self.settings.gate)
         self.buffers = Buffers()
         self.trajectory: Trajectory | None = None
 
@@ -81,23 +80,11 @@ class GXPO:
             report.metrics.update(self.gate.metrics(self.gate.judge(self.num_steps)))
         return report
 
-    @property
-    def look_ahead_steps(self) -> int:
-        """See rules.base.LookAheadRule."""
-        return self.settings.k if self.gate.active else 0
-
     def activity_threshold(self, learner: RuleLearner, gradients: Sequence[Tensor]) -> float:
         """See rules.base.LookAheadRule."""
         if self.settings.activity == "delta":
             return self.settings.delta
         return self.settings.activity_rms * rms(learner, gradients)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"gate": self.gate.state_dict(), "num_steps": self.num_steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.gate.load_state_dict(state["gate"])
-        self.num_steps = state["num_steps"]
 
     def predictor_for(self, learner: RuleLearner) -> str:
         """The configured predictor; `displacement` where the optimizer has no element-wise recurrence."""

@@ -12,27 +12,26 @@ the first pass over the last one, and the gate takes effect there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from gxpo_trainer.config import SfpoRule
 from gxpo_trainer.rules import diagnostics
 from gxpo_trainer.rules.base import BackwardResult, RuleLearner, Trajectory
-from gxpo_trainer.rules.gate import Gate
+from gxpo_trainer.rules.gated import GatedLookAhead
 from gxpo_trainer.rules.plain import distance, finish_plain_step, policy_metrics, reposition, snapshot
 from gxpo_trainer.types import Metrics, StepReport
 
 
-class SFPO:
+class SFPO(GatedLookAhead):
     """K fast steps, one reposition, one slow step, until the entropy's z-score fires the gate."""
 
     name: ClassVar[str] = "sfpo"
 
     def __init__(self, settings: SfpoRule | None = None) -> None:
         self.settings = settings or SfpoRule()
-        self.gate = Gate(self.settings.gate)
-        self.num_steps = 0
+        super().__init__(self.settings.k, self.settings.gate)
         self._theta0: list[Tensor] | None = None
         self.trajectory: Trajectory | None = None
 
@@ -59,21 +58,9 @@ class SFPO:
             report.metrics.update(self.gate.metrics(reading))
         return report
 
-    @property
-    def look_ahead_steps(self) -> int:
-        """See rules.base.LookAheadRule."""
-        return self.settings.k if self.gate.active else 0
-
     def activity_threshold(self, learner: RuleLearner, gradients: Sequence[Tensor]) -> float:
         """See rules.base.LookAheadRule."""
         return 0.0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"gate": self.gate.state_dict(), "num_steps": self.num_steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.gate.load_state_dict(state["gate"])
-        self.num_steps = state["num_steps"]
 
     def _look_ahead(self, learner: RuleLearner, first: BackwardResult, theta0: list[Tensor]) -> StepReport:
         k, alpha = self.settings.k, self.settings.alpha
