@@ -74,6 +74,11 @@ def test_reward_metrics_by_hand() -> None:
     assert metrics["reward/zero_variance_fraction"] == pytest.approx(1 / 3)
 
 
+def test_two_rewards_have_a_standard_deviation() -> None:
+    # Deviations ±1/2 from the mean 1/2: √(2 · 1/4 / 1).
+    assert reward_metrics([[1, 0]])["reward/std"] == pytest.approx(math.sqrt(0.5))
+
+
 def test_metrics_without_data_are_left_out() -> None:
     assert reward_metrics([[None, None]]) == {}
     assert "reward/std" not in reward_metrics([[1.0, None]])

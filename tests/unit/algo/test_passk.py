@@ -35,7 +35,8 @@ def test_pass_at_k_equals_exact_binomials_for_large_n(n: int, data: st.DataObjec
 
 
 def test_pass_at_1_is_the_share_of_correct_samples() -> None:
-    assert pass_at_k(16, 5, 1) == 5 / 16
+    """To the last bit, so that it equals the mean of the scores."""
+    assert [pass_at_k(16, num_correct, 1) for num_correct in range(17)] == [share / 16 for share in range(17)]
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(4, 1, 5), (4, 1, 0), (4, 5, 1), (4, -1, 1), (0, 0, 1)])

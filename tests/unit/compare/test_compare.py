@@ -216,6 +216,7 @@ def test_one_shared_seed_is_inconclusive() -> None:
     assert "(compared with GRPO: 2.0× fewer steps, 1.5× more backward passes, 1.3× less time)" in text
     assert "fewest steps: GXPO; fewest backward passes: GRPO; least time: GXPO" in text
     assert "seeds shared with the baseline (1 of at least 3)" in text
+    assert "seeds reached" not in text, "one seed gives no interval over seeds"
 
 
 def test_equal_budgets_are_stated_with_the_cost_of_the_evaluations_and_never_for_an_initial_policy() -> None:

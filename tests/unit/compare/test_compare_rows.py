@@ -18,7 +18,7 @@ from gxpo_trainer.compare.heat_map import heat_map, varied_settings
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.rows import SERIES_NAMES, decode_evaluation, flatten, run_curves, series_needed
 from gxpo_trainer.compare.seeds import SeedGroup, config_key, group_by_config, group_labels, seed_band
-from gxpo_trainer.compare.text_tables import budget_table, equal_cost_table
+from gxpo_trainer.compare.text_tables import budget_table, curve_table, equal_cost_table
 from gxpo_trainer.errors import DataError
 
 PAPER = Path(__file__).resolve().parents[3] / "../shared/data/paper_tables.json"
@@ -94,6 +94,13 @@ def test_settings_are_told_apart_by_their_json() -> None:
     }  # fmt: skip
 
 
+def test_conditions_and_gate_are_those_of_the_last_record() -> None:
+    rows = [evaluation(0, 0.2, samples_per_prompt=1), evaluation(5, 0.3, samples_per_prompt=16)]
+    found = run_curves({"config": config()}, rows, series(gate__threshold={1: 0.5, 5: 0.25}))
+    assert found.conditions["eval.easy.samples_per_prompt"] == "16"
+    assert found.gate.threshold == 0.25
+
+
 def test_a_value_that_is_not_finite_is_no_evaluation_and_no_cost() -> None:
     rows = [evaluation(0, 0.2), evaluation(5, math.nan), evaluation(9, 0.3, training_s=math.inf)]
     found = run_curves({"config": config()}, rows, series(gate__shutoff_step={9: math.nan}))
@@ -153,6 +160,7 @@ def test_runs_are_grouped_by_config_apart_from_name_and_seed() -> None:
     assert [[run.seed for run in group.runs] for group in groups] == [[0, 1], [0, 1]]
     with pytest.raises(DataError, match="same config and seed 1"):
         group_by_config([*runs, (flat_run(0.5, 1), config(1, "again"))])
+    assert [run.seed for run in group_by_config(runs[1::-1])[0].runs] == [1, 0]
 
 
 def test_group_names_become_unique() -> None:
@@ -267,6 +275,15 @@ def test_a_group_that_starts_after_a_budget_leaves_its_cells_open_and_the_next_o
         ("", "late", "–", "–"),
         ("", "GXPO", "60.0%", "+10.0"),
     ]
+
+
+def test_a_group_without_an_evaluation_at_a_step_leaves_its_cell_open() -> None:
+    table = curve_table([SeedGroup("GRPO", (flat_run(0.5, last=10),)), SeedGroup("GXPO", (flat_run(0.6, last=20),))])
+    assert table.rows == (
+        ("0", "50.0 (0, 0.0)", "60.0 (0, 0.0)"),
+        ("10", "50.0 (10, 720.0)", "–"),
+        ("20", "–", "60.0 (20, 720.0)"),
+    )
 
 
 def test_intervals_stand_beside_the_means_in_percentage_points() -> None:

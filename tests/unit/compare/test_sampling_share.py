@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
+from gxpo_trainer.compare.groups import compare_groups
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.rows import sampling_share
-from gxpo_trainer.compare.sampling_share import Payoff
+from gxpo_trainer.compare.sampling_share import Payoff, payoff_of
+from gxpo_trainer.compare.seeds import SeedGroup
+from gxpo_trainer.compare.text_tables import all_tables
 
 GXPO = Payoff(Interval(2.0, 1.5, 2.5, 5), passes=3.0)
 
@@ -46,9 +50,10 @@ def test_an_arm_with_the_baselines_passes_has_none() -> None:
         Payoff(Interval(2.0, None, None, 1), 1.0).break_even  # noqa: B018
 
 
-def test_a_share_of_one_is_refused() -> None:
+@pytest.mark.parametrize("share", [-0.1, 1.0, 1.5])
+def test_a_share_outside_of_0_to_1_is_refused(share: float) -> None:
     with pytest.raises(ValueError, match=r"set it in \[0, 1\)"):
-        GXPO.speed_up(1.0)
+        GXPO.speed_up(share)
 
 
 def test_one_seed_has_no_bounds() -> None:
@@ -65,3 +70,24 @@ def test_the_measured_share_is_the_time_of_sampling_and_verifying_over_that_of_a
     }
     assert sampling_share(series) == 0.5
     assert sampling_share({}) is None
+
+
+def rising(name: str, last_step: int, passes: int, share: float) -> SeedGroup:
+    """One run from 20% to 50% at its last step."""
+    steps = np.array([0.0, last_step])
+    unknown = np.full(2, np.nan)
+    curve = EvaluationCurve(steps, passes * steps, steps / 10, steps, np.array([0.2, 0.5]), unknown, unknown)
+    return SeedGroup(name, (RunCurves(name, name, 0, curve, sampling_share=share),))
+
+
+def test_a_payoff_by_hand() -> None:
+    # Half of the steps with 6/2 = 3 times the passes: as fast as the baseline at a share of (3 − 2)/2.
+    groups = [rising("Epochs", 10, passes=6, share=0.1), rising("GRPO", 20, passes=2, share=0.8)]
+    comparison = compare_groups(groups, "GRPO")
+    payoff = payoff_of(comparison.group("Epochs"), comparison.group("GRPO"))
+    assert payoff is not None
+    assert (payoff.steps.mean, payoff.passes) == (pytest.approx(2.0), 3.0)
+    table = next(table for table in all_tables(groups, comparison) if "pays" in table.title)
+    assert table.title == "When it pays: sampling takes 80% of a step of GRPO (measured)"
+    # In time 2/(0.8 + 0.6), asynchronously 2 · 0.8/max(0.8, 0.6).
+    assert table.rows == (("Epochs", "2.0× fewer", "1.4× less", "2.0× less", "3.00", "50%"),)

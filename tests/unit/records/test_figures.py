@@ -21,8 +21,9 @@ from gxpo_trainer.config import EvaluationConfig, GrpoRule, GxpoRule, LearnerCon
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.records.comparison_tables import print_tables
 from gxpo_trainer.records.curves import group_runs, load_run
-from gxpo_trainer.records.figures import COLOURS, LINES, MARKERS, compose, draw_curves, write_report
+from gxpo_trainer.records.figures import compose, draw_curves, write_report
 from gxpo_trainer.records.identity import run_identity
+from gxpo_trainer.records.line_styles import line_styles
 from gxpo_trainer.records.reporter import RunReporter
 
 GRPO = GrpoRule()
@@ -246,12 +247,12 @@ def test_non_finite_bands_and_values_are_drawn(tmp_path: Path) -> None:
     assert png_size(draw_curves(groups, compare_groups(groups, groups[0].name))) == (1500, 1125)
 
 
-def test_neighbouring_groups_differ_in_colour_marker_and_line() -> None:
-    assert len(set(COLOURS)) == len(COLOURS)
-    assert len(set(MARKERS)) == len(MARKERS)
-    assert len({str(line) for line in LINES}) == len(LINES)
-    looks = {(COLOURS[n % len(COLOURS)], MARKERS[n % len(MARKERS)], str(LINES[n % len(LINES)])) for n in range(40)}
-    assert len(looks) == 40
+def test_groups_of_one_rule_share_their_hue(tmp_path: Path) -> None:
+    made = [config(GRPO), config(GRPO, rate=3.5e-5), config(GXPO)]
+    groups = group_runs([write_run(tmp_path / str(number), one, RISING) for number, one in enumerate(made)])
+    figure = compose(groups, compare_groups(groups, groups[0].name), title="Title")
+    shown = [line.get_color() for line in figure.legends[0].get_lines()][:3]
+    assert shown == [style.color for style in line_styles(["GRPO", "GRPO", "GXPO K=5"])]
 
 
 def test_the_terminal_table_shows_what_the_paper_compares(two_runs: list[Path]) -> None:

@@ -112,6 +112,11 @@ def test_only_the_tail_of_a_long_response_is_read() -> None:
     assert found is None or len(found) <= MAX_ANSWER_CHARS
 
 
+def test_a_sentence_is_read_for_at_most_4000_characters() -> None:
+    for opening in ("Final answer is ", "The answer is "):
+        assert text_of(opening + "word " * 1_000) == ("word " * 800).strip()
+
+
 def test_braces_are_matched_and_escaped_ones_do_not_count() -> None:
     assert matching_braces(r"a{b\{{c}}}") == {5: 7, 1: 8}
 
@@ -178,6 +183,7 @@ def test_boxes_are_counted_behind_the_thinking() -> None:
         ("The answer is either 3 or 4.", "3, 4"),
         ("The answer is $3$ or $4$.", "3, 4"),
         ("The answer is $3$ percent.", "3 percent"),
+        ("The answer is $red apples$.", "red apples"),
         ("The answer is $3$. It is not $4$.", "3"),
         ("The answer is: the number of apples is 12. So 13 is wrong.", "12"),
         ("The answer is blue whale.", "blue whale"),
@@ -226,6 +232,8 @@ def test_what_a_sentence_calls_the_answer(response: str, answer: str | None) -> 
         ("We sum it all up and find 25 % here", "25 %"),
         ("We find that the animal that did it is the tiger", "the tiger"),
         ("We find that the animal that did it is **tiger**.", "tiger"),
+        ("We find that the animal that did it is the big red tiger", "the big red tiger"),
+        ("We find that what did it is the very big red tiger", "We find that what did it is the very big red tiger"),
         ("Some words without anything like one here", "Some words without anything like one here"),
         ("word " * 40 + "w", None),
         (("word " * 40)[:-1] + "w", ("word " * 40)[:-1] + "w"),
@@ -277,3 +285,4 @@ def test_full_width_characters_are_plain_ones() -> None:
     assert text_of("答案：１２") == "12"
     assert text_of("\\boxed{１\u00a0２}") == "1 2"
     assert text_of("！＂～ｚ") == '!"~z'
+    assert text_of("\\boxed{｟１｠}") == "｟1｠", "these brackets have no plain form"

@@ -65,6 +65,7 @@ GREEK_LETTERS = "alpha beta gamma delta theta lambda mu rho sigma tau phi omega"
         (l.degrees, "90 degrees", r"90^\circ "),
         (l.percent_sign, "28 percent", "28%"),
         (l.percent_sign, r"28\%", "28%"),
+        (l.percent_sign, r"28 \text{ percent }", "28%"),
         (l.currency, r"\$36", r"36\text{ dollars}"),
         (l.currency, "€36", "36"),
         (l.conjunctions, r"2 \text{ and } 3", "2, 3"),

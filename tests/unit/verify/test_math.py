@@ -354,7 +354,9 @@ def test_usable_golds_are_accepted(gold: str) -> None:
     assert parse_gold(gold)
 
 
-@pytest.mark.parametrize("gold", ["", "  ", r"\frac{", "{{{", r"\begin{foo}", "x" * 5000])
+@pytest.mark.parametrize(
+    "gold", ["", "  ", r"\frac{", "{{{", r"\begin{foo}", "x" * 5000, "1e99999 + x^", r"\sum_{n=1}^{10} x^{20000}"]
+)
 def test_a_gold_that_cannot_be_parsed_is_refused_with_the_fix(gold: str) -> None:
     with pytest.raises(ValueError, match=r"gold .*(give|write)"):
         parse_gold(gold)

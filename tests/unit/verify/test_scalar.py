@@ -65,6 +65,8 @@ from gxpo_trainer.verify.structure import Relation, parse_answer
         (r"\text{tiger}", "5", False),
         ("5", r"\text{tiger}", False),
         (r"\text{none}", r"\emptyset", True),
+        (r"\text{none}", r"\text{tiger}", False),
+        (r"\text{tiger}", r"\text{none}", False),
         (r"\text{approximately } 5", "5", True),
         ("21^{st}", "21", True),
         ("21st", "21", True),

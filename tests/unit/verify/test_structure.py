@@ -121,6 +121,7 @@ def shape(answer: Answer) -> Shape:
          ("", ("relation", "x", "=", "1"), ("relation", "y", "=", "2"))),
         (r"\begin{aligned}1 & 2\\3 & 4\end{aligned}", ("", "1 2", "3 4")),
         (r"\begin{aligned}x &= 1\end{aligned}", ("relation", "x", "=", "1")),
+        (r"\begin{cases}x = 1\end{cases}", ("relation", "x", "=", "1")),
         (r"\begin{array}{l}x = 1\\y = 2\end{array}", ("", ("relation", "x", "=", "1"), ("relation", "y", "=", "2"))),
         (r"\begin{array}{l}1\end{array}", ("matrix", ("1",))),
         (r"\{\begin{array}{l}x = 1\\y = 2\end{array}", ("", ("relation", "x", "=", "1"), ("relation", "y", "=", "2"))),
@@ -168,6 +169,7 @@ def innermost(answer: Answer) -> str:
         (r"\begin{{cases}}1 & 2\\3 & {}\end{{cases}}", 1),
         (r"\begin{{aligned}}{}\end{{aligned}}", 1),
         (r"\begin{{pmatrix}}1\\{}\end{{pmatrix}}", 1),
+        (r"{{(\pm 1, {})}}", 3),
     ],
 )
 def test_structure_is_followed_to_a_fixed_depth(wrap: Callable[[str], str], outside: str, levels: int) -> None:

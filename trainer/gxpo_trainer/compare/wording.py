@@ -55,13 +55,17 @@ def ratio_words(speed_up: float, axis: Axis) -> str:
 
 def ratio_interval(interval: Interval, axis: Axis) -> str:
     """`2.2× fewer (1.6 to 3.0)`; a bound on the other side of 1 is written out."""
-    words = ratio(interval.mean, axis)
+    return ratio(interval.mean, axis) + ratio_bounds(interval, axis)
+
+
+def ratio_bounds(interval: Interval, axis: Axis) -> str:
+    """The bounds alone, ` (1.6 to 3.0)`; empty without them or where both are equal to 1."""
     if interval.low is None or interval.high is None:
-        return words
+        return ""
     if interval.low > 1:
         bounds = f"{interval.low:.1f} to {interval.high:.1f}"
     elif interval.high < 1:
         bounds = f"{1 / interval.high:.1f} to {1 / interval.low:.1f}"
     else:
         bounds = f"{ratio(interval.low, axis)} to {ratio(interval.high, axis)}"
-    return words if bounds == "equal to equal" else f"{words} ({bounds})"
+    return "" if bounds == "equal to equal" else f" ({bounds})"

@@ -6,6 +6,7 @@ deadline. Call nothing here on untrusted answers outside a killable process.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 
@@ -51,19 +52,22 @@ def parse_gold(gold: str) -> str:
         raise ValueError(
             f"gold {gold[:80]!r} holds no answer; give the final answer alone, or a solution with a \\boxed"
         )
-    if not _is_readable(text) and not parse_latex(text):
+    if not _is_readable(text):
         raise ValueError(f"gold {gold[:80]!r} cannot be parsed; write it as LaTeX that math-verify reads")
     return text
 
 
 def _is_readable(text: str) -> bool:
+    """Whether the grammar here or math-verify reads a cleaned gold; a value too large for one may suit the other."""
     answer = parse_answer(text)
     if not isinstance(answer, Scalar) or re.fullmatch(r"(?=.*\w)[\w\s'.,:;%()-]+", answer.text):
         return True
-    try:
-        return read(answer.text).node is not None
-    except TooLarge:
-        return False
+    with contextlib.suppress(TooLarge):
+        if read(answer.text).node is not None:
+            return True
+    with contextlib.suppress(TooLarge):
+        return bool(parse_latex(text))
+    return False
 
 
 def verify(gold: str, response: str, options: VerifyOptions | None = None) -> Verdict:
