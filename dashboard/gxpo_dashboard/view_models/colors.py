@@ -18,12 +18,6 @@ def luminance(color: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def contrast(first: str, second: str) -> float:
-    """Contrast ratio of two colours as in WCAG 2, from 1 to 21."""
-    low, high = sorted((luminance(first), luminance(second)))
-    return (high + 0.05) / (low + 0.05)
-
-
 def shade(color: str, variant: int) -> str:
     """The colour of a rule's variant, counted from 0: the same hue, lighter or darker."""
     target = _LUMINANCES[variant % len(_LUMINANCES)]

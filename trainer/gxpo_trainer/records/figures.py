@@ -1,8 +1,4 @@
-"""A comparison as a PNG and as a self-contained HTML file.
-
-Groups differ in color (the colorblind-safe Okabe-Ito palette), marker and line style, so that grayscale prints are
-legible.
-"""
+"""A comparison as a PNG and as a self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ import html
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -26,10 +21,8 @@ from gxpo_trainer.compare.groups import Comparison, compare_groups, default_base
 from gxpo_trainer.compare.seeds import SeedGroup, seed_band
 from gxpo_trainer.compare.text_tables import all_tables
 from gxpo_trainer.compare.wording import percent
+from gxpo_trainer.records.line_styles import LineStyle, line_styles
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
 _PANELS: tuple[tuple[Axis, str, float], ...] = (
     ("steps", "Training steps", 1.0),
     ("backward_passes", "Backward passes", 1.0),
@@ -43,7 +36,7 @@ PNG_NAME, HTML_NAME = "curves.png", "report.html"
 
 PAGE_STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }
-p.evidence { border-left: 4px solid #0072B2; padding: .5rem 1rem; background: #f3f7fa; white-space: pre-line; }
+p.evidence { border-left: 4px solid #3f7fbf; padding: .5rem 1rem; background: #f3f7fa; white-space: pre-line; }
 div.wide { overflow-x: auto; }
 table { border-collapse: collapse; margin: .5rem 0 1.5rem; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid #ccc; padding: .25rem .6rem; text-align: right; }
@@ -91,16 +84,17 @@ def compose(groups: Sequence[SeedGroup], comparison: Comparison, *, title: str) 
     canvas = FigureCanvasAgg(figure)
     panels = figure.subplots(2, 2)
     curves = [mean_curve([run.curve for run in group.runs]) for group in groups]
+    styles = line_styles([group.runs[0].rule for group in groups])
     shade = 0.13 if len(groups) <= 4 else 0.06
     for axes, (axis, label, unit) in zip(panels.flat[:3], _PANELS, strict=True):
-        for number, (group, curve) in enumerate(zip(groups, curves, strict=True)):
-            _draw_accuracy(axes, number, group, curve, curve.cost(axis) * unit, shade)
+        for style, group, curve in zip(styles, groups, curves, strict=True):
+            _draw_accuracy(axes, style, group, curve, curve.cost(axis) * unit, shade)
         axes.axhline(100 * comparison.target.accuracy, color="#555555", linewidth=1, linestyle=(0, (1, 2)))
         axes.set(xlabel=label, ylabel="Accuracy (%)", ylim=_accuracy_limits(curves))
         axes.grid(alpha=0.25)
         axes.margins(x=0.03)
-    _draw_gates(panels[1, 1], groups)
-    handles = [_handle(number, group) for number, group in enumerate(groups)]
+    _draw_gates(panels[1, 1], groups, styles)
+    handles = [_handle(style, group) for style, group in zip(styles, groups, strict=True)]
     best = f"best of {_short(comparison.baseline)} ({percent(comparison.target.accuracy)})"
     handles.append(Line2D([], [], color="#555555", linewidth=1, linestyle=(0, (1, 2)), label=_literal(best)))
     font = FontProperties(size=11)
@@ -111,23 +105,22 @@ def compose(groups: Sequence[SeedGroup], comparison: Comparison, *, title: str) 
 
 
 def _draw_accuracy(
-    axes: Axes, number: int, group: SeedGroup, curve: EvaluationCurve, x: np.ndarray, shade: float
+    axes: Axes, style: LineStyle, group: SeedGroup, curve: EvaluationCurve, x: np.ndarray, shade: float
 ) -> None:
     low, high = seed_band(group, curve)
-    colour, marker, line = _style(number)
     every = max(1, x.size // 40)
     axes.plot(
         x,
         100 * curve.accuracy,
-        color=colour,
-        marker=marker,
-        linestyle=line,
+        color=style.color,
+        marker=style.marker,
+        linestyle=style.dash,
         linewidth=1.8,
         markersize=6,
         markevery=every,
     )
     if np.isfinite(low).any():
-        axes.fill_between(x, 100 * low, 100 * high, color=colour, alpha=shade, linewidth=0)
+        axes.fill_between(x, 100 * low, 100 * high, color=style.color, alpha=shade, linewidth=0)
 
 
 def _accuracy_limits(curves: Sequence[EvaluationCurve]) -> tuple[float, float]:
@@ -137,17 +130,19 @@ def _accuracy_limits(curves: Sequence[EvaluationCurve]) -> tuple[float, float]:
     return max(0.0, float(values.min()) - pad), min(100.0, float(values.max()) + pad)
 
 
-def _draw_gates(axes: Axes, groups: Sequence[SeedGroup]) -> None:
+def _draw_gates(axes: Axes, groups: Sequence[SeedGroup], styles: Sequence[LineStyle]) -> None:
     """Draw z of each group's first seed, its threshold, and a ring at the shut-off step."""
-    gated = [(number, group.runs[0]) for number, group in enumerate(groups) if group.runs[0].gate.steps.size]
+    gated = [
+        (style, group.runs[0]) for style, group in zip(styles, groups, strict=True) if group.runs[0].gate.steps.size
+    ]
     axes.set(xlabel="Training steps", ylabel="z")
     if not gated:
         axes.set_title("Gate z-score", fontsize=11)
         axes.set(xticks=(), yticks=())
         axes.text(0.5, 0.5, "no gate values in these runs", transform=axes.transAxes, ha="center", color="#555555")
         return
-    for number, run in gated:
-        _draw_gate(axes, number, run)
+    for style, run in gated:
+        _draw_gate(axes, style, run)
     several = any(len(group.runs) > 1 for group in groups)
     axes.set_title(
         f"Gate z-score{' of the first seed' if several else ''} (line: threshold, ring: shut-off)", fontsize=11
@@ -158,20 +153,26 @@ def _draw_gates(axes: Axes, groups: Sequence[SeedGroup]) -> None:
     axes.margins(x=0.03)
 
 
-def _draw_gate(axes: Axes, number: int, run: RunCurves) -> None:
+def _draw_gate(axes: Axes, style: LineStyle, run: RunCurves) -> None:
     gate = run.gate
-    colour, marker, line = _style(number)
     every = max(1, gate.steps.size // 40)
     axes.plot(
-        gate.steps, gate.z, color=colour, marker=marker, markevery=every, linestyle=line, linewidth=1.3, markersize=4
+        gate.steps,
+        gate.z,
+        color=style.color,
+        marker=style.marker,
+        linestyle=style.dash,
+        linewidth=1.3,
+        markersize=4,
+        markevery=every,
     )
     if gate.threshold is not None and np.isfinite(gate.threshold):
         for threshold in (gate.threshold, -gate.threshold) if gate.two_sided else (gate.threshold,):
-            axes.axhline(threshold, color=colour, linewidth=1.2, linestyle=line, alpha=0.6)
+            axes.axhline(threshold, color=style.color, linewidth=1.2, linestyle=style.dash, alpha=0.6)
     if gate.shutoff_step is not None and gate.shutoff_step in gate.steps:
         z = gate.z[np.flatnonzero(gate.steps == gate.shutoff_step)[0]]
         axes.plot(
-            [gate.shutoff_step], [z], marker="o", markersize=14, fillstyle="none", color=colour, markeredgewidth=2
+            [gate.shutoff_step], [z], marker="o", markersize=14, fillstyle="none", color=style.color, markeredgewidth=2
         )
 
 
@@ -182,15 +183,10 @@ def _columns(canvas: FigureCanvasAgg, font: FontProperties, labels: Sequence[str
     return max(1, min(len(labels), int(canvas.figure.bbox.width / (widest + _LEGEND_LINE))))
 
 
-def _style(number: int) -> tuple[str, str, Any]:
-    return COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)], LINES[number % len(LINES)]
-
-
-def _handle(number: int, group: SeedGroup) -> Line2D:
-    colour, marker, line = _style(number)
+def _handle(style: LineStyle, group: SeedGroup) -> Line2D:
     seeds = f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
     label = _literal(_short(group.name) + seeds)
-    return Line2D([], [], color=colour, marker=marker, linestyle=line, linewidth=1.8, label=label)
+    return Line2D([], [], color=style.color, marker=style.marker, linestyle=style.dash, linewidth=1.8, label=label)
 
 
 def _short(name: str) -> str:

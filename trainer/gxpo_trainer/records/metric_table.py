@@ -232,7 +232,19 @@ SECTIONS: tuple[Section, ...] = (
         "System",
         "",
         (
-            Metrics(("system/cpu_percent", "system/memory_bytes"), "of the host"),
+            Metrics(
+                ("system/cpu_percent", "system/memory_bytes"), "of the controller's host; its load during the step"
+            ),
+            Metrics(("system/disk_free_bytes",), "on the disk of the run's folder"),
+            Metrics(
+                (
+                    "system/disk_written_bytes_per_s",
+                    "system/network_sent_bytes_per_s",
+                    "system/network_received_bytes_per_s",
+                ),
+                "of the controller's host during the step, all processes together and without the loopback interface; "
+                "missing where the host does not offer the counter, as in some containers",
+            ),
             Metrics(("system/learner_idle_bytes",), "resident set of learner rank 0 before it loaded the model"),
             Metrics(
                 ("system/learner_device_peak_bytes",), "on GPUs: most memory that torch reserved on rank 0's device"

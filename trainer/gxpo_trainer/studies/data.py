@@ -25,7 +25,7 @@ from gxpo_trainer.jsonl import Row
 from gxpo_trainer.records.curves import load_run
 from gxpo_trainer.records.reading import read_identity, read_metrics
 from gxpo_trainer.studies.definition import Study
-from gxpo_trainer.studies.expansion import RunKey, RunResult, best_rate
+from gxpo_trainer.studies.expansion import RunKey, RunResult
 from gxpo_trainer.studies.runner import read_results
 
 STUDY, RUNS, EVALUATIONS = "study.json", "runs.parquet", "evaluations.parquet"
@@ -55,9 +55,6 @@ class StudyData:
     @property
     def results(self) -> dict[RunKey, RunResult]:
         return {key_of(row): RunResult(row["accuracy"], row["diverged"]) for row in self.runs}
-
-    def best_rates(self) -> dict[str, float | None]:
-        return {arm: best_rate(self.study, arm, self.results) for arm in self.study.arms}
 
     def reported(self, arm: str) -> list[Row]:
         """Rows of an arm's reported runs, by seed."""

@@ -1,9 +1,12 @@
-"""Pictures of a study's report as PNG: accuracy against costs, the ladder, and when a look-ahead pays."""
+"""Pictures of a study's report as PNG: accuracy against costs, the ladder, and when a look-ahead pays.
+
+`styles`: of the arms' lines, by arm.
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,7 @@ from matplotlib.ticker import NullFormatter
 
 from gxpo_trainer.compare.curves import Axis, mean_curve
 from gxpo_trainer.compare.seeds import SeedGroup, seed_band
-from gxpo_trainer.records.figures import COLOURS, LINES, MARKERS
+from gxpo_trainer.records.line_styles import LineStyle
 from gxpo_trainer.studies.findings import Findings
 
 _PANELS: tuple[tuple[Axis, str, float], ...] = (
@@ -25,29 +28,29 @@ _PANELS: tuple[tuple[Axis, str, float], ...] = (
 _SHARES = np.linspace(0.0, 0.95, 96)
 
 
-def draw_curves(groups: Sequence[SeedGroup]) -> bytes:
+def draw_curves(groups: Mapping[str, SeedGroup], styles: Mapping[str, LineStyle]) -> bytes:
     """Mean accuracy over seeds against four costs, with 95% bands over seeds."""
     figure = _figure((12, 9))
     for axes, (axis, label, unit) in zip(figure.subplots(2, 2).flat, _PANELS, strict=True):
-        for number, group in enumerate(groups):
+        for arm, group in groups.items():
             curve = mean_curve([run.curve for run in group.runs])
             x = curve.cost(axis) * unit
             low, high = seed_band(group, curve)
-            axes.plot(x, 100 * curve.accuracy, label=group.name, markersize=4, **_style(number))
-            axes.fill_between(x, 100 * low, 100 * high, color=_color(number), alpha=0.08, linewidth=0)
+            axes.plot(x, 100 * curve.accuracy, label=group.name, markersize=4, **_line(styles[arm]))
+            axes.fill_between(x, 100 * low, 100 * high, color=styles[arm].color, alpha=0.08, linewidth=0)
         axes.set(xlabel=label, ylabel="Held-out accuracy (%)")
         axes.grid(alpha=0.25)
     return _png(figure)
 
 
-def draw_ladder(findings: Findings) -> bytes:
+def draw_ladder(findings: Findings, styles: Mapping[str, LineStyle]) -> bytes:
     """Accuracy at the tuning budget against the learning rate, a line an arm; a cross where a run diverged."""
     figure = _figure((8, 5.5))
     axes = figure.subplots()
-    for number, arm in enumerate(findings.arms):
+    for arm in findings.arms:
         if arm.ladder:
             rates, accuracies, diverged = zip(*arm.ladder, strict=True)
-            axes.plot(rates, [100 * value for value in accuracies], label=arm.label, **_style(number))
+            axes.plot(rates, [100 * value for value in accuracies], label=arm.label, **_line(styles[arm.arm]))
             for rate, value, lost in zip(rates, accuracies, diverged, strict=True):
                 if lost:
                     axes.plot([rate], [100 * value], marker="x", markersize=12, color="#000000")
@@ -56,18 +59,20 @@ def draw_ladder(findings: Findings) -> bytes:
     return _png(figure)
 
 
-def draw_payoff(findings: Findings) -> bytes:
+def draw_payoff(findings: Findings, styles: Mapping[str, LineStyle]) -> bytes:
     """Speed-up in time over the baseline against the share of a step that sampling takes, with bands over seeds."""
     figure = _figure((8, 5.5))
     axes = figure.subplots()
-    for number, arm in enumerate(findings.arms):
+    for arm in findings.arms:
         if arm.payoff is None:
             continue
         found = [arm.payoff.speed_up(float(share)) for share in _SHARES]
-        axes.plot(100 * _SHARES, [one.mean for one in found], label=arm.label, **(_style(number) | {"marker": ""}))
+        axes.plot(
+            100 * _SHARES, [one.mean for one in found], label=arm.label, **(_line(styles[arm.arm]) | {"marker": ""})
+        )
         low, high = ([getattr(one, bound) for one in found] for bound in ("low", "high"))
         if None not in low:
-            axes.fill_between(100 * _SHARES, low, high, color=_color(number), alpha=0.08, linewidth=0)
+            axes.fill_between(100 * _SHARES, low, high, color=styles[arm.arm].color, alpha=0.08, linewidth=0)
     axes.axhline(1.0, color="#555555", linewidth=1, linestyle=":")
     axes.axvline(100 * findings.sampling_share, color="#555555", linewidth=1, linestyle="--", label="measured here")
     axes.set(xlabel="Share of a baseline step that sampling takes (%)", ylabel="Speed-up in time", yscale="log")
@@ -84,16 +89,8 @@ def _figure(size: tuple[float, float]) -> Figure:
     return figure
 
 
-def _color(number: int) -> str:
-    return COLOURS[number % len(COLOURS)]
-
-
-def _style(number: int) -> dict[str, Any]:
-    return {
-        "color": _color(number),
-        "marker": MARKERS[number % len(MARKERS)],
-        "linestyle": LINES[number % len(LINES)],
-    }
+def _line(style: LineStyle) -> dict[str, Any]:
+    return {"color": style.color, "marker": style.marker, "linestyle": style.dash}
 
 
 def _png(figure: Figure) -> bytes:

@@ -10,9 +10,12 @@ from pathlib import Path
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.sampling_share import SHARES
 from gxpo_trainer.compare.text_tables import Table
+from gxpo_trainer.compare.wording import ratio_bounds, ratio_interval, ratio_words
 from gxpo_trainer.published import gxpo_paper
 from gxpo_trainer.records.figures import PAGE_STYLE
-from gxpo_trainer.studies.data import StudyData
+from gxpo_trainer.records.line_styles import line_styles
+from gxpo_trainer.studies.data import StudyData, key_of
+from gxpo_trainer.studies.expansion import run_config
 from gxpo_trainer.studies.findings import COLLAPSED, ArmFindings, EqualCost, Findings, Match, find
 from gxpo_trainer.studies.pictures import draw_curves, draw_ladder, draw_payoff
 
@@ -53,13 +56,20 @@ def render_pictures(data: StudyData) -> dict[str, bytes]:
     findings = find(data)
     if findings is None:
         return {}
-    groups = [group for found in findings.arms if (group := data.group(found.arm)) is not None]
+    arms = [found.arm for found in findings.arms]
+    groups = {arm: group for arm in arms if (group := data.group(arm)) is not None}
+    styles = dict(zip(arms, line_styles(list(rule_labels(data, arms).values())), strict=True))
     name = data.study.name
     return {
-        f"{name}-curves.png": draw_curves(groups),
-        f"{name}-ladder.png": draw_ladder(findings),
-        f"{name}-payoff.png": draw_payoff(findings),
+        f"{name}-curves.png": draw_curves(groups, styles),
+        f"{name}-ladder.png": draw_ladder(findings, styles),
+        f"{name}-payoff.png": draw_payoff(findings, styles),
     }
+
+
+def rule_labels(data: StudyData, arms: Sequence[str]) -> dict[str, str]:
+    """Arm → label of the rule that it trains with; the arm's own label may be any text."""
+    return {arm: run_config(data.study, key_of(data.reported(arm)[0])).learner.rule.label for arm in arms}
 
 
 def compose(data: StudyData) -> list[Block]:
@@ -144,7 +154,8 @@ def _pays(found: ArmFindings) -> str:
     if found.payoff is None:
         return f"{match.reached} of {len(found.seeds)} seeds reached {_goal(match)}, so no speed-up is stated"
     share = found.payoff.break_even if found.payoff.passes > 1 else None
-    steps = f"{_ratio(found.payoff.steps)} fewer steps to {_goal(match)}"
+    ratio = found.payoff.steps
+    steps = f"{ratio_words(ratio.mean, 'steps')} to {_goal(match)}{ratio_bounds(ratio, 'steps')}"
     if share is None:
         return steps
     if share.low is not None and share.high is not None and share.high < 1:
@@ -202,14 +213,22 @@ def _equal_cost_cells(cost: EqualCost) -> list[str]:
 
 
 def match_table(findings: Findings) -> Table:
-    header = ("arm", "reach", "seeds that do", "fewer steps", "fewer passes")
+    header = ("arm", "reach", "seeds that do", "steps", "backward passes")
     rows = [
-        (found.label, _goal(match), f"{match.reached} of {len(found.seeds)}", _ratio(match.steps), _ratio(match.passes))
+        (
+            found.label,
+            _goal(match),
+            f"{match.reached} of {len(found.seeds)}",
+            "–" if match.steps is None else ratio_interval(match.steps, "steps"),
+            "–" if match.passes is None else ratio_interval(match.passes, "backward_passes"),
+        )
         for found in findings.candidates
         for match in found.matches
     ]
     return Table(
-        "Speed-up over the baseline's run of the same seed, geometric mean over the seeds", header, tuple(rows)
+        "Cost relative to the baseline's run of the same seed: geometric mean over the seeds, 95% intervals",
+        header,
+        tuple(rows),
     )
 
 
@@ -342,10 +361,6 @@ def _percent(interval: Interval) -> str:
 
 def _points(interval: Interval) -> str:
     return _with_bounds(interval, lambda value: f"{100 * value:+.1f}", " points")
-
-
-def _ratio(interval: Interval | None) -> str:
-    return "–" if interval is None else _with_bounds(interval, lambda value: f"{value:.2f}", "×")
 
 
 def _share(interval: Interval) -> str:

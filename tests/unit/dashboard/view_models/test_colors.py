@@ -5,8 +5,9 @@ from __future__ import annotations
 import colorsys
 
 import pytest
+from support.contrast import contrast
 
-from gxpo_dashboard.view_models.colors import HUES, contrast, luminance, shade, variants
+from gxpo_dashboard.view_models.colors import HUES, luminance, shade, variants
 from gxpo_dashboard.view_models.rules import rules_of
 from gxpo_trainer.config import RunConfig
 
