@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ray_clusters import LOOPBACK, running_head
+from support.ray_clusters import LOOPBACK, await_nodes, running_head
 
 HERE = Path(__file__).parent
 SMALL = {"device": "cpu", "wait_s": 600, "learner_cpus": 1.0, "sampler_cpus": 0.75, "verifier_cpus": 0.25}
@@ -24,13 +24,14 @@ SMALL = {"device": "cpu", "wait_s": 600, "learner_cpus": 1.0, "sampler_cpus": 0.
 class Run:
     """A process of waiting_worker.py."""
 
-    def __init__(self, address: str, **settings: Any) -> None:
+    def __init__(self, address: str, *, async_depth: int = 0, visible_gpus: str = "", **settings: Any) -> None:
+        config = {"placement": SMALL | settings | {"ray_address": address}, "rollout": {"async_depth": async_depth}}
         self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "waiting_worker.py"), json.dumps(SMALL | settings | {"ray_address": address})],
+            [sys.executable, str(HERE / "waiting_worker.py"), json.dumps(config)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | LOOPBACK,
+            env=os.environ | LOOPBACK | {"CUDA_VISIBLE_DEVICES": visible_gpus},
         )
 
     def line(self) -> str:
@@ -86,22 +87,41 @@ def test_two_runs_that_fit_run_side_by_side(two_cpus: str) -> None:
         assert second.line() == "ready"
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"device": "gpu", "async_depth": 1},
+        {"device": "gpu", "weight_transport": "nccl"},
+        {"device": "auto", "visible_gpus": "0", "async_depth": 1},
+    ],
+    ids=["sampling ahead", "nccl", "only this machine has GPUs"],
+)
+def test_a_run_says_that_it_waits_for_gpus_of_their_own(two_cpus: str, settings: dict[str, Any]) -> None:
+    with runs(two_cpus, settings) as (run,):
+        assert run.line() == "waiting for 2 GPUs"
+
+
+def test_a_run_on_cpus_with_a_transport_of_gpus_does_not_wait(two_cpus: str) -> None:
+    with runs(two_cpus, {"device": "auto", "weight_transport": "nccl"}) as (run,):
+        assert run.line().startswith('refused: placement: weight_transport = "nccl" needs GPUs, but this run uses CPUs')
+
+
+def test_a_cluster_grows_for_a_run_that_samples_ahead() -> None:
+    gpus = {"CPU": 2, "GPU": 1}
+    settings = {"device": "gpu", "async_depth": 1, "learner_cpus": 0.5, "sampler_cpus": 0.25}
+    with running_head(0, autoscaling={"worker": gpus}) as address, runs(address, settings) as (run,):
+        assert run.becomes_ready()
+        run.proceed()
+        assert run.line() == "3 nodes"
+
+
 def test_a_cluster_without_workers_grows_for_a_run_and_shrinks_after_it() -> None:
     with running_head(0, autoscaling={"worker": {"CPU": 2}}) as address, runs(address, {}) as (run,):
         assert run.line() == "waiting for 2 CPUs"
         assert run.becomes_ready()
         run.proceed()
         assert run.line() == "2 nodes"
-        _await_nodes(address, 1)
-
-
-def _await_nodes(address: str, number: int) -> None:
-    """Wait until Ray has this many nodes; the test's own time limit ends a wait in vain."""
-    ask = (
-        f"import ray, time; ray.init(address={address!r}, log_to_driver=False, logging_level='error')\n"
-        f"while len([node for node in ray.nodes() if node['Alive']]) != {number}: time.sleep(1)"
-    )
-    subprocess.run([sys.executable, "-c", ask], env=os.environ | LOOPBACK, check=True)
+        await_nodes(address, 1)
 
 
 @pytest.fixture(scope="module")

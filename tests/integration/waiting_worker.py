@@ -2,8 +2,9 @@
 
 usage: waiting_worker.py SETTINGS
 
-SETTINGS: `placement` as JSON, with ray_address. Prints what it waits for, one line a change, then `ready` once its
-actor runs. When a line comes in it removes the reservation, prints the number of nodes and ends.
+SETTINGS: those of a run as JSON, with placement.ray_address. Prints what it waits for, one line a change, then `ready`
+once its actor runs. When a line comes in it removes the reservation, prints the number of nodes and ends. Prints
+`refused: …` for settings that cannot work.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import ray
 from gxpo_trainer.cluster.placement import Placement
 from gxpo_trainer.cluster.ray_session import connect_ray, reserve
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.errors import ConfigError
 
 
 class Process:
@@ -32,9 +34,12 @@ def main() -> None:
             reported = missing
             print(f"waiting for {missing}", flush=True)
 
-    placement = Placement.decide(RunConfig.model_validate({"placement": json.loads(sys.argv[1])}))
+    placement = Placement.decide(RunConfig.model_validate(json.loads(sys.argv[1])))
     connect_ray(placement)
-    reserve(placement, owned=True, on_wait=on_wait)
+    try:
+        reserve(placement, owned=True, on_wait=on_wait)
+    except ConfigError as error:
+        sys.exit(print(f"refused: {error}", flush=True))
     actor = ray.remote(Process).options(**placement.sampler_options(0)).remote()
     print(placement.group.get(actor.answer.remote(), "setup"), flush=True)
     sys.stdin.readline()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.cluster.placement import Placement, TooFewGpus
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError
 
@@ -58,8 +58,9 @@ def test_sampling_ahead_is_refused_where_learner_and_engines_would_share_gpus() 
     )
     placement.settle(FOUR_GPUS)
     assert not placement.colocated
-    with pytest.raises(ConfigError, match=r"rollout\.async_depth = 1 .* 4 are needed and 2 are here; add GPUs"):
+    with pytest.raises(TooFewGpus, match=r"rollout\.async_depth = 1 .* 4 are needed and 2 are here; add GPUs"):
         placement.settle({"CPU": 16.0, "GPU": 2.0})
+    assert placement.bundles().total()["GPU"] == 4, "an autoscaler sees what would do"
 
 
 def test_a_cluster_with_too_few_gpus_may_grow() -> None:
@@ -70,8 +71,10 @@ def test_a_cluster_with_too_few_gpus_may_grow() -> None:
 
 def test_gpus_here_and_none_in_the_cluster_are_ambiguous(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    with pytest.raises(ConfigError, match="2 GPUs are visible on this machine and the Ray cluster has none"):
-        decide().settle({"CPU": 4.0})
+    placement = decide()
+    with pytest.raises(TooFewGpus, match="2 GPUs are visible on this machine and the Ray cluster has none"):
+        placement.settle({"CPU": 4.0})
+    assert placement.num_gpus == 1
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
@@ -102,10 +105,14 @@ def test_the_transport_follows_the_nodes_of_the_actors() -> None:
 
 def test_a_transport_that_the_settled_placement_rules_out_is_refused() -> None:
     shared = decide(learner_ranks=4, samplers=4, weight_transport="nccl")
-    with pytest.raises(ConfigError, match="rejects duplicate devices"):
+    with pytest.raises(TooFewGpus, match="rejects duplicate devices"):
         shared.settle(FOUR_GPUS)
+    assert shared.num_gpus == 8
     shared.settle({"CPU": 16.0, "GPU": 8.0})
     assert shared.transport == "nccl"
+    with pytest.raises(ConfigError, match="needs GPUs") as refused:
+        decide(weight_transport="nccl").settle({"CPU": 4.0})
+    assert not isinstance(refused.value, TooFewGpus), "waiting cannot help a run that uses CPUs"
 
 
 def test_an_evaluation_reserves_engines_and_no_learner() -> None:

@@ -50,8 +50,10 @@ def test_every_answer_is_progress_and_a_wait_for_a_lost_node_is_excused() -> Non
         watched.check()
         watched.progressed()
     clock.now += 500.0
+    begin = watched.working_s
     watched.excuse(450.0)
     assert watched.idle_s == 50.0
+    assert watched.working_s == begin - 450.0, "nor is it training time"
     watched.check()
 
 

@@ -71,6 +71,9 @@ def test_a_transport_that_works_is_taken(requested: Any, device: Any, colocated:
         ),
         ({"colocate": True, "learner_ranks": 2, "strategy": "split", "samplers": 2}, 'strategy = "split"'),
         ({"device": "cpu", "colocate": False, "weight_transport": "nccl"}, "needs GPUs"),
+        ({"device": "cpu", "weight_transport": "cuda_ipc"}, 'needs GPUs, .* or device = "gpu" where GPUs join later'),
+        ({"colocate": True, "weight_transport": "nccl"}, "rejects duplicate devices"),
+        ({"learner_ranks": 2, "weight_transport": "cuda_ipc"}, "on the same GPUs, but each has its own"),
         ({"device": "gpu", "colocate": True, "weight_transport": "nccl"}, "rejects duplicate devices"),
         (
             {"device": "cpu", "colocate": False, "strategy": "split", "weight_transport": "shared_memory"},
@@ -82,6 +85,11 @@ def test_a_transport_that_works_is_taken(requested: Any, device: Any, colocated:
 def test_contradictory_placement_is_refused_with_the_config(settings: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         build({"placement": settings})
+
+
+def test_a_transport_that_gpus_of_the_cluster_may_allow_is_left_to_them() -> None:
+    for placement in ({}, {"colocate": False}, {"device": "gpu"}):
+        build({"placement": {**placement, "weight_transport": "nccl"}})
 
 
 def test_the_fewest_gpus_of_a_run_are_shared_ones() -> None:

@@ -18,6 +18,12 @@ from gxpo_trainer.config.transport import Transport, choose_transport
 from gxpo_trainer.errors import ConfigError
 
 
+class TooFewGpus(ConfigError):
+    """The settings cannot be used with the cluster's GPUs, but could be with more."""
+
+    reason = "no_resources"
+
+
 @dataclass(slots=True)
 class Placement:
     """The settings of `placement` with every automatic value resolved.
@@ -66,13 +72,17 @@ class Placement:
     def settle(self, cluster: dict[str, float]) -> None:
         """Resolve `placement.device` and `placement.colocate` from the resources of the Ray cluster.
 
-        Raises ConfigError when the cluster and this machine disagree, or the transport cannot work.
+        Raises TooFewGpus when the cluster has no GPU and this machine has, and where sharing for want of GPUs rules
+        out sampling ahead or the transport; `bundles` are then those that would do. Raises ConfigError when the
+        transport cannot work.
         """
-        found = int(cluster.get("GPU", 0))
-        if self.config.placement.device == "auto":
+        found, requested = int(cluster.get("GPU", 0)), self.config.placement
+        if requested.device == "auto":
             visible = visible_gpus()
             if visible and not found:
-                raise ConfigError(
+                self.device = "gpu"
+                self._settle_sharing(found)
+                raise TooFewGpus(
                     f'placement.device = "auto", but {visible} GPUs are visible on this machine and the Ray cluster '
                     'has none; set placement.device to "gpu" or "cpu"'
                 )
@@ -83,17 +93,23 @@ class Placement:
         self._settle_sharing(found)
 
     def _settle_sharing(self, gpus: int) -> None:
-        requested = self.config.placement
-        scarce = self.device == "gpu" and gpus < requested.num_gpus(colocated=False)
+        requested, depth = self.config.placement, self.config.rollout.async_depth
+        separate = requested.num_gpus(colocated=False)
+        scarce = self.device == "gpu" and gpus < separate
         self.colocated = requested.can_colocate and (requested.colocate is True or scarce)
-        if self.colocated and (depth := self.config.rollout.async_depth):
-            raise ConfigError(
-                f"rollout.async_depth = {depth} samples while the learner updates, so they cannot share GPUs: "
-                f"{requested.num_gpus(colocated=False)} are needed and {gpus} are here; add GPUs, lower learner_ranks "
-                "or samplers, or set rollout.async_depth = 0",
-                reason="no_resources",
-            )
-        self.resolve_transport(requested.strategy != "split")
+        try:
+            if self.colocated and depth:
+                raise ConfigError(
+                    f"rollout.async_depth = {depth} samples while the learner updates, so they cannot share GPUs: "
+                    f"{separate} are needed and {gpus} are here; add GPUs, lower learner_ranks or samplers, or set "
+                    "rollout.async_depth = 0"
+                )
+            self.resolve_transport(requested.strategy != "split")
+        except ConfigError as error:
+            if not self.colocated or requested.colocate is True:
+                raise
+            self.colocated = False
+            raise TooFewGpus(str(error)) from None
 
     def resolve_transport(self, one_node: bool) -> Transport:
         """Set and return `transport`; one_node: learner and all engines are on one node.

@@ -34,8 +34,9 @@ class ProgressWatch:
         self._since = self._clock()
 
     def excuse(self, seconds: float) -> None:
-        """Do not count a time in which progress was impossible, such as a wait for a lost node."""
+        """Do not count a time in which progress was impossible, such as a wait for a lost node or a stopped process."""
         self._since += seconds
+        self._stalled_s += seconds
 
     @property
     def idle_s(self) -> float:
@@ -54,7 +55,7 @@ class ProgressWatch:
 
     @property
     def working_s(self) -> float:
-        """A clock that stands still while the run is stalled; only differences have a meaning."""
+        """A clock that stands still while the run is stalled or excused; only differences have a meaning."""
         return self._clock() - self._stalled_s
 
     def check(self) -> None:

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gxpo_trainer.cluster.placement import Placement, ray_address, usable_cores, visible_gpus
+from gxpo_trainer.cluster.placement import Placement, TooFewGpus, ray_address, usable_cores, visible_gpus
 from gxpo_trainer.cluster.placement_group import MIN_WAIT_S, missing, unplaced
-from gxpo_trainer.errors import ConfigError, TrainingError
+from gxpo_trainer.errors import TrainingError
 
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
 START_ATTEMPTS = 3
@@ -66,8 +66,9 @@ def reserve(placement: Placement, *, owned: bool, on_wait: Callable[[str], None]
 
     owned: what `connect_ray` returned. A Ray that this process has started is complete: what exceeds it is refused at
     once. In a running cluster nodes may join and other runs release theirs, up to `placement.wait_s`; what joins may
-    change device and sharing, and with them the bundles. on_wait: called while the group is pending, about twice a
-    second, with what is missing; an exception of it ends the wait.
+    change device and sharing, and with them the bundles. Settings that no further GPU makes possible are refused at
+    once. on_wait: called while the run waits, about twice a second, with what is missing; an exception of it ends the
+    wait.
     """
     import ray
 
@@ -81,35 +82,31 @@ def reserve(placement: Placement, *, owned: bool, on_wait: Callable[[str], None]
     timeout_s = _FIRST_POLL_S
     try:
         while True:
-            if joined:
-                _settle(placement, deadline)
+            refused = _settle(placement) if joined else None
             bundles = placement.bundles()
             if bundles != group.bundles:
                 group.create(bundles)
-            elif group.is_ready(timeout_s):
-                return
-            else:
+            elif not group.is_ready(timeout_s):
                 on_wait(missing(bundles, ray.available_resources()))
                 timeout_s = _POLL_S
                 if time.monotonic() >= deadline:
-                    raise unplaced(bundles, wait_s)
+                    raise refused or unplaced(bundles, wait_s)
+            elif refused is None:
+                return
     except BaseException:
         group.remove()
         raise
 
 
-def _settle(placement: Placement, deadline: float) -> None:
-    """Resolve what depends on the cluster; nodes with GPUs may still be joining."""
+def _settle(placement: Placement) -> TooFewGpus | None:
+    """Resolve what depends on the cluster, or the reason why it needs more GPUs; nodes with them may be joining."""
     import ray
 
-    while True:
-        try:
-            placement.settle(ray.cluster_resources())
-            return
-        except ConfigError:
-            if time.monotonic() >= deadline:
-                raise
-        time.sleep(_POLL_S)
+    try:
+        placement.settle(ray.cluster_resources())
+    except TooFewGpus as error:
+        return error
+    return None
 
 
 def this_node() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -86,8 +87,19 @@ class PlacementConfig(Settings):
                 'colocate = true puts learner and engines on the same devices, strategy = "split" on different nodes; '
                 'set colocate = false or strategy = "pack"'
             )
-        if self.device != "auto" and self.colocate != "auto":
-            choose_transport(
-                self.weight_transport, self.device, colocated=self.colocate, one_node=self.strategy != "split"
-            )
+        self._check_transport()
         return self
+
+    def _check_transport(self) -> None:
+        """Raise ValueError for a transport that works neither on CPUs nor on GPUs, shared or not, as far as the
+        settings leave these open."""
+        devices: tuple[Literal["cpu", "gpu"], ...] = ("cpu", "gpu") if self.device == "auto" else (self.device,)
+        sharing = (True, False) if self.colocate == "auto" and self.can_colocate else (self.colocate is True,)
+        refusals = []
+        for device, colocated in product(devices, sharing):
+            try:
+                choose_transport(self.weight_transport, device, colocated, one_node=self.strategy != "split")
+                return
+            except ValueError as error:
+                refusals.append(error)
+        raise refusals[-1]

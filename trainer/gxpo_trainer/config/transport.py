@@ -21,7 +21,10 @@ def choose_transport(
         return "shared_memory" if one_node else "object_store"
     setting = f'weight_transport = "{requested}"'
     if requested in ("nccl", "cuda_ipc") and device == "cpu":
-        raise ValueError(f'{setting} needs GPUs, but this run uses CPUs; set weight_transport = "auto"')
+        raise ValueError(
+            f'{setting} needs GPUs, but this run uses CPUs; set weight_transport = "auto", or device = "gpu" where '
+            "GPUs join later"
+        )
     if requested == "nccl" and shared_gpus:
         raise ValueError(
             f"{setting} needs a GPU for each process, because NCCL rejects duplicate devices, but learner and engines "
