@@ -102,8 +102,15 @@ def cluster() -> Iterator[None]:
         ray.shutdown()
 
 
-def start_actor(folder: Path) -> Any:
-    settings = SamplerSettings(model=str(folder), max_length=128, dtype="float32", threads=1, max_num_seqs=64)
+def start_actor(folder: Path, tensor_parallel: int = 1) -> Any:
+    settings = SamplerSettings(
+        model=str(folder),
+        max_length=128,
+        dtype="float32",
+        threads=1,
+        max_num_seqs=64,
+        tensor_parallel=tensor_parallel,
+    )
     options = {"num_cpus": 0.5, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
     return remote_sampler(BreakableSamplerActor).options(**options).remote(settings)
 
@@ -144,6 +151,25 @@ def test_a_version_may_come_in_many_buckets(pair: Pair) -> None:
         pair.sync(capacity=50_000)
     ray.get(pair.actor.restore.remote())
     pair.sync()
+
+
+def test_each_worker_of_a_split_engine_verifies_its_own_part(cluster: None, tmp_path: Path) -> None:
+    """Tensors come in pieces of rows; then the second of two workers alone keeps its old weights."""
+    split = Pair(tmp_path, True, save_policy(tmp_path, tied=True), SharedMemoryPublisher(), start_actor(tmp_path, 2))
+    try:
+        split.sync()
+        split.change(1e-3)
+        split.sync(capacity=50_000)
+        assert split.gaps(split.generate(split.requests())).mean() <= 1e-6
+        ray.get(split.actor.break_sync.remote("stale sampler", rank=1))
+        split.change(TINY)
+        with pytest.raises(WeightSyncMismatch, match="the learner published checksum"):
+            split.sync(capacity=50_000)
+        ray.get(split.actor.restore.remote())
+        split.sync()
+    finally:
+        ray.kill(split.actor)
+        split.publisher.close()
 
 
 def test_logprobs_are_those_at_the_sampling_temperature(pair: Pair) -> None:

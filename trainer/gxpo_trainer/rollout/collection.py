@@ -140,17 +140,17 @@ class Collection:
             self._pool.timeline.enter(engine.name, "sampling" if working else None)
 
     def _wait_for_one(self, calls: Sequence[Any], starting: dict[Any, Engine]) -> list[Any]:
-        """The calls, streams and starting engines that are ready next; none after a stall, when those that owe an
-        answer were restarted."""
+        """The calls, streams and starting engines that are ready next; none after a stall, when the engines with
+        open requests were restarted."""
         working = not self._dispatcher.done
         phase: Phase = "updating" if calls and not working else "sampling" if self._samples_rewards else "evaluating"
         try:
             return self._group.wait_for_one([*calls, *self._streams, *starting], phase)
         except Stalled as error:
-            owing = [s for s, (engine, _) in self._streams.items() if self._dispatcher.open_requests(engine.index)]
-            if calls and not owing and not starting:
+            pending = [s for s, (engine, _) in self._streams.items() if self._dispatcher.open_requests(engine.index)]
+            if calls and not pending and not starting:
                 raise  # the learner's
-            for stream in owing if working else [*self._streams]:
+            for stream in pending if working else [*self._streams]:
                 engine, actor = self._streams[stream]
                 self._forget(stream)
                 if engine.actor is actor:

@@ -18,6 +18,7 @@ from gxpo_trainer.sync.adapters import AdapterFolder
 from gxpo_trainer.sync.buckets import SyncReport, WeightBucket
 from gxpo_trainer.sync.object_store import fetch
 from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher, SharedMemoryReader
+from gxpo_trainer.sync.worker import WorkerError
 
 
 class EngineWeights:
@@ -47,8 +48,8 @@ class EngineWeights:
         """Call a method of sync.worker.WeightSyncExtension in every worker; raise the first returned error."""
         answers: list[Any] = self._llm.collective_rpc(method, args=arguments)
         for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
+            if isinstance(answer, WorkerError):
+                raise answer.error
         return answers
 
     def _receive_full(self, bucket: WeightBucket) -> SyncReport | None:

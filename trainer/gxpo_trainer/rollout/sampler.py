@@ -209,6 +209,7 @@ def _engine_arguments(settings: SamplerSettings) -> dict[str, Any]:
         "seed": settings.seed,
         "enforce_eager": settings.enforce_eager,
         "trust_remote_code": settings.trust_remote_code,
+        "load_format": "safetensors",  # the other formats are pickles, which can run code
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
