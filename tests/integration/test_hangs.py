@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
 
 
 class Stopper:
-    """Stops processes and shortens the time-out of what they owe until they are replaced: no limit of this test is
-    ever near what a loaded machine needs."""
+    """Stops processes and shortens the time-out of their open requests until they are replaced: no limit of this test
+    is ever near what a loaded machine needs."""
 
     def __init__(self) -> None:
         self.watch = None

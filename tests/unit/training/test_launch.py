@@ -370,9 +370,19 @@ def test_a_trainer_whose_main_thread_hangs_logs_its_stacks_and_ends_with_a_recov
     assert server.outcome == written
 
 
-def test_only_a_stall_is_worth_another_launch() -> None:
-    assert is_recoverable(raised_from(TrainingError("x"), Stalled("y")))
-    assert not is_recoverable(Diverged("x"))
+@pytest.mark.parametrize(
+    ("error", "recovered"),
+    [
+        (raised_from(TrainingError("x"), Stalled("y")), True),
+        (raised_from(TrainingError("x"), OSError(errno.ENOSPC, "full")), True),
+        (OSError(errno.EDQUOT, "quota"), True),
+        (OSError(errno.EIO, "bad block"), False),
+        (MemoryError(), False),
+        (Diverged("x"), False),
+    ],
+)
+def test_a_stall_and_a_full_disk_are_worth_another_launch(error: Exception, recovered: bool) -> None:
+    assert is_recoverable(error) == recovered
 
 
 def checkpoint(folder: Path, attempt: int, passes: float) -> Checkpoint:

@@ -28,6 +28,7 @@ from gxpo_trainer.rollout.pool import RolloutPool
 from gxpo_trainer.training import proofs
 from gxpo_trainer.training.checkpoints import Checkpoint, CheckpointStore
 from gxpo_trainer.training.evaluation import Evaluator
+from gxpo_trainer.training.host_load import HostLoad
 from gxpo_trainer.training.progress import TrainingProgress
 from gxpo_trainer.training.step_metrics import (
     oldest_version,
@@ -35,7 +36,6 @@ from gxpo_trainer.training.step_metrics import (
     rollout_metrics,
     shown_processes,
     staleness_metrics,
-    system_metrics,
 )
 from gxpo_trainer.types import Metrics
 
@@ -101,6 +101,7 @@ class Controller:
         if placement.colocated and not placement.resident:
             adapters = config.learner.lora is not None
             pool.devices = self.learners.devices = SharedDevices(pool.engines, self.learners, adapters=adapters)
+        self.host = HostLoad(reporter.out_dir)
         self.counters = Counters()
         self.attempt = 1
         self._elapsed_base = 0.0
@@ -163,6 +164,7 @@ class Controller:
         """One training step: every pass of the rule uses this one batch."""
         self.enter_phase("training")
         begin = self.watch.working_s
+        self.host.begin_step()
         number = self.counters.step + 1
         window = self.pool.timeline.now()
         rollouts = self.rollouts.batch(number)
@@ -255,7 +257,7 @@ class Controller:
             metrics["update/diagnostic_passes_total"] = counters.diagnostic_passes
         if counters.repeated_passes:
             metrics["update/repeated_passes_total"] = counters.repeated_passes
-        metrics.update(system_metrics())
+        metrics.update(self.host.metrics())
         metrics["system/learner_peak_bytes"] = float(result.peak_bytes)
         self.reporter.attempt = self.attempt
         self.reporter.log_metrics(number, metrics)

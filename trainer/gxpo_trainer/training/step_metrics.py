@@ -1,4 +1,4 @@
-"""Metrics of a step from rollouts, verdicts and the machine."""
+"""Metrics of a step from rollouts and verdicts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-import psutil
 
 from gxpo_trainer.learner.rank import StepResult
 from gxpo_trainer.rollout.planner import Rollouts
@@ -117,11 +116,3 @@ def component_means(groups: Sequence[ScoredGroup]) -> Metrics:
     """`reward/<component>_mean`: the plain value of each reward component, over the samples that have a reward."""
     found = [verdict.reward_components for group in groups for verdict in group.verdicts if verdict.reward is not None]
     return {f"reward/{name}_mean": float(np.mean([values[name] for values in found])) for name in (found or [{}])[0]}
-
-
-def system_metrics() -> Metrics:
-    """`system/…`: load of the host since the last call in percent of all cores, memory in use in bytes."""
-    return {
-        "system/cpu_percent": psutil.cpu_percent(),
-        "system/memory_bytes": float(psutil.virtual_memory().used),
-    }
