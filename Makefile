@@ -1,9 +1,11 @@
 # The two commands: `make demo` and `make test`. Both work on a fresh machine; `make help` lists the rest.
 SHELL := /bin/bash
-DEVICE ?= cpu
 JOBS ?= 2
 PART ?= all
 VENV := .venv
+# The device that is installed, so that no target replaces a GPU environment with the one for CPUs.
+INSTALLED := $(word 2,$(subst -, ,$(notdir $(firstword $(wildcard $(VENV)/.installed-*)))))
+DEVICE ?= $(if $(filter gpu-check,$(MAKECMDGOALS)),gpu,$(or $(INSTALLED),cpu))
 PYTHON := $(VENV)/bin/python
 # The environment is rebuilt only when the lists that it is made from have changed.
 SOURCES := requirements/$(DEVICE).txt requirements/dev.txt requirements/install.sh pyproject.toml
@@ -18,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: $(STAMP)  ## create the environment (DEVICE=cpu or gpu); does nothing when it is up to date
+setup: $(STAMP)  ## create the environment (DEVICE=cpu or gpu, kept by later calls); does nothing when it is up to date
 
 $(STAMP):
 	@bash requirements/install.sh $(VENV) $(DEVICE)

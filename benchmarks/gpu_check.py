@@ -1,6 +1,7 @@
 """`make gpu-check`: run every GPU test and figure on this machine and write one page with what ran.
 
-Parts: `learner` needs torch with CUDA, transformers, deepspeed and peft; `engines` also needs vLLM and Ray.
+Parts: `learner` needs torch with CUDA, transformers, deepspeed and peft; `engines` also needs vLLM and Ray. The exit
+status is 1 when a test failed, and when none ran.
 """
 
 from __future__ import annotations
@@ -38,6 +39,13 @@ def main(arguments: list[str] | None = None) -> int:
     args.out.parent.mkdir(exist_ok=True)
     args.out.write_text(page(_devices(), cases, figures), encoding="utf-8")
     print(args.out.read_text(encoding="utf-8"))
+    if all(case.outcome == "skipped" for case in cases):
+        reasons = "; ".join(sorted({case.detail for case in cases}))
+        print(
+            f"gpu-check: no test ran on a GPU ({reasons}); run `make setup DEVICE=gpu` on a GPU machine",
+            file=sys.stderr,
+        )
+        return 1
     return int(any(case.outcome == "failed" for case in cases))
 
 

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.ray_clusters import LOOPBACK, running_head
 
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.io import to_toml
+from gxpo_trainer.records.reading import read_metrics
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible"),
     pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed"),
+]
+RULES: list[dict[str, Any]] = [
+    {"name": "grpo"},
+    {"name": "sfpo", "k": 3},
+    {"name": "gxpo", "k": 5},
+    {"name": "epochs", "k": 3},
+    {"name": "extragradient"},
 ]
 
 
@@ -35,14 +49,20 @@ def config(rule: dict[str, Any], steps: int, **placement: Any) -> RunConfig:
 
 
 def train(settings: RunConfig, out: Path, **options: Any) -> list[dict[str, Any]]:
-    from gxpo_trainer.records.reading import read_metrics
     from gxpo_trainer.training.run import train_run
 
     assert train_run(settings, out, **options) == "steps"
+    return steps(out)
+
+
+def steps(out: Path) -> list[dict[str, Any]]:
+    """Rows of the finished steps of a run."""
+    if not out.is_dir():
+        return []
     return [row for row in read_metrics(out) if "rollout/logprob_gap_mean" in row["metrics"]]
 
 
-@pytest.mark.parametrize("rule", [{"name": "grpo"}, {"name": "sfpo", "k": 3}, {"name": "gxpo", "k": 5}], ids=str)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["name"])
 def test_five_steps_on_one_shared_gpu(rule: dict[str, Any], tmp_path: Path) -> None:
     rows = train(config(rule, 5, colocate=True), tmp_path / "run")
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
@@ -54,6 +74,24 @@ def test_a_run_on_a_shared_gpu_resumes(tmp_path: Path) -> None:
     train(config(rule, 2, colocate=True), tmp_path / "run")
     rows = train(config(rule, 4, colocate=True), tmp_path / "run", resume=True)
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
+
+
+def test_a_killed_trainer_resumes_on_the_gpu_that_its_processes_held(tmp_path: Path) -> None:
+    """kill -9 of the trainer after step 3 of 6; the checkpoint of step 2 is the last one, so step 3 may be repeated."""
+    out = tmp_path / "run"
+    with running_head(os.cpu_count() or 1, torch.cuda.device_count()) as address:
+        file = tmp_path / "run.toml"
+        file.write_text(to_toml(config(RULES[2], 6, colocate=True, ray_address=address)), encoding="utf-8")
+        command = [sys.executable, "-m", "gxpo_trainer.cli", "train", str(file), "--out", str(out)]
+        trainer = subprocess.Popen(command, env=os.environ | LOOPBACK)
+        while trainer.poll() is None and len(steps(out)) < 3:
+            time.sleep(0.05)
+        trainer.kill()
+        trainer.wait()
+        assert 3 <= len(steps(out)) < 6
+        subprocess.run([*command, "--resume"], env=os.environ | LOOPBACK, check=True)
+    assert [row["step"] for row in steps(out)] == [1, 2, 3, 4, 5, 6]
+    assert steps(out)[-1]["attempt"] == 2
 
 
 def test_adapters_on_one_shared_gpu(tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""`make gpu-check` uses the GPU environment, and fails where nothing ran on a GPU."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import gpu_check
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """What make reads of a clone, without an environment."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
+    return tmp_path
+
+
+def commands(clone: Path, *goals: str) -> str:
+    command = ["env", "-u", "DEVICE", "-u", "MAKEFLAGS", "make", "-n", *goals]
+    return subprocess.run(command, cwd=clone, capture_output=True, text=True, check=True).stdout
+
+
+def install(clone: Path, device: str) -> None:
+    """Leave the stamp that `make setup` leaves."""
+    touch = next(line for line in commands(clone, "setup", f"DEVICE={device}").splitlines() if "touch" in line)
+    (clone / ".venv").mkdir()
+    subprocess.run(touch.lstrip("@"), shell=True, cwd=clone, check=True)
+
+
+def test_gpu_check_installs_the_gpu_environment(clone: Path) -> None:
+    assert "install.sh .venv gpu" in commands(clone, "gpu-check")
+    assert "install.sh .venv cpu" in commands(clone, "test")
+
+
+@pytest.mark.parametrize("goal", ["gpu-check", "demo", "test"])
+def test_no_target_replaces_a_gpu_environment(clone: Path, goal: str) -> None:
+    install(clone, "gpu")
+    assert "install.sh" not in commands(clone, goal)
+
+
+def test_gpu_check_replaces_a_cpu_environment(clone: Path) -> None:
+    install(clone, "cpu")
+    assert "install.sh .venv gpu" in commands(clone, "gpu-check")
+    assert "install.sh" not in commands(clone, "test")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is visible")
+def test_a_check_without_a_gpu_fails_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    page = tmp_path / "page.md"
+    assert gpu_check.main(["engines", "--out", str(page)]) == 1
+    said = capfd.readouterr().err
+    assert "no test ran on a GPU (no CUDA device is visible" in said
+    assert "run `make setup DEVICE=gpu`" in said
+    assert "| skipped | no CUDA device is visible |" in page.read_text()
