@@ -13,6 +13,7 @@ every refresh has something new to draw.
 - refresh, in the server: from a request to the end of its answer, by a client that draws nothing
 - memory: resident memory of the dashboard's process over 500 refreshes of one session by that client, each with a new
   step of every run; the slope is that of a line through the second half
+- fetched: bytes from the service to the dashboard while one visitor, or two, have the comparison open
 - table of 10,000 runs: its first picture, as above; a search, from Enter to the frame that shows its total; the next
   part of the list, from the press to its frame
 
@@ -28,7 +29,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,13 +38,11 @@ from urllib.parse import urlencode
 import httpx
 import numpy as np
 import psutil
-from streamlit.proto.BackMsg_pb2 import BackMsg
-from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
-from websockets.sync.client import ClientConnection, connect
 
 from benchmarks.measure import Figure, median, save
 from benchmarks.service import Api
 from benchmarks.service_data import add_runs
+from benchmarks.visitors import Relay, Visitor, visiting
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support import reported_runs, reporting
@@ -59,6 +58,7 @@ RULES: tuple[dict[str, Any], ...] = (
 EMPTY_PAGE = 'import streamlit as st\n\nst.title("Empty")\n'
 CURVES_BYTES, COMPARISON_BYTES = 80_000, 10_000
 """Least size of an answer that holds the curves of 20 runs, or the comparison; the banner's is smaller still."""
+FETCH_ROUNDS, FETCH_PAUSE_S = 20, 2.0
 FLAT_KIB = 4.0
 """A refresh may keep so much on average: 500 of them 2 MiB, which is less than the process itself varies."""
 
@@ -177,40 +177,6 @@ class Runs:
         return reporting.evaluation_row(step, **record)
 
 
-class Visitor:
-    """A client of Streamlit's protocol that draws nothing: asks for a view, then for its parts as a browser would."""
-
-    def __init__(self, socket: ClientConnection, query: str) -> None:
-        self._socket, self._query = socket, query
-        self.parts: dict[str, float] = {}
-        self._ask(None)
-
-    def refresh(self, part: str) -> float:
-        """Milliseconds from the request for a part to the end of its answer."""
-        begin = time.perf_counter()
-        self._ask(part)
-        return 1e3 * (time.perf_counter() - begin)
-
-    def _ask(self, part: str | None) -> None:
-        request = BackMsg()
-        request.rerun_script.query_string = self._query
-        if part is not None:
-            request.rerun_script.fragment_id = part
-            request.rerun_script.is_auto_rerun = True
-        self._socket.send(request.SerializeToString())
-        while True:
-            data = self._socket.recv()
-            assert isinstance(data, bytes)
-            message = ForwardMsg.FromString(data)
-            kind = message.WhichOneof("type")
-            if kind == "auto_rerun":
-                self.parts[message.auto_rerun.fragment_id] = message.auto_rerun.interval
-            if kind == "delta":
-                assert message.delta.new_element.WhichOneof("type") != "exception", message
-            if kind == "script_finished":
-                return
-
-
 # ---- measures --------------------------------------------------------------------------------------------------
 
 
@@ -258,16 +224,37 @@ def memory(dashboard: DashboardProcess, runs: Runs, query: str, count: int) -> t
     """Resident MiB after each refresh, and the milliseconds of those that draw the comparison or its curves."""
     process = psutil.Process(dashboard.pid)
     resident, times = [], []
-    address = f"ws://127.0.0.1:{dashboard.port}/_stcore/stream"
-    with connect(address, max_size=None) as socket:
-        visitor = Visitor(socket, query)
-        # Not the part that asks whether the service is there: it draws nothing.
-        parts = [part for part, interval in visitor.parts.items() if interval != RETRY_S]
+    with visiting(dashboard, query) as visitor:
+        parts = drawn(visitor)
         for number in range(count):
             runs.step()
             times.append(visitor.refresh(parts[number % len(parts)]))
             resident.append(process.memory_info().rss / 2**20)
     return resident, times
+
+
+def drawn(visitor: Visitor) -> list[str]:
+    """Parts of a page that refresh; not the one that asks whether the service is there, which draws nothing."""
+    return [part for part, interval in visitor.parts.items() if interval != RETRY_S]
+
+
+def fetched(home: Path, environment: dict[str, str], runs: Runs, query: str, visitors: int, *, live: bool) -> float:
+    """KiB that the dashboard fetches from the service, a second and visitor: `visitors` have the comparison open, whose
+    parts refresh every two seconds, while every run reports a step a second, or none does (not `live`)."""
+    with Relay(environment["GXPO_URL"]) as relay, ExitStack() as stack:
+        dashboard = DashboardProcess(home / "relayed.log", environment | {"GXPO_URL": relay.url})
+        stack.callback(dashboard.close)
+        dashboard.wait()
+        pages = [stack.enter_context(visiting(dashboard, query)) for _ in range(visitors)]
+        with runs.going_on() if live else nullcontext():
+            begun, bytes_before = time.monotonic(), relay.num_bytes
+            for _ in range(FETCH_ROUNDS):
+                for page in pages:
+                    for part in drawn(page):
+                        page.refresh(part)
+                time.sleep(FETCH_PAUSE_S)
+            seconds = time.monotonic() - begun
+        return (relay.num_bytes - bytes_before) / 2**10 / seconds / visitors
 
 
 def slope(resident: list[float]) -> float:
@@ -279,7 +266,9 @@ def slope(resident: list[float]) -> float:
 # ---- all together ----------------------------------------------------------------------------------------------
 
 
-def compared(page: Page, dashboard: DashboardProcess, api: Api, chosen: argparse.Namespace) -> list[Figure]:
+def compared(
+    page: Page, dashboard: DashboardProcess, api: Api, environment: dict[str, str], chosen: argparse.Namespace
+) -> list[Figure]:
     runs = Runs(api)
     query = urlencode({"view": "compare", "groups": runs.group})
     _, first = pictures(page, query, chosen.loads, FIRST)
@@ -288,6 +277,9 @@ def compared(page: Page, dashboard: DashboardProcess, api: Api, chosen: argparse
         curves, comparison = refreshes(page, chosen.watch_s)
     page.driver.get("about:blank")
     resident, served = memory(dashboard, runs, query, chosen.refreshes)
+    home = Path(environment["GXPO_TOKEN_FILE"]).parent
+    shares = [(1, True), (2, True), (2, False)]
+    alone, both_live, idle = (fetched(home, environment, runs, query, n, live=live) for n, live in shares)
     grown = resident[-1] - resident[len(resident) // 10]
     print(f"  resident MiB at each tenth: {[round(value) for value in resident[:: max(1, len(resident) // 10)]]}")
     return [
@@ -299,6 +291,9 @@ def compared(page: Page, dashboard: DashboardProcess, api: Api, chosen: argparse
         median("compare 20 × 5,000: refresh, in the server", served, "ms"),
         _single(f"memory: slope over {len(resident)} refreshes", slope(resident), "KiB a refresh", FLAT_KIB),
         _single("memory: growth after the first tenth", grown, "MiB", None),
+        _single("fetched from the service, one visitor", alone, "KiB/s", None),
+        _single("the same, a visitor of two", both_live, "KiB/s", alone / 2),
+        _single("the same, while no run reports", idle, "KiB/s", None),
     ]
 
 
@@ -355,7 +350,7 @@ def figures(chosen: argparse.Namespace) -> list[Figure]:
             driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": HOOKS})
             page = Page(driver, dashboard.url, dashboard.cookie)
             found = [empty(page, home, chosen.loads)]
-            found += compared(page, dashboard, api, chosen)
+            found += compared(page, dashboard, api, environment, chosen)
             return found + listed(page, api, chosen)
         finally:
             dashboard.close()

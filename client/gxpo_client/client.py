@@ -6,7 +6,7 @@ import itertools
 import json
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.message import Message
@@ -179,13 +179,17 @@ class Client:
             after = page["next_after"]
         return found
 
-    def changes(self, runs: Sequence[str], after: int = 0) -> Iterator[tuple[str, Json] | None]:
+    def changes(
+        self, runs: Sequence[str], after: int | None = 0, *, ids_only: bool = False
+    ) -> Generator[tuple[str, Json] | None, None, None]:
         """Changes of runs as the service sends them: (`run`, its view), (`event`, with its `run`), (`deleted`, its id);
         None every two seconds without one. Ends when all runs have ended, or when the service closes the stream.
 
-        after: number of the last event received.
+        runs: none for every run that has not ended. after: number of the last event received; None: only new ones.
+        ids_only: views have nothing but their `id`.
         """
-        with self.stream("/events/stream", runs=list(runs), after=after) as (_, pieces):
+        query = {"runs": list(runs), "after": after, "ids_only": ids_only or None}
+        with self.stream("/events/stream", **query) as (_, pieces):
             yield from _server_sent(pieces)
 
     def logs(self, run: str, offset: int, limit: int = 65_536) -> Json:
@@ -266,7 +270,10 @@ class Client:
         def send() -> Any:
             return self._request("GET", path, params=params).json()
 
-        return send() if self._shared is None else self._shared.get((path, tuple(params)), send)
+        if self._shared is None:
+            return send()
+        self._shared.follow(lambda: self.changes((), None, ids_only=True))
+        return self._shared.get((path, tuple(params)), send, _runs_of(path, params))
 
     def post(self, path: str, body: Json | None = None, *, key: str | None = None) -> Json:
         headers = {"Idempotency-Key": key} if key else {}
@@ -340,6 +347,14 @@ def _server_sent(pieces: Iterator[bytes]) -> Iterator[tuple[str, Json] | None]:
             if kind == "end":
                 return
             yield None if kind is None else (kind, cast(Json, json.loads(fields["data"])))
+
+
+def _runs_of(path: str, params: Sequence[_Parameter]) -> list[str] | None:
+    """Ids of the runs that a response is about, none for all; None for a log, which grows without a change of them."""
+    kind, *names = path.strip("/").split("/")
+    if names and names[-1] == "logs":
+        return None
+    return names[:1] if kind == "runs" and names else [str(value) for name, value in params if name == "runs"]
 
 
 def run_path(run: str) -> str:

@@ -35,6 +35,11 @@ def figure(value: float | None) -> str:
     return _minus(f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}")
 
 
+def signed(value: float, digits: int = 2) -> str:
+    """-0.25 → `−0.25`; 0.5 → `+0.50`."""
+    return _minus(f"{value:+.{digits}f}")
+
+
 def _minus(text: str) -> str:
     """A true minus as sign, also of an exponent."""
     return text.replace("-", "−")

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from gxpo_client.run_changes import Mark, RunChanges, Stream
+
+_LONGEST_S = 10.0
+"""Longest use of a response while nothing is said to have changed: the stream leaves out new names of ended runs, and
+rows that arrive after those of their step."""
+
 
 @dataclass(slots=True)
 class _Entry:
+    runs: Collection[str] | None
+    mark: Mark | None
     future: Future[Any] = field(default_factory=Future)
     ended_at: float | None = None
 
@@ -19,22 +27,37 @@ class _Entry:
 class SharedResponses:
     """Equal requests are sent once: one session sends, the others wait for its response or take a recent one.
 
-    A response is used for `fresh_s` seconds and until the next change of this process. Errors are shared with those
-    who wait, and not kept. Responses must not be modified.
+    A response is used for `fresh_s` seconds and until the next change of this process. With `changes` it is also used
+    while the service's stream says that its runs have not changed. Errors are shared with those who wait, and not kept.
+    Responses must not be modified.
     """
 
-    def __init__(self, fresh_s: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._fresh_s, self._clock = fresh_s, clock
+    def __init__(
+        self,
+        fresh_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        changes: RunChanges | None = None,
+    ) -> None:
+        self._fresh_s, self._clock, self._changes = fresh_s, clock, changes
         self._lock = threading.Lock()
         self._entries: dict[Hashable, _Entry] = {}
 
-    def get(self, key: Hashable, send: Callable[[], Any]) -> Any:
-        """The response to `key`, from `send` unless there is one."""
+    def follow(self, connect: Callable[[], Stream]) -> None:
+        """Follow the stream of changes if this was made with `changes`."""
+        if self._changes is not None:
+            self._changes.follow(connect)
+
+    def get(self, key: Hashable, send: Callable[[], Any], runs: Collection[str] | None = None) -> Any:
+        """The response to `key`, from `send` unless there is one.
+
+        runs: ids of the runs that the response is about, none for all; None for one that the stream does not cover.
+        """
         with self._lock:
             self._forget_old()
             entry = self._entries.get(key)
             if sends := entry is None:
-                entry = self._entries[key] = _Entry()
+                entry = self._entries[key] = _Entry(runs, self._mark(runs))
         assert entry is not None
         if not sends:
             return entry.future.result()
@@ -57,8 +80,14 @@ class SharedResponses:
 
     def _forget_old(self) -> None:
         now = self._clock()
-        old = [
-            key for key, one in self._entries.items() if one.ended_at is not None and now - one.ended_at > self._fresh_s
-        ]
-        for key in old:
+        for key in [key for key, one in self._entries.items() if self._is_old(one, now)]:
             del self._entries[key]
+
+    def _is_old(self, entry: _Entry, now: float) -> bool:
+        if entry.ended_at is None or now - entry.ended_at <= self._fresh_s:
+            return False
+        unchanged = entry.mark is not None and entry.mark == self._mark(entry.runs)
+        return not unchanged or now - entry.ended_at > _LONGEST_S
+
+    def _mark(self, runs: Collection[str] | None) -> Mark | None:
+        return None if runs is None or self._changes is None else self._changes.mark(runs)

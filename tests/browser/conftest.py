@@ -7,6 +7,8 @@ the real scheduler starts. Everything listens on loopback.
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,7 +42,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     home = tmp_path_factory.mktemp("browser") / "home"
     settings = ServiceSettings(home=home)
     prepare_local(settings)
-    recorded, groups, tools, viewer_token = _record(home)
+    recorded, groups, tools, fired, viewer_token = _record(home)
     (home / "logs").mkdir()
     scheduler = [str(Path(stand_in_trainer.__file__).with_name("chaos_scheduler.py"))]
     service = ServiceProcesses({**ENVIRONMENT, "GXPO_HOME": str(home)}, scheduler, home / "logs")
@@ -55,7 +57,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         until(service.is_ready, "the API to be ready")
         dashboard.wait()
         with httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, timeout=60, trust_env=False) as http:
-            yield Site(service, dashboard, http, recorded, groups, tools, viewer_token)
+            yield Site(home, service, dashboard, http, recorded, groups, tools, fired, viewer_token)
     finally:
         dashboard.close()
         service.close()
@@ -63,7 +65,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             kill_trainer(pid)
 
 
-def _record(home: Path) -> tuple[dict[str, str], dict[str, str], str, str]:
+def _record(home: Path) -> tuple[dict[str, str], dict[str, str], str, str, str]:
     """Replay the recordings, those of the demo each into a group of its own, before any scheduler looks at them."""
     replayed = ReplayedService(home)
     try:
@@ -73,7 +75,8 @@ def _record(home: Path) -> tuple[dict[str, str], dict[str, str], str, str]:
             groups[name] = str(made.json()["id"])
             recorded[name] = replayed.replay(RECORDINGS / name, name=name, group=groups[name])
         tools = replayed.replay(RECORDINGS / "tools", name="tools")
-        return recorded, groups, tools, replayed.token("viewer")
+        fired = replayed.replay(_fired(home.parent / "fired"), name="fired")
+        return recorded, groups, tools, fired, replayed.token("viewer")
     finally:
         replayed.close()
 
@@ -82,6 +85,21 @@ def _record(home: Path) -> tuple[dict[str, str], dict[str, str], str, str]:
 def live_run(site: Site) -> str:
     """A run that lasts as long as the tests."""
     return site.submit_live("live run")
+
+
+def _fired(folder: Path) -> Path:
+    """The recorded `demo`, changed: its gate fires at step 20, and it has a budget of passes."""
+    shutil.copytree(RECORDINGS / "demo", folder)
+    identity = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    identity["config"]["budget"]["backward_passes"] = 90
+    (folder / "run.json").write_text(json.dumps(identity), encoding="utf-8")
+    file = folder / "metrics.jsonl"
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    for row in rows:
+        if row["step"] >= 20:
+            row["metrics"] |= {"gate/active": 0.0, "gate/shutoff_step": 20.0}
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return folder
 
 
 @pytest.fixture(scope="package")

@@ -19,7 +19,7 @@ AT = "view.data('points').map(row => [row.series, row.x, row.y])"
 
 def test_two_groups_are_compared_and_the_link_opens_the_same_in_another_browser(site: Site, page: Page) -> None:
     page.open("compare")
-    for group in ("recorded demo-grpo (1 runs)", "recorded demo (1 runs)"):
+    for group in ("recorded demo-grpo (1 run)", "recorded demo (1 run)"):
         page.press("Select runs")
         page.choose("Groups", group)
     page.shows("Inconclusive: only one shared seed.")

@@ -7,12 +7,24 @@ import io
 import pytest
 from PIL import Image
 from support.browsing import Mode, Page, set_mode
+from support.contrast import contrast
 from support.site import Site
-
-from gxpo_dashboard.view_models.colors import contrast
 
 CHARTS = "[data-testid=stVegaLiteChart]"
 FIRST_CHART = f"return document.querySelector('{CHARTS}').getBoundingClientRect().top"
+TEXTS = """(() => {
+  const found = [];
+  const walk = (mark, x, y) => (mark.items || []).forEach(item => {
+    if (mark.marktype === 'group') (item.items || []).forEach(part => walk(part, x + (item.x || 0), y + (item.y || 0)));
+    else if (mark.marktype === 'text' && item.text) {
+      const box = item.bounds;
+      found.push([String(item.text), [x + box.x1, y + box.y1, x + box.x2, y + box.y2]]);
+    }
+  });
+  walk(view.scenegraph().root, ...view.origin());
+  return found;
+})()"""
+"""Every text of a chart and its box in pixels from the chart's corner."""
 SERIES_END = "view.data('points').reduce((most, row) => Math.max(most, row.x), 0)"
 CELLS = "return [...document.querySelectorAll('[data-testid=stDataFrame] table[role=grid] {}')].map(c => c.textContent)"
 
@@ -22,6 +34,13 @@ def picture(page: Page, key: str) -> Image.Image:
     page.script("arguments[0].scrollIntoView({block: 'center'})", chart)
     page.settle()
     return Image.open(io.BytesIO(chart.screenshot_as_png)).convert("RGB")
+
+
+def text_contrast(words: Image.Image) -> float:
+    """The highest contrast of a pixel of the words with their most frequent colour, the background."""
+    counted = sorted(words.getcolors(1 << 20) or ())
+    back = color(counted[-1][1])  # type: ignore[arg-type]
+    return max(contrast(back, color(pixel)) for _, pixel in counted)  # type: ignore[arg-type]
 
 
 def color(pixel: tuple[int, ...]) -> str:
@@ -50,6 +69,26 @@ def test_text_of_charts_and_shaded_phases_are_readable(site: Site, page: Page, m
         inside = color(found.getpixel((int(origin[0] + (start + end) / 2), row)))  # type: ignore[arg-type]
         outside = color(found.getpixel((width - 3, row)))  # type: ignore[arg-type]
         assert contrast(inside, outside) >= 1.15
+    finally:
+        set_mode(page.driver, "light")
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_legends_and_annotations_of_charts_are_readable(site: Site, page: Page, mode: Mode) -> None:
+    expected = {
+        "gate-z": ["look-ahead on", "fallback to GRPO", "τ = 3", "shut off at step 20", "z-score"],
+        "budget": ["look-ahead on", "fallback to GRPO", "budget 90", "training step"],
+    }
+    set_mode(page.driver, mode)
+    try:
+        page.open("run", run=site.fired)
+        for key, labels in expected.items():
+            page.wait(lambda key=key: page.chart(key, SERIES_END), key)  # type: ignore[misc]
+            found = picture(page, key)
+            boxes = dict(page.chart(key, TEXTS))
+            assert set(labels) <= boxes.keys()
+            measured = {label: text_contrast(found.crop(tuple(map(round, boxes[label])))) for label in labels}
+            assert min(measured.values()) >= 4.5, (key, measured)
     finally:
         set_mode(page.driver, "light")
 
@@ -98,7 +137,7 @@ def test_a_run_with_an_environment_shows_turns_as_plain_text_and_charts_of_its_e
     for words in ("Policy, turn 1", "<calc>74/2</calc>", "Environment, turn 1", "37", "reward from the verifier"):
         page.shows(words)
     page.shows("<img src=x onerror=alert(1)> **bold** [link](http://a.example)")
-    page.shows("Environment, turn 1, reward -0.25")
+    page.shows("Environment, turn 1, reward −0.25")
     page.shows("reward from the environment")
     assert page.all("img[src=x]") == []
     assert page.all("a[href='http://a.example']") == []

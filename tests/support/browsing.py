@@ -61,15 +61,8 @@ def open_browser(
         raise RuntimeError("chromium and chromedriver are missing; install the packages chromium and chromium-driver")
     options = webdriver.ChromeOptions()
     options.binary_location = programs[0]
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-dev-shm-usage",
-        "--hide-scrollbars",
-        "--no-proxy-server",
-    ):
+    for argument in (*_ARGUMENTS, f"--window-size={width},{height}"):
         options.add_argument(argument)
-    options.add_argument(f"--window-size={width},{height}")
     if resolve:
         options.add_argument(f"--host-resolver-rules={resolve}")
     found = webdriver.Chrome(options=options, service=webdriver.ChromeService(programs[1]))
@@ -170,6 +163,15 @@ class Page:
     def chart(self, key: str, expression: str) -> Any:
         """A JavaScript expression of `view`, the Vega view of the chart with this key; None while it is not drawn."""
         return self.script(f"{_VIEW} return {expression};", f'[class*="st-key-"][class*="{key}"]')
+
+    def chart_of(self, title: str, expression: str) -> Any:
+        """The same of the chart in the card with this title: a chart that cannot be zoomed shows no key."""
+        mark = """
+        const head = [...document.querySelectorAll('h5')].find(item => item.innerText.includes(arguments[0]));
+        if (head) head.closest('[data-testid=stVerticalBlock]').dataset.card = arguments[0];
+        """
+        self.script(mark, title)
+        return self.script(f"{_VIEW} return {expression};", f'[data-card="{title}"]')
 
     @property
     def query(self) -> Mapping[str, list[str]]:

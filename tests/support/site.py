@@ -21,15 +21,18 @@ LONG = 100_000
 
 @dataclass(frozen=True)
 class Site:
-    """recorded: name of a recorded demo → its run. groups: the same → the run's group. tools: the recorded run of
-    `tools-demo`. http: signed in as an admin."""
+    """home: of the service. recorded: name of a recorded demo → its run. groups: the same → the run's group. tools: the
+    recorded run of `tools-demo`. fired: the recorded `demo` as if its gate had fired, with a budget of passes. http:
+    signed in as an admin."""
 
+    home: Path
     service: ServiceProcesses
     dashboard: DashboardProcess
     http: httpx.Client
     recorded: dict[str, str]
     groups: dict[str, str]
     tools: str
+    fired: str
     viewer_token: str
 
     def submit_live(self, name: str) -> str:

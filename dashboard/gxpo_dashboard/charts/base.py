@@ -28,6 +28,8 @@ SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down"
 MUTED = "#7b8794"
 """Grey with a contrast of 3:1 or better on light and dark pages."""
 ALARM = "#d1495b"
+TEXT = "currentColor"
+"""Of words in charts: the page's own, whose contrast is above 4.5:1 in both modes."""
 ZOOM = "zoom"
 NUMBER = ",.4~g"
 """Four significant digits, with an exponent only where needed."""
@@ -292,7 +294,7 @@ def threshold_layers() -> list[Spec]:
     words = {"y": quantity(), "x": {"value": "width"}, "text": {"field": "label"}}
     return [
         layer("rules", "rule", {"y": quantity()}, aria=False, strokeDash=[6, 4], strokeWidth=2, color=ALARM),
-        layer("rules", "text", words, aria=False, color=ALARM, **place),
+        layer("rules", "text", words, aria=False, color=TEXT, **place),
     ]
 
 

@@ -102,7 +102,7 @@ def benchmark_chart(
     return Chart(
         f"benchmark-{benchmark}",
         f"{title_of(benchmark)}: {metric}",
-        {"layer": [interval_layer(present, x), *score_lines(present, metric, x), published_rules]},
+        {"layer": [interval_layer(present, metric, x), *score_lines(present, metric, x), published_rules]},
         {"points": mine.drop(columns=["benchmark"]), "rules": rules},
         f"{metric} on {title_of(benchmark)} over {AXES[x]} with 95% intervals",
         _words(mine, metric, rules),
@@ -127,7 +127,7 @@ def accuracy_chart(
     return Chart(
         f"accuracy-{metric}",
         f"Benchmark accuracy ({metric})",
-        {"layer": [interval_layer(names, x), *score_lines(names, metric, x)]},
+        {"layer": [interval_layer(names, metric, x), *score_lines(names, metric, x)]},
         {"points": frame.drop(columns=["benchmark"])},
         f"{metric} over {AXES[x]} with 95% intervals",
         _words(frame, metric, _rules("", None)),
@@ -136,9 +136,10 @@ def accuracy_chart(
     )
 
 
-def interval_layer(names: Sequence[str], x: str = "step") -> Spec:
+def interval_layer(names: Sequence[str], metric: str, x: str = "step") -> Spec:
     """Bands from `low` to `high`; points without an interval leave a gap."""
-    bounds = {"x": x_encoding(x), "y": quantity("low", title=None), "y2": {"field": "high"}}
+    # The title of the lines: Vega would join two different ones, and drop that of all layers for a missing one.
+    bounds = {"x": x_encoding(x), "y": quantity("low", title=metric), "y2": {"field": "high"}}
     band = layer("points", "area", {**bounds, "color": color(names, marks=True)}, aria=False, opacity=0.16)
     return {**band, "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}]}
 

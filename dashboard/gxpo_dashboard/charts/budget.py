@@ -13,6 +13,7 @@ from gxpo_dashboard.charts.base import (
     DASHES,
     MUTED,
     NUMBER,
+    TEXT,
     Chart,
     Spec,
     by_series,
@@ -138,7 +139,7 @@ def _limit() -> list[Spec]:
     place: Spec = {"align": "left", "baseline": "bottom", "dx": 4, "dy": -2}
     return [
         layer("limit", "rule", {"y": quantity()}, aria=False, strokeWidth=2, color=MUTED),
-        layer("limit", "text", words, aria=False, color=MUTED, **place),
+        layer("limit", "text", words, aria=False, color=TEXT, **place),
     ]
 
 

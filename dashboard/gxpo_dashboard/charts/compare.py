@@ -62,7 +62,7 @@ def accuracy_chart(answer: Answer, x: str, seeds: bool = False) -> Chart:
     frame = curves_frame(answer, x)
     metric = answer["metric"]
     datasets = {"points": frame}
-    layers = [interval_layer(names, x), *score_lines(names, metric, x)]
+    layers = [interval_layer(names, metric, x), *score_lines(names, metric, x)]
     if seeds:
         datasets["seeds"] = seeds_frame(answer, x)
         layers.insert(1, _seed_layer(names, x))

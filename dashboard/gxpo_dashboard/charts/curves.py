@@ -43,13 +43,20 @@ MEMORY = {
     "system/learner_peak_bytes": "learner's peak",
     "system/sampler_peak_bytes": "sampler's peak",
 }
+GPU = {"system/learner_device_peak_bytes": "learner's peak"}
+DISK = {"system/disk_free_bytes": "free"}
+TRAFFIC = {
+    "system/network_sent_bytes_per_s": "network, sent",
+    "system/network_received_bytes_per_s": "network, received",
+    "system/disk_written_bytes_per_s": "disk, written",
+}
 TRAJECTORY = {
     "gxpo/theta_k_relative_error": "θᴷ, relative",
     "gxpo/displacement_cosine_error": "1 − cosine of displacements",
 }
 NAMES: tuple[str, ...] = (
     *REWARD, *RETENTION, *SCALE, *COSINE, *FRACTIONS, *NORMS, *UPDATE, *KL, *ENTROPY, *CLIP, *GAP, *LENGTH,
-    *FAILURES, *TURNS, *EPISODES, *CPU, *MEMORY, *TRAJECTORY,
+    *FAILURES, *TURNS, *EPISODES, *CPU, *MEMORY, *GPU, *DISK, *TRAFFIC, *TRAJECTORY,
 )  # fmt: skip
 
 
@@ -103,9 +110,19 @@ def system_charts(series: Series, x: str) -> list[Chart]:
         metric_chart("gap", "Log-probability gap", series, GAP, x=x, y_title="|Δ log π|", form=".0e", log=True,
                      note=gap_note),
         metric_chart("memory", "Memory", series, MEMORY, x=x, y_title="bytes", form=".2~s", zero=True, say=size),
+        metric_chart("gpu-memory", "GPU memory", series, GPU, x=x, y_title="bytes", form=".2~s", zero=True, say=size,
+                     note="Most that the learner's first rank has reserved so far."),
         metric_chart("cpu", "CPU", series, CPU, x=x, y_title="percent", zero=True),
+        metric_chart("traffic", "Network and disk", series, TRAFFIC, x=x, y_title="bytes per second", form=".2~s",
+                     zero=True, say=_rate, note="Of the machine that runs the controller, per second of the step."),
+        metric_chart("disk", "Disk space", series, DISK, x=x, y_title="bytes", form=".2~s", zero=True, say=size,
+                     note="On the disk of the run's folder."),
     ]  # fmt: skip
     return [chart for chart in charts if not chart.empty]
+
+
+def _rate(value: float) -> str:
+    return f"{size(value)} per second"
 
 
 def rule_of(config: Mapping[str, Any]) -> Mapping[str, Any]:

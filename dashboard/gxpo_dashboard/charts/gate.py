@@ -15,6 +15,7 @@ from gxpo_client.formats import figure, known
 from gxpo_dashboard.charts.base import (
     AXES,
     MUTED,
+    TEXT,
     Chart,
     Spec,
     labels_frame,
@@ -168,7 +169,7 @@ def _shutoff_layers(x: str) -> list[Spec]:
     words = {"x": x_encoding(x), "y": {"value": 0}, "text": {"field": "label"}}
     return [
         layer("shutoff", "rule", {"x": x_encoding(x)}, aria=False, strokeWidth=2, strokeDash=[2, 3], color=MUTED),
-        layer("shutoff", "text", words, aria=False, color=MUTED, **place),
+        layer("shutoff", "text", words, aria=False, color=TEXT, **place),
     ]
 
 

@@ -7,8 +7,8 @@ import pandas as pd
 from gxpo_client.formats import duration, known
 from gxpo_dashboard.charts.base import (
     AXES,
-    MUTED,
     NUMBER,
+    TEXT,
     Chart,
     Spec,
     by_series,
@@ -100,7 +100,7 @@ def totals_chart(series: Series) -> Chart:
     y: Spec = {"field": "series", "type": "nominal", "sort": names, "title": None, "axis": {"labelLimit": 160}}
     axis, scale = {"tickCount": 5, "format": NUMBER}, {"padding": 40, "nice": False, "zero": True}
     place = {"x": quantity(title="mean seconds per step", axis=axis, scale=scale), "y": y}
-    values = layer("points", "text", {**place, "text": {"field": "label"}}, align="left", dx=4, color=MUTED)
+    values = layer("points", "text", {**place, "text": {"field": "label"}}, align="left", dx=4, color=TEXT)
     words = ", ".join(f"{row.series} {row.label}" for row in frame.itertuples())
     return Chart(
         "time-totals",

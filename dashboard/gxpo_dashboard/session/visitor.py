@@ -14,6 +14,7 @@ import streamlit as st
 
 from gxpo_client.client import Client, ResponseCache, connect
 from gxpo_client.errors import NotSignedIn, Refused, ServiceError, ServiceUnavailable
+from gxpo_client.run_changes import RunChanges
 from gxpo_client.shared_responses import SharedResponses
 from gxpo_dashboard.session.access import Visit, cookie_name, has_secret, may_use_local_token, read_local_token
 from gxpo_dashboard.text.labels import TERMINAL, plain
@@ -47,7 +48,7 @@ def _connection(url: str) -> httpx.Client:
 @st.cache_resource
 def _shared(url: str, role: str) -> SharedResponses:
     """Of all visitors with a role: the service shows the same to each of them."""
-    return SharedResponses()
+    return SharedResponses(changes=RunChanges())
 
 
 def client() -> Client:
@@ -94,7 +95,8 @@ def enter() -> bool:
         _sign_in("")
         return False
     try:
-        st.session_state["me"] = client().me()
+        me = st.session_state["me"] = client().me()
+        _shared(service_url(), me["role"]).clear()  # a page that is loaded shows the present
     except ServiceUnavailable as error:
         _first_contact(str(error))
         return False

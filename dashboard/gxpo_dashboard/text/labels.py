@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from gxpo_client.formats import count
+
 STATES: dict[str, str] = {
     "queued": "◔ queued",
     "starting": "◑ starting",
@@ -103,6 +105,11 @@ def _escaped_lines(text: str) -> str:
 def _spaced(line: str) -> str:
     """Escaped, with the blanks around the text."""
     return f"{' ' if line[:1].isspace() else ''}{plain(line)}{' ' if line.strip() and line[-1:].isspace() else ''}"
+
+
+def number_of(number: int, what: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{count(number)} {what}" + ("" if number == 1 else "s")
 
 
 def comma_separated(text: str) -> list[str]:

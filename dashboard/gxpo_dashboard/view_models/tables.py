@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
 
 from gxpo_client.formats import NONE, count, duration, known, moment
+from gxpo_client.spreadsheets import literal
 from gxpo_dashboard.text.labels import state_word
 from gxpo_dashboard.view_models.series import number
 
@@ -41,6 +43,7 @@ COLUMNS: dict[str, str] = {
 }
 SHOWN = ("name", "state", "rule", "progress", "score", "difference", "trend", "passes", "left", "model", "tags")
 """Default columns."""
+_COSTS = ("backward_passes", "backward_passes_budget", "seconds_left", "training_s", "tokens")
 METRIC, SETTING = "metric:", "config:"
 """Prefixes of further columns: last value of a metric, and a setting of the config."""
 CONFIGURATION = ("model", "data", "rollout", "verifier", "learner", "evaluation", "budget")
@@ -82,10 +85,36 @@ def configurations(runs: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]
     return list(groups.values())
 
 
-def means(frame: pd.DataFrame, groups: Sequence[Sequence[int]]) -> pd.DataFrame:
-    """One row per group of row numbers: means of numbers, all words of lists, the common text or `various`."""
-    rows = [{name: _joint(frame[name].iloc[list(group)]) for name in frame} for group in groups]
+def means(frame: pd.DataFrame, runs: Sequence[Json], groups: Sequence[Sequence[int]]) -> pd.DataFrame:
+    """One row per group of row numbers: means of numbers, all words of lists, the common text or `various`.
+
+    frame: the table of `runs`, whose costs are averaged before they are written out.
+    """
+    rows = []
+    for group in groups:
+        row = {name: _joint(frame[name].iloc[list(group)]) for name in frame}
+        rows.append(row if len(group) == 1 else row | _costs(_mean_progress([runs[position] for position in group])))
     return pd.DataFrame(rows, columns=list(frame))
+
+
+def _mean_progress(runs: Sequence[Json]) -> dict[str, float]:
+    """The mean of what is known of each cost."""
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        for name, value in (run.get("progress") or {}).items():
+            if name in _COSTS and known(number(value)):
+                found.setdefault(name, []).append(number(value))
+    return {name: fmean(values) for name, values in found.items()}
+
+
+def _costs(progress: Json) -> dict[str, str]:
+    """The columns that write out costs."""
+    return {
+        "passes": passes_used(progress),
+        "left": duration(progress.get("seconds_left")),
+        "training": duration(progress.get("training_s")),
+        "tokens": count(number(progress.get("tokens"))),
+    }
 
 
 def _joint(values: pd.Series) -> Any:
@@ -158,3 +187,11 @@ def _row(run: Json, baseline: Json | None, trend: Sequence[float] | None) -> lis
         run.get("reason"),
         run["id"],
     ]
+
+
+def csv_file(frame: pd.DataFrame) -> bytes:
+    """The table as CSV without formulas: names of runs are cells or column names."""
+    escaped = frame.map(literal).rename(columns=literal)
+    # Both characters in the line end: the writer quotes a text that contains one of its characters, and no other.
+    text: str = escaped.to_csv(index=False, lineterminator="\r\n")
+    return text.encode()

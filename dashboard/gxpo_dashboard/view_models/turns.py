@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gxpo_client.formats import signed
+
 SPEAKERS = {"policy": "Policy", "environment": "Environment"}
 ENDS = {
     "done": "ended by the environment",
@@ -33,7 +35,7 @@ def turn_rows(item: Mapping[str, Any]) -> list[TurnRow]:
     for turn in item.get("turns") or []:
         exchange += turn["speaker"] == "policy"
         reward = turn.get("reward")
-        given = "" if reward is None else f", reward {reward:+.2f}"
+        given = "" if reward is None else f", reward {signed(reward)}"
         text = turn["text"]
         cut = f"{text[:LONG_TURN]}…" if len(text) > LONG_TURN else None
         rows.append(TurnRow(f"{SPEAKERS.get(turn['speaker'], 'Unknown')}, turn {exchange}{given}", text, cut))

@@ -121,7 +121,9 @@ def _confirm_delete(runs: list[Json]) -> None:
             for run in runs:
                 visitor.client().delete(run["id"])
             _close()
-            go("runs")
+            if "run" in st.query_params:
+                go("runs")
+            st.rerun()  # the list, with its filters
 
 
 @st.dialog("Clone", width="medium", on_dismiss=_close)

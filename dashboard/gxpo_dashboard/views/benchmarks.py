@@ -11,6 +11,7 @@ from gxpo_dashboard.charts import benchmarks as charts
 from gxpo_dashboard.charts.base import AXIS_WORDS, with_colors
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.text.labels import TERMINAL, plain, unique_labels
+from gxpo_dashboard.view_models.tables import csv_file
 from gxpo_dashboard.views import picker
 from gxpo_dashboard.views.run import evaluated_at
 from gxpo_dashboard.widgets.shown import charts_ahead, download, empty, grid, live
@@ -79,7 +80,7 @@ def _body(runs: dict[str, Json], x: str, metric: str, published: pd.DataFrame) -
         config = dict.fromkeys(columns, percent)
         shown = table.assign(**{name: 100 * table[name] for name in columns})
         st.dataframe(shown, hide_index=True, column_config=config, key="scores", alt="Scores of all runs")
-        download("CSV", "benchmarks.csv", lambda: table.to_csv(index=False).encode(), "scores-csv")
+        download("CSV", "benchmarks.csv", lambda: csv_file(table), "scores-csv")
         if not published.empty:
             st.caption(
                 "Published: arXiv 2605.06755, Table 1, sampled pass@1 with 16 responses at temperature 1. Grader, "

@@ -12,7 +12,7 @@ import streamlit as st
 from gxpo_dashboard.charts import compare as charts
 from gxpo_dashboard.charts.base import AXIS_WORDS, with_colors
 from gxpo_dashboard.session import permalinks, visitor
-from gxpo_dashboard.text.labels import TERMINAL, plain, unique_labels
+from gxpo_dashboard.text.labels import TERMINAL, number_of, plain, unique_labels
 from gxpo_dashboard.views import explorer, picker
 from gxpo_dashboard.widgets.shown import chart, charts_ahead, download, draw_first, empty, live, text_table
 
@@ -69,7 +69,7 @@ def show() -> None:
 
 def _groups() -> list[str]:
     found = {group["id"]: group for group in visitor.client().groups()}
-    words = {group: f"{view['name']} ({view['num_runs']} runs)" for group, view in found.items()}
+    words = {group: f"{view['name']} ({number_of(view['num_runs'], 'run')})" for group, view in found.items()}
     if not found and not st.query_params.get_all("groups"):
         return []
     return permalinks.multi("Groups", "groups", list(found), format_func=words.__getitem__, placeholder="sweeps")

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from gxpo_client.formats import count, moment, percent, size
+from gxpo_client.formats import count, figure, moment, percent, size
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.text.labels import VERDICT_COLORS, VERDICTS, plain, with_formulas
 from gxpo_dashboard.view_models.series import number
@@ -32,7 +32,7 @@ def samples(run: str, x: str) -> None:
     first = visitor.client().samples(run, limit=1)
     steps = [str(step) for step in first["steps"]]
     if not steps:
-        empty("No samples yet", "Samples appear after the first step.")
+        _none(run, "No samples yet", "Samples appear after the first step.")
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
         offered = ["", "all", *reversed(steps)]
@@ -57,6 +57,15 @@ def samples(run: str, x: str) -> None:
         _group(groups[row])
 
 
+def _none(run: str, title: str, text: str) -> None:
+    """Why there is nothing: not yet, or deleted by retention."""
+    pruned_at = visitor.client().run(run)["pruned_at"]
+    if pruned_at is not None:
+        title = "Deleted by retention"
+        text = f"Samples and log: {plain(moment(pruned_at))}. Metrics, evaluations and checkpoints are kept."
+    empty(title, text)
+
+
 def by_prompt(items: Sequence[Json]) -> list[list[Json]]:
     """Samples of one prompt and step together, in order of their first one."""
     groups: dict[tuple[Any, ...], list[Json]] = {}
@@ -66,14 +75,14 @@ def by_prompt(items: Sequence[Json]) -> list[list[Json]]:
 
 
 def _group_list(groups: list[list[Json]], run: str) -> int:
-    """A row per prompt; returns the selected one."""
+    """A row per prompt; returns the selected one. A newer first step clears the selection, because rows move."""
     rows = [
         (group[0]["step"], sum(item["verdict"] == "correct" for item in group), len(group), group[0]["prompt"])
         for group in groups
     ]
     event = st.dataframe(
         pd.DataFrame(rows, columns=["Step", "Correct", "Responses", "Prompt"]),
-        key=f"samples-{run}",
+        key=f"samples-{run}-{groups[0][0]['step']}",
         hide_index=True,
         height=560,
         on_select="rerun",
@@ -108,7 +117,7 @@ def _response(item: Json) -> None:
     extra = item["extra"]
     version = f", policy version {extra['weights_version']}" if "weights_version" in extra else ""
     cut = ", truncated" if item["truncated"] else ""
-    facts = f"reward {number(item['reward']):.2f}, {count(item['length'])} tokens{cut}{version}"
+    facts = f"reward {figure(number(item['reward']))}, {count(item['length'])} tokens{cut}{version}"
     st.markdown(f"{chip} {plain(facts)}")
     rows = turn_rows(item)
     for position, row in enumerate(rows):
@@ -160,7 +169,7 @@ def log(run: str, x: str) -> None:
     """The log, oldest line first; follows its end while the run executes."""
     answer = visitor.log_tail(run)
     if not answer["size"]:
-        empty("The log is empty", "It starts with the run's job.")
+        _none(run, "The log is empty", "It starts with the run's job.")
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
         text = st.text_input("Search log", key="log-search", icon=":material/search:", placeholder="part of a line")

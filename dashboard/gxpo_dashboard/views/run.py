@@ -22,7 +22,10 @@ from gxpo_dashboard.widgets.shown import chart, charts_ahead, empty, grid, live
 Json = dict[str, Any]
 
 OVERVIEW = (*curves.REWARD, *gate.NAMES, *budget.NAMES)
-SYSTEM = (*curves.GAP, *curves.MEMORY, *curves.CPU, *timing.NAMES, *timeline.NAMES)
+SYSTEM = (
+    *curves.GAP, *curves.MEMORY, *curves.GPU, *curves.CPU, *curves.TRAFFIC, *curves.DISK, *timing.NAMES,
+    *timeline.NAMES,
+)  # fmt: skip
 POLICY = (*curves.ENTROPY, *curves.KL, *curves.CLIP, *curves.LENGTH, *curves.FAILURES, *curves.TURNS, *curves.EPISODES)
 RULE = (
     *curves.RETENTION, *curves.SCALE, *curves.COSINE, *curves.NORMS, *curves.FRACTIONS, *curves.UPDATE,
@@ -247,7 +250,7 @@ PARTS: dict[str, tuple[Callable[[str, str], None], float | None]] = {
     "System": (_system, visitor.LIVE_S),
     "Metrics": (_metrics, visitor.LIVE_S),
     "Evaluations": (_evaluations, visitor.SLOW_S),
-    "Samples": (records.samples, None),
+    "Samples": (records.samples, visitor.SLOW_S),
     "Events": (records.events, visitor.SLOW_S),
     "Log": (records.log, visitor.LIVE_S),
     "Config": (records.config, None),

@@ -11,7 +11,7 @@ from gxpo_client.formats import count
 from gxpo_dashboard.charts.curves import sparkline
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.navigation import go
-from gxpo_dashboard.text.labels import ACTIONS, STATE_COLORS, STATES, comma_separated, plain, state_chip
+from gxpo_dashboard.text.labels import ACTIONS, STATE_COLORS, STATES, comma_separated, number_of, plain, state_chip
 from gxpo_dashboard.view_models.series import number
 from gxpo_dashboard.view_models.tables import (
     COLUMNS,
@@ -46,6 +46,7 @@ SORTS = {
     "metric:rollout/logprob_gap_mean": "log-prob gap",
 }
 PAGE_SIZES = ("25", "50", "100", "200")
+_METRIC_RUNS = 3
 _TREND_RUNS = 100
 """Runs per request of reward trends."""
 
@@ -121,15 +122,13 @@ _SAVED: dict[str, Json] = {
 
 
 def _offered() -> list[str]:
-    """All columns: those of every run, settings, and metrics of the newest run."""
-    if "metric_columns" not in st.session_state:
-        newest = visitor.client().runs(limit=1)["items"]
-        names = visitor.client().metric_names(newest[0]["id"]) if newest else []
-        st.session_state["metric_columns"] = [METRIC + name for name in names]
+    """All columns: those of every run, settings, and metrics of the newest runs that have some."""
+    metrics: dict[str, None] = st.session_state.setdefault("metric_columns", {})
+    if not metrics:
+        for run in visitor.client().runs(limit=_METRIC_RUNS, state=["running", "succeeded"])["items"]:
+            metrics |= dict.fromkeys(METRIC + name for name in visitor.client().metric_names(run["id"]))
     settings = [SETTING + path for path in visitor.rules().settings]
-    return list(
-        dict.fromkeys([*COLUMNS, *settings, *st.session_state["metric_columns"], *st.query_params.get_all("cols")])
-    )
+    return list(dict.fromkeys([*COLUMNS, *settings, *metrics, *st.query_params.get_all("cols")]))
 
 
 def _list(query: Json, columns: Sequence[str], baseline_id: str, seeds: bool) -> None:
@@ -142,7 +141,7 @@ def _list(query: Json, columns: Sequence[str], baseline_id: str, seeds: bool) ->
             _nothing(query, bool(visited))
         else:
             baseline = _baseline(baseline_id, answer["items"])
-            _summary(answer["items"])
+            _summary(answer["items"], st.session_state.get("runs_total"))
             chosen = _table(answer["items"], columns, baseline, seeds)
             _bar(chosen, baseline)
         if visited or answer["next_cursor"]:
@@ -152,11 +151,12 @@ def _list(query: Json, columns: Sequence[str], baseline_id: str, seeds: bool) ->
             pager("runs", visited, answer["next_cursor"], first, len(answer["items"]), of)
 
 
-def _summary(runs: list[Json]) -> None:
-    """The states of the runs on this page."""
+def _summary(runs: list[Json], total: int | None) -> None:
+    """How many runs the filters leave, and the states of those on this page."""
     states = [run["state"] for run in runs]
     chips = [f"{states.count(state)} {state_chip(state)}" for state in STATES if state in states]
-    st.markdown(" ".join([f"**{count(len(runs))} runs**", *chips]))
+    here = "; on this page" if total is not None and total > len(runs) else ""
+    st.markdown(" ".join([f"**{number_of(total or len(runs), 'run')}**{here}", *chips]))
 
 
 def _table(runs: list[Json], columns: Sequence[str], baseline: Json | None, seeds: bool) -> list[Json]:
@@ -166,7 +166,7 @@ def _table(runs: list[Json], columns: Sequence[str], baseline: Json | None, seed
     rows = configurations(runs) if seeds else [[run] for run in runs]
     position = {run["id"]: number for number, run in enumerate(runs)}
     if seeds:
-        frame = means(frame, [[position[run["id"]] for run in members] for members in rows])
+        frame = means(frame, runs, [[position[run["id"]] for run in members] for members in rows])
         frame["seed"] = [", ".join(sorted(str(run["seed"]) for run in members)) for members in rows]
         frame["name"] = [members[0]["name"] if len(members) == 1 else members[0]["rule_label"] for members in rows]
     ids = [members[0]["id"] for members in rows]

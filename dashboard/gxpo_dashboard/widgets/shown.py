@@ -12,6 +12,7 @@ import streamlit as st
 
 from gxpo_dashboard.charts.base import ZOOM, Chart
 from gxpo_dashboard.text.labels import plain
+from gxpo_dashboard.view_models.tables import csv_file
 
 
 def live(function: Callable[[], None], every_s: float | None) -> None:
@@ -85,7 +86,7 @@ def data(found: Chart, key: str) -> None:
             st.caption(plain(found.text))
             frame = found.table()
             st.dataframe(frame, hide_index=True, height=260, key=f"{key}-table", alt=f"Data of: {found.title}")
-            download("CSV", f"{key}.csv", lambda: frame.to_csv(index=False).encode(), f"{key}-csv")
+            download("CSV", f"{key}.csv", lambda: csv_file(frame), f"{key}-csv")
 
 
 def text_table(frame: pd.DataFrame, title: str, *, closed: bool = False) -> None:

@@ -39,7 +39,13 @@ async def _cache(request: Request) -> ComparisonCache:
     return cache
 
 
-@router.get("/compare", summary="Compare runs", response_model=ComparisonView, dependencies=[Heavy])
+@router.get(
+    "/compare",
+    summary="Compare runs",
+    response_model=ComparisonView,
+    responses=responses(429),
+    dependencies=[Heavy],
+)
 def compare_runs(
     query: Annotated[CompareQuery, Query()],
     _: Viewer,
@@ -55,7 +61,12 @@ def compare_runs(
     return Response(service.compare_as_json(session, query, cache), media_type="application/json")
 
 
-@router.get("/groups/{group_id}/heatmap", summary="A sweep over two settings", dependencies=[Heavy])
+@router.get(
+    "/groups/{group_id}/heatmap",
+    summary="A sweep over two settings",
+    responses=responses(429),
+    dependencies=[Heavy],
+)
 def group_heat_map(
     group_id: GroupId, query: Annotated[HeatMapQuery, Query()], _: Viewer, session: ReadSession
 ) -> HeatMapView:

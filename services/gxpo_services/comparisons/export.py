@@ -118,9 +118,7 @@ def _samples(database: Database, runs: Sequence[Run], form: Format) -> Iterator[
             after = 0
             while True:
                 with database.reading() as session:
-                    found = samples.samples(
-                        session, run.number, step=None, verdict=None, after=after, limit=_SAMPLES_AT_ONCE
-                    )
+                    found = samples.arrived_samples(session, run.number, after=after, limit=_SAMPLES_AT_ONCE)
                     page = [_sample(run, row) for row in found]
                 if not page:
                     break

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
+from gxpo_client.spreadsheets import literal
 from gxpo_trainer.jsonl import plain
 
 Format = Literal["csv", "parquet", "jsonl"]
@@ -30,8 +31,6 @@ MEDIA_TYPES: dict[Format, str] = {
     "jsonl": "application/x-ndjson",
 }
 _ROW_GROUP = 100_000
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First characters of a cell that spreadsheets execute. Names and notes are free text of other people."""
 
 
 def columns(**names: str) -> dict[str, Kind]:
@@ -67,7 +66,7 @@ def _csv(columns: Columns, rows: Rows) -> Iterator[bytes]:
 def _word(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return plain(value)
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    return literal(value)
 
 
 def _jsonl(columns: Columns, rows: Rows) -> Iterator[bytes]:

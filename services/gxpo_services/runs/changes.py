@@ -31,11 +31,13 @@ _MARKS = (
 class Changes:
     """What a reader has seen. numbers: the runs to follow; None: every run that has not ended.
 
-    after: number of the last event that was sent.
+    after: number of the last event that was sent. ids_only: a run that changed is told by its id alone, for readers who
+    ask for what they need of it.
     """
 
     numbers: list[int] | None
     after: int
+    ids_only: bool = False
     _seen: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     _ids: dict[int, str] = field(default_factory=dict)
     is_over: bool = False
@@ -46,16 +48,20 @@ class Changes:
         rows = session.execute(select(Run.number, Run.id, *_MARKS).where(self._followed())).all()
         marks = {row[0]: tuple(row[2:]) for row in rows}
         changed = [number for number, mark in marks.items() if self._seen.get(number) != mark]
-        found = [sse.event("run", view.model_dump(mode="json")) for view in service.shown(session, sorted(changed))]
-        found += [
-            sse.event("deleted", {"id": self._ids[number]}) for number in sorted(self._seen.keys() - marks.keys())
-        ]
+        deleted = [{"id": self._ids[number]} for number in sorted(self._seen.keys() - marks.keys())]
         self._ids = {row[0]: row[1] for row in rows}
+        found = [sse.event("run", view) for view in self._views(session, sorted(changed))]
+        found += [sse.event("deleted", gone) for gone in deleted]
         events = self._events(session)
         self._seen = marks
         ended = all(mark[0] in TERMINAL for mark in marks.values())
         self.is_over = self.numbers is not None and ended and len(events) < _EVENTS_AT_ONCE
         return found + events
+
+    def _views(self, session: Session, changed: list[int]) -> list[dict[str, Any]]:
+        if self.ids_only:
+            return [{"id": self._ids[number]} for number in changed]
+        return [view.model_dump(mode="json") for view in service.shown(session, changed)]
 
     def _followed(self) -> ColumnElement[bool]:
         if self.numbers is not None:
@@ -91,7 +97,7 @@ async def follow(
 ) -> AsyncIterator[bytes]:
     """Server-Sent Events until all runs have ended.
 
-        run      data: the run as in lists; first of every run, then of each that changed
+        run      data: the run as in lists, or its id alone; first of every run, then of each that changed
         event    data: an event with the id of its `run`, id: its number
         deleted  data: {"id"}
         end      all runs have ended

@@ -35,6 +35,7 @@ async def stream_changes(
         int | None,
         Query(ge=0, le=MAX_INTEGER, description="Number of the last event received; default: only new ones."),
     ] = None,
+    ids_only: Annotated[bool, Query(description="Send the id of a run that changed instead of the run.")] = False,
     last_event_id: Annotated[
         int | None, Header(ge=0, le=MAX_INTEGER, description="The same, after a reconnect.")
     ] = None,
@@ -43,13 +44,13 @@ async def stream_changes(
     an event and its `run`; `deleted` with an id; `end` when all `runs` have ended; `revoked` when the token has become
     invalid."""
     begin = last_event_id if last_event_id is not None else after
-    found = await run_in_threadpool(_begin, database, runs, begin)
+    found = await run_in_threadpool(_begin, database, runs, begin, ids_only)
     stream = changes.follow(database, found, lambda: sse.is_valid(database, token))
     slots = slots_of(request, "stream_slots")
     return SlottedResponse(slots, principal.token_id, stream, media_type=sse.MEDIA_TYPE)
 
 
-def _begin(database: Database, runs: list[str], after: int | None) -> changes.Changes:
+def _begin(database: Database, runs: list[str], after: int | None, ids_only: bool) -> changes.Changes:
     """Raises NotFound."""
     with database.reading() as session:
         numbers = changes.numbers_of(session, runs)
@@ -57,4 +58,4 @@ def _begin(database: Database, runs: list[str], after: int | None) -> changes.Ch
         if missing:
             raise NotFound(f"there is no run {missing[0]}")
         after = changes.last_event(session) if after is None else after
-    return changes.Changes(sorted(numbers.values()) if runs else None, after)
+    return changes.Changes(sorted(numbers.values()) if runs else None, after, ids_only)

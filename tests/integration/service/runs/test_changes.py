@@ -95,3 +95,12 @@ def test_without_ids_every_run_that_has_not_ended_is_followed(client: Client, da
     assert next_change(changes)[1]["state"] == "failed", "also that it has ended"
     new = runs.add_run(database)
     assert next_change(changes)[1]["id"] == new
+
+
+def test_ids_alone_are_sent_to_a_reader_who_asks_for_the_rest(client: Client, database: Database) -> None:
+    run_id = runs.add_run(database)
+    changes = client.changes([], None, ids_only=True)
+    assert next_change(changes) == ("run", {"id": run_id})
+    runs.move(database, run_id, RunState.STARTING)
+    assert next_change(changes) == ("run", {"id": run_id})
+    assert next_change(changes)[0] == "event"

@@ -67,6 +67,15 @@ def test_charts_of_an_environment_appear_only_where_there_is_one() -> None:
     assert [chart.key for chart in curves.policy_charts(several, "step")] == ["entropy", "turns", "episodes"]
 
 
+def test_the_system_part_shows_gpu_disk_and_network_where_a_run_reports_them() -> None:
+    plain = {"system/cpu_percent": points([50.0]), "system/memory_bytes": points([2.0**30])}
+    assert [chart.key for chart in curves.system_charts(plain, "step")] == ["memory", "cpu"]
+    reported = {name: points([2.0**20]) for name in (*curves.GPU, *curves.TRAFFIC, *curves.DISK)}
+    gpu, traffic, disk = curves.system_charts(reported, "step")
+    assert (gpu.key, traffic.key, disk.key) == ("gpu-memory", "traffic", "disk")
+    assert "network, sent 1.0 MiB per second" in traffic.summary
+
+
 def test_lines_differ_in_more_than_colour() -> None:
     names = [f"series {i}" for i in range(8)]
     assert len({tuple(style) for style in base.dash(names)["scale"]["range"]}) == 8

@@ -106,7 +106,10 @@ def test_seeds_of_a_configuration_are_one_row_with_means() -> None:
     runs = [seed(0, 0.4, 1e-5), seed(1, 0.6, 1e-5) | {"state": "failed"}, seed(2, 0.9, 3e-5)]
     groups = tables.configurations(runs)
     assert [[item["id"] for item in group] for group in groups] == [["r0", "r1"], ["r2"]]
-    frame = tables.means(tables.runs_table(runs), [[0, 1], [2]])
+    runs[0]["progress"] = {"backward_passes": 40.0, "backward_passes_budget": 90, "training_s": 60.0, "tokens": 1000}
+    runs[1]["progress"] = {"backward_passes": 50.0, "backward_passes_budget": 90, "training_s": 120.0, "tokens": None}
+    frame = tables.means(tables.runs_table(runs), runs, [[0, 1], [2]])
+    assert frame.loc[0, ["passes", "training", "tokens", "left"]].tolist() == ["45 of 90", "1 min 30 s", "1,000", "–"]
     assert frame["score"].tolist() == [pytest.approx(50.0), 90.0]
     assert frame["state"].tolist() == [["▶ running", "✘ failed"], ["▶ running"]]
     assert frame["id"].tolist() == ["various", "r2"]

@@ -24,7 +24,7 @@ def test_a_row_says_who_spoke_and_which_reward_it_gave() -> None:
     ]
     assert turn_rows(item(turns)) == [
         TurnRow("Policy, turn 1", "<calc>2+2</calc>", None),
-        TurnRow("Environment, turn 1, reward -0.25", "4", None),
+        TurnRow("Environment, turn 1, reward −0.25", "4", None),
         TurnRow("Policy, turn 2", "\\boxed{4}", None),
         TurnRow("Environment, turn 2, reward +1.00", "", None),
     ]

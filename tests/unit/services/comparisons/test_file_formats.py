@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from gxpo_services.comparisons import file_formats
-from gxpo_services.comparisons.file_formats import Columns, json_lines, write_rows
+from gxpo_services.comparisons.file_formats import Columns, columns, json_lines, write_rows
 
 COLUMNS: Columns = {"name": "text", "step": "whole", "value": "number"}
 PIECES: list[list[tuple[Any, ...]]] = [
@@ -19,6 +19,11 @@ PIECES: list[list[tuple[Any, ...]]] = [
     [],
     [(None, None, None), ("ü", 2**40, -math.inf)],
 ]
+
+
+def test_columns_have_the_type_under_which_they_are_named() -> None:
+    found = columns(text="run name", whole="step") | columns(number="value")
+    assert list(found.items()) == [("run", "text"), ("name", "text"), ("step", "whole"), ("value", "number")]
 
 
 def test_csv_spells_non_finite_numbers_and_leaves_missing_cells_empty() -> None:

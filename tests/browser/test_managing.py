@@ -1,0 +1,121 @@
+"""Many runs at once: bulk actions, sweeps, a table whose order changes, and the search of a log."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+from support.browsing import Page
+from support.service_processes import until
+from support.site import Site
+
+DOMAIN = "view.scale('x').domain()"
+TICKS = "view.data('ticks').map(row => row.value)"
+LAST = "Math.max(...view.data('points').map(row => row.x))"
+
+
+def short_run(site: Site, name: str) -> str:
+    """A run of three steps, once it has ended."""
+    body = {"preset": "demo", "name": name, "overrides": ["budget.steps=3"]}
+    run = str(site.http.post("/runs", json=body).raise_for_status().json()["id"])
+    until(lambda: site.state(run) == "succeeded", f"the end of {name}")
+    return run
+
+
+@contextmanager
+def another_live_run(site: Site, name: str) -> Iterator[str]:
+    """A second run that trains, deleted at the end."""
+    run = site.submit_live(name)
+    try:
+        yield run
+    finally:
+        site.http.post(f"/runs/{run}/cancel").raise_for_status()
+        until(lambda: site.state(run) == "cancelled", f"the end of {name}")
+        site.http.delete(f"/runs/{run}").raise_for_status()
+
+
+def test_several_runs_are_deleted_at_once_and_the_filter_stays(site: Site, page: Page) -> None:
+    runs = [short_run(site, f"to delete {number}") for number in range(3)]
+    page.open("runs", text="to delete")
+    page.tick_row(0)
+    page.shows("1 selected")
+    page.tick_row(2)
+    page.shows("2 selected")
+    page.press("Delete…")
+    page.shows("are deleted permanently")
+    page.press("Delete 2 runs")
+    page.wait(lambda: "1 run " in " ".join(page.text.split()), "the list without them")
+    page.shows("Select rows to act on them.")
+    assert page.query["text"] == ["to delete"]
+    # The newest is first, so the rows were those of the last and of the first.
+    assert [site.http.get(f"/runs/{run}").status_code for run in runs] == [404, 200, 404]
+
+
+def test_a_sweep_has_a_heat_map_and_parallel_coordinates_of_all_its_runs(site: Site, page: Page) -> None:
+    body = {
+        "name": "two settings",
+        "base": {"preset": "demo", "overrides": ["budget.steps=5"]},
+        "grid": {"learner.rule.k": [3, 5], "learner.optimizer.learning_rate": [1e-4, 2e-4]},
+    }
+    group = site.http.post("/sweeps", json=body).raise_for_status().json()["group"]["id"]
+
+    def ended() -> bool:
+        runs = site.http.get(f"/groups/{group}").raise_for_status().json()["runs"]
+        return len(runs) == 4 and all(run["state"] == "succeeded" for run in runs)
+
+    until(ended, "the end of the sweep")
+    page.open("compare", groups=[group])
+    words = page.wait(lambda: page.chart_of("Parallel coordinates", TICKS), "the axes")
+    assert {"3", "5", "0.0001", "0.0002", "2.5%"} == set(words)
+    assert page.chart_of("Parallel coordinates", "new Set(view.data('points').map(row => row.series)).size") == 4
+    assert page.chart_of("Parallel coordinates", "view.data('points').length") == 4 * 3
+    heat = "learner.optimizer.learning_rate × learner.rule.k"
+    page.wait(lambda: page.chart_of(heat, "view.data('points').length") == 4, "the four cells of the heat map")
+
+
+def test_a_table_whose_order_changes_keeps_what_was_chosen(site: Site, page: Page, live_run: str) -> None:
+    page.open("runs", text="live run", cols=["name", "step"])
+    page.tick_row(0)
+    page.wait(lambda: "1 selected" in page.text and "live run" in page.text, "the selection")
+    with another_live_run(site, "second live run") as other:
+        page.wait(lambda: "2 runs" in page.text, "the new run on top of the table")
+        page.settle()
+        page.shows("1 selected live run")
+        page.press("Pause")
+        until(lambda: site.state(live_run) == "paused", "the chosen run to pause")
+        assert site.state(other) == "running"
+    site.http.post(f"/runs/{live_run}/resume").raise_for_status()
+
+
+def test_a_comparison_of_live_runs_keeps_zoom_and_scroll(site: Site, page: Page, live_run: str) -> None:
+    with another_live_run(site, "compared live run") as other:
+        page.open("compare", runs=[live_run, other])
+        page.wait(lambda: page.chart("compare-accuracy", DOMAIN), "the curves")
+        page.zoom("compare-accuracy")
+        page.settle()
+        near = page.chart("compare-accuracy", DOMAIN)
+        page.scroll_to(300)
+        last = page.chart("compare-accuracy", LAST)
+        page.wait(lambda: page.chart("compare-accuracy", LAST) >= last + 20, "new evaluations")
+        assert page.chart("compare-accuracy", DOMAIN) == near
+        assert page.scrolled == 300
+
+
+def test_a_log_is_searched(site: Site, page: Page, live_run: str) -> None:
+    page.open("run", run=live_run, part="Log")
+    page.shows("step 3 done")
+    page.fill("Search log", "STEP 3 done")
+    page.wait(lambda: "1 of " in page.text and "step 4 done" not in page.text, "the matching line alone")
+    assert "step 3 done" in page.text
+
+
+def test_a_run_whose_samples_were_deleted_by_retention_says_so(site: Site, page: Page) -> None:
+    run = short_run(site, "of last year")
+    page.open("run", run=run, part="Samples")
+    page.shows("No samples yet")
+    with closing(sqlite3.connect(site.home / "gxpo.sqlite", timeout=60)) as database, database:
+        database.execute("UPDATE runs SET pruned_at = 1700000000 WHERE id = ?", (run,))
+    page.open("run", run=run, part="Samples")
+    page.shows("Deleted by retention")
+    page.shows("2023-11-14 22:13:20 UTC")
