@@ -54,11 +54,11 @@ class UpProcess:
                     found[name] = process
         return found
 
-    def until(self, condition: Callable[[], bool], description: str) -> None:
-        deadline = time.monotonic() + HANG_S
+    def until(self, condition: Callable[[], bool], description: str, *, hang_s: float = HANG_S) -> None:
+        deadline = time.monotonic() + hang_s
         while not condition():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"waited {HANG_S:g} s for {description}; {self.home} has the logs")
+                raise RuntimeError(f"waited {hang_s:g} s for {description}; {self.home} has the logs")
             time.sleep(0.5)
 
     def close(self) -> None:

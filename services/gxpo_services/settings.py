@@ -50,7 +50,7 @@ class ServiceSettings(BaseSettings):
     cancel_grace_s: float = Field(60.0, gt=0, description="Time to stop at the end of a step before the job is killed.")
     pause_grace_s: float = Field(900.0, gt=0, description="The same for a pause, including the checkpoint.")
     stop_wait_s: int = Field(30, ge=1, description="Time from SIGTERM to SIGKILL when a job is stopped.")
-    max_recoveries: int = Field(3, ge=0, description="Recoveries of a run before it fails.")
+    max_recoveries: int = Field(3, ge=0, description="Consecutive recoveries of a run without progress.")
     max_forgotten: int = Field(5, ge=0, description="Consecutive jobs that Ray may lose without progress of the run.")
     idempotency_s: float = Field(604800.0, gt=0, description="Retention of idempotency keys (7 days).")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import inspect, select
 
 from gxpo_services.api.ids import new_id
 from gxpo_services.db.database import Database
@@ -52,7 +52,7 @@ def get(database: Database, run_id: str) -> Run:
 def row(database: Database, run_id: str) -> dict[str, Any]:
     """All columns of a run."""
     run = get(database, run_id)
-    return {column.key: getattr(run, column.key) for column in Run.__table__.columns}
+    return {column.key: getattr(run, column.key) for column in inspect(Run).column_attrs}
 
 
 def change(database: Database, run_id: str, **values: Any) -> None:
@@ -74,7 +74,7 @@ def request(database: Database, run_id: str, action: Action, *, at: float) -> No
     assert new is not None
     move(database, run_id, new)
     if new in (RunState.PAUSING, RunState.CANCELLING):
-        change(database, run_id, wish_at=at)
+        change(database, run_id, request_at=at)
 
 
 def report(database: Database, run_id: str, *, at: float) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 from gxpo_services.scheduling.scheduler import Scheduler
 from gxpo_services.settings import ServiceSettings
 
+PAUSE_S = 60.0
+"""Longer than the pauses before a repeated launch in these tests."""
+
 
 class Clock:
     def __init__(self) -> None:

@@ -23,7 +23,6 @@ PASSES_PER_STEP = 3
 STEP_S = 0.1
 CHECKPOINT_STEPS = 4
 EVALUATION_STEPS = 5
-PASSES_PER_STEP = 3
 
 
 def metrics_at(step: int) -> dict[str, float]:
@@ -33,7 +32,7 @@ def metrics_at(step: int) -> dict[str, float]:
         "update/backward_passes_total": float(PASSES_PER_STEP * step),
         "rollout/tokens_total": 1000.0 * step,
         "time/training_s": step * STEP_S,
-    }
+    } | ({"eval/average/pass@1": step / 200} if step % EVALUATION_STEPS == 0 else {})
 
 
 def evaluation_at(step: int) -> dict[str, Any]:
@@ -58,6 +57,7 @@ def train(out: Path, config: dict[str, Any], launch: Launch) -> str:
             if request is not None:
                 return request
             time.sleep(STEP_S)
+            print(f"step {step} done", flush=True)
             reporter.log_metrics(step, metrics_at(step))
             if step % EVALUATION_STEPS == 0:
                 reporter.log_evaluation(step, evaluation_at(step))

@@ -59,8 +59,8 @@ def _per_step(config: RunConfig) -> tuple[int, str]:
 def resources(config: RunConfig) -> tuple[float, float]:
     """Logical CPUs and GPUs that a run holds, the fewest that it accepts where it may share GPUs.
 
-    `placement.device = "auto"` counts no GPU: only the cluster knows.
+    With `placement.device = "auto"` these are the GPUs that it holds in a cluster that has some.
     """
     placement = config.placement
-    gpus = placement.num_gpus(colocated=placement.can_colocate) if placement.device == "gpu" else 0
+    gpus = 0 if placement.device == "cpu" else placement.num_gpus(colocated=placement.can_colocate)
     return placement.num_cpus, float(gpus)

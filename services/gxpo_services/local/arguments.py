@@ -42,6 +42,9 @@ def register_serve(subparsers: Subparsers) -> None:
 
 def register_scheduler(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("scheduler", help="start the scheduler; settings from GXPO_… (docs/service.md)")
+    parser.add_argument(
+        "--check", action="store_true", help="only check that one works in this home; exit code 0 if so, else 1"
+    )
     parser.set_defaults(run=lazy("local.commands:scheduler"))
 
 

@@ -64,9 +64,14 @@ def serve(args: argparse.Namespace) -> int:
 
 
 def scheduler(args: argparse.Namespace) -> int:
+    from gxpo_services.scheduling import sign_of_life
     from gxpo_services.scheduling.scheduler import main
 
-    read_settings()
+    settings = read_settings()
+    if args.check:
+        age_s = sign_of_life.age_s(settings.home)
+        print("no round yet" if age_s is None else f"last round {formats.duration(age_s)} ago")
+        return 0 if age_s is not None and age_s <= sign_of_life.LONGEST_ROUND_S else 1
     return main()
 
 

@@ -32,7 +32,7 @@ class RayHead:
         self._token_file = home / TOKEN_FILE
         self._token = _token(self._token_file)
         # Not Ray's default 8265: two heads that start at once would both find it free.
-        self._gcs_port, self._agent_port, self._dashboard_port = free_port(), free_port(), free_port()
+        self._gcs_port, self._dashboard_port = free_port(), free_port()
 
     @property
     def address(self) -> str:
@@ -52,7 +52,8 @@ class RayHead:
             "port": self._gcs_port,
             "dashboard-host": "127.0.0.1",
             "dashboard-port": self._dashboard_port,
-            "dashboard-agent-listen-port": self._agent_port,
+            # 0: any free port. One chosen before may be taken at a restart, and Ray would go on without accepting jobs.
+            "dashboard-agent-listen-port": 0,
             # 0: any free port; the default range would collide with another Ray.
             "min-worker-port": 0,
             "max-worker-port": 0,

@@ -64,6 +64,8 @@ class _Managed:
     deaths: int = 0
     restart_at: float | None = None
     """Time of the next restart; None while it is alive."""
+    ready_by: float | None = None
+    """Time by which a restarted child must be ready; None once it is."""
 
 
 class Supervisor:
@@ -113,7 +115,7 @@ class Supervisor:
             self._say(f"{kept.child.name}: ready after {time.monotonic() - begun:.0f} s")
 
     def check(self) -> None:
-        """Detect dead children and restart those whose back-off has passed."""
+        """Restart children that are dead, or not ready within `start_s` of a restart, with back-off."""
         now = time.monotonic()
         for kept in self._kept:
             code = kept.process.poll()
@@ -121,7 +123,10 @@ class Supervisor:
                 self._schedule_restart(kept, code, now)
             if kept.restart_at is not None and now >= kept.restart_at:
                 kept.process, kept.begun, kept.restart_at = self._spawn(kept.child), now, None
+                kept.ready_by = now + kept.child.start_s
                 self._record()
+            elif code is None and kept.ready_by is not None:
+                self._await_ready(kept, now)
         if self._adopts and now - self._reaped_at > _REAP_EVERY_S:
             self._reaped_at = now
             self._reap()
@@ -189,6 +194,15 @@ class Supervisor:
         kept.restart_at = now + pause
         how = f"code {code}" if code >= 0 else f"signal {-code}"
         self._say(f"{kept.child.name}: ended with {how}; restarting in {pause:g} s")
+
+    def _await_ready(self, kept: _Managed, now: float) -> None:
+        """End a restarted child that does not become ready, with all its processes; the next round restarts it."""
+        if kept.child.ready():
+            kept.ready_by = None
+        elif kept.ready_by is not None and now > kept.ready_by:
+            self._say(f"{kept.child.name}: not ready {kept.child.start_s:g} s after its restart; ending it")
+            family = psutil.Process(kept.process.pid).children(recursive=True)
+            _end_all([*family, psutil.Process(kept.process.pid)], signal.SIGKILL)
 
     def _log_tail(self, kept: _Managed) -> str:
         file = self._log_dir / f"{kept.child.name}.log"

@@ -17,7 +17,10 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A queued or executing run; `priority` and `queued_at` matter only while it is queued."""
+    """A queued or executing run; `priority` and `queued_at` matter only while it is queued.
+
+    needs_gpus: whether it cannot run without `gpus`; otherwise it takes CPUs in a cluster that has none.
+    """
 
     number: int
     submitter: str
@@ -25,6 +28,11 @@ class Candidate:
     gpus: float
     priority: int = 0
     queued_at: float = 0.0
+    needs_gpus: bool = True
+
+    def gpus_of(self, cluster: float) -> float:
+        """GPUs that it holds in a cluster with so many."""
+        return self.gpus if self.needs_gpus or cluster > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +47,8 @@ class Limits:
 
 def misfit(run: Candidate, limits: Limits) -> str | None:
     """Reason why a run could never start, even alone; None if it could."""
-    for what, asked, there in (("CPUs", run.cpus, limits.cpus), ("GPUs", run.gpus, limits.gpus)):
+    gpus = run.gpus_of(limits.gpus)
+    for what, asked, there in (("CPUs", run.cpus, limits.cpus), ("GPUs", gpus, limits.gpus)):
         if asked > there + _ROUNDING:
             return (
                 f"the run needs {asked:g} {what}, but only {there:g} are available; lower placement.* "
@@ -52,7 +61,7 @@ def admit(waiting: Sequence[Candidate], executing: Sequence[Candidate], limits: 
     """The runs to start now, in order; runs that can never fit are skipped."""
     busy = Counter(run.submitter for run in executing)
     cpus = limits.cpus - sum(run.cpus for run in executing)
-    gpus = limits.gpus - sum(run.gpus for run in executing)
+    gpus = limits.gpus - sum(run.gpus_of(limits.gpus) for run in executing)
     free = limits.runs - len(executing)
     left = [run for run in waiting if misfit(run, limits) is None]
     chosen: list[Candidate] = []
@@ -61,11 +70,12 @@ def admit(waiting: Sequence[Candidate], executing: Sequence[Candidate], limits: 
         if not allowed:
             break
         first = min(allowed, key=lambda run: (-run.priority, busy[run.submitter], run.queued_at, run.number))
-        if first.cpus > cpus + _ROUNDING or first.gpus > gpus + _ROUNDING:
+        held = first.gpus_of(limits.gpus)
+        if first.cpus > cpus + _ROUNDING or held > gpus + _ROUNDING:
             break
         chosen.append(first)
         left.remove(first)
         busy[first.submitter] += 1
         cpus -= first.cpus
-        gpus -= first.gpus
+        gpus -= held
     return chosen

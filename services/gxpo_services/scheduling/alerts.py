@@ -70,27 +70,23 @@ class Alerts:
 
     def __init__(self, database: Database, settings: ServiceSettings) -> None:
         self._database, self._settings = database, settings
-        self._seen: int | None = None
-        """The newest event in the last round. Those up to it are claimed: a transaction that was open then may have
-        stored an event with a smaller number since."""
         self._sender = ThreadPoolExecutor(max_workers=1, thread_name_prefix="alerts")
         self._log = logs.get_logger(__name__)
 
     def send_new(self) -> None:
-        """Claim the events up to those of the last round, and send their alerts in a thread of their own."""
+        """Claim the new events, and send their alerts in a thread of their own."""
         if not self._settings.webhooks:
             return
         with self._database.reading() as session:
             newest = session.scalar(select(func.max(Event.number))) or 0
             cursor = session.get(AlertCursor, 1)
-        if cursor is None or (self._seen is not None and cursor.event_number < self._seen):
+        if cursor is None or cursor.event_number < newest:
             with self._database.writing() as session:
                 leases.lock_queue(session)
-                alerts = self._claim(session, newest if cursor is None else self._seen or 0)
+                alerts = self._claim(session, newest)
             for alert in alerts:
                 for webhook in self._settings.webhooks:
                     self._sender.submit(self._send, webhook, alert)
-        self._seen = newest
 
     def close(self) -> None:
         """Wait until what was claimed is sent or given up."""

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from gxpo_services.db.tables.events import Event
-from gxpo_services.db.tables.runs import Run
+from gxpo_services.db.tables.runs import Run, RunDocument
 from gxpo_services.run_states import EXECUTING, RunState
 from gxpo_services.scheduling.admission import Candidate
 
@@ -124,8 +124,10 @@ def _executing() -> ColumnElement[bool]:
 
 
 def _candidates(session: Session, condition: ColumnElement[bool]) -> list[Candidate]:
-    columns = (Run.number, Run.created_by_id, Run.cpus, Run.gpus, Run.priority, Run.queued_at)
-    return [Candidate(*row) for row in session.execute(select(*columns).where(condition))]
+    needs_gpus = RunDocument.config["placement"]["device"].as_string() == "gpu"
+    columns = (Run.number, Run.created_by_id, Run.cpus, Run.gpus, Run.priority, Run.queued_at, needs_gpus)
+    query = select(*columns).join(RunDocument, RunDocument.run_number == Run.number).where(condition)
+    return [Candidate(*row) for row in session.execute(query)]
 
 
 def _changed(session: Session, query: Any) -> bool:

@@ -24,7 +24,7 @@ from gxpo_services.scheduling.counters import Counters
 from gxpo_services.scheduling.launcher import Job, JobRefused, JobStatus, Launcher
 from gxpo_services.settings import ServiceSettings
 
-_FORGOTTEN = "job_forgotten"
+_LOST, _FORGOTTEN, _DELAYED = "job_lost", "job_forgotten", "launch_delayed"
 API_PROBE_FRACTION = 0.25
 """Fraction of heartbeat_s without a heartbeat after which the API itself is probed."""
 
@@ -33,13 +33,17 @@ API_PROBE_FRACTION = 0.25
 class Hold:
     """A run that this scheduler holds. since: time of the claim. secret: of the current launch, if known.
 
-    stopping: id of the job being stopped, with the reason.
+    stopping: id of the job being stopped, with the reason. not_before: time of the next attempt to submit a job.
+    refusals: of the current launch's job so far, of which `refusal` is the last: failure reason and message.
     """
 
     lease_token: int
     since: float
     secret: str | None = field(default=None, repr=False)
     stopping: tuple[str, str] | None = None
+    not_before: float = 0.0
+    refusals: int = 0
+    refusal: tuple[str, str] | None = None
 
 
 class RunSupervisor:
@@ -47,9 +51,10 @@ class RunSupervisor:
 
     A crash in between leaves a run without its job, which the next holder of the lease starts with a new secret.
 
-    A job unknown to the launcher (Ray was restarted) does not count against max_recoveries: usually the run did not
-    cause it. For a run that crashes Ray each time, max_forgotten bounds the consecutive losses without progress. Missed
-    heartbeats count only while the API was reachable and this scheduler was running.
+    max_recoveries bounds the consecutive losses of a job without progress of the run. A job unknown to the launcher
+    (Ray was restarted) counts against max_forgotten instead: usually the run did not cause it. Missed heartbeats count
+    only while the API was reachable and this scheduler was running. A job that cannot be submitted is tried again until
+    start_s.
     """
 
     def __init__(
@@ -78,7 +83,7 @@ class RunSupervisor:
     def advance(self, run_id: str, hold: Hold) -> bool:
         """Take the next action for a run; False when this scheduler no longer holds it.
 
-        Raises StateChanged after a concurrent change, LauncherUnavailable, JobRefused.
+        Raises StateChanged after a concurrent change, LauncherUnavailable, JobRefused when a job cannot be stopped.
         """
         with self._database.reading() as session:
             run = leases.held(session, run_id, self._owner, hold.lease_token)
@@ -91,13 +96,16 @@ class RunSupervisor:
             job,
             launch_age_s=now - (run.launched_at or now),
             silence_s=self._silence(run, hold, now),
-            request_age_s=now - (run.wish_at or now),
+            request_age_s=now - (run.request_at or now),
             limits=self._limits,
         )
         if action == "stop" and run.phase:
             why += f"; its last phase was {run.phase}"
-        if action == "submit":
-            self._submit(run, run.job_id, hold)
+        if action == "submit" and now >= hold.not_before:
+            try:
+                self._submit(run, run.job_id, hold)
+            except (OSError, JobRefused) as error:
+                self._delay(run, hold, error, now)
         elif action == "stop":
             self._stop(run, run.job_id, hold, why)
         elif action == "finish":
@@ -159,11 +167,6 @@ class RunSupervisor:
         except ValidationError as error:
             self._fail(run, hold, "invalid_config", f"this version does not support the run's config: {error}")
             return
-        except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            detail = f"cannot write the run's folder: {error}; free space or fix GXPO_ARTIFACT_ROOT, then retry"
-            self._fail(run, hold, "disk_full" if full else "setup_failed", detail)
-            return
         env = {
             "GXPO_REWARD_ALLOWLIST": ",".join(self._settings.allowed_rewards),
             "GXPO_REWARD_URLS": ",".join(self._settings.allowed_reward_urls),
@@ -175,7 +178,23 @@ class RunSupervisor:
         command = tuple(self._command(folder))
         self._launcher.submit(Job(job_id, command, folder / run_folder.LOG, env, owner=run.created_by))
         self._counters.launches += 1
+        hold.refusals, hold.refusal = 0, None
         self._log.info("job submitted", run=run.id, job=job_id)
+
+    def _delay(self, run: Run, hold: Hold, error: OSError | JobRefused, now: float) -> None:
+        """Try again later to submit a job: a full disk or a busy Ray is no fault of the run."""
+        reason, message = "setup_failed", str(error)
+        if isinstance(error, OSError):
+            reason = "disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else reason
+            message = f"the run's folder cannot be used: {error}; free space or check GXPO_ARTIFACT_ROOT"
+        hold.refusals += 1
+        hold.not_before = now + supervision.pause_before_launch(hold.refusals + 1)
+        if hold.refusal != (reason, message):
+            hold.refusal = reason, message
+            self._log.warning("job cannot be submitted; retrying", run=run.id, why=message)
+            with self._database.writing() as session:
+                if leases.held(session, run.id, self._owner, hold.lease_token) is not None:
+                    events.record(session, run.number, self._actor, _DELAYED, message)
 
     def _stop(self, run: Run, job_id: str, hold: Hold, why: str) -> None:
         """Stop the job; repeated in each round until it has ended."""
@@ -207,56 +226,61 @@ class RunSupervisor:
             reason = None
             if outcome is not None and outcome.recoverable:
                 reason, why = outcome.reason, f"{outcome.reason}: {outcome.message}"
-            secret = self._conclude(session, found, hold.lease_token, job, why, reason)
-        hold.secret = secret
+            elif hold.refusal is not None:
+                reason, why = hold.refusal[0], f"its job could not be submitted within start_s: {hold.refusal[1]}"
+            secret = self._conclude(session, found, hold, job, why, reason)
+        hold.secret, hold.refusals, hold.refusal = secret, 0, None
         self._counters.recoveries += secret is not None
         self._log.info("launch over", run=run.id, launch=run.launch, why=why, state=str(found.state))
 
     def _conclude(
-        self, session: Session, run: Run, lease_token: int, job: JobStatus, why: str, reason: str | None
+        self, session: Session, run: Run, hold: Hold, job: JobStatus, why: str, reason: str | None
     ) -> str | None:
         """Conclude a launch that left no final outcome; returns the secret of the next launch, if any.
 
-        reason: of a recoverable failure that the trainer itself reported.
+        reason: of a recoverable failure that the trainer itself reported, or of a job that could not be submitted.
         """
         state = RunState(run.state)
         given_up = {RunState.CANCELLING: RunState.CANCELLED, RunState.PAUSING: RunState.PAUSED}
         if state in given_up:
-            lifecycle.move(session, run, given_up[state], actor=self._actor, message=why, lease_token=lease_token)
+            lifecycle.move(session, run, given_up[state], actor=self._actor, message=why, lease_token=hold.lease_token)
             return None
-        counted = job.state != "unknown" or state is not RunState.RUNNING or reason is not None
-        too_often = self._recovered_too_often(run, job) if counted else self._forgotten_too_often(session, run)
+        forgotten = job.state == "unknown" and state is RunState.RUNNING and reason is None
+        losses = self._losses(session, run, _FORGOTTEN if forgotten else _LOST, why)
+        too_often = self._too_often(losses, job, forgotten=forgotten)
         if too_often is not None:
             reason = reason or supervision.failure_reason(state, job)
-            launches.fail(session, run, reason, f"{why}; {too_often}", actor=self._actor, lease_token=lease_token)
+            detail = f"{why}; {too_often}"
+            launches.fail(session, run, reason, detail, actor=self._actor, lease_token=hold.lease_token)
             return None
+        now = self._clock()
+        hold.not_before = now + supervision.pause_before_launch(losses)
         return launches.relaunch(
             session,
             run,
-            lease_token=lease_token,
+            lease_token=hold.lease_token,
             actor=self._actor,
-            now=self._clock(),
-            counted=counted,
+            now=now,
+            counted=not forgotten,
             message=why,
         )
 
-    def _recovered_too_often(self, run: Run, job: JobStatus) -> str | None:
-        if run.recoveries < self._settings.max_recoveries:
+    def _losses(self, session: Session, run: Run, kind: str, why: str) -> int:
+        """Record the loss of a job; returns the number of consecutive ones without progress."""
+        message = f"job {run.job_id} was lost at step {run.step}: {why}"
+        before = leases.lost_at(session, run.number, kind)
+        events.record(session, run.number, self._actor, kind, message, step=run.step)
+        return supervision.losses_without_progress([*before, run.step])
+
+    def _too_often(self, losses: int, job: JobStatus, *, forgotten: bool) -> str | None:
+        """Why a loss is one too many, or None."""
+        name = "max_forgotten" if forgotten else "max_recoveries"
+        limit = getattr(self._settings, name)
+        if losses <= limit:
             return None
         last = f"; the launcher reported: {job.summary}" if job.message else ""
-        return f"it was recovered {run.recoveries} times, which is max_recoveries{last}"
-
-    def _forgotten_too_often(self, session: Session, run: Run) -> str | None:
-        """Record the loss; returns why it is one too many, or None."""
-        message = f"job {run.job_id} was lost at step {run.step}: the launcher no longer knows it"
-        events.record(session, run.number, self._actor, _FORGOTTEN, message, step=run.step)
-        lost = supervision.losses_without_progress(leases.lost_at(session, run.number, _FORGOTTEN))
-        if lost <= self._settings.max_forgotten:
-            return None
-        return (
-            f"{lost} consecutive jobs were lost without progress, and max_forgotten is "
-            f"{self._settings.max_forgotten}; check whether the run itself crashes Ray, e.g. by its memory use"
-        )
+        advice = "; check whether the run itself crashes Ray, e.g. by its memory use" if forgotten else last
+        return f"{losses} consecutive jobs were lost without progress, and {name} is {limit}{advice}"
 
     def _fail(self, run: Run, hold: Hold, reason: str, detail: str) -> None:
         with self._database.writing() as session:

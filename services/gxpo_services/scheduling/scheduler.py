@@ -27,7 +27,7 @@ from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import need_current, upgrade
 from gxpo_services.observability import logs
 from gxpo_services.runs.lifecycle import StateChanged
-from gxpo_services.scheduling import admission, launches, leases, retention
+from gxpo_services.scheduling import admission, launches, leases, retention, sign_of_life
 from gxpo_services.scheduling.alerts import Alerts
 from gxpo_services.scheduling.counters import Counters
 from gxpo_services.scheduling.launcher import Launcher, LauncherUnavailable, RayLauncher, trainer_command
@@ -98,6 +98,7 @@ class Scheduler:
         while not stop.is_set():
             with self._log_outages("database", *_DATABASE_AWAY):
                 self.tick()
+            sign_of_life.mark(self._settings.home)
             stop.wait(self._settings.tick_s)
         with self._log_outages("database", *_DATABASE_AWAY), self._database.writing() as session:
             leases.release_all(session, self.owner)

@@ -11,6 +11,7 @@ from gxpo_services.scheduling.launcher import JobStatus
 
 Action = Literal["wait", "submit", "stop", "finish"]
 """submit: start the job of the current launch. stop: stop the job. finish: the launch is over, conclude it."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +57,20 @@ def _ended(job: JobStatus) -> str:
 
 
 def losses_without_progress(steps: Iterable[int]) -> int:
-    """Number of losses since the run last made progress.
+    """Number of consecutive losses, the last one included, since the run last made progress.
 
     steps: step of the run at each loss of a job, in order.
     """
     furthest = count = 0
     for step in steps:
-        count = 0 if step > furthest else count + 1
+        count = 1 if step > furthest else count + 1
         furthest = max(furthest, step)
     return count
+
+
+def pause_before_launch(losses: int) -> float:
+    """Seconds before the launch that follows so many losses without progress: none after the first, then doubling."""
+    return 0.0 if losses <= 1 else min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(losses - 2, 30))
 
 
 def failure_reason(state: RunState, job: JobStatus) -> str:

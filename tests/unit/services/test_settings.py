@@ -24,6 +24,7 @@ from gxpo_trainer.errors import ConfigError
         ("max_recoveries", (0,), (-1,)),
         ("max_forgotten", (0,), (-1,)),
         ("max_body_bytes", (1024,), (1023,)),
+        ("idempotency_s", (1,), (0,)),
     ],
 )
 def test_bounds_are_named_by_their_variable(name: str, accepted: tuple[float, ...], refused: tuple[float, ...]) -> None:

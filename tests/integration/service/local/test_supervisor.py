@@ -80,6 +80,27 @@ def test_a_dead_child_is_restarted_and_reported(supervisor: Supervisor, messages
     assert (process["pid"], process["start"]) == (pid_in(mark), process_start(pid_in(mark)))
 
 
+def test_a_child_that_hangs_after_its_restart_is_restarted_again(
+    supervisor: Supervisor, messages: list[str], tmp_path: Path
+) -> None:
+    starts, mark = tmp_path / "starts", tmp_path / "mark"
+    program = """
+        import os, pathlib, sys, time
+        starts, mark = map(pathlib.Path, sys.argv[1:])
+        earlier = starts.read_text() if starts.exists() else ""
+        starts.write_text(earlier + "x")
+        if len(earlier) != 1:
+            mark.write_text(str(os.getpid()))
+        time.sleep(600)
+    """
+    supervisor.start(Child("ray", python(program, starts, mark), lambda: is_there(pid_in(mark)), start_s=5.0))
+    first = pid_in(mark)
+    os.kill(first, signal.SIGKILL)
+    until(lambda: pid_in(mark) not in (0, first), supervisor.check)
+    assert starts.read_text() == "xxx"
+    assert "ray: not ready 5 s after its restart; ending it" in messages
+
+
 def test_the_back_off_doubles_while_a_child_keeps_dying(supervisor: Supervisor, messages: list[str]) -> None:
     supervisor.start(Child("api", python("raise SystemExit(3)"), lambda: True))
     until(lambda: len(messages) >= 4, supervisor.check)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import stat
 import threading
 from collections.abc import Callable
@@ -11,13 +13,14 @@ from typing import Any
 
 import pytest
 from support import queued_runs as runs
-from support.scheduling import Clock, Make
+from support.scheduling import PAUSE_S, Clock, Make
 from support.scripted_launcher import Crash, ScriptedLauncher
 
 from gxpo_services.access.principals import same_hash
 from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling import run_folder
+from gxpo_services.scheduling.launcher import JobRefused
 from gxpo_services.scheduling.scheduler import Scheduler
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RunConfig
@@ -141,15 +144,75 @@ def test_a_config_that_cannot_be_used_any_more_fails_the_run(
     assert launcher.submitted == []
 
 
-def test_a_folder_that_cannot_be_made_fails_the_run(
-    database: Database, scheduler_of: Make, tmp_path: Path, launcher: ScriptedLauncher
+def test_a_folder_that_cannot_be_used_is_tried_again(
+    database: Database, scheduler_of: Make, tmp_path: Path, launcher: ScriptedLauncher, clock: Clock
 ) -> None:
-    (tmp_path / "file").write_text("")
+    root = tmp_path / "root"
+    root.write_text("")
     run_id = runs.add_run(database)
-    scheduler_of(artifact_root=tmp_path / "file").tick()
+    scheduler = scheduler_of(artifact_root=root)
+    for _ in range(5):
+        scheduler.tick()
+        clock.passes(1.0)
+    assert runs.get(database, run_id).state == S.STARTING
+    delays = [message for kind, message in runs.messages(database, run_id) if kind == "launch_delayed"]
+    assert len(delays) == 1, "an event for each cause, not for each attempt"
+    assert "GXPO_ARTIFACT_ROOT" in delays[0]
+    root.unlink()
+    clock.passes(PAUSE_S)
+    scheduler.tick()
+    assert [job.id for job in launcher.submitted] == [f"{run_id}-1"]
+
+
+@pytest.mark.parametrize(("code", "reason"), [(errno.ENOSPC, "disk_full"), (errno.EACCES, "setup_failed")])
+def test_a_folder_that_stays_unusable_fails_the_run_after_start_s(
+    database: Database,
+    settings: ServiceSettings,
+    scheduler_of: Make,
+    launcher: ScriptedLauncher,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    reason: str,
+) -> None:
+    def prepare(*arguments: Any, **options: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(run_folder, "prepare", prepare)
+    run_id = runs.add_run(database)
+    scheduler = scheduler_of(max_recoveries=0)
+    scheduler.tick()
+    clock.passes(settings.start_s - 1)
+    scheduler.tick()
+    assert runs.get(database, run_id).state == S.STARTING
+    clock.passes(2)
+    scheduler.tick()
     run = runs.get(database, run_id)
-    assert (run.state, run.reason) == (S.FAILED, "setup_failed")
+    assert (run.state, run.reason) == (S.FAILED, reason)
+    assert os.strerror(code) in run.detail
     assert launcher.submitted == []
+
+
+def test_a_job_that_ray_refuses_is_an_event_with_its_words_and_tried_again(
+    database: Database, scheduler_of: Make, launcher: ScriptedLauncher, clock: Clock
+) -> None:
+    def refuse(verb: str, job_id: str) -> None:
+        if verb == "submit":
+            raise JobRefused("Ray at http://ray rejected job: too many jobs")
+
+    launcher.before = refuse
+    run_id = runs.add_run(database)
+    scheduler = scheduler_of()
+    scheduler.tick()
+    scheduler.tick()
+    assert [call for call in launcher.calls if call[0] == "submit"] == [("submit", f"{run_id}-1")], "it has to wait"
+    delays = [message for kind, message in runs.messages(database, run_id) if kind == "launch_delayed"]
+    assert delays == ["Ray at http://ray rejected job: too many jobs"]
+    launcher.before = lambda verb, job_id: None
+    clock.passes(PAUSE_S)
+    scheduler.tick()
+    assert [job.id for job in launcher.submitted] == [f"{run_id}-1"]
+    assert runs.get(database, run_id).state == S.STARTING
 
 
 def test_a_scheduler_that_comes_back_late_changes_nothing(

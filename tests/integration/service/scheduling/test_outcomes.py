@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support import queued_runs as runs
-from support.scheduling import Clock, Make, write_outcome
+from support.scheduling import PAUSE_S, Clock, Make, write_outcome
 from support.scripted_launcher import ScriptedLauncher
 
 from gxpo_services.db.database import Database
@@ -82,6 +82,9 @@ def test_a_run_is_recovered_so_often_and_then_fails(
         launcher.ends(f"{run_id}-{launch}", "failed", "exit code 137")
         scheduler.tick()
         scheduler.tick()
+        assert len(launcher.submitted) == min(launch + 1, 2), "the second launch in a row has to wait"
+        clock.passes(PAUSE_S)
+        scheduler.tick()
         run = runs.get(database, run_id)
         assert (run.state, run.launch, run.recoveries) == (S.RECOVERING, launch + 1, launch)
         assert (run.last_batch, run.heartbeat_at) == (0, None)
@@ -91,9 +94,29 @@ def test_a_run_is_recovered_so_often_and_then_fails(
     scheduler.tick()
     run = runs.get(database, run_id)
     assert (run.state, run.reason) == (S.FAILED, "lost_heartbeat")
-    assert "recovered 2 times" in run.detail
+    assert "3 consecutive jobs were lost without progress, and max_recoveries is 2" in run.detail
     assert "exit code 137" in run.detail
     assert [job.id for job in launcher.submitted] == [f"{run_id}-{n}" for n in (1, 2, 3)]
+
+
+def test_a_run_that_makes_progress_is_recovered_for_as_long_as_it_does(
+    database: Database, launcher: ScriptedLauncher, scheduler_of: Make, clock: Clock, running: Callable[..., str]
+) -> None:
+    """A run of weeks on machines that come and go loses its job often."""
+    scheduler = scheduler_of(max_recoveries=1)
+    run_id = running(scheduler)
+    for launch in range(1, 6):
+        runs.change(database, run_id, step=10 * launch)
+        launcher.ends(f"{run_id}-{launch}", "failed")
+        scheduler.tick()
+        scheduler.tick()
+        runs.report(database, run_id, at=clock.now)
+    run = runs.get(database, run_id)
+    assert (run.state, run.launch, run.recoveries) == (S.RUNNING, 6, 5)
+    lost = [message for kind, message in runs.messages(database, run_id) if kind == "job_lost"]
+    assert [message.partition(":")[0] for message in lost] == [
+        f"job {run_id}-{launch} was lost at step {10 * launch}" for launch in range(1, 6)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from support import queued_runs as runs
@@ -15,7 +16,9 @@ from support.service_processes import until
 
 from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
+from gxpo_services.scheduling import sign_of_life
 from gxpo_services.scheduling.scheduler import MISFIT_S
+from gxpo_trainer.config import RunConfig
 
 S = RunState
 SCHEDULER = Path(__file__).parents[3] / "support" / "chaos_scheduler.py"
@@ -45,7 +48,8 @@ def test_a_run_larger_than_the_cluster_fails_once_the_cluster_had_time_to_grow(
     launcher.capacity = (2.0, 0.0)
     scheduler = scheduler_of()
     too_large = runs.add_run(database, cpus=3.0)
-    grows = runs.add_run(database, gpus=1.0)
+    on_gpu = RunConfig.model_validate({"placement": {"device": "gpu"}}).model_dump(mode="json")
+    grows = runs.add_run(database, gpus=1.0, config=on_gpu)
     small = runs.add_run(database, cpus=2.0)
     scheduler.tick()
     assert runs.get(database, small).state == S.STARTING, "what cannot start holds up nobody"
@@ -92,7 +96,7 @@ def test_one_run_that_cannot_be_advanced_does_not_stop_the_others(
 
 
 def test_the_process_ends_cleanly_when_it_is_told_to(database: Database, database_url: str, tmp_path: Path) -> None:
-    run_id = runs.add_run(database, state=S.CANCELLING, launch=1, job_id="gone-1", wish_at=0.0)
+    run_id = runs.add_run(database, state=S.CANCELLING, launch=1, job_id="gone-1", request_at=0.0)
     environment = {**os.environ, "GXPO_HOME": str(tmp_path / "home"), "GXPO_DATABASE_URL": database_url}
     command = [sys.executable, str(SCHEDULER)]
     process = subprocess.Popen(command, env=environment)
@@ -101,9 +105,26 @@ def test_the_process_ends_cleanly_when_it_is_told_to(database: Database, databas
         process.terminate()
         assert process.wait(timeout=60) == 0
         assert stat.S_IMODE((tmp_path / "home").stat().st_mode) == 0o700
+        assert _check(tmp_path / "home") == (0, "last round")
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_scheduler_without_a_recent_round_fails_its_check(tmp_path: Path) -> None:
+    assert _check(tmp_path) == (1, "no round")
+    sign_of_life.mark(tmp_path)
+    long_ago = time.time() - sign_of_life.LONGEST_ROUND_S - 1
+    os.utime(tmp_path / sign_of_life.FILE, (long_ago, long_ago))
+    assert _check(tmp_path) == (1, "last round")
+
+
+def _check(home: Path) -> tuple[int, str]:
+    """Exit code and first words of `gxpo scheduler --check`."""
+    command = [sys.executable, "-m", "gxpo_trainer.cli", "scheduler", "--check"]
+    environment = {**os.environ, "GXPO_HOME": str(home)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, " ".join(done.stdout.split()[:2])
 
 
 def test_a_bad_setting_is_named(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_passes_alone_bound_the_steps_of_grpo() -> None:
     assert expected_cost(config({"name": "gxpo"}, backward_passes=50)).steps is None
 
 
-def test_hours_alone_foretell_nothing() -> None:
+def test_a_budget_of_hours_alone_gives_no_cost() -> None:
     cost = expected_cost(config({"name": "sfpo"}, hours=2, tokens=1000))
     assert (cost.steps, cost.backward_passes) == (None, None)
     assert "budget.hours or budget.tokens ends the run" in cost.words
@@ -69,8 +69,11 @@ def test_a_gate_that_can_fire_makes_it_an_upper_bound(gate: dict[str, Any], word
 
 def test_logical_cpus_and_gpus_of_a_run() -> None:
     placement = {"learner_ranks": 4, "learner_cpus": 1.5, "sampler_cpus": 0.75, "verifier_cpus": 0.25}
-    body = {"placement": placement}
+    body = {"placement": placement | {"device": "cpu"}}
     assert resources(RunConfig.model_validate(body)) == (7.0, 0.0)
+    # Four ranks and an engine, where there are GPUs.
+    body = {"placement": placement}
+    assert resources(RunConfig.model_validate(body)) == (7.0, 5.0)
     body = {"placement": placement | {"device": "gpu", "tensor_parallel": 2}}
     assert resources(RunConfig.model_validate(body)) == (7.0, 6.0)
     # Two engines on two GPUs each: with the learner's four ranks on the same four, or on eight.

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gxpo_services.api.errors import Invalid
+from gxpo_services.api.errors import FieldError, Invalid
 from gxpo_services.api.fields import faults
-from gxpo_services.configs.checks import checked, overridden, restored, settings_of, stored
+from gxpo_services.configs.checks import checked, invalid, overridden, restored, settings_of, stored
 from gxpo_services.configs.schemas import RunSource
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RunConfig
@@ -71,6 +71,20 @@ def test_every_bad_setting_is_named_together_with_what_this_server_refuses() -> 
     }
     assert found["config.learner.rule.k"].startswith("must be at least 2")
     assert "did you mean learner.rule.alpha?" in found["config.learner.rule.alhpa"]
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ("a", "a: x"),
+        ("edcba", "a: x; b: x; c: x; d: x; e: x"),
+        ("fedcba", "a: x; b: x; c: x; d: x; e: x; …"),
+    ],
+)
+def test_the_text_names_up_to_five_settings_and_the_errors_all(names: str, text: str) -> None:
+    found = invalid([FieldError(field=name, message="x") for name in names])
+    assert str(found) == text
+    assert [error.field for error in found.errors] == sorted(names)
 
 
 def test_what_no_single_setting_is_to_blame_for_is_an_error_of_the_config() -> None:

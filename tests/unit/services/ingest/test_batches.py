@@ -182,6 +182,12 @@ def test_a_long_name_of_a_score_is_cut_in_the_message() -> None:
     assert caught.value.place == f"evaluations[0].scores['{'n' * 40}']"
 
 
+def test_a_metric_name_that_is_too_long_is_shown_by_its_first_40_characters() -> None:
+    with pytest.raises(BadRow) as caught:
+        parsed(body(1, metrics=[metric_row(1) | {"metrics": {"n" * 201: 1.0}}]))
+    assert str(caught.value).endswith(f"metric name '{'n' * 40}'… must have 1 to 200 characters")
+
+
 def test_an_endless_batch_is_refused_by_its_size() -> None:
     with pytest.raises(TooManyRows, match="at most 10000"):
         parsed(body(1, metrics=[None] * (MOST_ROWS + 1)))

@@ -101,3 +101,14 @@ def test_no_quota_is_ever_exceeded_by_what_is_admitted(
 @given(unique, limits)
 def test_on_an_idle_cluster_something_starts_when_anything_fits(waiting: list[Candidate], bounds: Limits) -> None:
     assert bool(admit(waiting, [], bounds)) == any(misfit(run, bounds) is None for run in waiting)
+
+
+def test_a_run_of_any_device_counts_its_gpus_in_a_cluster_that_has_some() -> None:
+    runs = [queued(number, gpus=2.0, needs_gpus=False) for number in (1, 2)]
+    two = Limits(runs=100, cpus=1000.0, gpus=2.0)
+    assert numbers(admit(runs, [], two)) == [1], "both on two GPUs would wait for each other"
+    assert numbers(admit(runs[1:], runs[:1], two)) == []
+    none = Limits(runs=100, cpus=1000.0, gpus=0.0)
+    assert numbers(admit(runs, [], none)) == [1, 2], "on CPUs"
+    assert misfit(runs[0], none) is None
+    assert misfit(queued(3, gpus=2.0), none) is not None

@@ -6,7 +6,13 @@ import pytest
 
 from gxpo_services.run_states import EXECUTING, RunState
 from gxpo_services.scheduling.launcher import JobStatus
-from gxpo_services.scheduling.supervision import Limits, failure_reason, losses_without_progress, next_action
+from gxpo_services.scheduling.supervision import (
+    Limits,
+    failure_reason,
+    losses_without_progress,
+    next_action,
+    pause_before_launch,
+)
 
 LIMITS = Limits(start_s=900, heartbeat_s=120, cancel_grace_s=60, pause_grace_s=300)
 S = RunState
@@ -86,13 +92,17 @@ def test_a_report_of_lacking_memory_is_one_line_of_a_message() -> None:
         ([], 0),
         ([0], 1),
         ([0, 0, 0], 3),
-        ([7], 0),
-        ([7, 7, 7], 2),
+        ([7], 1),
+        ([7, 7, 7], 3),
         # A run that repeats steps from its checkpoint has not come further.
-        ([7, 5, 6, 7], 3),
-        ([7, 5, 8], 0),
-        ([3, 3, 4, 4], 1),
+        ([7, 5, 6, 7], 4),
+        ([7, 5, 8], 1),
+        ([3, 3, 4, 4], 2),
     ],
 )
 def test_only_losses_since_the_last_new_step_count(steps: list[int], lost: int) -> None:
     assert losses_without_progress(steps) == lost
+
+
+def test_the_pause_before_a_launch_doubles_with_each_loss_without_progress() -> None:
+    assert [pause_before_launch(losses) for losses in (0, 1, 2, 3, 4, 7, 8, 2000)] == [0, 0, 5, 10, 20, 160, 300, 300]
