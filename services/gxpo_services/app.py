@@ -40,6 +40,8 @@ from gxpo_services.tokens.endpoints import router as tokens
 PREFIX = "/api/v1"
 STREAMS_AT_ONCE, STREAMS_OF_ONE = 100, 20
 """Open streams of logs and events: of a process, and of one token."""
+HEAVY_UNDER_WAY, HEAVY_OF_ONE = 32, 4
+"""Comparisons and heat maps that are computed or wait for their turn: of a process, and of one token."""
 EXPORTS_AT_ONCE, EXPORTS_OF_ONE = 8, 2
 """Running exports; each occupies a thread of the pool."""
 
@@ -58,12 +60,14 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         if database.is_sqlite:
             upgrade(settings.url)
         settings.artifacts.mkdir(parents=True, exist_ok=True)
-        trash.empty_trash(settings.artifacts)  # finish deletions that a crash interrupted
+        trash.restore(settings.artifacts, database)
+        trash.empty_trash(settings.artifacts, database)  # finish deletions that a crash interrupted
         app.state.session_gate = anyio.Semaphore(MAX_SESSIONS)
         app.state.comparisons = ComparisonCache()
         app.state.read_gate = anyio.Semaphore(READS_AT_ONCE)
         app.state.heavy_gate = anyio.Semaphore(HEAVY_AT_ONCE)
         app.state.stream_slots = Slots("streams", STREAMS_AT_ONCE, STREAMS_OF_ONE)
+        app.state.heavy_slots = Slots("comparisons and heat maps", HEAVY_UNDER_WAY, HEAVY_OF_ONE)
         app.state.export_slots = Slots("exports", EXPORTS_AT_ONCE, EXPORTS_OF_ONE)
         uses = app.state.token_uses = TokenUses()
         async with anyio.create_task_group() as tasks:

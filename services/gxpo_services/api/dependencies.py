@@ -25,6 +25,7 @@ from gxpo_services.access.principals import Principal, Role
 from gxpo_services.access.repository import find_by_secret
 from gxpo_services.access.token_uses import TokenUses
 from gxpo_services.api.errors import Forbidden, Unauthorized
+from gxpo_services.api.slots import slots_of
 from gxpo_services.db.database import Database
 from gxpo_services.settings import ServiceSettings
 
@@ -80,15 +81,6 @@ READS_AT_ONCE = 2
 long ones. The second one runs while the first waits for the database."""
 
 
-async def _heavy_gate(request: Request) -> AsyncIterator[None]:
-    async with _gate(request, "heavy_gate"):
-        yield
-
-
-Heavy = Depends(_heavy_gate, scope="function")
-"""Dependency of a route whose response takes long to compute; it waits for its slot before it holds a session."""
-
-
 async def _reading(request: Request, database: DatabaseDep) -> AsyncIterator[Session]:
     """An unused session; ServiceRoute closes it in the thread that used it."""
     async with _gate(request, "read_gate"):
@@ -141,6 +133,16 @@ def _scraper(token: BearerToken, database: DatabaseDep) -> Principal:
 Viewer = Annotated[Principal, Depends(_principal)]
 Scraper = Annotated[Principal, Depends(_scraper)]
 """Any valid token, that of a Prometheus too."""
+
+
+async def _heavy_gate(request: Request, principal: Viewer) -> AsyncIterator[None]:
+    with slots_of(request, "heavy_slots").holding(principal.token_id):
+        async with _gate(request, "heavy_gate"):
+            yield
+
+
+Heavy = Depends(_heavy_gate, scope="function")
+"""Dependency of a route whose response takes long to compute; it waits for its turn before it holds a session."""
 
 
 class ServiceRoute(APIRoute):

@@ -1,8 +1,10 @@
-"""Slots for responses that last: log streams, event streams and exports. One reader cannot take those of all."""
+"""Slots for responses that take long: streams, exports and comparisons. One reader cannot take those of all."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import Request
@@ -22,10 +24,20 @@ class Slots:
         self._what, self._total, self._each = what, total, each
         self._open: Counter[str] = Counter()
 
+    @contextmanager
+    def holding(self, owner: str) -> Iterator[None]:
+        """Count a response within the context. Raises LimitReached."""
+        self.take(owner)
+        try:
+            yield
+        finally:
+            self.release(owner)
+
     def take(self, owner: str) -> None:
         """Count a response that is about to open. Raises LimitReached."""
         if self._open[owner] >= self._each:
-            raise LimitReached(f"your token has {self._each} open {self._what}, which is the limit; close one first")
+            has = f"your token has {self._each} open {self._what}"
+            raise LimitReached(f"{has}, which is the limit; close one or wait for its end")
         if self._open.total() >= self._total:
             raise LimitReached(f"the service has {self._total} open {self._what}, which is the limit; try again later")
         self._open[owner] += 1
@@ -46,14 +58,11 @@ class SlottedResponse(StreamingResponse):
         self._slots, self._owner = slots, owner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._slots.take(self._owner)
-        try:
+        with self._slots.holding(self._owner):
             await super().__call__(scope, receive, send)
-        finally:
-            self._slots.release(self._owner)
 
 
 def slots_of(request: Request, name: str) -> Slots:
-    """Slots of the application: `stream_slots` or `export_slots`."""
+    """Slots of the application: `stream_slots`, `export_slots` or `heavy_slots`."""
     found: Slots = getattr(request.app.state, name)
     return found

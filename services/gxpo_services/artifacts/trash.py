@@ -1,7 +1,7 @@
 """Deletion of a run's folder: an atomic rename into the trash, then removal.
 
 The folder is named by the server-generated run id. After a crash between the two steps, the next deletion or start
-empties the trash; after a crash before the commit, the deletion can be retried.
+empties the trash; after a crash before the commit, the next start puts the folder back.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from pathlib import Path
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
+from gxpo_services.db.database import Database
+from gxpo_services.db.run_lookup import find_run
 from gxpo_services.observability.logs import get_logger
 
 TRASH = ".trash"
@@ -40,12 +42,15 @@ def set_aside(session: Session, root: Path, run_id: str) -> None:
     event.listen(session, "after_rollback", put_back, once=True)
 
 
-def empty_trash(root: Path) -> None:
-    """Delete everything in the trash; entries that cannot be deleted remain for the next call."""
-    trash = root / TRASH
-    if not trash.is_dir():
-        return
-    for entry in trash.iterdir():
+def empty_trash(root: Path, database: Database) -> None:
+    """Delete the folders of deleted runs, not those whose deletion is not committed.
+
+    Entries that cannot be deleted remain for the next call.
+    """
+    for entry in _entries(root):
+        with database.reading() as session:
+            if find_run(session, _run_id(entry)) is not None:
+                continue
         try:
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)  # its own links are removed, never followed
@@ -53,3 +58,26 @@ def empty_trash(root: Path) -> None:
                 entry.unlink(missing_ok=True)
         except OSError as error:
             _log.warning("trash_stays", folder=str(entry), error=str(error))
+
+
+def restore(root: Path, database: Database) -> None:
+    """Put back the folders of runs whose deletion was interrupted before its commit."""
+    for entry in _entries(root):
+        # The run's lock: another process may be deleting it.
+        with database.writing() as session:
+            folder = root / _run_id(entry)
+            if find_run(session, folder.name, lock=True) is None or folder.exists():
+                continue
+            try:
+                entry.rename(folder)
+            except OSError as error:
+                _log.warning("trash_stays", folder=str(entry), error=str(error))
+
+
+def _entries(root: Path) -> list[Path]:
+    trash = root / TRASH
+    return list(trash.iterdir()) if trash.is_dir() else []
+
+
+def _run_id(entry: Path) -> str:
+    return entry.name.rpartition("-")[0]

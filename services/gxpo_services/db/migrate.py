@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from alembic import command
@@ -29,8 +30,9 @@ def upgrade(url: str, revision: str = "head") -> None:
     command.upgrade(alembic_config(url), revision)
 
 
+@cache
 def newest_revision() -> str:
-    """The schema revision of this version of the code."""
+    """The schema revision of this version of the code; revisions are numbers of four digits."""
     head = ScriptDirectory(str(SCRIPTS)).get_current_head()
     assert head is not None
     return head
@@ -42,7 +44,18 @@ def present_revision(engine: Engine) -> str | None:
         return MigrationContext.configure(connection).get_current_revision()
 
 
+def is_usable(engine: Engine) -> bool:
+    """Whether a database has this version's schema or a later one.
+
+    While a cluster is upgraded, replicas of the version before continue after the migration, which adds and takes
+    nothing away (docs/decisions/0005).
+    """
+    present, newest = present_revision(engine), newest_revision()
+    return present is not None and present >= newest
+
+
 def is_current(url: str) -> bool:
+    """Whether a database has this version's schema."""
     engine = make_engine(url)
     try:
         return present_revision(engine) == newest_revision()
@@ -51,6 +64,11 @@ def is_current(url: str) -> bool:
 
 
 def need_current(url: str) -> None:
-    """Raise ConfigError unless the database is at this version's schema."""
-    if not is_current(url):
+    """Raise ConfigError unless the database can be used by this version."""
+    engine = make_engine(url)
+    try:
+        usable = is_usable(engine)
+    finally:
+        engine.dispose()
+    if not usable:
         raise ConfigError("the database is not at this version's schema; run `gxpo migrate`")

@@ -7,7 +7,15 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, BackgroundTasks, Query, Response
 
 from gxpo_services.api.answers import answer
-from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Settings, Submitter, Viewer, WriteSession
+from gxpo_services.api.dependencies import (
+    DatabaseDep,
+    ReadSession,
+    ServiceRoute,
+    Settings,
+    Submitter,
+    Viewer,
+    WriteSession,
+)
 from gxpo_services.api.errors import responses
 from gxpo_services.api.fields import GroupId, Text
 from gxpo_services.api.preconditions import ETAG_HEADER, IfMatch
@@ -125,6 +133,7 @@ def delete_group(
     principal: Submitter,
     settings: Settings,
     session: WriteSession,
+    database: DatabaseDep,
     background: BackgroundTasks,
     runs: Annotated[
         Literal["keep", "delete"], Query(description="keep: they stay without a group. delete: all must have ended.")
@@ -132,4 +141,4 @@ def delete_group(
 ) -> None:
     """Allowed for tokens of the name that made the group, and for admins. Its runs are kept unless `runs=delete`."""
     service.delete(session, settings.artifacts, principal, group_id, with_runs=runs == "delete")
-    background.add_task(trash.empty_trash, settings.artifacts)
+    background.add_task(trash.empty_trash, settings.artifacts, database)

@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 
 from gxpo_services.api.dependencies import DatabaseDep, ReadSession, Scraper
 from gxpo_services.api.errors import Unavailable, responses
-from gxpo_services.db.migrate import newest_revision, present_revision
+from gxpo_services.db.migrate import is_usable, newest_revision, present_revision
 from gxpo_services.health import repository
 from gxpo_services.run_states import RunState
 
@@ -32,11 +32,13 @@ def live() -> dict[str, str]:
 
 @router.get("/health/ready", summary="Readiness", responses=responses(503))
 def ready(database: DatabaseDep) -> dict[str, str]:
-    """Whether the database is reachable and at this version's schema."""
-    present, newest = present_revision(database.engine), newest_revision()
-    if present != newest:
-        raise Unavailable(f"the database is at revision {present}, this version needs {newest}; run `gxpo migrate`")
-    return {"status": "ready", "revision": newest}
+    """Whether the database is reachable and has this version's schema, or a later one."""
+    if not is_usable(database.engine):
+        present = present_revision(database.engine)
+        raise Unavailable(
+            f"the database is at revision {present}, this version needs {newest_revision()}; run `gxpo migrate`"
+        )
+    return {"status": "ready", "revision": newest_revision()}
 
 
 @router.get(

@@ -7,7 +7,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, BackgroundTasks, Query, Response
 
 from gxpo_services.api.answers import answer, plain_answer
-from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Settings, Submitter, Viewer, WriteSession
+from gxpo_services.api.dependencies import (
+    DatabaseDep,
+    ReadSession,
+    ServiceRoute,
+    Settings,
+    Submitter,
+    Viewer,
+    WriteSession,
+)
 from gxpo_services.api.errors import responses
 from gxpo_services.api.fields import RunId
 from gxpo_services.api.preconditions import ETAG_HEADER, IfMatch
@@ -80,21 +88,31 @@ def patch_run(
 
 @router.delete("/{run_id}", status_code=204, summary="Delete a run that has ended", responses=responses(404, 409))
 def delete_run(
-    run_id: RunId, principal: Submitter, settings: Settings, session: WriteSession, background: BackgroundTasks
+    run_id: RunId,
+    principal: Submitter,
+    settings: Settings,
+    session: WriteSession,
+    database: DatabaseDep,
+    background: BackgroundTasks,
 ) -> None:
     """Removes its record, metrics, samples, log and checkpoints. Allowed for the submitting token and for admins."""
     service.delete(session, settings.artifacts, principal, run_id)
-    background.add_task(trash.empty_trash, settings.artifacts)
+    background.add_task(trash.empty_trash, settings.artifacts, database)
 
 
 @router.post("/actions", summary="One action on many runs", response_model=BulkAnswer, responses=responses(400, 413))
 def act_on_runs(
-    body: BulkRequest, principal: Submitter, settings: Settings, session: WriteSession, background: BackgroundTasks
+    body: BulkRequest,
+    principal: Submitter,
+    settings: Settings,
+    session: WriteSession,
+    database: DatabaseDep,
+    background: BackgroundTasks,
 ) -> Response:
     """Cancel, pause, resume, archive, unarchive or delete runs. The answer says of each run what became of it: one that
     refuses the action does not stop the others."""
     done = bulk.act_on_all(session, settings.artifacts, principal, body)
-    background.add_task(trash.empty_trash, settings.artifacts)
+    background.add_task(trash.empty_trash, settings.artifacts, database)
     return answer(done)
 
 

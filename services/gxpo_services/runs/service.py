@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import Session
 
 from gxpo_services.access.principals import Principal, Role
@@ -192,12 +193,16 @@ def find(session: Session, run_id: str, *, lock: bool = False) -> Run:
 
 
 def shown(session: Session, numbers: Sequence[int]) -> list[RunView]:
-    """Runs as shown in lists."""
+    """Runs as shown in lists, without those deleted meanwhile."""
     return [views.view(row) for row in shown_repository.shown_rows(session, numbers)]
 
 
 def shown_in_full(session: Session, run: Run) -> RunDetail:
-    return views.detail(shown_repository.shown_rows(session, [run.number])[0], run.document)
+    """Raises NotFound for a run deleted meanwhile."""
+    rows = shown_repository.shown_rows(session, [run.number])
+    if not rows:
+        raise NotFound(f"there is no run {run.id}")
+    return views.detail(rows[0], run.document)
 
 
 def list_runs(session: Session, query: ListQuery) -> dict[str, Any]:
@@ -205,13 +210,16 @@ def list_runs(session: Session, query: ListQuery) -> dict[str, Any]:
     order = _order(query)
     after = cursors.decode(query.cursor, order.word, order.kind) if query.cursor is not None else None
     found, total = list_repository.page(session, query, order, after, query.limit + 1)
-    numbers = [number for number, _ in found[: query.limit]]
+    by_number = dict(found[: query.limit])
+    numbers = list(by_number)
     values = last_values(session, numbers, query.with_metric) if query.with_metric else {}
     configs = repository.configs(session, numbers) if query.with_setting else {}
     items = []
-    for row, (number, value) in zip(shown_repository.shown_rows(session, numbers), found, strict=False):
+    for row in shown_repository.shown_rows(session, numbers):
+        number = row["number"]
         metrics = {name: values.get(number, {}).get(name) for name in query.with_metric}
         if order.metric is not None:
+            value = by_number[number]
             assert not isinstance(value, str)
             metrics[order.metric] = value
         settings = {path: views.setting(configs.get(number, {}), path) for path in query.with_setting}
@@ -276,8 +284,9 @@ def act(session: Session, run_id: str, action: Action, *, actor: str) -> RunDeta
             return shown_in_full(session, run)
         try:
             move(session, run, wanted, actor=actor, message=_MESSAGES[action])
-        except StateChanged:
-            continue  # lost a race: decide again from the new state
+        except (StateChanged, InvalidRequestError):  # the latter when it was deleted
+            run = find(session, run_id)  # lost a race: decide again from the new state
+            continue
         return shown_in_full(session, run)
     raise Conflict(f"run {run_id} keeps changing its state; retry", state=run.state)
 
@@ -357,7 +366,7 @@ def delete(session: Session, root: Path, principal: Principal, run_id: str) -> N
         trash.set_aside(session, root, run.id)
     except OSError as error:
         raise Unavailable(f"cannot remove the folder of run {run_id}: {error.strerror}") from error
-    message = f"run {run.name!r} was deleted"
+    # Before the run's own events are gone: SQLite reuses the numbers above the largest one that is left.
+    events.record(session, None, principal.actor, "run_deleted", f"run {run.name!r} was deleted", run=run_id)
     if not repository.remove_ended(session, run):
         raise Conflict(f"run {run_id} is {run.state} now; retry")
-    events.record(session, None, principal.actor, "run_deleted", message, run=run_id)

@@ -79,7 +79,7 @@ _QUERIES = {
 
 
 def shown_rows(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]:
-    """Columns of these runs by name, in the order of `numbers`.
+    """Columns of these runs by name, in the order of `numbers`, without those of runs deleted meanwhile.
 
     Adds `group` (its id), `tags`, `reward` and, for queued runs, `queue_position`.
     """
@@ -90,4 +90,4 @@ def shown_rows(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]
     rows = {row.number: dict(zip(names, row, strict=True)) for row in result.all()}
     for row in rows.values():
         row["tags"] = sorted(row["tags"] or [])
-    return [rows[number] for number in numbers]
+    return [rows[number] for number in numbers if number in rows]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from pydantic import StringConstraints
 
+from gxpo_services.api.answers import plain_answer
 from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer
 from gxpo_services.api.errors import Invalid, responses
 from gxpo_services.api.existing_run import run_number
@@ -20,7 +21,8 @@ router = APIRouter(
     route_class=ServiceRoute, prefix="/runs/{run_id}", tags=["samples"], responses=responses(401, 404, 422, 503)
 )
 
-_CURSOR = re.compile(r"[0-9]{1,18}")
+_CURSOR = re.compile(r"([0-9]{1,10})-([0-9]{1,18})")
+"""Step and number of a page's last sample."""
 Step = Annotated[int | None, Query(ge=0, le=MAX_STEP, description="Only this step.")]
 
 
@@ -36,19 +38,19 @@ def samples(
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     cursor: Annotated[Annotated[Text, StringConstraints(max_length=40)] | None, Query()] = None,
 ) -> SamplePage:
-    """Training samples of the effective history, paged."""
+    """Training samples of the effective history, newest step first, paged."""
     number = run_number(session, run_id)
-    if cursor is not None and not _CURSOR.fullmatch(cursor):
-        raise Invalid.of("cursor", "is not a cursor; pass next_cursor of an earlier response unchanged")
-    rows = repository.samples(session, number, step=step, verdict=verdict, after=int(cursor or 0), limit=limit + 1)
+    after = None if cursor is None else _position(cursor)
+    rows = repository.newest_samples(session, number, step=step, verdict=verdict, after=after, limit=limit + 1)
+    last = rows[limit - 1] if len(rows) > limit else None
     return SamplePage(
         items=[_view(row) for row in rows[:limit]],
-        next_cursor=str(rows[limit - 1].number) if len(rows) > limit else None,
+        next_cursor=None if last is None else f"{last.step}-{last.number}",
         steps=repository.sample_steps(session, number),
     )
 
 
-@router.get("/evaluations", summary="Evaluations")
+@router.get("/evaluations", summary="Evaluations", response_model=EvaluationsView)
 def evaluations(
     run_id: RunId,
     _: Viewer,
@@ -56,12 +58,21 @@ def evaluations(
     benchmark: Annotated[Annotated[Text, StringConstraints(max_length=200)] | None, Query()] = None,
     after: Annotated[int | None, Query(ge=-1, le=MAX_STEP, description="Only later steps.")] = None,
     per_problem: Annotated[bool, Query(description="Include the scores of each problem.")] = True,
-) -> EvaluationsView:
+) -> Response:
     """Evaluations of the effective history, one record per step and benchmark."""
     found = repository.evaluations(session, run_number(session, run_id), benchmark=benchmark, after=after)
     if not per_problem:
         found = [{name: value for name, value in record.items() if name != "per_problem"} for record in found]
-    return EvaluationsView(items=found)
+    return plain_answer({"items": found})
+
+
+def _position(cursor: str) -> tuple[int, int]:
+    """Step and number in a cursor; raises Invalid for any other text."""
+    found = _CURSOR.fullmatch(cursor)
+    step, number = (int(part) for part in found.groups()) if found else (MAX_STEP + 1, 0)
+    if step > MAX_STEP:
+        raise Invalid.of("cursor", "is not a cursor; pass next_cursor of an earlier response unchanged")
+    return step, number
 
 
 def _view(row: Sample) -> SampleView:

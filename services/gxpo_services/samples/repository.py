@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, exists, insert, select
+from sqlalchemy import ColumnElement, exists, insert, or_, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from gxpo_services.db.tables.metrics import Attempt
@@ -22,16 +22,31 @@ def add_evaluations(session: Session, run_number: int, rows: Sequence[dict[str, 
         session.execute(insert(EvaluationRow.__table__), [{"run_number": run_number, **row} for row in rows])  # type: ignore[arg-type]
 
 
-def samples(
-    session: Session, run_number: int, *, step: int | None, verdict: str | None, after: int, limit: int
-) -> list[Sample]:
+def arrived_samples(session: Session, run_number: int, *, after: int, limit: int) -> list[Sample]:
     """Samples in order of arrival, after the number `after`."""
     query = select(Sample).where(Sample.run_number == run_number, Sample.number > after, _counts(Sample))
+    return list(session.scalars(query.order_by(Sample.number).limit(limit)))
+
+
+def newest_samples(
+    session: Session,
+    run_number: int,
+    *,
+    step: int | None,
+    verdict: str | None,
+    after: tuple[int, int] | None,
+    limit: int,
+) -> list[Sample]:
+    """Samples of the newest step first, those of a step in order of arrival. after: step and number of a sample."""
+    query = select(Sample).where(Sample.run_number == run_number, _counts(Sample))
     if step is not None:
         query = query.where(Sample.step == step)
     if verdict is not None:
         query = query.where(Sample.verdict == verdict)
-    return list(session.scalars(query.order_by(Sample.number).limit(limit)))
+    if after is not None:
+        last_step, last_number = after
+        query = query.where(Sample.step <= last_step, or_(Sample.step < last_step, Sample.number > last_number))
+    return list(session.scalars(query.order_by(Sample.step.desc(), Sample.number).limit(limit)))
 
 
 def sample_steps(session: Session, run_number: int) -> list[int]:

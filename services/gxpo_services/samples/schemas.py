@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from gxpo_services.api.fields import JsonNumber
+
+Missing = SkipJsonSchema[None]
+"""A member that may be missing, and is never null."""
 
 
 class TurnView(BaseModel):
@@ -54,10 +58,38 @@ class SamplePage(BaseModel):
     steps: list[int] = Field(description="All steps of the run that have samples.")
 
 
+class EvaluationView(BaseModel):
+    """One benchmark at one step, as its line of evaluations.jsonl has it.
+
+    Members without `*` are missing where the trainer did not write them; further ones are returned as they are.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    attempt: int
+    step: int
+    benchmark: str
+    scores: dict[str, JsonNumber] = Field(description="Scores by name, e.g. `pass@1`, `pass@1/ci_low`, `maj@4`.")
+    time: JsonNumber | Missing = None
+    per_problem: list[JsonNumber] | Missing = Field(
+        None, description="pass@1 of each problem; missing with `per_problem=false`."
+    )
+    problem_ids: list[str] | Missing = Field(None, description="In the order of `per_problem`.")
+    num_problems: int | Missing = None
+    samples_per_prompt: int | Missing = None
+    weights_version: int | Missing = Field(None, description="Step whose weights were evaluated.")
+    data_sha256: str | Missing = Field(None, description="Of the evaluated problems, golds and options.")
+    files_sha256: dict[str, str] | Missing = Field(None, description="Of the source files, by name.")
+    template: str | Missing = Field(None, description="Of the prompts.")
+    sampling: dict[str, Any] | Missing = Field(None, description="`temperature`, `max_new_tokens` and `seeded`.")
+    environment: dict[str, Any] | Missing = Field(None, description="What answered the policy; missing without one.")
+    versions: dict[str, str] | Missing = Field(None, description="Of what a verdict depends on.")
+    backward_passes_total: JsonNumber | Missing = Field(None, description="Cost of the run up to the evaluation.")
+    training_s: JsonNumber | Missing = None
+    tokens_total: JsonNumber | Missing = None
+
+
 class EvaluationsView(BaseModel):
     """Evaluations in order of steps and benchmarks, one of each."""
 
-    items: list[dict[str, Any]] = Field(
-        description="Lines of evaluations.jsonl: attempt, step, time, benchmark, scores, per_problem and more; "
-        "NaN, Infinity and -Infinity are strings."
-    )
+    items: list[EvaluationView]

@@ -76,6 +76,20 @@ def token_for(database: Database) -> Callable[[RoleWord], str]:
     return make
 
 
+@pytest.fixture(params=["nobody", "viewer", "submitter", "admin"])
+def role(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture
+def caller(role: str, app: FastAPI, token_for: Callable[[str], str]) -> Iterator[TestClient]:
+    """A client with a token of `role`; that of nobody has none."""
+    headers = {} if role == "nobody" else {"Authorization": f"Bearer {token_for(role)}"}
+    with TestClient(app, headers=headers, raise_server_exceptions=False) as client:
+        yield client
+
+
 @pytest.fixture(scope="session")
 def routes(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     """An application without a test's settings: making its routes takes longer than most tests."""

@@ -86,7 +86,7 @@ class Run(Base):
     heartbeat_at: Mapped[float | None]
     phase: Mapped[str | None] = mapped_column(String(200))
     """What the trainer said last that it is doing; None unless a launch executes."""
-    wish_at: Mapped[float | None]
+    request_at: Mapped[float | None] = mapped_column("wish_at")
     """Time of the pause or cancel request, for the grace period."""
     recoveries: Mapped[int] = mapped_column(default=0)
 

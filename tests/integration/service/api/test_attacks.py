@@ -142,16 +142,17 @@ def test_a_client_that_leaves_within_its_body_is_no_error(
 
 
 @pytest.mark.parametrize("nesting", ["[" * 20_000, "[" * 900 + "]" * 900, '{"config":' * 400 + "1" + "}" * 400])
-def test_deep_json_is_refused_everywhere(app: FastAPI, client: TestClient, nesting: str) -> None:
+def test_deep_json_is_refused_everywhere(app: FastAPI, caller: TestClient, role: str, nesting: str) -> None:
     asked = 0
     for path, operations in app.openapi()["paths"].items():
         for method in operations:
             if method in ("post", "patch"):
                 url = path.format(run_id=RUN, group_id="g" + RUN[1:], token_id="t1")
                 for content in (nesting, f'{{"config": {nesting}}}', f'{{"base": {{"config": {nesting}}}}}'):
-                    answer = client.request(method, url, content=content, headers={"Content-Type": "application/json"})
+                    answer = caller.request(method, url, content=content, headers={"Content-Type": "application/json"})
                     assert answer.status_code < 500, (method, path, answer.text[:200])
                     assert answer.status_code >= 400 or not answer.json()["valid"]
+                    assert (answer.status_code == 401) == (role == "nobody"), path
                     asked += 1
     assert asked > 30
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 import uvicorn
 from fastapi import FastAPI
@@ -23,6 +25,9 @@ from support.reporting import EPISODE, body, evaluation_row, event_row, launch, 
 from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
 from gxpo_services.settings import ServiceSettings
+
+RECORDINGS = Path(__file__).parents[3] / "browser" / "recordings"
+"""Files of runs of the product."""
 
 
 @pytest.fixture
@@ -44,7 +49,9 @@ def path(run_id: str, rest: str) -> str:
 # ---- rows ------------------------------------------------------------------------------------------------------
 
 
-def test_samples_come_page_by_page_and_by_step_and_verdict(client: TestClient, database: Database) -> None:
+def test_samples_come_page_by_page_newest_step_first_and_by_step_and_verdict(
+    client: TestClient, database: Database
+) -> None:
     launched = launch(database)
     run_id = launched.split()[0]
     rows = [
@@ -56,13 +63,16 @@ def test_samples_come_page_by_page_and_by_step_and_verdict(client: TestClient, d
     seen: list[str] = []
     cursor = None
     while True:
-        page = client.get(path(run_id, "samples"), params={"limit": 4, "cursor": cursor} if cursor else {"limit": 4})
+        page = client.get(path(run_id, "samples"), params={"limit": 3, "cursor": cursor} if cursor else {"limit": 3})
         seen += [item["response"] for item in page.json()["items"]]
         cursor = page.json()["next_cursor"]
         if cursor is None:
             break
-    assert seen == ["1.0", "1.1", "2.0", "2.1", "3.0", "3.1"]
-    assert page.json()["steps"] == [1, 2, 3]
+        # A step that arrives between two pages belongs before the first one, and moves nothing.
+        newer = {"metrics": [metric_row(4)], "samples": [sample_row(4, response="4.0")]}
+        send(database, launched, body(2, offsets={"metrics": 3, "samples": 6}, **newer))
+    assert seen == ["3.0", "3.1", "2.0", "2.1", "1.0", "1.1"]
+    assert page.json()["steps"] == [1, 2, 3, 4]
     (only,) = client.get(path(run_id, "samples"), params={"step": 2, "verdict": "wrong"}).json()["items"]
     expected = sample_row(2, verdict="wrong", response="2.0", reward=0.0)
     extra = {name: expected.pop(name) for name in ("detail", "weights_version")}
@@ -72,7 +82,8 @@ def test_samples_come_page_by_page_and_by_step_and_verdict(client: TestClient, d
         **no_episode,
         "extra": extra,
     }
-    assert client.get(path(run_id, "samples"), params={"cursor": "x"}).status_code == 422
+    for cursor in ("x", "7", "3-", f"{2**31}-1"):
+        assert client.get(path(run_id, "samples"), params={"cursor": cursor}).status_code == 422
 
 
 def test_turns_of_an_episode_come_back_as_they_were_sent(client: TestClient, database: Database) -> None:
@@ -93,7 +104,7 @@ def test_what_an_attempt_replaced_is_not_shown(client: TestClient, database: Dat
     second = {kind: [row(2, 2)] for kind, row in ROWS.items()}
     send(database, launched, body(2, offsets=dict.fromkeys(first, 3), **second))
     samples = client.get(path(run_id, "samples")).json()
-    assert [(item["attempt"], item["step"]) for item in samples["items"]] == [(1, 1), (2, 2)]
+    assert [(item["attempt"], item["step"]) for item in samples["items"]] == [(2, 2), (1, 1)]
     assert samples["steps"] == [1, 2]
     evaluations = client.get(path(run_id, "evaluations")).json()["items"]
     assert [(item["attempt"], item["step"]) for item in evaluations] == [(1, 1), (2, 2)]
@@ -114,6 +125,25 @@ def test_evaluations_are_records_by_step_and_benchmark(client: TestClient, datab
     assert items[0] == evaluation_row(0, benchmark="a")
     few = client.get(path(run_id, "evaluations"), params={"benchmark": "a", "after": 0, "per_problem": False})
     assert [(item["step"], "per_problem" in item) for item in few.json()["items"]] == [(5, False)]
+
+
+@pytest.mark.parametrize("recording", ["demo", "tools"])
+def test_every_member_of_a_trainers_evaluations_is_described(
+    recording: str, app: FastAPI, client: TestClient, database: Database
+) -> None:
+    """What runs of the product wrote, against the OpenAPI description without room for further members."""
+    lines = (RECORDINGS / recording / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    launched = launch(database)
+    send(database, launched, body(1, evaluations=rows))
+    components = copy.deepcopy(app.openapi()["components"])
+    components["schemas"]["EvaluationView"]["additionalProperties"] = False
+    described = {"$ref": "#/components/schemas/EvaluationsView", "components": components}
+    few = [{name: value for name, value in row.items() if name != "per_problem"} for row in rows]
+    for per_problem, expected in ((True, rows), (False, few)):
+        found = client.get(path(launched.split()[0], "evaluations"), params={"per_problem": per_problem}).json()
+        assert found == {"items": expected}
+        jsonschema.validate(found, described)
 
 
 def test_events_continue_after_the_last_received(client: TestClient, database: Database) -> None:
@@ -370,11 +400,14 @@ def test_links_in_a_folder_are_not_followed(
     assert client.get(path(run_id, "checkpoints/10/download")).status_code == 404
 
 
-def test_a_path_cannot_climb_out(client: TestClient, run_id: str, folder: Path, settings: ServiceSettings) -> None:
+def test_a_path_cannot_climb_out(
+    caller: TestClient, role: str, run_id: str, folder: Path, settings: ServiceSettings
+) -> None:
     (settings.artifacts / "train.log").write_text("hidden")
+    refused = 401 if role == "nobody" else 422
     for odd in ("..", "%2e%2e", f"{run_id}%2f..", "..%2f..%2fetc", "%00", f"{run_id}%5c.."):
-        answer = client.get(f"/api/v1/runs/{odd}/logs")
-        assert answer.status_code in (404, 405, 422), odd
+        answer = caller.get(f"/api/v1/runs/{odd}/logs")
+        assert answer.status_code in (404, 405, refused), odd
         assert "hidden" not in answer.text
     for odd in ("..", "%2e%2e", "1%2f..", "0x1"):
-        assert client.get(path(run_id, f"checkpoints/{odd}/download")).status_code in (404, 422)
+        assert caller.get(path(run_id, f"checkpoints/{odd}/download")).status_code in (404, refused)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from alembic import command
 from fastapi.testclient import TestClient
-from sqlalchemy import JSON, Boolean, Float, LargeBinary, MetaData, Table, insert, inspect, select
+from sqlalchemy import JSON, Boolean, Float, LargeBinary, MetaData, Table, insert, inspect, select, text
 from sqlalchemy.types import Integer, TypeEngine
 from support.postgres import PostgresServer
 
@@ -195,3 +195,44 @@ PATHS = (
     f"/groups/{GROUP}",
     *(f"/runs/{RUN}{part}" for part in ("", "/metrics/names", "/events", "/samples", "/evaluations")),
 )
+
+
+@pytest.mark.parametrize(("before", "after"), [("0006", "0007"), ("0007", "0008"), ("0008", "0009")])
+def test_replicas_of_the_version_before_can_still_write_after_a_migration(
+    empty_url: str, before: str, after: str
+) -> None:
+    """While a cluster is upgraded, they continue: a migration takes no column away and demands no new one."""
+    assert newest_revision() <= "0009", "add the newest migration above"
+    upgrade(empty_url, before)
+    old = _columns(empty_url)
+    upgrade(empty_url, after)
+    new = _columns(empty_url)
+    for table, columns in old.items():
+        assert set(columns) <= set(new[table]), table
+        for name in set(new[table]) - set(columns):
+            assert new[table][name], f"{table}.{name} has no value in rows of the version before"
+
+
+def _columns(url: str) -> dict[str, dict[str, bool]]:
+    """Table → column → whether a row may leave it out."""
+    engine = make_engine(url)
+    try:
+        found = inspect(engine)
+        return {
+            table: {c["name"]: c["nullable"] or c["default"] is not None for c in found.get_columns(table)}
+            for table in found.get_table_names()
+        }
+    finally:
+        engine.dispose()
+
+
+@pytest.mark.parametrize(("revision", "status"), [("9999", 200), ("0001", 503)])
+def test_a_later_schema_can_be_used_and_an_earlier_one_not(
+    database_url: str, tmp_path: Path, revision: str, status: int
+) -> None:
+    engine = make_engine(database_url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = :revision"), {"revision": revision})
+    engine.dispose()
+    app = create_app(ServiceSettings(home=tmp_path, database_url=database_url))
+    assert TestClient(app).get("/health/ready").status_code == status

@@ -172,7 +172,7 @@ def check_last(row: MetricLast, values: dict[int, float]) -> None:
 def check_the_rest(database: Database, run_id: str, folder: Path, rows: Rows) -> None:
     number = runs.get(database, run_id).number
     with database.reading() as session:
-        samples = left.samples(session, number, step=None, verdict=None, after=0, limit=1000)
+        samples = left.arrived_samples(session, number, after=0, limit=1000)
         evaluations = left.evaluations(session, number)
         steps = left.sample_steps(session, number)
         stored = session.query(Sample).where(Sample.run_number == number).count()

@@ -1,10 +1,13 @@
-"""What one token may take of the service: queued runs, priority, streams and exports."""
+"""What one token may take of the service: queued runs, priority, streams, exports and comparisons."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -12,9 +15,12 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from support import queued_runs as runs
 from support.http_server import HttpServer
+from support.reported_runs import config, evaluated_run
 from support.service_processes import until
 
 from gxpo_services.api.slots import Slots
+from gxpo_services.app import HEAVY_OF_ONE, HEAVY_UNDER_WAY
+from gxpo_services.comparisons import service as comparisons
 from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
 from gxpo_services.settings import ServiceSettings
@@ -113,6 +119,50 @@ def test_exports_are_limited(served: str, app: FastAPI, database: Database, toke
         assert (refused.status_code, refused.headers["content-type"]) == (429, "application/problem+json")
         app.state.export_slots.release("another token")
         assert [http.get(url).status_code for _ in range(3)] == [200, 200, 200], "each gives its slot back"
+
+
+def test_no_viewer_keeps_the_comparisons_of_others_waiting(
+    app: FastAPI, database: Database, token_for: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first viewer's comparisons are held open: as many as it may have wait, the rest is refused at once."""
+    run_id = evaluated_run(database, config({"name": "grpo"}), {0: [0.5], 1: [1.0]})
+    first, second = ({"Authorization": f"Bearer {token_for('viewer')}"} for _ in range(2))
+    go_on = threading.Event()
+    compare = comparisons.compare_as_json
+
+    def held(*given: Any) -> bytes:
+        go_on.wait()
+        return compare(*given)
+
+    monkeypatch.setattr(comparisons, "compare_as_json", held)
+    extra = 3
+    with HttpServer(app) as url, httpx.Client(timeout=60.0, trust_env=False) as http, ThreadPoolExecutor(12) as pool:
+
+        def status(headers: dict[str, str]) -> int:
+            return http.get(f"{url}{API}/compare?runs={run_id}", headers=headers).status_code
+
+        try:
+            asked = [pool.submit(status, first) for _ in range(HEAVY_OF_ONE + extra)]
+            until(lambda: sum(one.done() for one in asked) == extra, "the rest is refused while the others wait")
+            assert [one.result() for one in asked if one.done()] == [429] * extra
+            other = pool.submit(status, second)
+            assert status({"Authorization": "Bearer gxpo_wrong"}) == 401, "without waiting for its turn"
+        finally:
+            go_on.set()
+        assert other.result() == 200
+        assert sorted(one.result() for one in asked) == [200] * HEAVY_OF_ONE + [429] * extra
+        assert status(first) == 200, "the slots are free again"
+
+
+def test_all_viewers_together_have_a_limit(client: TestClient, app: FastAPI, database: Database) -> None:
+    run_id = evaluated_run(database, config({"name": "grpo"}), {0: [0.5], 1: [1.0]})
+    for number in range(HEAVY_UNDER_WAY):
+        app.state.heavy_slots.take(f"token {number}")
+    for path in (f"/compare?runs={run_id}", f"/groups/g{'0' * 20}/heatmap"):
+        refused = client.get(f"{API}{path}")
+        assert (refused.status_code, refused.json()["type"]) == (429, "/api/v1/problems#limit-reached")
+    app.state.heavy_slots.release("token 0")
+    assert client.get(f"{API}/compare?runs={run_id}").status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,99 @@
+"""Runs that are deleted between the queries of one request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy.orm import Session
+from support import queued_runs as runs
+from support.reporting import body, launch, metric_row, post
+
+from gxpo_services.api.errors import NotFound
+from gxpo_services.db.database import Database
+from gxpo_services.db.tables.runs import Run
+from gxpo_services.run_states import RunState
+from gxpo_services.runs import repository, service, shown_repository
+from gxpo_services.runs.changes import Changes
+
+API = "/api/v1"
+Delete = Callable[[str], None]
+
+
+@pytest.fixture
+def delete_meanwhile(database: Database, monkeypatch: pytest.MonkeyPatch) -> Delete:
+    """Deletes a run in another connection just before the next request reads its row."""
+    read = shown_repository.shown_rows
+    deleted_next: list[str] = []
+
+    def shown_rows(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        while deleted_next:
+            with database.writing() as other:
+                assert repository.remove_ended(other, service.find(other, deleted_next.pop()))
+        return read(session, numbers)
+
+    monkeypatch.setattr(shown_repository, "shown_rows", shown_rows)
+    return deleted_next.append
+
+
+@pytest.mark.parametrize("path", ["/runs?sort=created_at&order=asc", "/runs?sort=metric:reward/mean&order=asc"])
+def test_a_list_leaves_it_out(path: str, client: TestClient, database: Database, delete_meanwhile: Delete) -> None:
+    first, second, third = (runs.add_run(database, state=RunState.FAILED) for _ in range(3))
+    delete_meanwhile(second)
+    answer = client.get(f"{API}{path}")
+    assert answer.status_code == 200, answer.text
+    # Queries see one snapshot on SQLite, the latest state on PostgreSQL.
+    expected = [first, second, third] if database.is_sqlite else [first, third]
+    assert sorted(run["id"] for run in answer.json()["items"]) == sorted(expected)
+    assert sorted(run["id"] for run in client.get(f"{API}{path}").json()["items"]) == sorted([first, third])
+
+
+def test_a_value_stays_with_its_run(client: TestClient, database: Database, delete_meanwhile: Delete) -> None:
+    ids = []
+    for value in (1.0, 2.0, 3.0):
+        mine = launch(database)
+        assert post(client, mine, body(1, metrics=[metric_row(1, a=value)])).status_code == 200
+        ids.append(mine.split()[0])
+        runs.change(database, ids[-1], state=RunState.FAILED)
+    delete_meanwhile(ids[0])
+    items = client.get(f"{API}/runs?sort=metric:a&order=asc").json()["items"]
+    shown = {run["id"]: run["metrics"]["a"] for run in items}
+    assert {run_id: shown[run_id] for run_id in ids[1:]} == {ids[1]: 2.0, ids[2]: 3.0}
+
+
+def test_a_single_run_is_not_found(client: TestClient, database: Database, delete_meanwhile: Delete) -> None:
+    run_id = runs.add_run(database, state=RunState.FAILED)
+    delete_meanwhile(run_id)
+    assert client.get(f"{API}/runs/{run_id}").status_code == (200 if database.is_sqlite else 404)
+    assert client.get(f"{API}/runs/{run_id}").status_code == 404
+
+
+def test_an_action_on_it_finds_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    if database.is_sqlite:
+        pytest.skip("SQLite has one writer at a time: nobody comes between the look and the write")
+    run_id = runs.add_run(database)
+    move = service.move
+
+    def second(session: Session, run: Run, new: RunState, **rest: Any) -> None:
+        runs.move(database, run_id, RunState.CANCELLED)
+        with database.writing() as other:
+            assert repository.remove_ended(other, service.find(other, run_id))
+        move(session, run, new, **rest)
+
+    monkeypatch.setattr(service, "move", second)
+    with database.writing() as session, pytest.raises(NotFound):
+        service.act(session, run_id, "cancel", actor="second")
+
+
+def test_a_stream_goes_on(database: Database, delete_meanwhile: Delete) -> None:
+    gone, kept = (runs.add_run(database, state=RunState.FAILED) for _ in range(2))
+    changes = Changes([runs.get(database, run_id).number for run_id in (gone, kept)], after=0)
+    delete_meanwhile(gone)
+    with database.reading() as session:
+        assert kept.encode() in b"".join(changes.read(session))
+    with database.reading() as session:
+        (deleted,) = changes.read(session)
+    assert b"event: deleted" in deleted
+    assert gone.encode() in deleted
