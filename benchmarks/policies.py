@@ -1,10 +1,14 @@
-"""Policies for the benchmarks: 3 M and 10 M random weights on the starter's tokenizer."""
+"""Policies for the benchmarks: random weights, from 3 M to 1.5 B, on the starter's tokenizer."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from gxpo_trainer.models.load import STARTER_FOLDER
+from gxpo_trainer.planner.shapes import read_shape
+
+LARGE_SHAPE = read_shape("Qwen/Qwen2.5-1.5B-Instruct")
 
 
 def ten_million(folder: Path) -> Path:
@@ -17,24 +21,53 @@ def three_million(folder: Path) -> Path:
     return _random_policy(folder, hidden=256, intermediate=640, layers=4, heads=4)
 
 
-def _random_policy(folder: Path, *, hidden: int, intermediate: int, layers: int, heads: int) -> Path:
+def one_and_a_half_billion(folder: Path, device: str) -> Path:
+    """Random weights in the shape of Qwen2.5-1.5B, tied embeddings, bf16; made on `device`."""
+    shape = LARGE_SHAPE
+    return _random_policy(
+        folder,
+        hidden=shape.hidden,
+        intermediate=shape.intermediate,
+        layers=shape.layers,
+        heads=shape.heads,
+        key_value_heads=shape.kv_heads,
+        vocabulary=shape.vocabulary,
+        device=device,
+        precision="bfloat16",
+    )
+
+
+def _random_policy(
+    folder: Path,
+    *,
+    hidden: int,
+    intermediate: int,
+    layers: int,
+    heads: int,
+    key_value_heads: int | None = None,
+    vocabulary: int | None = None,
+    device: str = "cpu",
+    precision: str = "float32",
+) -> Path:
     import torch
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-    tokenizer = AutoTokenizer.from_pretrained(STARTER_FOLDER)
+    tokenizer: Any = AutoTokenizer.from_pretrained(STARTER_FOLDER)
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=-(-len(tokenizer) // 64) * 64,
+        vocab_size=vocabulary or -(-len(tokenizer) // 64) * 64,
         hidden_size=hidden,
         intermediate_size=intermediate,
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=heads,
+        num_key_value_heads=key_value_heads or heads,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    with torch.device(device):
+        policy = Qwen2ForCausalLM(config)
+    policy.to(getattr(torch, precision)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import median, ratio, save
-from benchmarks.policies import ten_million
+from benchmarks.policies import ten_million, three_million
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.word_problems import generate
 from gxpo_trainer.models.load import STARTER_FOLDER
@@ -87,6 +87,8 @@ def main() -> None:
         root = Path(folder)
         small = {"prompts": 64, "group": 8, "new_tokens": 48, "steps": 10}
         compare("step_time_starter", STARTER_FOLDER, small, 0.75, 2, root)
+        medium = {"prompts": 24, "group": 12, "new_tokens": 96, "steps": 6}
+        compare("step_time_3m", three_million(root / "policy-3m"), medium, 0.5, 1, root)
         large = {"prompts": 32, "group": 8, "new_tokens": 256, "steps": 4}
         compare("step_time_10m", ten_million(root / "policy-10m"), large, 0.3, 1, root)
 
