@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 _BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
-_NEEDS = re.compile(r"^# needs an? (engine|GPU|service)\n")
+_NEEDS = re.compile(r"^# needs (?:an? )?(engine|GPU|service|token|network|Docker)\n")
 
 
 @dataclass(frozen=True)

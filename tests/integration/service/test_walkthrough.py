@@ -1,4 +1,5 @@
-"""docs/service.md as a new user follows it: its curl lines, run by bash against a real API."""
+"""Pages as their readers follow them, run by bash against a real API: the curl lines of docs/service.md, and
+the commands of docs/tutorials/run-for-a-team.md."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from fastapi import FastAPI
 from support.finished_runs import finish
 from support.http_server import HttpServer
+from support.walkthrough import Reader
 
 from gxpo_services.db.database import Database
 
@@ -58,3 +61,12 @@ def test_the_curl_lines_of_the_page_work(
     with zipfile.ZipFile(tmp_path / "export.zip") as export:
         assert len(export.namelist()) == 3
     assert '"items":[]' in bash('curl -fsS "$GXPO_URL/api/v1/runs" -H "Authorization: Bearer $TOKEN"')
+
+
+def test_the_commands_for_administrators_work(url: str, token_for: Callable[[str], str], tmp_path: Path) -> None:
+    path = f"{Path(sys.prefix) / 'bin'}:{os.environ['PATH']}"
+    reader = Reader(tmp_path, PATH=path, GXPO_URL=url, GXPO_TOKEN=token_for("admin"), no_proxy="127.0.0.1")
+    reader.follow("tutorials/run-for-a-team.md", needs=frozenset({"service"}))
+    names = reader.run("bash", "gxpo token list")
+    assert "ada" in names
+    assert "ci" in names

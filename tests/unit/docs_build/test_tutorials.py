@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.walkthrough import ROOT, Reader, titled, tree_with_the_rule
+from support.walkthrough import ROOT, Reader, blocks, titled, tree_with_the_rule
 
 from gxpo_dashboard.views.run import PARTS
 
@@ -31,6 +31,14 @@ def test_the_pages_with_commands_state_what_those_need() -> None:
     assert {"problems.jsonl", "answers.jsonl", "mine.toml"} < titled("tutorials/train-your-model.md").keys()
     assert {"my_rewards.py", "brief.toml"} == titled("tutorials/write-a-reward.md").keys()
     assert {"my_environments.py"} == titled("environments.md").keys()
+
+
+@pytest.mark.parametrize("page", ["quickstart", "tutorials/run-for-a-team"])
+def test_every_command_of_the_page_states_what_it_needs(page: str) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    found = list(blocks(f"{page}.md"))
+    assert 2 * len(found) == len(re.findall(r"^```", text, re.MULTILINE)), "a fence without a language"
+    assert [block.text for block in found if block.needs is None] == []
 
 
 def test_the_dashboard_has_every_part_and_chart_that_the_pages_name() -> None:

@@ -1,0 +1,34 @@
+"""The tutorials' commands that need an engine, in one run: its data, its reward, its rule, and the exported model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.walkthrough import Reader, blocks, titled, tree_with_the_rule
+
+from gxpo_trainer.records.reading import read_metrics
+
+pytestmark = pytest.mark.engine
+PAGE = "tutorials/train-your-model.md"
+RULE = "--set learner.rule.name=lookahead --set learner.rule.k=2"
+
+
+def test_a_run_with_the_tutorials_data_reward_and_rule_trains_and_is_exported(tmp_path: Path) -> None:
+    tree_with_the_rule(tmp_path)
+    reward = titled("tutorials/write-a-reward.md")
+    reader = Reader(tmp_path, GXPO_REWARD_ALLOWLIST="my_rewards:Brevity")
+    for title, text in titled(PAGE).items():
+        reader.write(title, text)
+    reader.write("my_rewards.py", reward["my_rewards.py"])
+    components = reward["brief.toml"].partition("\n\n")[2].partition("[budget]")[0]
+    reader.write("mine.toml", titled(PAGE)["mine.toml"] + "\n" + components)
+    train, export, load = [block for block in blocks(PAGE) if block.needs == "engine"]
+    assert train.text.rstrip().endswith("--set budget.steps=2")
+    reader.run("bash", f"{train.text.rstrip()} {RULE}")
+    rows = [row["metrics"] for row in read_metrics(tmp_path / "runs" / "smoke") if row["step"]]
+    assert [row["update/backward_passes_total"] for row in rows] == [2, 4]
+    assert all(0 < row["reward/Brevity_mean"] < 1 for row in rows)
+    assert all(row["update/norm"] > 0 for row in rows), "the reward of the components gives a gradient"
+    assert "step 2" in reader.run("bash", export.text)
+    assert "Tom has 3 bags" in reader.run(load.language, load.text)
