@@ -16,7 +16,6 @@ from gxpo_services.api.openapi import describe, operation_id
 from gxpo_services.api.slots import Slots
 from gxpo_services.artifacts import trash
 from gxpo_services.checkpoints.endpoints import router as checkpoints
-from gxpo_services.comparisons.cache import ComparisonCache
 from gxpo_services.comparisons.endpoints import router as comparisons
 from gxpo_services.configs.endpoints import router as configs
 from gxpo_services.db.database import Database
@@ -63,7 +62,6 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         trash.restore(settings.artifacts, database)
         trash.empty_trash(settings.artifacts, database)  # finish deletions that a crash interrupted
         app.state.session_gate = anyio.Semaphore(MAX_SESSIONS)
-        app.state.comparisons = ComparisonCache()
         app.state.read_gate = anyio.Semaphore(READS_AT_ONCE)
         app.state.heavy_gate = anyio.Semaphore(HEAVY_AT_ONCE)
         app.state.stream_slots = Slots("streams", STREAMS_AT_ONCE, STREAMS_OF_ONE)

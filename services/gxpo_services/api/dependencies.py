@@ -74,8 +74,7 @@ def _writing(database: DatabaseDep, _: Gate) -> Iterator[Session]:
 
 
 HEAVY_AT_ONCE = 1
-"""Maximum number of comparisons and heat maps that are computed at the same time, so that they never hold
-every slot of READS_AT_ONCE."""
+"""Maximum number of comparisons and heat maps that are computed at the same time; each would have a process."""
 READS_AT_ONCE = 2
 """Maximum number of reading requests that hold a session. They share the GIL: with more of them, short queries wait for
 long ones. The second one runs while the first waits for the database."""

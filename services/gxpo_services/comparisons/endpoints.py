@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from gxpo_services.api.dependencies import DatabaseDep, Heavy, ReadSession, ServiceRoute, Viewer
+from gxpo_services.api.dependencies import DatabaseDep, Heavy, ServiceRoute, Settings, Viewer
 from gxpo_services.api.errors import responses
 from gxpo_services.api.fields import GroupId
 from gxpo_services.api.slots import SlottedResponse, slots_of
 from gxpo_services.comparisons import export as exports
-from gxpo_services.comparisons import heat, service
-from gxpo_services.comparisons.cache import ComparisonCache
+from gxpo_services.comparisons import worker
 from gxpo_services.comparisons.file_formats import MEDIA_TYPES
 from gxpo_services.comparisons.loading import split_ids, wanted_runs
 from gxpo_services.comparisons.schemas import CompareQuery, ComparisonView, ExportQuery, HeatMapQuery, HeatMapView
@@ -34,11 +33,6 @@ _FILES: dict[int | str, dict[str, Any]] = {
 }
 
 
-async def _cache(request: Request) -> ComparisonCache:
-    cache: ComparisonCache = request.app.state.comparisons
-    return cache
-
-
 @router.get(
     "/compare",
     summary="Compare runs",
@@ -46,19 +40,15 @@ async def _cache(request: Request) -> ComparisonCache:
     responses=responses(429),
     dependencies=[Heavy],
 )
-def compare_runs(
-    query: Annotated[CompareQuery, Query()],
-    _: Viewer,
-    session: ReadSession,
-    cache: Annotated[ComparisonCache, Depends(_cache)],
-) -> Response:
+async def compare_runs(query: Annotated[CompareQuery, Query()], _: Viewer, settings: Settings) -> Response:
     """Runs are grouped by config, ignoring name and seed, and each configuration is compared with the baseline.
 
     Curves over steps, backward passes, hours and tokens; the cost to match the baseline's peak; accuracy at equal
     budgets; confidence intervals over seeds and over problems; differing conditions; and what the evidence supports.
     A run without evaluations is listed in `left_out` with the reason.
     """
-    return Response(service.compare_as_json(session, query, cache), media_type="application/json")
+    body = await worker.in_worker(worker.compare, settings.url, query)
+    return Response(body, media_type="application/json")
 
 
 @router.get(
@@ -67,11 +57,11 @@ def compare_runs(
     responses=responses(429),
     dependencies=[Heavy],
 )
-def group_heat_map(
-    group_id: GroupId, query: Annotated[HeatMapQuery, Query()], _: Viewer, session: ReadSession
+async def group_heat_map(
+    group_id: GroupId, query: Annotated[HeatMapQuery, Query()], _: Viewer, settings: Settings
 ) -> HeatMapView:
     """The mean over seeds for each combination of two varied settings."""
-    return heat.group_heat_map(session, group_id, query)
+    return await worker.in_worker(worker.heat_map, settings.url, group_id, query)
 
 
 @router.get(

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
+import psutil
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from support import reporting
+from support.http_server import HttpServer
 from support.reported_runs import add_group, add_run, config, evaluated_run, report
+from support.service_processes import until
 
 from gxpo_services.comparisons import service
 from gxpo_services.comparisons.cache import ComparisonCache, Versions
+from gxpo_services.comparisons.schemas import CompareQuery
 from gxpo_services.db.database import Database
 
 GRPO: dict[str, Any] = {"name": "grpo"}
@@ -26,6 +33,14 @@ def compare(client: TestClient, **query: Any) -> dict[str, Any]:
     answer = client.get("/api/v1/compare", params=query)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
+    return found
+
+
+def compare_here(database: Database, cache: ComparisonCache | None = None, **query: Any) -> dict[str, Any]:
+    """The same in this process, where a test can look inside."""
+    with database.reading() as session:
+        body = service.compare_as_json(session, CompareQuery(**query), cache or ComparisonCache())
+    found: dict[str, Any] = json.loads(body)
     return found
 
 
@@ -182,14 +197,14 @@ def test_a_run_without_evaluations_is_listed_and_the_rest_is_compared(
 
 
 def test_more_runs_than_one_question_fetches_are_compared_all_the_same(
-    client: TestClient, database: Database, two: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    database: Database, two: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     empty = add_run(database, config(GRPO, seed=9))
     ids = [two[0], empty, two[1]]
-    whole = compare(client, runs=ids)
+    whole = compare_here(database, runs=ids)
     for at_once in (1, 2):
         monkeypatch.setattr("gxpo_services.comparisons.loading._RUNS_AT_ONCE", at_once)
-        assert compare(client, runs=ids) == whole
+        assert compare_here(database, runs=ids) == whole
     assert [run["run"] for run in whole["left_out"]] == [empty]
     assert len(whole["groups"]) == 2
 
@@ -284,11 +299,6 @@ def test_a_score_that_is_not_finite_and_a_long_gate_do_no_harm(client: TestClien
     assert gate["z"][gate["steps"].index(777)] == "Infinity"
 
 
-def state(client: TestClient) -> Any:
-    assert isinstance(client.app, FastAPI)
-    return client.app.state
-
-
 @pytest.fixture
 def worked_out(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """One entry for each comparison that was not taken from memory."""
@@ -304,32 +314,34 @@ def worked_out(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_an_answer_is_kept_while_nothing_changes(
-    client: TestClient, two: tuple[str, str], worked_out: list[str]
+    database: Database, two: tuple[str, str], worked_out: list[str]
 ) -> None:
-    first = compare(client, runs=two)
-    assert compare(client, runs=two) == first
+    cache = ComparisonCache()
+    first = compare_here(database, cache, runs=two)
+    assert compare_here(database, cache, runs=two) == first
     assert len(worked_out) == 1
-    assert compare(client, runs=two, smoothing=0.5) != first
+    assert compare_here(database, cache, runs=two, smoothing=0.5) != first
     assert len(worked_out) == 2
 
 
-def test_without_z_scores_a_step_changes_nothing(client: TestClient, database: Database, worked_out: list[str]) -> None:
+def test_without_z_scores_a_step_changes_nothing(database: Database, worked_out: list[str]) -> None:
+    cache = ComparisonCache()
     run = evaluated_run(database, config(GXPO), RISING, shutoff=12)
     launched = reporting.launch(database, run, 2)
     reporting.send(database, launched, reporting.body(1, 2))  # it runs from now on
-    without = compare(client, runs=run, gates=False)
+    without = compare_here(database, cache, runs=[run], gates=False)
     gate = without["groups"][0]["runs"][0]["gate"]
     assert (gate["steps"], gate["z"], gate["threshold"], gate["shutoff_step"]) == ([], [], 0.5, 12)
-    compare(client, runs=run)
+    compare_here(database, cache, runs=[run])
     rows = [reporting.metric_row(21, **{"gate/z": 9.0, "gate/threshold": 0.5})]
     reporting.send(database, launched, reporting.body(2, 2, metrics=rows, offsets={"metrics": 20}))
-    assert compare(client, runs=run, gates=False) == without
+    assert compare_here(database, cache, runs=[run], gates=False) == without
     assert len(worked_out) == 2
-    assert compare(client, runs=run)["groups"][0]["runs"][0]["gate"]["z"][-1] == 9.0
+    assert compare_here(database, cache, runs=[run])["groups"][0]["runs"][0]["gate"]["z"][-1] == 9.0
     assert len(worked_out) == 3
     rows = [reporting.metric_row(22, **{"gate/threshold": 0.75})]
     reporting.send(database, launched, reporting.body(3, 2, metrics=rows, offsets={"metrics": 21}))
-    assert compare(client, runs=run, gates=False) != without
+    assert compare_here(database, cache, runs=[run], gates=False) != without
 
 
 def test_every_change_is_in_the_next_answer(client: TestClient, database: Database) -> None:
@@ -370,9 +382,34 @@ def test_every_change_is_in_the_next_answer(client: TestClient, database: Databa
         change()
         answer = compare(client, groups=group_id)
         assert answer != before, word
-        state(client).comparisons = ComparisonCache()
-        assert compare(client, groups=group_id) == answer, word
+        assert compare_here(database, groups=[group_id]) == answer, word
         before = answer
+
+
+def test_a_comparison_whose_process_is_killed_is_refused_and_the_next_one_has_another(
+    app: FastAPI, two: tuple[str, str], token_for: Callable[[str], str]
+) -> None:
+    headers = {"Authorization": f"Bearer {token_for('viewer')}"}
+    with (
+        HttpServer(app) as url,
+        httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as http,
+        ThreadPoolExecutor(1) as pool,
+    ):
+
+        def ask(runs: int) -> httpx.Response:
+            return http.get("/api/v1/compare", params={"runs": two[:runs]})
+
+        assert ask(2).status_code == 200
+        (worker,) = [one for one in psutil.Process().children() if "anyio.to_process" in one.cmdline()]
+        worker.suspend()
+        asked = pool.submit(ask, 1)
+        until(lambda: app.state.heavy_gate.value == 0, "the comparison has its turn")
+        worker.kill()
+        refused = asked.result()
+        assert (refused.status_code, refused.json()["title"]) == (503, "Unavailable")
+        assert "the process that compares runs was killed" in refused.json()["detail"]
+        assert ask(1).status_code == 200
+    worker.wait(30)
 
 
 def test_the_cache_is_bounded_and_evicts_the_least_recently_used() -> None:

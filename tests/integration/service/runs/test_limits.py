@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 from fastapi import FastAPI
@@ -20,7 +21,7 @@ from support.service_processes import until
 
 from gxpo_services.api.slots import Slots
 from gxpo_services.app import HEAVY_OF_ONE, HEAVY_UNDER_WAY
-from gxpo_services.comparisons import service as comparisons
+from gxpo_services.comparisons import worker
 from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
 from gxpo_services.settings import ServiceSettings
@@ -128,13 +129,13 @@ def test_no_viewer_keeps_the_comparisons_of_others_waiting(
     run_id = evaluated_run(database, config({"name": "grpo"}), {0: [0.5], 1: [1.0]})
     first, second = ({"Authorization": f"Bearer {token_for('viewer')}"} for _ in range(2))
     go_on = threading.Event()
-    compare = comparisons.compare_as_json
+    in_worker = worker.in_worker
 
-    def held(*given: Any) -> bytes:
-        go_on.wait()
-        return compare(*given)
+    async def held(*given: Any) -> bytes:
+        await anyio.to_thread.run_sync(go_on.wait)
+        return await in_worker(*given)
 
-    monkeypatch.setattr(comparisons, "compare_as_json", held)
+    monkeypatch.setattr(worker, "in_worker", held)
     extra = 3
     with HttpServer(app) as url, httpx.Client(timeout=60.0, trust_env=False) as http, ThreadPoolExecutor(12) as pool:
 
