@@ -16,7 +16,7 @@ from typing import Any
 from gxpo_trainer.jsonl import write_json
 from gxpo_trainer.records.reading import read_identity
 from gxpo_trainer.records.reporter import RunReporter
-from gxpo_trainer.records.uploader import read_service
+from gxpo_trainer.records.uploader import take_service
 from gxpo_trainer.training.launch import Launch
 
 PASSES_PER_STEP = 3
@@ -81,7 +81,7 @@ def main() -> int:
     parser.add_argument("--service", type=Path, required=True)
     args = parser.parse_args()
     config = tomllib.loads(args.config.read_text(encoding="utf-8"))
-    with Launch(args.out, read_service(args.service)) as launch:
+    with Launch(args.out, take_service(args.service)) as launch:
         launch.end(train(args.out, config, launch))
     return launch.exit_code
 

@@ -19,7 +19,7 @@ from support.ingest_server import KINDS, IngestServer
 
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.jsonl import JsonLines, write_json
-from gxpo_trainer.records.uploader import ServiceAddress, ServiceUnavailable, Timing, Uploader, read_service
+from gxpo_trainer.records.uploader import ServiceAddress, ServiceUnavailable, Timing, Uploader, take_service
 from gxpo_trainer.records.uploader_batches import FILES, MAX_EVENTS, LineTail
 
 QUICK = Timing(poll=0.01, heartbeat=0.05, first_retry=0.005, last_retry=0.02, give_up=20.0)
@@ -494,12 +494,13 @@ def test_line_tail_seeks_to_any_line(lines: list[int], moves: list[int]) -> None
 GOOD = {"url": "http://127.0.0.1:8000", "run": "r1", "attempt": 2, "token": "t"}
 
 
-def test_service_json_is_read_and_its_token_is_not_shown(tmp_path: Path) -> None:
+def test_service_json_is_read_once_and_its_token_is_not_shown(tmp_path: Path) -> None:
     path = tmp_path / "service.json"
     path.write_text(json.dumps({**GOOD, "token": "hush"}))
-    found = read_service(path)
+    found = take_service(path)
     assert (found.url, found.run, found.attempt, found.token) == ("http://127.0.0.1:8000", "r1", 2, "hush")
     assert "hush" not in repr(found)
+    assert not path.exists(), "other runs of the account could read it"
 
 
 @pytest.mark.parametrize(
@@ -517,6 +518,6 @@ def test_an_invalid_service_json_is_reported(text: str, message: str, tmp_path: 
     path = tmp_path / "service.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
-        read_service(path)
+        take_service(path)
     with pytest.raises(ConfigError, match=r"absent\.json cannot be read"):
-        read_service(tmp_path / "absent.json")
+        take_service(tmp_path / "absent.json")

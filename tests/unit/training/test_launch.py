@@ -250,7 +250,7 @@ def test_a_refused_config_is_reported_to_the_service(tmp_path: Path, server: Ing
     assert "seed = -1" in capsys.readouterr().err
     assert outcome(tmp_path)["reason"] == "invalid_config"
     assert "seed = -1" in server.outcome["message"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.toml", "outcome.json", "service.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.toml", "outcome.json"]
     assert train(config, "--service", address) == 2
     assert "--service requires --out" in capsys.readouterr().err
 

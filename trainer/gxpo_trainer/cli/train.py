@@ -37,13 +37,13 @@ def run(args: argparse.Namespace) -> int:
     """Train; exit code 0 when a budget was reached or a pause or cancel request was fulfilled."""
     from gxpo_trainer.config.io import load_run
     from gxpo_trainer.errors import ConfigError
-    from gxpo_trainer.records.uploader import read_service
+    from gxpo_trainer.records.uploader import take_service
     from gxpo_trainer.training.launch import Launch
     from gxpo_trainer.training.run import describe_end, train_in_launch
 
-    service = read_service(args.service) if args.service else None
-    if service is not None and args.out is None:
+    if args.service is not None and args.out is None:
         raise ConfigError("--service requires --out, the folder that the service created for the run")
+    service = take_service(args.service) if args.service else None
     # The service must be told about an invalid config; without a service nothing is created for one.
     config = load_run(args.config, args.set) if service is None else None
     with Launch(args.out or Path("runs") / safe_name(config.name if config else ""), service) as launch:

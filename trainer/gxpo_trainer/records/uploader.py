@@ -54,8 +54,20 @@ class Timing:
     answer: float = 10.0
 
 
-def read_service(path: Path) -> ServiceAddress:
-    """Read service.json: {"url", "run", "attempt", "token"}. Raises ConfigError."""
+def take_service(path: Path) -> ServiceAddress:
+    """Read service.json ({"url", "run", "attempt", "token"}) and remove it. Raises ConfigError.
+
+    All runs of a cluster have one account: what stays in its folder, the reward classes of other runs can read.
+    """
+    address = _read_service(path)
+    try:
+        path.unlink()
+    except OSError as error:
+        raise ConfigError(f"--service {path} cannot be removed: {error}") from None
+    return address
+
+
+def _read_service(path: Path) -> ServiceAddress:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
