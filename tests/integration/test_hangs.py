@@ -41,7 +41,7 @@ class Stopper:
         self.watch.timeouts = TimeoutsConfig()
 
 
-def test_a_sampler_a_verifier_and_a_learner_rank_hang_in_mid_step(tmp_path, small_run, monkeypatch):
+def test_a_sampler_a_verifier_and_a_learner_rank_hang_in_mid_step(tmp_path, small_run, monkeypatch, capfd):
     """One run of two learner ranks, three hangs. Checkpoints at steps 2 and 4; the rank hangs in step 4, so step 3 is
     repeated."""
     stopper = Stopper()
@@ -120,5 +120,11 @@ def test_a_sampler_a_verifier_and_a_learner_rank_hang_in_mid_step(tmp_path, smal
     assert [kind for kind, _ in restarts] == ["sampler_restarted", "verifier_restarted", "learner_died"], "each once"
     for (_, message), doing in zip(restarts, ("sampling", "verifying", "updating"), strict=True):
         assert f"while {doing} (timeouts.{doing}_s = 2)" in message
+    log = capfd.readouterr().err
+    for name in ("sampler", "verifier", "learner rank 1"):
+        assert f"the stacks of the {name} follow\nit takes no signals" in log
+    waiting = log.partition("the stacks of the learner rank 0 follow\n")[2].partition("the stacks of")[0]
+    assert "learner/rank.py" in waiting, "its peer waits for it in a collective"
+    assert "in train_step" in waiting
     _, alive = psutil.wait_procs([one for found in stopper.processes.values() for one in found], timeout=60)
     assert not alive, f"stopped processes are left: {alive}"

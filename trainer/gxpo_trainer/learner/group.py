@@ -16,6 +16,7 @@ import ray
 from gxpo_trainer.algo.batch import StepBatch, shard
 from gxpo_trainer.cluster.placement import Placement
 from gxpo_trainer.cluster.shared_devices import Devices, SeparateDevices
+from gxpo_trainer.cluster.stacks import TracedProcess, print_stacks
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.timeouts import Phase
 from gxpo_trainer.config.transport import Transport
@@ -43,7 +44,7 @@ class LearnerGroup:
         self.wait_for_one: Callable[[Sequence[Any], Phase], Sequence[Any]] = placement.group.wait_for_one
         """Waits until one of several calls is ready, and returns those that are; raises Stalled. Asynchronous sampling
         serves the engines meanwhile."""
-        self._places: list[str] = []
+        self._processes: list[TracedProcess] = []
         self.transport: Transport = "shared_memory"
 
     def start(self) -> None:
@@ -56,9 +57,10 @@ class LearnerGroup:
         ]
         try:
             address, port = self.placement.group.get(self.ranks[0].endpoint.remote(), "setup")
+            traced = [rank.trace.remote() for rank in self.ranks]
+            self._processes = [self.placement.group.get(call, "setup") for call in traced]
         except (ray.exceptions.RayActorError, Stalled) as error:
             raise LearnerDied(str(error).strip().splitlines()[0]) from error
-        self._places = []
         self.all("setup", address, port, self.placement.device, self.placement.learner_threads)
 
     def restart(self) -> None:
@@ -79,7 +81,7 @@ class LearnerGroup:
     def kill(self) -> None:
         for rank in self.ranks:
             ray.kill(rank, no_restart=True)
-        self.ranks = []
+        self.ranks, self._processes = [], []
 
     def close(self) -> None:
         """Let the ranks free what outlives them (shared memory), then end them."""
@@ -110,7 +112,7 @@ class LearnerGroup:
 
     def nodes(self) -> list[str]:
         """The Ray node of each rank."""
-        return [str(node) for node in self._get([rank.node.remote() for rank in self.ranks], "setup")]
+        return [process.node for process in self._processes]
 
     def next_bucket(self, version: int, index: int, nodes: Sequence[str]) -> tuple[WeightBucket, float | None]:
         """Pack bucket `index` of the present weights for engines on these Ray nodes; see LearnerRank.next_bucket."""
@@ -169,8 +171,7 @@ class LearnerGroup:
 
     def _choose_transport(self, nodes: Sequence[str]) -> Transport:
         """The run's transport; an adapter is small and always goes through the host."""
-        self._places = self._places or self.nodes()
-        one_node = {*nodes} == {self._places[0]}
+        one_node = {*nodes} == {self.nodes()[0]}
         chosen: Transport = self.placement.resolve_transport(one_node)
         if self.config.learner.lora is not None and chosen in ("nccl", "cuda_ipc"):
             return "shared_memory" if one_node else "object_store"
@@ -187,4 +188,7 @@ class LearnerGroup:
                 ray.get(ready)
             return list(ray.get(calls))
         except (ray.exceptions.RayActorError, Stalled) as error:
+            if isinstance(error, Stalled):
+                for rank in (rank for rank, call in enumerate(calls) if call in pending):
+                    print_stacks(f"learner rank {rank}", self._processes[rank])
             raise LearnerDied(str(error).strip().splitlines()[0]) from error

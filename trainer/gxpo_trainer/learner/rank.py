@@ -15,7 +15,7 @@ import ray
 
 from gxpo_trainer.algo.batch import StepBatch
 from gxpo_trainer.cluster.memory import frozen_allocations, peak_resident_bytes
-from gxpo_trainer.cluster.ray_session import this_node
+from gxpo_trainer.cluster.stacks import TracedProcess, trace_this_process
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.transport import Transport
 from gxpo_trainer.types import Metrics, StepReport
@@ -68,9 +68,8 @@ class LearnerRank:
     def pid(self) -> int:
         return os.getpid()
 
-    def node(self) -> str:
-        """The Ray node that it runs on."""
-        return this_node()
+    def trace(self) -> TracedProcess:
+        return trace_this_process()
 
     def setup(self, address: str, port: int, device: str, threads: int) -> None:
         """Build the engine. Heavy modules are imported here, in the actor's process alone."""

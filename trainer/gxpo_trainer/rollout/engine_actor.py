@@ -18,7 +18,7 @@ import ray
 
 from gxpo_trainer.cluster.memory import frozen_allocations
 from gxpo_trainer.cluster.owned_directory import OwnedDirectory
-from gxpo_trainer.cluster.ray_session import this_node
+from gxpo_trainer.cluster.stacks import trace_this_process
 from gxpo_trainer.rollout.intake import Indexed, Intake
 from gxpo_trainer.rollout.requests import FinishedGroups, SamplerSettings, SamplingSettings, StreamEnd
 from gxpo_trainer.rollout.sampler import Sampler, import_engine
@@ -49,9 +49,9 @@ class SamplerActor:
         self._start_s = time.perf_counter() - started
 
     def status(self) -> dict[str, Any]:
-        """`node` (Ray's id), `version` (None: none verified yet), `folder` (of temporary files), `start_s`."""
+        """`process`, `version` (None: none verified yet), `folder` (of temporary files), `start_s`."""
         return {
-            "node": this_node(),
+            "process": trace_this_process(),
             "version": self._sampler.version,
             "folder": self._folder.path,
             "start_s": self._start_s,

@@ -12,6 +12,7 @@ import ray
 
 from gxpo_trainer.cluster.owned_directory import remove_if_abandoned
 from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.cluster.stacks import TracedProcess, print_stacks
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.timeouts import Phase
 from gxpo_trainer.environments.calls import Environments
@@ -37,7 +38,7 @@ class Engine:
     index: int
     actor: Any
     status: Any
-    node: str = ""
+    process: TracedProcess | None = None
     folder: Path | None = None
     version: int | None = None
     restarts: int = 0
@@ -48,6 +49,11 @@ class Engine:
     def name(self) -> str:
         """Its process in timelines."""
         return f"engine {self.index}"
+
+    @property
+    def node(self) -> str:
+        """Ray's id of its node; empty until it was ready once."""
+        return self.process.node if self.process is not None else ""
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the engine. While a stream is open, the engine runs it between two decoding steps."""
@@ -116,7 +122,7 @@ class Engines:
             self.restart(engine, error)
             return False
         engine.status, engine.version = None, status["version"]
-        engine.node, engine.folder = status["node"], status["folder"]
+        engine.process, engine.folder = status["process"], status["folder"]
         return True
 
     def restart(self, engine: Engine, error: Exception) -> None:
@@ -127,6 +133,9 @@ class Engines:
         name = "sampler" if len(self.all) == 1 else f"sampler {engine.index}"
         what = "stalled" if isinstance(error, Stalled) else "died"
         self._log_event("sampler_restarted", f"the {name} {what} ({cause}) and was restarted", sampler=engine.index)
+        if isinstance(error, Stalled):
+            print_stacks(name, engine.process)
+        engine.process = None
         if engine.restarts > MAX_RESTARTS:
             raise TrainingError(f"the {name} {what} {engine.restarts} times in a row; see events.jsonl") from error
         # An unreachable actor may still be alive and hold its resources.

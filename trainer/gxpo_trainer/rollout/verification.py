@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from gxpo_trainer.cluster.stacks import TracedProcess, trace_this_process
 from gxpo_trainer.config import VerifierConfig
 from gxpo_trainer.data.prompts import json_extra
 from gxpo_trainer.errors import ConfigError, VerifierFailed
@@ -38,6 +39,9 @@ class VerifierActor:
         self._config = config
         self._pool = make_pool(config, config.workers)
         self._http: list[HttpReward] | None = None
+
+    async def trace(self) -> TracedProcess:
+        return trace_this_process()
 
     async def score(self, finished: FinishedGroups, rewards: bool = True) -> list[tuple[Verdict, ...]]:
         """One verdict per sample of each group, in order. Several calls may be in flight.

@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.cluster.stacks import print_stacks
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import Stalled, TrainingError
 from gxpo_trainer.rollout.engines import MAX_RESTARTS, Event
@@ -30,10 +31,12 @@ class VerifierHandle:
     def __init__(self, config: RunConfig, placement: Placement, log_event: Event) -> None:
         self._config, self._placement, self._log_event = config, placement, log_event
         self.actor: Any = None
+        self._traced: Any = None
 
     def start(self) -> None:
         actor = ray.remote(VerifierActor).options(**self._placement.verifier_options())
         self.actor = actor.remote(self._config.verifier)
+        self._traced = self.actor.trace.remote()
 
     def submit(self, finished: Any, rewards: bool) -> Any:
         """Score FinishedGroups, given as an object reference; returns a reference of their verdicts."""
@@ -68,6 +71,9 @@ class VerifierHandle:
         cause = str(error).strip().splitlines()[0]
         what = "stalled" if isinstance(error, Stalled) else "died"
         self._log_event("verifier_restarted", f"the verifier {what} ({cause}) and was restarted")
+        if isinstance(error, Stalled):
+            ready, _ = ray.wait([self._traced], timeout=0)
+            print_stacks("verifier", ray.get(ready[0]) if ready else None)
         self.kill()  # a stalled one is alive; its other calls fail with it
         if restarts > MAX_RESTARTS:
             raise TrainingError(
