@@ -38,6 +38,7 @@ from urllib.parse import urlencode
 import httpx
 import numpy as np
 import psutil
+from selenium import webdriver
 
 from benchmarks.measure import Figure, median, save
 from benchmarks.service import Api
@@ -320,14 +321,14 @@ def listed(page: Page, api: Api, chosen: argparse.Namespace) -> list[Figure]:
     ]
 
 
-def empty(page: Page, folder: Path, loads: int) -> Figure:
+def empty(driver: webdriver.Chrome, folder: Path, loads: int) -> Figure:
     """Streamlit's page with a title alone."""
     (folder / "empty.py").write_text(EMPTY_PAGE, encoding="utf-8")
     process = DashboardProcess(folder / "empty.log", page=folder / "empty.py")
     try:
         process.wait()
         shown = "() => document.querySelector('[data-testid=stMain] h1')"
-        return median("empty page, whole", pictures(Page(page.driver, process.url), "", loads, shown)[0], "ms")
+        return median("empty page, whole", pictures(Page(driver, process.url), "", loads, shown)[0], "ms")
     finally:
         process.close()
 
@@ -348,8 +349,8 @@ def figures(chosen: argparse.Namespace) -> list[Figure]:
         try:
             dashboard.wait()
             driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": HOOKS})
+            found = [empty(driver, home, chosen.loads)]
             page = Page(driver, dashboard.url, dashboard.cookie)
-            found = [empty(page, home, chosen.loads)]
             found += compared(page, dashboard, api, environment, chosen)
             return found + listed(page, api, chosen)
         finally:

@@ -1,14 +1,19 @@
 """Real GXPO runs on placements that the test suite has no time for; each with the log-prob gap of its steps.
 
 python -m benchmarks.placements [NAME ...]
+
+The run of the pool of three is made twice: undisturbed, and with 20 of its engines killed (-9) at any moment of its
+steps. Both sample with one seed per response, so that each step of one has the prompts and tokens of the other.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -19,16 +24,23 @@ import ray
 
 from benchmarks.measure import Figure, median, save
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.records.reading import read_events, read_metrics
+from gxpo_trainer.jsonl import read_lines
+from gxpo_trainer.records.reading import METRICS, read_events
 from gxpo_trainer.rollout.planner import RolloutPlanner
 from gxpo_trainer.rollout.verifier_handle import VerifierHandle
 from gxpo_trainer.training.run import train_run
 
 STEPS = 4
+KILLS = 20
 MEAN_GAP, LARGEST_GAP = 1e-6, 1e-4
 SMALL_CPUS = {"learner_cpus": 0.4, "verifier_cpus": 0.2, "learner_threads": 1, "sampler_threads": 1}
+THREE = "pool of three engines"
 RUNS: dict[str, dict[str, Any]] = {
-    "pool of three engines": {"placement": {"samplers": 3, "sampler_cpus": 0.4}},
+    THREE: {
+        "placement": {"samplers": 3, "sampler_cpus": 0.4},
+        "rollout": {"deterministic": True},
+        "budget": {"steps": KILLS // 2 + 1},
+    },
     "pool of two engines of tensor parallel 2, temperature 0.7": {
         "placement": {"samplers": 2, "tensor_parallel": 2, "sampler_cpus": 0.6},
         "rollout": {"temperature": 0.7},
@@ -84,14 +96,63 @@ def worker_killed_in_second_step(killed: list[int]) -> Iterator[None]:
         RolloutPlanner.collect, VerifierHandle.submit = inner_collect, inner_submit  # type: ignore[method-assign]
 
 
+@contextmanager
+def engines_killed(kills: int, killed: list[int], steps: list[Any]) -> Iterator[None]:
+    """Kill two engines in each step, some while they sample and some later, until `kills` have died."""
+    inner, draw = RolloutPlanner.collect, random.Random(0)
+    timers: list[threading.Timer] = []
+
+    def collect(self: Any, pool: Any, step: int, version: int) -> Any:
+        for timer in timers:
+            timer.join()
+        pool.engines.await_ready(every=True)
+        victims = draw.sample(pool.engines.all, min(2, kills - len(killed)))
+        pids = [ray.get(engine.actor.pid.remote()) for engine in victims]
+        timers[:] = [threading.Timer(draw.uniform(0.05, 3.0), os.kill, (pid, signal.SIGKILL)) for pid in pids]
+        for timer in timers:
+            timer.start()
+        killed.extend(pids)
+        found = inner(self, pool, step, version)
+        samples = [(group.group.prompt.id, group.group.samples) for group in found.groups]
+        steps.append([(prompt, [sample.token_ids.tolist() for sample in drawn]) for prompt, drawn in samples])
+        return found
+
+    RolloutPlanner.collect = collect  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        RolloutPlanner.collect = inner  # type: ignore[method-assign]
+
+
 def _measure(name: str, out: Path) -> list[Figure]:
     killed: list[int] = []
-    with worker_killed_in_second_step(killed) if name == KILLED else nullcontext():
+    if name != THREE:
+        with worker_killed_in_second_step(killed) if name == KILLED else nullcontext():
+            train_run(config_of(name), out)
+        return _figures(name, out, len(killed))
+    undisturbed: list[Any] = []
+    disturbed: list[Any] = []
+    with engines_killed(0, [], undisturbed):
         train_run(config_of(name), out)
-    rows = [row for row in read_metrics(out) if "rollout/logprob_gap_mean" in row["metrics"]]
+    figures = _figures(name, out, 0)
+    with engines_killed(KILLS, killed, disturbed):
+        train_run(config_of(name), out.with_name("killed"))
+    wrong = sum(mine != theirs for mine, theirs in zip(undisturbed, disturbed, strict=True))
+    killed_name = f"{name}, {len(killed)} killed"
+    return [
+        *figures,
+        *_figures(killed_name, out.with_name("killed"), len(killed)),
+        Figure(f"{killed_name}: steps with other prompts or tokens", wrong, wrong, wrong, "", "0", wrong == 0),
+    ]
+
+
+def _figures(name: str, out: Path, killed: int) -> list[Figure]:
+    """Raises RuntimeError unless the run has each step once, and a restart for each process killed."""
+    rows = [row for row in read_lines(out / METRICS) if "rollout/logprob_gap_mean" in row["metrics"]]
     restarts = [event for event in read_events(out) if event["kind"] == "sampler_restarted"]
-    if [row["step"] for row in rows] != list(range(1, STEPS + 1)) or len(restarts) != len(killed):
-        raise RuntimeError(f"{name}: steps {[row['step'] for row in rows]}, {len(restarts)} restarts")
+    steps = [row["step"] for row in rows]
+    if steps != list(range(1, steps[-1] + 1)) or len(restarts) != killed:
+        raise RuntimeError(f"{name}: steps {steps}, {len(restarts)} restarts")
     metrics = [row["metrics"] for row in rows]
     return [
         _plain(f"{name}: engines restarted after a kill", len(restarts)),
@@ -115,7 +176,7 @@ def main(names: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for number, name in enumerate(names or list(RUNS)):
             figures += _measure(name, Path(folder) / str(number))
-    save("placements", figures, {"steps": STEPS, "cores": len(os.sched_getaffinity(0))})
+    save("placements", figures, {"steps": STEPS, "kills": KILLS, "cores": len(os.sched_getaffinity(0))})
 
 
 if __name__ == "__main__":

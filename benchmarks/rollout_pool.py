@@ -1,4 +1,4 @@
-"""The pool on two cores: two engines against one, a sync to four engines against one, and 20 kills.
+"""The pool on two cores: two engines against one, and a sync to four engines against one.
 
 Every engine has one thread. The pool of one engine runs on one core with all that belongs to it (verifier, controlling
 process, Ray), the pool of two on two; a pool of one whose engine has a core to itself is measured as well. Each engine
@@ -8,25 +8,18 @@ samples MOST_SEQUENCES at a time and has more to do, so that one of two engines 
 from __future__ import annotations
 
 import os
-import random
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import ray
-
 from benchmarks.measure import Figure, median, ratio, save
 from benchmarks.small_loop import small_loop
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.rollout.engines import MAX_RESTARTS
 from gxpo_trainer.rollout.planner import RolloutPlanner
 
 ROUNDS = 5
 MOST_SEQUENCES = 128
-KILLS = 20
 
 
 def config_of(samplers: int) -> RunConfig:
@@ -87,8 +80,6 @@ def main() -> None:
         median("sync to four engines", syncs[4], "s"),
         ratio("sync to four / to one", syncs[4], syncs[1], at_most=1.5),
     ]
-    kills, doubled = _kills()
-    figures.append(median(f"prompts lost or doubled in {kills} kills", [float(doubled)], "prompts", at_most=0.0))
     save("rollout_pool", figures, {"cores": len(os.sched_getaffinity(0)), "most_sequences": MOST_SEQUENCES})
 
 
@@ -101,31 +92,6 @@ def _seconds(action: Any, *arguments: Any) -> float:
 def _tokens_per_s(pool: Any, planner: RolloutPlanner, version: int) -> float:
     rollouts = planner.collect(pool, 1, version)
     return rollouts.num_tokens / rollouts.rollout_s
-
-
-def _kills() -> tuple[int, int]:
-    """Kill engines of a pool of three in mid-step until KILLS have died; compare with an undisturbed collection."""
-    draw, kills, wrong = random.Random(0), 0, 0
-    with pool_of(3) as (pool, planner):
-        requests = planner.requests(range(64), step=1)
-        reference = _tokens(pool.collect(requests, planner.sampling, 0))
-        while kills < KILLS:
-            alive = [engine for engine in pool.engines.ready if engine.restarts < MAX_RESTARTS - 1]
-            victims = [ray.get(engine.actor.pid.remote()) for engine in draw.sample(alive, min(2, len(alive)))]
-            timers = [threading.Timer(draw.uniform(0.05, 0.6), os.kill, (pid, signal.SIGKILL)) for pid in victims]
-            for timer in timers:
-                timer.start()
-            found = _tokens(pool.collect(requests, planner.sampling, 0))
-            for timer in timers:
-                timer.join()
-            kills += len(victims)
-            wrong += sum(mine != theirs for mine, theirs in zip(found, reference, strict=True))
-            pool.engines.await_ready(every=False)
-    return kills, wrong
-
-
-def _tokens(collected: Any) -> list[list[list[int]]]:
-    return [[sample.token_ids.tolist() for sample in group.group.samples] for group in collected.groups]
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class DashboardProcess:
         command = [sys.executable, "-m", "streamlit", "run", str(page or APP), *words]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("GXPO_")}
         self.secret = secrets.token_urlsafe(16)
-        file = log.with_name("dashboard-secret")
+        file = log.with_suffix(".secret")
         file.write_text(self.secret, encoding="utf-8")
         clean["GXPO_LINK_SECRET_FILE"] = str(file)
         with log.open("ab") as out:
