@@ -8,12 +8,15 @@ pins all that it reaches, so that `pip install --no-deps -r` needs no resolver. 
   `import vllm` and `import transformers` fail; nothing that the product uses needs them.
 - triton: GPU kernels, 1 GB on disk; on a CPU nothing imports more than the question whether it is there.
 
-service.txt and dashboard.txt are parts of cpu.txt, for images that need no torch.
+service.txt and dashboard.txt are parts of cpu.txt, for images that need no torch. They are what others reach over the
+network, so `uv pip compile` adds the hashes of their files on the index. The lists with torch have none:
+the builds of torch and vllm for CPUs come from other places than the index, with other hashes.
 """
 
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -66,6 +69,13 @@ def write(path: Path, pins: dict[str, str]) -> None:
     print(f"{path.name}: {len(pins)} packages")
 
 
+def write_with_hashes(path: Path, pins: dict[str, str]) -> None:
+    write(path, pins)
+    uv = [str(Path(sys.executable).with_name("uv")), "pip", "compile", str(path), "--no-deps", "--generate-hashes"]
+    found = subprocess.run([*uv, "--no-header", "--no-annotate", "--quiet"], check=True, capture_output=True, text=True)
+    path.write_text(HEADER + found.stdout)
+
+
 def main() -> int:
     cpu = closure(read_direct(HERE / "cpu.in"))
     dev = closure(read_direct(HERE / "dev.in"))
@@ -75,7 +85,7 @@ def main() -> int:
         pins = closure(read_direct(HERE / f"{part}.in"))
         if strange := pins.keys() - cpu.keys():
             raise SystemExit(f"{part}.in needs {', '.join(sorted(strange))}, which cpu.in does not reach; add it there")
-        write(HERE / f"{part}.txt", pins)
+        write_with_hashes(HERE / f"{part}.txt", pins)
     return 0
 
 

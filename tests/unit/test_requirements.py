@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ REQUIREMENTS = Path(__file__).parents[2] / "requirements"
 
 
 def requirements(name: str) -> list[Requirement]:
-    lines = (line.split("#")[0].strip() for line in (REQUIREMENTS / name).read_text().splitlines())
+    lines = (line.split("#")[0].strip(" \\") for line in (REQUIREMENTS / name).read_text().splitlines())
     return [Requirement(line) for line in lines if line and not line.startswith("-")]
 
 
@@ -34,3 +35,13 @@ def test_what_an_input_asks_for_is_pinned(asked: str, lists: list[str]) -> None:
         pin = pins.get(canonicalize_name(requirement.name), "")
         assert pin.startswith("=="), f"{requirement} of {asked} is not pinned in {lists}"
         assert requirement.specifier.contains(pin.removeprefix("==")), f"{requirement} of {asked} is pinned as {pin}"
+
+
+@pytest.mark.parametrize("name", ["service", "dashboard"])
+def test_what_others_reach_over_the_network_is_installed_by_hash(name: str) -> None:
+    text = (REQUIREMENTS / f"{name}.txt").read_text()
+    entries = re.split(r"^(?=[a-z0-9])", text, flags=re.MULTILINE)[1:]
+    assert len(entries) == len(requirements(f"{name}.txt"))
+    assert [entry for entry in entries if not re.search(r"--hash=sha256:[0-9a-f]{64}", entry)] == []
+    dockerfile = (REQUIREMENTS.parent / "deploy/Dockerfile").read_text()
+    assert f"--require-hashes -r /build/requirements/{name}.txt" in dockerfile
