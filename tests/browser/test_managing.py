@@ -15,14 +15,6 @@ TICKS = "view.data('ticks').map(row => row.value)"
 LAST = "Math.max(...view.data('points').map(row => row.x))"
 
 
-def short_run(site: Site, name: str) -> str:
-    """A run of three steps, once it has ended."""
-    body = {"preset": "demo", "name": name, "overrides": ["budget.steps=3"]}
-    run = str(site.http.post("/runs", json=body).raise_for_status().json()["id"])
-    until(lambda: site.state(run) == "succeeded", f"the end of {name}")
-    return run
-
-
 @contextmanager
 def another_live_run(site: Site, name: str) -> Iterator[str]:
     """A second run that trains, deleted at the end."""
@@ -36,7 +28,7 @@ def another_live_run(site: Site, name: str) -> Iterator[str]:
 
 
 def test_several_runs_are_deleted_at_once_and_the_filter_stays(site: Site, page: Page) -> None:
-    runs = [short_run(site, f"to delete {number}") for number in range(3)]
+    runs = [site.submit_short(f"to delete {number}") for number in range(3)]
     page.open("runs", text="to delete")
     page.tick_row(0)
     page.shows("1 selected")
@@ -111,7 +103,7 @@ def test_a_log_is_searched(site: Site, page: Page, live_run: str) -> None:
 
 
 def test_a_run_whose_samples_were_deleted_by_retention_says_so(site: Site, page: Page) -> None:
-    run = short_run(site, "of last year")
+    run = site.submit_short("of last year")
     page.open("run", run=run, part="Samples")
     page.shows("No samples yet")
     with closing(sqlite3.connect(site.home / "gxpo.sqlite", timeout=60)) as database, database:

@@ -6,25 +6,12 @@ import io
 
 import pytest
 from PIL import Image
-from support.browsing import Mode, Page, set_mode
+from support.browsing import TEXTS, Mode, Page, set_mode
 from support.contrast import contrast
 from support.site import Site
 
 CHARTS = "[data-testid=stVegaLiteChart]"
 FIRST_CHART = f"return document.querySelector('{CHARTS}').getBoundingClientRect().top"
-TEXTS = """(() => {
-  const found = [];
-  const walk = (mark, x, y) => (mark.items || []).forEach(item => {
-    if (mark.marktype === 'group') (item.items || []).forEach(part => walk(part, x + (item.x || 0), y + (item.y || 0)));
-    else if (mark.marktype === 'text' && item.text) {
-      const box = item.bounds;
-      found.push([String(item.text), [x + box.x1, y + box.y1, x + box.x2, y + box.y2]]);
-    }
-  });
-  walk(view.scenegraph().root, ...view.origin());
-  return found;
-})()"""
-"""Every text of a chart and its box in pixels from the chart's corner."""
 SERIES_END = "view.data('points').reduce((most, row) => Math.max(most, row.x), 0)"
 CELLS = "return [...document.querySelectorAll('[data-testid=stDataFrame] table[role=grid] {}')].map(c => c.textContent)"
 

@@ -40,6 +40,20 @@ for (let fiber = chart[name], depth = 0; fiber && depth < 40 && !view; fiber = f
 if (!view) return null;
 """
 
+TEXTS = """(() => {
+  const found = [];
+  const walk = (mark, x, y) => (mark.items || []).forEach(item => {
+    if (mark.marktype === 'group') (item.items || []).forEach(part => walk(part, x + (item.x || 0), y + (item.y || 0)));
+    else if (mark.marktype === 'text' && item.text) {
+      const box = item.bounds;
+      found.push([String(item.text), [x + box.x1, y + box.y1, x + box.x2, y + box.y2]]);
+    }
+  });
+  walk(view.scenegraph().root, ...view.origin());
+  return found;
+})()"""
+"""Every text of a chart and its box in pixels from the chart's corner."""
+
 
 def find_programs() -> tuple[str, str] | None:
     """Chromium and its driver, None when one is missing."""
@@ -218,10 +232,22 @@ class Page:
         x, y = round(18 - half["width"]), round(36 * (row + 1.5) - half["height"])
         self._keys().move_to_element_with_offset(canvas, x, y).click().perform()
 
-    def zoom(self, key: str) -> None:
-        """Turn the wheel over the middle of a chart."""
+    def point_at(self, key: str, x: float, y: float, *, press: bool = False) -> None:
+        """Move the pointer to these pixels of a chart, from its corner, and press there if asked."""
+        chart = self._drawing(key)
+        half = {side: chart.size[side] / 2 for side in ("width", "height")}
+        self._keys().move_to_element_with_offset(chart, round(x - half["width"]), round(y - half["height"])).perform()
+        if press:
+            self._keys().click().perform()
+
+    def _drawing(self, key: str) -> WebElement:
         chart = self.one(f'[class*="{key}"] [data-testid=stVegaLiteChart] canvas, [class*="{key}"] .marks')
         self._to_the_middle(chart)
+        return chart
+
+    def zoom(self, key: str) -> None:
+        """Turn the wheel over the middle of a chart."""
+        chart = self._drawing(key)
         self._keys().scroll_from_origin(ScrollOrigin.from_element(chart), 0, -200).perform()
 
     def scroll_to(self, top: int) -> None:

@@ -15,6 +15,8 @@ RECORDINGS = Path(__file__).resolve().parents[1] / "browser" / "recordings"
 `tools-demo`, with two groups of samples and an odd one that was added by hand."""
 FOREIGN_NAME = "gxpo.test"
 """A name of this machine that is not one of loopback's own: who asks for it may sit anywhere."""
+FORMULA = r"Half of it: \( \frac{1}{2} \) <img src=x onerror=alert(1)>"
+"""A response of the run `fired`."""
 LONG = 100_000
 """Steps that no test waits for."""
 
@@ -40,6 +42,13 @@ class Site:
         body = {"preset": "demo", "name": name, "overrides": [f"budget.steps={LONG}"]}
         run = str(self.http.post("/runs", json=body).raise_for_status().json()["id"])
         until(lambda: self.step(run) > 5, f"the first steps of {name}")
+        return run
+
+    def submit_short(self, name: str) -> str:
+        """A run of three steps, once it has ended."""
+        body = {"preset": "demo", "name": name, "overrides": ["budget.steps=3"]}
+        run = str(self.http.post("/runs", json=body).raise_for_status().json()["id"])
+        until(lambda: self.state(run) == "succeeded", f"the end of {name}")
         return run
 
     def step(self, run: str) -> int:

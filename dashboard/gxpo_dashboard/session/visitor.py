@@ -211,10 +211,10 @@ def log_tail(run: str) -> Json:
     return store[run]
 
 
-def whole_log(run: str) -> bytes:
-    """The whole log, part by part."""
+def whole_log(service: Client, run: str) -> bytes:
+    """The whole log, part by part. A download calls it outside the session, where `client` cannot be called."""
     parts, offset = [], 0
-    while (answer := client().logs(run, offset=offset, limit=_LOG_WINDOW))["text"]:
+    while (answer := service.logs(run, offset=offset, limit=_LOG_WINDOW))["text"]:
         parts.append(answer["text"])
         offset = answer["next_offset"]
     return "".join(parts).encode()

@@ -173,7 +173,7 @@ def log(run: str, x: str) -> None:
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
         text = st.text_input("Search log", key="log-search", icon=":material/search:", placeholder="part of a line")
-        fetch = partial(visitor.whole_log, run)
+        fetch = partial(visitor.whole_log, visitor.client(), run)
         download("Download", f"{run}.log", fetch, "log-download")
     lines = answer["text"].splitlines()
     matches = [line for line in lines if text.lower() in line.lower()] if text else lines

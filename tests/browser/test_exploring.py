@@ -1,0 +1,86 @@
+"""The metric explorer, saved views, and what a run's records show and give away as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.browsing import TEXTS, Page
+from support.site import FORMULA, Site
+
+ROWS = "view.data('points').map(row => [row.series, row.x, row.y])"
+SERIES = "[...new Set(view.data('points').map(row => row.series))].sort()"
+NORM = "update/norm"
+
+
+def test_metrics_are_smoothed_and_drawn_on_a_logarithmic_axis(site: Site, page: Page) -> None:
+    page.open("run", run=site.recorded["demo"], part="Metrics", find=NORM)
+    raw = page.wait(lambda: page.chart("explorer", ROWS), "the norm")
+    page.choose("Smoothing", "average, weight 0.9")
+    smooth = page.wait(lambda: (found := page.chart("explorer", ROWS)) != raw and found, "the average")
+    assert smooth[0] == raw[0]
+    # Each value is 0.9 of the average so far and 0.1 of its own.
+    assert smooth[1][2] == pytest.approx(0.9 * raw[0][2] + 0.1 * raw[1][2])
+    assert page.chart("explorer", "view.scale('concat_0_y').type") == "linear"
+    page.one("[data-testid=stCheckbox] label").click()
+    page.wait(lambda: page.chart("explorer", "view.scale('concat_0_y').type") == "log", "the logarithmic axis")
+    assert page.query["log"] == ["1"]
+    assert page.query["msmooth"] == ["0.9"]
+
+
+def test_the_pointer_marks_one_step_in_all_rows_and_the_legend_shows_one_run(site: Site, page: Page) -> None:
+    page.open("compare", runs=list(site.recorded.values()), find="update/")
+    names = page.wait(lambda: page.chart("explorer", SERIES), "the metrics of both runs")
+    assert len(names) == 2
+    assert page.chart("explorer", "view.data('hover_store').length") == 0
+    page.point_at("explorer", 300, 140)
+    found = page.wait(lambda: page.chart("explorer", "view.data('hover_store').map(row => row.values)"), "the pointer")
+    assert len({values[0] for values in found}) == 1
+    boxes = dict(page.chart("explorer", TEXTS))
+    left, top, right, bottom = boxes[names[0]]
+    page.point_at("explorer", (left + right) / 2, (top + bottom) / 2, press=True)
+    shown = page.wait(lambda: page.chart("explorer", "view.data('shown_store').map(row => row.values)"), "the choice")
+    assert {name for (name,) in shown} == {names[0]}, "in each row"
+    page.choose("Hidden runs", names[0])
+    page.wait(lambda: page.chart("explorer", SERIES) == names[1:], "the other run alone")
+    assert len(page.query["hide"]) == 1
+
+
+def test_a_saved_view_is_an_address(site: Site, page: Page) -> None:
+    page.open("runs", text="recorded")
+    page.press("Views")
+    page.press("Most accurate configurations")
+    page.wait(lambda: page.query.get("sort") == ["score_best"], "the order in the address")
+    assert page.query["rows"] == ["seeds"]
+    assert "text" not in page.query
+    page.settle()
+    page.driver.refresh()
+    page.settle()
+    assert "Means over seeds" in page.text
+    assert page.query["sort"] == ["score_best"]
+
+
+def test_a_comparison_says_from_which_share_of_sampling_a_look_ahead_pays(site: Site, page: Page) -> None:
+    page.open("compare", runs=list(site.recorded.values()), share="0.9")
+    page.shows("When it pays: sampling takes 90% of a step")
+
+
+def test_notes_and_formulas_are_text_and_formulas_are_typeset_next_to_it(site: Site, page: Page) -> None:
+    site.http.patch(f"/runs/{site.fired}", json={"notes": "<b>look</b> **here**"}).raise_for_status()
+    page.open("run", run=site.fired, part="Samples")
+    page.one("summary").click()
+    page.shows("<b>look</b> **here**")
+    page.shows(FORMULA)
+    assert page.wait(lambda: page.all(".katex .mfrac"), "the fraction")
+    assert page.all("img[src=x]") == []
+
+
+def test_the_whole_log_is_downloaded(site: Site, page: Page, tmp_path: Path) -> None:
+    run = site.submit_short("with a log")
+    page.open("run", run=run, part="Log")
+    page.shows("lines of the last")
+    page.download_to(tmp_path)
+    page.press("Download")
+    file = tmp_path / f"{run}.log"
+    page.wait(file.exists, "the file")
+    assert file.read_bytes() == (site.home / "artifacts" / run / "train.log").read_bytes()
