@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.dates import AutoDateLocator, DateFormatter
 from matplotlib.figure import Figure
 
 from gxpo_client.client import Client
@@ -24,6 +25,9 @@ SCRAPE_S = 5
 POINTS = 300
 _COLUMNS, _ROW_HEIGHT = 24, 8
 """Of Grafana's grid."""
+_OF_THE_SCRAPE = ("__name__", "instance", "job")
+_LEFT, _RIGHT, _ABOVE, _BELOW = 1.0, 0.3, 0.9, 0.8
+"""Room around a panel's axes for its title and the labels of the ticks, in cells of that grid."""
 
 
 class Prometheus:
@@ -60,33 +64,34 @@ class Prometheus:
         """The panels of the dashboard at their places."""
         panels = json.loads((FILES / "grafana-dashboard.json").read_text(encoding="utf-8"))["panels"]
         rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
-        figure = Figure(figsize=(13, 3.4 * rows / _ROW_HEIGHT), layout="constrained")
-        grid = figure.add_gridspec(rows, _COLUMNS)
+        figure = Figure(figsize=(13, 3.4 * rows / _ROW_HEIGHT))
         for panel in panels:
-            place = panel["gridPos"]
-            axes = figure.add_subplot(grid[place["y"] : place["y"] + place["h"], place["x"] : place["x"] + place["w"]])
-            self._panel(axes, panel)
+            x, y, width, height = (panel["gridPos"][side] for side in "xywh")
+            left, bottom = (x + _LEFT) / _COLUMNS, 1 - (y + height - _BELOW) / rows
+            size = (width - _LEFT - _RIGHT) / _COLUMNS, (height - _BELOW - _ABOVE) / rows
+            self._panel(figure.add_axes((left, bottom, *size)), panel)
         file.parent.mkdir(parents=True, exist_ok=True)
         FigureCanvasAgg(figure).print_figure(file, dpi=160)
 
     def _panel(self, axes: Axes, panel: dict[str, Any]) -> None:
         drawn = 0
         for target in panel["targets"]:
-            for series in self.series(target["expr"]):
+            found = self.series(target["expr"])
+            for series in found:
                 times = [datetime.fromtimestamp(at, tz=UTC) for at, _ in series["values"]]
                 values = [float(value) for _, value in series["values"]]
-                if any(value > 0 for value in values):
-                    label = ", ".join(value for name, value in series["metric"].items() if not name.startswith("__"))
+                if len(found) == 1 or any(value > 0 for value in values):
+                    label = ", ".join(value for name, value in series["metric"].items() if name not in _OF_THE_SCRAPE)
                     axes.plot(times, values, linewidth=1.3, label=label or target["legendFormat"])
                     drawn += 1
         unit = panel["fieldConfig"]["defaults"].get("unit", "")
         axes.set_title(panel["title"] + (" (s)" if unit == "s" else ""), fontsize=10, loc="left")
         axes.tick_params(labelsize=7)
         axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_locator(AutoDateLocator(maxticks=6))
+        axes.xaxis.set_major_formatter(DateFormatter("%H:%M"))
         if 1 < drawn <= 12:
             axes.legend(fontsize=6, loc="upper left")
-        for label in axes.get_xticklabels():
-            label.set_rotation(20)
 
     def close(self) -> None:
         self._http.close()
