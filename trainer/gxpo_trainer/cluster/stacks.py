@@ -38,11 +38,12 @@ def trace_this_process() -> TracedProcess:
 
 def print_stacks(name: str, process: TracedProcess | None) -> None:
     """Print the stacks of a hung process, on any node, into the log of the run. process: None while it has not told."""
-    found = _stacks_on_its_node(process) if process is not None else "it hangs before it could be traced"
+    found = stacks_of(process) if process is not None else "it hangs before it could be traced"
     print(f"the stacks of the {name} follow\n{found}", file=sys.stderr, flush=True)
 
 
-def _stacks_on_its_node(process: TracedProcess) -> str:
+def stacks_of(process: TracedProcess) -> str:
+    """The stacks of a process of any node, or why there are none."""
     if process.node == this_node():
         return stacks(process.pid, process.descriptor)
     import ray
