@@ -49,18 +49,33 @@ return Math.max(...ends.filter(end => end <= arguments[0]), Math.min(...ends));
 """
 
 
+# From the top of the card with this title, which has a chart with a title of its own, to the bottom of the next one.
+_CARDS = """
+const titles = [...document.querySelectorAll('[data-testid=stMain] h5')];
+const first = titles.findIndex(title => title.innerText.includes(arguments[0]));
+const boxes = titles.slice(first, first + 3)
+  .map(title => title.closest('[data-testid=stVerticalBlock]').getBoundingClientRect());
+return [boxes[0].left - 6, boxes[0].top - 6, boxes[0].right + 6, boxes[boxes.length - 1].bottom + 6];
+"""
+_WHOLE_PAGE = 8000
+
+
 def shoot(page: Page, file: Path, query: dict[str, Any], width: int, most: int) -> None:
-    """A view from its top, as high as its content; above `most` pixels it ends below the last whole card."""
-    page.open(**query)
+    """A view from its top, as high as its content; above `most` pixels it ends below the last whole card. With a `card`
+    in the query, that card and the next one alone."""
+    card = query.get("card")
+    page.open(**{name: value for name, value in query.items() if name != "card"})
     size = {
         "width": width,
-        "height": max(int(page.script(_HEIGHT, most)), 700),
+        "height": max(int(page.script(_HEIGHT, _WHOLE_PAGE if card else most)), 700),
         "deviceScaleFactor": SCALE,
         "mobile": False,
     }
     page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     page.settle()
     picture = Image.open(io.BytesIO(page.driver.get_screenshot_as_png())).convert("RGB")
+    if card:
+        picture = picture.crop([round(SCALE * edge) for edge in page.script(_CARDS, card)])
     picture.quantize(256, dither=Image.Dither.NONE).save(file, optimize=True)
     page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
@@ -81,7 +96,7 @@ def views(client: Client) -> dict[str, dict[str, Any]]:
             by_label.setdefault(run["name"].rstrip("0123456789"), []).append(run["id"])
     compared = [run for of_label in by_label.values() for run in of_label[: max(1, _MOST_COMPARED // len(by_label))]]
     sweeps = [group["id"] for group in client.groups() if client.heat_map(group["id"]) is not None]
-    sweep = {"sweep": {"view": "compare", "groups": sweeps[:1]}} if sweeps else {}
+    sweep = {"sweep": {"view": "compare", "groups": sweeps[:1], "card": "Sweep"}} if sweeps else {}
     return {
         **sweep,
         "runs": {"view": "runs"},

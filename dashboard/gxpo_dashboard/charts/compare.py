@@ -192,8 +192,8 @@ def parallel_chart(runs: Sequence[Mapping[str, Any]], settings: Sequence[str]) -
         ticks += [(axis, _rank(word, values[axis]), word) for word in values[axis]]
     ticks += [(_ACCURACY, 0.0, percent(low)), (_ACCURACY, 1.0, percent(high))] if scored else []
     frame = typed_frame(rows, series="str", axis="str", y="float64", value="str", accuracy="float64")
-    x: Spec = {"field": "axis", "type": "nominal", "sort": axes, "title": None, "axis": {"labelAngle": 0}}
-    x["scale"] = {"padding": 0.3}
+    x: Spec = {"field": "axis", "type": "nominal", "sort": axes, "title": None}
+    x |= {"axis": {"labelAngle": 0, "labelLimit": 300}, "scale": {"padding": 0.3}}
     shade = quantity("accuracy", legend=None, scale={"zero": False, "range": list(LINES)})
     tips = [{"field": "series"}, {"field": "axis"}, {"field": "value"}]
     hovered: Spec = {"condition": {"param": "hover", "empty": False, "value": 4}, "value": 1.6}
