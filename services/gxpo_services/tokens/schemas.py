@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gxpo_services.api.fields import Text
+
 RoleWord = Literal["metrics", "viewer", "submitter", "admin"]
 
 
@@ -14,7 +16,7 @@ class TokenRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str = Field(min_length=1, max_length=100, description="Name of its owner.", examples=["ci"])
+    name: Text = Field(min_length=1, max_length=100, description="Name of its owner.", examples=["ci"])
     role: RoleWord = Field(
         "viewer",
         description="metrics: only /metrics; viewer: read; submitter: submit, control; admin: tokens too.",

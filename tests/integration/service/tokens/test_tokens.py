@@ -47,6 +47,12 @@ def test_only_admins_manage_tokens_and_each_role_knows_itself(api: TestClient, t
     assert "sha256" not in answer.text
 
 
+def test_a_name_that_cannot_be_stored_is_refused(api: TestClient, token_for: Callable[[str], str]) -> None:
+    refused = api.post("/tokens", headers=bearer(token_for("admin")), json={"name": "a\x00b"})
+    assert refused.status_code == 422
+    assert "must not contain a NUL character" in refused.json()["detail"]
+
+
 def test_tokens_are_listed_page_by_page(api: TestClient, token_for: Callable[[str], str]) -> None:
     admin = bearer(token_for("admin"))
     made = [api.post("/tokens", headers=admin, json={"name": f"t{number}"}).json()["id"] for number in range(4)]
