@@ -106,7 +106,7 @@ def _fired(folder: Path) -> Path:
 
 @contextmanager
 def changed(file: Path) -> Iterator[list[dict[str, Any]]]:
-    """The rows of a file, which is written anew at the end."""
+    """The rows of a file, which is written again at the end."""
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     yield rows
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")

@@ -194,7 +194,7 @@ def test_weights_change_between_the_tokens_of_a_sample_which_names_the_versions(
     config = ahead(
         small_run,
         rollout={"deterministic": False, "update_in_flight": True, "max_num_seqs": 4, "ignore_eos": True},
-        learner={"rule": GXPO, "optimizer": {"learning_rate": 1e-4}},
+        learner={"rule": GXPO, "optimizer": {"learning_rate": 3e-5}},
         evaluation={"every_steps": 0},
         checkpoint={"every_steps": 1, "keep_last": STEPS},
     )
@@ -222,12 +222,11 @@ def test_weights_change_between_the_tokens_of_a_sample_which_names_the_versions(
             part = slice(begin, begin + count)
             by_version = {v: policies.logprobs(group, sample, v)[part] for v in range(STEPS) if policies.has(v)}
             gaps = {v: float(np.abs(found - sample.logprobs[part]).max()) for v, found in by_version.items()}
-            # Two float32 engines differ by 2e-5 at most here, by ten times that where an update has gone far astray.
-            assert gaps.pop(version) <= 1e-3
+            assert gaps.pop(version) <= 1e-4
             others += gaps.values()
             begin += count
     # A part of one token can have the same probability under two versions; many parts cannot.
-    assert np.median(others) > 1e-2, "the versions are too close to each other: the test is too weak"
+    assert np.median(others) > 1e-3, "the versions are too close to each other: the test is too weak"
 
 
 class Policies:

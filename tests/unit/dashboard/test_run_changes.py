@@ -119,7 +119,7 @@ def test_a_shared_response_is_used_until_its_run_changes(service: Service, chang
     send(service, changes, "run", {"id": "b"})
     assert [ask("a", ["a"]), ask("list", [])] == [0, 4]
     clock.now = 10.5
-    assert ask("a", ["a"]) == 5, "not for ever: some changes are not in the stream"
+    assert ask("a", ["a"]) == 5, "not indefinitely: some changes are not in the stream"
 
 
 def test_clients_know_which_runs_a_response_is_about(service: Service, changes: RunChanges, clock: Clock) -> None:
