@@ -45,7 +45,10 @@ class Stopped(GxpoError):
 
 @dataclass(frozen=True)
 class Child:
-    """A process to supervise. ready: readiness check; start_s: its time-out; tries: attempts of the first start."""
+    """A process to supervise. ready: readiness check; start_s: its time-out; tries: attempts of the first start.
+
+    port: that it listens on once it is ready; another program there may answer the check in its place.
+    """
 
     name: str
     command: Sequence[str]
@@ -54,6 +57,7 @@ class Child:
     start_s: float = 300.0
     stop_s: float = 15.0
     tries: int = 1
+    port: int | None = None
 
 
 @dataclass
@@ -66,6 +70,9 @@ class _Managed:
     """Time of the next restart; None while it is alive."""
     ready_by: float | None = None
     """Time by which a restarted child must be ready; None once it is."""
+
+    def is_ready(self) -> bool:
+        return self.child.ready() and (self.child.port is None or self.child.port in _listened_on(self.process.pid))
 
 
 class Supervisor:
@@ -171,7 +178,7 @@ class Supervisor:
     def _wait(self, kept: _Managed) -> None:
         give_up = time.monotonic() + kept.child.start_s
         tries = 1
-        while not kept.child.ready():
+        while not kept.is_ready():
             if self._until.wait(_POLL_S):
                 raise Stopped("stopped during start-up")
             code = kept.process.poll()
@@ -197,7 +204,7 @@ class Supervisor:
 
     def _await_ready(self, kept: _Managed, now: float) -> None:
         """End a restarted child that does not become ready, with all its processes; the next round restarts it."""
-        if kept.child.ready():
+        if kept.is_ready():
             kept.ready_by = None
         elif kept.ready_by is not None and now > kept.ready_by:
             self._say(f"{kept.child.name}: not ready {kept.child.start_s:g} s after its restart; ending it")
@@ -266,6 +273,15 @@ def _end(process: subprocess.Popen[bytes], stop_s: float) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def _listened_on(pid: int) -> set[int]:
+    """TCP ports on which a process listens."""
+    try:
+        found = psutil.Process(pid).net_connections("tcp")
+    except psutil.NoSuchProcess:
+        return set()
+    return {one.laddr.port for one in found if one.status == psutil.CONN_LISTEN}
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -153,7 +153,7 @@ class Stack:
         return f"{self.dashboard_url}/?secret={(self.home / LINK_SECRET_FILE).read_text(encoding='utf-8')}"
 
     def _api(self, env: dict[str, str]) -> Child:
-        return _python("api", "serve", env, ready=lambda: _answers(f"{self.url}/health/ready"))
+        return _python("api", "serve", env, lambda: _answers(f"{self.url}/health/ready"), self._port)
 
     def _dashboard(self, env: dict[str, str]) -> Child:
         options = {
@@ -166,7 +166,13 @@ class Stack:
         }
         words = [f"--{name}={value}" for name, value in options.items()]
         command = [sys.executable, "-m", "streamlit", "run", str(_dashboard_app()), *words]
-        return Child("dashboard", command, lambda: _answers(f"{self.dashboard_url}/_stcore/health"), env)
+        return Child(
+            "dashboard",
+            command,
+            lambda: _answers(f"{self.dashboard_url}/_stcore/health"),
+            env,
+            port=self._dashboard_port,
+        )
 
     def _take_lock(self) -> None:
         self._lock = os.open(self.home / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
@@ -232,8 +238,14 @@ def stop_on_signals() -> threading.Event:
     return until
 
 
-def _python(name: str, command: str, env: dict[str, str], ready: Callable[[], bool] = lambda: True) -> Child:
-    return Child(name, [sys.executable, "-m", "gxpo_trainer.cli", command], ready, env)
+def _python(
+    name: str,
+    command: str,
+    env: dict[str, str],
+    ready: Callable[[], bool] = lambda: True,
+    port: int | None = None,
+) -> Child:
+    return Child(name, [sys.executable, "-m", "gxpo_trainer.cli", command], ready, env, port=port)
 
 
 def _dashboard_app() -> Path | None:

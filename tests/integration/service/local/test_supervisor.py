@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -115,6 +116,23 @@ def test_a_child_that_cannot_start_is_an_error_with_the_end_of_its_log(superviso
     broken = Child("api", python("import sys; print('no such table'); sys.exit(7)"), lambda: False)
     with pytest.raises(StartError, match=r"(?s)api ended with code 7 during start-up.*no such table"):
         supervisor.start(broken)
+
+
+def test_a_child_is_not_ready_because_another_program_answers_on_its_port(supervisor: Supervisor) -> None:
+    """The other one took the port after it was chosen; the child cannot have it and ends."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        program = "import socket, sys; socket.create_server(('127.0.0.1', int(sys.argv[1])))"
+        with pytest.raises(StartError, match=r"(?s)api ended with code 1 during start-up.*Address already in use"):
+            supervisor.start(Child("api", python(program, port), lambda: True, port=port))
+
+
+def test_a_child_that_listens_on_its_port_is_ready(supervisor: Supervisor, messages: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    program = "import socket, sys, time; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); time.sleep(600)"
+    supervisor.start(Child("api", python(program, port), lambda: True, port=port))
+    assert messages[0].startswith("api: ready after")
 
 
 def test_the_first_start_is_retried(supervisor: Supervisor, tmp_path: Path, messages: list[str]) -> None:
