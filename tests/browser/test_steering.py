@@ -6,6 +6,7 @@ from support.browsing import Page
 from support.site import LONG, Site
 
 POINTS = "view.data('points').length"
+CANCEL = ".st-key-run-cancel"
 
 
 def test_a_run_is_submitted_watched_paused_resumed_and_cancelled_from_the_page(site: Site, page: Page) -> None:
@@ -23,15 +24,18 @@ def test_a_run_is_submitted_watched_paused_resumed_and_cancelled_from_the_page(s
     page.wait(lambda: page.chart("-reward", POINTS) > seen + 10, "more points")
     page.assert_marked()
 
+    place = page.one(CANCEL).location["x"]
     page.press("Pause")
     page.shows("‖ paused")
     assert site.state(run) == "paused"
+    assert page.one(CANCEL).location["x"] == place, "a button must not move under the pointer"
     paused_at = site.step(run)
 
     page.press("Resume")
     page.shows("▶ running")
     page.wait(lambda: page.chart("-reward", POINTS) > paused_at + 3, "steps after the pause")
 
+    assert page.one(CANCEL).location["x"] == place
     page.press("Cancel")
     page.shows("cannot be resumed")
     page.press("Cancel run")

@@ -33,28 +33,41 @@ def act(runs: Sequence[str], action: str, body: Json | None = None) -> list[Json
     return done
 
 
-def change_button(label: str, icon: str, **widget: Any) -> bool:
-    """A button of a change, disabled for read-only tokens."""
+def change_button(label: str, icon: str, *, possible: bool = True, **widget: Any) -> bool:
+    """A button of a change, disabled for read-only tokens and while it is not possible."""
     allowed = visitor.may_change()
-    return st.button(label, icon=icon, disabled=not allowed, help=None if allowed else NO_RIGHT, **widget)
+    disabled = not (allowed and possible)
+    return st.button(label, icon=icon, disabled=disabled, help=None if allowed else NO_RIGHT, **widget)
 
 
 def buttons(run: Json, key: str) -> None:
-    """Buttons of the possible actions of a run."""
-    with st.container(horizontal=True, gap="small"):
-        for action in ("pause", "resume", "cancel", "retry"):
-            if action in run["possible_actions"] and change_button(*ACTIONS[action], key=f"{key}-{action}"):
-                if action == "cancel":
-                    ask("cancel", run)
-                made = act([run["id"]], action)
-                if action == "retry" and made:
-                    go("run", run=made[0]["id"])
+    """Buttons of a run's actions.
+
+    They are aligned right, and of a run that goes on each keeps its place, disabled while its state does not allow it:
+    a change of state must not move a button under the pointer.
+    """
+    possible = run["possible_actions"]
+    with st.container(horizontal=True, gap="small", width="content"):
+        if "delete" not in possible:
+            # One button for both: the browser keeps a focused one beside its successor, until a press removes it and
+            # moves what was pressed.
+            action = "resume" if "resume" in possible else "pause"
+            said = st.session_state.get(f"{key}-said", action)
+            st.session_state[f"{key}-said"] = action
+            if change_button(*ACTIONS[action], possible=action in possible, key=f"{key}-pause"):
+                act([run["id"]], said)
+            if change_button(*ACTIONS["cancel"], possible="cancel" in possible, key=f"{key}-cancel"):
+                ask("cancel", run)
+        else:
+            retry = "retry" in possible and change_button(*ACTIONS["retry"], key=f"{key}-retry")
+            if retry and (made := act([run["id"]], "retry")):
+                go("run", run=made[0]["id"])
+            if change_button("Delete…", ":material/delete:", key=f"{key}-delete"):
+                ask("delete", [run])
         if change_button("Clone…", ACTIONS["clone"][1], key=f"{key}-clone"):
             ask("clone", run)
         if change_button("Edit…", ":material/edit:", key=f"{key}-edit"):
             ask("edit", run)
-        if "delete" in run["possible_actions"] and change_button("Delete…", ":material/delete:", key=f"{key}-delete"):
-            ask("delete", [run])
 
 
 def ask(dialog: str, about: Json | list[Json]) -> NoReturn:

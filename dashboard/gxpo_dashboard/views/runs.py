@@ -235,13 +235,13 @@ def _bar(chosen: list[Json], baseline: Json | None) -> None:
             st.rerun()
         for action in ("pause", "resume", "cancel", "retry"):
             able = [run["id"] for run in chosen if action in run["possible_actions"]]
-            if able and actions.change_button(*ACTIONS[action]):
+            if actions.change_button(*ACTIONS[action], possible=bool(able)):
                 actions.act(able, action)
                 st.rerun(scope="fragment")
         if len(chosen) == 1 and actions.change_button("Clone…", ACTIONS["clone"][1]):
             actions.ask("clone", chosen[0])
         ended = [run for run in chosen if "delete" in run["possible_actions"]]
-        if ended and actions.change_button("Delete…", ":material/delete:"):
+        if actions.change_button("Delete…", ":material/delete:", possible=bool(ended)):
             actions.ask("delete", ended)
         if len(chosen) == 1 and actions.change_button("Edit…", ":material/edit:"):
             actions.ask("edit", chosen[0])
