@@ -44,6 +44,11 @@ class RayHead:
             time.sleep(0.5)
         self._tree = psutil.Process(self._process.pid).children(recursive=True)
 
+    def ports(self) -> list[int]:
+        """TCP ports on which its processes listen."""
+        connections = (one for process in self._tree for one in process.net_connections("tcp"))
+        return sorted({one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN})
+
     def kill(self) -> None:
         """kill -9 of everything that belongs to the head, as a power cut would."""
         self._end(signal.SIGKILL)

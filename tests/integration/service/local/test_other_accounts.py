@@ -8,12 +8,13 @@ import os
 import pwd
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
-from support import queued_runs
+from support import queued_runs, ray_head
 from support.service_processes import ServiceProcesses, until
 
 from gxpo_services.db.database import Database
@@ -23,6 +24,7 @@ from gxpo_services.tokens.local_token import prepare_local
 
 ACCOUNT = "gxpo-neighbour"
 
+RAY_PATHS = ("/metrics", "/logs", "/api/jobs/", "/api/v0/nodes", "/api/job_agent/jobs/", "/get_or_create_runtime_env")
 URLS = ("/api/v1/runs", "/api/v1/tokens", "/metrics", "/api/v1/export?runs=r1")
 
 
@@ -39,9 +41,20 @@ def opened(paths: Sequence[Path], url: str) -> list[str]:
     return found
 
 
-def as_account(account: pwd.struct_passwd, paths: Sequence[Path], url: str) -> tuple[int, list[str]]:
-    """User id and findings of `opened` in a process of another account. Its Python may not be readable for that
-    account, so the process is forked."""
+def answering(ports: Sequence[int], headers: Mapping[str, str]) -> list[str]:
+    """Addresses of these ports that tell this process something."""
+    found = []
+    for port in ports:
+        for path in RAY_PATHS:
+            with suppress(httpx.TransportError):  # not HTTP
+                answer = httpx.get(f"http://127.0.0.1:{port}{path}", headers=headers, trust_env=False, timeout=30)
+                found += [path] if answer.status_code == 200 else []
+    return found
+
+
+def as_account(account: pwd.struct_passwd, look: Callable[[], list[str]]) -> tuple[int, list[str]]:
+    """User id and findings of `look` in a process of another account. Its Python may not be readable for that account,
+    so the process is forked."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -49,7 +62,7 @@ def as_account(account: pwd.struct_passwd, paths: Sequence[Path], url: str) -> t
             os.setgroups([])
             os.setgid(account.pw_gid)
             os.setuid(account.pw_uid)
-            os.write(writing, json.dumps([os.getuid(), opened(paths, url)]).encode())
+            os.write(writing, json.dumps([os.getuid(), look()]).encode())
         finally:
             os._exit(0)
     os.close(writing)
@@ -103,6 +116,20 @@ def test_a_second_account_reads_nothing_of_the_service(neighbour: pwd.struct_pas
         assert {"token", "gxpo.sqlite", "ray-token", f"artifacts/{run_id}/service.json"} <= names
         paths = [home, *files, ray.folder.parent, ray.folder]
         assert len(opened(paths, service.url)) == len(paths), "its owner reads all of it"
-        assert as_account(neighbour, paths, service.url) == (neighbour.pw_uid, [])
+        assert as_account(neighbour, lambda: opened(paths, service.url)) == (neighbour.pw_uid, [])
     finally:
         service.close()
+
+
+@pytest.mark.engine
+def test_a_second_account_learns_nothing_from_any_port_of_ray(neighbour: pwd.struct_passwd) -> None:
+    head = ray_head.RayHead()
+    try:
+        head.start()
+        ports = head.ports()
+        token = Path(head.environment["RAY_AUTH_TOKEN_PATH"]).read_text(encoding="utf-8").strip()
+        known = answering(ports, {"Authorization": f"Bearer {token}"})
+        assert {"/api/jobs/", "/api/v0/nodes"} <= {*known}, "its owner reads"
+        assert as_account(neighbour, lambda: answering(ports, {})) == (neighbour.pw_uid, [])
+    finally:
+        head.close()
