@@ -41,6 +41,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "rollout": {"deterministic": True},
         "budget": {"steps": 15},
     },
+    "tensor parallel 2": {"placement": {"samplers": 1, "tensor_parallel": 2, "sampler_cpus": 1.0}},
     "pool of two engines of tensor parallel 2, temperature 0.7": {
         "placement": {"samplers": 2, "tensor_parallel": 2, "sampler_cpus": 0.6},
         "rollout": {"temperature": 0.7},
