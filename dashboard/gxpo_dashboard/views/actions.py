@@ -43,7 +43,7 @@ def change_button(label: str, icon: str, *, possible: bool = True, **widget: Any
 def buttons(run: Json, key: str) -> None:
     """Buttons of a run's actions.
 
-    They are aligned right, and of a run that goes on each keeps its place, disabled while its state does not allow it:
+    They are aligned right, and those of an active run keep their places, disabled while the state does not allow them:
     a change of state must not move a button under the pointer.
     """
     possible = run["possible_actions"]
@@ -52,10 +52,10 @@ def buttons(run: Json, key: str) -> None:
             # One button for both: the browser keeps a focused one beside its successor, until a press removes it and
             # moves what was pressed.
             action = "resume" if "resume" in possible else "pause"
-            said = st.session_state.get(f"{key}-said", action)
-            st.session_state[f"{key}-said"] = action
+            displayed = st.session_state.get(f"{key}-displayed", action)
+            st.session_state[f"{key}-displayed"] = action
             if change_button(*ACTIONS[action], possible=action in possible, key=f"{key}-pause"):
-                act([run["id"]], said)
+                act([run["id"]], displayed)
             if change_button(*ACTIONS["cancel"], possible="cancel" in possible, key=f"{key}-cancel"):
                 ask("cancel", run)
         else:
