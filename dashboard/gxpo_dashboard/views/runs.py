@@ -222,12 +222,12 @@ def _bar(chosen: list[Json], baseline: Json | None) -> None:
     """Actions on the selected runs."""
     names = ", ".join(plain(run["name"]) for run in chosen[:4]) + (" …" if len(chosen) > 4 else "")
     ids = [run["id"] for run in chosen]
+    st.markdown(f"**{len(chosen)} selected** {names}" if chosen else "Select rows to act on them.")
+    if not chosen:
+        if baseline is not None:
+            st.caption(f"Baseline: {plain(baseline['name'])}")
+        return
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        st.markdown(f"**{len(chosen)} selected** {names}" if chosen else "Select rows to act on them.", width="content")
-        if not chosen:
-            if baseline is not None:
-                st.caption(f"Baseline: {plain(baseline['name'])}")
-            return
         if st.button("Compare", icon=":material/compare_arrows:", type="primary", disabled=len(ids) < 2):
             go("compare", runs=ids)
         if len(chosen) == 1 and st.button("Pin as baseline", icon=":material/push_pin:"):
