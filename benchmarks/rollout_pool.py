@@ -18,7 +18,7 @@ from benchmarks.small_loop import small_loop
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.rollout.planner import RolloutPlanner
 
-ROUNDS = 5
+ROUNDS = 10
 MOST_SEQUENCES = 128
 
 
