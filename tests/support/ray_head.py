@@ -45,8 +45,16 @@ class RayHead:
         self._tree = psutil.Process(self._process.pid).children(recursive=True)
 
     def ports(self) -> list[int]:
-        """TCP ports on which its processes listen."""
-        connections = (one for process in self._tree for one in process.net_connections("tcp"))
+        """TCP ports on which its processes listen, once all of them have started."""
+        log = self._head.folder / "session_latest" / "logs" / "monitor.log"
+        deadline = time.monotonic() + 120
+        while not log.exists() or "Monitor: Started" not in log.read_text():
+            if time.monotonic() > deadline:
+                raise RuntimeError("Ray's monitor did not start")
+            time.sleep(0.5)
+        assert self._process is not None
+        tree = psutil.Process(self._process.pid).children(recursive=True)
+        connections = (one for process in tree for one in process.net_connections("tcp"))
         return sorted({one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN})
 
     def kill(self) -> None:
