@@ -226,7 +226,7 @@ def test_weights_change_between_the_tokens_of_a_sample_which_names_the_versions(
             others += gaps.values()
             begin += count
     # A part of one token can have the same probability under two versions; many parts cannot.
-    assert np.median(others) > 1e-3, "the versions are too close to each other: the test is too weak"
+    assert np.median(others) > 1e-2, "the versions are too close to each other: the test is too weak"
 
 
 class Policies:

@@ -41,16 +41,16 @@ def change_button(label: str, icon: str, *, possible: bool = True, **widget: Any
 
 
 def buttons(run: Json, key: str) -> None:
-    """Buttons of a run's actions.
+    """Buttons of a run's actions, aligned right.
 
-    They are aligned right, and those of an active run keep their places, disabled while the state does not allow them:
-    a change of state must not move a button under the pointer.
+    Those of an active run are disabled rather than removed when the state does not allow them, so that a change of
+    state never moves a button under the pointer.
     """
     possible = run["possible_actions"]
     with st.container(horizontal=True, gap="small", width="content"):
         if "delete" not in possible:
-            # One button for both: the browser keeps a focused one beside its successor, until a press removes it and
-            # moves what was pressed.
+            # One widget with two labels: Streamlit keeps a focused button that a refresh removed until the next click,
+            # and that click then shifts the row and is lost.
             action = "resume" if "resume" in possible else "pause"
             displayed = st.session_state.get(f"{key}-displayed", action)
             st.session_state[f"{key}-displayed"] = action

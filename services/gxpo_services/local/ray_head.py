@@ -72,8 +72,8 @@ class RayHead:
             # Without this, Ray replaces 127.0.0.1 by the host's external address.
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             "RAY_USAGE_STATS_ENABLED": "0",
-            # Ray's metrics, with the names of actors and jobs, have ports of their own that ask for no token. Two of
-            # them have no switch: with a port that cannot exist Ray logs that, and goes without.
+            # Ray's metrics servers require no token and name actors and jobs. Two of them cannot be switched off: with
+            # an invalid port Ray logs an error and does not start them.
             "RAY_enable_metrics_collection": "0",
             "DASHBOARD_METRIC_PORT": "-1",
             "AUTOSCALER_METRIC_PORT": "-1",

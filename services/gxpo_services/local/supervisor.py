@@ -47,7 +47,7 @@ class Stopped(GxpoError):
 class Child:
     """A process to supervise. ready: readiness check; start_s: its time-out; tries: attempts of the first start.
 
-    port: that it listens on once it is ready; another program there may answer the check in its place.
+    port: TCP port on which it must listen itself to be ready; another program there could answer the readiness check.
     """
 
     name: str
