@@ -10,8 +10,10 @@ set -eu
 store=${RAY_OBJECT_STORE_BYTES:-536870912}
 case ${1:-} in
 head)
+    # Ray would choose the address of the default route. On a network that spans hosts that is the one of Docker's
+    # gateway, which no other container reaches: what workers send to the head would never arrive.
     exec ray start --head --block --disable-usage-stats --port 6379 --num-cpus 0 --num-gpus 0 \
-        --dashboard-host 0.0.0.0 --dashboard-port 8265 --object-store-memory "$store" --temp-dir /tmp/ray
+        --node-ip-address "$(hostname -i | cut -d' ' -f1)" --dashboard-host 0.0.0.0 --dashboard-port 8265 --object-store-memory "$store" --temp-dir /tmp/ray
     ;;
 worker)
     exec ray start --block --disable-usage-stats --address "${RAY_HEAD:-ray-head:6379}" \

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import exposure
+from several_hosts import join, swarm
 from stack import (
     Cluster,
     Failed,
@@ -229,6 +230,19 @@ class Test:
         self.wait_for_end(run_id, 600)
         self.log(f"upgrade {present} → 9999: runs kept, a new run executed")
 
+    def several_hosts(self) -> None:
+        """A worker of another project joins over an encrypted overlay network, as one on another host would."""
+        self.cluster.compose("down", "--volumes")
+        with swarm(self.cluster, self.log) as other:
+            self.cluster.compose("up", "-d")
+            self.cluster.wait_healthy(300)
+            self._token = self.cluster.once("migrate", "cat", "/secrets/admin/token").strip()
+            self.log(join(self.cluster, other))
+            run_id = self.submit("over an overlay network", 3)
+            self.wait_for_end(run_id, 600)
+            self.log(f"learner and sampler were on two Ray nodes in two projects: {self.places(run_id)}")
+            self.cluster.compose("down", "--volumes")
+
     # ---- looks ------------------------------------------------------------------------------------------------------
 
     def submit(self, name: str, steps: int) -> str:
@@ -319,7 +333,7 @@ class Test:
             run("docker", "tag", f"gxpo/{name}:{TAG}", f"gxpo/{name}:{TAG}-next")
 
 
-PARTS = ("build", "up", "first_run", "exposure", "crashes", "docker_kill", "restart", "upgrade")
+PARTS = ("build", "up", "first_run", "exposure", "crashes", "docker_kill", "restart", "upgrade", "several_hosts")
 
 
 def main() -> int:

@@ -261,7 +261,7 @@ SECTIONS: tuple[Section, ...] = (
         (
             Metrics(
                 ("eval/<benchmark>/pass@1", "eval/<benchmark>/pass@<k>", "eval/<benchmark>/maj@<n>"),
-                "each with `/ci_low` and `/ci_high` (95 %, bootstrap over problems)",
+                "each with `/ci_low` and `/ci_high` (95%, bootstrap over problems)",
             ),
             Metrics(
                 (

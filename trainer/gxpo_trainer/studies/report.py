@@ -81,6 +81,8 @@ def compose(data: StudyData) -> list[Block]:
     name = study.name
     return [
         f"# {study.title}",
+        "For readers who choose an update rule. Intervals are 95% over seeds; a difference counts as shown only after "
+        "Holm's correction for all comparisons. The tables below have every figure of this summary.",
         conclusion(data, findings),
         Picture(f"{name}-curves.png", "Held-out accuracy against backward passes, steps, tokens and time, by arm"),
         "## At equal backward passes",
@@ -128,7 +130,7 @@ def conclusion(data: StudyData, findings: Findings) -> list[str]:
     steps = [(f"{found.label} at {cost.cost:g}", cost) for found in findings.candidates for cost in found.steps]
     if steps:
         lines.append(f"At equal steps: {_by_claim(steps)}.")
-    lines += [f"When it pays, {found.label}: {_pays(found)}." for found in findings.candidates]
+    lines += [f"{found.label} {_pays(found)}." for found in findings.candidates]
     if findings.missing:
         lines.append(f"Not complete yet, and so not compared: {_listed(findings.missing)}.")
     return lines
@@ -140,8 +142,7 @@ def _by_claim(pairs: Sequence[tuple[str, EqualCost]]) -> str:
     for label, cost in pairs:
         shown = cost.adjusted is not None and cost.adjusted < 0.05
         claim = ("higher" if cost.difference.mean > 0 else "lower") if shown else _NOT_SHOWN
-        could = "" if shown or cost.detectable is None else f" ({100 * cost.detectable:.1f} would show)"
-        claims[claim].append(f"{label} {_points(cost.difference)}{could}")
+        claims[claim].append(f"{label} {_points(cost.difference)}")
     return "; ".join(f"{claim}: {', '.join(found)}" for claim, found in claims.items() if found)
 
 
@@ -152,18 +153,18 @@ def _goal(match: Match) -> str:
 def _pays(found: ArmFindings) -> str:
     match = found.matches[-1]
     if found.payoff is None:
-        return f"{match.reached} of {len(found.seeds)} seeds reached {_goal(match)}, so no speed-up is stated"
+        return f"has no speed-up stated: {match.reached} of {len(found.seeds)} seeds reached {_goal(match)}"
     share = found.payoff.break_even if found.payoff.passes > 1 else None
     ratio = found.payoff.steps
-    steps = f"{ratio_words(ratio.mean, 'steps')} to {_goal(match)}{ratio_bounds(ratio, 'steps')}"
+    steps = f"needs {ratio_words(ratio.mean, 'steps')} to {_goal(match)}{ratio_bounds(ratio, 'steps')}"
     if share is None:
         return steps
     if share.low is not None and share.high is not None and share.high < 1:
         shown = f"{100 * max(0.0, share.high):.0f}%"
-        return f"{steps}; pays in time where sampling takes {shown} of a step or more (break-even {_share(share)})"
+        return f"{steps} and saves time where sampling takes {shown} of a step or more (break-even {_share(share)})"
     if _share(share) == _NEVER:
-        return f"{steps}; pays at no share of sampling"
-    return f"{steps}; no share of sampling is shown at which it pays (break-even {_share(share)})"
+        return f"{steps} and saves time at no share of sampling"
+    return f"{steps}; no share of sampling is shown at which it saves time (break-even {_share(share)})"
 
 
 def _weights_along_the_way(findings: Findings) -> list[Block]:
