@@ -211,6 +211,42 @@ def parked(run: Rank, **settings: Any) -> dict[str, Any]:
     return out
 
 
+def parked_rank(run: Rank, **settings: Any) -> dict[str, Any]:
+    """Copies of shards that a rule and a canary keep leave the device too; the rule's next step is the same."""
+    from gxpo_trainer.learner.rank import LearnerRank
+    from gxpo_trainer.rules.registry import make_rule
+
+    learner = run.learner(**settings)
+    rank = LearnerRank(learner.config, run.rank, run.world_size)
+    rank.learner, rank.rule, rank.perturbation = learner, make_rule(learner.config.learner.rule), None
+
+    def next_step() -> list[Tensor]:
+        learner.load_batch(run.share)
+        rank.rule.step(learner)
+        return copies(learner.parameters())
+
+    rank.rule.step(learner)
+    folder = run.saved(learner, "parked-rank")
+    stayed = next_step()
+    learner.load(folder)
+    rank.perturb(1e-3, 5)
+    perturbation = rank.perturbation
+    assert perturbation is not None
+    held = rank.rule.buffers.count()
+    rank.park()
+    left = rank.rule.buffers.count() + sum(t.untyped_storage().nbytes() for t in perturbation.before)
+    rank.unpark()
+    rank.restore()
+    returned = next_step()
+    out = {
+        "held": held == 4,
+        "nothing_left": on_all_ranks(learner, left == 0),
+        "same_masters": on_all_ranks(learner, equal(stayed, returned)),
+    }
+    learner.close()
+    return out
+
+
 def checkpoint(run: Rank, **settings: Any) -> dict[str, Any]:
     """A new learner that loads the state continues bit for bit; states of another kind are refused."""
     from gxpo_trainer.errors import CheckpointError
@@ -503,6 +539,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         rollback,
         checkpoint,
         parked,
+        parked_rank,
         rule_step,
         mini_batches,
         not_finite,

@@ -58,6 +58,7 @@ def learner_cases() -> dict[str, tuple[str, dict[str, Any]]]:
         cases[f"one-pass-{stage}"] = ("two_steps", {**zero, "token_budget": 4096})
         cases[f"packed-{stage}"] = ("two_steps", {**zero, "token_budget": 40, "packing": "packed"})
         cases[f"recomputed-{stage}"] = ("two_steps", {**zero, "checkpointing": True})
+        cases[f"parked-rank-{stage}"] = ("parked_rank", {**zero, "rule": REPLAY})
         cases[f"mini-{stage}"] = ("mini_batches", zero)
     sgd = {"name": "sgd", "max_grad_norm": math.inf, "learning_rate": 1e-3}
     cases["unclipped-2"] = ("two_steps", {"zero_stage": 2, "optimizer": sgd})
@@ -312,6 +313,12 @@ def test_writing_the_optimizer_state_back_undoes_steps_bit_for_bit(results: Resu
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_learner_whose_memory_was_parked_continues_bit_for_bit(results: Results, world: int, case: str) -> None:
     assert set(results.load(world, case).values()) == {True}
+
+
+@pytest.mark.parametrize("stage", ENDS)
+@pytest.mark.parametrize("world", WORLDS)
+def test_copies_of_a_rule_and_of_the_canary_leave_with_the_learner(results: Results, world: int, stage: int) -> None:
+    assert set(results.load(world, f"parked-rank-{stage}").values()) == {True}
 
 
 @pytest.mark.parametrize("world", WORLDS)

@@ -273,14 +273,14 @@ class DeepSpeedLearner:
             return None
         return f"parameters and optimizer state of {saved.layout.describe()} loaded on {layout.describe()}"
 
-    def park(self) -> int:
+    def park(self, others: Sequence[Tensor] = ()) -> int:
         """Move parameters, optimizer state and a partitioned reference to the host, drop gradients; the bytes released.
 
-        Nothing but `unpark` may be called in between.
+        others: tensors of the caller that move as well. Nothing but `unpark` may be called in between.
         """
         self._batches = []
         reference = [] if self._reference is None else self._reference.resident()
-        kept = [*self._model.parameters(), *self._model.buffers(), *self._shards.persistent(), *reference]
+        kept = [*self._model.parameters(), *self._model.buffers(), *self._shards.persistent(), *reference, *others]
         return self._parking.park(kept, self._shards.gradient_buffers())
 
     def unpark(self) -> None:

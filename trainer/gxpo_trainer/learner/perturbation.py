@@ -21,14 +21,15 @@ class Perturbation:
 
     def __init__(self, learner: DeepSpeedLearner) -> None:
         self._learner = learner
-        self._before = snapshot(learner.parameters(), None)
-        total, count = sum_over(learner, _absolute_sum, self._before)
+        self.before = snapshot(learner.parameters(), None)
+        """The held weights, which leave the device with the learner's own memory."""
+        total, count = sum_over(learner, _absolute_sum, self.before)
         self._magnitude = total / count
 
     @torch.no_grad()
     def apply(self, scale: float, seed: int) -> None:
         """The held weights plus noise, published. Collective."""
-        snapshot(self._before, self._learner.parameters())
+        snapshot(self.before, self._learner.parameters())
         # Copies of one shard must stay copies.
         owner = 0 if self._learner.replicated else self._learner.rank
         for index, shard in enumerate(self._learner.parameters()):
@@ -40,7 +41,7 @@ class Perturbation:
 
     def undo(self) -> None:
         """The held weights, published. Collective."""
-        snapshot(self._before, self._learner.parameters())
+        snapshot(self.before, self._learner.parameters())
         self._learner.publish()
 
 

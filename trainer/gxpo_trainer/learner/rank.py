@@ -159,8 +159,12 @@ class LearnerRank:
         self.publisher.join_broadcast(address, port, size)
 
     def park(self) -> int:
-        """Move all persistent memory to the host; the bytes released. No other call but `unpark` may follow."""
-        return self.learner.park()
+        """Move all persistent memory to the host; the bytes moved or dropped. No other call but `unpark` may follow."""
+        from gxpo_trainer.rules.base import BufferingRule
+
+        if isinstance(self.rule, BufferingRule):
+            self.rule.release_buffers()
+        return self.learner.park(self.perturbation.before if self.perturbation else ())
 
     def unpark(self) -> None:
         """Undo `park` bit for bit."""

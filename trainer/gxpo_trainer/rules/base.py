@@ -127,6 +127,14 @@ class Rule(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
+@runtime_checkable
+class BufferingRule(Protocol):
+    """What a rule that holds copies of shards between steps provides in addition to `Rule`."""
+
+    def release_buffers(self) -> None:
+        """Drop the copies: the learner is about to leave its devices. The next step takes them again."""
+
+
 @dataclass(frozen=True)
 class Trajectory:
     """The point that K real optimizer steps on the batch reach from θ⁰, and the passes that they took."""

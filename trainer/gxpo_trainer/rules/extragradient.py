@@ -58,6 +58,10 @@ class Extragradient:
         learner.optimizer_step()
         return self._report(learner, passes, theta0, cos)
 
+    def release_buffers(self) -> None:
+        """See rules.base.BufferingRule."""
+        self._theta0, self._moments = None, {}
+
     def state_dict(self) -> dict[str, Any]:
         return {}
 

@@ -42,7 +42,7 @@ from gxpo_trainer.types import Metrics, StepReport
 
 @dataclass
 class Buffers:
-    """Shard-sized copies that are kept from step to step while the gate is active."""
+    """Shard-sized copies, overwritten by every step while the gate is active; kept only to save the allocation."""
 
     theta0: list[Tensor] | None = None
     probe: list[Tensor] | None = None
@@ -71,7 +71,7 @@ class GXPO(GatedLookAhead):
             report = self._look_ahead(learner)
             self.trajectory = None
         else:
-            self.buffers = Buffers()
+            self.release_buffers()
             first = learner.backward()
             report = finish_plain_step(learner, first)
             self.gate.collect(first.grad_norm)
@@ -79,6 +79,10 @@ class GXPO(GatedLookAhead):
             self.num_steps += 1
             report.metrics.update(self.gate.metrics(self.gate.judge(self.num_steps)))
         return report
+
+    def release_buffers(self) -> None:
+        """See rules.base.BufferingRule."""
+        self.buffers = Buffers()
 
     def activity_threshold(self, learner: RuleLearner, gradients: Sequence[Tensor]) -> float:
         """See rules.base.LookAheadRule."""

@@ -53,10 +53,14 @@ class SFPO(GatedLookAhead):
             report = finish_plain_step(learner, first)
         self.trajectory = None
         if not self.gate.active:
-            self._theta0 = None  # free one shard of memory for the plain phase
+            self.release_buffers()
         if last:
             report.metrics.update(self.gate.metrics(reading))
         return report
+
+    def release_buffers(self) -> None:
+        """See rules.base.BufferingRule."""
+        self._theta0 = None
 
     def activity_threshold(self, learner: RuleLearner, gradients: Sequence[Tensor]) -> float:
         """See rules.base.LookAheadRule."""
