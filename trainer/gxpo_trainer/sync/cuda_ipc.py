@@ -10,6 +10,9 @@ from torch.multiprocessing import reductions
 from gxpo_trainer.sync.broadcast import grown
 from gxpo_trainer.sync.buckets import BucketPacker, WeightBucket
 
+STORAGE_DEVICE = 6
+"""Argument of `rebuild_cuda_tensor` with the index of the device, as the process that exported the tensor counts."""
+
 
 class CudaIpcPublisher:
     """Packs each bucket into one of two buffers on this rank's GPU and exports a handle.
@@ -45,7 +48,9 @@ class CudaIpcPublisher:
 
 def open_handle(bucket: WeightBucket, device: torch.device) -> torch.Tensor:
     """The bucket's buffer on this worker's GPU, uint8[>= num_bytes]."""
-    handle: Any = bucket.location[device_id(device)]
+    handle: list[Any] = list(bucket.location[device_id(device)])
+    # Processes number GPUs differently: the learner sees its own as 0, worker r of an engine as r.
+    handle[STORAGE_DEVICE] = device.index
     buffer: torch.Tensor = reductions.rebuild_cuda_tensor(*handle)
     return buffer
 
