@@ -10,7 +10,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ import torch
 
 from gxpo_trainer.cluster.owned_directory import remove_abandoned
 from gxpo_trainer.errors import TrainingError
-from gxpo_trainer.sync.broadcast import BroadcastGroup
+from gxpo_trainer.sync.broadcast import BLOCKING_WAIT, TIMEOUT_S, BroadcastGroup
 from gxpo_trainer.sync.buckets import BucketPacker, WeightBucket, tensors_of
 from gxpo_trainer.sync.changes import ChangeMeter
 from gxpo_trainer.sync.checksums import checksum
@@ -192,6 +194,30 @@ def test_changed_fraction_of_a_large_model_is_estimated_from_a_sample(monkeypatc
     bucket = publish(2)
     assert meter.add(bucket, publisher.buffer(bucket)) == 0.4  # every fourth of 100: 10 of 25
     publisher.close()
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_the_wait_of_an_nccl_group_blocks_and_raises(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
+    """The group itself needs GPUs; its constructor reads the variable, and no other group of the process may."""
+    seen = {}
+
+    class Group:
+        Options = SimpleNamespace
+
+        def __init__(self, store: Any, member: int, size: int, options: Any) -> None:
+            seen.update(member=member, size=size, timeout=options._timeout, blocking=os.environ[BLOCKING_WAIT])
+
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Group, raising=False)
+    if before is None:
+        monkeypatch.delenv(BLOCKING_WAIT, raising=False)
+    else:
+        monkeypatch.setenv(BLOCKING_WAIT, before)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    BroadcastGroup("127.0.0.1", port, 0, 1, torch.device("cuda:0"))
+    assert seen == {"member": 0, "size": 1, "timeout": timedelta(seconds=TIMEOUT_S), "blocking": "1"}
+    assert os.environ.get(BLOCKING_WAIT) == before
 
 
 @pytest.mark.parametrize("num_members", [2, 3])

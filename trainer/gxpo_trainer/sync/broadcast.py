@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ from gxpo_trainer.sync.buckets import BucketPacker, WeightBucket
 
 TIMEOUT_S = 120.0
 """A member that does not join or answer within this time is dead; the group is then built again."""
+BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 
 
 class BroadcastGroup:
@@ -26,9 +28,7 @@ class BroadcastGroup:
         try:
             store = dist.TCPStore(address, port, size, is_master=member == 0, timeout=timeout)
             if device.type == "cuda":
-                options = dist.ProcessGroupNCCL.Options()
-                options._timeout = timeout
-                self._group: Any = dist.ProcessGroupNCCL(store, member, size, options)
+                self._group: Any = _nccl_group(store, member, size, timeout)
             else:
                 self._group = dist.ProcessGroupGloo(store, member, size, timeout)
         except (RuntimeError, dist.DistError) as error:
@@ -38,10 +38,27 @@ class BroadcastGroup:
         """Send member 0's buffer, uint8[n] on the group's device, into every other member's."""
         try:
             self._group.broadcast(buffer, 0).wait()
-            if buffer.is_cuda:
-                torch.cuda.synchronize(buffer.device)
         except (RuntimeError, dist.DistError) as error:
             raise WeightsUnavailable(f"a member of the weight broadcast group was lost: {error}") from error
+
+
+def _nccl_group(store: Any, member: int, size: int, timeout: timedelta) -> Any:
+    """A group whose `wait` returns once the data is there, and raises after `timeout` without it.
+
+    Without TORCH_NCCL_BLOCKING_WAIT a thread of the group ends the process instead, also where `wait` itself is given
+    a timeout. The constructor reads the variable; groups of DeepSpeed and vLLM keep their own behaviour.
+    """
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    before = os.environ.get(BLOCKING_WAIT)
+    os.environ[BLOCKING_WAIT] = "1"
+    try:
+        return dist.ProcessGroupNCCL(store, member, size, options)
+    finally:
+        if before is None:
+            del os.environ[BLOCKING_WAIT]
+        else:
+            os.environ[BLOCKING_WAIT] = before
 
 
 class BroadcastPublisher:
