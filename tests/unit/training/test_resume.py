@@ -36,6 +36,7 @@ def earlier(tmp_path: Path) -> Checkpoint:
         {"evaluation": {"every_steps": 7}},
         {"checkpoint": {"every_steps": 1}},
         {"placement": {"learner_threads": 1}},
+        {"timeouts": {"sampling_s": 7200.0}},
     ],
 )
 def test_what_no_step_computes_with_may_change(tmp_path: Path, earlier: Checkpoint, change: dict[str, Any]) -> None:
@@ -52,6 +53,8 @@ def test_what_no_step_computes_with_may_change(tmp_path: Path, earlier: Checkpoi
             r"model\.path = 'starter', this run has 'org/other'; resume",
         ),
         ({"rollout": {"max_new_tokens": 41}}, r"rollout\.max_new_tokens"),
+        ({"rollout": {"max_num_seqs": 8, "temperature": 0.9}}, r"rollout\.temperature"),
+        ({"learner": {**FIRST["learner"], "packing": "padded"}}, r"learner\.packing"),
         ({"verifier": {"rewards": [{"name": "format"}]}}, r"verifier\.rewards"),
     ],
 )
@@ -60,6 +63,23 @@ def test_what_a_step_computes_with_may_not(
 ) -> None:
     with pytest.raises(CheckpointError, match=named):
         check_same_run(earlier, RunConfig.model_validate({**FIRST, **change}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": {"gradient_checkpointing": True}},
+        {"learner": {**FIRST["learner"], "token_budget": 64}},
+        {"rollout": {"max_num_seqs": 8}},
+        {"rollout": {"gpu_memory_utilization": 0.3}},
+        {"rollout": {"cpu_kv_cache_gib": 2}},
+        {"rollout": {"logprob_gap_mean_limit": 0.1}},
+        {"rollout": {"logprob_gap_max_limit": 9.0}},
+    ],
+)
+def test_what_messages_say_to_change_may_change(tmp_path: Path, earlier: Checkpoint, change: dict[str, Any]) -> None:
+    """Memory settings and limits: the sums of a step are the same up to rounding."""
+    check_same_run(earlier, RunConfig.model_validate({**FIRST, **change}), tmp_path)
 
 
 @pytest.mark.parametrize(

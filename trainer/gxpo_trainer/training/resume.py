@@ -15,8 +15,20 @@ from gxpo_trainer.models.load import policy_shapes, saved_shapes
 from gxpo_trainer.records.reading import IDENTITY, read_events, read_identity, read_metrics
 from gxpo_trainer.training.checkpoints import Checkpoint
 
-MAY_CHANGE = ("name", "budget", "checkpoint", "placement", "verifier", "evaluation", "diagnostics")
+MAY_CHANGE = ("name", "budget", "checkpoint", "placement", "verifier", "evaluation", "diagnostics", "timeouts")
 """Parts that do not change what a training step computes; but `verifier.rewards` does."""
+MAY_CHANGE_WITHIN = {
+    "model": {"gradient_checkpointing"},
+    "learner": {"zero_stage", "token_budget"},
+    "rollout": {
+        "logprob_gap_mean_limit",
+        "logprob_gap_max_limit",
+        "gpu_memory_utilization",
+        "cpu_kv_cache_gib",
+        "max_num_seqs",
+    },
+}
+"""Settings of other parts that change a step by rounding at most: memory, and limits that end a run or warn."""
 
 
 def check_same_run(checkpoint: Checkpoint, config: RunConfig, out_dir: Path) -> None:
@@ -36,8 +48,9 @@ def check_same_run(checkpoint: Checkpoint, config: RunConfig, out_dir: Path) -> 
 
 def _decisive(config: dict[str, Any]) -> dict[str, Any]:
     kept = {part: value for part, value in config.items() if part not in MAY_CHANGE}
-    learner = {name: value for name, value in config["learner"].items() if name != "zero_stage"}
-    return kept | {"learner": learner, "verifier": {"rewards": config["verifier"].get("rewards")}}
+    for part, free in MAY_CHANGE_WITHIN.items():
+        kept[part] = {name: value for name, value in config[part].items() if name not in free}
+    return kept | {"verifier": {"rewards": config["verifier"].get("rewards")}}
 
 
 def check_same_model(checkpoint: Checkpoint, config: RunConfig, out_dir: Path, policy_sha256: str) -> None:
