@@ -67,6 +67,62 @@ def test_problems_beyond_those_evaluated_in_the_run_count_too(config: Any, tmp_p
     assert prepared.data.num_left_out == {"data.contamination": 1}
 
 
+@pytest.mark.parametrize(
+    ("changes", "setting"),
+    [
+        ({"data": {"max_prompt_tokens": 23}}, "data.max_prompt_tokens"),
+        (
+            {"model": {"max_length": 71}, "rollout": {"max_new_tokens": 48}},
+            "model.max_length − rollout.max_new_tokens",
+        ),
+    ],
+)
+def test_training_prompts_that_are_too_long_are_counted_and_reported(
+    config: Any, tmp_path: Path, changes: dict[str, Any], setting: str
+) -> None:
+    """The starter renders the first two in 23 tokens and, digit by digit, the last in 27."""
+    train = write(tmp_path / "train.jsonl", [(3, 4), (5, 6), (300, 400)])
+    changes = {**changes, "evaluation": {"benchmarks": [write(tmp_path / "short.jsonl", [(1, 2)])]}}
+    changes["data"] = {**changes.get("data", {}), "source": train}
+    prepared = prepare(config(**changes), tmp_path / "run", resume=False)
+    assert [prompt.id for prompt in prepared.prompts.prompts] == ["3+4", "5+6"]
+    with RunReporter(tmp_path / "run") as reporter:
+        _record_data(prepared.data, reporter)
+    (event,) = read_events(tmp_path / "run")
+    assert (event["kind"], event["setting"]) == ("problems_left_out", setting)
+    assert event["message"] == f"{setting} excluded 1 training problems"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"data": {"max_prompt_tokens": 5}},
+            r"^data\.max_prompt_tokens = 5 excludes all prompts \(the shortest has \d+ tokens\); raise it$",
+        ),
+        (
+            {"model": {"max_length": 60}, "rollout": {"max_new_tokens": 50}, "evaluation": {"max_new_tokens": 4}},
+            r"^model\.max_length − rollout\.max_new_tokens = 10 excludes .*; raise model\.max_length or lower "
+            r"rollout\.max_new_tokens$",
+        ),
+        (
+            {"evaluation": {"max_new_tokens": 8000}},
+            r"^model\.max_length − evaluation\.max_new_tokens = -\d+ excludes .*; raise model\.max_length or lower "
+            r"evaluation\.max_new_tokens$",
+        ),
+        (
+            {"model": {"max_length": 60}, "rollout": {"max_new_tokens": 50}},
+            r"^model\.max_length − rollout\.max_new_tokens = 10 excludes .*; raise",
+        ),
+    ],
+)
+def test_the_setting_that_excludes_all_prompts_is_named(
+    config: Any, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        prepare(config(**changes), tmp_path / "run", resume=False)
+
+
 def test_the_policy_for_copies_is_a_setting(config: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"5\+6 is 5\+6 of held_out"):
         prepare(config(data={"contamination": "refuse"}), tmp_path / "run", resume=False)

@@ -203,11 +203,17 @@ def render(prompt: Prompt, tokenizer: Any, template: str) -> npt.NDArray[np.int3
 
 
 def tokenize_prompts(
-    prompts: Iterable[Prompt], tokenizer: Any, template: str, max_prompt_tokens: int
+    prompts: Iterable[Prompt],
+    tokenizer: Any,
+    template: str,
+    max_prompt_tokens: int,
+    *,
+    setting: str = "data.max_prompt_tokens",
+    fix: str = "raise it",
 ) -> TokenizedPrompts:
     """Render all prompts; skip and count those longer than `max_prompt_tokens`.
 
-    Raises DataError when none is left.
+    Raises DataError when none is left. It names the limit's `setting`, and the `fix`.
     """
     kept: list[tuple[Prompt, npt.NDArray[np.int32]]] = []
     num_too_long = 0
@@ -221,7 +227,6 @@ def tokenize_prompts(
             kept.append((prompt, ids))
     if not kept:
         raise DataError(
-            f"data.max_prompt_tokens = {max_prompt_tokens} excludes all prompts (the shortest has {shortest} tokens); "
-            "raise it"
+            f"{setting} = {max_prompt_tokens} excludes all prompts (the shortest has {shortest} tokens); {fix}"
         )
     return TokenizedPrompts(tuple(prompt for prompt, _ in kept), tuple(ids for _, ids in kept), num_too_long)

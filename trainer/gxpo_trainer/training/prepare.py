@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +79,8 @@ def prepare(config: RunConfig, out_dir: Path, *, resume: bool, continue_run: boo
         {b.benchmark.name: (*b.benchmark.prompts, *b.benchmark.left_out) for b in benchmarks},
         config.data.contamination,
     )
-    longest = min(config.data.max_prompt_tokens, prompt_room(config, config.rollout.max_new_tokens))
     template = resolve_template(config.data.template, config.data.source)
-    prompts = tokenize_prompts(data.prompts, tokenizer, template, longest)
+    data, prompts = fitting_prompts(config, data, tokenizer, template)
     start = EpisodeStart.of(prompts.prompts[0], template, config.seed)
     check_environment(config.environment, start.problem, start.seed)
     return Prepared(
@@ -104,6 +103,30 @@ def prompt_room(config: RunConfig, max_new_tokens: int) -> int:
     return config.model.max_length - max_new_tokens - config.environment.observation_tokens
 
 
+def room_setting(config: RunConfig, max_new_tokens: str) -> tuple[str, str]:
+    """What the room of `prompt_room` follows from, and how to enlarge it. max_new_tokens: name of that setting."""
+    observed = " − what environment turns write" if config.environment.observation_tokens else ""
+    return f"model.max_length − {max_new_tokens}{observed}", f"raise model.max_length or lower {max_new_tokens}"
+
+
+def fitting_prompts(
+    config: RunConfig, data: PromptSet, tokenizer: Any, template: str
+) -> tuple[PromptSet, TokenizedPrompts]:
+    """The training prompts within the limit, rendered, and `data` with the number of longer ones.
+
+    Raises DataError when none is left, with the setting that limits them.
+    """
+    longest, setting, fix = config.data.max_prompt_tokens, "data.max_prompt_tokens", "raise it"
+    room = prompt_room(config, config.rollout.max_new_tokens)
+    if room < longest:
+        longest = room
+        setting, fix = room_setting(config, "rollout.max_new_tokens")
+    prompts = tokenize_prompts(data.prompts, tokenizer, template, longest, setting=setting, fix=fix)
+    if prompts.num_too_long:
+        data = replace(data, num_left_out={**data.num_left_out, setting: prompts.num_too_long})
+    return data, prompts
+
+
 def check_conversations(config: RunConfig, tokenizer: Any) -> None:
     """Raises ConfigError when the environment's answers cannot be shown in the model's chat template."""
     if not config.environment.multi_turn:
@@ -121,13 +144,16 @@ def check_conversations(config: RunConfig, tokenizer: Any) -> None:
 def tokenized_benchmarks(config: RunConfig, tokenizer: Any) -> list[TokenizedBenchmark]:
     """The benchmarks of `evaluation`, rendered. Raises ConfigError when a prompt does not fit the model."""
     limit = config.evaluation.max_new_tokens or config.rollout.max_new_tokens
+    room = prompt_room(config, limit)
+    section = "evaluation" if config.evaluation.max_new_tokens else "rollout"
+    setting, fix = room_setting(config, f"{section}.max_new_tokens")
     found = []
     for name in config.evaluation.benchmarks:
         benchmark: Benchmark = load_benchmark(name, config.data, config.evaluation, gold_problem)
         if any(benchmark.name == other.benchmark.name for other in found):
             raise ConfigError(f"evaluation.benchmarks: two have the name {benchmark.name}; rename the file of one")
         problems = benchmark.prompts + (benchmark.left_out if config.evaluation.full_at_end else ())
-        fitted = tokenize_prompts(problems, tokenizer, benchmark.template, prompt_room(config, limit))
+        fitted = tokenize_prompts(problems, tokenizer, benchmark.template, room, setting=setting, fix=fix)
         if fitted.num_too_long:
             raise ConfigError(
                 f"evaluation.benchmarks: {fitted.num_too_long} prompts of {name} leave no room for {limit} new tokens "
