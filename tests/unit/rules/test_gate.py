@@ -87,6 +87,17 @@ def test_rearm_returns_after_the_cool_down_once_z_is_back_under_the_lower_thresh
         assert gate.active is active
 
 
+def test_a_two_sided_gate_returns_once_the_distance_from_the_mean_is_small():
+    settings = {"threshold": 2.0, "two_sided": True, "mode": "rearm", "rearm_after": 1, "rearm_threshold": 1.0}
+    gate = Gate(GateConfig(window=3, warmup=2, epsilon=0.0, **settings))
+    run(gate, [6.0, 8.0, 1.0])
+    assert gate.state.shutoff_step == 3  # mean 7, std 1: z = −6
+    # The frozen window (6, 8, 1) has mean 5 and std √(26/3) = 2.94; z is −2.04 at −1, 1.70 at 10 and 0.68 at 7.
+    for value, active in [(-1.0, False), (10.0, False), (7.0, True)]:
+        gate.observe_inactive(value)
+        assert gate.active is active
+
+
 def test_a_permanent_gate_stays_shut():
     gate = Gate(GateConfig(threshold=2.0, window=4, warmup=2))
     run(gate, [1.0, 1.2, 9.0])
@@ -107,5 +118,7 @@ def test_state_survives_json():
 def test_contradictory_settings_are_refused_by_name():
     with pytest.raises(ValueError, match="rearm_threshold must be below threshold"):
         GateConfig(mode="rearm", threshold=0.5, rearm_threshold=0.5)
+    with pytest.raises(ValueError, match=r"rearm_threshold = 0 with two_sided = true: \|z\| is never below it"):
+        GateConfig(mode="rearm", threshold=1.0, two_sided=True)
     with pytest.raises(ValueError, match="threshold is NaN"):
         GateConfig(threshold=math.nan)

@@ -32,7 +32,7 @@ class GateConfig(Settings):
     )
     two_sided: bool = Field(False, description="Fire at |z| ≥ τ (SFPO's paper) instead of z ≥ τ.")
     rearm_after: int = Field(20, ge=1, description="rearm only: steps of cool-down.")
-    rearm_threshold: float = Field(0.0, description="rearm only: z must be below this.")
+    rearm_threshold: float = Field(0.0, description="rearm only: z, with two_sided |z|, must be below this.")
 
     @model_validator(mode="after")
     def _consistent(self) -> GateConfig:
@@ -40,6 +40,11 @@ class GateConfig(Settings):
             raise ValueError("threshold is NaN; set a number, or inf for a gate that never fires")
         if self.mode == "rearm" and self.rearm_threshold >= self.threshold:
             raise ValueError("rearm_threshold must be below threshold; otherwise the gate would oscillate")
+        if self.mode == "rearm" and self.two_sided and self.rearm_threshold <= 0:
+            raise ValueError(
+                f"rearm_threshold = {self.rearm_threshold:g} with two_sided = true: |z| is never below it, so the "
+                "look-ahead would not return; set it above 0 and below threshold"
+            )
         return self
 
     @property

@@ -96,14 +96,15 @@ class Gate:
     def observe_inactive(self, value: float) -> Reading | None:
         """`rearm` only: one step of the cool-down, compared with the window at the shut-off.
 
-        The look-ahead is switched on again once the cool-down is over and z is below `rearm_threshold`. Until then the
-        window is not updated: it describes the active phase.
+        The look-ahead is switched on again once the cool-down is over and z (|z| where the gate is two-sided) is below
+        `rearm_threshold`. Until then the window is not updated: it describes the active phase.
         """
         if self.settings.mode != "rearm" or self.active or not math.isfinite(value):
             return None
         self.state.cooldown = max(0, self.state.cooldown - 1)
         reading = self.read(value)
-        if self.state.cooldown == 0 and reading.z is not None and reading.z < self.settings.rearm_threshold:
+        rearms = reading.z is not None and self._deviation(reading.z) < self.settings.rearm_threshold
+        if self.state.cooldown == 0 and rearms:
             self.state.active = True
         return reading
 
@@ -127,7 +128,11 @@ class Gate:
         # Finiteness first: an infinite τ never fires, not even on an infinite z.
         if self.settings.mode == "never" or not math.isfinite(self.settings.threshold):
             return False
-        return (abs(z) if self.settings.two_sided else z) >= self.settings.threshold
+        return self._deviation(z) >= self.settings.threshold
+
+    def _deviation(self, z: float) -> float:
+        """What both thresholds are compared with."""
+        return abs(z) if self.settings.two_sided else z
 
     def _admit(self, value: float) -> None:
         self.state.num_seen += 1
