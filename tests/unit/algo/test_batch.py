@@ -378,6 +378,16 @@ def scored_group(name: str, statuses: list[VerdictStatus], truncated: tuple[int,
     return ScoredGroup(group, tuple(Verdict(status, None, 0.0) for status in statuses))
 
 
+def test_neighbouring_groups_with_equal_prompts_stay_apart() -> None:
+    """Eight prompts of one text: groups are divided by their number, and their samples stay together."""
+    statuses: list[VerdictStatus] = ["correct", "wrong"]
+    batch, _ = make_batch([scored_group("a", statuses) for _ in range(8)], LossConfig(), token_limit=9)
+    assert prompt_groups(batch) == [[i, i + 1] for i in range(0, 16, 2)]
+    assert [len(part.sequences) for part in mini_batches(batch, 8)] == [2] * 8
+    for share in shard(mini_batches(batch, 2)[1], 2):
+        assert prompt_groups(share) == [[0, 1], [2, 3]]
+
+
 def test_make_batch_by_hand() -> None:
     scored = [
         scored_group("a", ["correct", "wrong", "timeout", "unparsed"], truncated=(3,)),

@@ -34,7 +34,8 @@ class ScoredSequence:
     prompt_ids: int32[n], n ≥ 1. response_ids: int32[m]. sampler_logprobs: float32[m], the sampler's log π of the
     response tokens at the sampling temperature. in_loss False: left out of the loss and its denominators. sampled:
     bool[m], False for tokens that an environment wrote: later tokens attend to them, the loss does not contain them;
-    None: the policy sampled all.
+    None: the policy sampled all. group: number of the prompt's group in the step, because two groups may have equal
+    prompts.
     """
 
     prompt_ids: npt.NDArray[np.int32]
@@ -43,6 +44,7 @@ class ScoredSequence:
     sampler_logprobs: npt.NDArray[np.float32]
     in_loss: bool = True
     sampled: npt.NDArray[np.bool_] | None = None
+    group: int = 0
 
     def __post_init__(self) -> None:
         if len(self.prompt_ids) == 0:
@@ -130,7 +132,7 @@ def make_batch(scored: Sequence[ScoredGroup], loss: LossConfig, token_limit: int
         raise ValueError("no scored group in the step; sample at least one prompt")
     sequences: list[ScoredSequence] = []
     rewards = [[verdict.reward for verdict in item.verdicts] for item in scored]
-    for item, group_rewards in zip(scored, rewards, strict=True):
+    for number, (item, group_rewards) in enumerate(zip(scored, rewards, strict=True)):
         advantages = group_advantages(group_rewards, use_std=loss.advantage_std, epsilon=loss.advantage_epsilon)
         dropped = loss.zero_variance != "keep" and zero_variance(group_rewards)
         for sample, advantage in zip(item.group.samples, advantages, strict=True):
@@ -144,6 +146,7 @@ def make_batch(scored: Sequence[ScoredGroup], loss: LossConfig, token_limit: int
                     sampler_logprobs=sample.logprobs,
                     in_loss=evidence and not masked,
                     sampled=sample.sampled,
+                    group=number,
                 )
             )
     metrics = reward_metrics(rewards) | advantage_metrics([s.advantage for s in sequences if s.in_loss])
@@ -157,8 +160,8 @@ def with_scale(sequences: Sequence[ScoredSequence], token_limit: int) -> StepBat
 
 
 def prompt_groups(batch: StepBatch) -> list[list[int]]:
-    """Indices of the sequences by prompt: runs of neighbours with equal prompts."""
-    keys = [sequence.prompt_ids.tobytes() for sequence in batch.sequences]
+    """Indices of the sequences by group: runs of neighbours with equal numbers and prompts."""
+    keys = [(sequence.group, sequence.prompt_ids.tobytes()) for sequence in batch.sequences]
     return [list(run) for _, run in itertools.groupby(range(len(keys)), key=keys.__getitem__)]
 
 
