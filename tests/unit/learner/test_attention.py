@@ -8,7 +8,7 @@ import pytest
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.learner.attention import Kernels, choose_attention, choose_layout
+from gxpo_trainer.learner.attention import Kernels, check_attention, choose_attention, choose_layout
 
 BF16 = {"precision": "bf16", "zero_stage": 2, "token_budget": 16384}
 FULL = frozenset({"full_attention"})
@@ -88,6 +88,28 @@ def test_a_cpu_packs_short_rows_alone() -> None:
 def test_rows_are_not_packed_where_layers_would_mix_their_sequences() -> None:
     with pytest.raises(ConfigError, match=r'"packed" but the model has linear_attention layers.*"padded"'):
         chosen(config(packing="packed"), "gpu", FLASH, LINEAR)
+
+
+def test_attention_that_is_chosen_for_shared_prompts_can_share_them() -> None:
+    assert chosen(config(packing="shared"), "gpu", BOTH) == ("sdpa", "shared")
+    assert chosen(config("eager", packing="shared"), "gpu", BOTH) == ("eager", "shared")
+
+
+@pytest.mark.parametrize(
+    ("attention", "layers", "problem"),
+    [
+        ("auto", WINDOWED, "the model has sliding_attention layers"),
+        ("eager", LINEAR, "the model has linear_attention layers"),
+        ("varlen", FULL, 'model.attention = "varlen"'),
+        ("flash_attention_2", FULL, 'model.attention = "flash_attention_2"'),
+    ],
+)
+def test_sharing_prompts_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, attention: str, layers: frozenset[str], problem: str
+) -> None:
+    monkeypatch.setattr("gxpo_trainer.learner.attention.layer_types", lambda _: layers)
+    with pytest.raises(ConfigError, match=f'"shared" needs full attention .*, but {problem}; set learner.packing'):
+        check_attention(config(attention, packing="shared"), "gpu")
 
 
 def test_prompts_are_not_shared_where_the_model_cannot() -> None:

@@ -11,6 +11,7 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.learner.process_group import Device
 from gxpo_trainer.models.load import load_config
+from gxpo_trainer.models.logprobs import can_share_prompts
 from gxpo_trainer.models.varlen import NAME, VARIABLE_LENGTH, WINDOWED, layer_types
 
 MAX_DENSE_WIDTH = 4096
@@ -40,7 +41,7 @@ def check_attention(config: RunConfig, device: Device) -> None:
     layers = layer_types(load_config(config.model))
     every = Kernels(device == "gpu", device == "gpu")
     attention = choose_attention(config, device, every, layers)
-    choose_layout(config, device, attention, layers, can_share_prompts=True)
+    choose_layout(config, device, attention, layers, can_share_prompts=can_share_prompts(attention, layers))
 
 
 def choose_attention(config: RunConfig, device: Device, kernels: Kernels, layers: frozenset[str]) -> str:
@@ -52,6 +53,8 @@ def choose_attention(config: RunConfig, device: Device, kernels: Kernels, layers
     | GPU | fp32 | sdpa |
     | GPU | bf16 | flash_attention_2 if installed, else varlen if the GPU and the layers allow it, else sdpa |
 
+    With `learner.packing = "shared"`, whose mask the other kernels do not take, `auto` is sdpa.
+
     Raises ConfigError for a kernel that cannot run, and for packed rows that would need a dense mask.
     """
     chosen: str = config.model.attention
@@ -60,7 +63,9 @@ def choose_attention(config: RunConfig, device: Device, kernels: Kernels, layers
         "flash_attention_2": half and kernels.flash_attention_2,
         NAME: half and kernels.varlen and layers <= WINDOWED,
     }
-    if chosen == "auto":
+    if chosen == "auto" and config.learner.packing == "shared":
+        chosen = "sdpa"
+    elif chosen == "auto":
         chosen = next((name for name in ("flash_attention_2", NAME) if usable[name]), "sdpa")
     elif not usable.get(chosen, True):
         raise ConfigError(_why_unusable(chosen, half, layers))
@@ -74,7 +79,8 @@ def choose_layout(
     """What `learner.packing = "auto"` means: on a GPU packed rows where the attention takes their boundaries, else
     padded ones; on a CPU shared prompts, since a dense mask over short rows is cheap there.
 
-    Raises ConfigError for packed rows in a model with layers that mix the sequences of a row.
+    Raises ConfigError for packed rows in a model with layers that mix the sequences of a row, and for shared prompts
+    where the mask that separates the responses cannot be applied.
     """
     packing = config.learner.packing
     if packing == "auto":
@@ -85,6 +91,13 @@ def choose_layout(
         raise ConfigError(
             f'learner.packing = "packed" but the model has {min(layers - WINDOWED)} layers, which would mix the '
             'sequences of a row; set learner.packing = "padded" or "auto"'
+        )
+    if packing == "shared" and not can_share_prompts:
+        others = sorted(layers - {"full_attention"})
+        problem = f"the model has {others[0]} layers" if others else f'model.attention = "{attention}"'
+        raise ConfigError(
+            f'learner.packing = "shared" needs full attention by sdpa or eager, but {problem}; '
+            'set learner.packing = "auto"'
         )
     return packing
 

@@ -64,7 +64,7 @@ class PolicyModule(nn.Module):
     def can_share_prompts(self) -> bool:
         """Whether the `shared` layout supports this model: full attention with an explicit mask."""
         config = self.model.config
-        return config._attn_implementation in ("sdpa", "eager") and layer_types(config) == {"full_attention"}
+        return can_share_prompts(config._attn_implementation, layer_types(config))
 
     @property
     def _takes_boundaries(self) -> bool:
@@ -81,6 +81,11 @@ class PolicyModule(nn.Module):
         # The eager kernel adds its mask to the scores.
         dtype = self.head.weight.dtype
         return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
+
+
+def can_share_prompts(attention: str, layers: frozenset[str]) -> bool:
+    """Whether rows may hold a prompt once for several responses: every layer must take an explicit mask."""
+    return attention in ("sdpa", "eager") and layers == {"full_attention"}
 
 
 class TokenScorer(nn.Module):
