@@ -151,6 +151,12 @@ def test_eval_hands_over_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (seen[0].model, seen[0].benchmark, seen[0].samples) == ("m", ("math500", "gsm8k"), 4)
 
 
+@pytest.mark.parametrize("temperature", ["0", "0.009", "2.1", "nan"])
+def test_eval_refuses_temperatures_that_vllm_would_change(temperature: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("eval", "--model", "starter", "--benchmark", "b", "--temperature", temperature) == 2
+    assert f"--temperature {float(temperature)}: must be from 0.01 to 2" in capsys.readouterr().err
+
+
 def test_eval_plays_in_the_environment_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[argparse.Namespace] = []
     monkeypatch.setattr(eval, "run", lambda args: seen.append(args) or 0)

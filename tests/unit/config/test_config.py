@@ -40,6 +40,8 @@ def refusal(*overrides: str) -> str:
         ("learner.rule.gate.threshold=nan", "learner.rule.gate: threshold is NaN"),
         ("learner.lora.dropout=0.1", "learner.lora.dropout = 0.1: must be 0"),
         ("rollout.top_p=0.9", "rollout.top_p = 0.9: must be 1.0"),
+        ("rollout.temperature=0.009", "rollout.temperature = 0.009: must be at least 0.01"),
+        ("rollout.temperature=2.1", "rollout.temperature = 2.1: must be at most 2"),
         ("rollout.async_depth=-1", "rollout.async_depth = -1: must be at least 0"),
         ("rollout.update_in_flight=true", "rollout: update_in_flight = true with async_depth = 0"),
         ("learner.loss.importance_low=3", "importance_low = 3.0 exceeds importance_high = 2.0; lower the first"),

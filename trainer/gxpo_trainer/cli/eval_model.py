@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +17,7 @@ from gxpo_trainer.cluster.placement import Placement
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import build
 from gxpo_trainer.config.model import STARTER_POLICIES
+from gxpo_trainer.config.rollout import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE
 from gxpo_trainer.environments.check import check_environment
 from gxpo_trainer.errors import ConfigError, DataError
 from gxpo_trainer.jsonl import plain, read_lines
@@ -31,8 +31,11 @@ from gxpo_trainer.training.prepare import check_conversations, tokenized_benchma
 
 def evaluate_model(args: argparse.Namespace) -> int:
     """Sample, grade and print tables; with --out also write one JSON line per benchmark."""
-    if not (args.temperature > 0 and math.isfinite(args.temperature)):
-        raise ConfigError(f"--temperature {args.temperature}: must be above 0, because pass@k needs distinct samples")
+    if not LOWEST_TEMPERATURE <= args.temperature <= HIGHEST_TEMPERATURE:
+        raise ConfigError(
+            f"--temperature {args.temperature}: must be from {LOWEST_TEMPERATURE:g} to {HIGHEST_TEMPERATURE:g}; "
+            "pass@k needs distinct samples"
+        )
     earlier = None if args.against is None else _earlier(args.against)
     with _merged_model(args.model) as path:
         config = _config(args, path)

@@ -8,6 +8,9 @@ from pydantic import Field, field_validator, model_validator
 
 from gxpo_trainer.config.base import Settings
 
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0
+"""vLLM samples at 0.01 where less is asked for, and refuses more than 2."""
+
 
 class RolloutConfig(Settings):
     """Sampling by vLLM."""
@@ -16,7 +19,12 @@ class RolloutConfig(Settings):
     samples_per_prompt: int = Field(8, description="Responses per prompt: the group.")
     max_new_tokens: int = Field(48, ge=1, description="Longest response.")
     ignore_eos: bool = Field(False, description="Continue to max_new_tokens after an end token, for measurements.")
-    temperature: float = Field(1.0, gt=0, description="Sampling temperature; the learner's policy uses the same.")
+    temperature: float = Field(
+        1.0,
+        ge=LOWEST_TEMPERATURE,
+        le=HIGHEST_TEMPERATURE,
+        description="Sampling temperature; the learner's policy uses the same.",
+    )
     top_p: float = Field(1.0, gt=0, le=1, description="Must be 1: the learner's log-probabilities are untruncated.")
     deterministic: bool = Field(
         False, description="One seed per sample, so that a resumed run draws the samples of an uninterrupted one."
