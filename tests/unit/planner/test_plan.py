@@ -74,12 +74,14 @@ def test_several_settings_are_named_where_one_does_not_suffice() -> None:
 
 
 def test_two_settings_are_named_where_one_alone_makes_it_worse() -> None:
-    # The sampler's share is too small for a cache; a larger one fits only where the weights are divided.
+    # Learner and sampler have 14.2 GiB of weights each while weights are sent. Divided, the learner's fit, but then the
+    # sampler's share is too small for a cache.
     config = load_preset("paper-7b-lora")
-    inputs = inputs_of(config, read_shape(config.model.path), device_named("a100-40"), 4)
+    device = replace(device_named("a100-40"), memory_bytes=30 * 2**30)
+    inputs = inputs_of(config, read_shape(config.model.path), device, 4)
     plan = make_plan(inputs)
     assert plan.advice is not None
-    assert plan.advice.startswith("the sampler's KV cache has 0.0 GiB")
+    assert plan.advice.startswith("sync: needs 32.4 GiB per device")
     assert plan.advice.endswith("set learner.zero_stage = 3 and rollout.gpu_memory_utilization = 0.6")
     assert make_plan(replace(inputs, zero_stage=3, memory_utilization=0.6)).fits
 
@@ -149,7 +151,14 @@ def test_shared_devices_are_resident_where_both_fit_and_alternate_where_not() ->
     heavy = replace(EXACT, runtime_bytes=4 * gib)
     tight = make_plan(replace(shared, device=replace(GPU, memory_bytes=8 * gib), memory_utilization=0.4), heavy)
     assert not fits_resident(tight)
-    assert [phase.name for phase in tight.fit.phases] == ["sampling", "update"]
+    sampling, update, sync = tight.fit.phases
+    assert [phase.name for phase in (sampling, update, sync)] == ["sampling", "update", "sync"]
+    # Two buckets of 1448 values in bf16 stay with the learner's runtime; everything else of it is on the host.
+    cache = ["sampler weights", "sampler working memory", "KV cache"]
+    assert [part.name for part in sampling.parts] == ["runtime", "published weights", *cache, "sampler runtime"]
+    assert sampling.parts[1].num_bytes == 2 * 2 * 1448
+    kept = {part.name for part in update.parts} - {"activations", "logits"}
+    assert {part.name for part in sync.parts} == {*kept, "sampler weights"}
 
 
 def test_auto_shares_devices_where_there_are_too_few_and_the_counts_match() -> None:

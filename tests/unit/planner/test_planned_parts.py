@@ -171,7 +171,13 @@ def test_a_host_holds_two_published_versions_on_rank_0() -> None:
     other = {part.name for part in learner_parts(inputs, EXACT, load, publishes=False)}
     assert first["published weights"] == 2 * 2 * 1448
     assert "published weights" not in other
-    assert "published weights" not in parts()
+
+
+def test_a_gpu_holds_two_buckets_of_what_is_sent() -> None:
+    assert parts()["published weights"] == 2 * 2 * 1448
+    large = replace(SHAPE, layers=2_000_000)
+    assert parts(shape=large)["published weights"] == 2 * 512 * 2**20
+    assert parts(adapter_rank=4, trainable=300)["published weights"] == 2 * 2 * 300
 
 
 def test_the_kv_cache_is_what_the_sampler_leaves_and_holds_sequences_of_mean_length() -> None:

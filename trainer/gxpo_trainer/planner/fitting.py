@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gxpo_trainer.planner.devices import Assumptions
 from gxpo_trainer.planner.inputs import Inputs
-from gxpo_trainer.planner.memory import Part, Phase, SamplerMemory, forward_weights, learner_parts, sampler_memory
+from gxpo_trainer.planner.memory import Part, Phase, SamplerMemory, learner_parts, sampler_memory
 from gxpo_trainer.planner.workload import workload_of
 
 MARGIN = 0.15
@@ -52,21 +52,26 @@ def fit_of(inputs: Inputs, assumed: Assumptions) -> Fit:
         # Running out of memory costs a run, parking a second: both stay only where the learner may take MARGIN more.
         more = sum(part.num_bytes for part in learner) * MARGIN
         resident = not limit or both.num_bytes + more <= limit
-        phases = (both,) if resident else _alternating(inputs, assumed, learner, sampling, limit)
+        phases = (both,) if resident else _alternating(assumed, learner, sampler, sampling, limit)
     problem = _problem(inputs, phases, sampler)
     over = [phase.num_bytes / phase.limit for phase in phases if not phase.fits]
     return Fit(phases, sampler, resident, problem, problem is not None and max(over, default=math.inf) > 1 + MARGIN)
 
 
 def _alternating(
-    inputs: Inputs, assumed: Assumptions, learner: tuple[Part, ...], sampling: tuple[Part, ...], limit: int
+    assumed: Assumptions, learner: tuple[Part, ...], sampler: SamplerMemory, sampling: tuple[Part, ...], limit: int
 ) -> tuple[Phase, ...]:
-    """Shared devices whose phases alternate: shards are parked while sampling, the sampler sleeps in the update."""
-    kept = (Part("weights", forward_weights(inputs)), Part("runtime", assumed.runtime_bytes))
+    """Shared devices whose phases alternate: the learner is parked while sampling, the sampler sleeps in the update,
+    and a sync needs the weights of both (cluster.shared_devices)."""
+    runtime = Part("runtime", assumed.runtime_bytes)
+    published = tuple(part for part in learner if part.name == "published weights")
     asleep = Part("sampler asleep", assumed.runtime_bytes)
+    held = tuple(part for part in learner if part.name not in ("activations", "logits"))
+    weights = Part("sampler weights", sampler.weights)
     return (
-        Phase("sampling", (*kept, *sampling), limit),
+        Phase("sampling", (runtime, *published, *sampling), limit),
         Phase("update", (*learner, asleep), limit),
+        Phase("sync", (*held, weights, asleep), limit),
     )
 
 

@@ -22,6 +22,8 @@ from gxpo_trainer.planner.workload import Workload, peak_tokens
 
 BUCKET = 50_000_000
 """Most elements that DeepSpeed reduces at once (learner.process_group.MAX_BUCKET)."""
+WEIGHT_BUCKET = 512 * 2**20
+"""Most bytes of weights that are sent at a time (sync.buckets.BUCKET_BYTES)."""
 LIVE_PARAMETERS = 1_000_000_000
 """Elements that DeepSpeed keeps gathered at stage 3, its default."""
 LOGITS_CHUNK = 2**25
@@ -72,8 +74,7 @@ def learner_parts(inputs: Inputs, assumed: Assumptions, load: Workload, *, publi
         "communication": communication_bytes(inputs),
         "activations": activation_bytes(inputs, peak_tokens(inputs, load)) + mask_bytes(inputs, load),
         "logits": logits_bytes(inputs, load),
-        # Two versions of the weights in shared memory, which count as resident where the learner maps them.
-        "published weights": 0 if inputs.on_gpu or not publishes else 2 * inputs.shape.parameters * inputs.sampler_item,
+        "published weights": published_bytes(inputs) if publishes else 0,
     }
     counted = [Part(name, int(size * assumed.memory_factor)) for name, size in parts.items() if size]
     return (*counted, Part("runtime", assumed.runtime_bytes + assumed.engine_bytes))
@@ -83,6 +84,15 @@ def forward_weights(inputs: Inputs) -> int:
     """Weights of the forward pass on one rank."""
     share = inputs.learner_ranks if inputs.zero_stage == 3 else 1
     return -(-inputs.parameters // share) * inputs.item
+
+
+def published_bytes(inputs: Inputs) -> int:
+    """Weights on their way to the samplers: on a GPU two buckets, on a host two versions in shared memory, which count
+    as resident where the learner maps them."""
+    if not inputs.on_gpu:
+        return 2 * inputs.shape.parameters * inputs.sampler_item
+    sent = inputs.trainable if inputs.adapter_rank else inputs.shape.parameters
+    return 2 * min(WEIGHT_BUCKET, sent * inputs.sampler_item)
 
 
 def gradient_bytes(inputs: Inputs) -> int:
