@@ -1,4 +1,4 @@
-"""Downsampling that keeps minima and maxima. Pure."""
+"""Downsampling that keeps minima and maxima, and evenly spaced choices. Pure."""
 
 from __future__ import annotations
 
@@ -31,3 +31,10 @@ def thin(values: npt.NDArray[np.float64], max_points: int) -> npt.NDArray[np.int
     twice = pairs[:, 0] == pairs[:, 1]
     kept = pairs.ravel()[~np.stack([np.zeros_like(twice), twice], axis=1).ravel()] + 1
     return np.concatenate([[0], kept, [length - 1]])
+
+
+def spread(length: int, max_points: int) -> npt.NDArray[np.intp]:
+    """Ascending indices of at most `max_points` (≥ 2) of `length` points: evenly spaced, with both ends."""
+    if length <= max_points:
+        return np.arange(length)
+    return np.linspace(0, length - 1, max_points).round().astype(np.intp)

@@ -14,6 +14,7 @@ from gxpo_services.api.errors import responses
 from gxpo_services.api.fields import Id, RunId, Text
 from gxpo_services.metrics import service
 from gxpo_services.metrics.schemas import Axis, ManyMetricsView, MetricsView
+from gxpo_services.metrics.series import Shape
 
 router = APIRouter(route_class=ServiceRoute, tags=["metrics"], responses=responses(401, 422, 503))
 
@@ -31,6 +32,18 @@ class SeriesQuery(BaseModel):
     after: int | None = Field(None, ge=-1, le=2**31 - 1, description="Only points after this step.")
     max_points: int = Field(
         1000, ge=4, le=20_000, description="Maximum number of points per series; minima, maxima and both ends are kept."
+    )
+    joined: bool = Field(
+        False,
+        description="Thin all series of a run to the same, evenly spaced steps instead, and add their sums: for values "
+        "that are added, subtracted or drawn as a band.",
+    )
+    smoothing: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Weight of an exponential average over all steps, before thinning; 0 for none. Metrics of the gate "
+        "are never smoothed.",
     )
 
 
@@ -59,4 +72,5 @@ def many_metrics(query: Annotated[ManySeriesQuery, Query()], _: Viewer, session:
 
 def _curves(session: Session, runs: list[str], query: SeriesQuery) -> dict[str, dict[str, Any]]:
     names = service.split_names(query.names)
-    return service.curves(session, runs, names, query.x, after=query.after, max_points=query.max_points)
+    shape = Shape(query.max_points, query.after, query.joined, query.smoothing)
+    return service.curves(session, runs, names, query.x, shape)

@@ -17,7 +17,13 @@ class SeriesView(BaseModel):
     x: list[float] = Field(description="Position on the requested axis.", examples=[[1, 2, 3]])
     y: list[JsonNumber] = Field(description="Values.", examples=[[0.25, 0.31, "NaN"]])
     steps: list[int] = Field(description="Steps of the points.", examples=[[1, 2, 3]])
-    downsampled: bool = Field(description="Whether the series was thinned; minima and maxima are kept.")
+    downsampled: bool = Field(
+        description="Whether the series was thinned: to minima and maxima, with `joined` to evenly spaced steps."
+    )
+    sum: float | None = Field(
+        None, description="Sum of the finite values of all steps, also those up to `after`; only with `joined`."
+    )
+    count: int | None = Field(None, description="Number of these values; only with `joined`.")
 
 
 class MetricsView(BaseModel):

@@ -24,6 +24,7 @@ from gxpo_services.db.tables.metrics import MetricLast, MetricName
 from gxpo_services.db.tables.samples import Sample
 from gxpo_services.ingest.drain import FILES, drain
 from gxpo_services.metrics import repository, service
+from gxpo_services.metrics.series import Shape
 from gxpo_services.samples import repository as left
 from gxpo_trainer.jsonl import plain
 from gxpo_trainer.records.reading import read_evaluations, read_metrics, read_samples
@@ -144,7 +145,7 @@ def check_metrics(database: Database, run_id: str, folder: Path) -> None:
     run = runs.get(database, run_id)
     with database.reading() as session:
         assert repository.names_of(session, run.number) == sorted(expected)
-        found = service.curves(session, [run_id], NAMES, "step", after=None, max_points=1000)[run_id]
+        found = service.curves(session, [run_id], NAMES, "step", Shape(1000))[run_id]
         query = select(MetricName.name, MetricLast).join(MetricLast, MetricLast.name_number == MetricName.number)
         last = dict(session.execute(query.where(MetricLast.run_number == run.number)).all())
     for name in NAMES:

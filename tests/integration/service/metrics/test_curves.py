@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 from fastapi.testclient import TestClient
 from support import queued_runs as runs
 from support.reporting import body, launch, metric_row, send
@@ -111,6 +112,45 @@ def test_a_long_curve_is_thinned_and_keeps_its_peak(client: TestClient, database
     assert set(found["b"]["y"]) == {"NaN"}
 
 
+def test_parts_of_a_step_are_joined_over_five_thousand_steps(client: TestClient, database: Database) -> None:
+    # 3 s and 1 s a step, with single steps of 9 s that are not the same for both; an evaluation of 50 s at every 100th.
+    launched = launch(database)
+    rows = [
+        metric_row(
+            step,
+            update=9.0 if step % 7 == 3 else 3.0,
+            rollout=9.0 if step % 11 == 5 else 1.0,
+            **({"evaluate": 50.0} if step % 100 == 0 else {}),
+        )
+        for step in range(1, 5001)
+    ]
+    send(database, launched, body(1, metrics=rows))
+    run_id = launched.split()[0]
+    query = {"names": "update,rollout,evaluate", "max_points": 600, "joined": True}
+    found = get(client, run_id, **query)["series"]
+    assert found["update"]["steps"] == found["rollout"]["steps"]
+    assert len(found["update"]["steps"]) == 600
+    # 714 steps leave 3 when divided by 7, 455 leave 5 by 11.
+    sums = {name: (series["sum"], series["count"]) for name, series in found.items()}
+    assert sums == {"update": (19284.0, 5000), "rollout": (8640.0, 5000), "evaluate": (2500.0, 50)}
+    later = get(client, run_id, **query, after=4998)["series"]
+    assert later["rollout"]["steps"] == [4999, 5000]
+    assert {name: (series["sum"], series["count"]) for name, series in later.items()} == sums
+    assert "sum" not in get(client, run_id, names="update")["series"]["update"]
+
+
+def test_an_average_is_of_all_steps(client: TestClient, database: Database) -> None:
+    launched = launch(database)
+    rows = [metric_row(step, a=0.2 + 0.8 * (step % 2)) for step in range(1, 2001)]
+    send(database, launched, body(1, metrics=rows))
+    run_id = launched.split()[0]
+    found = get(client, run_id, names="a", smoothing=0.5, max_points=50)["series"]["a"]
+    # Between 0.2 and 1.0 in turn the average with weight 1/2 tends to 2/3 of the new and 1/3 of the old value.
+    assert found["y"][-1] == pytest.approx(2 / 3 * 0.2 + 1 / 3 * 1.0)
+    later = get(client, run_id, names="a", smoothing=0.5, after=1999)["series"]["a"]
+    assert later["y"] == [found["y"][-1]]
+
+
 def test_many_runs_in_one_answer(client: TestClient, database: Database) -> None:
     ids = [grown(database, range(1, end)).split()[0] for end in (3, 5)]
     answer = client.get("/api/v1/metrics", params={"runs": ids, "names": "loss", "x": "tokens"}).json()
@@ -123,7 +163,16 @@ def test_many_runs_in_one_answer(client: TestClient, database: Database) -> None
 def test_questions_that_make_no_sense_are_refused(client: TestClient, database: Database) -> None:
     run_id = grown(database, range(1, 3)).split()[0]
     path = f"/api/v1/runs/{run_id}/metrics"
-    for query in ({}, {"names": ","}, {"names": "a", "x": "miles"}, {"names": "a", "max_points": 3}, {"names": "\0"}):
+    for query in (
+        {},
+        {"names": ","},
+        {"names": "a", "x": "miles"},
+        {"names": "a", "max_points": 3},
+        {"names": "\0"},
+        {"names": "a", "smoothing": 1},
+        {"names": "a", "smoothing": -0.1},
+        {"names": "a", "smoothing": "nan"},
+    ):
         assert client.get(path, params=query).status_code == 422
     unknown = "r00000000000000000000"
     assert client.get(f"/api/v1/runs/{unknown}/metrics", params={"names": "a"}).status_code == 404

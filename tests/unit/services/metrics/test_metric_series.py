@@ -1,0 +1,86 @@
+"""Series of a run: smoothed before they are thinned, and with equal steps where they are joined."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gxpo_services.metrics.blocks import RECORD, Records
+from gxpo_services.metrics.downsample import spread
+from gxpo_services.metrics.series import Shape, series_of, smooth
+
+
+def records(values: dict[int, float]) -> Records:
+    return np.array(list(values.items()), dtype=RECORD)
+
+
+def over_steps(histories: dict[str, dict[int, float]], shape: Shape) -> dict[str, dict[str, Any]]:
+    return series_of({name: records(values) for name, values in histories.items()}, shape, None, over_costs=False)
+
+
+def test_smoothing_is_the_exponential_average() -> None:
+    # m0 = 1; m1 = 0.5 * 1 + 0.5 * 3 = 2; m2 = 0.5 * 2 + 0.5 * 0 = 1
+    assert smooth(np.array([1.0, 3.0, 0.0]), 0.5).tolist() == [1.0, 2.0, 1.0]
+
+
+def test_smoothing_passes_over_what_is_not_finite() -> None:
+    found = smooth(np.array([math.nan, 1.0, math.nan, 3.0, math.inf]), 0.5).tolist()
+    assert math.isnan(found[0])
+    assert math.isnan(found[2])
+    assert [found[1], *found[3:]] == [1.0, 2.0, math.inf]
+    assert smooth(np.empty(0), 0.5).tolist() == []
+
+
+def test_a_chosen_few_are_evenly_spaced_and_have_both_ends() -> None:
+    assert spread(9, 5).tolist() == [0, 2, 4, 6, 8]
+    assert spread(5, 5).tolist() == [0, 1, 2, 3, 4]
+    assert spread(0, 4).tolist() == []
+    assert len(set(spread(5000, 600).tolist())) == 600
+
+
+def test_the_average_is_of_all_steps_and_not_of_the_extremes_that_are_kept() -> None:
+    # Four zeros and a one, over and over: the mean is 0.2; of minima and maxima it would be 0.5. The average with
+    # weight 0.99 stays within 0.04 of the mean once the start is forgotten.
+    values = {step: float(step % 5 == 0) for step in range(5000)}
+    raw = over_steps({"a": values}, Shape(100))["a"]
+    assert np.mean(raw["y"]) == pytest.approx(0.5, abs=0.02)
+    smoothed = over_steps({"a": values}, Shape(100, smoothing=0.99))["a"]
+    assert smoothed["downsampled"]
+    assert np.abs(np.array(smoothed["y"])[50:] - 0.2).max() < 0.04
+
+
+def test_an_increment_continues_the_average() -> None:
+    values = {step: float(step % 3) for step in range(50)}
+    whole = over_steps({"a": values}, Shape(100, smoothing=0.6))["a"]
+    later = over_steps({"a": values}, Shape(100, after=39, smoothing=0.6))["a"]
+    assert later["steps"] == list(range(40, 50))
+    assert later["y"] == whole["y"][40:]
+
+
+def test_the_gate_is_never_smoothed() -> None:
+    found = over_steps({"gate/z": {1: 0.0, 2: 4.0}, "reward/mean": {1: 0.0, 2: 4.0}}, Shape(10, smoothing=0.5))
+    assert (found["gate/z"]["y"], found["reward/mean"]["y"]) == ([0.0, 4.0], [0.0, 2.0])
+
+
+def test_joined_series_have_the_same_steps_and_the_sums_of_all() -> None:
+    # The extremes of the two lie at different steps. Sums: 1 + ... + 5000 = 12502500, and 2 for each step.
+    rising = {step: float(step) for step in range(1, 5001)}
+    noisy = {step: 2.0 + math.sin(step) for step in range(1, 5001)}
+    rare = dict.fromkeys(range(0, 5001, 100), 7.0)
+    apart = over_steps({"a": rising, "b": noisy}, Shape(600))
+    assert set(apart["a"]["steps"]) != set(apart["b"]["steps"])
+    found = over_steps({"a": rising, "b": noisy, "c": rare, "d": {}}, Shape(600, joined=True))
+    assert found["b"]["steps"] == found["a"]["steps"]
+    assert found["a"]["y"] == found["a"]["steps"]
+    assert (found["a"]["steps"][-1], len(found["a"]["steps"])) == (5000, 599)
+    assert (found["a"]["sum"], found["a"]["count"], found["a"]["downsampled"]) == (12502500.0, 5000, True)
+    assert (found["c"]["sum"], found["c"]["count"]) == (357.0, 51)
+    assert found["d"] == {"x": [], "y": [], "steps": [], "downsampled": False, "sum": 0.0, "count": 0}
+
+
+def test_the_sums_of_an_increment_are_those_of_all_steps_without_what_is_not_finite() -> None:
+    found = over_steps({"a": {1: 1.0, 2: math.nan, 3: 2.0, 4: 4.0}}, Shape(600, after=2, joined=True))["a"]
+    assert (found["steps"], found["sum"], found["count"]) == ([3, 4], 7.0, 3)
