@@ -150,16 +150,26 @@ class Client:
 
     # Records of a run
 
-    def metrics(self, run: str, names: Sequence[str], x: str, after: int | None, max_points: int) -> Json:
-        query = {"names": ",".join(names), "x": x, "after": after, "max_points": max_points}
+    def metrics(
+        self, run: str, names: Sequence[str], x: str, after: int | None, max_points: int, *, joined: bool = False
+    ) -> Json:
+        """Metrics of a run; `joined`: with the same steps for all names, and sums."""
+        query = {"names": ",".join(names), "x": x, "after": after, "max_points": max_points, "joined": joined or None}
         return self.get(f"{run_path(run)}/metrics", **query)
 
     def metrics_of(
-        self, runs: Sequence[str], names: Sequence[str], x: str, after: int | None, max_points: int
+        self,
+        runs: Sequence[str],
+        names: Sequence[str],
+        x: str,
+        after: int | None,
+        max_points: int,
+        *,
+        smoothing: float = 0.0,
     ) -> dict[str, Json]:
-        """Metrics of several runs, by run."""
+        """Metrics of several runs, by run; smoothing: weight of an exponential average, 0 for none."""
         query = {"runs": list(runs), "names": ",".join(names), "x": x, "after": after, "max_points": max_points}
-        return dict(self.get("/metrics", **query)["runs"])
+        return dict(self.get("/metrics", **query, smoothing=smoothing or None)["runs"])
 
     def metric_names(self, run: str) -> list[str]:
         return self.get_list(f"{run_path(run)}/metrics/names")

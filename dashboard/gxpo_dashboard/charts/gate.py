@@ -34,7 +34,9 @@ from gxpo_dashboard.charts.base import (
 from gxpo_dashboard.view_models.colors import HUES
 from gxpo_dashboard.view_models.series import Points, Series
 
-NAMES = tuple(f"gate/{name}" for name in ("active", "z", "threshold", "value", "mean", "std", "shutoff_step"))
+NAMES = tuple(f"gate/{name}" for name in ("active", "z", "threshold", "value", "shutoff_step"))
+WINDOW = ("gate/mean", "gate/std")
+"""Requested as joined series: both bounds of the band need both."""
 LOOK_AHEAD, FALLBACK = "look-ahead on", "fallback to GRPO"
 PhaseColors = tuple[str, str]
 PHASE_COLORS: PhaseColors = (HUES[2], HUES[0])

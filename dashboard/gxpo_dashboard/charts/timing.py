@@ -18,7 +18,7 @@ from gxpo_dashboard.charts.base import (
     x_encoding,
     zoom_params,
 )
-from gxpo_dashboard.view_models.series import Series
+from gxpo_dashboard.view_models.series import Series, Totals
 
 PARTS = {
     "time/rollout_s": "sampling",
@@ -29,12 +29,14 @@ PARTS = {
 REST = "other"
 OUTSIDE_STEP = {"time/evaluate_s": "evaluation", "time/checkpoint_s": "checkpoints"}
 """Not part of a step's time, and excluded from comparisons by time."""
-NAMES = (*PARTS, *OUTSIDE_STEP, "time/step_s")
+WHOLE = "time/step_s"
+NAMES = (*PARTS, *OUTSIDE_STEP, WHOLE)
+"""Requested as joined series: parts of a step are subtracted from its time."""
 
 
 def step_parts(series: Series) -> pd.DataFrame:
     """Rows (x, series, y): seconds of each part of each step; the rest is `time/step_s` minus the parts."""
-    whole = series.get("time/step_s")
+    whole = series.get(WHOLE)
     if not whole:
         return _frame([])
     parts = {
@@ -52,8 +54,18 @@ def step_parts(series: Series) -> pd.DataFrame:
     return _frame(rows)
 
 
-def step_time_chart(series: Series) -> Chart:
-    """Stacked seconds of a step."""
+def mean_parts(totals: Totals) -> dict[str, float]:
+    """Mean seconds of each part over all steps; the rest is that of `time/step_s` minus the parts."""
+    whole = totals.get(WHOLE)
+    if whole is None or not whole.count:
+        return {}
+    seconds = {label: totals[name].sum for name, label in PARTS.items() if name in totals and totals[name].count}
+    seconds[REST] = max(0.0, whole.sum - sum(seconds.values()))
+    return {label: value / whole.count for label, value in seconds.items()}
+
+
+def step_time_chart(series: Series, totals: Totals) -> Chart:
+    """Stacked seconds of a step. totals: of all steps."""
     frame = step_parts(series)
     names = [label for label in (*PARTS.values(), REST) if label in set(frame["series"])]
     order = {label: position for position, label in enumerate(names)}
@@ -72,30 +84,26 @@ def step_time_chart(series: Series) -> Chart:
         {"layer": [layer("points", "area", encoding, params=zoom_params(), **area)]},
         {"points": frame[["x", "series", "y", "order"]]},
         f"Seconds of sampling, verifying, update, weight sync and other, stacked over {AXES['step']}",
-        _words(frame),
+        _words(totals),
         "Stacked in legend order, from the bottom. Evaluation and checkpoints are not part of a step.",
         labels={"x": AXES["step"]},
     )
 
 
-def totals(series: Series) -> pd.DataFrame:
-    """Rows (series, y, share): mean seconds of a step's parts; evaluation and checkpoints spread over all steps."""
-    parts = step_parts(series)
-    steps = parts["x"].nunique()
-    if not steps:
-        return typed_frame([], series="str", y="float64", label="str")
-    means = parts.groupby("series", sort=False)["y"].sum() / steps
-    rows = [(str(name), float(value)) for name, value in means.items()]
-    for name, label in OUTSIDE_STEP.items():
-        if found := series.get(name):
-            rows.append((label, sum(value for value in found.y if known(value)) / steps))
-    frame = pd.DataFrame(rows, columns=["series", "y"])
+def means(totals: Totals) -> pd.DataFrame:
+    """Rows (series, y, label): mean seconds of a step's parts; evaluation and checkpoints spread over all steps."""
+    rows = mean_parts(totals)
+    if rows:
+        steps = totals[WHOLE].count
+        outside = {label: totals[name] for name, label in OUTSIDE_STEP.items() if name in totals}
+        rows |= {label: found.sum / steps for label, found in outside.items() if found.count}
+    frame = typed_frame(rows.items(), series="str", y="float64")
     return frame.assign(label=[duration(value) for value in frame["y"]])
 
 
-def totals_chart(series: Series) -> Chart:
+def totals_chart(totals: Totals) -> Chart:
     """Mean seconds per step of each part, including evaluation and checkpoints, as labelled bars."""
-    frame = totals(series)
+    frame = means(totals)
     names = [*PARTS.values(), REST, *OUTSIDE_STEP.values()]
     y: Spec = {"field": "series", "type": "nominal", "sort": names, "title": None, "axis": {"labelLimit": 160}}
     axis, scale = {"tickCount": 5, "format": NUMBER}, {"padding": 40, "nice": False, "zero": True}
@@ -119,10 +127,10 @@ def _frame(rows: list[tuple[float, str, float]]) -> pd.DataFrame:
     return typed_frame(rows, x="float64", series="str", y="float64")
 
 
-def _words(frame: pd.DataFrame) -> str:
-    if frame.empty:
+def _words(totals: Totals) -> str:
+    parts = mean_parts(totals)
+    whole = sum(parts.values())
+    if not whole:
         return "No steps yet."
-    sums = frame.groupby("series", sort=False)["y"].sum()
-    whole = float(sums.sum())
-    shares = ", ".join(f"{name} {100 * value / whole:.0f}%" for name, value in sums.items()) if whole else ""
+    shares = ", ".join(f"{name} {100 * value / whole:.0f}%" for name, value in parts.items())
     return f"Share of step time: {shares}."

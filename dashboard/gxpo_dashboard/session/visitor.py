@@ -17,6 +17,7 @@ from gxpo_client.errors import NotSignedIn, Refused, ServiceError, ServiceUnavai
 from gxpo_client.run_changes import RunChanges
 from gxpo_client.shared_responses import SharedResponses
 from gxpo_dashboard.session.access import Visit, cookie_name, has_secret, may_use_local_token, read_local_token
+from gxpo_dashboard.session.bounded import keep
 from gxpo_dashboard.text.labels import TERMINAL, plain
 from gxpo_dashboard.view_models.forms import settings_of
 from gxpo_dashboard.view_models.rules import Rules, rules_of
@@ -156,23 +157,28 @@ def rules() -> Rules:
         return Rules()
 
 
-def live_series(run: str, x: str, names: tuple[str, ...]) -> LiveSeries:
-    """This session's series of a run, refreshed."""
-    found = _stored(run, x, names, MAX_POINTS)
+def live_series(run: str, x: str, names: tuple[str, ...], *, joined: bool = False) -> LiveSeries:
+    """This session's series of a run, refreshed; `joined`: with the same steps for all names, and totals."""
+    found = _stored((run, x, names, joined), LiveSeries(joined=joined))
     service = client()
     try:
-        found.refresh(lambda after: service.metrics(run, names, x, after, found.max_points))
+        found.refresh(lambda after: service.metrics(run, names, x, after, found.max_points, joined=joined))
     except ServiceUnavailable:
         if found.revision is None:
             raise
     return found
 
 
-def live_series_of(runs: Mapping[str, Json], x: str, names: tuple[str, ...]) -> dict[str, LiveSeries]:
-    """The same for several runs (id → view); complete series of ended runs are not requested again."""
+def live_series_of(
+    runs: Mapping[str, Json], x: str, names: tuple[str, ...], smoothing: float = 0.0
+) -> dict[str, LiveSeries]:
+    """The same for several runs (id → view); complete series of ended runs are not requested again.
+
+    smoothing: weight of an exponential average, which the service takes over all steps.
+    """
     # Up to twice as many are held before they are thinned.
     most = min(MAX_POINTS, max(_FEWEST_DRAWN, _MAX_DRAWN // (2 * max(1, len(runs)))))
-    series = {run: _stored(run, x, names, most) for run in runs}
+    series = {run: _stored((run, x, names, most, smoothing), LiveSeries(most)) for run in runs}
     service = client()
     due = {
         run: found
@@ -182,17 +188,14 @@ def live_series_of(runs: Mapping[str, Json], x: str, names: tuple[str, ...]) -> 
         or runs[run]["progress"]["steps"] > found.last_step
     }
     with suppress(ServiceUnavailable):
-        refresh_many(due, lambda asked, after: service.metrics_of(asked, names, x, after, most))
+        refresh_many(due, lambda asked, after: service.metrics_of(asked, names, x, after, most, smoothing=smoothing))
     return series
 
 
-def _stored(run: str, x: str, names: tuple[str, ...], max_points: int) -> LiveSeries:
+def _stored(key: tuple[Any, ...], fresh: LiveSeries) -> LiveSeries:
+    """This session's series of the key, `fresh` if there is none."""
     store: dict[tuple[Any, ...], LiveSeries] = st.session_state.setdefault("series", {})
-    key = (run, x, names, max_points)
-    store[key] = store.pop(key) if key in store else LiveSeries(max_points)
-    while len(store) > _MAX_SERIES:
-        store.pop(next(iter(store)))
-    return store[key]
+    return keep(store, key, store.get(key, fresh), _MAX_SERIES)
 
 
 _LOG_WINDOW = 262_144

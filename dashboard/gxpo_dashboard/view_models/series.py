@@ -14,6 +14,8 @@ from typing import Any
 
 MAX_POINTS = 600
 """Approximate points per series; up to twice as many before it is requested again, thinned."""
+EXTREMES, EVEN = "minima and maxima", "evenly spaced steps"
+"""Which points of a long series are left."""
 
 Fetch = Callable[[int | None], Mapping[str, Any]]
 FetchMany = Callable[[list[str], int | None], Mapping[str, Mapping[str, Any]]]
@@ -31,11 +33,13 @@ def number(value: Any) -> float:
 
 @dataclass(slots=True)
 class Points:
-    """A metric as equal-length lists. x: steps, backward passes, seconds or tokens."""
+    """A metric as equal-length lists. x: steps, backward passes, seconds or tokens. thinned: which points of a long
+    series are left, empty for all."""
 
     steps: list[int] = field(default_factory=list)
     x: list[float] = field(default_factory=list)
     y: list[float] = field(default_factory=list)
+    thinned: str = ""
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -63,15 +67,31 @@ class Points:
 Series = Mapping[str, Points]
 
 
-class LiveSeries:
-    """The series of one run on one axis; `refresh` brings them up to date."""
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Sum of a metric's finite values over all steps, and their number; thinning does not change them."""
 
-    def __init__(self, max_points: int = MAX_POINTS) -> None:
+    sum: float
+    count: int
+
+
+Totals = Mapping[str, Total]
+
+
+class LiveSeries:
+    """The series of one run on one axis; `refresh` brings them up to date.
+
+    joined: whether the service thins them to the same steps, and sends their totals.
+    """
+
+    def __init__(self, max_points: int = MAX_POINTS, *, joined: bool = False) -> None:
         self.max_points = max_points
+        self.joined = joined
         self.revision: int | None = None
         self.attempt = 0
         self.last_step = -1
         self.points: dict[str, Points] = {}
+        self.totals: dict[str, Total] = {}
 
     def refresh(self, fetch: Fetch) -> None:
         """Refresh with `fetch(after)`, which returns points after a step, or all for None.
@@ -105,7 +125,12 @@ class LiveSeries:
             for points in self.points.values():
                 points.cut(after)
         for name, entry in answer["series"].items():
-            self.points.setdefault(name, Points()).extend(entry)
+            points = self.points.setdefault(name, Points())
+            points.extend(entry)
+            if entry.get("downsampled"):
+                points.thinned = EVEN if self.joined else EXTREMES
+            if self.joined:
+                self.totals[name] = Total(number(entry["sum"]), int(entry["count"]))
         self.revision = answer["revision"]
         self.attempt = int(answer.get("attempt") or 0)
         self.last_step = int(answer["last_step"] if answer.get("last_step") is not None else -1)

@@ -23,8 +23,7 @@ Json = dict[str, Any]
 
 OVERVIEW = (*curves.REWARD, *gate.NAMES, *budget.NAMES)
 SYSTEM = (
-    *curves.GAP, *curves.MEMORY, *curves.GPU, *curves.CPU, *curves.TRAFFIC, *curves.DISK, *timing.NAMES,
-    *timeline.NAMES,
+    *curves.GAP, *curves.MEMORY, *curves.GPU, *curves.CPU, *curves.TRAFFIC, *curves.DISK, *timeline.NAMES,
 )  # fmt: skip
 POLICY = (*curves.ENTROPY, *curves.KL, *curves.CLIP, *curves.LENGTH, *curves.FAILURES, *curves.TURNS, *curves.EPISODES)
 RULE = (
@@ -188,7 +187,8 @@ def _gate(run_id: str, x: str) -> None:
         colors = _phase_colors(settings)
         tints = dict.fromkeys(("z-score", rule.watched), rule.color) | {"window mean": MUTED}
         chart(with_colors(gate.z_chart(series, x, _two_sided(settings), colors), tints), run_id)
-        chart(with_colors(gate.value_chart(series, x, rule.watched, colors), tints), run_id)
+        window = visitor.live_series(run_id, x, gate.WINDOW, joined=True).points
+        chart(with_colors(gate.value_chart({**series, **window}, x, rule.watched, colors), tints), run_id)
     chart(_budget(run_id, series, x, run), run_id)
 
 
@@ -213,12 +213,12 @@ def _policy(run_id: str, x: str) -> None:
 
 
 def _system(run_id: str, x: str) -> None:
-    time_series = visitor.live_series(run_id, "step", SYSTEM).points
-    series = time_series if x == "step" else visitor.live_series(run_id, x, SYSTEM).points
+    times = visitor.live_series(run_id, "step", timing.NAMES, joined=True)
+    series = visitor.live_series(run_id, x, SYSTEM).points
     steps = visitor.client().timeline(run_id)
     if steps:
         chart(timeline.timeline_chart(steps), run_id)
-    grid([timing.step_time_chart(time_series), timing.totals_chart(time_series)], run_id)
+    grid([timing.step_time_chart(times.points, times.totals), timing.totals_chart(times.totals)], run_id)
     _grid_or_empty([*timeline.overlap_charts(series, x), *curves.system_charts(series, x)], run_id)
 
 

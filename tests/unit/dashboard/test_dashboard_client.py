@@ -90,6 +90,17 @@ def test_names_of_metrics_travel_with_commas(server: Server, client: Client) -> 
     }  # fmt: skip
 
 
+def test_series_are_joined_or_smoothed_only_on_demand(server: Server, client: Client) -> None:
+    server.answers |= {"/api/v1/runs/r1/metrics": (200, {}), "/api/v1/metrics": (200, {"runs": {}})}
+    client.metrics("r1", ["a"], "step", None, 600, joined=True)
+    client.metrics_of(["r1"], ["a"], "step", None, 600, smoothing=0.9)
+    client.metrics_of(["r1"], ["a"], "step", None, 600)
+    queries = [asked[2] for asked in server.asked]
+    assert [(query.get("joined"), query.get("smoothing")) for query in queries] == [
+        (["true"], None), (None, ["0.9"]), (None, None)
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("run", ["../tokens", "a/b", "..", "%2e%2e", "r?x=1", "r#f"])
 def test_what_a_visitor_put_in_the_address_cannot_reach_another_path(server: Server, client: Client, run: str) -> None:
     with pytest.raises(Refused):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 
 from gxpo_dashboard.charts import gate
 from gxpo_dashboard.view_models.rules import rules_of
 from gxpo_dashboard.view_models.series import Points
+from gxpo_services.metrics.blocks import RECORD
+from gxpo_services.metrics.series import Shape, series_of
 from gxpo_trainer.config import RunConfig
 
 RULES = rules_of(RunConfig.model_json_schema())
@@ -72,6 +75,15 @@ def test_the_band_is_mean_plus_and_minus_one_spread_where_both_are_known() -> No
     assert list(band["x"]) == [2.0, 3.0, 4.0, 5.0]
     assert list(band["low"]) == pytest.approx([0.4, 0.5, 0.5, 0.6])
     assert list(band["high"]) == pytest.approx([0.6, 0.6, 0.7, 0.64])
+
+
+def test_the_band_of_five_thousand_steps_has_no_holes() -> None:
+    steps = np.arange(1, 5001)
+    window = {"gate/mean": np.sin(steps / 3), "gate/std": 2 + np.cos(steps / 5)}
+    histories = {name: np.array(list(zip(steps, y, strict=True)), dtype=RECORD) for name, y in window.items()}
+    found = series_of(histories, Shape(600, joined=True), None, over_costs=False)
+    series = {name: points(one["steps"], one["y"]) for name, one in found.items()}
+    assert len(gate.value_chart(series).datasets["band"]) == 600
 
 
 def test_the_monitored_value_has_the_name_that_its_rule_declares() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo_dashboard.view_models.series import LiveSeries, Points, number, refresh_many
+from gxpo_dashboard.view_models.series import EVEN, EXTREMES, LiveSeries, Points, Total, number, refresh_many
 
 Json = dict[str, Any]
 
@@ -63,6 +63,30 @@ def test_what_grew_too_long_is_thinned_by_asking_again() -> None:
     service.rows += [(step, 1.0) for step in range(10, 22)]
     live.refresh(service.answer)
     assert service.asked == [None, 8, None]
+
+
+def thinned(steps: list[int], total: float | None = None, downsampled: bool = True) -> Json:
+    """The service's answer with a thinned series; total: the sum of 1000 steps of a joined one."""
+    entry: Json = {"x": steps, "y": [1.0] * len(steps), "steps": steps, "downsampled": downsampled}
+    entry |= {} if total is None else {"sum": total, "count": 1000}
+    return {"revision": 1, "attempt": 1, "last_step": steps[-1], "series": {"m": entry}}
+
+
+def test_a_thinned_series_says_which_points_are_left_also_after_an_increment() -> None:
+    live, joined = LiveSeries(), LiveSeries(joined=True)
+    for found, total, kind in ((live, None, EXTREMES), (joined, 5.0, EVEN)):
+        found.take(thinned([1, 999], total), None)
+        found.take(thinned([999, 1000], total, downsampled=False), 998)
+        assert (found.points["m"].steps, found.points["m"].thinned) == ([1, 999, 1000], kind)
+        found.take(thinned([1, 2], total, downsampled=False), None)
+        assert found.points["m"].thinned == ""
+
+
+def test_totals_are_those_of_the_last_answer() -> None:
+    live = LiveSeries(joined=True)
+    live.take(thinned([1, 1000], 5.0), None)
+    live.take(thinned([1000], 6.5), 999)
+    assert live.totals == {"m": Total(6.5, 1000)}
 
 
 def test_numbers_that_json_lacks() -> None:
