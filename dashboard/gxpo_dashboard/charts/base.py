@@ -49,7 +49,8 @@ class Chart:
     """A chart.
 
     key: unique on its page. spec: Vega-Lite without data. datasets: by the names in the spec; "points" is also a
-    table. alt: fixed alternative text. summary: its current content as text. note: how to read it.
+    table. alt: fixed alternative text. summary: its current content as text. note: how to read it. thinned: which
+    points of long series are left, empty for all.
     """
 
     key: str
@@ -62,6 +63,7 @@ class Chart:
     zoomable: bool = True
     height: int = 300
     labels: Mapping[str, str] = field(default_factory=dict)
+    thinned: str = ""
 
     @property
     def empty(self) -> bool:
@@ -70,7 +72,12 @@ class Chart:
     @property
     def text(self) -> str:
         """The content, and how to read it."""
-        return f"{self.summary} {self.note}".strip()
+        return " ".join(part for part in (self.summary, self.note, self.thinning) if part)
+
+    @property
+    def thinning(self) -> str:
+        """A sentence about thinned data, empty without."""
+        return f"Thinned to {self.thinned}; the export in Compare has every step." if self.thinned else ""
 
     def table(self) -> pd.DataFrame:
         """The points as a table, with one row per x and one column per series if possible."""
@@ -78,8 +85,10 @@ class Chart:
         if {"series", "x", "y"} <= set(frame.columns) and not frame.duplicated(["series", "x"]).any():
             wide = frame.pivot(index="x", columns="series", values="y")
             wide = wide[list(dict.fromkeys(frame["series"]))].reset_index()
-            return wide.rename(columns={"x": self.labels.get("x", "x")}).rename_axis(columns=None)
-        return frame.rename(columns=dict(self.labels))
+            table = wide.rename(columns={"x": self.labels.get("x", "x")}).rename_axis(columns=None)
+        else:
+            table = frame.rename(columns=dict(self.labels))
+        return table.assign(**{"Thinned to": self.thinned}) if self.thinned else table
 
 
 def with_colors(chart: Chart, colors: Mapping[str, str]) -> Chart:
@@ -124,6 +133,11 @@ def long_frame(series: Series, names: Mapping[str, str], x: str = "step") -> pd.
 def axis_value(value: float, x: str) -> float:
     """A value on the x-axis; converts seconds to hours."""
     return value / 3600 if x == "time" else value
+
+
+def thinned(*found: Points | None) -> str:
+    """Which points of long series are left, empty for all."""
+    return ", ".join(dict.fromkeys(points.thinned for points in found if points and points.thinned))
 
 
 def value_at(points: Points | None, step: int, x: str = "step") -> float:
@@ -285,7 +299,8 @@ def metric_chart(
     summary = f"At step {newest}: {', '.join(words)}." if words else "No data yet."
     alt = f"{title}: {', '.join(names.values())} over {AXES[x]}"
     datasets = {"points": frame, "near": near(frame)}
-    return Chart(key, title, spec, datasets, alt, summary, note, labels={"x": AXES[x]})
+    left = thinned(*(series[name] for name in present))
+    return Chart(key, title, spec, datasets, alt, summary, note, labels={"x": AXES[x]}, thinned=left)
 
 
 def threshold_layers() -> list[Spec]:

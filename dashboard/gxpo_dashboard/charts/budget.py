@@ -23,6 +23,7 @@ from gxpo_dashboard.charts.base import (
     legend,
     on_hover,
     quantity,
+    thinned,
     typed_frame,
     x_encoding,
     zoom_params,
@@ -92,6 +93,7 @@ def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | No
         _words(own, hypothetical, budget),
         "Areas: this run. Lines: other rules on the same steps with open gates.",
         labels={"x": AXES["step"]},
+        thinned=thinned(series.get("update/backward_passes_total")),
     )
 
 
@@ -126,7 +128,11 @@ def _area(styles: Spec) -> Spec:
 
 def _lines(styles: Spec) -> list[Spec]:
     place = {"x": x_encoding("step"), "y": _y()}
-    tips = [{"field": "series"}, {"field": "x", "title": "step"}, {"field": "y", "title": "passes", "format": NUMBER}]
+    tips = [
+        {"field": "series"},
+        {"field": "x", "title": "step"},
+        {"field": "y", "title": "passes", "format": NUMBER},
+    ]
     dots = {**place, "opacity": on_hover(0), "tooltip": tips}
     return [
         layer("others", "line", {**place, **styles}, strokeWidth=2),

@@ -21,6 +21,7 @@ from gxpo_dashboard.charts.base import (
     near,
     points_frame,
     quantity,
+    thinned,
     threshold_layers,
     typed_frame,
     x_encoding,
@@ -32,7 +33,6 @@ from gxpo_dashboard.view_models.series import Points, number
 Answer = Mapping[str, Any]
 COST_OF = {"step": "steps", "backward_passes": "backward_passes", "time": "hours", "tokens": "tokens"}
 """Axis of a chart → list of a response's curve (hours, not seconds)."""
-NEVER_SMOOTHED = ("gate/",)
 _ACCURACY = "accuracy"
 LINES = ("#8fbbe3", "#1d5a9e")
 CELLS, NO_VALUE, CELL_TEXT = ("#eaf2fa", "#8fbbe3"), "#d5dbe1", "#0b131d"
@@ -106,20 +106,8 @@ def gate_chart(answer: Answer, z: Mapping[str, Points]) -> Chart:
         _gate_words(answer),
         "Not smoothed.",
         labels={"x": AXES["step"]},
+        thinned=thinned(*z.values()),
     )
-
-
-def smooth(values: Sequence[float], weight: float) -> list[float]:
-    """m₀ = a₀, mᵢ = weight·mᵢ₋₁ + (1 − weight)·aᵢ; non-finite values are kept and skipped."""
-    averaged: list[float] = []
-    last: float | None = None
-    for value in values:
-        if known(value):
-            last = value if last is None else weight * last + (1 - weight) * value
-            averaged.append(last)
-        else:
-            averaged.append(value)
-    return averaged
 
 
 def heat_map_chart(answer: Answer) -> Chart:

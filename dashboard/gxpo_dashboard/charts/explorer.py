@@ -15,6 +15,7 @@ from gxpo_dashboard.charts.base import (
     layer,
     near,
     quantity,
+    thinned,
     tooltip,
     typed_frame,
     x_encoding,
@@ -23,7 +24,6 @@ from gxpo_dashboard.charts.base import (
 )
 from gxpo_dashboard.charts.base import NUMBER as FORM
 from gxpo_dashboard.charts.base import axis_value as at_axis
-from gxpo_dashboard.charts.compare import NEVER_SMOOTHED, smooth
 from gxpo_dashboard.view_models.series import Points
 
 _MOST_ROWS, _MOST_LINES = 8, 24
@@ -57,13 +57,13 @@ def most_rows(num_runs: int) -> int:
 def explorer_chart(found: Found, runs: Sequence[str], x: str, smoothing: float = 0.0, log: bool = False) -> Chart:
     """One row per metric. A press on a run in the legend hides the others; the pointer marks one x in all rows.
 
-    runs: labels, in the order of the legend. log: logarithmic axes, without non-positive values.
+    runs: labels, in the order of the legend. smoothing: weight of the average that `found` holds. log: logarithmic
+    axes, without non-positive values.
     """
     rows = []
     for name, series in found.items():
-        weight = 0.0 if name.startswith(NEVER_SMOOTHED) else smoothing
         for label, points in series.items():
-            for step, at, value in zip(points.steps, points.x, smooth(points.y, weight), strict=True):
+            for step, at, value in zip(points.steps, points.x, points.y, strict=True):
                 rows.append((name, label, at_axis(at, x), math.nan if log and value <= 0 else value, step))
     frame = typed_frame(rows, metric="str", series="str", x="float64", y="float64", step="int64")
     metrics = list(found)
@@ -91,9 +91,10 @@ def explorer_chart(found: Found, runs: Sequence[str], x: str, smoothing: float =
         {"points": frame, "near": near(frame, 600)},
         f"{', '.join(metrics)} over {AXES[x]}",
         _words(found),
-        "Select a run in the legend to show it alone. Gates are never smoothed.",
+        _note(smoothing),
         height=70 + (_HEIGHT + 34) * len(metrics),
         labels={"x": AXES[x], "y": "value", "series": "run"},
+        thinned=thinned(*(points for series in found.values() for points in series.values())),
     )
 
 
@@ -136,6 +137,11 @@ def _lines(number: int) -> str:
 
 def _points(number: int) -> str:
     return f"points{number}"
+
+
+def _note(smoothing: float) -> str:
+    average = f" Exponential average over all steps, weight {smoothing:g}; gates are never smoothed."
+    return "Select a run in the legend to show it alone." + (average if smoothing else "")
 
 
 def _words(found: Found) -> str:

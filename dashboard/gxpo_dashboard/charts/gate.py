@@ -24,6 +24,7 @@ from gxpo_dashboard.charts.base import (
     long_frame,
     near,
     quantity,
+    thinned,
     threshold_layers,
     typed_frame,
     value_at,
@@ -93,6 +94,7 @@ def z_chart(series: Series, x: str = "step", two_sided: bool = False, colors: Ph
         "Not smoothed. 0 is the window mean, 1 its standard deviation; at τ the look-ahead is switched off."
         + (" Two-sided: also at −τ." if two_sided else ""),
         labels={"x": AXES[x], "y": "z-score"},
+        thinned=thinned(series.get("gate/z")),
     )
 
 
@@ -122,6 +124,7 @@ def value_chart(
         words,
         "Band: window mean ± one standard deviation.",
         labels={"x": AXES[x]},
+        thinned=thinned(*(series[name] for name in present)),
     )
 
 

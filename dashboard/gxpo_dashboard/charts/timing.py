@@ -14,6 +14,7 @@ from gxpo_dashboard.charts.base import (
     by_series,
     layer,
     quantity,
+    thinned,
     typed_frame,
     x_encoding,
     zoom_params,
@@ -87,6 +88,7 @@ def step_time_chart(series: Series, totals: Totals) -> Chart:
         _words(totals),
         "Stacked in legend order, from the bottom. Evaluation and checkpoints are not part of a step.",
         labels={"x": AXES["step"]},
+        thinned=thinned(series.get(WHOLE)),
     )
 
 

@@ -45,14 +45,15 @@ def show(runs: Mapping[str, Json], x: str) -> None:
     visible = _visible(labels)
     most = most_rows(len(visible))
     asked = tuple(found[:most])
-    live = visitor.live_series_of({run: runs[run] for run in visible}, x, asked)
+    weight = float(smoothing or 0)
+    live = visitor.live_series_of({run: runs[run] for run in visible}, x, asked, weight)
     series = {
         name: {labels[run]: points for run, one in live.items() if (points := one.points.get(name))} for name in asked
     }
     if len(found) > most:
         st.caption(f"Showing {most} of {len(found)} metrics. Search for others, or hide runs to show more.")
     colors = visitor.rules().colors({labels[run]: runs[run]["rule"] for run in runs})
-    drawn = explorer_chart(series, [labels[run] for run in visible], x, float(smoothing or 0), log)
+    drawn = explorer_chart(series, [labels[run] for run in visible], x, weight, log)
     # A chart of other metrics is another chart; the key keeps zoom and pointer apart.
     chart(with_colors(drawn, colors), f"explorer-{crc32(' '.join(asked).encode()):x}")
 

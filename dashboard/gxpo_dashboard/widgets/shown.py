@@ -57,6 +57,8 @@ def chart(found: Chart, scope: str) -> None:
         # Only a selection with a listener survives new data; this keeps the zoom.
         zoom: dict[str, Any] = {"on_select": "rerun", "selection_mode": [ZOOM]} if found.zoomable else {}
         st.vega_lite_chart(None, spec, key=key, alt=found.alt, width="stretch", height=found.height, **zoom)
+        if found.thinned:
+            st.caption(found.thinning)
         data(found, key)
 
 

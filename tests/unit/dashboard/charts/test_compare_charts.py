@@ -84,19 +84,6 @@ def test_gates_keep_every_seed_apart_and_each_threshold_once() -> None:
     assert chart.summary == "Shut off: GXPO K=5, seed 0 at step 3, GXPO K=5, seed 1 not yet."
 
 
-def test_smoothing_is_the_exponential_average() -> None:
-    # m0 = 1; m1 = 0.5 * 1 + 0.5 * 3 = 2; m2 = 0.5 * 2 + 0.5 * 0 = 1
-    assert compare.smooth([1.0, 3.0, 0.0], 0.5) == [1.0, 2.0, 1.0]
-    assert compare.smooth([1.0, 3.0], 0.0) == [1.0, 3.0]
-
-
-def test_smoothing_passes_over_what_is_not_finite() -> None:
-    found = compare.smooth([1.0, math.nan, 3.0, math.inf], 0.5)
-    assert found[0] == 1.0
-    assert math.isnan(found[1])
-    assert found[2:] == [2.0, math.inf]
-
-
 def test_tables_of_differences() -> None:
     assert compare.settings_table(answer()).to_dict("records") == [
         {"setting": "learner.rule.k", "GRPO": "–", "GXPO K=5": "5"}

@@ -6,14 +6,14 @@ import json
 import math
 
 from gxpo_dashboard.charts.explorer import explorer_chart, matching, most_rows, prefixes
-from gxpo_dashboard.view_models.series import Points
+from gxpo_dashboard.view_models.series import EXTREMES, Points
 
 NAMES = ["time/step_s", "gate/z", "gate/value", "reward/mean"]
 
 
-def values(name: str, *y: float, smoothing: float = 0.0, log: bool = False) -> list[float]:
+def values(name: str, *y: float, log: bool = False) -> list[float]:
     points = Points(list(range(1, len(y) + 1)), [5400.0 * i for i in range(1, len(y) + 1)], list(y))
-    chart = explorer_chart({name: {"a": points}}, ["a"], "time", smoothing, log)
+    chart = explorer_chart({name: {"a": points}}, ["a"], "time", log=log)
     return [float(value) for value in chart.datasets["points"]["y"]]
 
 
@@ -31,9 +31,22 @@ def test_many_runs_share_a_bounded_number_of_lines() -> None:
     assert [most_rows(num) for num in (1, 3, 4, 20, 60)] == [8, 8, 6, 1, 1]
 
 
-def test_z_scores_are_never_smoothed() -> None:
-    assert values("gate/z", 0.0, 4.0, smoothing=0.9) == [0.0, 4.0]
-    assert values("reward/mean", 0.0, 4.0, smoothing=0.5) == [0.0, 2.0]
+def test_averages_arrive_from_the_service_and_the_note_gives_their_weight() -> None:
+    points = Points([1, 2], [1.0, 2.0], [0.0, 4.0])
+    plain, average = (explorer_chart({"reward/mean": {"a": points}}, ["a"], "step", weight) for weight in (0.0, 0.9))
+    assert average.datasets["points"]["y"].tolist() == [0.0, 4.0]
+    assert "Exponential average over all steps, weight 0.9" in average.note
+    assert "average" not in plain.note
+
+
+def test_a_thinned_series_is_named_below_the_chart_and_in_its_table() -> None:
+    found = {"a": Points([1, 9], [1.0, 9.0], [0.0, 4.0], EXTREMES), "b": Points([1], [1.0], [2.0])}
+    chart = explorer_chart({"reward/mean": found}, ["a", "b"], "step")
+    assert chart.thinned == EXTREMES
+    assert chart.text.endswith("Thinned to minima and maxima; the export in Compare has every step.")
+    assert set(chart.table()["Thinned to"]) == {EXTREMES}
+    whole = explorer_chart({"reward/mean": {"b": found["b"]}}, ["b"], "step")
+    assert (whole.thinning, "Thinned to" in whole.table()) == ("", False)
 
 
 def test_a_logarithmic_axis_leaves_out_what_is_not_positive() -> None:
