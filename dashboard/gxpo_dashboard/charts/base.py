@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 
 from gxpo_client.formats import figure
+from gxpo_dashboard.charts.data_table import data_table
 from gxpo_dashboard.view_models.series import Points, Series
 
 Spec = dict[str, Any]
@@ -81,13 +82,7 @@ class Chart:
 
     def table(self) -> pd.DataFrame:
         """The points as a table, with one row per x and one column per series if possible."""
-        frame = self.datasets["points"]
-        if {"series", "x", "y"} <= set(frame.columns) and not frame.duplicated(["series", "x"]).any():
-            wide = frame.pivot(index="x", columns="series", values="y")
-            wide = wide[list(dict.fromkeys(frame["series"]))].reset_index()
-            table = wide.rename(columns={"x": self.labels.get("x", "x")}).rename_axis(columns=None)
-        else:
-            table = frame.rename(columns=dict(self.labels))
+        table = data_table(self.datasets["points"], self.labels)
         return table.assign(**{"Thinned to": self.thinned}) if self.thinned else table
 
 

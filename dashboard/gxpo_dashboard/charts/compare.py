@@ -28,6 +28,7 @@ from gxpo_dashboard.charts.base import (
     z_encoding,
 )
 from gxpo_dashboard.charts.benchmarks import interval_layer, score_lines
+from gxpo_dashboard.charts.data_table import BOUNDS
 from gxpo_dashboard.view_models.series import Points, number
 
 Answer = Mapping[str, Any]
@@ -77,7 +78,7 @@ def accuracy_chart(answer: Answer, x: str, seeds: bool = False) -> Chart:
         _accuracy_words(answer),
         f"Band: {percent(answer['level'], 0)} over seeds; over problems where there is one seed.{smoothing}",
         height=380,
-        labels={"x": AXES[x], "y": metric},
+        labels={"x": AXES[x], "y": metric, **{name: f"{percent(answer['level'], 0)} {name}" for name in BOUNDS}},
     )
 
 
@@ -237,12 +238,12 @@ def runs_of_gates(answer: Answer) -> dict[str, str]:
 
 def settings_table(answer: Answer) -> pd.DataFrame:
     """Differing settings: one row per setting, one column per configuration."""
-    return _differing(answer, "settings", "setting", lambda value: "–" if value is None else str(value))
+    return _differing(answer, "settings", "Setting", lambda value: "–" if value is None else str(value))
 
 
 def conditions_table(answer: Answer) -> pd.DataFrame:
     """Differing conditions and hardware."""
-    return _differing(answer, "differences", "condition", lambda values: ", ".join(["–"] if values is None else values))
+    return _differing(answer, "differences", "Condition", lambda values: ", ".join(["–"] if values is None else values))
 
 
 def _differing(answer: Answer, part: str, title: str, say: Callable[[Any], str]) -> pd.DataFrame:

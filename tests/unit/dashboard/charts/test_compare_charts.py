@@ -84,12 +84,32 @@ def test_gates_keep_every_seed_apart_and_each_threshold_once() -> None:
     assert chart.summary == "Shut off: GXPO K=5, seed 0 at step 3, GXPO K=5, seed 1 not yet."
 
 
+def test_the_table_of_accuracy_has_the_bounds_of_each_band() -> None:
+    table = compare.accuracy_chart(answer(), "step").table()
+    bounds = ("", ", 95% low", ", 95% high")
+    assert list(table.columns) == [
+        "Training step",
+        *(f"{name}{bound}" for name in ("GRPO", "GXPO K=5") for bound in bounds),
+    ]
+    assert table["GXPO K=5, 95% low"].tolist() == pytest.approx([0.18, 0.38])
+    assert math.isnan(table["GRPO, 95% high"][0])
+    assert table["GRPO, 95% high"][1] == pytest.approx(0.32)
+
+
+def test_the_table_over_a_cost_has_the_step_of_each_evaluation() -> None:
+    table = compare.accuracy_chart(answer(), "backward_passes").table()
+    # 10 steps of one backward pass, and 10 of three; both start at step 0.
+    assert table[["Backward passes", "Step"]].to_numpy().tolist() == [[0, 0], [10, 10], [30, 10]]
+    assert table["GRPO"].tolist()[:2] == pytest.approx([0.201, 0.301])
+    assert math.isnan(table["GRPO"][2])
+
+
 def test_tables_of_differences() -> None:
     assert compare.settings_table(answer()).to_dict("records") == [
-        {"setting": "learner.rule.k", "GRPO": "–", "GXPO K=5": "5"}
+        {"Setting": "learner.rule.k", "GRPO": "–", "GXPO K=5": "5"}
     ]
     assert compare.conditions_table(answer()).to_dict("records") == [
-        {"condition": "data.source", "GRPO": "a", "GXPO K=5": "a, b"}
+        {"Condition": "data.source", "GRPO": "a", "GXPO K=5": "a, b"}
     ]
 
 

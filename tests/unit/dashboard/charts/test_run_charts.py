@@ -8,6 +8,7 @@ import math
 import pytest
 
 from gxpo_dashboard.charts import base, curves
+from gxpo_dashboard.charts.data_table import heading
 from gxpo_dashboard.view_models.series import Points
 
 
@@ -25,7 +26,19 @@ def test_metrics_without_a_point_are_left_out() -> None:
 def test_the_table_has_a_column_for_each_series() -> None:
     series = {"a": points([1.0, 2.0]), "b": points([3.0, 4.0])}
     table = base.metric_chart("k", "t", series, {"b": "B", "a": "A"}, y_title="y").table()
-    assert table.to_dict("list") == {"training step": [1.0, 2.0], "B": [3.0, 4.0], "A": [1.0, 2.0]}
+    assert table.to_dict("list") == {"Training step": [1.0, 2.0], "B": [3.0, 4.0], "A": [1.0, 2.0]}
+
+
+def test_the_table_over_a_cost_keeps_the_steps() -> None:
+    series = {"a": points([1.0, 2.0], [100.0, 250.0])}
+    table = base.metric_chart("k", "t", series, {"a": "A"}, x="tokens", y_title="y").table()
+    assert table.to_dict("list") == {"Sampled tokens": [100.0, 250.0], "Step": [1, 2], "A": [1.0, 2.0]}
+
+
+def test_headers_are_in_sentence_case_and_names_stay() -> None:
+    assert [heading(label) for label in ("training step", "z-score", "pass@1", "95% low", "")] == [
+        "Training step", "z-score", "pass@1", "95% low", ""
+    ]  # fmt: skip
 
 
 def test_what_is_not_positive_has_no_place_on_a_logarithmic_axis() -> None:
