@@ -155,17 +155,17 @@ def score_table(frame: pd.DataFrame, published: pd.DataFrame | None = None) -> p
     for (benchmark, label), found in frame.groupby(["benchmark", "series"], sort=False):
         newest, best = found.loc[found["step"].idxmax()], found.loc[found["y"].idxmax()]
         row = {
-            "benchmark": title_of(str(benchmark)),
-            "run": label,
-            "latest": newest["y"],
+            "Benchmark": title_of(str(benchmark)),
+            "Run": label,
+            "Latest": newest["y"],
             "95% low": newest["low"],
             "95% high": newest["high"],
-            "at step": newest["step"],
-            "best": best["y"],
-            "best at step": best["step"],
+            "At step": newest["step"],
+            "Best": best["y"],
+            "Best at step": best["step"],
         }
         for entry in _rules(str(benchmark), published).itertuples():
-            row[f"published {entry.method}"] = entry.y
+            row[f"Published {entry.method}"] = entry.y
         rows.append(row)
     return pd.DataFrame(rows)
 

@@ -131,7 +131,7 @@ def _lines(styles: Spec) -> list[Spec]:
     tips = [
         {"field": "series"},
         {"field": "x", "title": "step"},
-        {"field": "y", "title": "passes", "format": NUMBER},
+        {"field": "y", "title": "backward passes", "format": NUMBER},
     ]
     dots = {**place, "opacity": on_hover(0), "tooltip": tips}
     return [

@@ -74,9 +74,7 @@ def z_chart(series: Series, x: str = "step", two_sided: bool = False, colors: Ph
     frame = long_frame(series, {"gate/z": "z-score"}, x)
     tau = series["gate/threshold"].last if series.get("gate/threshold") else math.nan
     limits = [tau, -tau] if two_sided else [tau]
-    rules = labels_frame(
-        (limit, f"{'−' if limit < 0 else ''}τ = {figure(abs(limit))}") for limit in limits if known(limit)
-    )
+    rules = labels_frame((limit, f"{'−' if limit < 0 else ''}τ = {figure(limit)}") for limit in limits if known(limit))
     return Chart(
         "gate-z",
         "Gate: z-score",

@@ -69,8 +69,16 @@ def test_the_chart_of_a_benchmark_holds_its_runs_and_its_published_values() -> N
 def test_the_table_gives_newest_and_best() -> None:
     frame = benchmarks.scores_frame([record(0, 0.2), record(10, 0.5), record(20, 0.4)], "pass@1", "a")
     row = benchmarks.score_table(frame, benchmarks.published_scores(PUBLISHED).query("model == 'N'")).iloc[0]
-    assert (row["latest"], row["at step"], row["best"], row["best at step"]) == (0.4, 20, 0.5, 10)
-    assert row["published GRPO"] == 0.7873
+    assert (row["Latest"], row["At step"], row["Best"], row["Best at step"]) == (0.4, 20, 0.5, 10)
+    assert row["Published GRPO"] == 0.7873
+
+
+def test_the_table_of_a_chart_has_the_intervals_where_they_are_known() -> None:
+    unknown = {"step": 10, "benchmark": "gsm8k", "scores": {"pass@1": 0.5}}
+    table = benchmarks.accuracy_chart([record(0, 0.25), unknown]).table()
+    assert list(table.columns) == ["Training step", "GSM8K", "GSM8K, 95% low", "GSM8K, 95% high"]
+    assert table.iloc[0].tolist() == [0, 0.25, 0.15, 0.35]
+    assert table["GSM8K, 95% low"].isna().tolist() == [False, True]
 
 
 def test_without_an_evaluation_it_says_so() -> None:

@@ -60,7 +60,7 @@ def test_the_z_chart_marks_threshold_and_shutoff() -> None:
 def test_a_two_sided_gate_has_both_limits() -> None:
     chart = gate.z_chart(SERIES, two_sided=True)
     assert list(chart.datasets["rules"]["y"]) == [2.0, -2.0]
-    assert list(chart.datasets["rules"]["label"]) == ["τ = 2", "−τ = 2"]
+    assert list(chart.datasets["rules"]["label"]) == ["τ = 2", "−τ = −2"]
 
 
 def test_an_infinite_threshold_is_no_line_but_a_word() -> None:

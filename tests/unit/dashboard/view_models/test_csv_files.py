@@ -24,10 +24,10 @@ def rows(frame: pd.DataFrame) -> list[list[str]]:
 def test_neither_a_cell_nor_a_header_of_a_table_is_a_formula(name: str) -> None:
     points = pd.DataFrame({"series": [name] * 2, "x": [0, 1], "y": [-0.5, float("nan")]})
     chart = Chart("key", "Title", {}, {"points": points}, "y over x", "summary", "note")
-    assert rows(chart.table()) == [["x", f"'{name}"], ["0", "-0.5"], ["1", ""]]
+    assert rows(chart.table()) == [["X", f"'{name}"], ["0", "-0.5"], ["1", ""]]
     scores = {"benchmark": "math500", "series": name, "step": 3, "y": 0.5, "low": 0.25, "high": 0.75}
     table = rows(score_table(pd.DataFrame([scores])))
-    assert table[1][table[0].index("run")] == f"'{name}"
+    assert table[1][table[0].index("Run")] == f"'{name}"
 
 
 def test_everything_else_is_written_as_it_is() -> None:
