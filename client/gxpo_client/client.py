@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import secrets
 import time
@@ -21,6 +20,8 @@ from gxpo_client.shared_responses import SharedResponses
 
 PREFIX = "/api/v1"
 _PAGE = 200
+_EVENTS = 1000
+"""Largest page of events."""
 _DOWNLOAD_S = 600.0
 Json = dict[str, Any]
 _Parameter = tuple[str, str | int | float | bool | None]
@@ -174,19 +175,29 @@ class Client:
     def metric_names(self, run: str) -> list[str]:
         return self.get_list(f"{run_path(run)}/metrics/names")
 
-    def events(self, run: str, after: int = 0, limit: int = 1000) -> Json:
+    def events(self, run: str, after: int = 0, limit: int = _EVENTS) -> Json:
         return self.get(f"{run_path(run)}/events", after=after, limit=limit)
 
-    def all_events(self, run: str, *, max_pages: int | None = None) -> list[Json]:
-        """All events in order, page by page, at most `max_pages` of 1000."""
+    def all_events(self, run: str) -> list[Json]:
+        """All events in order, page by page."""
         found: list[Json] = []
         after = 0
-        for _ in itertools.count() if max_pages is None else range(max_pages):
-            page = self.events(run, after)
-            if not page["items"]:
-                break
+        while (page := self.events(run, after))["items"]:
             found += page["items"]
             after = page["next_after"]
+        return found
+
+    def newest_events(self, run: str, most: int) -> list[Json]:
+        """At most `most` events, newest first, page by page."""
+        found: list[Json] = []
+        cursor: str | None = None
+        while len(found) < most:
+            limit = min(_EVENTS, most - len(found))
+            page = self.get(f"{run_path(run)}/events", order="desc", limit=limit, cursor=cursor)
+            found += page["items"]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                break
         return found
 
     def changes(

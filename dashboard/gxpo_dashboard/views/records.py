@@ -21,8 +21,8 @@ from gxpo_dashboard.widgets.shown import download, empty, foreign
 Json = dict[str, Any]
 
 _PAGE = 50
-_EVENT_PARTS = 5
-"""Pages of 1000 events; the rest of a very long history is available from the API."""
+_MOST_EVENTS = 5000
+"""The newest ones; those before them are available from the API."""
 _DIRECT_DOWNLOAD = 200 * 1024 * 1024
 """Maximum size of a download through the page; larger checkpoints show a curl command."""
 
@@ -155,14 +155,16 @@ def _text(label: str, text: str) -> None:
 
 def events(run: str, x: str) -> None:
     """Events of the run, newest first."""
-    found = visitor.client().all_events(run, max_pages=_EVENT_PARTS)
+    found = visitor.client().newest_events(run, _MOST_EVENTS)
     if not found:
         empty("No events yet", "State changes, checkpoints and failures appear here.")
         return
-    rows = [(moment(item["time"]), item["actor"], item["kind"], item["message"]) for item in reversed(found)]
+    rows = [(moment(item["time"]), item["actor"], item["kind"], item["message"]) for item in found]
     frame = pd.DataFrame(rows, columns=["Time", "Actor", "Kind", "Message"])
     config = {"Message": st.column_config.TextColumn(width="large")}
     st.dataframe(frame, hide_index=True, column_config=config, key=f"events-{run}", alt="Events, newest first")
+    if len(found) == _MOST_EVENTS:
+        st.caption(f"Showing the newest {count(_MOST_EVENTS)} events; earlier ones are available from the API.")
 
 
 def log(run: str, x: str) -> None:

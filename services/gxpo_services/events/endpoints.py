@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 
@@ -18,7 +18,8 @@ router = APIRouter(
     route_class=ServiceRoute, prefix="/runs/{run_id}", tags=["samples"], responses=responses(401, 404, 422, 503)
 )
 audit = APIRouter(route_class=ServiceRoute, tags=["tokens"], responses=responses(401, 403, 422, 503))
-_ORDER, _RUN_ORDER = "-audit", "+events"
+_ORDER = "-audit"
+_RUN_ORDERS = {"asc": "+events", "desc": "-events"}
 
 
 @router.get("/events", summary="Events of a run")
@@ -29,14 +30,24 @@ def events(
     after: Annotated[int, Query(ge=0, le=MAX_INTEGER, description="Number of the last event received.")] = 0,
     limit: Annotated[int, Query(ge=1, le=1000, description="Page size.")] = 200,
     cursor: Annotated[Text | None, Query(max_length=2000, description="`next_cursor` of the previous page.")] = None,
+    order: Annotated[Literal["asc", "desc"], Query(description="Oldest or newest first.")] = "asc",
 ) -> EventPage:
-    """State changes, actions of users and schedulers, and events reported by the trainer, in order."""
+    """State changes, actions of users and schedulers, and events reported by the trainer."""
+    newest_first, before = order == "desc", None
     if cursor is not None:
-        after = max(after, cursors.decode(cursor, _RUN_ORDER, "float").number)
-    rows = repository.list_events(session, run_number(session, run_id), after=after, limit=limit + 1)
+        place = cursors.decode(cursor, _RUN_ORDERS[order], "float").number
+        after, before = (after, place) if newest_first else (max(after, place), None)
+    number = run_number(session, run_id)
+    rows = repository.list_events(
+        session, number, after=after, before=before, newest_first=newest_first, limit=limit + 1
+    )
     items = [EventView.model_validate(row, from_attributes=True) for row in rows[:limit]]
-    more = cursors.encode(_RUN_ORDER, cursors.Position(None, items[-1].number)) if len(rows) > limit else None
-    return EventPage(items=items, next_cursor=more, next_after=items[-1].number if items else after)
+    last = cursors.Position(None, items[-1].number) if len(rows) > limit else None
+    return EventPage(
+        items=items,
+        next_cursor=cursors.encode(_RUN_ORDERS[order], last) if last else None,
+        next_after=max((item.number for item in items), default=after),
+    )
 
 
 @audit.get("/audit", summary="The audit trail")

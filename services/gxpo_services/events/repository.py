@@ -64,9 +64,14 @@ def _insert(session: Session, rows: list[dict[str, Any]]) -> None:
     session.execute(insert(Event.__table__), rows)  # type: ignore[arg-type]
 
 
-def list_events(session: Session, run_number: int, *, after: int, limit: int) -> list[Event]:
+def list_events(
+    session: Session, run_number: int, *, after: int, before: int | None = None, newest_first: bool = False, limit: int
+) -> list[Event]:
+    """Events of a run with a larger number than `after` and a smaller one than `before`."""
     query = select(Event).where(Event.run_number == run_number, Event.number > after)
-    return list(session.scalars(query.order_by(Event.number).limit(limit)))
+    if before is not None:
+        query = query.where(Event.number < before)
+    return list(session.scalars(query.order_by(Event.number.desc() if newest_first else Event.number).limit(limit)))
 
 
 def audit(session: Session, query: AuditQuery, before: int | None, limit: int) -> list[tuple[Event, str | None]]:

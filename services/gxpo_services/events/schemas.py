@@ -46,7 +46,7 @@ class AuditQuery(BaseModel):
 
 
 class EventPage(BaseModel):
-    """Events in order."""
+    """Events in the requested order."""
 
     items: list[EventView]
     next_cursor: str | None = Field(description="Cursor of the next page; null at the end.")

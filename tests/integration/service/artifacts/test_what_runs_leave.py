@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from support import queued_runs as runs
+from support.http_server import HttpServer
 from support.reporting import EPISODE, body, evaluation_row, event_row, launch, metric_row, sample_row, send
 
+from gxpo_client.client import Client, connect
 from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
 from gxpo_services.settings import ServiceSettings
@@ -160,6 +162,39 @@ def test_events_continue_after_the_last_received(client: TestClient, database: D
     assert rest["next_cursor"] is None
     nothing = client.get(path(run_id, "events"), params={"after": rest["next_after"]}).json()
     assert nothing == {"items": [], "next_cursor": None, "next_after": rest["next_after"]}
+
+
+def test_events_are_read_from_the_newest_page_by_page(client: TestClient, database: Database) -> None:
+    launched = launch(database)
+    run_id = launched.split()[0]
+    send(database, launched, body(1, events=[event_row(f"e{number}") for number in range(1, 6)]))
+    in_order = client.get(path(run_id, "events")).json()["items"]
+    assert [item["kind"] for item in in_order] == ["state", "e1", "e2", "e3", "e4", "e5"]
+    query: dict[str, Any] = {"order": "desc", "limit": 4}
+    first = client.get(path(run_id, "events"), params=query).json()
+    second = client.get(path(run_id, "events"), params=query | {"cursor": first["next_cursor"]}).json()
+    assert [*first["items"], *second["items"]] == in_order[::-1]
+    assert second["next_cursor"] is None
+    assert first["next_after"] == in_order[-1]["number"], "an increment follows the newest"
+    few = client.get(path(run_id, "events"), params={"order": "desc", "after": in_order[3]["number"]}).json()
+    assert [item["kind"] for item in few["items"]] == ["e5", "e4"]
+    for wrong in ({"cursor": first["next_cursor"]}, {"order": "newest"}):
+        assert client.get(path(run_id, "events"), params=wrong).status_code == 422
+
+
+def test_the_newest_events_of_a_long_history_are_not_left_out(
+    app: FastAPI, database: Database, token_for: Callable[[str], str]
+) -> None:
+    launched = launch(database)
+    run_id = launched.split()[0]
+    send(database, launched, body(1, events=[event_row(f"e{number}") for number in range(1, 2501)]))
+    with HttpServer(app) as url, Client(connect(url), token_for("viewer")) as client:
+        kinds = [item["kind"] for item in client.newest_events(run_id, 1500)]
+        assert kinds == [f"e{number}" for number in range(2500, 1000, -1)]
+        # The first event is the change of state.
+        whole = client.newest_events(run_id, 5000)
+        assert [item["kind"] for item in whole[-2:]] == ["e1", "state"]
+        assert whole == client.all_events(run_id)[::-1]
 
 
 def test_every_question_needs_a_token_and_a_run(anonymous: TestClient, client: TestClient, run_id: str) -> None:
