@@ -116,7 +116,7 @@ def may_change() -> bool:
 
 
 def sign_out() -> None:
-    for key in ("token", "me", "by_link", "series", "cache", "trends", "measured", "dialog"):
+    for key in ("token", "me", "by_link", "series", "cache", "logs", "trends", "measured", "dialog"):
         st.session_state.pop(key, None)
     st.session_state["signed_out"] = True
 
@@ -199,6 +199,8 @@ def _stored(key: tuple[Any, ...], fresh: LiveSeries) -> LiveSeries:
 
 
 _LOG_WINDOW = 262_144
+_MAX_LOGS = 4
+"""Logs of a session: together 1 MiB of the windows above."""
 
 
 def log_tail(run: str) -> Json:
@@ -210,8 +212,7 @@ def log_tail(run: str) -> Json:
         text = answer["text"] if not answer["offset"] else answer["text"].partition("\n")[2]
     else:
         text = (held["text"] + answer["text"])[-_LOG_WINDOW:]
-    store[run] = {"text": text, "size": answer["size"], "next_offset": answer["next_offset"]}
-    return store[run]
+    return keep(store, run, {"text": text, "size": answer["size"], "next_offset": answer["next_offset"]}, _MAX_LOGS)
 
 
 def whole_log(service: Client, run: str) -> bytes:
