@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 from PIL import Image
 from support.browsing import TEXTS, Mode, Page, set_mode
 from support.contrast import contrast
-from support.site import Site
+from support.site import RECORDINGS, Site
+
+from gxpo_client.formats import duration
 
 CHARTS = "[data-testid=stVegaLiteChart]"
 FIRST_CHART = f"return document.querySelector('{CHARTS}').getBoundingClientRect().top"
@@ -95,6 +98,19 @@ def test_accuracy_is_drawn_over_the_cost_of_choice(site: Site, page: Page) -> No
     assert page.query["x"] == ["backward_passes"]
 
 
+def test_step_times_are_means_over_all_steps_and_the_gates_band_is_drawn(site: Site, page: Page) -> None:
+    rows = [json.loads(line)["metrics"] for line in (RECORDINGS / "demo" / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if "time/step_s" in row]
+    page.open("run", run=site.recorded["demo"], part="System")
+    page.shows("mean seconds per step")
+    page.shows(duration(sum(row["time/update_s"] for row in steps) / len(steps)))
+    page.wait(lambda: page.chart("step-time", SERIES_END) == len(steps), "the parts of all steps")
+    page.open("run", run=site.recorded["demo"], part="Gate")
+    # The window's spread is known from its second step on.
+    known = sum(isinstance(row.get("gate/std"), float) for row in steps)
+    page.wait(lambda: page.chart("gate-value", "view.data('band').length") == known, "the band")
+
+
 def test_any_metric_is_found_and_drawn(site: Site, page: Page) -> None:
     page.open("run", run=site.recorded["demo"], part="Metrics", prefix="gate")
     page.wait(lambda: page.chart("explorer", "view.data('points').length"), "the metrics")
@@ -109,6 +125,14 @@ def test_settings_and_means_over_seeds_are_columns(page: Page) -> None:
     page.wait(lambda: "learner.rule.name" in page.script(CELLS.format("th")), "the setting's column")
     cells = page.wait(lambda: page.script(CELLS.format("td")), "the cells")
     assert {"grpo", "gxpo"} <= set(cells)
+
+
+def test_events_are_shown_from_the_newest(site: Site, page: Page) -> None:
+    events = site.http.get(f"/runs/{site.fired}/events").raise_for_status().json()["items"]
+    page.open("run", run=site.fired, part="Events")
+    cells = page.wait(lambda: page.script(CELLS.format("td")), "the events")
+    kinds = cells[2::4]
+    assert kinds == [event["kind"] for event in reversed(events)][: len(kinds)]
 
 
 def test_samples_are_grouped_and_the_verdict_is_a_word(site: Site, page: Page) -> None:
