@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gxpo_trainer.algo.batch import shard
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import WeightSyncMismatch
 from gxpo_trainer.training.proofs import canary, check_gap
@@ -18,8 +19,8 @@ BF16 = {"precision": "bf16", "zero_stage": 1}
 class World:
     """A learner and a sampler whose log-probabilities are one number each: `effect(scale)` of the perturbation."""
 
-    def __init__(self, effect: Any, noise: float = 0.0, sampler_follows: bool = True) -> None:
-        self.effect, self.noise, self.follows = effect, noise, sampler_follows
+    def __init__(self, effect: Any, noise: float = 0.0, sampler_follows: bool = True, ranks: int = 1) -> None:
+        self.effect, self.noise, self.follows, self.ranks = effect, noise, sampler_follows, ranks
         self.learner = 0.0
         self.samplers = [0.0, 0.0]
         self.scales: list[float] = []
@@ -31,7 +32,8 @@ class World:
         self.learner = self.effect(arguments[0]) if method == "perturb" else 0.0
 
     def gap(self, batch: Any) -> tuple[float, float]:
-        found = [abs(self.learner - float(s.sampler_logprobs[0])) + self.noise for s in batch.sequences]
+        held = [sequence for share in shard(batch, self.ranks) for sequence in share.sequences]
+        found = [abs(self.learner - float(s.sampler_logprobs[0])) + self.noise for s in held]
         return sum(found) / len(found), max(found)
 
     # RolloutPool of two engines, of which the second may stay behind.
@@ -65,6 +67,14 @@ def test_one_perturbation_is_enough_where_it_shows_at_once() -> None:
 def test_weights_that_no_perturbation_moves_end_the_run() -> None:
     with pytest.raises(WeightSyncMismatch, match=r"moved the learner by only 0\.01, .*proves nothing"):
         run_canary(World(lambda scale: 0.0, noise=0.01), **BF16)
+
+
+@pytest.mark.parametrize("prompts", [3, 20])
+def test_every_learner_rank_gets_a_prompt(prompts: int) -> None:
+    world = World(lambda scale: scale, ranks=9)
+    planner: Any = SimpleNamespace(token_ids=[np.arange(5 + index) for index in range(prompts)])
+    canary(RunConfig.model_validate({"placement": {"learner_ranks": 9}}), world, world, planner)
+    assert world.scales == [0.01]
 
 
 @pytest.mark.parametrize("learner", [{}, BF16])

@@ -7,6 +7,7 @@ the sampler follows, because at tiny learning rates the effect of one stale vers
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from gxpo_trainer.rollout.pool import RolloutPool
 
 CANARY_PROMPTS = 8
+"""Fewest prompts of the canary; with more learner ranks one for each."""
 CANARY_SCALE = 0.01
 """First noise of the canary as a share of the mean absolute weight; doubled until its effect shows."""
 CANARY_DOUBLINGS = 16
@@ -75,7 +77,9 @@ def canary(config: RunConfig, learners: LearnerGroup, pool: RolloutPool, planner
     version's successor, so sync before sampling. Every engine of the pool must follow.
     """
     limit = config.gap_limits()[0]
-    prompts = [np.asarray(ids, dtype=np.int32) for ids in planner.token_ids[:CANARY_PROMPTS]]
+    # A small data set's prompts are repeated: every learner rank takes part and needs one.
+    count = max(CANARY_PROMPTS, config.placement.learner_ranks)
+    prompts = [np.asarray(ids, dtype=np.int32) for ids in itertools.islice(itertools.cycle(planner.token_ids), count)]
 
     def gap(version: int) -> tuple[float, list[np.ndarray]]:
         """The largest gap of any engine after a sync, and the scores of the first."""
