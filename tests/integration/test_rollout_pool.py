@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
+import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import ray
 import torch
 from support.rollouts import requests, tokens
 
 from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.models.load import STARTER_FOLDER
 from gxpo_trainer.rollout.pool import RolloutPool
 from gxpo_trainer.rollout.requests import SamplingSettings
@@ -23,11 +30,13 @@ SAMPLING = SamplingSettings(max_new_tokens=40)
 PLACEMENT = {"learner_cpus": 0.1, "verifier_cpus": 0.1, "sampler_cpus": 0.3, "sampler_threads": 1}
 
 
-def make_pool(small_run: Any, samplers: int, events: list[str], **placement: Any) -> RolloutPool:
+def make_pool(
+    small_run: Any, samplers: int, events: list[str], model: Path = STARTER_FOLDER, **placement: Any
+) -> RolloutPool:
     """A pool on the starter policy as it is, without a learner."""
     config = small_run(placement={**PLACEMENT, "samplers": samplers, **placement})
     log = lambda kind, message, **_: events.append(f"{kind}: {message}")  # noqa: E731
-    pool = RolloutPool(config, Placement.decide(config), str(STARTER_FOLDER), log, initial_version=0)
+    pool = RolloutPool(config, Placement.decide(config), str(model), log, initial_version=0)
     pool.start()
     return pool
 
@@ -97,9 +106,38 @@ def test_a_tensor_parallel_engine_agrees_with_transformers_and_dies_with_its_wor
         pool.kill()
 
 
+def test_an_engine_killed_in_its_start_is_restarted_and_one_that_cannot_start_ends_the_run(
+    small_run: Any, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(STARTER_FOLDER, model)
+    settings = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    (model / "config.json").write_text(json.dumps({**settings, "architectures": ["NoSuchPolicy"]}), encoding="utf-8")
+    events: list[str] = []
+    pool = make_pool(small_run, 1, events, model)
+    try:
+        while not (starting := engine_processes()):
+            time.sleep(0.05)
+        starting[0].kill()
+        with pytest.raises(TrainingError, match="the sampler cannot start: .*NoSuchPolicy"):
+            pool.engines.await_ready(every=True)
+        assert [event.partition(" (")[0] for event in events] == ["sampler_restarted: the sampler died"]
+        assert not events[0].count("NoSuchPolicy")
+    finally:
+        pool.kill()
+
+
+def engine_processes() -> list[psutil.Process]:
+    """Engines in this test's Ray, those that are starting among them."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # one that ended meanwhile
+            if "ray::SamplerActor" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
 def worker_processes(parent: int) -> list[int]:
     """vLLM's worker processes of an engine."""
-    import psutil
-
     children = psutil.Process(parent).children(recursive=True)
     return [child.pid for child in children if "VLLM::Worker" in " ".join(child.cmdline())]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -127,10 +128,14 @@ class Engines:
 
     def restart(self, engine: Engine, error: Exception) -> None:
         """Replace the actor of an engine that died or stalled, without waiting. Raises TrainingError after MAX_RESTARTS
-        in a row."""
-        cause = str(error).strip().splitlines()[0]
-        engine.restarts += 1
+        in a row, and at once when an engine that was never ready cannot be built: a second attempt fails too."""
         name = "sampler" if len(self.all) == 1 else f"sampler {engine.index}"
+        cause = str(error).strip().splitlines()[0]
+        if getattr(error, "actor_init_failed", False):  # an exception, not a kill
+            cause = _raised(str(error))
+            if engine.folder is None:
+                raise TrainingError(f"the {name} cannot start: {cause}") from error
+        engine.restarts += 1
         what = "stalled" if isinstance(error, Stalled) else "died"
         self._log_event("sampler_restarted", f"the {name} {what} ({cause}) and was restarted", sampler=engine.index)
         if isinstance(error, Stalled):
@@ -203,6 +208,14 @@ class Engines:
         settings = replace(self._settings, seed=seed)
         actor = remote_sampler().options(**options).remote(settings, self.environments)
         return actor, actor.status.remote()
+
+
+def _raised(text: str) -> str:
+    """The exception in Ray's text of an actor whose constructor failed: what follows the last frame's source lines."""
+    lines = text.strip().splitlines()
+    frames = [index for index, line in enumerate(lines) if line.startswith('  File "')]
+    after = itertools.dropwhile(lambda line: line.startswith(" "), lines[frames[-1] :] if frames else lines[-1:])
+    return " ".join(line.strip() for line in after)
 
 
 def sampler_settings(
