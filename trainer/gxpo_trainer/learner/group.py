@@ -28,6 +28,8 @@ _PHASES: dict[str, Phase] = {"setup": "setup", "save": "checkpointing", "load": 
 """Phases of methods that are not part of an update."""
 MOST_STARTS = 5
 """Starts of a learner that died, within one recovery, on a Ray of several nodes."""
+CLOSE_S = 30.0
+"""Longest wait for the ranks to close, which takes a rank that can answer milliseconds."""
 
 
 class LearnerGroup:
@@ -84,12 +86,10 @@ class LearnerGroup:
         self.ranks, self._processes = [], []
 
     def close(self) -> None:
-        """Let the ranks free what outlives them (shared memory), then end them."""
-        if self.ranks:
-            try:
-                self.all("close")
-            except LearnerDied:
-                self.ranks = self.ranks[1:]
+        """Let the ranks free what outlives them (shared memory), then end them, also those that hang in a collective
+        after another rank has failed."""
+        if calls := [rank.close.remote() for rank in self.ranks]:
+            ray.wait(calls, num_returns=len(calls), timeout=CLOSE_S)
         self.kill()
 
     def all(self, method: str, *arguments: Any) -> Any:
