@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,17 +16,20 @@ import ray
 
 from gxpo_trainer.algo.batch import ScoredSequence, shard, with_scale
 from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.config import CheckpointConfig
 from gxpo_trainer.learner import group
 from gxpo_trainer.learner.group import LearnerGroup
+from gxpo_trainer.training.checkpoints import CheckpointStore
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
 
 
 @pytest.fixture
 def learners(small_run: Any) -> Iterator[LearnerGroup]:
-    """Two ranks at ZeRO stage 3, without engines."""
+    """Two ranks at ZeRO stage 3 with adapters, without engines."""
     config = small_run(
-        placement={"learner_ranks": 2, "learner_cpus": 0.1, "learner_threads": 1}, learner={"zero_stage": 3}
+        placement={"learner_ranks": 2, "learner_cpus": 0.1, "learner_threads": 1},
+        learner={"zero_stage": 3, "lora": {"rank": 2}},
     )
     found = LearnerGroup(config, Placement.decide(config))
     found.start()
@@ -44,3 +51,34 @@ def test_closing_ends_a_rank_that_waits_for_one_that_failed(
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get(waiting)
     assert not psutil.wait_procs(processes, timeout=60)[1]
+
+
+def limit_files(num_bytes: int) -> Callable[[Any], None]:
+    """For an actor: files may have this many bytes; writing more fails as on a full disk."""
+
+    def limit(actor: Any) -> None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
+
+    return limit
+
+
+def test_a_rank_that_cannot_write_does_not_stop_the_others(learners: LearnerGroup, tmp_path: Path) -> None:
+    """Rank 1 fails at its shard, rank 0 later at the policy; each time both ranks return, and can save again."""
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    store = CheckpointStore(tmp_path, CheckpointConfig())
+    whole = store.save(1, {}, learners.writer({}))
+    shard_bytes, policy_bytes = (
+        (whole / name).stat().st_size for name in ("learner/rank-0.safetensors", "policy/model.safetensors")
+    )
+    assert shard_bytes < policy_bytes
+    for rank, limit in ((1, shard_bytes // 2), (0, policy_bytes - 1)):
+        ray.get(learners.ranks[rank].__ray_call__.remote(limit_files(limit)))
+        with pytest.raises(OSError, match="File too large") as caught:
+            store.save(2, {}, learners.writer({}))
+        assert caught.value.cause.errno == errno.EFBIG
+        assert store.steps() == [1]
+        ray.get(learners.ranks[rank].__ray_call__.remote(limit_files(resource.RLIM_INFINITY)))
+    store.save(2, {}, learners.writer({}))
+    assert store.steps() == [1, 2]

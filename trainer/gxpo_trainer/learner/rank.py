@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from gxpo_trainer.algo.batch import StepBatch
+from gxpo_trainer.cluster.disk import write_errors
 from gxpo_trainer.cluster.memory import frozen_allocations, peak_resident_bytes
 from gxpo_trainer.cluster.stacks import TracedProcess, trace_this_process
 from gxpo_trainer.config import RunConfig
@@ -194,17 +195,41 @@ class LearnerRank:
         return self.learner.logprob_gap()
 
     def save(self, folder: str) -> dict[str, Any]:
-        """Write this rank's part of a checkpoint; rank 0 the policy as well. Collective. Returns the rule's state."""
+        """Write this rank's part of a checkpoint; rank 0 the policy as well. Collective. Returns the rule's state.
+
+        Raises OSError on the rank that cannot write; the others skip the rest.
+        """
         root = Path(folder)
-        self.learner.save(root / "learner")
-        self._write_policy(root)
+        written = self._written(lambda: self.learner.save(root / "learner"))
+        if written and self._written(lambda: self._write_policy(root)) and self.config.learner.lora is not None:
+            self._write_adapter(root)
         return self.rule.state_dict()
 
+    def _written(self, write: Callable[[], None]) -> bool:
+        """Write a part that may fail on one rank alone; whether no rank failed. Collective: what follows is collective
+        too, and the others would wait in it for a rank that raised."""
+        import torch
+
+        failure: Exception | None = None
+        try:
+            with write_errors():
+                write()
+        except Exception as error:
+            failure = error
+        failures = self.learner.all_reduce(torch.tensor([float(failure is not None)], dtype=torch.float64))
+        if failure is not None:
+            raise failure
+        return float(failures[0]) == 0
+
     def _write_policy(self, root: Path) -> None:
-        from gxpo_trainer.learner.export import write_adapter, write_policy
+        from gxpo_trainer.learner.export import write_policy
 
         write_policy(self.learner, self.config, root / "policy")
-        if self.config.learner.lora is not None:
+
+    def _write_adapter(self, root: Path) -> None:
+        from gxpo_trainer.learner.export import write_adapter
+
+        with write_errors():
             write_adapter(self.learner, self.config, root / "adapter")
 
     def load(self, folder: str, rule_state: dict[str, Any]) -> str | None:

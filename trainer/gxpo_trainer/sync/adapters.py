@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from gxpo_trainer.cluster.disk import write_errors
 from gxpo_trainer.config import LoraConfig
 from gxpo_trainer.errors import WeightSyncMismatch
 from gxpo_trainer.sync.buckets import WeightBucket, tensors_of
@@ -38,7 +39,7 @@ class AdapterFolder:
         return self._settings.alpha / self._settings.rank
 
     def add(self, bucket: WeightBucket, buffer: torch.Tensor) -> Path | None:
-        """Copy a bucket's tensors; after the last bucket of a version its folder."""
+        """Copy a bucket's tensors; after the last bucket of a version its folder. Raises OSError on a full disk."""
         if bucket.index == 0:
             self._tensors = {}
             self.checksums = {}
@@ -61,7 +62,8 @@ class AdapterFolder:
             "target_modules": list(self._settings.target_modules),
         }
         (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
-        save_file(self._tensors, folder / _WEIGHTS, metadata={"format": "pt"})
+        with write_errors():
+            save_file(self._tensors, folder / _WEIGHTS, metadata={"format": "pt"})
         return folder
 
 

@@ -152,7 +152,7 @@ class Controller:
         complete = ended is not None and self._evaluated == step
         if not complete and (request := self.control_request()) is not None:
             if request == "pause" and self._saved != step:
-                self._checkpoint()
+                self._checkpoint(last=True)
             return request
         if ended is not None:
             self._finish()
@@ -308,7 +308,9 @@ class Controller:
 
     # ---- checkpoints and recovery ---------------------------------------------------------------------------
 
-    def _checkpoint(self) -> None:
+    def _checkpoint(self, *, last: bool = False) -> None:
+        """Save the present step. On a failed write training continues; with `last`, where nothing follows that could
+        save the policy, it raises TrainingError."""
         self.enter_phase("checkpointing")
         begin = time.perf_counter()
         rule: dict[str, Any] = {}
@@ -327,9 +329,13 @@ class Controller:
                 step, state, self.learners.writer(rule), score=self._score if self._evaluated == step else None
             )
         except OSError as error:
+            cause = getattr(error, "cause", error)  # without a rank's stack
+            self.reporter.log_event("checkpoint_failed", f"step {step}: {cause}", step=step)
+            failed = f"checkpoint at step {step} could not be written: {cause}"
+            if last:
+                raise TrainingError(f"the last {failed}; free disk space, then resume") from error
             # The earlier checkpoint is still valid, so training continues.
-            self.reporter.log_event("checkpoint_failed", f"step {step}: {error}", step=step)
-            self.progress.message(f"checkpoint at step {step} could not be written: {error}; the earlier one is kept")
+            self.progress.message(f"{failed}; the earlier one is kept")
             return
         self._saved = step
         self.reporter.log_event("checkpoint", f"step {step} saved", step=step)
@@ -383,7 +389,7 @@ class Controller:
         if self._evaluated != step:
             self._evaluate()
         if self._saved != step:
-            self._checkpoint()
+            self._checkpoint(last=True)
 
     def _elapsed(self) -> float:
         return self._elapsed_base + time.perf_counter() - self._begun
