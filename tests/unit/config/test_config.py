@@ -38,6 +38,7 @@ def refusal(*overrides: str) -> str:
         ("learner.rule.probe_state=fast_forward", "needs predictor"),
         ("learner.rule.ratio_clip=[3, -2]", "learner.rule: ratio_clip = [3.0, -2.0] is empty"),
         ("learner.rule.gate.threshold=nan", "learner.rule.gate: threshold is NaN"),
+        ("learner.lora.rank=513", "learner.lora.rank = 513: must be at most 512"),
         ("learner.lora.dropout=0.1", "learner.lora.dropout = 0.1: must be 0"),
         ("rollout.top_p=0.9", "rollout.top_p = 0.9: must be 1.0"),
         ("rollout.temperature=0.009", "rollout.temperature = 0.009: must be at least 0.01"),

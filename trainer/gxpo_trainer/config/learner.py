@@ -13,7 +13,7 @@ from gxpo_trainer.config.rules import GxpoRule, RuleConfig
 class LoraConfig(Settings):
     """Low-rank adapters by PEFT; the rule then acts on the adapter's parameters only."""
 
-    rank: int = Field(16, ge=1, description="Rank of the adapter matrices.")
+    rank: int = Field(16, ge=1, le=512, description="Rank of the adapter matrices; vLLM loads at most 512.")
     alpha: float = Field(32.0, gt=0, description="Scaling; the adapter's output is multiplied by alpha / rank.")
     dropout: Fraction = Field(0.0, description="Must be 0: two passes of a rule must see the same function.")
     target_modules: tuple[str, ...] = Field(
