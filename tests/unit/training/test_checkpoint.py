@@ -76,6 +76,16 @@ def test_an_unfinished_folder_is_not_a_checkpoint(tmp_path):
     assert subject.steps() == [1]
 
 
+@pytest.mark.parametrize("left", ["partial", "replaced", "dropped"])
+def test_the_next_checkpoint_removes_what_a_kill_left_of_any_step(tmp_path, left):
+    subject = store(tmp_path, keep_last=1)
+    subject.save(1, {}, parts())
+    for step in (1, 2, 7):
+        (subject.root / f".step-{step:08d}.{left}" / "learner").mkdir(parents=True)
+    subject.save(2, {}, parts())
+    assert [path.name for path in subject.root.iterdir()] == ["step-00000002"]
+
+
 def test_last_n_and_best_are_kept_and_the_earliest_of_equal_scores_is_best(tmp_path):
     subject = store(tmp_path, keep_last=2, keep_best=1)
     for step, score in [(1, 0.2), (2, 0.9), (3, 0.9), (4, 0.1), (5, None), (6, 0.3)]:

@@ -28,6 +28,8 @@ from gxpo_trainer.records.identity import hash_path
 
 MANIFEST, STATE, LEARNER, POLICY, ADAPTER = "manifest.json", "state.json", "learner", "policy", "adapter"
 _PREFIX = "step-"
+_HIDDEN = ("partial", "replaced", "dropped")
+"""Suffixes of hidden folders: being written, replaced by the same step's next checkpoint, being deleted."""
 FORMAT = 2
 
 
@@ -65,17 +67,27 @@ class CheckpointStore:
     def path(self, step: int) -> Path:
         return self.root / f"{_PREFIX}{step:08d}"
 
+    def _hidden(self, step: int, suffix: str) -> Path:
+        """A name of a step's folder under which it does not count as a checkpoint."""
+        return self.root / f".{self.path(step).name}.{suffix}"
+
+    def _remove_leftovers(self) -> None:
+        for suffix in _HIDDEN:
+            for path in self.root.glob(f".{_PREFIX}*.{suffix}"):
+                shutil.rmtree(path, ignore_errors=True)
+
     def save(
         self, step: int, state: dict[str, Any], write_parts: Callable[[Path], None], *, score: float | None = None
     ) -> Path:
         """Write one checkpoint atomically and delete those that need not be kept.
 
         write_parts(folder) fills `learner/` and `policy/`. score: what `keep_best` ranks by. Raises OSError when
-        the disk is full; the partial checkpoint is deleted, and earlier ones are unchanged.
+        the disk is full; the partial checkpoint is deleted, and earlier ones are unchanged. Only the process that owns
+        the run may call it: what a killed one was writing or deleting is removed.
         """
         self.root.mkdir(parents=True, exist_ok=True)
-        work = self.root / f".{_PREFIX}{step:08d}.partial"
-        shutil.rmtree(work, ignore_errors=True)
+        self._remove_leftovers()
+        work = self._hidden(step, "partial")
         try:
             (work / LEARNER).mkdir(parents=True)
             write_parts(work)
@@ -84,9 +96,8 @@ class CheckpointStore:
             write_json(work / MANIFEST, {"format": FORMAT, "step": step, "sha256": hashes})
             _sync_tree(work)
             target = self.path(step)
-            retired = self.root / f".{_PREFIX}{step:08d}.replaced"
+            retired = self._hidden(step, "replaced")
             if target.exists():  # a later attempt reached the same step again
-                shutil.rmtree(retired, ignore_errors=True)
                 target.rename(retired)
             work.rename(target)
             _sync_folder(self.root)
@@ -148,7 +159,7 @@ class CheckpointStore:
         # Of equal scores the earliest is the best, because it cost least.
         best = sorted(scores, key=lambda step: (-scores[step], step))[: self.settings.keep_best]
         for step in set(steps) - keep - set(best):
-            dropped = self.root / f".{self.path(step).name}.dropped"
+            dropped = self._hidden(step, "dropped")
             self.path(step).rename(dropped)  # a partly deleted checkpoint must not have a checkpoint's name
             shutil.rmtree(dropped, ignore_errors=True)
 
