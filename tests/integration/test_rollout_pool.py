@@ -119,7 +119,7 @@ def test_an_engine_killed_in_its_start_is_restarted_and_one_that_cannot_start_en
         while not (starting := engine_processes()):
             time.sleep(0.05)
         starting[0].kill()
-        with pytest.raises(TrainingError, match="the sampler cannot start: .*NoSuchPolicy"):
+        with pytest.raises(TrainingError, match=r"the sampler cannot start: .*NoSuchPolicy"):
             pool.engines.await_ready(every=True)
         assert [event.partition(" (")[0] for event in events] == ["sampler_restarted: the sampler died"]
         assert not events[0].count("NoSuchPolicy")

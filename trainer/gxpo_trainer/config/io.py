@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import tomllib
 from collections.abc import Iterable, Sequence
 from importlib import resources
@@ -24,6 +23,7 @@ from gxpo_trainer.config.messages import config_error, is_optional, nearest_sett
 from gxpo_trainer.config.rules import RULES, baseline_rule, in_words, rule_name
 from gxpo_trainer.config.run import RunConfig
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.jsonl import plain
 
 
 def load_run(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -163,17 +163,7 @@ def _plain_item(item: Any) -> Any:
 
 def to_json(config: RunConfig) -> str:
     """Indented standard JSON; infinities and NaN are the strings "Infinity", "-Infinity", "NaN"."""
-    return json.dumps(_finite(config.model_dump()), indent=2, ensure_ascii=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
+    return json.dumps(plain(config.model_dump()), indent=2, ensure_ascii=False)
 
 
 def learning_rate_control(config: RunConfig) -> RunConfig:

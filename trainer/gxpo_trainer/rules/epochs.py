@@ -9,15 +9,16 @@ well. Differs from it: each epoch is one full-batch step.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from gxpo_trainer.config import EpochsRule
 from gxpo_trainer.rules.base import RuleLearner
 from gxpo_trainer.rules.plain import distance, finish_plain_step, policy_metrics, snapshot
+from gxpo_trainer.rules.stateless import Stateless
 from gxpo_trainer.types import StepReport
 
 
-class Epochs:
+class Epochs(Stateless):
     """K backward passes, K optimizer steps."""
 
     name: ClassVar[str] = "epochs"
@@ -44,10 +45,3 @@ class Epochs:
         }
         why = None if passes[-1].finite else f"the gradient of pass {len(passes)} is not finite"
         return StepReport(metrics, backward_passes=len(passes), fallback=why)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state:
-            raise ValueError(f"epochs has no state, but was given {sorted(state)}")

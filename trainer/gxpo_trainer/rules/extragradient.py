@@ -12,17 +12,18 @@ Differs from the source: the step is the base optimizer's, AdamW included, and t
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from gxpo_trainer.config import ExtragradientRule
 from gxpo_trainer.rules.base import BackwardResult, RuleLearner
 from gxpo_trainer.rules.plain import cosine, distance, finish_plain_step, policy_metrics, reposition, snapshot
+from gxpo_trainer.rules.stateless import Stateless
 from gxpo_trainer.types import StepReport
 
 
-class Extragradient:
+class Extragradient(Stateless):
     """A probe, and one optimizer step from θ⁰ on the probe's gradient."""
 
     name: ClassVar[str] = "extragradient"
@@ -61,13 +62,6 @@ class Extragradient:
     def release_buffers(self) -> None:
         """See rules.base.BufferingRule."""
         self._theta0, self._moments = None, {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state:
-            raise ValueError(f"extragradient has no state, but was given {sorted(state)}")
 
     def _report(
         self, learner: RuleLearner, passes: list[BackwardResult], theta0: list[Tensor], cos: float | None

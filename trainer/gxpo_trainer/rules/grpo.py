@@ -5,15 +5,16 @@ The loss and the advantages are in `algo`; as an update rule GRPO is a plain opt
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from gxpo_trainer.config import GrpoRule
 from gxpo_trainer.rules.base import RuleLearner
 from gxpo_trainer.rules.plain import finish_plain_step
+from gxpo_trainer.rules.stateless import Stateless
 from gxpo_trainer.types import StepReport
 
 
-class GRPO:
+class GRPO(Stateless):
     """One backward pass, one optimizer step."""
 
     name: ClassVar[str] = "grpo"
@@ -24,10 +25,3 @@ class GRPO:
     def step(self, learner: RuleLearner, *, last: bool = True) -> StepReport:
         """See rules.base.Rule."""
         return finish_plain_step(learner, learner.backward())
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state:
-            raise ValueError(f"GRPO has no state, but was given {sorted(state)}")

@@ -23,7 +23,7 @@ from typing import Any
 
 from gxpo_trainer.config import CheckpointConfig
 from gxpo_trainer.errors import CheckpointError
-from gxpo_trainer.jsonl import write_json
+from gxpo_trainer.jsonl import sync_folder, write_json
 from gxpo_trainer.records.identity import hash_path
 
 MANIFEST, STATE, LEARNER, POLICY, ADAPTER = "manifest.json", "state.json", "learner", "policy", "adapter"
@@ -100,7 +100,7 @@ class CheckpointStore:
             if target.exists():  # a later attempt reached the same step again
                 target.rename(retired)
             work.rename(target)
-            _sync_folder(self.root)
+            sync_folder(self.root)
             shutil.rmtree(retired, ignore_errors=True)
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
@@ -194,13 +194,5 @@ def _sync_tree(folder: Path) -> None:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         else:
-            _sync_folder(path)
-    _sync_folder(folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            sync_folder(path)
+    sync_folder(folder)
