@@ -27,7 +27,7 @@ from gxpo_services.artifacts import trash
 from gxpo_services.configs.checks import checked, invalid, overridden, settings_of, stored
 from gxpo_services.configs.cost import expected_cost, resources
 from gxpo_services.configs.plan import planned
-from gxpo_services.db.tables.runs import Group, Run, RunDocument, RunTag
+from gxpo_services.db.tables.runs import STUDY, Group, Run, RunDocument, RunTag
 from gxpo_services.events import repository as events
 from gxpo_services.metrics.values import last_values
 from gxpo_services.run_states import TERMINAL, Action, IllegalTransition, RunState, requested_state
@@ -112,6 +112,8 @@ def _group(session: Session, group_id: str | None) -> Group | None:
     group = repository.find_group(session, group_id)
     if group is None:
         raise Invalid.of("group", f"there is no group {group_id}; omit it or create one first")
+    if group.kind == STUDY:
+        raise Invalid.of("group", f"{group_id} is a study, which queues its own runs; omit it or name another group")
     return group
 
 

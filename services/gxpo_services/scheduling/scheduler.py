@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 from sqlalchemy.exc import InterfaceError, OperationalError
@@ -25,6 +26,7 @@ from gxpo_client.addresses import is_loopback
 from gxpo_services.api.idempotency import delete_expired_keys
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import need_current, upgrade
+from gxpo_services.db.tables.runs import STUDY
 from gxpo_services.observability import logs
 from gxpo_services.runs.lifecycle import StateChanged
 from gxpo_services.scheduling import admission, launches, leases, retention, sign_of_life
@@ -124,15 +126,29 @@ class Scheduler:
     def _continue_studies(self) -> None:
         """Queue the next runs of each study in which a run has ended since the last round."""
         with self._database.reading() as session:
-            ended = studies_repository.ended_runs(session, studies.KIND)
-        changed = [number for number, count in ended.items() if self._ended_of_studies.get(number) != count]
-        if changed:
+            ended = studies_repository.ended_runs(session, STUDY)
+        self._ended_of_studies = {
+            number: count
+            for number, count in ended.items()
+            if self._ended_of_studies.get(number) == count or self._continue_study(number)
+        }
+
+    def _continue_study(self, number: int) -> bool:
+        """Queue the next runs of a study; False after an error, so that the next round tries again."""
+        what = f"study {number}"
+        try:
             with self._database.writing() as session:
                 leases.lock_queue(session)
-                for group in studies_repository.by_numbers(session, changed):
-                    if made := studies.queue_missing(session, group):
-                        self._log.info("study continued", study=group.id, runs=made)
-        self._ended_of_studies = ended
+                group = studies_repository.by_number(session, number)
+                if group is not None and (made := studies.queue_missing(session, group)):
+                    self._log.info("study continued", study=group.id, runs=made)
+        except _DATABASE_AWAY:
+            raise
+        except Exception as error:  # an error of one study must not stop the others, nor the runs
+            self._log_once(what, error, "study cannot continue", group=number)
+            return False
+        self._errors.pop(what, None)
+        return True
 
     def _advance(self, run_id: str, hold: Hold) -> None:
         try:
@@ -145,9 +161,7 @@ class Scheduler:
         except (LauncherUnavailable, *_DATABASE_AWAY):
             raise
         except Exception as error:  # an error of one run must not stop the others
-            if self._errors.get(run_id) != repr(error):
-                self._errors[run_id] = repr(error)
-                self._log.exception("supervision of run failed", run=run_id)
+            self._log_once(run_id, error, "supervision of run failed", run=run_id)
 
     def _reconcile(self) -> None:
         """Find jobs that outlived their run, such as those of a scheduler that was killed."""
@@ -254,6 +268,12 @@ class Scheduler:
             why, lease_token = reasons[run.number], run.lease_token
             with suppress(StateChanged):
                 launches.fail(session, run, "no_resources", why, actor=self._actor, lease_token=lease_token)
+
+    def _log_once(self, what: str, error: Exception, message: str, **values: Any) -> None:
+        """Log the error being handled, unless it is the one that `what` had before."""
+        if self._errors.get(what) != repr(error):
+            self._errors[what] = repr(error)
+            self._log.exception(message, **values)
 
     @contextmanager
     def _log_outages(self, what: str, *kinds: type[Exception]) -> Iterator[None]:

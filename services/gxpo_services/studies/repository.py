@@ -10,8 +10,12 @@ from gxpo_services.run_states import TERMINAL
 
 
 def runs_of(session: Session, group: Group) -> list[Run]:
-    """All runs of a study in order of creation."""
-    return list(session.scalars(select(Run).where(Run.group_number == group.number).order_by(Run.number)))
+    """All runs of a study in order of creation.
+
+    Earlier versions let users submit runs of their own to its group; those have no key and are left out.
+    """
+    found = session.scalars(select(Run).where(Run.group_number == group.number).order_by(Run.number))
+    return [run for run in found if run.group_values]
 
 
 def ended_runs(session: Session, kind: str) -> dict[int, int]:
@@ -25,5 +29,5 @@ def ended_runs(session: Session, kind: str) -> dict[int, int]:
     return dict(session.execute(query).all())
 
 
-def by_numbers(session: Session, numbers: list[int]) -> list[Group]:
-    return list(session.scalars(select(Group).where(Group.number.in_(numbers))))
+def by_number(session: Session, number: int) -> Group | None:
+    return session.get(Group, number)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 import tomllib
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from pydantic import ValidationError
@@ -14,7 +16,7 @@ from gxpo_services.api import idempotency
 from gxpo_services.api.errors import Gone, Invalid, NotFound
 from gxpo_services.api.ids import new_id
 from gxpo_services.configs.checks import checked
-from gxpo_services.db.tables.runs import Group, Run
+from gxpo_services.db.tables.runs import STUDY, Group, Run
 from gxpo_services.events import repository as events
 from gxpo_services.groups import repository as groups
 from gxpo_services.groups.service import CANCELLED, view_of
@@ -30,8 +32,6 @@ from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.studies.definition import Study
 from gxpo_trainer.studies.expansion import RunKey, RunResult, best_rate, largest_cost, pending, run_config
 
-KIND = "study"
-
 
 def submit(
     session: Session, server: ServiceSettings, principal: Principal, request: StudyRequest, key: str | None
@@ -39,7 +39,7 @@ def submit(
     """Queue the first runs of a study; returns it and whether it is new. Raises Invalid, Conflict, Gone."""
     study = _checked(request.toml, server)
     group_id = new_id("g")
-    owner = idempotency.claim(session, principal, key, KIND, request, group_id)
+    owner = idempotency.claim(session, principal, key, STUDY, request, group_id)
     if owner != group_id:
         group = runs_repository.find_group(session, owner)
         if group is None:
@@ -51,7 +51,7 @@ def submit(
     group = Group(
         id=group_id,
         name=study.name,
-        kind=KIND,
+        kind=STUDY,
         spec=spec | {"created_by_id": principal.token_id},
         created_at=time.time(),
         created_by=principal.name,
@@ -64,7 +64,7 @@ def submit(
 def get(session: Session, group_id: str) -> StudyView:
     """Raises NotFound for anything that is not a study."""
     group = runs_repository.find_group(session, group_id)
-    if group is None or group.kind != KIND:
+    if group is None or group.kind != STUDY:
         raise NotFound(f"there is no study {group_id}")
     return _view(session, group)
 
@@ -130,12 +130,24 @@ def _checked(toml: str, server: ServiceSettings) -> Study:
     # It needs the folders of runs, which only `gxpo study run` has.
     study = study.model_copy(update={"extrapolation": None})
     for arm in study.arms:
-        key = RunKey("report", arm, study.ladder.learning_rates[0], study.seeds[0])
         try:
-            checked(run_config(study, key).model_dump(mode="json"), server)
+            for key in _extremes(study, arm):
+                if not math.isfinite(key.learning_rate):
+                    raise Invalid.of("learning_rate", f"is {key.learning_rate}; lower its factor or the ladder's rates")
+                checked(run_config(study, key).model_dump(mode="json"), server)
         except (BadSettings, ConfigError, Invalid) as error:
             raise Invalid.of("toml", f"arms.{arm}: {error}") from None
     return study
+
+
+def _extremes(study: Study, arm: str) -> Iterator[RunKey]:
+    """Runs of an arm at the ends of its learning rates and seeds, whose valid values are intervals."""
+    rates, source = study.ladder.learning_rates, study.arms[arm].learning_rate_of
+    factor = 1.0 if source is None else study.arms[arm].learning_rate_factor
+    for extreme in (min, max):
+        yield RunKey("report", arm, extreme(rates) * factor, extreme(study.seeds))
+        if source is None:
+            yield RunKey("ladder", arm, extreme(rates), extreme(study.ladder.seeds))
 
 
 def _view(session: Session, group: Group) -> StudyView:

@@ -11,6 +11,9 @@ from sqlalchemy.orm import Mapped, mapped_column, relationship
 from gxpo_services.db.base import Base, Json, Number
 from gxpo_services.run_states import RunState
 
+STUDY = "study"
+"""Kind of a group whose runs the service queues."""
+
 
 class Group(Base):
     """Runs that belong together, such as a sweep."""

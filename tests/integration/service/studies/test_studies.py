@@ -8,11 +8,12 @@ import pytest
 import tomli_w
 from fastapi.testclient import TestClient
 from sqlalchemy import select
+from structlog.testing import capture_logs
 from support import queued_runs as runs
 from support.scripted_launcher import ScriptedLauncher
 
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.runs import Run
+from gxpo_services.db.tables.runs import Group, Run
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling.scheduler import Scheduler
 from gxpo_services.settings import ServiceSettings
@@ -138,6 +139,21 @@ def test_the_same_key_submits_once(client: TestClient, database: Database) -> No
         ({"arms": STUDY["arms"] | {"bad": {"label": "B", "overrides": ["learner.rule.name=ppo"]}}}, "arms.bad: "),
         ({"overrides": ["model.trust_remote_code=true"]}, "arms.grpo: "),
         ({"seeds": [7, 8]}, "used for tuning and reported"),
+        ({"seeds": [0, -1]}, "arms.grpo: preset demo cannot be used:\\n  seed = -1: must be at least 0"),
+        ({"seeds": [0, 2**63]}, "arms.grpo: config.seed: must be at most 9223372036854775807"),
+        (
+            {"ladder": STUDY["ladder"] | {"seeds": [-1]}},
+            "arms.grpo: preset demo cannot be used:\\n  seed = -1: must be at least 0",
+        ),
+        # The floats end at 1.8e308.
+        (
+            {
+                "arms": STUDY["arms"]
+                | {"far": {"label": "F", "learning_rate_factor": 1e308, "learning_rate_of": "gxpo"}},
+                "ladder": STUDY["ladder"] | {"learning_rates": [1e-5, 20.0]},
+            },
+            "arms.far: learning_rate: is inf",
+        ),
     ],
 )
 def test_a_bad_study_is_refused_and_queues_nothing(
@@ -166,3 +182,45 @@ def test_a_cancelled_study_queues_no_further_runs(
         runs.change(database, run["id"], state=RunState.SUCCEEDED, score=0.5)
     scheduler.tick()
     assert (runs.count(database) == made["num_runs"]) == cancelled
+
+
+def test_nobody_adds_runs_to_a_study(client: TestClient, database: Database) -> None:
+    group = client.post(f"{API}/studies", json=BODY).json()["group"]["id"]
+    before = runs.count(database)
+    run = client.get(f"{API}/groups/{group}").json()["runs"][0]["id"]
+    for path in ("/runs", f"/runs/{run}/clone"):
+        answer = client.post(f"{API}{path}", json={"group": group} | ({"preset": "demo"} if path == "/runs" else {}))
+        assert answer.status_code == 422
+        assert "is a study, which queues its own runs" in answer.text
+    assert runs.count(database) == before
+
+
+def test_a_run_that_a_user_added_to_a_study_is_ignored(
+    client: TestClient, database: Database, scheduler: Scheduler
+) -> None:
+    made = client.post(f"{API}/studies", json=BODY)
+    number = runs.get(database, client.get(f"{API}/groups/{made.json()['group']['id']}").json()["runs"][0]["id"])
+    runs.add_run(database, group_number=number.group_number, state=RunState.CANCELLED, group_values=None)
+    scheduler.tick()
+    answer = client.get(made.headers["location"])
+    assert (answer.status_code, answer.json()["failed"]) == (200, [])
+    assert len(queued(database)) == 2
+
+
+def test_a_study_that_cannot_continue_does_not_stop_the_others(
+    client: TestClient, database: Database, scheduler: Scheduler
+) -> None:
+    bad, good = (client.post(f"{API}/studies", json=BODY).json()["group"]["id"] for _ in range(2))
+    with database.writing() as session:
+        group = session.scalars(select(Group).where(Group.id == bad)).one()
+        group.spec = {
+            **group.spec,
+            "study": {**group.spec["study"], "seeds": [0]},
+        }  # at least two since a later version
+    end_all(database, {"grpo": 0.3, "gxpo": 0.4})
+    with capture_logs() as logged:
+        for _ in range(3):
+            scheduler.tick()
+    assert queued(database) == ["ladder grpo 2e-05 7", "ladder gxpo 2e-05 7"]
+    assert {run["state"] for run in client.get(f"{API}/groups/{good}").json()["runs"]} == {"queued", "succeeded"}
+    assert len([entry for entry in logged if entry["event"] == "study cannot continue"]) == 1
