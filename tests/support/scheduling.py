@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,14 @@ class Clock:
 
     def passes(self, seconds: float) -> None:
         self.now += seconds
+
+
+    def rounds(self, scheduler: Scheduler, seconds: float) -> None:
+        """Rounds of a scheduler for so long, at most 10 s apart."""
+        steps = math.ceil(seconds / 10.0)
+        for _ in range(steps):
+            self.passes(seconds / steps)
+            scheduler.tick()
 
 
 Make = Callable[..., Scheduler]

@@ -31,7 +31,7 @@ API_PROBE_FRACTION = 0.25
 
 @dataclass(slots=True)
 class Hold:
-    """A run that this scheduler holds. since: time of the claim. secret: of the current launch, if known.
+    """A run that this scheduler holds. since: start of its observation. secret: of the current launch, if known.
 
     stopping: id of the job being stopped, with the reason. not_before: time of the next attempt to submit a job.
     refusals: of the current launch's job so far, of which `refusal` is the last: failure reason and message.

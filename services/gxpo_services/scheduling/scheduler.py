@@ -41,6 +41,9 @@ from gxpo_trainer.errors import ConfigError
 
 MISFIT_S = 60.0
 """Time that a run larger than the cluster waits for the cluster to grow."""
+LONGEST_GAP_FRACTION = 0.5
+"""Fraction of heartbeat_s without a renewal of leases, e.g. while the database was away or the machine was suspended,
+after which the silence of trainers counts from zero. The other half is for a trainer to report again."""
 RECONCILE_EVERY_S = 60.0
 """Interval at which the launcher's jobs are compared with the database; also at the first round."""
 CLEAN_EVERY_S = 600.0
@@ -206,6 +209,10 @@ class Scheduler:
             taken = leases.take_over(session, self.owner, now, now + self._settings.lease_s)
         for run_id in taken:
             self._log.info("run taken over", run=run_id)
+        resumed_at = self._clock()
+        if resumed_at - self._renewed_at > LONGEST_GAP_FRACTION * self._settings.heartbeat_s:
+            for hold in self._held.values():
+                hold.since = resumed_at
         self._renewed_at = now
         known = {run_id: hold for run_id, hold in self._held.items() if held.get(run_id) == hold.lease_token}
         dropped = self._held.keys() - known.keys()

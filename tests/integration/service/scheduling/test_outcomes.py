@@ -200,7 +200,7 @@ def test_launches_that_never_report_are_ended_and_repeated_until_the_limit(
     scheduler.tick()
     for _ in range(2):
         assert launcher.jobs[runs.get(database, run_id).job_id or ""].is_alive
-        clock.passes(settings.start_s + 1)
+        clock.rounds(scheduler, settings.start_s + 1)
         for _ in range(3):
             scheduler.tick()
     run = runs.get(database, run_id)
@@ -218,8 +218,7 @@ def test_a_silent_trainer_is_ended_and_its_run_recovered(
 ) -> None:
     scheduler = scheduler_of()
     run_id = running(scheduler)
-    clock.passes(settings.heartbeat_s - 1)
-    scheduler.tick()
+    clock.rounds(scheduler, settings.heartbeat_s - 1)
     assert launcher.stopped() == []
     clock.passes(2)
     scheduler.tick()
@@ -247,12 +246,34 @@ def test_silence_while_the_api_is_away_is_not_the_trainers_fault(
         clock.passes(settings.heartbeat_s / 2)
         scheduler.tick()
     answers[0] = True
-    clock.passes(settings.heartbeat_s - 1)
-    scheduler.tick()
+    clock.rounds(scheduler, settings.heartbeat_s - 1)
     assert launcher.stopped() == [], "it has had no time to report yet"
     clock.passes(2)
     scheduler.tick()
     assert len(launcher.stopped()) == 1
+
+
+def test_silence_while_the_only_scheduler_was_suspended_is_not_the_trainers_fault(
+    database: Database,
+    settings: ServiceSettings,
+    launcher: ScriptedLauncher,
+    scheduler_of: Make,
+    clock: Clock,
+    running: Callable[[Scheduler], str],
+) -> None:
+    """As after an outage of the database, which ends every round at the renewal of leases."""
+    scheduler = scheduler_of()
+    run_id, starting = running(scheduler), runs.add_run(database)
+    scheduler.tick()
+    clock.passes(settings.start_s + 1)
+    scheduler.tick()
+    clock.rounds(scheduler, settings.heartbeat_s - 1)
+    assert launcher.stopped() == [], "neither has had time to report"
+    clock.passes(2)
+    scheduler.tick()
+    assert launcher.stopped() == [f"{run_id}-1"]
+    clock.rounds(scheduler, settings.start_s - settings.heartbeat_s)
+    assert set(launcher.stopped()) == {f"{run_id}-1", f"{starting}-1"}
 
 
 def test_silence_while_no_scheduler_watched_is_not_the_trainers_fault(
