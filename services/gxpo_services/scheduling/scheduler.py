@@ -50,6 +50,8 @@ CLEAN_EVERY_S = 600.0
 COUNT_EVERY_S = 5.0
 CLEANED_AT_ONCE = 500
 """Expired idempotency keys deleted per round; after a full batch the next round continues."""
+Misfits = dict[tuple[int, float], float]
+"""(number, queued_at) of runs larger than the cluster → time since which they are. SQLite reuses numbers."""
 _DATABASE_AWAY = (OperationalError, InterfaceError)
 
 
@@ -92,7 +94,7 @@ class Scheduler:
         )
         self._held: dict[str, Hold] = {}
         self._counted_at = self._renewed_at = self._clean_at = self._reconcile_at = 0.0
-        self._misfits: dict[int, float] = {}
+        self._misfits: Misfits = {}
         self._ended_of_studies: dict[int, int] = {}
         self._errors: dict[str, str] = {}
         self._log = logs.get_logger(__name__)
@@ -213,6 +215,7 @@ class Scheduler:
         if resumed_at - self._renewed_at > LONGEST_GAP_FRACTION * self._settings.heartbeat_s:
             for hold in self._held.values():
                 hold.since = resumed_at
+            self._misfits.clear()
         self._renewed_at = now
         known = {run_id: hold for run_id, hold in self._held.items() if held.get(run_id) == hold.lease_token}
         dropped = self._held.keys() - known.keys()
@@ -232,6 +235,7 @@ class Scheduler:
 
     def _claim(self) -> None:
         """Claim as many queued runs as quotas allow, in one transaction."""
+        misfits, self._misfits = self._misfits, {}  # kept only by rounds that see the cluster
         with self._database.reading() as session:
             if not leases.num_queued(session) or len(leases.executing(session)) >= self._settings.max_concurrent_runs:
                 return
@@ -242,7 +246,7 @@ class Scheduler:
         with self._database.writing() as session:
             leases.lock_queue(session)
             waiting = leases.queued(session)
-            self._refuse_misfits(session, waiting, limits, now)
+            self._misfits = self._refuse_misfits(session, waiting, limits, now, misfits)
             chosen = admission.admit(waiting, leases.executing(session), limits)
             for run in leases.by_numbers(session, [run.number for run in chosen]):
                 until = now + self._settings.lease_s
@@ -265,16 +269,26 @@ class Scheduler:
         return admission.Limits(settings.max_concurrent_runs, cpus, gpus, settings.max_runs_per_user)
 
     def _refuse_misfits(
-        self, session: Session, waiting: Sequence[admission.Candidate], limits: admission.Limits, now: float
-    ) -> None:
-        """Fail runs that have been too large for MISFIT_S; a starting cluster has few CPUs at first."""
+        self,
+        session: Session,
+        waiting: Sequence[admission.Candidate],
+        limits: admission.Limits,
+        now: float,
+        before: Misfits,
+    ) -> Misfits:
+        """Fail runs that have been too large for MISFIT_S; a starting cluster has few CPUs at first.
+
+        before: those of the round before. Returns the current ones.
+        """
         reasons = {run.number: why for run in waiting if (why := admission.misfit(run, limits)) is not None}
-        self._misfits = {number: self._misfits.get(number, now) for number in reasons}
-        late = [number for number, since in self._misfits.items() if now - since >= MISFIT_S]
+        keys = {(run.number, run.queued_at) for run in waiting if run.number in reasons}
+        misfits = {key: before.get(key, now) for key in keys}
+        late = [number for (number, _), since in misfits.items() if now - since >= MISFIT_S]
         for run in leases.by_numbers(session, late):
             why, lease_token = reasons[run.number], run.lease_token
             with suppress(StateChanged):
                 launches.fail(session, run, "no_resources", why, actor=self._actor, lease_token=lease_token)
+        return misfits
 
     def _log_once(self, what: str, error: Exception, message: str, **values: Any) -> None:
         """Log the error being handled, unless it is the one that `what` had before."""

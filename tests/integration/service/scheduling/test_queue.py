@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from support import queued_runs as runs
 from support.scheduling import Clock, Make
 from support.scripted_launcher import ScriptedLauncher
@@ -63,6 +64,31 @@ def test_a_run_larger_than_the_cluster_fails_once_the_cluster_had_time_to_grow(
     assert (failed.state, failed.reason, failed.lease_owner) == (S.FAILED, "no_resources", None)
     assert "3 CPUs" in failed.detail
     assert runs.get(database, grows).state == S.QUEUED
+
+
+@pytest.mark.parametrize("blind", ["at its limit", "without launcher", "suspended"])
+def test_time_in_which_no_round_saw_the_cluster_does_not_count(
+    database: Database, launcher: ScriptedLauncher, scheduler_of: Make, clock: Clock, blind: str
+) -> None:
+    launcher.capacity = (2.0, 0.0)
+    scheduler = scheduler_of(max_concurrent_runs=1)
+    too_large = runs.add_run(database, cpus=3.0)
+    scheduler.tick()
+    if blind == "at its limit":
+        small = runs.add_run(database)
+        scheduler.tick()
+        clock.rounds(scheduler, MISFIT_S)
+        runs.move(database, small, S.FAILED)
+    elif blind == "without launcher":
+        launcher.away = True
+        clock.rounds(scheduler, MISFIT_S)
+        launcher.away = False
+    else:
+        clock.passes(MISFIT_S + 1)
+    scheduler.tick()
+    assert runs.get(database, too_large).state == S.QUEUED, "seen twice, a minute apart"
+    clock.rounds(scheduler, MISFIT_S)
+    assert runs.get(database, too_large).state == S.FAILED
 
 
 def test_a_quota_takes_the_place_of_the_clusters_size(
