@@ -6,6 +6,7 @@ continues. A run is marked as pruned last, so nothing is forgotten.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from sqlalchemy import delete, select, update
@@ -17,6 +18,7 @@ from gxpo_services.db.tables.runs import Run
 from gxpo_services.db.tables.samples import Sample
 from gxpo_services.events import repository as events
 from gxpo_services.ingest.drain import FILES
+from gxpo_services.observability import logs
 from gxpo_services.run_states import TERMINAL
 from gxpo_services.scheduling.run_folder import LOG
 
@@ -24,31 +26,37 @@ DAY_S = 86_400.0
 SAMPLES_AT_ONCE = 1_000
 BATCHES_AT_ONCE = 20
 """Transactions of one call, so that a round of the scheduler stays short."""
+_log = logs.get_logger(__name__)
 
 
-def prune(database: Database, artifacts: Path, before: float, *, now: float, actor: str) -> bool:
+def prune(database: Database, artifacts: Path, before: float, failed: set[int], *, now: float, actor: str) -> bool:
     """Delete samples and log of runs that ended before `before`; returns whether some may be left for the next call.
 
-    Paused runs have not ended. Raises OSError when a file cannot be deleted.
+    Paused runs have not ended. failed: numbers of runs to skip, to which a run is added whose files cannot be deleted.
     """
     for _ in range(BATCHES_AT_ONCE):
         with database.writing() as session:
-            run = _next(session, before)
+            run = _next(session, before, failed)
             if run is None:
                 return False
             if _delete_samples(session, run.number):
                 continue
-            files = RunFiles(artifacts, run.id)
-            for name in (FILES["samples"], LOG):
-                files.remove(name)
+            try:
+                files = RunFiles(artifacts, run.id)
+                for name in (FILES["samples"], LOG):
+                    files.remove(name)
+            except OSError as error:
+                _log.error("cannot delete the files of a run", run=run.id, error=str(error))
+                failed.add(run.number)
+                continue
             session.execute(update(Run).where(Run.number == run.number).values(pruned_at=now))
             events.record(session, run.number, actor, "pruned", "retention deleted samples and log")
     return True
 
 
-def _next(session: Session, before: float) -> Run | None:
+def _next(session: Session, before: float, failed: Collection[int]) -> Run | None:
     ended = (Run.state.in_(sorted(TERMINAL)), Run.pruned_at.is_(None), Run.ended_at < before)
-    query = select(Run).where(*ended).order_by(Run.number).limit(1)
+    query = select(Run).where(*ended, Run.number.not_in(failed)).order_by(Run.number).limit(1)
     return session.scalar(query.with_for_update(of=Run, skip_locked=True))
 
 

@@ -96,6 +96,7 @@ class Scheduler:
         self._counted_at = self._renewed_at = self._clean_at = self._reconcile_at = 0.0
         self._misfits: Misfits = {}
         self._ended_of_studies: dict[int, int] = {}
+        self._unpruned: set[int] = set()
         self._errors: dict[str, str] = {}
         self._log = logs.get_logger(__name__)
 
@@ -196,11 +197,12 @@ class Scheduler:
         if days is None:
             return False
         before = now - days * retention.DAY_S
-        try:
-            return retention.prune(self._database, self._settings.artifacts, before, now=now, actor=self._actor)
-        except OSError as error:  # tried again after CLEAN_EVERY_S
-            self._log.error("cannot delete the files of a run", error=str(error))
-            return False
+        left = retention.prune(
+            self._database, self._settings.artifacts, before, self._unpruned, now=now, actor=self._actor
+        )
+        if not left:
+            self._unpruned.clear()  # tried again after CLEAN_EVERY_S
+        return left
 
     # ---- leases and claims ------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import func, insert, select
+from structlog.testing import capture_logs
 from support import queued_runs as runs
 from support.scheduling import Clock, Make
 
@@ -90,3 +91,29 @@ def test_nothing_is_deleted_without_the_setting_and_links_lead_nowhere(
     scheduler.tick()
     assert left(database, settings, run_id) == (0, ["metrics.jsonl"])
     assert outside.exists()
+
+
+def test_files_that_cannot_be_deleted_do_not_stop_the_other_runs(
+    database: Database,
+    settings: ServiceSettings,
+    scheduler_of: Make,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retention, "BATCHES_AT_ONCE", 2)
+    bad = [ended(database, settings, 1.0, samples=1) for _ in range(3)]
+    for run_id in bad:
+        (settings.artifacts / run_id / "train.log").unlink()
+        (settings.artifacts / run_id / "train.log").mkdir()
+    good = ended(database, settings, 1.0, samples=1)
+    scheduler = scheduler_of(retention_days=1.0)
+    with capture_logs() as logged:
+        for _ in range(5):
+            scheduler.tick()
+    assert left(database, settings, good) == (0, ["metrics.jsonl"])
+    found = [entry["run"] for entry in logged if entry["event"] == "cannot delete the files of a run"]
+    assert found == bad, "once each, for now"
+    (settings.artifacts / bad[0] / "train.log").rmdir()
+    clock.passes(CLEAN_EVERY_S)
+    scheduler.tick()
+    assert [runs.get(database, run_id).pruned_at for run_id in bad] == [clock.now, None, None]
