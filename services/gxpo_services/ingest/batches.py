@@ -23,6 +23,8 @@ KINDS: tuple[Kind, ...] = ("metrics", "samples", "evaluations", "events")
 MOST_ROWS = 10_000
 MOST_METRICS = 500
 MOST_TURNS = 10_000
+KINDS_OF_SERVICE = ("state", "recovery")
+"""Kinds of events that a trainer may not report: alerts depend on them, and a trainer may run a submitter's code."""
 SPEAKERS = ("policy", "environment")
 LONGEST_NAME = 200
 LONGEST_TEXT = 1_000_000
@@ -254,6 +256,8 @@ def _evaluation(row: dict[str, Any], place: str) -> Columns:
 
 
 def _event(row: dict[str, Any], place: str) -> Columns:
+    if row.get("kind") in KINDS_OF_SERVICE:
+        raise BadRow(place, f"kind {row['kind']} is for events of the service; choose another")
     columns = {
         "time": _time(row, place),
         "kind": _text(row, "kind", place, 60),

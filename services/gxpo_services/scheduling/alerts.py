@@ -6,7 +6,10 @@ take misses it. The body's `text` is what chat systems show.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import queue
+import threading
+import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from urllib.parse import urlsplit
 
@@ -28,6 +31,10 @@ from gxpo_services.settings import AlertKind, ServiceSettings
 TIMEOUT_S = 10.0
 ATTEMPTS = 4
 MOST_AT_ONCE = 100
+MOST_WAITING = 1_000
+"""Alerts that wait for one receiver; further ones are not sent to it."""
+CLOSE_S = 5.0
+"""Time for the alerts that wait when the scheduler stops; a container is killed 10 s after SIGTERM."""
 _KINDS = ("state", "recovery", "gate_fired")
 _WORDS: dict[AlertKind, str] = {
     "failed": "failed",
@@ -52,7 +59,7 @@ class Alert:
 
 
 def alert_kind(event: Event) -> AlertKind | None:
-    """The alert that an event asks for, None for none."""
+    """The alert that an event asks for, None for none. Trainers cannot report events of states and recoveries."""
     if event.kind == "gate_fired":
         return "gate_fired"
     if event.kind == "recovery":
@@ -70,12 +77,11 @@ class Alerts:
 
     def __init__(self, database: Database, settings: ServiceSettings) -> None:
         self._database, self._settings = database, settings
-        self._sender = ThreadPoolExecutor(max_workers=1, thread_name_prefix="alerts")
-        self._log = logs.get_logger(__name__)
+        self._senders = [_Sender(webhook) for webhook in settings.webhooks]
 
     def send_new(self) -> None:
-        """Claim the new events, and send their alerts in a thread of their own."""
-        if not self._settings.webhooks:
+        """Claim the new events, and send their alerts in the threads of the webhooks."""
+        if not self._senders:
             return
         with self._database.reading() as session:
             newest = session.scalar(select(func.max(Event.number))) or 0
@@ -85,12 +91,16 @@ class Alerts:
                 leases.lock_queue(session)
                 alerts = self._claim(session, newest)
             for alert in alerts:
-                for webhook in self._settings.webhooks:
-                    self._sender.submit(self._send, webhook, alert)
+                for sender in self._senders:
+                    sender.put(alert)
 
     def close(self) -> None:
-        """Wait until what was claimed is sent or given up."""
-        self._sender.shutdown()
+        """Wait until what was claimed is sent or given up, for at most CLOSE_S."""
+        until = time.monotonic() + CLOSE_S
+        for sender in self._senders:
+            sender.end()
+        for sender in self._senders:
+            sender.join(until)
 
     def _claim(self, session: Session, until: int) -> list[Alert]:
         """Alerts of the events up to `until` that nobody has claimed; none of the time before the first claim."""
@@ -113,12 +123,41 @@ class Alerts:
         url = f"{self._settings.api_url}/api/v1/runs/{run.id}"
         return Alert(kind, text, run.id, run.name, event.message, event.time, url)
 
-    def _send(self, webhook: str, alert: Alert) -> None:
+
+class _Sender:
+    """Posts alerts to one webhook, in a thread of its own that does not keep the process alive."""
+
+    def __init__(self, webhook: str) -> None:
+        self._webhook = webhook
+        self._log = logs.get_logger(__name__).bind(host=urlsplit(webhook).hostname)  # its path is often its secret
+        self._waiting: queue.Queue[Alert | None] = queue.Queue(MOST_WAITING)
+        self._thread = threading.Thread(target=self._run, name="alerts", daemon=True)
+        self._thread.start()
+
+    def put(self, alert: Alert) -> None:
+        """Send an alert later, unless MOST_WAITING wait."""
         try:
-            _post(webhook, alert)
-        except httpx.HTTPError as error:
-            # The path of a webhook is often its secret.
-            self._log.error("alert not delivered", host=urlsplit(webhook).hostname, run=alert.run, error=_reason(error))
+            self._waiting.put_nowait(alert)
+        except queue.Full:
+            self._log.error("alert not delivered", run=alert.run, error=f"{MOST_WAITING} alerts are waiting")
+
+    def end(self) -> None:
+        """Stop after the alerts that wait."""
+        with suppress(queue.Full):
+            self._waiting.put_nowait(None)
+
+    def join(self, until: float) -> None:
+        """Wait for the thread. until: on the monotonic clock."""
+        self._thread.join(max(0.0, until - time.monotonic()))
+        if self._thread.is_alive():
+            self._log.error("alerts not delivered before the scheduler stopped")
+
+    def _run(self) -> None:
+        while (alert := self._waiting.get()) is not None:
+            try:
+                _post(self._webhook, alert)
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                self._log.error("alert not delivered", run=alert.run, error=_reason(error))
 
 
 @tenacity.retry(
@@ -133,7 +172,7 @@ def _post(webhook: str, alert: Alert) -> None:
         client.post(webhook, json=asdict(alert)).raise_for_status()
 
 
-def _reason(error: httpx.HTTPError) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, httpx.HTTPStatusError):
         return f"status {error.response.status_code}"
     return type(error).__name__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 from support import queued_runs as runs
 from support.scheduling import Make
+from support.service_processes import until
 
 from gxpo_services.db.database import Database
 from gxpo_services.events import repository as events
@@ -133,6 +135,28 @@ def test_a_receiver_that_fails_is_tried_again_and_given_up_without_its_secret_in
     (entry,) = [entry for entry in logged if entry["event"] == "alert not delivered"]
     assert (entry["host"], entry["run"], entry["error"]) == ("127.0.0.1", run_id, "status 404")
     assert "/hook" not in str(logged)
+
+
+def test_a_receiver_that_does_not_answer_delays_neither_the_others_nor_the_end(
+    database: Database, scheduler_of: Make, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alerts, "CLOSE_S", 0.1)
+    monkeypatch.setattr(alerts, "MOST_WAITING", 2)
+    with socket.create_server(("127.0.0.1", 0)) as silent, capture_logs() as logged:
+        scheduler = scheduler_of(webhooks=(f"http://127.0.0.1:{silent.getsockname()[1]}/hook", receiver.url))
+        run_id = runs.add_run(database, state=RunState.RUNNING)
+        scheduler.tick()
+        for number in range(4):
+            ended(database, run_id, RunState.FAILED, "training_error", f"failure {number}")
+            scheduler.tick()
+            if number == 0:
+                held = silent.accept()[0]
+            until(lambda: len(receiver.bodies) == number + 1, "the second receiver to get it")  # noqa: B023
+        scheduler._alerts.close()
+        held.close()
+    # Of four alerts, the first is being sent and two wait.
+    assert [entry["error"] for entry in logged if entry["event"] == "alert not delivered"] == ["2 alerts are waiting"]
+    assert "alerts not delivered before the scheduler stopped" in [entry["event"] for entry in logged]
 
 
 def test_a_webhook_is_an_http_url(monkeypatch: pytest.MonkeyPatch) -> None:

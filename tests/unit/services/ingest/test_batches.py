@@ -101,6 +101,8 @@ BAD: list[tuple[str, Any, str]] = [
     ("evaluations", evaluation_row(1, scores=[]), "scores"),
     ("evaluations", evaluation_row(1, benchmark="b" * 201), "benchmark"),
     ("events", event_row("k" * 61), "kind"),
+    ("events", event_row("state", new="failed", reason="diverged"), "kind state is for events of the service"),
+    ("events", event_row("recovery"), "kind recovery is for events of the service"),
     ("events", event_row("k", "m" * 20_001), "message"),
     ("events", event_row("k", time="NaN"), "time"),
     ("events", event_row("k", deep=json.loads("[" * 40 + "]" * 40)), "levels deep"),
