@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sqlalchemy import make_url
 
-from gxpo_services.db.migrate import upgrade
+from gxpo_services.db.migrate import newest_revision, upgrade
 from gxpo_trainer.errors import ConfigError, DataError
 
 _TABLE = "alembic_version"
@@ -45,10 +45,16 @@ def back_up(url: str, target: Path) -> int:
 def restore(url: str, backup: Path) -> None:
     """Replace the database of a stopped service by a back-up, and migrate it to this version's schema.
 
-    Raises ConfigError when a process uses the database; DataError when the back-up is not one of a service.
+    Raises ConfigError when a process uses the database; DataError when the back-up is not one of a service, or was made
+    by a newer version.
     """
     target = _file_of(url, must_exist=False)
-    _check(backup)
+    revision, newest = _check(backup), newest_revision()
+    if revision > newest:
+        raise DataError(
+            f"{backup} was made by a newer version of gxpo: its schema is {revision}, this version's {newest}; "
+            "upgrade gxpo first"
+        )
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         with closing(_open(backup)) as copy, closing(sqlite3.connect(target, timeout=1.0)) as database:
@@ -75,13 +81,16 @@ def _open(file: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)
 
 
-def _check(file: Path) -> None:
-    """Raise DataError unless a file is an intact database of a service."""
+def _check(file: Path) -> str:
+    """The schema revision of a back-up. Raises DataError unless the file is an intact database of a service."""
     try:
         with closing(_open(file)) as database:
             (result,) = database.execute("PRAGMA quick_check(1)").fetchone()
-            database.execute(f"SELECT version_num FROM {_TABLE}").fetchone()
+            found = database.execute(f"SELECT version_num FROM {_TABLE}").fetchone()
     except sqlite3.Error as error:
         raise DataError(f"{file} is no back-up of a service: {error}") from None
     if result != "ok":
         raise DataError(f"{file} is damaged: {result}")
+    if found is None:
+        raise DataError(f"{file} is no back-up of a service: it has no schema revision")
+    return str(found[0])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import stat
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,22 @@ def test_a_restore_replaces_what_was_written_since_and_migrates_an_old_copy(
     engine = make_engine(home.url)
     assert present_revision(engine) == newest_revision()
     engine.dispose()
+
+
+def test_a_back_up_of_a_newer_version_is_refused_and_changes_nothing(home: ServiceSettings, tmp_path: Path) -> None:
+    file = tmp_path / "copy.sqlite"
+    back_up(home.url, file)
+    with closing(sqlite3.connect(file)) as copy:
+        copy.execute("UPDATE alembic_version SET version_num = '9999'")
+        copy.commit()
+    database = Database(home.url)
+    kept = runs.add_run(database)
+    database.close()
+    with pytest.raises(DataError, match=r"was made by a newer version of gxpo: its schema is 9999"):
+        restore(home.url, file)
+    database = Database(home.url)
+    assert runs.get(database, kept).id == kept
+    database.close()
 
 
 def test_what_is_no_back_up_is_refused_and_changes_nothing(home: ServiceSettings, tmp_path: Path) -> None:
