@@ -24,7 +24,6 @@ class Clock:
     def passes(self, seconds: float) -> None:
         self.now += seconds
 
-
     def rounds(self, scheduler: Scheduler, seconds: float) -> None:
         """Rounds of a scheduler for so long, at most 10 s apart."""
         steps = math.ceil(seconds / 10.0)

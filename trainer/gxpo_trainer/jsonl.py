@@ -83,7 +83,7 @@ def read_lines(path: Path) -> Iterator[Row]:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace a JSON file atomically."""
     part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8") as file:
+    with part.open("w", encoding="utf-8", errors="backslashreplace") as file:
         json.dump(plain(value), file, indent=2, ensure_ascii=False, allow_nan=False)
         file.write("\n")
         file.flush()

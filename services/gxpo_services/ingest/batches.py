@@ -33,6 +33,7 @@ _MOST = 2**31 - 1
 _DEEPEST = 32
 _ODD_TEXT = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
 """Escapes of characters that a database cannot store: NUL and lone surrogates."""
+_ODD_CHARACTER = re.compile(r"[\x00\ud800-\udfff]")
 
 
 class BadRow(ValueError):
@@ -87,6 +88,8 @@ class Batch:
 def parse(body: bytes) -> Batch:
     """The batch in a request's body. Raises BadRow, TooManyRows."""
     content = read_json(body)
+    if isinstance(content, dict):
+        replace_odd_characters(content.get("outcome"))
     check_texts(body, content, "body")
     if not isinstance(content, dict):
         raise BadRow("body", "must be a JSON object")
@@ -118,6 +121,12 @@ def read_json(data: bytes) -> Any:
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise BadRow("body", f"is not valid JSON ({reason})") from None
+
+
+def replace_odd_characters(outcome: Any) -> None:
+    """Replace what a database cannot store in the message of an outcome: the reason of a failure must not be lost."""
+    if isinstance(outcome, dict) and isinstance(outcome.get("message"), str):
+        outcome["message"] = _ODD_CHARACTER.sub("\N{REPLACEMENT CHARACTER}", outcome["message"])
 
 
 def check_texts(data: bytes, content: Any, place: str) -> None:
@@ -324,7 +333,7 @@ def _check_free(value: Any, place: str, levels: int) -> None:
 
 def _check_texts(value: Any, place: str, levels: int) -> None:
     if isinstance(value, str):
-        if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
+        if _ODD_CHARACTER.search(value):
             raise BadRow(place, "a text contains NUL or a lone surrogate, which cannot be stored")
     elif isinstance(value, dict | list):
         if levels == 0:

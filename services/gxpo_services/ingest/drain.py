@@ -27,6 +27,7 @@ from gxpo_services.ingest.batches import (
     parse_outcome,
     parse_row,
     read_json,
+    replace_odd_characters,
 )
 from gxpo_services.runs import repository
 from gxpo_services.runs.lifecycle import Outcome, StateChanged
@@ -211,6 +212,8 @@ def _read(files: RunFiles, name: str) -> Any:
     try:
         data = files.read(name, most_bytes=_LONGEST_LINE)
         content = read_json(data)
+        if name == OUTCOME:
+            replace_odd_characters(content)
         check_texts(data, content, name)
         return content
     except (OSError, ValueError):

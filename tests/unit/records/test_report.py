@@ -327,6 +327,11 @@ def test_write_json_is_atomic(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == {"a": 1}
 
 
+def test_write_json_takes_any_text(tmp_path: Path) -> None:
+    write_json(tmp_path / "outcome.json", {"message": "a\0b\ud800c"})
+    assert json.loads((tmp_path / "outcome.json").read_bytes()) == {"message": "a\0b\ud800c"}
+
+
 def test_records_do_not_import_torch() -> None:
     code = (
         "import sys, gxpo_trainer.records.reporter, gxpo_trainer.records.identity, gxpo_trainer.compare\n"

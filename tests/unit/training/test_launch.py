@@ -181,6 +181,13 @@ def test_what_cannot_be_written_is_still_sent(tmp_path: Path, server: IngestServ
     assert (outcome(tmp_path), server.outcome["reason"]) == (None, "disk_full")
 
 
+def test_the_message_of_a_failure_can_be_stored(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="token"):
+        run_until(Launch(tmp_path), ValueError("token a\0b\udc80c"))
+    found = outcome(tmp_path)
+    assert (found["outcome"], found["message"]) == ("failed", r"ValueError: token a\x00b\udc80c")
+
+
 def test_sigterm_pauses_without_an_outcome(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with Launch(tmp_path) as launch, RunReporter(tmp_path) as reporter:

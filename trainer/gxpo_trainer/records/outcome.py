@@ -42,12 +42,16 @@ class Outcome:
 
 
 def failure_message(error: BaseException) -> str:
-    """Error message for the user, shortened. A kill by Ray's memory monitor is described in two sentences."""
+    """Error message for the user, shortened. A kill by Ray's memory monitor is described in two sentences.
+
+    NUL and lone surrogates, which databases cannot store, are escaped.
+    """
     kill = _memory_kill(error)
     if kill is not None and not isinstance(error, GxpoError):
         return kill.text
     text = str(error) if isinstance(error, GxpoError) else f"{type(error).__name__}: {error}"
-    return (text if kill is None else f"{text}. {kill.text}")[:_LONGEST_MESSAGE]
+    text = text if kill is None else f"{text}. {kill.text}"
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")[:_LONGEST_MESSAGE]
 
 
 def reason_of(error: BaseException, *, setting_up: bool = False) -> str:

@@ -111,6 +111,15 @@ def test_only_the_outcome_of_this_launch_counts(database: Database, folder: Path
     assert found.outcome == "paused"
 
 
+def test_characters_that_cannot_be_stored_do_not_lose_the_outcome(database: Database, folder: Path) -> None:
+    run_id = launch(database).split()[0]
+    outcome = {"attempt": 1, "outcome": "failed", "reason": "diverged", "message": "a\0b\ud800c"}
+    (folder / "outcome.json").write_text(json.dumps(outcome))
+    found = drain(database, run_id, folder, 1, 1)
+    assert found is not None
+    assert (found.reason, found.message) == ("diverged", "a\ufffdb\ufffdc")
+
+
 def test_a_scheduler_without_the_lease_reads_nothing(database: Database, folder: Path) -> None:
     run_id = launch(database, number=2).split()[0]
     write_lines(folder / "metrics.jsonl", [metric_row(1, a=1.0)])

@@ -220,6 +220,7 @@ def test_the_answer_carries_pause_and_cancel_requests(anonymous: TestClient, dat
         ({"outcome": "succeeded", "ended_by": "tokens"}, RunState.SUCCEEDED, "budget_reached"),
         ({"outcome": "failed", "reason": "diverged", "message": "loss is NaN"}, RunState.FAILED, "diverged"),
         ({"outcome": "failed", "reason": "boredom"}, RunState.FAILED, "training_error"),
+        ({"outcome": "failed", "reason": "diverged", "message": "a\0b\ud800"}, RunState.FAILED, "diverged"),
     ],
 )
 def test_an_outcome_ends_the_run(
