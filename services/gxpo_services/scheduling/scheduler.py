@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -128,6 +128,7 @@ class Scheduler:
             self._supervisor.end_jobs()
         self._alerts.send_new()
         self._clean()
+        self._count()  # last: a round that raised has not ended
 
     def _continue_studies(self) -> None:
         """Queue the next runs of each study in which a run has ended since the last round."""
@@ -221,17 +222,19 @@ class Scheduler:
         self._renewed_at = now
         known = {run_id: hold for run_id, hold in self._held.items() if held.get(run_id) == hold.lease_token}
         dropped = self._held.keys() - known.keys()
-        self._count(dropped, now)
+        if dropped:
+            with self._database.reading() as session:
+                self._counters.lost_leases += leases.num_held_by_others(session, self.owner, dropped)
         for run_id in dropped:
             self._supervisor.dropped(run_id)
         self._held = {run_id: known.get(run_id) or Hold(token, now) for run_id, token in (held | taken).items()}
 
-    def _count(self, dropped: Set[str], now: float) -> None:
-        """Count leases that others took over, and store the counters every COUNT_EVERY_S."""
-        if not dropped and now < self._counted_at + COUNT_EVERY_S:
+    def _count(self) -> None:
+        """Store the counters and the time of this round every COUNT_EVERY_S."""
+        now = self._clock()
+        if now < self._counted_at + COUNT_EVERY_S:
             return
         with self._database.writing() as session:
-            self._counters.lost_leases += leases.num_held_by_others(session, self.owner, dropped)
             self._counters.write(session, self.owner, now)
         self._counted_at = now
 

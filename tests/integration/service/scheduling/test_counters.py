@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
 from support import queued_runs as runs
 from support.scheduling import Clock, Make
 from support.scripted_launcher import ScriptedLauncher
 
 from gxpo_services.db.database import Database
+from gxpo_services.db.tables.schedulers import SchedulerRow
 from gxpo_services.scheduling.counters import KEPT_S
 
 
@@ -48,3 +52,29 @@ def test_launches_recoveries_waits_and_lost_leases_are_counted(
     clock.passes(KEPT_S + 1)
     first.tick()
     assert {name for _, name in scraped(client)} == {"first"}
+
+
+def test_a_round_that_raises_does_not_count(
+    database: Database, launcher: ScriptedLauncher, scheduler_of: Make, clock: Clock
+) -> None:
+    scheduler = scheduler_of("first")
+    runs.add_run(database)
+    scheduler.tick()
+    ended_at = clock.now
+
+    def gone(verb: str, job_id: str) -> None:
+        raise OperationalError("", {}, Exception("the database is gone"))
+
+    launcher.before = gone
+    clock.passes(60)
+    with pytest.raises(OperationalError):
+        scheduler.tick()
+    assert ticked_at(database) == ended_at
+    launcher.before = lambda verb, job_id: None
+    scheduler.tick()
+    assert ticked_at(database) == clock.now
+
+
+def ticked_at(database: Database) -> float:
+    with database.reading() as session:
+        return session.scalars(select(SchedulerRow.ticked_at)).one()
