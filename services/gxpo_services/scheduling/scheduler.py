@@ -33,14 +33,13 @@ from gxpo_services.scheduling import admission, launches, leases, retention, sig
 from gxpo_services.scheduling.alerts import Alerts
 from gxpo_services.scheduling.counters import Counters
 from gxpo_services.scheduling.launcher import Launcher, LauncherUnavailable, RayLauncher, trainer_command
+from gxpo_services.scheduling.misfits import Misfits
 from gxpo_services.scheduling.run_supervisor import Hold, RunSupervisor
 from gxpo_services.settings import ServiceSettings, make_home, need_roots, read_settings
 from gxpo_services.studies import repository as studies_repository
 from gxpo_services.studies import service as studies
 from gxpo_trainer.errors import ConfigError
 
-MISFIT_S = 60.0
-"""Time that a run larger than the cluster waits for the cluster to grow."""
 LONGEST_GAP_FRACTION = 0.5
 """Fraction of heartbeat_s without a renewal of leases, e.g. while the database was away or the machine was suspended,
 after which the silence of trainers counts from zero. The other half is for a trainer to report again."""
@@ -50,8 +49,6 @@ CLEAN_EVERY_S = 600.0
 COUNT_EVERY_S = 5.0
 CLEANED_AT_ONCE = 500
 """Expired idempotency keys deleted per round; after a full batch the next round continues."""
-Misfits = dict[tuple[int, float], float]
-"""(number, queued_at) of runs larger than the cluster → time since which they are. SQLite reuses numbers."""
 _DATABASE_AWAY = (OperationalError, InterfaceError)
 
 
@@ -94,7 +91,7 @@ class Scheduler:
         )
         self._held: dict[str, Hold] = {}
         self._counted_at = self._renewed_at = self._clean_at = self._reconcile_at = 0.0
-        self._misfits: Misfits = {}
+        self._misfits = Misfits()
         self._ended_of_studies: dict[int, int] = {}
         self._unpruned: set[int] = set()
         self._errors: dict[str, str] = {}
@@ -218,7 +215,7 @@ class Scheduler:
         if resumed_at - self._renewed_at > LONGEST_GAP_FRACTION * self._settings.heartbeat_s:
             for hold in self._held.values():
                 hold.since = resumed_at
-            self._misfits.clear()
+            self._misfits.forget()
         self._renewed_at = now
         known = {run_id: hold for run_id, hold in self._held.items() if held.get(run_id) == hold.lease_token}
         dropped = self._held.keys() - known.keys()
@@ -240,18 +237,22 @@ class Scheduler:
 
     def _claim(self) -> None:
         """Claim as many queued runs as quotas allow, in one transaction."""
-        misfits, self._misfits = self._misfits, {}  # kept only by rounds that see the cluster
         with self._database.reading() as session:
             if not leases.num_queued(session) or len(leases.executing(session)) >= self._settings.max_concurrent_runs:
+                self._misfits.forget()
                 return
-        limits = self._quota()
+        try:
+            limits = self._quota()
+        except LauncherUnavailable:
+            self._misfits.forget()
+            raise
         now = self._clock()
         begun: dict[str, Hold] = {}
         waits: list[float] = []
         with self._database.writing() as session:
             leases.lock_queue(session)
             waiting = leases.queued(session)
-            self._misfits = self._refuse_misfits(session, waiting, limits, now, misfits)
+            self._refuse_misfits(session, self._misfits.too_late(waiting, limits, now))
             chosen = admission.admit(waiting, leases.executing(session), limits)
             for run in leases.by_numbers(session, [run.number for run in chosen]):
                 until = now + self._settings.lease_s
@@ -273,27 +274,11 @@ class Scheduler:
             cpus, gpus = there[0] if cpus is None else cpus, there[1] if gpus is None else gpus
         return admission.Limits(settings.max_concurrent_runs, cpus, gpus, settings.max_runs_per_user)
 
-    def _refuse_misfits(
-        self,
-        session: Session,
-        waiting: Sequence[admission.Candidate],
-        limits: admission.Limits,
-        now: float,
-        before: Misfits,
-    ) -> Misfits:
-        """Fail runs that have been too large for MISFIT_S; a starting cluster has few CPUs at first.
-
-        before: those of the round before. Returns the current ones.
-        """
-        reasons = {run.number: why for run in waiting if (why := admission.misfit(run, limits)) is not None}
-        keys = {(run.number, run.queued_at) for run in waiting if run.number in reasons}
-        misfits = {key: before.get(key, now) for key in keys}
-        late = [number for (number, _), since in misfits.items() if now - since >= MISFIT_S]
-        for run in leases.by_numbers(session, late):
+    def _refuse_misfits(self, session: Session, reasons: dict[int, str]) -> None:
+        for run in leases.by_numbers(session, list(reasons)):
             why, lease_token = reasons[run.number], run.lease_token
             with suppress(StateChanged):
                 launches.fail(session, run, "no_resources", why, actor=self._actor, lease_token=lease_token)
-        return misfits
 
     def _log_once(self, what: str, error: Exception, message: str, **values: Any) -> None:
         """Log the error being handled, unless it is the one that `what` had before."""

@@ -18,7 +18,7 @@ from support.service_processes import until
 from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling import sign_of_life
-from gxpo_services.scheduling.scheduler import MISFIT_S
+from gxpo_services.scheduling.misfits import MISFIT_S
 from gxpo_trainer.config import RunConfig
 
 S = RunState
