@@ -91,7 +91,9 @@ class ServedHome:
         self.start()
 
     def start(self) -> None:
-        config = uvicorn.Config(create_app(self.settings), port=self.settings.port, log_level="warning")
+        config = uvicorn.Config(
+            create_app(self.settings), port=self.settings.port, log_level="warning", timeout_graceful_shutdown=5
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()

@@ -33,9 +33,13 @@ def in_address(values: Sequence[str], default: Sequence[str]) -> list[str]:
     return [] if list(values) == list(default) else list(values)
 
 
+def _key(name: str) -> str:
+    return f"in_{name}"
+
+
 def _start(name: str, default: Sequence[str], decode: Callable[[list[str]], Any]) -> str:
     """Initialize a widget's session value from the URL; returns its key."""
-    key = f"in_{name}"
+    key = _key(name)
     memory = st.session_state.setdefault("address", {})
     current = st.session_state.get(key)
     values = adopt(
@@ -64,10 +68,12 @@ def _words(value: Any) -> list[str]:
     return [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
 
 
-def text(label: str, name: str, **widget: Any) -> str:
-    key = _start(name, [], lambda values: values[0] if values else "")
+def text(label: str, name: str, default: str = "", **widget: Any) -> str:
+    words = _words(default)
+    key = _start(name, words, lambda values: values[0] if values else "")
     value: str = st.text_input(label, key=key, **widget) or ""
-    _publish(name, value, [])
+    # An emptied field that has a default is `name=` in the URL, so that a reload does not restore the default.
+    _publish(name, [value] if words else value, words)
     return value
 
 
@@ -97,6 +103,16 @@ def multi(label: str, name: str, options: Sequence[str], default: Sequence[str] 
     return value
 
 
+def selected(name: str, options: Sequence[str], default: str | None = None) -> str | None:
+    """The value that `select` or `choice` shows next, for what is drawn before the widget."""
+    words = [default] if default is not None else []
+    key = _start(name, words, lambda values: values[0] if values and values[0] in options else default)
+    if st.session_state.get(key) not in options:
+        st.session_state[key] = default
+    value: str | None = st.session_state[key]
+    return value
+
+
 def _one(
     show: Callable[..., Any],
     label: str,
@@ -106,9 +122,7 @@ def _one(
     widget: dict[str, Any],
 ) -> str | None:
     words = [default] if default is not None else []
-    key = _start(name, words, lambda values: values[0] if values and values[0] in options else default)
-    if st.session_state.get(key) not in options:
-        st.session_state[key] = default
-    value: str | None = show(label, options, key=key, **widget)
+    selected(name, options, default)
+    value: str | None = show(label, options, key=_key(name), **widget)
     _publish(name, value, words)
     return value

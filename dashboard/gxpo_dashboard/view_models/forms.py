@@ -61,6 +61,17 @@ def rule_symbols(rule: Rule) -> dict[str, str]:
     return {f"{_RULE}{setting}": symbol for setting, symbol in rule.symbols.items()}
 
 
+def rule_setting(schema: Mapping[str, Any], config: Mapping[str, Any]) -> Setting:
+    """The setting that selects the update rule."""
+    return next(setting for setting in settings_of(schema, config) if setting.path == f"{_RULE}name")
+
+
+def key(preset: str, rule: str, path: str) -> str:
+    """Identity of an input: a rule's settings are its own, although rules share paths."""
+    owner = f"{preset}-{rule}" if path.startswith(_RULE) else preset
+    return f"set-{owner}-{path}"
+
+
 def label(path: str, symbols: Mapping[str, str] | None = None) -> str:
     """`learner.optimizer.learning_rate` → `Optimizer learning rate`; `learner.rule.k` → `Rule K` by its symbol.
 

@@ -64,24 +64,30 @@ def _first(presets: dict[str, Json]) -> str:
 def _form(schema: Json, preset: Json) -> tuple[Json, list[str]]:
     """The config from the widgets, and the parse errors."""
     base = preset["config"]
-    chosen_rule = st.session_state.get(_key(preset["name"], "learner.rule.name"))
-    shaped = forms.changed(base, {"learner.rule.name": chosen_rule}) if chosen_rule else base
+    rules = forms.rule_setting(schema, base)
+    in_address = f"rule-{preset['name']}"
+    name = permalinks.selected(in_address, rules.options, rules.value)
+    shaped = forms.changed(base, {rules.path: name})
     settings = {setting.path: setting for setting in forms.settings_of(schema, shaped)}
-    rule = visitor.rules().of(forms.get(shaped, "learner.rule") or {})
-    # Stored separately, because the widgets of a collapsed section are not drawn.
-    changes: Json = st.session_state.setdefault(f"changes-{preset['name']}", {})
+    keys = {path: forms.key(preset["name"], name or "", path) for path in settings}
+    symbols = forms.rule_symbols(rule := visitor.rules().of(forms.get(shaped, "learner.rule") or {}))
+    # By widget key. Stored separately, because the widgets of a collapsed section are not drawn.
+    changes: Json = st.session_state.setdefault("changes", {})
     problems: list[str] = []
 
     def ask(path: str) -> None:
-        setting = settings[path]
+        setting, key = settings[path], keys[path]
+        if path == rules.path:
+            permalinks.select(_label(setting, symbols), in_address, rules.options, rules.value, help=_help(setting))
+            return
         try:
-            value = forms.parse(setting, _widget(setting, changes, preset["name"], forms.rule_symbols(rule)))
+            value = forms.parse(setting, _widget(setting, changes.get(key, setting.value), key, symbols))
         except forms.BadValue as error:
             problems.append(str(error))
             return
-        changes.pop(path, None)
+        changes.pop(key, None)
         if value != setting.value:
-            changes[path] = value
+            changes[key] = value
 
     main = [path for path in forms.main_paths(rule) if path in settings]
     with st.container(border=True):
@@ -93,7 +99,7 @@ def _form(schema: Json, preset: Json) -> tuple[Json, list[str]]:
             if drawer.open:
                 with drawer:
                     _pairs(rest, ask)
-    return forms.changed(shaped, {path: value for path, value in changes.items() if path in settings}), problems
+    return forms.changed(shaped, {path: changes[key] for path, key in keys.items() if key in changes}), problems
 
 
 def _pairs(paths: list[str], ask: Callable[[str], None]) -> None:
@@ -103,14 +109,17 @@ def _pairs(paths: list[str], ask: Callable[[str], None]) -> None:
                 ask(path)
 
 
-def _key(preset: str, path: str) -> str:
-    return f"set-{preset}-{path}"
+def _label(setting: forms.Setting, symbols: dict[str, str]) -> str:
+    return forms.label(setting.path, symbols)
 
 
-def _widget(setting: forms.Setting, changes: Json, preset: str, symbols: dict[str, str]) -> Any:
-    key = _key(preset, setting.path)
-    label, words = forms.label(setting.path, symbols), f"`{setting.path}` {setting.help}"
-    setting = replace(setting, value=changes.get(setting.path, setting.value))
+def _help(setting: forms.Setting) -> str:
+    return f"`{setting.path}` {setting.help}"
+
+
+def _widget(setting: forms.Setting, value: Any, key: str, symbols: dict[str, str]) -> Any:
+    label, words = _label(setting, symbols), _help(setting)
+    setting = replace(setting, value=value)
     if setting.kind == "boolean":
         return st.checkbox(label, value=bool(setting.value), key=key, help=words)
     if setting.kind == "choice":
@@ -139,15 +148,15 @@ def _sweep_form(config: Json) -> Json:
         paths = [path for path in offered if not preset]
         for place, path in zip(st.columns(max(1, len(paths))), paths, strict=False):
             with place:
-                typed = st.text_input(offered[path], key=f"sweep-{path}", help=path, placeholder="comma-separated")
+                typed = permalinks.text(offered[path], f"sweep-{path}", help=path, placeholder="comma-separated")
                 found = forms.values(typed)
                 if found:
                     grid[path] = found
-        seeds = forms.values(st.text_input("Seeds", value="0, 1, 2", key="sweep-seeds"))
-        control = st.checkbox(
+        seeds = forms.values(permalinks.text("Seeds", "sweep-seeds", "0, 1, 2"))
+        control = permalinks.check(
             "Learning-rate control",
-            value=True,
-            key="sweep-control",
+            "sweep-control",
+            True,
             help=f"Adds {visitor.rules().baseline} at learning rate × (αK + 1). In a flat region, a look-ahead equals "
             "this longer step.",
         )

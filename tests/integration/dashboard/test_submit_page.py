@@ -1,0 +1,45 @@
+"""The Submit view: each rule has settings of its own, and the address keeps the rule and the sweep."""
+
+from __future__ import annotations
+
+from streamlit.testing.v1 import AppTest
+from support.dashboard_pages import Pages, labelled
+
+SFPO = ["3", "0.8", "1.0"]
+"""K, α and τ that docs/configuration.md gives for SFPO."""
+
+
+def settings(page: AppTest) -> list[str]:
+    return [labelled(page.text_input, label).value for label in ("Rule K", "Rule α", "Gate τ")]
+
+
+def test_another_rule_starts_from_its_own_defaults(pages: Pages) -> None:
+    page = pages.open("submit", preset="demo")
+    gxpo = settings(page)
+    labelled(page.text_input, "Rule K").set_value("7").run()
+    labelled(page.selectbox, "Rule name").set_value("sfpo").run()
+    assert settings(page) == SFPO
+    labelled(page.selectbox, "Rule name").set_value("gxpo").run()
+    assert settings(page) == ["7", *gxpo[1:]]
+
+
+def test_rule_and_sweep_are_kept_in_another_view_and_by_a_reload(pages: Pages) -> None:
+    page = pages.open("submit", preset="demo", sweep="1")
+    labelled(page.selectbox, "Rule name").set_value("sfpo").run()
+    labelled(page.text_input, "Seeds").set_value("0, 1, 2, 3, 4").run()
+    labelled(page.text_input, "K").set_value("3, 5").run()
+    labelled(page.checkbox, "Learning-rate control").uncheck().run()
+    labelled(page.button, "Runs").click().run()
+    labelled(page.button, "Submit").click().run()
+    for shown in (page, pages.reload(page)):
+        assert labelled(shown.selectbox, "Rule name").value == "sfpo"
+        assert labelled(shown.text_input, "Seeds").value == "0, 1, 2, 3, 4"
+        assert labelled(shown.text_input, "K").value == "3, 5"
+        assert labelled(shown.checkbox, "Learning-rate control").value is False
+        assert [metric.value for metric in shown.metric if metric.label == "Runs"] == ["10"]
+
+
+def test_an_emptied_list_of_seeds_stays_empty_after_a_reload(pages: Pages) -> None:
+    page = pages.open("submit", preset="demo", sweep="1", grid="rules")
+    labelled(page.text_input, "Seeds").set_value("").run()
+    assert labelled(pages.reload(page).text_input, "Seeds").value == ""

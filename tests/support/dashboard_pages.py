@@ -1,0 +1,46 @@
+"""The dashboard's script on a real service, without a browser: each page is a session of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from streamlit.testing.v1 import AppTest
+
+from support.dashboard_process import APP
+from support.replay import ReplayedService
+
+WAIT_S = 120.0
+
+
+class Pages:
+    """Pages of the dashboard with an entered token. No run of the service starts, since there is no scheduler."""
+
+    def __init__(self, service: ReplayedService) -> None:
+        self.service = service
+        self.http = service.http
+        self._token = service.token("admin")
+
+    def open(self, view: str, state: Mapping[str, Any] | None = None, **query: Any) -> AppTest:
+        """A view with its parameters. state: of the session before its first run."""
+        page = AppTest.from_file(str(APP), default_timeout=WAIT_S)
+        for name, value in {"token": self._token, **(state or {})}.items():
+            page.session_state[name] = value
+        for name, value in {"view": view, **query}.items():
+            page.query_params[name] = value
+        return page.run()
+
+    def reload(self, page: AppTest) -> AppTest:
+        """The same address in a new session."""
+        query = dict(page.query_params)
+        return self.open(str(query.pop("view")), **query)
+
+    def submit(self, name: str, *overrides: str, **fields: Any) -> str:
+        """A queued run of the demo; its id."""
+        body = {"preset": "demo", "name": name, "overrides": list(overrides), **fields}
+        return str(self.http.post("/runs", json=body).raise_for_status().json()["id"])
+
+
+def labelled(elements: Any, label: str) -> Any:
+    """The element with this label."""
+    return next(element for element in elements if element.label == label)
