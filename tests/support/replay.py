@@ -91,6 +91,7 @@ class ServedHome:
         self.start()
 
     def start(self) -> None:
+        # Not the minute that a dashboard's connection to the stream of events outlasts its last page.
         config = uvicorn.Config(
             create_app(self.settings), port=self.settings.port, log_level="warning", timeout_graceful_shutdown=5
         )

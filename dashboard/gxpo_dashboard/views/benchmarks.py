@@ -27,6 +27,7 @@ def show() -> None:
     with visitor.guarded():
         with header.popover("Select runs", icon=":material/checklist:"):
             runs = picker.runs("Runs", "runs", most=MOST_RUNS)
+        picker.left_out("runs")
         if not runs:
             empty(
                 "No runs selected",

@@ -44,6 +44,7 @@ def show() -> None:
         with header.popover("Select runs", icon=":material/checklist:"):
             runs = picker.runs("Runs", "runs", most=_MOST)
             groups = _groups()
+        picker.left_out("runs")
         if not runs and not groups:
             empty(
                 "Nothing selected",
