@@ -19,6 +19,8 @@ from gxpo_client.errors import InvalidRequest, NotSignedIn, ServiceUnavailable, 
 from gxpo_client.shared_responses import SharedResponses
 
 PREFIX = "/api/v1"
+_MOST_ACTED_ON = 500
+"""Runs that the service accepts in one request for an action on many."""
 _PAGE = 200
 _EVENTS = 1000
 """Largest page of events."""
@@ -116,6 +118,12 @@ class Client:
     def change(self, run: str, **changes: Any) -> Json:
         """Change name, tags, notes, priority or archived."""
         return _object(self._request("PATCH", run_path(run), json=changes))
+
+    def act_on_all(self, runs: Sequence[str], action: str) -> list[Json]:
+        """`cancel`, `pause`, `resume`, `archive`, `unarchive` or `delete`; per run {"run", "state", "problem"}."""
+        parts = [list(runs[start : start + _MOST_ACTED_ON]) for start in range(0, len(runs), _MOST_ACTED_ON)]
+        bodies = [{"action": action, "runs": part} for part in parts]
+        return [item for body in bodies for item in self.post("/runs/actions", body)["items"]]
 
     def delete(self, run: str) -> None:
         self._request("DELETE", run_path(run))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from streamlit.testing.v1 import AppTest
@@ -19,12 +20,12 @@ class Pages:
     def __init__(self, service: ReplayedService) -> None:
         self.service = service
         self.http = service.http
-        self._token = service.token("admin")
+        self.token = service.token("admin")
 
     def open(self, view: str, state: Mapping[str, Any] | None = None, **query: Any) -> AppTest:
         """A view with its parameters. state: of the session before its first run."""
         page = AppTest.from_file(str(APP), default_timeout=WAIT_S)
-        for name, value in {"token": self._token, **(state or {})}.items():
+        for name, value in {"token": self.token, **(state or {})}.items():
             page.session_state[name] = value
         for name, value in {"view": view, **query}.items():
             page.query_params[name] = value
@@ -35,10 +36,19 @@ class Pages:
         query = dict(page.query_params)
         return self.open(str(query.pop("view")), **query)
 
-    def submit(self, name: str, *overrides: str, **fields: Any) -> str:
-        """A queued run of the demo; its id."""
+    def submit(self, name: str, *overrides: str, token: str | None = None, **fields: Any) -> str:
+        """A queued run of the demo; its id. token: of the submitter, the admin's by default."""
         body = {"preset": "demo", "name": name, "overrides": list(overrides), **fields}
-        return str(self.http.post("/runs", json=body).raise_for_status().json()["id"])
+        headers = {"Authorization": f"Bearer {token or self.token}"}
+        return str(self.http.post("/runs", json=body, headers=headers).raise_for_status().json()["id"])
+
+    def cancel(self, run: str) -> None:
+        self.http.post(f"/runs/{run}/cancel").raise_for_status()
+
+    def state(self, run: str) -> str:
+        """State of a run; `deleted` if there is none."""
+        answer = self.http.get(f"/runs/{run}")
+        return "deleted" if answer.status_code == HTTPStatus.NOT_FOUND else str(answer.json()["state"])
 
 
 def labelled(elements: Any, label: str) -> Any:

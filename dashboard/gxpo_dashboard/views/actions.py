@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any, NoReturn
 
 import streamlit as st
@@ -57,7 +58,7 @@ def buttons(run: Json, key: str) -> None:
             if change_button(*ACTIONS[action], possible=action in possible, key=f"{key}-pause"):
                 act([run["id"]], displayed)
             if change_button(*ACTIONS["cancel"], possible="cancel" in possible, key=f"{key}-cancel"):
-                ask("cancel", run)
+                ask("cancel", [run])
         else:
             retry = "retry" in possible and change_button(*ACTIONS["retry"], key=f"{key}-retry")
             if retry and (made := act([run["id"]], "retry")):
@@ -71,7 +72,7 @@ def buttons(run: Json, key: str) -> None:
 
 
 def ask(dialog: str, about: Json | list[Json]) -> NoReturn:
-    """Open a dialog: `cancel`, `clone`, `edit` of a run, `delete` of runs.
+    """Open a dialog: `clone`, `edit` of a run, `cancel`, `delete` of runs.
 
     The page opens it, because the next refresh of a fragment would close it. Every run of the page, as after an outage
     of the service, shows it until the visitor closes it or leaves.
@@ -114,29 +115,43 @@ def _errors_shown() -> Iterator[None]:
             st.text(f"{field}: {message}")
 
 
-@st.dialog("Cancel this run?", on_dismiss=_close)
-def _confirm_cancel(run: Json) -> None:
-    st.write("It stops at the end of its step and cannot be resumed. Its results are kept.")
-    st.text(run["name"])
-    if st.button("Cancel run", type="primary", key="confirm-cancel"):
-        act([run["id"]], "cancel")
+@st.dialog("Cancel runs?", on_dismiss=_close)
+def _confirm_cancel(runs: list[Json]) -> None:
+    st.write("A run stops at the end of its step and cannot be resumed. Its results are kept.")
+    st.text("\n".join(run["name"] for run in runs))
+    label = "Cancel run" if len(runs) == 1 else f"Cancel {len(runs)} runs"
+    if st.button(label, type="primary", key="confirm-cancel"):
+        act([run["id"] for run in runs], "cancel")
         _close()
         st.rerun()
 
 
 @st.dialog("Delete runs?", on_dismiss=_close)
 def _confirm_delete(runs: list[Json]) -> None:
+    """Delete runs. Those that the service refuses to delete stay in the dialog, with the reason."""
     st.write("Metrics, samples, logs and checkpoints are deleted permanently.")
     st.text("\n".join(run["name"] for run in runs))
+    for run in runs:
+        if refusal := run.get("refusal"):
+            st.error(plain(f"{run['name']}: {refusal}"), icon=":material/error:")
     label = "Delete run" if len(runs) == 1 else f"Delete {len(runs)} runs"
     if st.button(label, type="primary", key="confirm-delete"):
         with _errors_shown():
-            for run in runs:
-                visitor.client().delete(run["id"])
+            refused = _delete([run["id"] for run in runs])
+            kept = [run | {"refusal": refused[run["id"]]} for run in runs if run["id"] in refused]
+            if kept:
+                ask("delete", kept)
             _close()
             if "run" in st.query_params:
                 go("runs")
             st.rerun()  # the list, with its filters
+
+
+def _delete(runs: Sequence[str]) -> dict[str, str]:
+    """Delete runs; returns the reason for each that was refused. A run that no longer exists counts as deleted."""
+    items = visitor.client().act_on_all(runs, "delete")
+    problems = {item["run"]: item["problem"] for item in items if item["problem"] is not None}
+    return {run: problem["detail"] for run, problem in problems.items() if problem["status"] != HTTPStatus.NOT_FOUND}
 
 
 @st.dialog("Clone", width="medium", on_dismiss=_close)

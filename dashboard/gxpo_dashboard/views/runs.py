@@ -234,9 +234,11 @@ def _bar(chosen: list[Json], baseline: Json | None) -> None:
             st.query_params["base"] = ids[0]
             st.rerun()
         for action in ("pause", "resume", "cancel", "retry"):
-            able = [run["id"] for run in chosen if action in run["possible_actions"]]
+            able = [run for run in chosen if action in run["possible_actions"]]
             if actions.change_button(*ACTIONS[action], possible=bool(able)):
-                actions.act(able, action)
+                if action == "cancel":
+                    actions.ask("cancel", able)
+                actions.act([run["id"] for run in able], action)
                 st.rerun(scope="fragment")
         if len(chosen) == 1 and actions.change_button("Clone…", ACTIONS["clone"][1]):
             actions.ask("clone", chosen[0])
