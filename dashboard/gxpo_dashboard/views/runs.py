@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import streamlit as st
 
+from gxpo_client.client import Client
+from gxpo_client.errors import Refused, ServiceError
 from gxpo_client.formats import count
 from gxpo_dashboard.charts.curves import sparkline
 from gxpo_dashboard.session import permalinks, visitor
@@ -46,7 +49,9 @@ SORTS = {
     "metric:rollout/logprob_gap_mean": "log-prob gap",
 }
 PAGE_SIZES = ("25", "50", "100", "200")
-_METRIC_RUNS = 3
+_METRIC_RUNS = 50
+_METRIC_COLUMNS_S = 30.0
+"""Time until the metrics that are offered as columns are requested again."""
 _TREND_RUNS = 100
 """Runs per request of reward trends."""
 
@@ -122,13 +127,20 @@ _SAVED: dict[str, Json] = {
 
 
 def _offered() -> list[str]:
-    """All columns: those of every run, settings, and metrics of the newest runs that have some."""
-    metrics: dict[str, None] = st.session_state.setdefault("metric_columns", {})
-    if not metrics:
-        for run in visitor.client().runs(limit=_METRIC_RUNS, state=["running", "succeeded"])["items"]:
-            metrics |= dict.fromkeys(METRIC + name for name in visitor.client().metric_names(run["id"]))
+    """All columns: those of every run, settings, metrics of recent runs, and those in the URL."""
+    metrics: list[str] = []
+    with suppress(ServiceError):
+        metrics = _metric_columns(visitor.service_url(), visitor.client())
     settings = [SETTING + path for path in visitor.rules().settings]
     return list(dict.fromkeys([*COLUMNS, *settings, *metrics, *st.query_params.get_all("cols")]))
+
+
+@st.cache_data(ttl=_METRIC_COLUMNS_S, max_entries=4, show_spinner=False)
+def _metric_columns(url: str, _service: Client) -> list[str]:
+    """Metrics of the newest run of each rule, among the newest runs that have metrics."""
+    recent = _service.runs(limit=_METRIC_RUNS, state=["running", "succeeded"])["items"]
+    newest = {run["rule"]: run["id"] for run in reversed(recent)}
+    return list(dict.fromkeys(METRIC + name for run in newest.values() for name in _service.metric_names(run)))
 
 
 def _list(query: Json, columns: Sequence[str], baseline_id: str, seeds: bool) -> None:
@@ -228,6 +240,8 @@ def _bar(chosen: list[Json], baseline: Json | None) -> None:
             st.caption(f"Baseline: {plain(baseline['name'])}")
         return
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        if st.button("Open", icon=":material/monitoring:", disabled=len(ids) != 1):
+            go("run", run=ids[0])
         if st.button("Compare", icon=":material/compare_arrows:", type="primary", disabled=len(ids) < 2):
             go("compare", runs=ids)
         if len(chosen) == 1 and st.button("Pin as baseline", icon=":material/push_pin:"):
@@ -263,7 +277,11 @@ def _baseline(run: str, listed: list[Json]) -> Json | None:
     if not run:
         return None
     found = next((item for item in listed if item["id"] == run), None)
-    return found or visitor.client().run(run)
+    try:
+        return found or visitor.client().run(run)
+    except Refused:
+        st.caption(f"Baseline run {plain(run)} does not exist. Clear the field *Baseline run*, or pin another run.")
+        return None
 
 
 def _trends(runs: Sequence[Json]) -> dict[str, list[float]]:

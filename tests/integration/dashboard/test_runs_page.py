@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import streamlit as st
 from streamlit.testing.v1 import AppTest
 from support.dashboard_pages import Pages, labelled
+from support.site import RECORDINGS
 
 
 def select(pages: Pages, *runs: str, token: str | None = None, **query: str) -> AppTest:
@@ -35,3 +37,39 @@ def test_a_run_that_may_not_be_deleted_does_not_keep_the_others(pages: Pages) ->
     assert len(refusals) == 1
     assert refusals[0].startswith("of another")
     assert labelled(page.button, "Delete run")
+
+
+def test_a_baseline_that_does_not_exist_leaves_the_table(pages: Pages) -> None:
+    pages.submit("listed")
+    page = pages.open("runs", base="r01gone0000000000000", size="200")
+    assert not page.error
+    assert "listed" in "".join(page.dataframe[0].value["name"])
+    assert [caption.value for caption in page.caption if "does not exist" in caption.value]
+
+
+def test_a_selected_run_opens_in_the_same_tab(pages: Pages) -> None:
+    run = pages.submit("to open")
+    page = select(pages, run)
+    labelled(page.button, "Open").click().run()
+    assert [page.query_params[name] for name in ("view", "run")] == ["run", run]
+    two = select(pages, run, pages.submit("another"))
+    assert labelled(two.button, "Open").disabled
+
+
+def test_metrics_of_a_later_run_are_offered_as_columns(pages: Pages) -> None:
+    page = pages.open("runs")
+    assert "reward/mean" not in labelled(page.multiselect, "Columns").options
+    pages.service.replay(RECORDINGS / "demo", name="with metrics")
+    st.cache_data.clear()  # in place of the time for which the names of metrics are kept
+    assert "reward/mean" in labelled(pages.open("runs").multiselect, "Columns").options
+
+
+def test_the_view_opens_while_the_service_does_not_answer(pages: Pages) -> None:
+    page = pages.open("submit")
+    pages.service.stop()
+    try:
+        labelled(page.button, "Runs").click().run()
+        assert not page.exception
+        assert [caption.value for caption in page.caption if "not responding" in caption.value]
+    finally:
+        pages.service.start()
