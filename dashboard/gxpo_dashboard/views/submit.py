@@ -92,7 +92,7 @@ def _form(schema: Json, preset: Json) -> tuple[Json, list[str]]:
     main = [path for path in forms.main_paths(rule) if path in settings]
     with st.container(border=True):
         _pairs(main, ask)
-    for section in forms.SECTIONS:
+    for section in dict.fromkeys(setting.section for setting in settings.values()):
         rest = [path for path, setting in settings.items() if setting.section == section and path not in main]
         if rest:
             drawer = st.expander(f"{section} ({len(rest)} settings)", key=f"section-{section}", on_change="rerun")
@@ -200,7 +200,7 @@ def _one_run(config: Json, body: Json) -> None:
     with st.expander("TOML", expanded=checked["valid"]):
         st.code(checked.get("toml") or "# invalid config", language="toml", height=420)
     with st.expander("curl"):
-        st.code(forms.curl(visitor.service_url(), body), language="bash", height=300)
+        st.code(forms.curl(visitor.service_url(), "/runs", body), language="bash", height=300)
 
 
 def _sweep(body: Json) -> None:
@@ -225,6 +225,13 @@ def _sweep(body: Json) -> None:
     rows = [(run["name"], run["rule_label"], run["seed"], run["backward_passes"]) for run in plan["runs"]]
     frame = pd.DataFrame(rows, columns=["Run", "Rule", "Seed", "Backward passes"])
     text_table(frame.astype("str"), "Planned runs")
+    with st.expander("Command line"):
+        st.code(forms.sweep_command(body), language="bash")
+        base = visitor.client().validate(body["base"])
+        st.caption("`run.toml`, the settings that all runs share:")
+        st.code(base.get("toml") or "# invalid config", language="toml", height=300)
+    with st.expander("curl"):
+        st.code(forms.curl(visitor.service_url(), "/sweeps", body), language="bash", height=300)
 
 
 def _press(label: str, ready: bool) -> bool:

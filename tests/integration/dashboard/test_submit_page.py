@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+from pathlib import Path
+
+import pytest
 from streamlit.testing.v1 import AppTest
 from support.dashboard_pages import Pages, labelled
+
+from gxpo_dashboard.text.labels import plain
+from gxpo_trainer.cli.main import main
+from gxpo_trainer.config import RunConfig
 
 SFPO = ["3", "0.8", "1.0"]
 """K, α and τ that docs/configuration.md gives for SFPO."""
@@ -43,3 +52,30 @@ def test_an_emptied_list_of_seeds_stays_empty_after_a_reload(pages: Pages) -> No
     page = pages.open("submit", preset="demo", sweep="1", grid="rules")
     labelled(page.text_input, "Seeds").set_value("").run()
     assert labelled(pages.reload(page).text_input, "Seeds").value == ""
+
+
+def test_every_section_of_the_config_can_be_opened(pages: Pages) -> None:
+    page = pages.open("submit", preset="demo")
+    sections = [drawer.label.partition(" (")[0] for drawer in page.expander if drawer.label.endswith("settings)")]
+    parts = RunConfig().model_dump(mode="json").items()
+    assert set(sections) - {"general"} == {name for name, part in parts if isinstance(part, dict)}
+
+
+def test_the_command_of_a_sweep_plans_the_same_runs(
+    pages: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = pages.open("submit", preset="demo", sweep="1")
+    labelled(page.text_input, "K").set_value("3, 5").run()
+    labelled(page.text_input, "τ").set_value("inf").run()
+    planned = next(table.value for table in page.table if "Run" in table.value)
+    [command] = [code.value for code in page.code if code.value.startswith("gxpo sweep")]
+    [toml] = [code.value for code in page.code if code.language == "toml"]
+    (tmp_path / "run.toml").write_text(toml, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GXPO_TOKEN", pages.token)
+    words = shlex.split(command.replace("\\\n", " "))
+    assert main([*words[1:], "--check", "--json", "--url", pages.service.url]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [plain(run["rule_label"]) for run in runs] == list(planned["Rule"])
+    assert [str(run["seed"]) for run in runs] == list(planned["Seed"])
+    assert [run["backward_passes"] for run in runs] == [int(passes) for passes in planned["Backward passes"]]

@@ -104,7 +104,7 @@ def test_values_of_a_grid() -> None:
 
 
 def test_curl_quotes_what_a_shell_would_read() -> None:
-    command = forms.curl("http://127.0.0.1:8000/", {"config": {"name": "it's $HOME"}})
+    command = forms.curl("http://127.0.0.1:8000/", "/runs", {"config": {"name": "it's $HOME"}})
     assert "it'\\''s $HOME" in command
     assert "/api/v1/runs" in command
     assert "$GXPO_TOKEN" in command
