@@ -35,6 +35,16 @@ def figure(value: float | None) -> str:
     return _minus(f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}")
 
 
+def significant(value: float | None, digits: int = 3) -> str:
+    """1.1 → `1.10`; -0.034567 → `−0.0346`; 1234.5 → `1,234`."""
+    if not known(value):
+        return NONE
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return _minus(f"{value:,.{decimals}f}" if decimals <= 6 else f"{value:.{digits}g}")
+
+
 def signed(value: float, digits: int = 2) -> str:
     """-0.25 → `−0.25`; 0.5 → `+0.50`."""
     return _minus(f"{value:+.{digits}f}")

@@ -17,6 +17,7 @@ from gxpo_services.settings import ServiceSettings
 from gxpo_services.tokens import service as tokens
 from gxpo_services.tokens.schemas import RoleWord, TokenRequest
 from support import reporting
+from support.finished_runs import finish
 from support.service_processes import free_port, until
 
 Json = dict[str, Any]
@@ -138,6 +139,10 @@ class ReplayedService(ServedHome):
         run = run or self.submit(recording.identity["config"], **fields)
         secret = reporting.launch(self._database, run).split()[1]
         return LiveRun(self, run, recording, secret)
+
+    def finish(self, run: str, accuracies: list[float]) -> None:
+        """Bring a submitted run to its end, with evaluations of these accuracies."""
+        finish(self.url, self._database, run, accuracies)
 
     def replay(self, folder: Path, **fields: Any) -> str:
         """A recorded run, reported whole and ended; its id."""

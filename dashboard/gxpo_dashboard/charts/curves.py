@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gxpo_client.formats import percent, size
+from gxpo_client.formats import percent, significant, size
 from gxpo_dashboard.charts.base import Chart, metric_chart
 from gxpo_dashboard.view_models.series import Series
 
@@ -62,7 +62,7 @@ NAMES: tuple[str, ...] = (
 
 def reward_chart(series: Series, x: str) -> Chart:
     note = "A group with equal rewards has no gradient."
-    return metric_chart("reward", "Reward", series, REWARD, x=x, y_title="fraction", form=".0%", say=percent, note=note)
+    return metric_chart("reward", "Reward", series, REWARD, x=x, y_title="reward", say=significant, note=note)
 
 
 def rule_charts(series: Series, x: str) -> list[Chart]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
 
-from gxpo_client.formats import NONE, count, duration, known, moment
+from gxpo_client.formats import NONE, count, duration, figure, known, moment, percent, signed, significant
 from gxpo_client.spreadsheets import literal
 from gxpo_dashboard.text.labels import state_word
 from gxpo_dashboard.view_models.series import number
@@ -46,8 +46,10 @@ SHOWN = ("name", "state", "rule", "progress", "score", "difference", "trend", "p
 _COSTS = ("backward_passes", "backward_passes_budget", "seconds_left", "training_s", "tokens")
 METRIC, SETTING = "metric:", "config:"
 """Prefixes of further columns: last value of a metric, and a setting of the config."""
-CONFIGURATION = ("model", "data", "rollout", "verifier", "learner", "evaluation", "budget")
-"""Sections of the config that runs of one configuration share; they differ in name and seed only."""
+RUNS = "runs"
+"""Column of the number of runs in a row of means."""
+_OF_ALL = ("progress",)
+"""Columns whose mean is over all runs of a row, also those that have not succeeded."""
 
 
 def column_label(name: str) -> str:
@@ -76,25 +78,77 @@ def _missing(value: Any) -> bool:
     return value is None or value in ("", NONE) or value != value
 
 
-def configurations(runs: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Runs that differ in name and seed only, in order of their first run. Runs have CONFIGURATION as settings."""
+def configurations(runs: Sequence[dict[str, Any]], sections: Sequence[str]) -> list[list[dict[str, Any]]]:
+    """Runs that differ in name and seed only, in order of their first run.
+
+    sections: all parts of the config but name and seed, which the runs have as settings.
+    """
     groups: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
-        own = json.dumps([run["rule_label"], *(run["settings"].get(part) for part in CONFIGURATION)], sort_keys=True)
+        own = json.dumps([run["settings"].get(part) for part in sections], sort_keys=True)
         groups.setdefault(own, []).append(run)
     return list(groups.values())
+
+
+def ordered(groups: Sequence[list[dict[str, Any]]], sort: str, *, descending: bool) -> list[list[dict[str, Any]]]:
+    """Groups by the mean of a numeric sort value, those without one last: by its best run, a group of many seeds would
+    come before an equal one of few. Other orders stay that of the first runs."""
+    if sort not in _SORT_VALUES and not sort.startswith(METRIC):
+        return list(groups)
+
+    def place(group: Sequence[Json]) -> tuple[bool, float]:
+        averaged = [run for run in group if _is_averaged(run, group)]
+        values = [value for run in averaged if known(value := _sort_value(run, sort))]
+        return (False, (-1 if descending else 1) * fmean(values)) if values else (True, 0.0)
+
+    return sorted(groups, key=place)
+
+
+def _sort_value(run: Json, sort: str) -> float:
+    if sort in _SORT_VALUES:
+        return number(_SORT_VALUES[sort](run))
+    return number((run.get("metrics") or {}).get(sort.removeprefix(METRIC)))
+
+
+_SORT_VALUES: dict[str, Callable[[Json], Any]] = {
+    "score": lambda run: run["score"],
+    "score_best": lambda run: run["score_best"],
+    "backward_passes": lambda run: run["progress"]["backward_passes"],
+    "step": lambda run: run["progress"]["steps"],
+}
+
+
+def _is_averaged(run: Json, group: Sequence[Any]) -> bool:
+    """Whether a run's figures are in the means of its group: runs that succeeded, and a single one in any state."""
+    return len(group) == 1 or run["state"] == "succeeded"
 
 
 def means(frame: pd.DataFrame, runs: Sequence[Json], groups: Sequence[Sequence[int]]) -> pd.DataFrame:
     """One row per group of row numbers: means of numbers, all words of lists, the common text or `various`.
 
+    Means are over the runs that succeeded, and NaN without one; RUNS has their number.
+
     frame: the table of `runs`, whose costs are averaged before they are written out.
     """
     rows = []
     for group in groups:
+        members = [runs[position] for position in group]
+        done = [position for position in group if _is_averaged(runs[position], group)]
         row = {name: _joint(frame[name].iloc[list(group)]) for name in frame}
-        rows.append(row if len(group) == 1 else row | _costs(_mean_progress([runs[position] for position in group])))
-    return pd.DataFrame(rows, columns=list(frame))
+        if len(group) > 1:
+            row |= {name: frame[name].iloc[done].mean() for name in frame if _is_result(frame, name)}
+            row |= _costs(_mean_progress([runs[position] for position in done]))
+            row["name"] = members[0]["rule_label"]
+        else:
+            row["name"] = members[0]["name"]
+        row["seed"] = ", ".join(str(seed) for seed in sorted(run["seed"] for run in members))
+        rows.append(row | {RUNS: str(len(done)) if len(done) == len(group) else f"{len(done)} of {len(group)}"})
+    return pd.DataFrame(rows, columns=[*frame, RUNS])
+
+
+def _is_result(frame: pd.DataFrame, name: str) -> bool:
+    """Whether a column has numbers that differ between the runs of a configuration."""
+    return pd.api.types.is_numeric_dtype(frame[name]) and name not in _OF_ALL and not name.startswith(SETTING)
 
 
 def _mean_progress(runs: Sequence[Json]) -> dict[str, float]:
@@ -132,7 +186,10 @@ def _joint(values: pd.Series) -> Any:
 def runs_table(
     runs: Sequence[Json], *, baseline: Json | None = None, trends: Mapping[str, Sequence[float]] | None = None
 ) -> pd.DataFrame:
-    """One row per run. Accuracies in percent, differences in percentage points; missing values are NaN."""
+    """One row per run. Accuracies in percent, differences in percentage points, rewards as reported.
+
+    Missing values are NaN.
+    """
     rows = [_row(run, baseline, (trends or {}).get(run["id"])) for run in runs]
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     for name in dict.fromkeys(name for run in runs for name in run.get("metrics") or {}):
@@ -143,6 +200,9 @@ def runs_table(
 
 
 def _setting(value: Any) -> Any:
+    """A setting as a cell: numbers stay numbers, booleans are words."""
+    if isinstance(value, bool):
+        return str(value).lower()
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
@@ -170,7 +230,7 @@ def _row(run: Json, baseline: Json | None, trend: Sequence[float] | None) -> lis
         100 * number(progress.get("fraction") or 0.0),
         100 * score,
         100 * (score - reference),
-        100 * number(run.get("reward")),
+        number(run.get("reward")),
         list(trend or []),
         passes_used(progress),
         time_left(run),
@@ -187,6 +247,20 @@ def _row(run: Json, baseline: Json | None, trend: Sequence[float] | None) -> lis
         run.get("reason"),
         run["id"],
     ]
+
+
+def written(frame: pd.DataFrame) -> dict[str, Callable[[float], str]]:
+    """Column of numbers → text of a value, with a true minus. Sorting still compares the numbers."""
+    forms: dict[str, Callable[[float], str]] = {
+        "score": lambda value: percent(value / 100),
+        "best": lambda value: percent(value / 100),
+        "difference": lambda value: signed(value, 1),
+        "reward": significant,
+        "step": lambda value: count(round(value, 1)),
+        "seed": lambda value: f"{value:.0f}",
+    }
+    numeric = [name for name in frame if pd.api.types.is_numeric_dtype(frame[name])]
+    return {name: forms.get(name, figure) for name in numeric}
 
 
 def csv_file(frame: pd.DataFrame) -> bytes:

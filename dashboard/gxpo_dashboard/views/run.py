@@ -7,7 +7,7 @@ from typing import Any
 
 import streamlit as st
 
-from gxpo_client.formats import count, duration, moment, percent
+from gxpo_client.formats import count, duration, moment, percent, significant
 from gxpo_dashboard.charts import budget, curves, gate, timeline, timing
 from gxpo_dashboard.charts.base import AXIS_WORDS, MUTED, Chart, axis_value, series_of, with_colors
 from gxpo_dashboard.charts.benchmarks import accuracy_chart, metrics_of
@@ -106,7 +106,7 @@ def _figures(run: Json, fraction: float) -> list[str]:
         f"**{percent(fraction, 0)}** of the budget",
         *_bounds(progress),
         f"accuracy **{percent(number(run['score']))}**{_best(run)}",
-        f"reward **{percent(number(run['reward']))}**",
+        f"reward **{significant(number(run['reward']))}**",
         f"**{duration(progress['training_s'])}** of training",
         *([f"**{time_left(run)}** left"] if run["state"] not in TERMINAL else []),
     ]

@@ -11,25 +11,18 @@ import streamlit as st
 from gxpo_client.client import Client
 from gxpo_client.errors import Refused, ServiceError
 from gxpo_client.formats import count
-from gxpo_dashboard.charts.curves import sparkline
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.navigation import go
-from gxpo_dashboard.text.labels import ACTIONS, STATE_COLORS, STATES, comma_separated, number_of, plain, state_chip
-from gxpo_dashboard.view_models.series import number
+from gxpo_dashboard.text.labels import ACTIONS, STATES, comma_separated, number_of, plain, state_chip
 from gxpo_dashboard.view_models.tables import (
     COLUMNS,
-    CONFIGURATION,
     METRIC,
     SETTING,
     SHOWN,
     column_label,
-    configurations,
-    filled,
     further,
-    means,
-    runs_table,
 )
-from gxpo_dashboard.views import actions
+from gxpo_dashboard.views import actions, run_table
 from gxpo_dashboard.widgets.pages import cursors, pager
 from gxpo_dashboard.widgets.shown import empty, live
 
@@ -52,8 +45,6 @@ PAGE_SIZES = ("25", "50", "100", "200")
 _METRIC_RUNS = 50
 _METRIC_COLUMNS_S = 30.0
 """Time until the metrics that are offered as columns are requested again."""
-_TREND_RUNS = 100
-"""Runs per request of reward trends."""
 
 
 def show() -> None:
@@ -65,8 +56,8 @@ def show() -> None:
         seeds = permalinks.choice("Rows", "rows", list(_ROWS), "runs", format_func=_ROWS.__getitem__) == "seeds"
     query, columns, baseline = _filters()
     query["with_metric"] = further(columns, METRIC)
-    query["with_setting"] = [*further(columns, SETTING), *(CONFIGURATION if seeds else ())]
-    live(lambda: _list(query, columns, baseline, seeds), visitor.LIVE_S + 1)
+    query["with_setting"] = further(columns, SETTING)
+    live(lambda: (_configurations if seeds else _list)(query, columns, baseline), visitor.LIVE_S + 1)
 
 
 def _views() -> None:
@@ -143,7 +134,24 @@ def _metric_columns(url: str, _service: Client) -> list[str]:
     return list(dict.fromkeys(METRIC + name for run in newest.values() for name in _service.metric_names(run)))
 
 
-def _list(query: Json, columns: Sequence[str], baseline_id: str, seeds: bool) -> None:
+def _configurations(query: Json, columns: Sequence[str], baseline_id: str) -> None:
+    """A row per configuration, over all pages of runs."""
+    with visitor.guarded():
+        asked = {name: value for name, value in query.items() if name != "limit"}
+        asked["with_setting"] = [*query["with_setting"], *run_table.sections()]
+        runs = visitor.client().all_runs(limit=run_table.MOST_GROUPED + 1, **asked)
+        if not runs:
+            _nothing(query, later_page=False)
+            return
+        if len(runs) > run_table.MOST_GROUPED:
+            runs = runs[: run_table.MOST_GROUPED]
+            st.warning(f"Means over the first {len(runs)} runs only. Narrow the filters to include all runs.")
+        baseline = _baseline(baseline_id, runs)
+        _summary(runs, None)
+        _bar(run_table.of_configurations(runs, query, columns, baseline), baseline)
+
+
+def _list(query: Json, columns: Sequence[str], baseline_id: str) -> None:
     with visitor.guarded():
         visited = cursors("runs", query)
         answer = visitor.client().runs(**query, cursor=visited[-1] if visited else None)
@@ -154,8 +162,7 @@ def _list(query: Json, columns: Sequence[str], baseline_id: str, seeds: bool) ->
         else:
             baseline = _baseline(baseline_id, answer["items"])
             _summary(answer["items"], st.session_state.get("runs_total"))
-            chosen = _table(answer["items"], columns, baseline, seeds)
-            _bar(chosen, baseline)
+            _bar(run_table.of_runs(answer["items"], columns, baseline), baseline)
         if visited or answer["next_cursor"]:
             total = st.session_state.get("runs_total")
             of = f" of {count(total)}" if total is not None else ""
@@ -169,65 +176,6 @@ def _summary(runs: list[Json], total: int | None) -> None:
     chips = [f"{states.count(state)} {state_chip(state)}" for state in STATES if state in states]
     here = "; on this page" if total is not None and total > len(runs) else ""
     st.markdown(" ".join([f"**{number_of(total or len(runs), 'run')}**{here}", *chips]))
-
-
-def _table(runs: list[Json], columns: Sequence[str], baseline: Json | None, seeds: bool) -> list[Json]:
-    """Show the table; returns the selected runs."""
-    trends = _trends(runs) if "trend" in columns else {}
-    frame = runs_table(runs, baseline=baseline, trends=trends)
-    rows = configurations(runs) if seeds else [[run] for run in runs]
-    position = {run["id"]: number for number, run in enumerate(runs)}
-    if seeds:
-        frame = means(frame, runs, [[position[run["id"]] for run in members] for members in rows])
-        frame["seed"] = [", ".join(sorted(str(run["seed"]) for run in members)) for members in rows]
-        frame["name"] = [members[0]["name"] if len(members) == 1 else members[0]["rule_label"] for members in rows]
-    ids = [members[0]["id"] for members in rows]
-    previous = st.session_state.get("chosen_runs", [])
-    event = st.dataframe(
-        frame,
-        # Rows are selected by position: when the order changes, the selection is restored by id.
-        key=f"runs-{hash(tuple(ids)) & 0xFFFFFFFF:x}",
-        column_order=filled(frame, columns),
-        column_config=_column_config(columns, seeds),
-        hide_index=True,
-        row_height=36,
-        height=min(38 + 36 * len(rows), 640),
-        on_select="rerun",
-        selection_mode="multi-row",
-        placeholder="–",
-        selection_default={"selection": {"rows": [ids.index(run) for run in previous if run in ids]}},
-        alt="Runs with state, progress, accuracy and cost",
-    )
-    chosen = [run for row in event.selection.rows if row < len(rows) for run in rows[row]]
-    st.session_state["chosen_runs"] = [run["id"] for run in chosen]
-    return chosen
-
-
-def _column_config(columns: Sequence[str], seeds: bool) -> dict[str, Any]:
-    column = st.column_config
-    accuracy: dict[str, Any] = {"format": "%.1f%%", "width": "small"}
-    labels: dict[str, Any] = {name: column.Column(label) for name, label in COLUMNS.items()}
-    labels |= {name: column.Column(column_label(name)) for name in columns if name not in COLUMNS}
-    return {
-        **labels,
-        "name": column.TextColumn("Name", width="medium")
-        if seeds
-        else column.LinkColumn("Name", display_text=r"#(.*)$", width="medium", pinned=True),
-        "state": column.MultiselectColumn(
-            "State", options=list(STATES.values()), color=[STATE_COLORS[state] for state in STATES], width="small"
-        ),
-        "progress": column.ProgressColumn("Progress", min_value=0, max_value=100, format="%.0f%%", width="small"),
-        "score": column.NumberColumn("Accuracy", help="Latest macro average of pass@1.", **accuracy),
-        "best": column.NumberColumn("Best", **accuracy),
-        "reward": column.NumberColumn("Reward", **accuracy),
-        "difference": column.NumberColumn(
-            "Δ baseline", help="Percentage points relative to the pinned run.", format="%+.1f", width="small"
-        ),
-        "trend": column.LineChartColumn("Trend", help="Reward so far.", y_min=0, y_max=100, width="small"),
-        "passes": column.TextColumn("Backward passes", help="Backward passes, of the budget.", width="small"),
-        "left": column.TextColumn("Time left", help="Estimated from the pace so far.", width="small"),
-        "tags": column.ListColumn("Tags", width="small"),
-    }
 
 
 def _bar(chosen: list[Json], baseline: Json | None) -> None:
@@ -284,22 +232,6 @@ def _baseline(run: str, listed: list[Json]) -> Json | None:
         return None
 
 
-def _trends(runs: Sequence[Json]) -> dict[str, list[float]]:
-    """Rewards of each run, in percent; requested again only when a run has changed."""
-    store: dict[str, tuple[Any, list[float]]] = st.session_state.setdefault("trends", {})
-    stale = [run for run in runs if store.get(run["id"], (None,))[0] != (run["attempt"], run["progress"]["steps"])]
-    for start in range(0, len(stale), _TREND_RUNS):
-        part = stale[start : start + _TREND_RUNS]
-        found = visitor.client().metrics_of([run["id"] for run in part], ["reward/mean"], "step", None, 40)
-        for run in part:
-            entry = found.get(run["id"], {}).get("series", {}).get("reward/mean") or {"y": []}
-            values = [100 * value for value in map(number, entry["y"]) if value == value]
-            store[run["id"]] = ((run["attempt"], run["progress"]["steps"]), sparkline(values))
-    while len(store) > 1000:
-        store.pop(next(iter(store)))
-    return {run["id"]: store[run["id"]][1] for run in runs if run["id"] in store}
-
-
 def _nothing(query: Json, later_page: bool) -> None:
     filtered = any(query[name] for name in ("text", "state", "rule", "model", "tag", "group"))
     if later_page:
@@ -310,7 +242,7 @@ def _nothing(query: Json, later_page: bool) -> None:
         empty(
             "No runs yet",
             "Open **Submit**, select the preset *demo* and press *Submit run*. It trains the embedded policy on this "
-            "machine in about two minutes. From a terminal, run `gxpo submit --preset demo`, or `make demo` to compare "
+            "machine in a few minutes. From a terminal, run `gxpo submit --preset demo`, or `make demo` to compare "
             "the update rules.",
         )
         if st.button("Submit run", type="primary", icon=":material/add_circle:"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 from support.dashboard_pages import Pages, labelled
@@ -37,6 +39,22 @@ def test_a_run_that_may_not_be_deleted_does_not_keep_the_others(pages: Pages) ->
     assert len(refusals) == 1
     assert refusals[0].startswith("of another")
     assert labelled(page.button, "Delete run")
+
+
+def test_means_are_over_all_pages_and_over_runs_that_succeeded(pages: Pages) -> None:
+    tag: dict[str, Any] = {"tags": ["means"]}
+    for seed, steps in enumerate((1, 3)):
+        pages.service.finish(pages.submit("same", f"seed={seed}", **tag), [0.5] * (steps + 1))
+    pages.submit("same", "seed=2", **tag)
+    pages.submit("other", "timeouts.sampling_s=10", "seed=0", **tag)
+    pages.submit("other", "environment.max_turns=7", "seed=0", **tag)
+    # A page of the list has 25 runs: the first ones of the configuration are on the second page.
+    for seed in range(3, 28):
+        pages.submit("same", f"seed={seed}", **tag)
+    page = pages.open("runs", rows="seeds", tag="means", size="25", cols=["name", "step", "seed"])
+    frame = page.dataframe[0].value
+    assert frame["runs"].tolist() == ["2 of 28", "1", "1"]
+    assert frame["step"].tolist() == [2.0, 0.0, 0.0]
 
 
 def test_a_baseline_that_does_not_exist_leaves_the_table(pages: Pages) -> None:

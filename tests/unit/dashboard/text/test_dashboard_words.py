@@ -101,18 +101,46 @@ def test_columns_without_a_value_are_hidden() -> None:
 
 def test_seeds_of_a_configuration_are_one_row_with_means() -> None:
     def seed(number: int, score: float, rate: float) -> Json:
-        return run(id=f"r{number}", seed=number, score=score, settings={"learner": {"lr": rate}})
+        settings = {"learner": {"lr": rate}, "seed": number}
+        return run(id=f"r{number}", seed=number, score=score, state="succeeded", settings=settings)
 
-    runs = [seed(0, 0.4, 1e-5), seed(1, 0.6, 1e-5) | {"state": "failed"}, seed(2, 0.9, 3e-5)]
-    groups = tables.configurations(runs)
-    assert [[item["id"] for item in group] for group in groups] == [["r0", "r1"], ["r2"]]
+    failed = seed(3, 0.1, 1e-5) | {"state": "failed"}
+    runs = [seed(0, 0.4, 1e-5), seed(1, 0.6, 1e-5), seed(2, 0.9, 3e-5) | {"state": "running"}, failed]
+    groups = tables.configurations(runs, ["learner"])
+    assert [[item["id"] for item in group] for group in groups] == [["r0", "r1", "r3"], ["r2"]]
     runs[0]["progress"] = {"backward_passes": 40.0, "backward_passes_budget": 90, "training_s": 60.0, "tokens": 1000}
     runs[1]["progress"] = {"backward_passes": 50.0, "backward_passes_budget": 90, "training_s": 120.0, "tokens": None}
-    frame = tables.means(tables.runs_table(runs), runs, [[0, 1], [2]])
+    frame = tables.means(tables.runs_table(runs), runs, [[0, 1, 3], [2]])
     assert frame.loc[0, ["passes", "training", "tokens", "left"]].tolist() == ["45 of 90", "1 min 30 s", "1,000", "–"]
     assert frame["score"].tolist() == [pytest.approx(50.0), 90.0]
-    assert frame["state"].tolist() == [["▶ running", "✘ failed"], ["▶ running"]]
+    assert frame["state"].tolist() == [["✔ succeeded", "✘ failed"], ["▶ running"]]
     assert frame["id"].tolist() == ["various", "r2"]
+    assert frame[["runs", "seed", "name"]].values.tolist() == [["2 of 3", "0, 1, 3", "GXPO K=5"], ["1", "2", "a"]]
+    none_succeeded = tables.means(tables.runs_table([failed, failed]), [failed, failed], [[0, 1]])
+    assert none_succeeded["runs"].tolist() == ["0 of 2"]
+    assert math.isnan(none_succeeded.loc[0, "score"])
+
+
+def test_configurations_are_ordered_by_their_mean_and_not_by_their_best_seed() -> None:
+    def runs(rule: str, *scores: float | None) -> list[Json]:
+        return [run(rule=rule, state="succeeded", score_best=score) for score in scores]
+
+    groups = [runs("lucky", 0.9, 0.1, 0.2), runs("none", None, None), runs("steady", 0.5, 0.5)]
+    # Means: 0.4, none and 0.5.
+    for descending, names in ((True, ["steady", "lucky", "none"]), (False, ["lucky", "steady", "none"])):
+        found = tables.ordered(groups, "score_best", descending=descending)
+        assert [group[0]["rule"] for group in found] == names
+    assert tables.ordered(groups, "created_at", descending=True) == groups
+
+
+def test_numbers_of_the_table_have_a_true_minus_and_booleans_are_words() -> None:
+    rows = [run(score=0.3, reward=1.1, settings={"a": True, "b": 2}), run(score=0.5, reward=-0.034567, settings={})]
+    frame = tables.runs_table(rows, baseline=run(score=0.4))
+    words = {name: [form(value) for value in frame[name]] for name, form in tables.written(frame).items()}
+    assert words["difference"] == ["−10.0", "+10.0"]
+    assert words["reward"] == ["1.10", "−0.0346"]
+    assert words["score"] == ["30.0%", "50.0%"]
+    assert frame.loc[0, "config:a"] == "true"
 
 
 def test_formulas_are_set_and_everything_else_stays_text() -> None:
