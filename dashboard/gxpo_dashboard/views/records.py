@@ -23,6 +23,8 @@ Json = dict[str, Any]
 _PAGE = 50
 _MOST_EVENTS = 5000
 """The newest ones; those before them are available from the API."""
+_MOST_RESPONSES = 500
+"""Responses of a group, the largest page of the service."""
 _DIRECT_DOWNLOAD = 200 * 1024 * 1024
 """Maximum size of a download through the page; larger checkpoints show a curl command."""
 
@@ -51,10 +53,13 @@ def samples(run: str, x: str) -> None:
     groups = by_prompt(items)
     listed, read = st.columns([2, 3])
     with listed:
-        row = _group_list(groups, run)
+        row = _group_list(groups, answer["groups"], run)
         pager("samples", visited, answer["next_cursor"], len(visited) * _PAGE, len(items))
     with read:
-        _group(groups[row])
+        # The page may have a part of the group.
+        chosen = {"step": groups[row][0]["step"], "group": groups[row][0]["group"], "verdict": verdict}
+        whole = by_prompt(visitor.client().samples(run, **chosen, limit=_MOST_RESPONSES)["items"])
+        _group(next((found for found in whole if _identity(found[0]) == _identity(groups[row][0])), groups[row]))
 
 
 def _none(run: str, title: str, text: str) -> None:
@@ -70,15 +75,24 @@ def by_prompt(items: Sequence[Json]) -> list[list[Json]]:
     """Samples of one prompt and step together, in order of their first one."""
     groups: dict[tuple[Any, ...], list[Json]] = {}
     for item in items:
-        groups.setdefault((item["step"], item["attempt"], item["group"], item["prompt"]), []).append(item)
+        groups.setdefault(_identity(item), []).append(item)
     return list(groups.values())
 
 
-def _group_list(groups: list[list[Json]], run: str) -> int:
-    """A row per prompt; returns the selected one. A newer first step clears the selection, because rows move."""
+def _identity(item: Json) -> tuple[Any, ...]:
+    """Of the group of a sample, or of a group's counts."""
+    return item["step"], item["attempt"], item["group"], item["prompt_id"]
+
+
+def _group_list(groups: list[list[Json]], counts: list[Json], run: str) -> int:
+    """A row per prompt; returns the selected one. A newer first step clears the selection, because rows move.
+
+    counts: of the whole groups, of which the page and the filter may have a part.
+    """
+    whole = {_identity(found): found for found in counts}
     rows = [
-        (group[0]["step"], sum(item["verdict"] == "correct" for item in group), len(group), group[0]["prompt"])
-        for group in groups
+        (first["step"], whole[_identity(first)]["correct"], whole[_identity(first)]["responses"], first["prompt"])
+        for first in (group[0] for group in groups)
     ]
     event = st.dataframe(
         pd.DataFrame(rows, columns=["Step", "Correct", "Responses", "Prompt"]),

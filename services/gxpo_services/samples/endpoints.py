@@ -15,7 +15,7 @@ from gxpo_services.api.existing_run import run_number
 from gxpo_services.api.fields import MAX_STEP, RunId, Text
 from gxpo_services.db.tables.samples import Sample
 from gxpo_services.samples import repository
-from gxpo_services.samples.schemas import EvaluationsView, SamplePage, SampleView
+from gxpo_services.samples.schemas import EvaluationsView, SampleGroupView, SamplePage, SampleView
 
 router = APIRouter(
     route_class=ServiceRoute, prefix="/runs/{run_id}", tags=["samples"], responses=responses(401, 404, 422, 503)
@@ -35,16 +35,22 @@ def samples(
     verdict: Annotated[
         Annotated[Text, StringConstraints(max_length=20)] | None, Query(description="Filter by verdict, e.g. `wrong`.")
     ] = None,
+    group: Annotated[int | None, Query(ge=0, le=MAX_STEP, description="Only this prompt of each step.")] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     cursor: Annotated[Annotated[Text, StringConstraints(max_length=40)] | None, Query()] = None,
 ) -> SamplePage:
     """Training samples of the effective history, newest step first, paged."""
     number = run_number(session, run_id)
     after = None if cursor is None else _position(cursor)
-    rows = repository.newest_samples(session, number, step=step, verdict=verdict, after=after, limit=limit + 1)
+    rows = repository.newest_samples(
+        session, number, step=step, verdict=verdict, group=group, after=after, limit=limit + 1
+    )
     last = rows[limit - 1] if len(rows) > limit else None
     return SamplePage(
         items=[_view(row) for row in rows[:limit]],
+        groups=[
+            SampleGroupView.model_validate(count._asdict()) for count in repository.group_counts(session, rows[:limit])
+        ],
         next_cursor=None if last is None else f"{last.step}-{last.number}",
         steps=repository.sample_steps(session, number),
     )

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, exists, insert, or_, select
+from sqlalchemy import ColumnElement, case, exists, func, insert, or_, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from gxpo_services.db.tables.metrics import Attempt
 from gxpo_services.db.tables.samples import EvaluationRow, Sample
+
+
+class GroupCount(NamedTuple):
+    """Responses to a prompt in a step, and how many of them are correct."""
+
+    step: int
+    attempt: int
+    group: int
+    prompt_id: str
+    responses: int
+    correct: int
 
 
 def add_samples(session: Session, run_number: int, rows: Sequence[dict[str, Any]]) -> None:
@@ -34,6 +45,7 @@ def newest_samples(
     *,
     step: int | None,
     verdict: str | None,
+    group: int | None = None,
     after: tuple[int, int] | None,
     limit: int,
 ) -> list[Sample]:
@@ -43,10 +55,27 @@ def newest_samples(
         query = query.where(Sample.step == step)
     if verdict is not None:
         query = query.where(Sample.verdict == verdict)
+    if group is not None:
+        query = query.where(Sample.group_index == group)
     if after is not None:
         last_step, last_number = after
         query = query.where(Sample.step <= last_step, or_(Sample.step < last_step, Sample.number > last_number))
     return list(session.scalars(query.order_by(Sample.step.desc(), Sample.number).limit(limit)))
+
+
+def group_counts(session: Session, rows: Sequence[Sample]) -> list[GroupCount]:
+    """Responses of the groups that these samples of a run belong to, in order of their first sample."""
+    if not rows:
+        return []
+    keys = dict.fromkeys((row.step, row.attempt, row.group_index, row.prompt_id) for row in rows)
+    group = (Sample.step, Sample.attempt, Sample.group_index, Sample.prompt_id)
+    query = select(*group, func.count(), func.sum(case((Sample.verdict == "correct", 1), else_=0))).where(
+        Sample.run_number == rows[0].run_number,
+        Sample.step.in_({row.step for row in rows}),
+        Sample.group_index.in_({row.group_index for row in rows}),
+    )
+    found = {tuple(row[:4]): (row[4], row[5]) for row in session.execute(query.group_by(*group))}
+    return [GroupCount(*key, *found[key]) for key in keys]
 
 
 def sample_steps(session: Session, run_number: int) -> list[int]:

@@ -50,10 +50,22 @@ class SampleView(BaseModel):
     )
 
 
+class SampleGroupView(BaseModel):
+    """All responses to a prompt in a step, also those that are not on the page."""
+
+    step: int
+    attempt: int
+    group: int = Field(description="Index of the prompt in the step, from 0.")
+    prompt_id: str
+    responses: int
+    correct: int = Field(description="Responses with the verdict `correct`.")
+
+
 class SamplePage(BaseModel):
     """Samples in order of arrival."""
 
     items: list[SampleView]
+    groups: list[SampleGroupView] = Field(description="The groups of these samples, with all their responses.")
     next_cursor: str | None = Field(description="Cursor of the next page; null at the end.")
     steps: list[int] = Field(description="All steps of the run that have samples.")
 

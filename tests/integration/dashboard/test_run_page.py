@@ -1,0 +1,17 @@
+"""The Run view: samples grouped by prompt."""
+
+from __future__ import annotations
+
+from support.dashboard_pages import Pages
+
+
+def test_counts_of_a_prompt_are_of_all_its_responses(pages: Pages) -> None:
+    """Seven prompts of eight responses: the page of 50 ends in the middle of the last one."""
+    run = pages.submit("samples")
+    verdicts = {6: ["correct", "correct", "wrong", *["correct"] * 5]}
+    pages.service.report_samples(run, [verdicts.get(group, ["wrong"] * 8) for group in range(7)])
+    table = pages.open("run", run=run, part="Samples").dataframe[0].value
+    assert table[["Correct", "Responses"]].values.tolist() == [*[[0, 8]] * 6, [7, 8]]
+    page = pages.open("run", run=run, part="Samples", verdict="correct")
+    assert page.dataframe[0].value[["Correct", "Responses"]].values.tolist() == [[7, 8]]
+    assert len([words for words in page.markdown if "✔ correct" in words.value]) == 7
