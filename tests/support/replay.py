@@ -144,16 +144,11 @@ class ReplayedService(ServedHome):
         """Bring a submitted run to its end, with evaluations of these accuracies."""
         finish(self.url, self._database, run, accuracies)
 
-    def report_samples(self, run: str, verdicts: list[list[str]]) -> None:
-        """Launch a run and report a step: a response for each verdict of each group."""
+    def report(self, run: str, **rows: list[Json]) -> None:
+        """Launch a run and report rows of these kinds, once."""
         secret = reporting.launch(self._database, run).split()[1]
-        rows = [
-            reporting.sample_row(1, group=group, sample=sample, verdict=verdict, prompt_id=f"p{group}")
-            for group, found in enumerate(verdicts)
-            for sample, verdict in enumerate(found)
-        ]
         headers = {"Authorization": f"Bearer {secret}"}
-        self.http.post(f"/runs/{run}/ingest", json=reporting.body(1, samples=rows), headers=headers).raise_for_status()
+        self.http.post(f"/runs/{run}/ingest", json=reporting.body(1, **rows), headers=headers).raise_for_status()
 
     def replay(self, folder: Path, **fields: Any) -> str:
         """A recorded run, reported whole and ended; its id."""

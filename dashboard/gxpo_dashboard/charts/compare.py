@@ -113,7 +113,7 @@ def gate_chart(answer: Answer, z: Mapping[str, Points]) -> Chart:
 
 def heat_map_chart(answer: Answer) -> Chart:
     """Heat map of a sweep over two settings, with the mean in each cell."""
-    as_share = answer["show"] in ("final", "best")
+    as_share, low_is_best = answer["show"] in ("final", "best"), answer["show"].endswith("_to_best")
     say = percent if as_share else figure
     x_names, y_names = [_word(v) for v in answer["x_values"]], [_word(v) for v in answer["y_values"]]
     rows = []
@@ -134,7 +134,7 @@ def heat_map_chart(answer: Answer) -> Chart:
         "value",
         condition={"test": "!isValid(datum.value)", "value": NO_VALUE},
         legend=None,
-        scale={"zero": False, "range": list(CELLS)},
+        scale={"zero": False, "range": list(reversed(CELLS)) if low_is_best else list(CELLS)},
     )
     place = {"x": x, "y": y}
     cells = layer(
@@ -142,7 +142,8 @@ def heat_map_chart(answer: Answer) -> Chart:
     )
     words = {**place, "text": {"field": "text"}}
     texts = layer("points", "text", words, fontSize=15, fontWeight=600, color=CELL_TEXT)
-    best = max((row for row in rows if known(row[2])), key=lambda row: row[2], default=None)
+    first, word = (min, "Lowest") if low_is_best else (max, "Highest")
+    best = first((row for row in rows if known(row[2])), key=lambda row: row[2], default=None)
     mixed = f" Each cell also averages over {', '.join(answer['mixed'])}." if answer["mixed"] else ""
     return Chart(
         f"heat-{answer['group']}",
@@ -150,21 +151,21 @@ def heat_map_chart(answer: Answer) -> Chart:
         {"layer": [cells, texts]},
         {"points": frame},
         f"Heat map of {answer['metric']} over {answer['x']} and {answer['y']}",
-        f"Highest: {best[3]} at {answer['x']} = {best[0]}, {answer['y']} = {best[1]}.{mixed}" if best else "No value.",
+        f"{word}: {best[3]} at {answer['x']} = {best[0]}, {answer['y']} = {best[1]}.{mixed}" if best else "No value.",
         zoomable=False,
         height=110 + 60 * len(y_names),
         labels={"x": answer["x"], "y": answer["y"], "value": "mean"},
     )
 
 
-def parallel_chart(runs: Sequence[Mapping[str, Any]], settings: Sequence[str]) -> Chart:
-    """Parallel coordinates of a sweep: an axis per setting and one of accuracy, a line per run.
+def parallel_chart(runs: Sequence[Mapping[str, Any]], settings: Sequence[str], measure: str = "accuracy") -> Chart:
+    """Parallel coordinates of a sweep: an axis per setting and one of the runs' `score`, a line per run.
 
-    settings: dotted paths of `group_values`. Values are placed by rank, so that 1e-5 and 1e-4 are as far apart as
-    1e-4 and 1e-3.
+    settings: dotted paths of `group_values`. measure: name of the score, a share. Values are placed by rank, so that
+    1e-5 and 1e-4 are as far apart as 1e-4 and 1e-3.
     """
     scored = [run for run in runs if known(number(run["score"]))]
-    axes = [*settings, _ACCURACY]
+    axes = [*settings, measure]
     values = {
         path: sorted({_word(run["group_values"].get(path)) for run in scored}, key=_numeric_first) for path in settings
     }
@@ -174,12 +175,12 @@ def parallel_chart(runs: Sequence[Mapping[str, Any]], settings: Sequence[str]) -
     for run in scored:
         score = number(run["score"])
         for axis in axes:
-            word = percent(score) if axis == _ACCURACY else _word(run["group_values"].get(axis))
-            place = (score - low) / (high - low or 1.0) if axis == _ACCURACY else _rank(word, values[axis])
+            word = percent(score) if axis == measure else _word(run["group_values"].get(axis))
+            place = (score - low) / (high - low or 1.0) if axis == measure else _rank(word, values[axis])
             rows.append((run["name"], axis, place, word, score))
     for axis in settings:
         ticks += [(axis, _rank(word, values[axis]), word) for word in values[axis]]
-    ticks += [(_ACCURACY, 0.0, percent(low)), (_ACCURACY, 1.0, percent(high))] if scored else []
+    ticks += [(measure, 0.0, percent(low)), (measure, 1.0, percent(high))] if scored else []
     frame = typed_frame(rows, series="str", axis="str", y="float64", value="str", accuracy="float64")
     x: Spec = {"field": "axis", "type": "nominal", "sort": axes, "title": None}
     x |= {"axis": {"labelAngle": 0, "labelLimit": 300}, "scale": {"padding": 0.3}}
@@ -211,7 +212,7 @@ def parallel_chart(runs: Sequence[Mapping[str, Any]], settings: Sequence[str]) -
         {"points": frame, "ticks": typed_frame(ticks, axis="str", y="float64", value="str")},
         f"A line per run over {', '.join(axes)}",
         f"Highest: {percent(number(best['score']))} in {best['name']}." if best else "No evaluations yet.",
-        "Darker lines are more accurate. Values of a setting are evenly spaced.",
+        "Darker lines have a higher score. Values of a setting are evenly spaced.",
         zoomable=False,
         height=360,
     )  # fmt: skip

@@ -29,6 +29,8 @@ SHOWN = {
 }
 _MOST = 60
 _MOST_LINES = 20
+_MOST_SWEPT = 1000
+"""Runs of a sweep in parallel coordinates, as in the service's heat map."""
 _GATE_Z = "gate/z"
 _GATES_S = 7.0
 """Not a multiple of the other refresh intervals, to avoid contention."""
@@ -62,8 +64,7 @@ def show() -> None:
         live(lambda: _comparison(query, x, seeds, everything, compared), every)
         live(lambda: _gates(everything, compared), _GATES_S if going else None)
         for group in groups:
-            _heat_map(group, query)
-            _parallel(group, [run for run in members.values() if run["group"] == group])
+            live(partial(_sweep, group, query), every)
         _metrics(everything, x)
         _export(list(everything))
 
@@ -150,7 +151,7 @@ def _comparison(query: Json, x: str, seeds: bool, everything: dict[str, Json], c
     with visitor.guarded():
         answer = compared["answer"] = visitor.client().compare(**query)
         verdict, *evidence = answer["evidence"].splitlines()
-        _verdict(verdict)
+        _verdict(verdict, any(answer["supported"].values()))
         colors = _colors(charts.runs_of_series(answer), everything)
         chart(with_colors(charts.accuracy_chart(answer, x, seeds), colors), "compare")
         draw_first()
@@ -186,12 +187,12 @@ def gated_runs(answer: Json) -> list[str]:
     return [run["id"] for run in members if run["gate"]["threshold"] is not None]
 
 
-def _verdict(verdict: str) -> None:
-    """The answer in one sentence."""
-    if verdict.startswith("Inconclusive"):
-        st.info(plain(verdict), icon=":material/help:")
-    else:
+def _verdict(verdict: str, is_supported: bool) -> None:
+    """The answer in one sentence. is_supported: whether it states an advantage that the runs support."""
+    if is_supported:
         st.success(plain(verdict), icon=":material/check_circle:")
+    else:
+        st.info(plain(verdict), icon=":material/help:")
 
 
 def _evidence(lines: list[str], left_out: list[Json]) -> None:
@@ -213,35 +214,45 @@ def _differences(answer: Json) -> None:
         text_table(settings, "Differing settings")
 
 
+def _sweep(group: str, query: Json) -> None:
+    """Charts of a sweep, which change with evaluations."""
+    with visitor.guarded():
+        _heat_map(group, query)
+        _parallel(group, query)
+
+
 def _heat_map(group: str, query: Json) -> None:
     """For a sweep over two settings or more."""
     asked = {"metric": query["metric"], "benchmark": query["benchmark"]}
-    with visitor.guarded():
-        answer = visitor.client().heat_map(group, **asked)
-        if answer is None:
+    answer = visitor.client().heat_map(group, **asked)
+    if answer is None:
+        return
+    with st.container(border=True):
+        st.markdown("##### Sweep")
+        settings = answer["settings"]
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            x = permalinks.select("Columns", f"hx-{group}", settings, answer["x"])
+            y = permalinks.select("Rows", f"hy-{group}", settings, answer["y"])
+            shown = permalinks.select("Show", f"hs-{group}", list(SHOWN), "final", format_func=SHOWN.__getitem__)
+        if x == y:
+            st.caption("Select two different settings.")
             return
-        with st.container(border=True):
-            st.markdown("##### Sweep")
-            settings = answer["settings"]
-            with st.container(horizontal=True, vertical_alignment="bottom"):
-                x = permalinks.select("Columns", f"hx-{group}", settings, answer["x"])
-                y = permalinks.select("Rows", f"hy-{group}", settings, answer["y"])
-                shown = permalinks.select("Show", f"hs-{group}", list(SHOWN), "final", format_func=SHOWN.__getitem__)
-            if x == y:
-                st.caption("Select two different settings.")
-                return
-            answer = visitor.client().heat_map(group, x=x, y=y, show=shown, **asked)
-            if answer is not None:
-                chart(charts.heat_map_chart(answer), "heat")
-                for left in answer["left_out"]:
-                    st.caption(f"Not in the grid: {plain(left['name'])}: {plain(left['reason'])}")
+        answer = visitor.client().heat_map(group, x=x, y=y, show=shown, **asked)
+        if answer is not None:
+            chart(charts.heat_map_chart(answer), "heat")
+            for left in answer["left_out"]:
+                st.caption(f"Not in the grid: {plain(left['name'])}: {plain(left['reason'])}")
 
 
-def _parallel(group: str, runs: list[Json]) -> None:
-    """All settings of a sweep at once; for two, the heat map shows them."""
+def _parallel(group: str, query: Json) -> None:
+    """All settings of a sweep of two settings or more at once."""
+    name = f"eval/{query['benchmark'] or 'average'}/{query['metric']}"
+    asked = {"group": group, "archived": "any", "with_metric": [name]}
+    runs = [run | {"score": run["metrics"].get(name)} for run in visitor.client().all_runs(limit=_MOST_SWEPT, **asked)]
     settings = list(dict.fromkeys(path for run in runs for path in run["group_values"] or {} if path != "seed"))
     if len(settings) >= 2:
-        chart(charts.parallel_chart(runs, settings), f"parallel-{group}")
+        measure = ", ".join(word for word in (query["metric"], query["benchmark"]) if word)
+        chart(charts.parallel_chart(runs, settings, measure), f"parallel-{group}")
 
 
 def _metrics(everything: dict[str, Json], x: str) -> None:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from support.dashboard_pages import Pages
+from support.reporting import sample_row
 
 
 def test_counts_of_a_prompt_are_of_all_its_responses(pages: Pages) -> None:
     """Seven prompts of eight responses: the page of 50 ends in the middle of the last one."""
     run = pages.submit("samples")
-    verdicts = {6: ["correct", "correct", "wrong", *["correct"] * 5]}
-    pages.service.report_samples(run, [verdicts.get(group, ["wrong"] * 8) for group in range(7)])
+    rows = [
+        sample_row(1, group=group, sample=sample, prompt_id=f"p{group}", verdict="wrong")
+        for group in range(7)
+        for sample in range(8)
+    ]
+    for row in rows[6 * 8 : 6 * 8 + 7]:
+        row["verdict"] = "correct"
+    pages.service.report(run, samples=rows)
     table = pages.open("run", run=run, part="Samples").dataframe[0].value
     assert table[["Correct", "Responses"]].values.tolist() == [*[[0, 8]] * 6, [7, 8]]
     page = pages.open("run", run=run, part="Samples", verdict="correct")

@@ -159,7 +159,15 @@ def test_the_heat_map_in_words() -> None:
 def test_costs_are_not_written_as_shares() -> None:
     found = heat() | {"show": "steps_to_best"}
     found["cells"][0]["value"]["mean"] = 210
-    assert compare.heat_map_chart(found).datasets["points"]["text"][0] == "210"
+    found["cells"][1]["value"] |= {"mean": 180, "low": None, "high": None}
+    chart = compare.heat_map_chart(found)
+    assert chart.datasets["points"]["text"].tolist() == ["210", "180", "–"]
+    # Fewer steps are better: they are named, and darker.
+    assert chart.summary.startswith("Lowest: 180 at learner.rule.alpha = 0.5")
+    ranges = [
+        c.spec["layer"][0]["encoding"]["color"]["scale"]["range"] for c in (chart, compare.heat_map_chart(heat()))
+    ]
+    assert ranges[0] == ranges[1][::-1]
 
 
 def test_parallel_coordinates_place_settings_by_rank_and_accuracy_by_value() -> None:
