@@ -254,10 +254,10 @@ def _differing(answer: Answer, part: str, title: str, say: Callable[[Any], str])
 
 
 def text_table(table: Mapping[str, Any]) -> pd.DataFrame:
-    """A table of the response; repeated header cells are numbered."""
+    """A table of the response with capitalized header cells; repeated ones are numbered."""
     seen: dict[str, int] = {}
     header = []
-    for cell in table["header"]:
+    for cell in (f"{word[:1].upper()}{word[1:]}" for word in table["header"]):
         seen[cell] = seen.get(cell, 0) + 1
         header.append(cell if seen[cell] == 1 else f"{cell} ({seen[cell]})")
     return pd.DataFrame(table["rows"], columns=header, dtype="str")

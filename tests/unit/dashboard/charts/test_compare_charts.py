@@ -114,8 +114,8 @@ def test_tables_of_differences() -> None:
 
 
 def test_header_cells_that_repeat_stay_apart() -> None:
-    table = {"title": "t", "header": ["run", "best", "best"], "rows": [["a", "1", "2"]]}
-    assert list(compare.text_table(table).columns) == ["run", "best", "best (2)"]
+    table = {"title": "t", "header": ["run", "shut-off step", "best", "best"], "rows": [["a", "–", "1", "2"]]}
+    assert list(compare.text_table(table).columns) == ["Run", "Shut-off step", "Best", "Best (2)"]
     assert compare.text_table({**table, "rows": []}).empty
 
 
