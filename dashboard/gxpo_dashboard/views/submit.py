@@ -226,12 +226,13 @@ def _sweep(body: Json) -> None:
     frame = pd.DataFrame(rows, columns=["Run", "Rule", "Seed", "Backward passes"])
     text_table(frame.astype("str"), "Planned runs")
     with st.expander("Command line"):
-        st.code(forms.sweep_command(body), language="bash")
+        # Without highlighting, whose colours have too little contrast in light mode.
+        st.code(forms.sweep_command(body), language=None)
         base = visitor.client().validate(body["base"])
         st.caption("`run.toml`, the settings that all runs share:")
-        st.code(base.get("toml") or "# invalid config", language="toml", height=300)
+        st.code(base.get("toml") or "# invalid config", language=None, height=300)
     with st.expander("curl"):
-        st.code(forms.curl(visitor.service_url(), "/sweeps", body), language="bash", height=300)
+        st.code(forms.curl(visitor.service_url(), "/sweeps", body), language=None, height=300)
 
 
 def _press(label: str, ready: bool) -> bool:

@@ -69,7 +69,7 @@ def test_the_command_of_a_sweep_plans_the_same_runs(
     labelled(page.text_input, "τ").set_value("inf").run()
     planned = next(table.value for table in page.table if "Run" in table.value)
     [command] = [code.value for code in page.code if code.value.startswith("gxpo sweep")]
-    [toml] = [code.value for code in page.code if code.language == "toml"]
+    [toml] = [code.value for code in page.code if "[learner.rule]" in code.value]
     (tmp_path / "run.toml").write_text(toml, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GXPO_TOKEN", pages.token)
