@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from gxpo_services.access.token_uses import TokenUses
 from gxpo_services.api import errors
-from gxpo_services.api.dependencies import HEAVY_AT_ONCE, MAX_SESSIONS, READS_AT_ONCE
+from gxpo_services.api.dependencies import HEAVY_AT_ONCE, MAX_SESSIONS, PROBES_AT_ONCE, READS_AT_ONCE
 from gxpo_services.api.middleware import install as install_middleware
 from gxpo_services.api.openapi import describe, operation_id
 from gxpo_services.api.slots import Slots
@@ -63,6 +63,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         trash.empty_trash(settings.artifacts, database)  # finish deletions that a crash interrupted
         app.state.session_gate = anyio.Semaphore(MAX_SESSIONS)
         app.state.read_gate = anyio.Semaphore(READS_AT_ONCE)
+        app.state.probe_gate = anyio.Semaphore(PROBES_AT_ONCE)
         app.state.heavy_gate = anyio.Semaphore(HEAVY_AT_ONCE)
         app.state.stream_slots = Slots("streams", STREAMS_AT_ONCE, STREAMS_OF_ONE)
         app.state.heavy_slots = Slots("comparisons and heat maps", HEAVY_UNDER_WAY, HEAVY_OF_ONE)

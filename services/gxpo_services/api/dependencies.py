@@ -68,6 +68,19 @@ async def _session_gate(request: Request) -> AsyncIterator[None]:
 Gate = Annotated[None, Depends(_session_gate, scope="function")]
 
 
+PROBES_AT_ONCE = 2
+"""Maximum number of readiness probes that query the database. They need no token, so that a locked database must not
+let them occupy the threads and connections of authenticated requests."""
+
+
+async def _probe_gate(request: Request) -> AsyncIterator[None]:
+    async with _gate(request, "probe_gate"):
+        yield
+
+
+ProbeGate = Annotated[None, Depends(_probe_gate, scope="function")]
+
+
 def _writing(database: DatabaseDep, _: Gate) -> Iterator[Session]:
     with database.writing() as session:
         yield session

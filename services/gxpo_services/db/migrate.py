@@ -9,7 +9,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine
+from sqlalchemy import Connection
 
 from gxpo_services.db.database import make_engine
 from gxpo_trainer.errors import ConfigError
@@ -38,37 +38,36 @@ def newest_revision() -> str:
     return head
 
 
-def present_revision(engine: Engine) -> str | None:
+def present_revision(connection: Connection) -> str | None:
     """The schema revision of a database; None when it is empty."""
-    with engine.connect() as connection:
-        return MigrationContext.configure(connection).get_current_revision()
+    return MigrationContext.configure(connection).get_current_revision()
 
 
-def is_usable(engine: Engine) -> bool:
-    """Whether a database has this version's schema or a later one.
+def revision_at(url: str) -> str | None:
+    """The schema revision of the database at `url`, read over a connection of its own; None when it is empty."""
+    engine = make_engine(url)
+    try:
+        with engine.connect() as connection:
+            return present_revision(connection)
+    finally:
+        engine.dispose()
+
+
+def is_usable(present: str | None) -> bool:
+    """Whether a schema revision is this version's or a later one.
 
     While a cluster is upgraded, replicas of the version before continue after the migration, which adds and takes
     nothing away (docs/decisions/0005).
     """
-    present, newest = present_revision(engine), newest_revision()
-    return present is not None and present >= newest
+    return present is not None and present >= newest_revision()
 
 
 def is_current(url: str) -> bool:
     """Whether a database has this version's schema."""
-    engine = make_engine(url)
-    try:
-        return present_revision(engine) == newest_revision()
-    finally:
-        engine.dispose()
+    return revision_at(url) == newest_revision()
 
 
 def need_current(url: str) -> None:
     """Raise ConfigError unless the database can be used by this version."""
-    engine = make_engine(url)
-    try:
-        usable = is_usable(engine)
-    finally:
-        engine.dispose()
-    if not usable:
+    if not is_usable(revision_at(url)):
         raise ConfigError("the database is not at this version's schema; run `gxpo migrate`")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 
 from fastapi import APIRouter, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 
-from gxpo_services.api.dependencies import DatabaseDep, ReadSession, Scraper
+from gxpo_services.api.dependencies import DatabaseDep, ProbeGate, ReadSession, Scraper
 from gxpo_services.api.errors import Unavailable, responses
+from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import is_usable, newest_revision, present_revision
 from gxpo_services.health import repository
 from gxpo_services.run_states import RunState
@@ -25,20 +27,25 @@ router = APIRouter(tags=["health"])
 
 
 @router.get("/health/live", summary="Liveness")
-def live() -> dict[str, str]:
+async def live() -> dict[str, str]:
     """Succeeds as long as the process responds."""
     return {"status": "alive"}
 
 
 @router.get("/health/ready", summary="Readiness", responses=responses(503))
-def ready(database: DatabaseDep) -> dict[str, str]:
+async def ready(database: DatabaseDep, _: ProbeGate) -> dict[str, str]:
     """Whether the database is reachable and has this version's schema, or a later one."""
-    if not is_usable(database.engine):
-        present = present_revision(database.engine)
+    present = await run_in_threadpool(_revision, database)
+    if not is_usable(present):
         raise Unavailable(
             f"the database is at revision {present}, this version needs {newest_revision()}; run `gxpo migrate`"
         )
     return {"status": "ready", "revision": newest_revision()}
+
+
+def _revision(database: Database) -> str | None:
+    with database.autocommit_connection() as connection:
+        return present_revision(connection)
 
 
 @router.get(

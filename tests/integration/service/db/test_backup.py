@@ -15,8 +15,8 @@ from support import queued_runs as runs
 
 from gxpo_services.app import create_app
 from gxpo_services.db.backup import back_up, restore
-from gxpo_services.db.database import Database, make_engine
-from gxpo_services.db.migrate import alembic_config, newest_revision, present_revision
+from gxpo_services.db.database import Database
+from gxpo_services.db.migrate import alembic_config, newest_revision, revision_at
 from gxpo_services.settings import ServiceSettings
 from gxpo_services.tokens.local_token import prepare_local
 from gxpo_trainer.cli import main as cli
@@ -88,9 +88,7 @@ def test_a_restore_replaces_what_was_written_since_and_migrates_an_old_copy(
     assert runs.count(database) == 1
     assert runs.get(database, kept).pruned_at is None
     database.close()
-    engine = make_engine(home.url)
-    assert present_revision(engine) == newest_revision()
-    engine.dispose()
+    assert revision_at(home.url) == newest_revision()
 
 
 def test_a_back_up_of_a_newer_version_is_refused_and_changes_nothing(home: ServiceSettings, tmp_path: Path) -> None:
