@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
 from anyio.to_thread import run_sync
-from sqlalchemy import ColumnElement, func, or_, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from gxpo_services.api import sse
@@ -20,11 +20,15 @@ from gxpo_services.run_states import TERMINAL
 from gxpo_services.runs import service
 
 _EVENTS_AT_ONCE = 500
-_MARKS = (
-    *(Run.state, Run.updated_at, Run.launch, Run.phase, Run.recoveries),
-    *(Run.step, Run.attempt, Run.backward_passes, Run.score_step),
+_RUNS_AT_ONCE = 200
+"""Runs that are read in full at a time, as in the largest page of a list."""
+_columns = Run.__table__.c
+_COLUMNS = (
+    *(_columns.number, _columns.id),
+    *(_columns.state, _columns.updated_at, _columns.launch, _columns.phase, _columns.recoveries),
+    *(_columns.step, _columns.attempt, _columns.backward_passes, _columns.score_step),
 )
-"""Columns of which one changes with everything that a reader of a run wants to know."""
+"""Number, id, and columns of which one changes with everything that a reader of a run wants to know."""
 
 
 @dataclass(slots=True)
@@ -43,20 +47,54 @@ class Changes:
     is_over: bool = False
     """Whether all runs to follow have ended."""
 
+    _unsent: list[int] = field(default_factory=list)
+    """Runs that changed and have not been sent."""
+
     def read(self, session: Session) -> list[bytes]:
-        """What has changed since the last call: runs, then events."""
-        rows = session.execute(select(Run.number, Run.id, *_MARKS).where(self._followed())).all()
+        """What has changed since the last call: deleted runs, a page of runs, and events after the last page."""
+        found = [] if self._unsent else self._compare(session)
+        page, self._unsent = self._unsent[:_RUNS_AT_ONCE], self._unsent[_RUNS_AT_ONCE:]
+        found += [sse.event("run", view) for view in self._views(session, page)]
+        if self._unsent:
+            return found
+        events = self._events(session)
+        if len(events) < _EVENTS_AT_ONCE:
+            self._end()
+        return found + events
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the next call has more to send at once."""
+        return bool(self._unsent)
+
+    def _compare(self, session: Session) -> list[bytes]:
+        """Note which runs changed; the messages for those that were deleted."""
+        rows = list(session.execute(select(*_COLUMNS).where(self._followed())))
+        if self.numbers is None:  # those that ended since the last call
+            rows += self._rows_of(session, self._seen.keys() - {row[0] for row in rows})
         marks = {row[0]: tuple(row[2:]) for row in rows}
-        changed = [number for number, mark in marks.items() if self._seen.get(number) != mark]
+        self._unsent = sorted(number for number, mark in marks.items() if self._seen.get(number) != mark)
         deleted = [{"id": self._ids[number]} for number in sorted(self._seen.keys() - marks.keys())]
         self._ids = {row[0]: row[1] for row in rows}
-        found = [sse.event("run", view) for view in self._views(session, sorted(changed))]
-        found += [sse.event("deleted", gone) for gone in deleted]
-        events = self._events(session)
         self._seen = marks
-        ended = all(mark[0] in TERMINAL for mark in marks.values())
-        self.is_over = self.numbers is not None and ended and len(events) < _EVENTS_AT_ONCE
-        return found + events
+        return [sse.event("deleted", gone) for gone in deleted]
+
+    def _rows_of(self, session: Session, numbers: Set[int]) -> list[Any]:
+        rows: list[Any] = []
+        left = sorted(numbers)
+        while left:
+            page, left = left[:_RUNS_AT_ONCE], left[_RUNS_AT_ONCE:]
+            rows += session.execute(select(*_COLUMNS).where(_columns.number.in_(page))).all()
+        return rows
+
+    def _end(self) -> None:
+        """Forget the runs that have ended, of which everything was sent, or note that those to follow have."""
+        followed = {number: mark for number, mark in self._seen.items() if mark[0] not in TERMINAL}
+        if self.numbers is not None:
+            self.is_over = not followed
+            return
+        self._seen = followed
+        self._ids = {number: self._ids[number] for number in followed}
 
     def _views(self, session: Session, changed: list[int]) -> list[dict[str, Any]]:
         if self.ids_only:
@@ -65,10 +103,12 @@ class Changes:
 
     def _followed(self) -> ColumnElement[bool]:
         if self.numbers is not None:
-            return Run.number.in_(self.numbers)
-        return or_(Run.state.not_in(sorted(TERMINAL)), Run.number.in_(list(self._seen)))
+            return _columns.number.in_(self.numbers)
+        return _columns.state.not_in(sorted(TERMINAL))
 
     def _events(self, session: Session) -> list[bytes]:
+        if last_event(session) <= self.after:  # spares the search among thousands of runs
+            return []
         query = select(Event).where(Event.run_number.in_(list(self._ids)), Event.number > self.after)
         found = []
         for event in session.scalars(query.order_by(Event.number).limit(_EVENTS_AT_ONCE)):
@@ -125,6 +165,8 @@ async def follow(
         if changes.is_over:
             yield sse.event("end", {"after": changes.after})
             return
+        if changes.is_behind:
+            continue
         await anyio.sleep(pause_s)
         quiet_s += pause_s
         if quiet_s >= comment_s:

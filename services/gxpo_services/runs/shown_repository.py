@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, ColumnElement, Select, and_, any_, bindparam, case, func, select, tuple_
+from sqlalchemy import JSON, BigInteger, ColumnElement, Select, and_, any_, bindparam, case, func, select
 from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 from sqlalchemy.orm import Session
 
@@ -38,20 +38,16 @@ def _in_array(column: Any) -> ColumnElement[bool]:
 _AMONG: dict[str, Callable[[Any], ColumnElement[bool]]] = {"sqlite": _in_list, "postgresql": _in_array}
 
 
-def _counted_place() -> ColumnElement[Any]:
-    """Queue position by counting two index ranges."""
+def _numbered_place() -> ColumnElement[Any]:
+    """Queue position from the numbered queue, computed once per page and only if a run of it is queued."""
     other = Run.__table__.alias("other").c
-    queued = select(func.count()).where(other.state == RunState.QUEUED)
-    before = queued.where(other.priority > _runs.priority)
-    same_priority = queued.where(
-        other.priority == _runs.priority,
-        tuple_(other.queued_at, other.number) <= tuple_(_runs.queued_at, _runs.number),
-    )
-    return before.scalar_subquery() + same_priority.scalar_subquery()
+    place = func.row_number().over(order_by=(other.priority.desc(), other.queued_at, other.number)).label("place")
+    queue = select(other.number, place).where(other.state == RunState.QUEUED).cte("queue")
+    return select(queue.c.place).where(queue.c.number == _runs.number).scalar_subquery()
 
 
 def _place_in_array() -> ColumnElement[Any]:
-    """Queue position from the ordered queue, computed once per page and only if a run of it is queued."""
+    """The same for PostgreSQL, which would scan the numbered queue for every row."""
     other = Run.__table__.alias("other").c
     order = (other.priority.desc(), other.queued_at, other.number)
     queue = select(func.array_agg(aggregate_order_by(other.number, *order))).where(other.state == RunState.QUEUED)
@@ -73,7 +69,7 @@ def _query(dialect: str, tags_in_one: ColumnElement[Any], place: ColumnElement[A
 
 
 _QUERIES = {
-    "sqlite": _query("sqlite", func.json_group_array(_tags.tag, type_=JSON), _counted_place()),
+    "sqlite": _query("sqlite", func.json_group_array(_tags.tag, type_=JSON), _numbered_place()),
     "postgresql": _query("postgresql", func.array_agg(_tags.tag), _place_in_array()),
 }
 

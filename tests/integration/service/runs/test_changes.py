@@ -17,6 +17,8 @@ from gxpo_services.db.database import Database
 from gxpo_services.db.tables.tokens import AccessToken
 from gxpo_services.events import repository as events
 from gxpo_services.run_states import RunState
+from gxpo_services.runs import changes as run_changes
+from gxpo_services.runs.changes import Changes
 
 
 @pytest.fixture
@@ -95,6 +97,50 @@ def test_without_ids_every_run_that_has_not_ended_is_followed(client: Client, da
     assert next_change(changes)[1]["state"] == "failed", "also that it has ended"
     new = runs.add_run(database)
     assert next_change(changes)[1]["id"] == new
+
+
+def test_a_run_that_has_ended_is_not_read_again_after_its_end_was_sent(database: Database) -> None:
+    ended, waiting = (runs.add_run(database) for _ in range(2))
+    found = Changes(None, 0)
+
+    def read() -> list[bytes]:
+        with database.reading() as session:
+            return found.read(session)
+
+    def number(run_id: str) -> int:
+        return runs.get(database, run_id).number
+
+    assert len(read()) == 2
+    runs.change(database, ended, state=RunState.FAILED)
+    (message,) = read()
+    assert b"event: run" in message
+    assert ended.encode() in message
+    assert found._seen.keys() == found._ids.keys() == {number(waiting)}
+    runs.change(database, ended, recoveries=1)
+    assert read() == []
+    assert not found.is_over
+
+
+def test_thousands_of_runs_are_sent_in_pages_and_then_events(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_changes, "_RUNS_AT_ONCE", 3)
+    ids = [runs.add_run(database) for _ in range(8)]
+    runs.move(database, ids[0], RunState.STARTING)
+    found = Changes(None, 0)
+    sizes, kinds = [], []
+    with database.reading() as session:
+        while not sizes or found.is_behind:
+            messages = found.read(session)
+            sizes.append(len(messages))
+            kinds += [message.split(b"\n")[0] for message in messages]
+    assert sizes == [3, 3, 2 + 1], "the event of the first run comes with the last page"
+    assert kinds == [b"event: run"] * 8 + [b"event: event"]
+    for run_id in ids[:5]:
+        runs.change(database, run_id, state=RunState.CANCELLED)
+    with database.reading() as session:
+        assert [len(found.read(session)) for _ in range(3)] == [3, 2, 0]
+    assert len(found._seen) == 3
 
 
 def test_ids_alone_are_sent_to_a_reader_who_asks_for_the_rest(client: Client, database: Database) -> None:
