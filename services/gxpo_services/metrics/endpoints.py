@@ -10,12 +10,14 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.api.answers import plain_answer
 from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer
-from gxpo_services.api.errors import responses
+from gxpo_services.api.errors import Invalid, responses
 from gxpo_services.api.fields import Id, RunId, Text
 from gxpo_services.metrics import service
 from gxpo_services.metrics.schemas import Axis, ManyMetricsView, MetricsView
 from gxpo_services.metrics.series import Shape
 
+MOST_POINTS = 2_000_000
+"""Points that one response may have: as JSON about 60 MB, and several times as much while it is made."""
 router = APIRouter(route_class=ServiceRoute, tags=["metrics"], responses=responses(401, 422, 503))
 
 
@@ -31,7 +33,11 @@ class SeriesQuery(BaseModel):
     x: Axis = Field("step", description="The x-axis: steps, or cumulative backward passes, seconds or tokens.")
     after: int | None = Field(None, ge=-1, le=2**31 - 1, description="Only points after this step.")
     max_points: int = Field(
-        1000, ge=4, le=20_000, description="Maximum number of points per series; minima, maxima and both ends are kept."
+        1000,
+        ge=4,
+        le=20_000,
+        description="Maximum number of points per series; minima, maxima and both ends are kept. "
+        "Runs × names × max_points may not exceed 2,000,000.",
     )
     joined: bool = Field(
         False,
@@ -72,5 +78,11 @@ def many_metrics(query: Annotated[ManySeriesQuery, Query()], _: Viewer, session:
 
 def _curves(session: Session, runs: list[str], query: SeriesQuery) -> dict[str, dict[str, Any]]:
     names = service.split_names(query.names)
+    num_runs, num_names = len(set(runs)), len(set(names))
+    if num_runs * num_names * query.max_points > MOST_POINTS:
+        raise Invalid(
+            f"runs ({num_runs}) × names ({num_names}) × max_points ({query.max_points}) exceed {MOST_POINTS} points; "
+            "lower max_points, or request fewer runs or names"
+        )
     shape = Shape(query.max_points, query.after, query.joined, query.smoothing)
     return service.curves(session, runs, names, query.x, shape)
