@@ -26,6 +26,21 @@ _READING_POOL = _POOL | {"pool_size": 5, "max_overflow": 10}
 """Small enough for two API and two scheduler processes within the 200 connections of the cluster's PostgreSQL."""
 
 
+_CONNECTING: dict[str, Any] = {
+    "connect_timeout": 10,  # s
+    "keepalives": 1,
+    "keepalives_idle": 10,  # s
+    "keepalives_interval": 5,  # s
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,  # ms
+    # A client that hangs in a transaction would keep its locks, that of the order of events too. None of ours waits for
+    # anything but the database and a file in one.
+    "options": "-c idle_in_transaction_session_timeout=60s",
+}
+"""How psycopg connects: a server or network that no longer responds is an error, not an endless wait. The URL's own
+parameters take precedence."""
+
+
 def make_engine(url: str) -> Engine:
     """An engine configured for durability and concurrency.
 
@@ -56,7 +71,9 @@ def make_engine(url: str) -> Engine:
 def _postgres_engine(url: str, **options: Any) -> Engine:
     from psycopg.pq import Format
 
-    engine = create_engine(url, **(_POOL | options))
+    given = make_url(url).query
+    connecting = {name: value for name, value in _CONNECTING.items() if name not in given}
+    engine = create_engine(url, **(_POOL | options), connect_args=connecting)
 
     @event.listens_for(engine, "checkin")
     def _on_checkin(_connection: Any, record: Any) -> None:

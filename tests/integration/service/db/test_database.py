@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy import func, select, text
+from sqlalchemy.exc import OperationalError
 from support.postgres import PostgresServer
 
 from gxpo_services.db import database as db
@@ -61,6 +63,36 @@ def test_questions_see_what_was_written_and_leave_no_transaction(database: Datab
         session.rollback()
     with database.autocommit_connection() as connection:
         assert connection.execute(text("SELECT count(*) FROM seen")).scalar_one() == 1
+
+
+def test_a_server_that_accepts_and_never_responds_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(db._CONNECTING, "connect_timeout", 2)  # the least that libpq knows
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        silent = Database(f"postgresql+psycopg://gxpo@127.0.0.1:{server.getsockname()[1]}/gxpo")
+        for connect in (silent.engine.connect, silent.autocommit_connection().__enter__):
+            with pytest.raises(OperationalError, match="timeout"):
+                connect()
+        silent.close()
+
+
+def test_connections_end_when_the_server_or_their_client_does_not_respond(database: Database) -> None:
+    expected = {"connect_timeout": "10", "tcp_user_timeout": "30000", "keepalives_idle": "10"}
+    expected |= {"keepalives_interval": "5", "keepalives_count": "3"}
+    with database.engine.connect() as writing, database.autocommit_connection() as reading:
+        for connection in (writing, reading):
+            found = connection.connection.driver_connection.info.get_parameters()  # type: ignore[union-attr]
+            assert {name: found[name] for name in expected} == expected
+            assert connection.execute(text("SHOW idle_in_transaction_session_timeout")).scalar_one() == "1min"
+
+
+def test_parameters_of_the_url_take_precedence(postgres: PostgresServer) -> None:
+    options = "-c%20idle_in_transaction_session_timeout%3D5s"
+    database = Database(f"{postgres.url('postgres')}?connect_timeout=7&options={options}")
+    with database.engine.connect() as connection:
+        found = connection.connection.driver_connection.info.get_parameters()  # type: ignore[union-attr]
+        assert found["connect_timeout"] == "7"
+        assert connection.execute(text("SHOW idle_in_transaction_session_timeout")).scalar_one() == "5s"
+    database.close()
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
