@@ -18,7 +18,8 @@ AlertKind = Literal["failed", "diverged", "recovering", "gate_fired", "budget_re
 class ServiceSettings(BaseSettings):
     """Every setting of API and scheduler. Both read the same environment, so they agree."""
 
-    model_config = SettingsConfigDict(env_prefix="GXPO_", extra="ignore", frozen=True)
+    # env_ignore_empty: docker-compose.yml passes settings that are not given as empty variables.
+    model_config = SettingsConfigDict(env_prefix="GXPO_", env_ignore_empty=True, extra="ignore", frozen=True)
 
     home: Path = Field(Path("gxpo-home"), description="Folder for the database, artifacts and local token.")
     database_url: str | None = Field(None, description="SQLAlchemy URL; default: SQLite in `home`.")

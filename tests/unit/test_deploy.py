@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import lzma
+import multiprocessing
+import os
 import re
 import socket
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +21,8 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+
+from gxpo_services.settings import ServiceSettings, make_home, read_settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -92,7 +97,40 @@ def test_secrets_are_files_that_only_those_mount_who_need_them(services: dict[st
     for name, service in services.items():
         for variable, value in service.get("environment", {}).items():
             if re.search(r"PASSWORD|TOKEN|SECRET", variable):
-                assert str(value).startswith("/secrets/"), f"{name}: {variable}"
+                # A path is no secret.
+                path = variable.endswith("_FILE") and value == f"${{{variable}:-}}"
+                assert path or str(value).startswith("/secrets/"), f"{name}: {variable}"
+
+
+FIXED = {"artifact_root", "host", "port", "log_json"}
+"""Settings that the image sets (deploy/Dockerfile)."""
+HERE = {"home", "database_url", "database_password_file", "public_url", "ray_address", "model_roots", "data_roots"}
+"""Settings that follow from the other services and volumes."""
+
+
+def test_an_administrator_can_set_every_other_setting(services: dict[str, Any]) -> None:
+    for name in ("migrate", "api", "scheduler"):
+        environment = services[name]["environment"]
+        found = {variable.removeprefix("GXPO_").lower() for variable in environment if variable.startswith("GXPO_")}
+        assert found == ServiceSettings.model_fields.keys() - FIXED, name
+        for field in found - HERE:
+            assert environment[f"GXPO_{field.upper()}"].startswith(f"${{GXPO_{field.upper()}:-")
+    (line,) = re.findall(r"^ENV GXPO_HOST.*$", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
+    assert {name.lower() for name in re.findall(r"GXPO_(\w+)=", line)} == FIXED
+
+
+def test_what_is_not_set_keeps_its_default(services: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in services["api"]["environment"].items():
+        if found := re.fullmatch(r"\$\{GXPO_\w+:-(.*)\}", value):
+            monkeypatch.setenv(variable, found[1])
+    settings, default = read_settings(), ServiceSettings.model_fields
+    assert {name: getattr(settings, name) for name in default} == {name: f.default for name, f in default.items()}
+
+
+def test_ray_s_nodes_know_the_file_of_reward_tokens(services: dict[str, Any]) -> None:
+    (worker,) = yaml.safe_load((ROOT / "deploy/ray-cluster/worker.yml").read_text())["services"].values()
+    for service in (services["ray-head"], services["ray-worker"], services["ray-worker-gpu"], worker):
+        assert service["environment"]["GXPO_REWARD_TOKEN_FILE"] == "${GXPO_REWARD_TOKEN_FILE:-}"
 
 
 def test_every_image_ends_as_a_user_that_is_not_root() -> None:
@@ -245,3 +283,39 @@ def test_healthy_means_that_every_address_answers(server: str, tmp_path: Path, m
     (tmp_path / "token").write_text("a-token\n")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
     assert healthy(["--ray", f"http://{server}/ray"]) == 0
+
+
+def as_user(number: int, action: Callable[[], object]) -> int:
+    """Exit status of a process of that user and group that does it."""
+
+    def run() -> None:
+        os.setgroups([])
+        os.setgid(number)
+        os.setuid(number)
+        action()
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a folder to another user")
+def test_the_job_that_migrates_can_make_its_home_in_a_volume_of_kubernetes() -> None:
+    (job,) = [document for document in manifests() if document["kind"] == "Job"]
+    pod = job["spec"]["template"]["spec"]
+    user = pod["securityContext"]["runAsUser"]
+    (home,) = [variable["value"] for variable in pod["containers"][0]["env"] if variable["name"] == "GXPO_HOME"]
+    (mount,) = [m["mountPath"] for m in pod["containers"][0]["volumeMounts"] if m["name"] == "admin"]
+    with tempfile.TemporaryDirectory() as parent:  # not tmp_path, whose parents are private
+        Path(parent).chmod(0o755)
+        volume = Path(parent, "volume")
+        volume.mkdir()
+        os.chown(volume, 0, pod["securityContext"]["fsGroup"])
+        volume.chmod(0o2775)  # as fsGroup leaves it
+        made = ServiceSettings(home=volume / Path(home).relative_to(mount))
+        assert as_user(user, lambda: make_home(made)) == 0
+        assert as_user(user, lambda: make_home(made)) == 0, "again, at the next version"
+        assert (made.home.stat().st_uid, made.home.stat().st_mode & 0o777) == (user, 0o700)
+        assert as_user(user, lambda: make_home(ServiceSettings(home=volume))) != 0
