@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from gxpo_services.cli.common import translated_errors
 from gxpo_services.db.migrate import newest_revision
 from gxpo_services.settings import read_settings
 from gxpo_services.tokens.local_token import prepare_local
@@ -12,8 +13,9 @@ from gxpo_trainer.errors import GxpoError
 
 def main() -> int:
     try:
-        settings = read_settings()
-        prepare_local(settings)
+        with translated_errors():
+            settings = read_settings()
+            prepare_local(settings)
     except GxpoError as error:
         print(f"migrate: {error}", file=sys.stderr)
         return error.exit_code

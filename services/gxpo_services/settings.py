@@ -114,14 +114,21 @@ class ServiceSettings(BaseSettings):
 
     @property
     def url(self) -> str:
-        """SQLAlchemy URL of the database, including the password from its file."""
+        """SQLAlchemy URL of the database, including the password from its file. Raises ConfigError."""
         if self.database_url is None:
             return f"sqlite:///{self.home.resolve() / 'gxpo.sqlite'}"
         if self.database_password_file is None:
             return self.database_url
         from sqlalchemy import make_url
 
-        password = self.database_password_file.read_text(encoding="utf-8").strip()
+        try:
+            password = self.database_password_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+            raise ConfigError(
+                f"cannot read the database password from {self.database_password_file} ({reason}); "
+                "check GXPO_DATABASE_PASSWORD_FILE"
+            ) from None
         return make_url(self.database_url).set(password=password).render_as_string(hide_password=False)
 
     @property

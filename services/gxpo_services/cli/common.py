@@ -34,11 +34,35 @@ class CommandFailed(GxpoError):
 
 @contextmanager
 def translated_errors() -> Iterator[None]:
-    """Raise errors of the service as GxpoError, which the command line reports."""
+    """Raise errors of the service and of its database as GxpoError, which the command line reports."""
     try:
         yield
     except ServiceError as error:
         raise CommandFailed(error) from error
+    except Exception as error:
+        message = _database_message(error)
+        if message is None:
+            raise
+        raise ConfigError(message) from error
+
+
+def _database_message(error: Exception) -> str | None:
+    """What to tell an operator of an error in a command that works on the database itself; None for any other."""
+    # Imported here: the commands that only send requests start without them.
+    from alembic.util import CommandError
+    from pydantic import ValidationError
+    from sqlalchemy.exc import ArgumentError, OperationalError
+
+    if isinstance(error, OperationalError):
+        return f"cannot use the database ({one_line(str(error.orig))}); check GXPO_DATABASE_URL and its server"
+    if isinstance(error, ArgumentError):
+        return f"GXPO_DATABASE_URL: {error}"
+    if isinstance(error, CommandError):
+        return f"cannot migrate the database: {error}; is it that of a later version?"
+    if isinstance(error, ValidationError):
+        lines = [f"  {'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()]
+        return "\n".join(["invalid values:", *lines])
+    return None
 
 
 def message_of(error: ServiceError) -> str:

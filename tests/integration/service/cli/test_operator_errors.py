@@ -1,0 +1,97 @@
+"""Commands that work on the database itself: what is wrong is one message and exit code 2, never a traceback."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from gxpo_services.db.database import make_engine
+from gxpo_trainer.cli import main as cli
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GXPO_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def stopped() -> Iterator[str]:
+    """URL of a PostgreSQL server that does not run: a port that is taken and does not listen."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"postgresql+psycopg://gxpo:s3cret@127.0.0.1:{taken.getsockname()[1]}/gxpo"
+
+
+def message_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert cli.main(words) == 2
+    found = capsys.readouterr()
+    assert found.out == ""
+    return found.err
+
+
+COMMANDS = [("migrate",), ("migrate", "--check"), ("scheduler",), ("token", "create", "ada", "--database")]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_database_that_does_not_respond(
+    command: tuple[str, ...], stopped: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GXPO_DATABASE_URL", stopped)
+    message = message_of(capsys, *command)
+    assert message.startswith("gxpo: cannot use the database (connection failed: ")
+    assert message.endswith("; check GXPO_DATABASE_URL and its server\n")
+    assert "s3cret" not in message
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_password_file_that_cannot_be_read(
+    command: tuple[str, ...],
+    stopped: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("GXPO_DATABASE_URL", stopped)
+    for file, reason in ((tmp_path / "none", "No such file or directory"), (tmp_path, "Is a directory")):
+        monkeypatch.setenv("GXPO_DATABASE_PASSWORD_FILE", str(file))
+        expected = f"cannot read the database password from {file} ({reason}); check GXPO_DATABASE_PASSWORD_FILE"
+        assert message_of(capsys, *command) == f"gxpo: {expected}\n"
+
+
+def test_an_address_that_is_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("GXPO_DATABASE_URL", "postgres at db")
+    assert message_of(capsys, "migrate").startswith("gxpo: GXPO_DATABASE_URL: Could not parse")
+
+
+def test_a_database_of_a_later_version(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = make_engine(database_url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    engine.dispose()
+    monkeypatch.setenv("GXPO_DATABASE_URL", database_url)
+    assert message_of(capsys, "migrate").startswith("gxpo: cannot migrate the database: Can't locate revision")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("",), "  name: String should have at least 1 character"),
+        (("ada", "--days", "99999"), "  days: Input should be less than or equal to 36500"),
+    ],
+)
+def test_a_token_that_cannot_be_made(
+    words: tuple[str, ...],
+    line: str,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("GXPO_DATABASE_URL", database_url)
+    assert message_of(capsys, "token", "create", *words, "--database") == f"gxpo: invalid values:\n{line}\n"
