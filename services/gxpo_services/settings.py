@@ -28,6 +28,9 @@ class ServiceSettings(BaseSettings):
     host: str = Field("127.0.0.1", description="Address that the API listens on.")
     port: int = Field(8000, ge=1, le=65535, description="Port of the API.")
     public_url: str | None = Field(None, description="URL at which trainers reach the API; default: host and port.")
+    dashboard_url: str | None = Field(
+        None, description="URL at which people open the dashboard, for the links of alerts; default: a link to the API."
+    )
 
     ray_address: str = Field("http://127.0.0.1:8265", description="Ray's job server.")
     max_concurrent_runs: int = Field(1, ge=1, description="Maximum number of executing runs.")
@@ -83,7 +86,7 @@ class ServiceSettings(BaseSettings):
     max_body_s: float = Field(60.0, gt=0, description="Time in which a request body must arrive.")
     log_json: bool = Field(False, description="Log one JSON object per line instead of text.")
 
-    @field_validator("ray_address", "public_url")
+    @field_validator("ray_address", "public_url", "dashboard_url")
     @classmethod
     def _http(cls, value: str | None) -> str | None:
         if value is not None and not is_http(value):
@@ -145,6 +148,12 @@ class ServiceSettings(BaseSettings):
         """URL at which trainers and commands on this machine reach the API."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return self.public_url or f"http://{host}:{self.port}"
+
+    def link_to(self, run_id: str) -> str:
+        """URL of a run for people: its page of the dashboard, or the API's JSON if its address is unknown."""
+        if self.dashboard_url is None:
+            return f"{self.api_url}/api/v1/runs/{run_id}"
+        return f"{self.dashboard_url.rstrip('/')}/?view=run&run={run_id}"
 
     @property
     def is_loopback(self) -> bool:

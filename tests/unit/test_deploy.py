@@ -127,6 +127,10 @@ def test_what_is_not_set_keeps_its_default(services: dict[str, Any], monkeypatch
     assert {name: getattr(settings, name) for name in default} == {name: f.default for name, f in default.items()}
 
 
+def test_the_dashboard_knows_the_address_of_the_api_for_people(services: dict[str, Any]) -> None:
+    assert services["dashboard"]["environment"]["GXPO_EXTERNAL_URL"] == "${GXPO_EXTERNAL_URL:-}"
+
+
 def test_ray_s_nodes_know_the_file_of_reward_tokens(services: dict[str, Any]) -> None:
     (worker,) = yaml.safe_load((ROOT / "deploy/ray-cluster/worker.yml").read_text())["services"].values()
     for service in (services["ray-head"], services["ray-worker"], services["ray-worker-gpu"], worker):

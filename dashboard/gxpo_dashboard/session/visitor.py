@@ -41,6 +41,11 @@ def service_url() -> str:
     return os.environ.get("GXPO_URL", DEFAULT_URL)
 
 
+def external_url() -> str:
+    """URL of the API for the visitor's own commands, without a slash at its end."""
+    return (os.environ.get("GXPO_EXTERNAL_URL") or service_url()).rstrip("/")
+
+
 @st.cache_resource
 def _connection(url: str) -> httpx.Client:
     return connect(url)

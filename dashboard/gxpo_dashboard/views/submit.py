@@ -39,7 +39,7 @@ def show() -> None:
     header = st.container(horizontal=True, vertical_alignment="bottom")
     header.title("Submit", width="content")
     with visitor.guarded():
-        schema, presets = _catalogue(visitor.service_url(), visitor.client())
+        schema, presets = _catalogue(visitor.external_url(), visitor.client())
         by_name = {preset["name"]: preset for preset in presets}
         with header:
             preset = permalinks.select("Preset", "preset", list(by_name), _first(by_name), width=340)
@@ -200,7 +200,7 @@ def _one_run(config: Json, body: Json) -> None:
     with st.expander("TOML", expanded=checked["valid"]):
         st.code(checked.get("toml") or "# invalid config", language="toml", height=420)
     with st.expander("curl"):
-        st.code(forms.curl(visitor.service_url(), "/runs", body), language="bash", height=300)
+        st.code(forms.curl(visitor.external_url(), "/runs", body), language="bash", height=300)
 
 
 def _sweep(body: Json) -> None:
@@ -232,7 +232,7 @@ def _sweep(body: Json) -> None:
         st.caption("`run.toml`, the settings that all runs share:")
         st.code(base.get("toml") or "# invalid config", language=None, height=300)
     with st.expander("curl"):
-        st.code(forms.curl(visitor.service_url(), "/sweeps", body), language=None, height=300)
+        st.code(forms.curl(visitor.external_url(), "/sweeps", body), language=None, height=300)
 
 
 def _press(label: str, ready: bool) -> bool:

@@ -120,7 +120,7 @@ class Alerts:
         if kind is None or (chosen and kind not in chosen):
             return None
         text = f"Run {run.name!r} ({run.id}) {_WORDS[kind]}: {event.message}"
-        url = f"{self._settings.api_url}/api/v1/runs/{run.id}"
+        url = self._settings.link_to(run.id)
         return Alert(kind, text, run.id, run.name, event.message, event.time, url)
 
 

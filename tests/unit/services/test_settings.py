@@ -64,6 +64,23 @@ def test_the_address_of_the_api(given: dict[str, Any], loopback: bool, url: str)
     assert (settings.is_loopback, settings.api_url) == (loopback, url)
 
 
+def test_a_run_s_link_leads_to_the_dashboard_if_its_address_is_known() -> None:
+    assert ServiceSettings(public_url="http://api:8000").link_to("r1") == "http://api:8000/api/v1/runs/r1"
+    known = ServiceSettings(public_url="http://api:8000", dashboard_url="https://gxpo.example/")
+    assert known.link_to("r1") == "https://gxpo.example/?view=run&run=r1"
+    assert known.api_url == "http://api:8000", "trainers go on to use it"
+    with pytest.raises(ConfigError, match=r"GXPO_DASHBOARD_URL: .*'gxpo\.example'"):
+        read_settings(dashboard_url="gxpo.example")
+
+
+def test_an_empty_variable_means_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PORT", "WEBHOOKS", "QUOTA_GPUS", "GPU", "ALLOW_REMOTE_CODE"):
+        monkeypatch.setenv(f"GXPO_{name}", "")
+    settings = read_settings()
+    assert (settings.port, settings.webhooks, settings.quota_gpus, settings.gpu) == (8000, (), None, None)
+    assert settings.allow_remote_code is False
+
+
 def test_the_database_is_sqlite_in_the_home_unless_a_url_is_given(tmp_path: Path) -> None:
     assert ServiceSettings(home=tmp_path).url == f"sqlite:///{tmp_path.resolve()}/gxpo.sqlite"
     file = tmp_path / "password"
