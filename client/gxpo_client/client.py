@@ -98,15 +98,7 @@ class Client:
 
     def all_runs(self, *, limit: int | None = None, **filters: Any) -> list[Json]:
         """All matching runs, page by page, at most `limit`."""
-        found: list[Json] = []
-        cursor: str | None = None
-        while True:
-            size = _PAGE if limit is None else min(_PAGE, limit - len(found))
-            page = self.runs(limit=size, cursor=cursor, **filters)
-            found += page["items"]
-            cursor = page["next_cursor"]
-            if cursor is None or (limit is not None and len(found) >= limit):
-                return found
+        return self._all("/runs", limit, **filters)
 
     def run(self, run: str) -> Json:
         return self.get(run_path(run))
@@ -278,6 +270,18 @@ class Client:
         """The same for an array."""
         return cast(list[Any], self._get(path, query))
 
+    def _all(self, path: str, limit: int | None = None, **filters: Any) -> list[Json]:
+        """The items of all pages of a list, at most `limit`."""
+        found: list[Json] = []
+        cursor: str | None = None
+        while True:
+            size = _PAGE if limit is None else min(_PAGE, limit - len(found))
+            page = self.get(path, limit=size, cursor=cursor, **filters)
+            found += page["items"]
+            cursor = page["next_cursor"]
+            if cursor is None or (limit is not None and len(found) >= limit):
+                return found
+
     def _get(self, path: str, query: Mapping[str, Any]) -> Any:
         params = _parameters(query)
         key = (path, tuple(params))
@@ -310,14 +314,7 @@ class Client:
 
     def tokens(self) -> list[Json]:
         """All tokens, page by page."""
-        found: list[Json] = []
-        cursor: str | None = None
-        while True:
-            page = self.get("/tokens", limit=_PAGE, cursor=cursor)
-            found += page["items"]
-            cursor = page["next_cursor"]
-            if cursor is None:
-                return found
+        return self._all("/tokens")
 
     def revoke_token(self, token: str) -> Json:
         return _object(self._request("DELETE", f"/tokens/{_part(token)}"))

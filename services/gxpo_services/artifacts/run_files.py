@@ -87,9 +87,14 @@ class RunFiles:
             os.close(descriptor)
 
 
-def _open(folder: int, name: str, flags: int) -> int:
+def _check_name(name: str) -> None:
+    """Raises FileNotFoundError for what is not the name of one entry of a folder."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise FileNotFoundError(errno.ENOENT, "no name of a file", name)
+
+
+def _open(folder: int, name: str, flags: int) -> int:
+    _check_name(name)
     try:
         return os.open(name, flags, dir_fd=folder)
     except OSError as error:
@@ -105,8 +110,7 @@ def _open_file(folder: int, name: str) -> BinaryIO:
 
 
 def _status(folder: int, name: str) -> os.stat_result:
-    if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise FileNotFoundError(errno.ENOENT, "no name of a file", name)
+    _check_name(name)
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except OSError as error:

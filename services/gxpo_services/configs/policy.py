@@ -40,7 +40,7 @@ def refusals(values: Mapping[str, Any], settings: ServiceSettings) -> Refusals:
 
 def _model(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
     yield from _place(values, "model.path", STARTER_POLICIES, settings.model_roots, hub=settings.allow_hub)
-    if _get(values, "model.trust_remote_code") not in (None, False) and not settings.allow_remote_code:
+    if setting(values, "model.trust_remote_code") not in (None, False) and not settings.allow_remote_code:
         yield "model.trust_remote_code", "is not allowed on this server; set it to false"
 
 
@@ -48,15 +48,15 @@ def _data(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tupl
     yield from _place(values, "data.source", (_EMBEDDED_TASK,), settings.data_roots, hub=settings.allow_hub)
     for name in ("split", "subset"):
         # Both become parts of file names below data.source.
-        part = _get(values, f"data.{name}")
+        part = setting(values, f"data.{name}")
         if isinstance(part, str) and not _is_inner_name(part):
             yield f"data.{name}", "must be a relative path inside the data set, without .."
 
 
 def _evaluation(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
     yield from _place(values, "evaluation.data_root", ("none",), settings.data_roots, hub=None)
-    root = _get(values, "evaluation.data_root")
-    names = _get(values, "evaluation.benchmarks")
+    root = setting(values, "evaluation.data_root")
+    names = setting(values, "evaluation.benchmarks")
     for number, name in enumerate(names if isinstance(names, list | tuple) else ()):
         if not isinstance(name, str) or name == _EMBEDDED_TASK:
             continue
@@ -70,7 +70,7 @@ def _evaluation(values: Mapping[str, Any], settings: ServiceSettings) -> Iterabl
 
 
 def _rewards(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
-    rewards = _get(values, "verifier.rewards")
+    rewards = setting(values, "verifier.rewards")
     for number, reward in enumerate(rewards if isinstance(rewards, list | tuple) else ()):
         name = reward.get("name") if isinstance(reward, Mapping) else None
         if isinstance(name, str) and name not in OWN_REWARDS and name not in settings.allowed_rewards:
@@ -83,7 +83,7 @@ def _rewards(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[t
 
 
 def _environment(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
-    name, url = _get(values, "environment.name"), _get(values, "environment.url")
+    name, url = setting(values, "environment.name"), setting(values, "environment.url")
     if isinstance(name, str) and name not in (*OWN_ENVIRONMENTS, *settings.allowed_environments):
         allowed = ", ".join((*OWN_ENVIRONMENTS, *settings.allowed_environments))
         yield "environment.name", f"is not allowed on this server; choose from {allowed}"
@@ -93,7 +93,7 @@ def _environment(values: Mapping[str, Any], settings: ServiceSettings) -> Iterab
 
 
 def _placement(values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    if _get(values, "placement.ray_address") not in (None, "none"):
+    if setting(values, "placement.ray_address") not in (None, "none"):
         yield "placement.ray_address", "is set by the service; remove it"
 
 
@@ -101,7 +101,7 @@ def _place(
     values: Mapping[str, Any], path: str, embedded: Collection[str], roots: tuple[Path, ...], *, hub: bool | None
 ) -> Iterable[tuple[str, str]]:
     """The refusal of a setting that names a place, unless its value is one of `embedded`."""
-    name = _get(values, path)
+    name = setting(values, path)
     fault = _place_fault(name, roots, hub=hub) if isinstance(name, str) and name not in embedded else None
     if fault is not None:
         yield path, fault
@@ -135,9 +135,9 @@ def _is_inner_name(name: str) -> bool:
     return not path.is_absolute() and ".." not in path.parts and not name.startswith("~") and "\\" not in name
 
 
-def _get(values: Mapping[str, Any], path: str) -> Any:
-    """A nested value, None when a part of its path is not there."""
-    found: Any = values
+def setting(config: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path of a config; None where there is none."""
+    found: Any = config
     for key in path.split("."):
         found = found.get(key) if isinstance(found, Mapping) else None
     return found

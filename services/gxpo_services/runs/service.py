@@ -27,6 +27,7 @@ from gxpo_services.artifacts import trash
 from gxpo_services.configs.checks import checked, invalid, overridden, settings_of, stored
 from gxpo_services.configs.cost import expected_cost, resources
 from gxpo_services.configs.plan import planned
+from gxpo_services.configs.policy import setting
 from gxpo_services.db.tables.runs import STUDY, Group, Run, RunDocument, RunTag
 from gxpo_services.events import repository as events
 from gxpo_services.metrics.values import last_values
@@ -224,7 +225,7 @@ def list_runs(session: Session, query: ListQuery) -> dict[str, Any]:
             value = by_number[number]
             assert not isinstance(value, str)
             metrics[order.metric] = value
-        settings = {path: views.setting(configs.get(number, {}), path) for path in query.with_setting}
+        settings = {path: setting(configs.get(number, {}), path) for path in query.with_setting}
         items.append(views.listed(row, metrics, settings))
     next_cursor = None
     if len(found) > query.limit:

@@ -67,16 +67,6 @@ def _members(run: Shown) -> dict[str, Any]:
     return run | {"progress": _progress(run), "possible_actions": possible_actions(RunState(run["state"]))}
 
 
-def setting(config: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path of a stored config; None where there is none."""
-    value: Any = config
-    for part in path.split("."):
-        if not isinstance(value, Mapping):
-            return None
-        value = value.get(part)
-    return value
-
-
 @functools.cache
 def possible_actions(state: RunState) -> tuple[PossibleAction, ...]:
     """Actions that would have an effect in this state."""
