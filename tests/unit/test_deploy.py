@@ -128,7 +128,7 @@ def test_what_is_not_set_keeps_its_default(services: dict[str, Any], monkeypatch
 
 
 def test_the_dashboard_knows_the_address_of_the_api_for_people(services: dict[str, Any]) -> None:
-    assert services["dashboard"]["environment"]["GXPO_EXTERNAL_URL"] == "${GXPO_EXTERNAL_URL:-}"
+    assert services["dashboard"]["environment"]["GXPO_EXTERNAL_URL"] == "${GXPO_EXTERNAL_URL:-http://127.0.0.1:8000}"
 
 
 def test_ray_s_nodes_know_the_file_of_reward_tokens(services: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import streamlit as st
 from gxpo_dashboard.charts import compare as charts
 from gxpo_dashboard.charts.base import AXIS_WORDS, with_colors
 from gxpo_dashboard.session import permalinks, visitor
+from gxpo_dashboard.session.bounded import keep
 from gxpo_dashboard.text.labels import TERMINAL, number_of, plain, unique_labels
 from gxpo_dashboard.views import explorer, picker
 from gxpo_dashboard.widgets.shown import chart, charts_ahead, download, draw_first, empty, live, text_table
@@ -29,6 +30,8 @@ SHOWN = {
 }
 _MOST = 60
 _MOST_LINES = 20
+_MOST_MEASURED = 200
+"""Runs whose metric names a session keeps."""
 _MOST_SWEPT = 1000
 """Runs of a sweep in parallel coordinates, as in the service's heat map."""
 _GATE_Z = "gate/z"
@@ -130,7 +133,7 @@ def _measured(runs: list[str]) -> tuple[list[str], list[str]]:
     names: dict[str, None] = {}
     for run in runs:
         if not any(name.startswith("eval/") for name in store.get(run, [])):
-            store[run] = visitor.client().metric_names(run)
+            keep(store, run, visitor.client().metric_names(run), _MOST_MEASURED)
         names.update(dict.fromkeys(store[run]))
     parts = [name.split("/") for name in names if name.startswith("eval/")]
     scores = sorted({p[2] for p in parts if len(p) == 3 and "@" in p[2]}, key=lambda s: (s[:4] != "pass", len(s), s))
