@@ -128,12 +128,13 @@ class Engines:
 
     def restart(self, engine: Engine, error: Exception) -> None:
         """Replace the actor of an engine that died or stalled, without waiting. Raises TrainingError after MAX_RESTARTS
-        in a row, and at once when an engine that was never ready cannot be built: a second attempt fails too."""
+        in a row, and at the second attempt when an engine that was never ready cannot be built. The first may fail for
+        what passes, such as GPU memory that a process that ended has not given back yet."""
         name = "sampler" if len(self.all) == 1 else f"sampler {engine.index}"
         cause = str(error).strip().splitlines()[0]
         if getattr(error, "actor_init_failed", False):  # an exception, not a kill
             cause = _raised(str(error))
-            if engine.folder is None:
+            if engine.folder is None and engine.restarts:
                 raise TrainingError(f"the {name} cannot start: {cause}") from error
         engine.restarts += 1
         what = "stalled" if isinstance(error, Stalled) else "died"
