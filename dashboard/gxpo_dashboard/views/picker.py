@@ -46,7 +46,7 @@ def runs(label: str, name: str, *, most: int, default: tuple[str, ...] = ()) -> 
 
 
 def left_out(name: str) -> None:
-    """Say that more runs were asked for than the view shows, until other runs are selected."""
+    """Say that more runs were requested than the view shows, until other runs are selected."""
     if name in (clipped := st.session_state.get("clipped", {})):
         chosen, asked = clipped[name]
         st.warning(f"Showing the first {len(chosen)} of {count(asked)} runs.", icon=":material/filter_list:")

@@ -47,7 +47,7 @@ def translated_errors() -> Iterator[None]:
 
 
 def _database_message(error: Exception) -> str | None:
-    """What to tell an operator of an error in a command that works on the database itself; None for any other."""
+    """The message for an error in a command that works on the database itself; None for any other."""
     # Imported here: the commands that only send requests start without them.
     from alembic.util import CommandError
     from pydantic import ValidationError

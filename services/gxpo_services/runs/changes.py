@@ -88,7 +88,7 @@ class Changes:
         return rows
 
     def _end(self) -> None:
-        """Forget the runs that have ended, of which everything was sent, or note that those to follow have."""
+        """Stop following runs that ended and were sent, or note that all of the requested ones did."""
         followed = {number: mark for number, mark in self._seen.items() if mark[0] not in TERMINAL}
         if self.numbers is not None:
             self.is_over = not followed

@@ -59,7 +59,7 @@ class Alert:
 
 
 def alert_kind(event: Event) -> AlertKind | None:
-    """The alert that an event asks for, None for none. Trainers cannot report events of states and recoveries."""
+    """The alert of an event, None for none. Trainers cannot report events of states and recoveries."""
     if event.kind == "gate_fired":
         return "gate_fired"
     if event.kind == "recovery":

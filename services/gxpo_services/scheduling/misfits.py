@@ -16,7 +16,7 @@ class Misfits:
     def __init__(self) -> None:
         self._since: dict[tuple[int, float], float] = {}  # by queued_at too: SQLite reuses numbers
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Call in a round that does not see the cluster: only observed time counts."""
         self._since.clear()
 

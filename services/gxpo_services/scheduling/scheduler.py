@@ -215,7 +215,7 @@ class Scheduler:
         if resumed_at - self._renewed_at > LONGEST_GAP_FRACTION * self._settings.heartbeat_s:
             for hold in self._held.values():
                 hold.since = resumed_at
-            self._misfits.forget()
+            self._misfits.reset()
         self._renewed_at = now
         known = {run_id: hold for run_id, hold in self._held.items() if held.get(run_id) == hold.lease_token}
         dropped = self._held.keys() - known.keys()
@@ -239,12 +239,12 @@ class Scheduler:
         """Claim as many queued runs as quotas allow, in one transaction."""
         with self._database.reading() as session:
             if not leases.num_queued(session) or len(leases.executing(session)) >= self._settings.max_concurrent_runs:
-                self._misfits.forget()
+                self._misfits.reset()
                 return
         try:
             limits = self._quota()
         except LauncherUnavailable:
-            self._misfits.forget()
+            self._misfits.reset()
             raise
         now = self._clock()
         begun: dict[str, Hold] = {}

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from gxpo_trainer.config.base import Settings
 
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0
-"""vLLM samples at 0.01 where less is asked for, and refuses more than 2."""
+"""vLLM samples at 0.01 where a request says less, and refuses more than 2."""
 
 
 class RolloutConfig(Settings):

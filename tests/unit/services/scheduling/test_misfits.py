@@ -18,7 +18,7 @@ def test_a_run_is_late_after_being_too_large_without_a_break() -> None:
     assert list(misfits.too_late([LARGE], LIMITS, 10.0 + MISFIT_S)) == [1]
     assert misfits.too_late([LARGE], replace(LIMITS, cpus=3.0), 11.0 + MISFIT_S) == {}
     assert misfits.too_late([LARGE], LIMITS, 12.0 + MISFIT_S) == {}
-    misfits.forget()
+    misfits.reset()
     assert misfits.too_late([LARGE], LIMITS, 12.0 + 2 * MISFIT_S) == {}
 
 
