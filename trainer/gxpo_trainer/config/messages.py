@@ -21,6 +21,10 @@ from gxpo_trainer.config.rules import RULES, in_words, rule_names
 from gxpo_trainer.config.run import RunConfig
 from gxpo_trainer.errors import ConfigError
 
+MOST_ERRORS = 100
+"""Invalid settings of one config that are reported: a request with more must not occupy the service for long."""
+_LEAST_SIMILARITY, _LONGEST_TYPO = 0.7, 200
+
 
 def submodels(annotation: Any) -> list[type[BaseModel]]:
     """The settings classes that a field of this annotation may contain: none, one, or one per rule."""
@@ -50,15 +54,27 @@ def setting_paths() -> tuple[str, ...]:
     return tuple(dict.fromkeys(path for path, _, _ in walk()))
 
 
+@functools.lru_cache(maxsize=256)  # each of a sweep's runs has the same mistyped paths
 def nearest_setting(path: str) -> str | None:
     """The setting most similar to a mistyped path, by the whole path or by its last word."""
 
     def similarity(known: str) -> float:
         ends = known.rsplit(".", 1)[-1], path.rsplit(".", 1)[-1]
-        return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in ((known, path), ends))
+        return max(_similarity(*pair) for pair in ((known, path), ends))
 
+    if len(path) > _LONGEST_TYPO:
+        return None
     best = max(setting_paths(), key=similarity)
-    return best if similarity(best) >= 0.7 else None
+    return best if similarity(best) > 0 else None
+
+
+def _similarity(first: str, second: str) -> float:
+    """Ratio of equal parts, 0 below _LEAST_SIMILARITY; its upper bounds are a tenth of the work."""
+    matcher = difflib.SequenceMatcher(None, first, second)
+    if min(matcher.real_quick_ratio(), matcher.quick_ratio()) < _LEAST_SIMILARITY:
+        return 0.0
+    ratio = matcher.ratio()
+    return ratio if ratio >= _LEAST_SIMILARITY else 0.0
 
 
 def unknown_setting(path: str, root: type[BaseModel] = RunConfig) -> str:
@@ -169,7 +185,7 @@ def _parts(error: Any, root: type[BaseModel]) -> tuple[str, str, str]:
 def _merged(error: ValidationError, root: type[BaseModel]) -> list[tuple[str, str, str]]:
     """(path, value, message) of each setting; the errors of its alternative forms are one message."""
     found: dict[tuple[str, str], list[str]] = {}
-    for part in error.errors(include_url=False):
+    for part in error.errors(include_url=False)[:MOST_ERRORS]:
         path, value, message = _parts(part, root)
         messages = found.setdefault((path, value), [])
         if message not in messages:

@@ -14,6 +14,7 @@ from gxpo_services.groups.service import validate
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset
+from gxpo_trainer.config.messages import MOST_ERRORS, nearest_setting
 
 SERVER = ServiceSettings()
 
@@ -183,3 +184,17 @@ def test_names_stay_within_their_column() -> None:
     runs = sweep(name="n" * 200, grid={"data.template": ["{problem} " * 50]})
     assert len(runs[0].config.name) == 200
     assert isinstance(runs[0].config, RunConfig)
+
+
+def test_mistyped_paths_are_compared_with_the_settings_once_and_not_for_each_run() -> None:
+    nearest_setting.cache_clear()
+    grid = {"learner.rule.kk": list(range(20)), "lerner.rule.alpha": [0.1, 0.2], "\u00fc" * 150: list(range(10))}
+    errors = errors_of(grid=grid)
+    assert list(errors) == [f"grid.{path}" for path in sorted(grid)]
+    assert "learner.rule.k" in errors["grid.learner.rule.kk"]
+    assert nearest_setting.cache_info().misses == len(grid)
+
+
+def test_of_very_many_invalid_settings_the_first_are_reported() -> None:
+    config = {f"unknown_{number}": 1 for number in range(3 * MOST_ERRORS)}
+    assert len(errors_of(base={"config": config})) == MOST_ERRORS
