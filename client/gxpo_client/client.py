@@ -180,25 +180,11 @@ class Client:
 
     def all_events(self, run: str) -> list[Json]:
         """All events in order, page by page."""
-        found: list[Json] = []
-        after = 0
-        while (page := self.events(run, after))["items"]:
-            found += page["items"]
-            after = page["next_after"]
-        return found
+        return self._all(f"{run_path(run)}/events", page_size=_EVENTS)
 
     def newest_events(self, run: str, most: int) -> list[Json]:
         """At most `most` events, newest first, page by page."""
-        found: list[Json] = []
-        cursor: str | None = None
-        while len(found) < most:
-            limit = min(_EVENTS, most - len(found))
-            page = self.get(f"{run_path(run)}/events", order="desc", limit=limit, cursor=cursor)
-            found += page["items"]
-            cursor = page["next_cursor"]
-            if cursor is None:
-                break
-        return found
+        return self._all(f"{run_path(run)}/events", most, page_size=_EVENTS, order="desc")
 
     def changes(
         self, runs: Sequence[str], after: int | None = 0, *, ids_only: bool = False
@@ -270,12 +256,12 @@ class Client:
         """The same for an array."""
         return cast(list[Any], self._get(path, query))
 
-    def _all(self, path: str, limit: int | None = None, **filters: Any) -> list[Json]:
+    def _all(self, path: str, limit: int | None = None, *, page_size: int = _PAGE, **filters: Any) -> list[Json]:
         """The items of all pages of a list, at most `limit`."""
         found: list[Json] = []
         cursor: str | None = None
         while True:
-            size = _PAGE if limit is None else min(_PAGE, limit - len(found))
+            size = page_size if limit is None else min(page_size, limit - len(found))
             page = self.get(path, limit=size, cursor=cursor, **filters)
             found += page["items"]
             cursor = page["next_cursor"]
