@@ -77,7 +77,9 @@ def main() -> None:
         ratio("two engines on two cores / one on one", rates[2, 2], rates[1, 1], at_least=1.8),
         ratio("two engines on two cores / one with a core to itself", rates[2, 2], rates[1, 2]),
         median("sync to one engine", syncs[1], "s"),
+        median("sync to two engines", syncs[2], "s"),
         median("sync to four engines", syncs[4], "s"),
+        ratio("sync to two / to one, a core for each", syncs[2], syncs[1]),
         ratio("sync to four / to one", syncs[4], syncs[1], at_most=1.5),
     ]
     save("rollout_pool", figures, {"cores": len(os.sched_getaffinity(0)), "most_sequences": MOST_SEQUENCES})

@@ -292,7 +292,7 @@ def metric_chart(
     words = [f"{label} {say(series[name].last)}" for name, label in present.items()]
     newest = int(frame["step"].max()) if not frame.empty else 0
     summary = f"At step {newest}: {', '.join(words)}." if words else "No data yet."
-    alt = f"{title}: {', '.join(names.values())} over {AXES[x]}"
+    alt = f"{title}: {', '.join((present or names).values())} over {AXES[x]}"
     datasets = {"points": frame, "near": near(frame)}
     left = thinned(*(series[name] for name in present))
     return Chart(key, title, spec, datasets, alt, summary, note, labels={"x": AXES[x]}, thinned=left)

@@ -43,7 +43,11 @@ MEMORY = {
     "system/learner_peak_bytes": "learner's peak",
     "system/sampler_peak_bytes": "sampler's peak",
 }
-GPU = {"system/learner_device_peak_bytes": "learner's peak"}
+_GPUS = range(16)
+GPU_LOAD = {f"system/gpu{n}/utilization_percent": f"GPU {n}" for n in _GPUS}
+GPU_MEMORY = {"system/learner_device_peak_bytes": "learner's peak"} | {
+    f"system/gpu{n}/memory_bytes": f"GPU {n}" for n in _GPUS
+}
 DISK = {"system/disk_free_bytes": "free"}
 TRAFFIC = {
     "system/network_sent_bytes_per_s": "network, sent",
@@ -56,7 +60,7 @@ TRAJECTORY = {
 }
 NAMES: tuple[str, ...] = (
     *REWARD, *RETENTION, *SCALE, *COSINE, *FRACTIONS, *NORMS, *UPDATE, *KL, *ENTROPY, *CLIP, *GAP, *LENGTH,
-    *FAILURES, *TURNS, *EPISODES, *CPU, *MEMORY, *GPU, *DISK, *TRAFFIC, *TRAJECTORY,
+    *FAILURES, *TURNS, *EPISODES, *CPU, *MEMORY, *GPU_LOAD, *GPU_MEMORY, *DISK, *TRAFFIC, *TRAJECTORY,
 )  # fmt: skip
 
 
@@ -110,8 +114,11 @@ def system_charts(series: Series, x: str) -> list[Chart]:
         metric_chart("gap", "Log-probability gap", series, GAP, x=x, y_title="|Δ log π|", form=".0e", log=True,
                      note=gap_note),
         metric_chart("memory", "Memory", series, MEMORY, x=x, y_title="bytes", form=".2~s", zero=True, say=size),
-        metric_chart("gpu-memory", "GPU memory", series, GPU, x=x, y_title="bytes", form=".2~s", zero=True, say=size,
-                     note="Most that the learner's first rank has reserved so far."),
+        metric_chart("gpu-memory", "GPU memory", series, GPU_MEMORY, x=x, y_title="bytes", form=".2~s", zero=True,
+                     say=size, note="Largest of the step on each GPU of the controller's machine. Learner's peak: most "
+                     "that its first rank has reserved so far."),
+        metric_chart("gpu", "GPUs", series, GPU_LOAD, x=x, y_title="percent", zero=True,
+                     note="Mean utilization of the step, on the controller's machine."),
         metric_chart("cpu", "CPU", series, CPU, x=x, y_title="percent", zero=True),
         metric_chart("traffic", "Network and disk", series, TRAFFIC, x=x, y_title="bytes per second", form=".2~s",
                      zero=True, say=_rate, note="Of the machine that runs the controller, per second of the step."),

@@ -23,7 +23,8 @@ Json = dict[str, Any]
 
 OVERVIEW = (*curves.REWARD, *gate.NAMES, *budget.NAMES)
 SYSTEM = (
-    *curves.GAP, *curves.MEMORY, *curves.GPU, *curves.CPU, *curves.TRAFFIC, *curves.DISK, *timeline.NAMES,
+    *curves.GAP, *curves.MEMORY, *curves.GPU_LOAD, *curves.GPU_MEMORY, *curves.CPU, *curves.TRAFFIC, *curves.DISK,
+    *timeline.NAMES,
 )  # fmt: skip
 POLICY = (*curves.ENTROPY, *curves.KL, *curves.CLIP, *curves.LENGTH, *curves.FAILURES, *curves.TURNS, *curves.EPISODES)
 RULE = (

@@ -134,6 +134,7 @@ def test_rewards_survive_a_run_file(tmp_path: Path) -> None:
         ([{"name": "format", "weight": 0}], "rewards[0].weight = 0: must be a finite number other than 0"),
         ([{"name": "format", "weight": float("inf")}], "must be a finite number other than 0"),
         ([{"name": "a:X"}, {"name": "b:X"}], "two rewards are called X"),
+        ([{"name": "http", "url": "http://h:1/", "label": "mean"}], "reward/mean is another metric"),
     ],
 )
 def test_rewards_that_mean_nothing_are_rejected(rewards: list[dict[str, Any]], complaint: str) -> None:
@@ -218,9 +219,7 @@ def test_components_of_every_sample_come_back_with_their_sum(module: str, tmp_pa
     assert [verdict.reward for verdict in verdicts] == pytest.approx([2.3, 1.8])
     scored = ScoredGroup(ours, tuple(verdicts))
     means = component_means([scored])
-    assert means == pytest.approx(
-        {"reward/correctness_mean": 1.0, "reward/format_mean": 0.5, "reward/Brevity_mean": 0.8}
-    )
+    assert means == pytest.approx({"reward/format": 0.5, "reward/Brevity": 0.8})
     with RunReporter(tmp_path / "run") as reporter:
         reporter.log_samples(1, [scored])
     rows = read_samples(tmp_path / "run")
@@ -235,7 +234,7 @@ def test_a_failing_or_hanging_component_affects_only_its_response(module: str) -
     assert [verdict.reward for verdict in verdicts] == [None, 0.8, None, None, 0.8]
     assert "reward Brevity: KeyError" in verdicts[0].detail
     assert "must be a finite number" in verdicts[3].detail
-    assert component_means([ScoredGroup(group("a"), tuple(verdicts))]) == {"reward/Brevity_mean": 0.8}
+    assert component_means([ScoredGroup(group("a"), tuple(verdicts))]) == {"reward/Brevity": 0.8}
 
 
 def test_evaluations_compute_no_components(module: str) -> None:

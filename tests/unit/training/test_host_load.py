@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
 from gxpo_trainer.records.metric_table import undescribed
+from gxpo_trainer.training import gpu_load
 from gxpo_trainer.training.host_load import HostLoad, Reading, rates
 
 RATES = (
@@ -53,3 +58,65 @@ def test_a_host_without_counters_reports_the_rest(
         "system/disk_free_bytes",
     }
     assert "system/disk_free_bytes" not in HostLoad(tmp_path / "removed").metrics()
+
+
+class NVMLError(Exception):
+    pass
+
+
+class Nvml(SimpleNamespace):
+    """A double of `pynvml`, for a machine without NVIDIA's driver: a GPU with given samples and a MIG device."""
+
+    NVMLError = NVMLError
+
+    def __init__(self, samples: list[tuple[int, int]]) -> None:
+        super().__init__(
+            nvmlInit=lambda: None,
+            nvmlDeviceGetCount=lambda: 2,
+            nvmlDeviceGetHandleByIndex=int,
+            nvmlDeviceGetMemoryInfo=self._memory,
+            nvmlDeviceGetUtilizationRates=self._rates,
+        )
+        self._samples = iter(samples)
+
+    def _memory(self, handle: int) -> Any:
+        self._utilization, used = next(self._samples) if handle == 0 else (0, 2**30)
+        return SimpleNamespace(used=used)
+
+    def _rates(self, handle: int) -> Any:
+        if handle == 1:
+            raise NVMLError("Not Supported")
+        return SimpleNamespace(gpu=self._utilization)
+
+
+def test_gpus_report_the_mean_utilization_and_the_largest_memory_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml([(50, 9), (0, 2), (100, 7), (20, 3)]))
+    monkeypatch.setattr(gpu_load, "SAMPLE_EVERY_S", 3600.0)
+    load = gpu_load.GpuLoad()
+    load.begin_step()  # (50, 9), of which the next step has nothing
+    load.begin_step()
+    load.sample()
+    load.sample()
+    found = load.metrics()
+    expected = {"system/gpu0/utilization_percent": 40.0, "system/gpu0/memory_bytes": 7.0}
+    assert found == {**expected, "system/gpu1/memory_bytes": 2.0**30}
+    assert undescribed(found) == set()
+
+
+def test_gpus_are_sampled_during_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml([(0, 1)] * 2 + [(100, 1)] * 10_000))
+    monkeypatch.setattr(gpu_load, "SAMPLE_EVERY_S", 0.01)
+    load = gpu_load.GpuLoad()
+    load.begin_step()
+    while load.metrics()["system/gpu0/utilization_percent"] <= 50:
+        time.sleep(0.01)
+
+
+def test_without_a_driver_no_gpu_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise NVMLError("Driver Not Loaded")
+
+    nvml = Nvml([])
+    nvml.nvmlInit = fail
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert gpu_load.GpuLoad().metrics() == {}

@@ -13,6 +13,8 @@ from gxpo_trainer.config.base import Fraction, Settings, known_or_class
 
 HTTP: Final = "http"
 OWN_REWARDS = ("correctness", "format", "environment", HTTP)
+_OTHER_METRICS = ("mean", "std", "zero_variance_fraction", "http_calls", "http_s", "http_cache_hits")
+"""`reward/…` that are no component."""
 
 
 def _usable_weight(value: float) -> float:
@@ -59,7 +61,7 @@ class HttpRewardConfig(Settings):
 
     name: Literal["http"] = HTTP
     label: str = Field(
-        HTTP, pattern=r"^[A-Za-z][\w-]*$", description="Name of its metric, `reward/<label>_mean`, and in samples."
+        HTTP, pattern=r"^[A-Za-z][\w-]*$", description="Name of its metric, `reward/<label>`, and in samples."
     )
     weight: float = Field(1.0, description="Factor of the component in the sum.")
     url: str = Field(description="Address that each response is posted to; the administrator must have listed it.")
@@ -124,6 +126,8 @@ class VerifierConfig(Settings):
             raise ValueError(
                 f"two rewards are called {twice[0]}, so their metrics would be one; rename a class or set label"
             )
+        if taken := sorted({*labels} & {*_OTHER_METRICS}):
+            raise ValueError(f"reward/{taken[0]} is another metric; rename the class or set another label")
         return value
 
     @property

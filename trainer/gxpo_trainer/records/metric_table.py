@@ -127,8 +127,8 @@ SECTIONS: tuple[Section, ...] = (
             ),
             Metrics(("reward/correctness",), "share of verdicts `correct`, of all samples"),
             Metrics(
-                ("reward/<component>_mean",),
-                "each reward component without its weight, over the samples that have a reward",
+                ("reward/<component>",),
+                "each further reward component without its weight, over the samples that have a reward",
             ),
             Metrics(
                 ("reward/http_calls", "reward/http_s", "reward/http_cache_hits"),
@@ -246,6 +246,11 @@ SECTIONS: tuple[Section, ...] = (
                 "missing where the host does not offer the counter, as in some containers",
             ),
             Metrics(("system/learner_idle_bytes",), "resident set of learner rank 0 before it loaded the model"),
+            Metrics(
+                ("system/gpu<n>/utilization_percent", "system/gpu<n>/memory_bytes"),
+                "each GPU of the controller's host by its NVML index, whoever uses it: mean and largest of the step, of "
+                "one sample a second; missing where `nvidia-ml-py` or the driver is",
+            ),
             Metrics(
                 ("system/learner_device_peak_bytes",), "on GPUs: most memory that torch reserved on rank 0's device"
             ),

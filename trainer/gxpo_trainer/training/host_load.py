@@ -1,4 +1,4 @@
-"""Load of the controller's host: processor, memory, disk and network."""
+"""Load of the controller's host: processor, memory, disk, network and GPUs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from gxpo_trainer.training.gpu_load import GpuLoad
 from gxpo_trainer.types import Metrics
 
 _LOOPBACK = "lo"
@@ -31,11 +32,13 @@ class HostLoad:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._begin = read_counters()
+        self._gpus = GpuLoad()
 
     def begin_step(self) -> None:
         """Rates and processor load are means from here on."""
         psutil.cpu_percent()
         self._begin = read_counters()
+        self._gpus.begin_step()
 
     def metrics(self) -> Metrics:
         """Load since `begin_step` in percent of all cores, memory in use and free disk in bytes, bytes per second."""
@@ -43,6 +46,7 @@ class HostLoad:
             "system/cpu_percent": psutil.cpu_percent(),
             "system/memory_bytes": float(psutil.virtual_memory().used),
             **rates(self._begin, read_counters()),
+            **self._gpus.metrics(),
         }
         free = _or_none(lambda: psutil.disk_usage(str(self._folder)).free)
         return found if free is None else {**found, "system/disk_free_bytes": float(free)}

@@ -113,6 +113,10 @@ def shown_processes(spans: Sequence[Span]) -> list[Span]:
 
 
 def component_means(groups: Sequence[ScoredGroup]) -> Metrics:
-    """`reward/<component>_mean`: the plain value of each reward component, over the samples that have a reward."""
+    """`reward/<component>`: the plain value of each reward component, over the samples that have a reward.
+
+    Correctness is a metric of its own, whether it is a component or not: the share of verdicts of all samples.
+    """
     found = [verdict.reward_components for group in groups for verdict in group.verdicts if verdict.reward is not None]
-    return {f"reward/{name}_mean": float(np.mean([values[name] for values in found])) for name in (found or [{}])[0]}
+    names = [name for name in (found or [{}])[0] if name != "correctness"]
+    return {f"reward/{name}": float(np.mean([values[name] for values in found])) for name in names}

@@ -83,9 +83,12 @@ def test_charts_of_an_environment_appear_only_where_there_is_one() -> None:
 def test_the_system_part_shows_gpu_disk_and_network_where_a_run_reports_them() -> None:
     plain = {"system/cpu_percent": points([50.0]), "system/memory_bytes": points([2.0**30])}
     assert [chart.key for chart in curves.system_charts(plain, "step")] == ["memory", "cpu"]
-    reported = {name: points([2.0**20]) for name in (*curves.GPU, *curves.TRAFFIC, *curves.DISK)}
-    gpu, traffic, disk = curves.system_charts(reported, "step")
-    assert (gpu.key, traffic.key, disk.key) == ("gpu-memory", "traffic", "disk")
+    gpus = {f"system/gpu{n}/{name}" for n in (0, 1) for name in ("utilization_percent", "memory_bytes")}
+    reported = {name: points([2.0**20]) for name in (*gpus, *curves.TRAFFIC, *curves.DISK)}
+    gpu_memory, gpu, traffic, disk = curves.system_charts(reported, "step")
+    assert (gpu_memory.key, gpu.key, traffic.key, disk.key) == ("gpu-memory", "gpu", "traffic", "disk")
+    assert gpu.alt == "GPUs: GPU 0, GPU 1 over training step"
+    assert "GPU 1 1.0 MiB" in gpu_memory.summary
     assert "network, sent 1.0 MiB per second" in traffic.summary
 
 
