@@ -56,8 +56,8 @@ mutants: setup  ## a mutation round over the pure modules, outside the suite (ha
 gpu-check: setup  ## GPU tests and figures, and a page of what ran (PART=learner, engines or all)
 	$(PYTHON) -m benchmarks.gpu_check $(PART)
 
-screenshots: setup  ## pictures of every view into docs/images; needs chromium and chromium-driver
-	$(PYTHON) tests/browser/screenshots.py
+screenshots: setup  ## pictures of every view into docs/images; FROM="--ended FOLDER… --live FOLDER" for runs of a study
+	$(PYTHON) tests/browser/screenshots.py $(FROM)
 
 docs: setup  ## write the generated pages, build the site strictly into build/site and check its links
 	PYTHONPATH=tests $(PYTHON) -m docs_build write

@@ -1,9 +1,10 @@
 """Pictures of every view, light and dark, from real runs.
 
 Of a home (`make demo`, then `make screenshots`), or of run folders: `--ended` for those of a study, `--live` for one
-that is shown as it was after a share of its steps. Starts the API and the dashboard, opens each view in headless
-Chromium, waits until nothing is being drawn any more, and writes docs/images/<view>-<light|dark>.png of a window of
-1280 pixels and <view>-wide-<light|dark>.png of one of 1920, at twice the resolution and with at most 256 colours.
+that is shown as it was after a share of its steps (`make screenshots FROM="--ended … --live …"`). Starts the API and the
+dashboard, opens each view in headless Chromium, waits until nothing is being drawn any more, and writes
+docs/images/<view>-<light|dark>.png of a window of 1280 pixels, and <view>-wide-<light|dark>.png of each wider one in
+`--widths`, at twice the resolution and with at most 256 colours.
 Chromium and its driver come from the system's packages.
 """
 
@@ -32,18 +33,19 @@ from gxpo_client.client import Client, connect  # noqa: E402
 from gxpo_services.local.ports import free_port  # noqa: E402
 
 MODES: tuple[Literal["light"], Literal["dark"]] = ("light", "dark")
-WIDTHS = (1280, 1920)
+WIDTH = 1280
 SCALE = 2
 """Pixels of a picture per pixel of the page."""
 _MOST_COMPARED = 20
 
 
-# Of the page, or of its part above the first card that does not fit.
+# Of the page, or of its part above the first card that does not fit. Cards are 16 pixels apart.
 _HEIGHT = """
 const main = document.querySelector('[data-testid=stMain]');
 if (!main || main.scrollHeight <= arguments[0]) return main ? main.scrollHeight : 1000;
-const cards = [...main.querySelectorAll('h5')].map(title => title.closest('[data-testid=stVerticalBlock]'));
-const ends = cards.map(card => card.getBoundingClientRect().bottom + main.scrollTop + 16);
+const cards = [...main.querySelectorAll('[data-testid=stVerticalBlock]')]
+  .filter(block => parseFloat(getComputedStyle(block).borderTopWidth) > 0);
+const ends = cards.map(card => card.getBoundingClientRect().bottom + main.scrollTop + 8);
 if (!ends.length) return arguments[0];
 return Math.max(...ends.filter(end => end <= arguments[0]), Math.min(...ends));
 """
@@ -116,7 +118,7 @@ def arguments_of(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--live", type=Path, default=None, help="with --ended: folder of the run that is shown live")
     parser.add_argument("--live-share", type=float, default=0.6, help="share of the live run's steps that is reported")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images", help="folder of the pictures")
-    parser.add_argument("--widths", type=int, nargs="*", default=WIDTHS, help="of the window, in pixels")
+    parser.add_argument("--widths", type=int, nargs="*", default=(WIDTH,), help="of the window, in pixels")
     parser.add_argument("--height", type=int, default=1500, help="most pixels of a picture's height")
     parser.add_argument("--only", nargs="*", default=None, help="names of the pictures to take")
     return parser.parse_args(given)
@@ -166,7 +168,7 @@ def take(dashboard: DashboardProcess, found: dict[str, dict[str, Any]], chosen: 
         with open_browser(width=width, mode=mode) as driver:
             for name, query in found.items():
                 if chosen.only is None or name in chosen.only:
-                    wide = "-wide" if width > min(WIDTHS) else ""
+                    wide = "-wide" if width > WIDTH else ""
                     file = chosen.out / f"{name}{wide}-{mode}.png"
                     shoot(Page(driver, dashboard.url, dashboard.cookie), file, query, width, chosen.height)
                     sys.stdout.write(f"{file}: {file.stat().st_size // 1000} kB\n")

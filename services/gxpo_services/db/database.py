@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.exc import DisconnectionError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
+UNAVAILABLE = (OperationalError, InterfaceError)
+"""Errors of a database that cannot be reached."""
 BINARY_ROWS = "gxpo_binary_rows"
 """Execution option: PostgreSQL's binary format. As text, bytes are twice as long."""
 

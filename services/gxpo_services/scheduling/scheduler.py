@@ -13,31 +13,28 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
-from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
 from gxpo_client.addresses import is_loopback
 from gxpo_services.api.idempotency import delete_expired_keys
-from gxpo_services.db.database import Database
+from gxpo_services.db.database import UNAVAILABLE, Database
 from gxpo_services.db.migrate import need_current, upgrade
-from gxpo_services.db.tables.runs import STUDY
 from gxpo_services.observability import logs
 from gxpo_services.runs.lifecycle import StateChanged
 from gxpo_services.scheduling import admission, launches, leases, retention, sign_of_life
 from gxpo_services.scheduling.alerts import Alerts
 from gxpo_services.scheduling.counters import Counters
+from gxpo_services.scheduling.error_log import ErrorLog
 from gxpo_services.scheduling.launcher import Launcher, LauncherUnavailable, RayLauncher, trainer_command
 from gxpo_services.scheduling.misfits import Misfits
 from gxpo_services.scheduling.run_supervisor import Hold, RunSupervisor
+from gxpo_services.scheduling.study_queue import StudyQueue
 from gxpo_services.settings import ServiceSettings, make_home, need_roots, read_settings
-from gxpo_services.studies import repository as studies_repository
-from gxpo_services.studies import service as studies
 from gxpo_trainer.errors import ConfigError
 
 LONGEST_GAP_FRACTION = 0.5
@@ -49,7 +46,6 @@ CLEAN_EVERY_S = 600.0
 COUNT_EVERY_S = 5.0
 CLEANED_AT_ONCE = 500
 """Expired idempotency keys deleted per round; after a full batch the next round continues."""
-_DATABASE_AWAY = (OperationalError, InterfaceError)
 
 
 class Scheduler:
@@ -92,20 +88,20 @@ class Scheduler:
         self._held: dict[str, Hold] = {}
         self._counted_at = self._renewed_at = self._clean_at = self._reconcile_at = 0.0
         self._misfits = Misfits()
-        self._ended_of_studies: dict[int, int] = {}
+        self._errors = ErrorLog()
+        self._study_queue = StudyQueue(database, self._errors)
         self._unpruned: set[int] = set()
-        self._errors: dict[str, str] = {}
         self._log = logs.get_logger(__name__)
 
     def run_forever(self, stop: threading.Event) -> None:
         """Run rounds until `stop` is set, then release the leases; jobs keep running for the next scheduler."""
         self._log.info("scheduler started", owner=self.owner)
         while not stop.is_set():
-            with self._log_outages("database", *_DATABASE_AWAY):
+            with self._errors.outages("database", *UNAVAILABLE):
                 self.tick()
             sign_of_life.mark(self._settings.home)
             stop.wait(self._settings.tick_s)
-        with self._log_outages("database", *_DATABASE_AWAY), self._database.writing() as session:
+        with self._errors.outages("database", *UNAVAILABLE), self._database.writing() as session:
             leases.release_all(session, self.owner)
         self._alerts.close()
         self._log.info("scheduler stopped", owner=self.owner)
@@ -113,8 +109,8 @@ class Scheduler:
     def tick(self) -> None:
         """Run one round. Raises OperationalError while the database is unavailable."""
         self._hold_leases()
-        self._continue_studies()
-        with self._log_outages("launcher", LauncherUnavailable):
+        self._study_queue.fill()
+        with self._errors.outages("launcher", LauncherUnavailable):
             self._claim()
             for run_id in list(self._held):
                 if self._clock() - self._renewed_at > self._settings.lease_s / 3:
@@ -127,45 +123,18 @@ class Scheduler:
         self._clean()
         self._count()  # last: a round that raised has not ended
 
-    def _continue_studies(self) -> None:
-        """Queue the next runs of each study in which a run has ended since the last round."""
-        with self._database.reading() as session:
-            ended = studies_repository.ended_runs(session, STUDY)
-        self._ended_of_studies = {
-            number: count
-            for number, count in ended.items()
-            if self._ended_of_studies.get(number) == count or self._continue_study(number)
-        }
-
-    def _continue_study(self, number: int) -> bool:
-        """Queue the next runs of a study; False after an error, so that the next round tries again."""
-        what = f"study {number}"
-        try:
-            with self._database.writing() as session:
-                leases.lock_queue(session)
-                group = studies_repository.by_number(session, number)
-                if group is not None and (made := studies.queue_missing(session, group)):
-                    self._log.info("study continued", study=group.id, runs=made)
-        except _DATABASE_AWAY:
-            raise
-        except Exception as error:  # an error of one study must not stop the others, nor the runs
-            self._log_once(what, error, "study cannot continue", group=number)
-            return False
-        self._errors.pop(what, None)
-        return True
-
     def _advance(self, run_id: str, hold: Hold) -> None:
         try:
             if not self._supervisor.advance(run_id, hold):
                 del self._held[run_id]
                 self._supervisor.dropped(run_id)
-            self._errors.pop(run_id, None)
+            self._errors.clear(run_id)
         except StateChanged:
             return  # by a user, the trainer or another scheduler; the next round reads the new state
-        except (LauncherUnavailable, *_DATABASE_AWAY):
+        except (LauncherUnavailable, *UNAVAILABLE):
             raise
         except Exception as error:  # an error of one run must not stop the others
-            self._log_once(run_id, error, "supervision of run failed", run=run_id)
+            self._errors.log_once(run_id, error, "supervision of run failed", run=run_id)
 
     def _reconcile(self) -> None:
         """Find jobs that outlived their run, such as those of a scheduler that was killed."""
@@ -279,25 +248,6 @@ class Scheduler:
             why, lease_token = reasons[run.number], run.lease_token
             with suppress(StateChanged):
                 launches.fail(session, run, "no_resources", why, actor=self._actor, lease_token=lease_token)
-
-    def _log_once(self, what: str, error: Exception, message: str, **values: Any) -> None:
-        """Log the error being handled, unless it is the one that `what` had before."""
-        if self._errors.get(what) != repr(error):
-            self._errors[what] = repr(error)
-            self._log.exception(message, **values)
-
-    @contextmanager
-    def _log_outages(self, what: str, *kinds: type[Exception]) -> Iterator[None]:
-        """Log the start and the end of an outage once each, and suppress its errors."""
-        try:
-            yield
-        except kinds as error:
-            if what not in self._errors:
-                self._log.error("unavailable; retrying", what=what, error=str(error))
-            self._errors[what] = str(error)
-        else:
-            if self._errors.pop(what, None) is not None:
-                self._log.info("available again", what=what)
 
 
 class _ApiProbe:

@@ -31,7 +31,7 @@ def submit_study(body: StudyRequest, by: Submission) -> Response:
     return by.created(made, is_new, "get_study", group_id=made.group.id)
 
 
-@router.get("/studies/{group_id}", summary="A study", response_model=StudyView, responses=responses(404))
+@router.get("/studies/{group_id}", summary="A study", response_model=StudyView, responses=responses(404, 409))
 def get_study(group_id: GroupId, _: Viewer, session: ReadSession) -> Response:
     """How far the study is: best learning rates, seeds done, and failed runs that it waits for."""
     return answer(service.get(session, group_id))

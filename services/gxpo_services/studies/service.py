@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.access.principals import Principal, Role
 from gxpo_services.api import idempotency
-from gxpo_services.api.errors import Gone, Invalid, NotFound
+from gxpo_services.api.errors import Conflict, Gone, Invalid, NotFound
 from gxpo_services.api.ids import new_id
 from gxpo_services.configs.checks import checked
 from gxpo_services.db.tables.runs import STUDY, Group, Run
@@ -62,7 +62,7 @@ def submit(
 
 
 def get(session: Session, group_id: str) -> StudyView:
-    """Raises NotFound for anything that is not a study."""
+    """Raises NotFound for anything that is not a study, and Conflict for one of a version with other settings."""
     group = runs_repository.find_group(session, group_id)
     if group is None or group.kind != STUDY:
         raise NotFound(f"there is no study {group_id}")
@@ -102,7 +102,14 @@ def queue_missing(session: Session, group: Group) -> int:
 
 
 def study_of(group: Group) -> Study:
-    return Study.model_validate(group.spec["study"])
+    """Raises Conflict for a study that this version of gxpo no longer accepts."""
+    try:
+        return Study.model_validate(group.spec["study"])
+    except ValidationError as error:
+        reason = config_error(error, "the study", Study)
+        raise Conflict(
+            f"study {group.id} was submitted to another version of gxpo: {reason}; submit it again"
+        ) from None
 
 
 def key_of(run: Run) -> RunKey:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -73,7 +75,7 @@ def test_a_line_needs_two_steps():
         line_weights([4, 4], 8)
 
 
-def test_the_command_extrapolates_a_run_from_its_initial_policy(tmp_path, capsys):
+def run_with_checkpoints(tmp_path):
     start = policy(tmp_path / "start", [[0.0, 1.0]])
     run = tmp_path / "run"
     store = CheckpointStore(run / "checkpoints", CheckpointConfig(keep_last=3))
@@ -82,6 +84,28 @@ def test_the_command_extrapolates_a_run_from_its_initial_policy(tmp_path, capsys
         store.save(step, {}, lambda folder, made=made: shutil.copytree(made, folder / "policy"))
     config = RunConfig(model={"path": str(start)}).model_dump(mode="json")
     (run / "run.json").write_text(json.dumps({"config": config}))
+    return run
+
+
+@pytest.mark.parametrize("options", [[], ["--extrapolate", "3"]])
+def test_an_export_that_cannot_be_written_says_so_and_leaves_nothing(tmp_path, options):
+    limited = (
+        "import resource, sys; from gxpo_trainer.cli.main import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16)); sys.exit(main(sys.argv[1:]))"
+    )
+    target = tmp_path / "exported" / "policy"
+    target.parent.mkdir()
+    command = ["checkpoints", str(run_with_checkpoints(tmp_path)), "--export", str(target), *options]
+    # -B: bytecode would be cut off as well.
+    done = subprocess.run([sys.executable, "-B", "-c", limited, *command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"gxpo: cannot write {target} (")
+    assert "File too large" in done.stderr
+    assert list(target.parent.iterdir()) == []
+
+
+def test_the_command_extrapolates_a_run_from_its_initial_policy(tmp_path, capsys):
+    run = run_with_checkpoints(tmp_path)
     out = tmp_path / "out"
     assert main(["checkpoints", str(run), "--extrapolate", "3", "--export", str(out)]) == 0
     # From 0 and 1 to 1 and 2 in two steps: three times as far.

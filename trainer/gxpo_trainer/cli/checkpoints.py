@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ def register(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     from gxpo_trainer.config import CheckpointConfig
     from gxpo_trainer.errors import CheckpointError, ConfigError
-    from gxpo_trainer.training.checkpoints import CheckpointStore, export_policy
+    from gxpo_trainer.training.checkpoints import CheckpointStore
 
     store = CheckpointStore(args.folder / "checkpoints", CheckpointConfig())
     steps = store.steps()
@@ -49,12 +50,27 @@ def run(args: argparse.Namespace) -> int:
     step = args.step or steps[-1]
     if step not in steps:
         raise CheckpointError(f"--step {step}: no such checkpoint; choose from {', '.join(map(str, steps))}")
-    if args.extrapolate is not None:
-        _extrapolate(args, store, [known for known in steps if known <= step])
-        print(args.export)
-        return 0
-    print(export_policy(store.load(step), args.export, adapter=args.adapter))
+    _export(args, store, [known for known in steps if known <= step])
+    print(args.export)
     return 0
+
+
+def _export(args: argparse.Namespace, store: CheckpointStore, steps: list[int]) -> None:
+    """Write the policy of the last of `steps`, or one extrapolated from them. Raises CheckpointError."""
+    from gxpo_trainer.cluster.disk import write_errors
+    from gxpo_trainer.errors import CheckpointError
+    from gxpo_trainer.training.checkpoints import export_policy
+
+    try:
+        with write_errors():
+            if args.extrapolate is None:
+                export_policy(store.load(steps[-1]), args.export, adapter=args.adapter)
+            else:
+                _extrapolate(args, store, steps)
+    except OSError as error:
+        # copytree collects (source, target, reason) of all files.
+        reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error
+        raise CheckpointError(f"cannot write {args.export} ({reason}); free space or choose another folder") from error
 
 
 def _extrapolate(args: argparse.Namespace, store: CheckpointStore, steps: list[int]) -> None:

@@ -48,8 +48,8 @@ def combine(folders: Sequence[Path], weights: Sequence[float], target: Path) -> 
     sources = [_Weights(folder) for folder in folders]
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(folders[-1], partial, ignore=shutil.ignore_patterns(_PATTERN))
     try:
+        shutil.copytree(folders[-1], partial, ignore=shutil.ignore_patterns(_PATTERN))
         for file in sorted(folders[-1].glob(_PATTERN)):
             summed = {name: _sum(sources, weights, name, like) for name, like in load_file(file).items()}
             save_file(summed, partial / file.name, metadata={"format": "pt"})

@@ -174,7 +174,8 @@ class CheckpointStore:
 def export_policy(checkpoint: Checkpoint, target: Path, *, adapter: bool = False) -> Path:
     """Copy a checkpoint's policy (or its adapter) to a new folder that transformers (or PEFT) loads as it is.
 
-    Raises CheckpointError when the target exists or the checkpoint has no adapter.
+    Raises CheckpointError when the target exists or the checkpoint has no adapter, and OSError when it cannot be
+    written; nothing is left behind.
     """
     source = checkpoint.path / (ADAPTER if adapter else POLICY)
     if not source.is_dir():
@@ -183,7 +184,11 @@ def export_policy(checkpoint: Checkpoint, target: Path, *, adapter: bool = False
         raise CheckpointError(f"{target} already exists; choose a new folder")
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(source, partial)
+    try:
+        shutil.copytree(source, partial)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     partial.rename(target)
     return target
 

@@ -224,3 +224,21 @@ def test_a_study_that_cannot_continue_does_not_stop_the_others(
     assert queued(database) == ["ladder grpo 2e-05 7", "ladder gxpo 2e-05 7"]
     assert {run["state"] for run in client.get(f"{API}/groups/{good}").json()["runs"]} == {"queued", "succeeded"}
     assert len([entry for entry in logged if entry["event"] == "study cannot continue"]) == 1
+
+
+def test_a_study_of_another_version_is_a_conflict_and_stops_no_other(
+    client: TestClient, database: Database, scheduler: Scheduler
+) -> None:
+    old, other = (client.post(f"{API}/studies", json=BODY).json()["group"]["id"] for _ in range(2))
+    with database.writing() as session:
+        group = session.scalars(select(Group).where(Group.id == old)).one()
+        group.spec = group.spec | {"study": STUDY | {"budget": 3}}
+    found = client.get(f"{API}/studies/{old}")
+    assert found.status_code == 409
+    assert "was submitted to another version of gxpo" in found.json()["detail"]
+    assert "budget" in found.json()["detail"]
+    end_all(database, {"grpo": 0.3, "gxpo": 0.4})
+    scheduler.tick()
+    assert queued(database) == ["ladder grpo 2e-05 7", "ladder gxpo 2e-05 7"]
+    assert client.get(f"{API}/groups/{old}").json()["num_runs"] == 2
+    assert client.get(f"{API}/groups/{other}").json()["num_runs"] == 4
