@@ -14,6 +14,7 @@ from gxpo_trainer.training.planned import check_memory
 
 CLUSTER = {"CPU": 64.0, "GPU": 4.0}
 L4, H200 = {"accelerator_type:L4": 1.0}, {"accelerator_type:H200": 1.0}
+A100, LABELLED_80G = {"accelerator_type:A100": 1.0}, {"accelerator_type:A100-80G": 1.0}
 
 
 def a_run(folder: Path, layers: int) -> Placement:
@@ -44,3 +45,20 @@ def test_what_fits_or_is_not_known_is_not_refused(tmp_path: Path) -> None:
     check_memory(placement, str(tmp_path / "nothing"), CLUSTER | L4)
     placement.device = "cpu"
     check_memory(placement, str(tmp_path), CLUSTER | L4)
+
+
+def test_a_name_of_several_memory_sizes_refuses_only_what_fits_none_of_them(tmp_path: Path) -> None:
+    # 80 layers of 67 million parameters, 5.5 billion with the embeddings: masters, gradients, moments and GXPO's two
+    # buffers are 24 bytes a parameter, over four ranks 31 GiB; with 10 GiB of bf16 weights too much for 40 GB.
+    placement = a_run(tmp_path, layers=80)
+    check_memory(placement, str(tmp_path), CLUSTER | A100)
+    with pytest.raises(ConfigError, match=r"a100-80 has 79\.3 GiB; "):
+        check_memory(a_run(tmp_path, layers=200), str(tmp_path), CLUSTER | A100)
+
+
+def test_what_stays_on_the_device_at_once_is_decided_by_the_smaller_memory(tmp_path: Path) -> None:
+    placement = a_run(tmp_path, layers=40)
+    check_memory(placement, str(tmp_path), CLUSTER | A100 | LABELLED_80G)
+    assert placement.resident
+    check_memory(placement, str(tmp_path), CLUSTER | A100)
+    assert not placement.resident
