@@ -66,9 +66,11 @@ def reserve(placement: Placement, *, owned: bool, on_wait: Callable[[str], None]
 
     owned: what `connect_ray` returned. A Ray that this process has started is complete: what exceeds it is refused at
     once. In a running cluster nodes may join and other runs release theirs, up to `placement.wait_s`; what joins may
-    change device and sharing, and with them the bundles. Settings that no further GPU makes possible are refused at
-    once. on_wait: called while the run waits, about twice a second, with what is missing; an exception of it ends the
-    wait.
+    change device and sharing, and with them the bundles. Whether nodes can join is not known: Ray has no public way to
+    tell whether it has an autoscaler, and workers of other hosts join without one. Settings that no further GPU makes
+    possible are refused at once.
+
+    on_wait: called while the run waits, about twice a second, with what is missing; an exception of it ends the wait.
     """
     import ray
 
@@ -87,10 +89,10 @@ def reserve(placement: Placement, *, owned: bool, on_wait: Callable[[str], None]
             if bundles != group.bundles:
                 group.create(bundles)
             elif not group.is_ready(timeout_s):
-                on_wait(missing(bundles, ray.available_resources()))
+                on_wait(missing(bundles, ray.available_resources(), _nodes()))
                 timeout_s = _POLL_S
                 if time.monotonic() >= deadline:
-                    raise refused or unplaced(bundles, wait_s)
+                    raise refused or unplaced(bundles, _nodes(), wait_s)
             elif refused is None:
                 return
     except BaseException:
@@ -107,6 +109,13 @@ def _settle(placement: Placement) -> TooFewGpus | None:
     except TooFewGpus as error:
         return error
     return None
+
+
+def _nodes() -> list[dict[str, float]]:
+    """Resources of each node of the cluster, used or not."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def this_node() -> str:
