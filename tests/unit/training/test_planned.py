@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.cluster.ray_session import reserve
 from gxpo_trainer.config.io import load_preset
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.training.planned import check_memory
@@ -62,3 +63,27 @@ def test_what_stays_on_the_device_at_once_is_decided_by_the_smaller_memory(tmp_p
     assert placement.resident
     check_memory(placement, str(tmp_path), CLUSTER | A100)
     assert not placement.resident
+
+
+def test_nothing_is_checked_while_gpus_that_join_may_be_of_another_kind(tmp_path: Path) -> None:
+    check_memory(a_run(tmp_path, layers=40), str(tmp_path), {"CPU": 64.0, "GPU": 3.0} | L4)
+
+
+def test_a_run_that_cannot_fit_is_refused_before_its_request_can_bring_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    from gxpo_trainer.cluster.placement_group import RunPlacementGroup
+
+    requested: list[object] = []
+    monkeypatch.setattr(RunPlacementGroup, "create", lambda self, bundles: requested.append(bundles))
+    monkeypatch.setattr(ray, "cluster_resources", lambda: CLUSTER | L4)
+    placement = a_run(tmp_path, layers=40)
+    with pytest.raises(ConfigError, match=r"l4-24 has 22\.5 GiB; "):
+        reserve(
+            placement,
+            owned=False,
+            before_request=lambda cluster: check_memory(placement, str(tmp_path), cluster),
+        )
+    assert requested == []

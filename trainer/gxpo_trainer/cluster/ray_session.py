@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gxpo_trainer.cluster.placement import Placement, TooFewGpus, ray_address, usable_cores, visible_gpus
@@ -61,7 +61,13 @@ def connect_ray(placement: Placement) -> bool:
     return True
 
 
-def reserve(placement: Placement, *, owned: bool, on_wait: Callable[[str], None] = lambda missing: None) -> None:
+def reserve(
+    placement: Placement,
+    *,
+    owned: bool,
+    on_wait: Callable[[str], None] = lambda missing: None,
+    before_request: Callable[[Mapping[str, float]], None] = lambda cluster: None,
+) -> None:
     """Create the run's placement group and wait until it is ready. Raises ConfigError (`no_resources`) when it is not.
 
     owned: what `connect_ray` returned. A Ray that this process has started is complete: what exceeds it is refused at
@@ -71,6 +77,8 @@ def reserve(placement: Placement, *, owned: bool, on_wait: Callable[[str], None]
     possible are refused at once.
 
     on_wait: called while the run waits, about twice a second, with what is missing; an exception of it ends the wait.
+    before_request: called with the cluster's resources before bundles are requested, which an autoscaler may answer
+    with new nodes; an exception of it refuses the run.
     """
     import ray
 
@@ -87,6 +95,7 @@ def reserve(placement: Placement, *, owned: bool, on_wait: Callable[[str], None]
             refused = _settle(placement) if joined else None
             bundles = placement.bundles()
             if bundles != group.bundles:
+                before_request(ray.cluster_resources())
                 group.create(bundles)
             elif not group.is_ready(timeout_s):
                 on_wait(missing(bundles, ray.available_resources(), _nodes()))

@@ -18,11 +18,12 @@ def check_memory(placement: Placement, model_folder: str, cluster: Mapping[str, 
 
     Where Ray's name for the GPUs stands for several memory sizes, a run is refused only when it fits none of them, and
     resident only when it is on all of them. Nothing is checked on CPUs, on GPUs that the planner does not know, and for
-    models whose shape it cannot read.
+    models whose shape it cannot read; nor while the cluster has fewer GPUs than the run needs, because those that join
+    may be of another kind.
     """
     config = placement.config
     devices = devices_of_cluster(cluster)
-    if placement.device != "gpu" or not devices:
+    if placement.device != "gpu" or not devices or cluster.get("GPU", 0) < placement.num_gpus:
         return
     try:
         shape = read_folder(Path(model_folder), config.model.path)
