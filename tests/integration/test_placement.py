@@ -98,7 +98,7 @@ def test_two_runs_that_fit_run_side_by_side(two_cpus: str) -> None:
 )
 def test_a_run_says_that_it_waits_for_gpus_of_their_own(two_cpus: str, settings: dict[str, Any]) -> None:
     with runs(two_cpus, settings) as (run,):
-        assert run.line() == "waiting for 2 GPUs"
+        assert run.line() == "waiting for 2 GPUs (the cluster has 2 CPUs in total)"
 
 
 def test_a_run_on_cpus_with_a_transport_of_gpus_does_not_wait(two_cpus: str) -> None:
@@ -117,7 +117,7 @@ def test_a_cluster_grows_for_a_run_that_samples_ahead() -> None:
 
 def test_a_cluster_without_workers_grows_for_a_run_and_shrinks_after_it() -> None:
     with running_head(0, autoscaling={"worker": {"CPU": 2}}) as address, runs(address, {}) as (run,):
-        assert run.line() == "waiting for 2 CPUs"
+        assert run.line() == "waiting for 2 CPUs (the cluster has no CPUs in total)"
         assert run.becomes_ready()
         run.proceed()
         assert run.line() == "2 nodes"

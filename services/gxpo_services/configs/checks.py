@@ -10,7 +10,7 @@ from typing import Any
 from gxpo_services.api.errors import FieldError, Invalid
 from gxpo_services.api.fields import MAX_INTEGER, faults
 from gxpo_services.configs.cost import resources
-from gxpo_services.configs.plan import cannot_fit
+from gxpo_services.configs.plan import cannot_fit, cannot_split
 from gxpo_services.configs.policy import refusals
 from gxpo_services.configs.schemas import RunSource
 from gxpo_services.settings import ServiceSettings
@@ -69,7 +69,9 @@ def checked(values: Settings, server: ServiceSettings) -> RunConfig:
         config = build(values)
     except BadSettings as error:
         raise invalid(_fields([*error.settings, *found])) from None
-    found += _unstorable(config) or cannot_fit(config, server)
+    found += _unstorable(config)
+    # These read the model's folder, which is allowed only where nothing has been refused.
+    found = found or cannot_split(config) or cannot_fit(config, server)
     if found:
         raise invalid(_fields(found))
     return config

@@ -7,6 +7,7 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner import Plan, inputs_of, make_plan, refusal
 from gxpo_trainer.planner.devices import CPU, DEFAULT_GPU, device_named
+from gxpo_trainer.planner.heads import uneven_split
 from gxpo_trainer.planner.report import PlanView, view_of
 from gxpo_trainer.planner.shapes import read_shape
 
@@ -17,6 +18,20 @@ def planned(config: RunConfig, server: ServiceSettings) -> tuple[PlanView | None
         return view_of(_plan(config, server)), None
     except ConfigError as error:
         return None, str(error)
+
+
+def cannot_split(config: RunConfig) -> list[tuple[str, str]]:
+    """(setting, reason) where the heads of the model do not divide among the devices of an engine.
+
+    Empty for models of unknown shape, which the trainer checks when it has them.
+    """
+    try:
+        shape = read_shape(config.model.path)
+    except ConfigError:
+        return []
+    tensor_parallel = config.placement.tensor_parallel
+    sentence = uneven_split(shape.heads, shape.kv_heads, tensor_parallel, repr(config.model.path))
+    return [] if sentence is None else [("placement.tensor_parallel", sentence)]
 
 
 def cannot_fit(config: RunConfig, server: ServiceSettings) -> list[tuple[str, str]]:

@@ -157,6 +157,18 @@ def test_eval_refuses_temperatures_that_vllm_would_change(temperature: str, caps
     assert f"--temperature {float(temperature)}: must be from 0.01 to 2" in capsys.readouterr().err
 
 
+def test_eval_refuses_an_engine_that_cannot_split_the_heads_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(eval_model, "_evaluate", lambda *args: started.append("engine") or [])
+    monkeypatch.setattr(eval_model, "load_tokenizer", lambda model: started.append("tokenizer"))
+    three = ("--set", "placement.device=cpu", "--set", "placement.tensor_parallel=3")
+    assert run("eval", "--model", "starter", "--benchmark", "word-problems", *three) == 2
+    assert "placement.tensor_parallel = 3 does not divide the 4 attention heads" in capsys.readouterr().err
+    assert started == []
+
+
 def test_eval_plays_in_the_environment_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[argparse.Namespace] = []
     monkeypatch.setattr(eval, "run", lambda args: seen.append(args) or 0)

@@ -78,7 +78,7 @@ def test_an_unknown_gpu_names_the_known_ones(paper: Path, capsys: pytest.Capture
     assert run(paper, "--gpu", "h1000") == 2
     message = capsys.readouterr().err
     assert "there is no device 'h1000'" in message
-    assert "h100-80, h200-141, b200-180, a100-40" in message
+    assert "h100-80, h100-94, h200-141, b200-180, a100-40" in message
 
 
 def test_a_model_folder_without_a_config_is_named(
@@ -86,6 +86,15 @@ def test_a_model_folder_without_a_config_is_named(
 ) -> None:
     assert run(paper, "--set", f"model.path={tmp_path}") == 2
     assert f"model.path = '{tmp_path}' has no config.json" in capsys.readouterr().err
+
+
+def test_an_engine_that_cannot_split_the_heads_is_refused(paper: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Qwen2.5-1.5B: 12 heads, 2 key/value heads.
+    assert run(paper, "--set", "placement.tensor_parallel=3") == 2
+    assert (
+        "placement.tensor_parallel = 3 does not divide the 12 attention heads and 2 key/value heads of "
+        "'Qwen/Qwen2.5-1.5B-Instruct'; set it to one of 1, 2, 4, 6, 12" in capsys.readouterr().err
+    )
 
 
 def test_zero_gpus_are_bad_usage(paper: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gxpo_trainer.cluster.placement import Placement
-from gxpo_trainer.cluster.placement_group import RunPlacementGroup, missing
+from gxpo_trainer.cluster.placement_group import RunPlacementGroup, missing, unplaced
 from gxpo_trainer.config import RunConfig
 
 
@@ -62,14 +62,72 @@ def test_without_a_reservation_ray_places_the_actors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "available", "words"),
+    ("settings", "available", "nodes", "words"),
     [
-        ({"samplers": 3}, {"CPU": 16, "GPU": 1}, "3 GPUs"),
-        ({"samplers": 3}, {"CPU": 3, "GPU": 3}, "1 GPU and 0.5 CPUs"),
-        ({"samplers": 1}, {"CPU": 2, "GPU": 2}, "a node with 1 GPU and 1 CPU"),
-        ({"strategy": "split"}, {"CPU": 16, "GPU": 8}, "a second node"),
+        ({"samplers": 3}, {"CPU": 16, "GPU": 1}, [{"CPU": 16, "GPU": 4}], "3 GPUs"),
+        ({"samplers": 3}, {"CPU": 3, "GPU": 3}, [{"CPU": 4, "GPU": 4}], "1 GPU and 0.5 CPUs"),
+        ({"samplers": 1}, {"CPU": 2, "GPU": 2}, [{"CPU": 1, "GPU": 1}] * 2, "a node with 1 GPU and 1 CPU"),
+        ({"strategy": "split"}, {"CPU": 16, "GPU": 8}, [{"CPU": 16, "GPU": 8}], "a second node"),
+        # More than the cluster has when no run uses it.
+        (
+            {"samplers": 3},
+            {"CPU": 8, "GPU": 1},
+            [{"CPU": 8, "GPU": 2}],
+            "3 GPUs (the cluster has 2 GPUs and 8 CPUs in total)",
+        ),
+        ({"samplers": 3}, {}, [{}], "4 GPUs and 3.5 CPUs (the cluster has no CPUs in total)"),
+        # One GPU on each node: more of them never hold an engine over two.
+        ({"tensor_parallel": 2}, {"CPU": 32, "GPU": 4}, [{"CPU": 8, "GPU": 1}] * 4, "a node with 2 GPUs and 1 CPU"),
+        ({"tensor_parallel": 2}, {"CPU": 8, "GPU": 1}, [{"CPU": 8, "GPU": 1}], "a node with 2 GPUs and 1 CPU"),
     ],
 )
-def test_a_run_that_waits_says_for_what(settings: dict[str, Any], available: dict[str, float], words: str) -> None:
+def test_a_run_that_waits_says_for_what(
+    settings: dict[str, Any], available: dict[str, float], nodes: list[dict[str, float]], words: str
+) -> None:
     # One rank with 1 CPU; engines with 0.75 each; 0.25 for the verifier.
-    assert missing(placement("gpu", **settings).bundles(), available) == words
+    assert missing(placement("gpu", **settings).bundles(), available, nodes) == words
+
+
+@pytest.mark.parametrize(
+    ("settings", "nodes", "words"),
+    [
+        (
+            {"samplers": 1},
+            [{"CPU": 8, "GPU": 1}] * 2,
+            "requires 2 × (1 GPU and 1 CPU), which Ray could not reserve within 600 s; its nodes have 2 × (1 GPU and "
+            "8 CPUs), partly used by other runs: lower the placement settings, add workers, or raise placement.wait_s",
+        ),
+        (
+            {"samplers": 1},
+            [{}, {"CPU": 8, "GPU": 1}],
+            "its nodes have no CPUs; 1 GPU and 8 CPUs, 1 GPU too few: lower the placement settings, add workers with "
+            "at least 1 GPU and 1 CPU each, or raise placement.wait_s",
+        ),
+        (
+            {"tensor_parallel": 2},
+            [],
+            "its nodes have nothing, 3 GPUs and 2 CPUs too few: lower the placement settings, "
+            "add workers with at least 2 GPUs and 1 CPU each, or raise placement.wait_s",
+        ),
+        (
+            {"tensor_parallel": 2},
+            [{"CPU": 8, "GPU": 1}] * 8,
+            "its nodes have 8 × (1 GPU and 8 CPUs), and none can hold 2 GPUs and 1 CPU: lower the placement settings, "
+            "add a node with at least 2 GPUs and 1 CPU, or raise placement.wait_s",
+        ),
+    ],
+)
+def test_a_run_that_waited_in_vain_says_what_would_help(
+    settings: dict[str, Any], nodes: list[dict[str, float]], words: str
+) -> None:
+    error = unplaced(placement("gpu", **settings).bundles(), nodes, 600.0)
+    assert str(error).endswith(words)
+    assert error.reason == "no_resources"
+
+
+def test_the_bundle_that_no_node_can_hold_is_found_by_all_of_its_resources() -> None:
+    bundles = placement("gpu", tensor_parallel=2, sampler_cpus=9).bundles()
+    two_gpus, cpus_only = {"CPU": 8.0, "GPU": 2.0}, {"CPU": 64.0}
+    assert bundles.too_large([two_gpus, cpus_only]) == {"CPU": 9.25, "GPU": 2}
+    assert bundles.too_large([two_gpus, {"CPU": 10.0, "GPU": 2.0}]) is None
+    assert bundles.too_large([cpus_only]) is None, "nodes with GPUs may join"

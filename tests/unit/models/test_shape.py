@@ -10,6 +10,7 @@ import pytest
 
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.models.shape import attention_heads, check_tensor_parallel
+from gxpo_trainer.planner.heads import uneven_split
 
 
 def folder(path: Path, **config: Any) -> Path:
@@ -26,6 +27,12 @@ def test_key_value_heads_may_be_replicated_but_not_split_unevenly(tmp_path: Path
         check_tensor_parallel(model, 3)
     with pytest.raises(ConfigError, match=r"tensor_parallel = 8 .*set it to one of 1, 2, 4, 6, 12$"):
         check_tensor_parallel(model, 8)
+
+
+def test_a_config_with_a_vast_number_of_heads_is_answered_at_once() -> None:
+    sentence = uneven_split(10**15, 10**15, 3, "m")
+    assert sentence is not None
+    assert sentence.endswith(" 800, 1000, 1024")
 
 
 def test_the_language_model_of_several_inputs_counts(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from gxpo_trainer.config.io import load_preset, preset_names
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.planner.devices import device_named, device_of_cluster, devices
+from gxpo_trainer.planner.devices import device_named, devices, devices_of_cluster
 from gxpo_trainer.planner.shapes import read_shape, shape_of
 
 
@@ -97,12 +97,34 @@ def test_an_unknown_device_names_the_known_ones() -> None:
 
 
 def test_devices_are_found_by_the_names_of_ray() -> None:
-    def found(*names: str) -> str | None:
-        device = device_of_cluster(["CPU", "GPU", *(f"accelerator_type:{name}" for name in names)])
-        return device.name if device else None
+    def found(*names: str) -> list[str]:
+        cluster = ["CPU", "GPU", *(f"accelerator_type:{name}" for name in names)]
+        return [device.name for device in devices_of_cluster(cluster)]
 
-    assert found("H100") == "h100-80"
-    assert found("A100") == "a100-40"
-    assert found() is None
-    assert found("TPU-V4") is None
-    assert found("H100", "L4") is None, "a cluster of two kinds has no one device"
+    assert found("H200") == ["h200-141"]
+    assert found("H100") == ["h100-80", "h100-94"], "the name tells nothing of the memory"
+    assert found("A100") == ["a100-40", "a100-80"]
+    assert found("A100", "A100-80G") == ["a100-80"], "labelled by the operator"
+    assert found() == []
+    assert found("TPU-V4") == []
+    assert found("H100", "L4") == found("H100", "TPU-V4") == [], "a cluster of two kinds has no one device"
+
+
+@pytest.mark.parametrize(
+    ("product", "names"),
+    [
+        ("NVIDIA A100-SXM4-80GB", ["a100-40", "a100-80"]),
+        ("NVIDIA A100-PCIE-40GB", ["a100-40", "a100-80"]),
+        ("NVIDIA H100 NVL", ["h100-80", "h100-94"]),
+        ("NVIDIA H100 80GB HBM3", ["h100-80", "h100-94"]),
+        ("NVIDIA L40S", ["l40s-48"]),
+        ("NVIDIA GeForce RTX 4090", ["rtx4090-24"]),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", []),
+        ("NVIDIA GeForce RTX 5090", ["rtx5090-32"]),
+    ],
+)
+def test_the_driver_s_names_reach_the_table_through_ray(product: str, names: list[str]) -> None:
+    from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
+
+    kind = NvidiaGPUAcceleratorManager._gpu_name_to_accelerator_type(product)
+    assert [device.name for device in devices_of_cluster([f"accelerator_type:{kind}"])] == names

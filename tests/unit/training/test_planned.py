@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.cluster.ray_session import reserve
 from gxpo_trainer.config.io import load_preset
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.training.planned import check_memory
 
 CLUSTER = {"CPU": 64.0, "GPU": 4.0}
 L4, H200 = {"accelerator_type:L4": 1.0}, {"accelerator_type:H200": 1.0}
+A100, LABELLED_80G = {"accelerator_type:A100": 1.0}, {"accelerator_type:A100-80G": 1.0}
 
 
 def a_run(folder: Path, layers: int) -> Placement:
@@ -44,3 +46,44 @@ def test_what_fits_or_is_not_known_is_not_refused(tmp_path: Path) -> None:
     check_memory(placement, str(tmp_path / "nothing"), CLUSTER | L4)
     placement.device = "cpu"
     check_memory(placement, str(tmp_path), CLUSTER | L4)
+
+
+def test_a_name_of_several_memory_sizes_refuses_only_what_fits_none_of_them(tmp_path: Path) -> None:
+    # 80 layers of 67 million parameters, 5.5 billion with the embeddings: masters, gradients, moments and GXPO's two
+    # buffers are 24 bytes a parameter, over four ranks 31 GiB; with 10 GiB of bf16 weights too much for 40 GB.
+    placement = a_run(tmp_path, layers=80)
+    check_memory(placement, str(tmp_path), CLUSTER | A100)
+    with pytest.raises(ConfigError, match=r"a100-80 has 79\.3 GiB; "):
+        check_memory(a_run(tmp_path, layers=200), str(tmp_path), CLUSTER | A100)
+
+
+def test_what_stays_on_the_device_at_once_is_decided_by_the_smaller_memory(tmp_path: Path) -> None:
+    placement = a_run(tmp_path, layers=40)
+    check_memory(placement, str(tmp_path), CLUSTER | A100 | LABELLED_80G)
+    assert placement.resident
+    check_memory(placement, str(tmp_path), CLUSTER | A100)
+    assert not placement.resident
+
+
+def test_nothing_is_checked_while_gpus_that_join_may_be_of_another_kind(tmp_path: Path) -> None:
+    check_memory(a_run(tmp_path, layers=40), str(tmp_path), {"CPU": 64.0, "GPU": 3.0} | L4)
+
+
+def test_a_run_that_cannot_fit_is_refused_before_its_request_can_bring_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    from gxpo_trainer.cluster.placement_group import RunPlacementGroup
+
+    requested: list[object] = []
+    monkeypatch.setattr(RunPlacementGroup, "create", lambda self, bundles: requested.append(bundles))
+    monkeypatch.setattr(ray, "cluster_resources", lambda: CLUSTER | L4)
+    placement = a_run(tmp_path, layers=40)
+    with pytest.raises(ConfigError, match=r"l4-24 has 22\.5 GiB; "):
+        reserve(
+            placement,
+            owned=False,
+            before_request=lambda cluster: check_memory(placement, str(tmp_path), cluster),
+        )
+    assert requested == []

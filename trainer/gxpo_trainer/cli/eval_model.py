@@ -23,6 +23,7 @@ from gxpo_trainer.errors import ConfigError, DataError
 from gxpo_trainer.jsonl import plain, read_lines
 from gxpo_trainer.models.adapter import base_of, is_adapter, merge_adapter
 from gxpo_trainer.models.load import load_tokenizer, resolve_model
+from gxpo_trainer.models.shape import check_tensor_parallel
 from gxpo_trainer.records.evaluation_tables import difference_table, published_table, scores_table, show
 from gxpo_trainer.records.identity import hash_path
 from gxpo_trainer.rollout.requests import EpisodeStart
@@ -41,6 +42,7 @@ def evaluate_model(args: argparse.Namespace) -> int:
         config = _config(args, path)
         placement = Placement.decide(config)
         folder = resolve_model(config.model)
+        check_tensor_parallel(Path(folder), config.placement.tensor_parallel)
         tokenizer = load_tokenizer(config.model)
         check_conversations(config, tokenizer)
         benchmarks = tokenized_benchmarks(config, tokenizer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,11 +26,27 @@ class Bundles:
 
     def total(self) -> Bundle:
         """Sum of all bundles."""
-        total: Bundle = {}
-        for bundle in self.resources:
-            for name, count in bundle.items():
-                total[name] = total.get(name, 0.0) + count
-        return total
+        return total_of(self.resources)
+
+    @property
+    def largest(self) -> Bundle:
+        """The bundle with the most GPUs, then CPUs."""
+        return max(self.resources, key=_size)
+
+    def too_large(self, nodes: Sequence[Mapping[str, float]]) -> Bundle | None:
+        """The largest bundle that exceeds every node, if one does: a bundle is never divided among nodes.
+
+        nodes: their resources, used or not. Those without a GPU (of a run on CPUs: without CPUs) do not count, and
+        without any other there is no answer: workers of any size may join.
+        """
+        kind = "GPU" if "GPU" in self.largest else "CPU"
+        workers = [node for node in nodes if node.get(kind, 0.0) > 0]
+        found = [bundle for bundle in self.resources if all(_shortage(bundle, worker) for worker in workers)]
+        return max(found, key=_size) if workers and found else None
+
+    def shortage(self, has: Mapping[str, float]) -> Bundle:
+        """By how much the sum of the bundles exceeds the resources `has`; empty where it does not."""
+        return _shortage(self.total(), has)
 
 
 def run_bundles(p: PlacementConfig, device: Literal["cpu", "gpu"], *, colocated: bool) -> Bundles:
@@ -51,6 +67,23 @@ def run_bundles(p: PlacementConfig, device: Literal["cpu", "gpu"], *, colocated:
     separate += [_bundle(p.sampler_cpus, t, device) for _ in range(samplers)]
     separate[ranks]["CPU"] += p.verifier_cpus
     return Bundles(tuple(separate), "PACK", tuple(range(ranks)), tuple(range(ranks, ranks + samplers)))
+
+
+def total_of(resources: Iterable[Mapping[str, float]]) -> Bundle:
+    """Sum by name."""
+    total: Bundle = {}
+    for one in resources:
+        for name, count in one.items():
+            total[name] = total.get(name, 0.0) + count
+    return total
+
+
+def _size(bundle: Bundle) -> tuple[float, float]:
+    return bundle.get("GPU", 0.0), bundle["CPU"]
+
+
+def _shortage(needed: Mapping[str, float], has: Mapping[str, float]) -> Bundle:
+    return {name: n - has.get(name, 0.0) for name, n in needed.items() if n > has.get(name, 0.0) + 1e-9}
 
 
 def _bundle(cpus: float, gpus: int, device: Literal["cpu", "gpu"]) -> Bundle:

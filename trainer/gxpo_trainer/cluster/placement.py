@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from gxpo_trainer.cluster.bundles import Bundles, run_bundles
@@ -78,8 +77,7 @@ class Placement:
         """
         found, requested = int(cluster.get("GPU", 0)), self.config.placement
         if requested.device == "auto":
-            visible = visible_gpus()
-            if visible and not found:
+            if not found and (visible := visible_gpus()):
                 self.device = "gpu"
                 self._settle_sharing(found)
                 raise TooFewGpus(
@@ -232,8 +230,14 @@ def _thread_variables(count: int) -> dict[str, str]:
 
 
 def visible_gpus() -> int:
-    """Number of CUDA devices visible to this process, without importing torch."""
+    """Number of CUDA devices visible to this process, without importing torch.
+
+    Counted by Ray, as it does for a node that starts here: NVML, which also answers where /proc/driver/nvidia does not
+    exist (WSL 2).
+    """
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None:
         return len([entry for entry in hidden.split(",") if entry.strip() not in ("", "-1")])
-    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
+
+    return NvidiaGPUAcceleratorManager.get_current_node_num_accelerators()

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gxpo_trainer.cluster.bundles import Bundles, describe
+from gxpo_trainer.cluster.bundles import Bundles, describe, total_of
 from gxpo_trainer.cluster.progress import ProgressWatch
 from gxpo_trainer.config.timeouts import Phase
 from gxpo_trainer.errors import ConfigError, TrainingError
@@ -154,34 +154,43 @@ def _visible_devices() -> list[str]:
     return [str(gpu) for gpu in ray.get_runtime_context().get_accelerator_ids()["GPU"]]
 
 
-def missing(bundles: Bundles, available: Mapping[str, float]) -> str:
-    """What has to become free before the bundles fit, such as `3 GPUs and 2 CPUs`."""
-    short = {
-        name: total - available.get(name, 0.0)
-        for name, total in bundles.total().items()
-        if total > available.get(name, 0.0) + 1e-9
-    }
+def missing(bundles: Bundles, available: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:
+    """What the bundles wait for, such as `3 GPUs and 2 CPUs`. nodes: resources of the cluster's nodes, used or not."""
+    too_large = bundles.too_large(nodes)
+    if too_large is not None:
+        return f"a node with {describe(too_large)}"
+    short = bundles.shortage(available)
+    if short and bundles.shortage(total_of(nodes)):
+        # Runs that end cannot help.
+        return f"{describe(short)} (the cluster has {describe(total_of(nodes))} in total)"
     if short:
         return describe(short)
     if bundles.strategy == "STRICT_SPREAD":
         return "a second node"
     # The sum fits, but no node has room for one of the bundles.
-    return f"a node with {describe(max(bundles.resources, key=lambda b: (b.get('GPU', 0.0), b['CPU'])))}"
+    return f"a node with {describe(bundles.largest)}"
 
 
-def unplaced(bundles: Bundles, waited_s: float) -> ConfigError:
-    """The error (`no_resources`) of bundles that Ray could not reserve."""
-    import ray
-
-    nodes = [describe(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+def unplaced(bundles: Bundles, nodes: Sequence[Mapping[str, float]], waited_s: float) -> ConfigError:
+    """The error (`no_resources`) of bundles that Ray could not reserve. nodes: resources of the cluster's nodes."""
     requested = _counted([describe(bundle) for bundle in bundles.resources], "; ")
+    found = _counted([describe(node) for node in nodes], "; ") or "nothing"
     separate = bundles.strategy == "STRICT_SPREAD"
-    fixes = ["lower the placement settings", "add workers", "raise placement.wait_s"]
+    workers = "add workers"
+    too_large = bundles.too_large(nodes)
+    if too_large is not None:
+        found += f", and none can hold {describe(too_large)}"
+        workers = f"add a node with at least {describe(too_large)}"
+    elif short := bundles.shortage(total_of(nodes)):
+        found += f", {describe(short)} too few"
+        workers = f"add workers with at least {describe(bundles.largest)} each"
+    else:
+        found += ", partly used by other runs"
+    fixes = ["lower the placement settings", workers, "raise placement.wait_s"]
     fixes += ['set placement.strategy = "pack"'] if separate else []
     return ConfigError(
         f"placement requires {requested}{' on separate nodes' if separate else ''}, which Ray could not reserve within "
-        f"{waited_s:.0f} s; its nodes have {_counted(nodes, '; ') or 'nothing'}, partly used by other runs: "
-        f"{', '.join(fixes[:-1])}, or {fixes[-1]}",
+        f"{waited_s:.0f} s; its nodes have {found}: {', '.join(fixes[:-1])}, or {fixes[-1]}",
         reason="no_resources",
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gxpo_trainer.cluster.placement import Placement, TooFewGpus, ray_address, usable_cores, visible_gpus
@@ -61,14 +61,24 @@ def connect_ray(placement: Placement) -> bool:
     return True
 
 
-def reserve(placement: Placement, *, owned: bool, on_wait: Callable[[str], None] = lambda missing: None) -> None:
+def reserve(
+    placement: Placement,
+    *,
+    owned: bool,
+    on_wait: Callable[[str], None] = lambda missing: None,
+    before_request: Callable[[Mapping[str, float]], None] = lambda cluster: None,
+) -> None:
     """Create the run's placement group and wait until it is ready. Raises ConfigError (`no_resources`) when it is not.
 
     owned: what `connect_ray` returned. A Ray that this process has started is complete: what exceeds it is refused at
     once. In a running cluster nodes may join and other runs release theirs, up to `placement.wait_s`; what joins may
-    change device and sharing, and with them the bundles. Settings that no further GPU makes possible are refused at
-    once. on_wait: called while the run waits, about twice a second, with what is missing; an exception of it ends the
-    wait.
+    change device and sharing, and with them the bundles. Whether nodes can join is not known: Ray has no public way to
+    tell whether it has an autoscaler, and workers of other hosts join without one. Settings that no further GPU makes
+    possible are refused at once.
+
+    on_wait: called while the run waits, about twice a second, with what is missing; an exception of it ends the wait.
+    before_request: called with the cluster's resources before bundles are requested, which an autoscaler may answer
+    with new nodes; an exception of it refuses the run.
     """
     import ray
 
@@ -85,12 +95,13 @@ def reserve(placement: Placement, *, owned: bool, on_wait: Callable[[str], None]
             refused = _settle(placement) if joined else None
             bundles = placement.bundles()
             if bundles != group.bundles:
+                before_request(ray.cluster_resources())
                 group.create(bundles)
             elif not group.is_ready(timeout_s):
-                on_wait(missing(bundles, ray.available_resources()))
+                on_wait(missing(bundles, ray.available_resources(), _nodes()))
                 timeout_s = _POLL_S
                 if time.monotonic() >= deadline:
-                    raise refused or unplaced(bundles, wait_s)
+                    raise refused or unplaced(bundles, _nodes(), wait_s)
             elif refused is None:
                 return
     except BaseException:
@@ -107,6 +118,13 @@ def _settle(placement: Placement) -> TooFewGpus | None:
     except TooFewGpus as error:
         return error
     return None
+
+
+def _nodes() -> list[dict[str, float]]:
+    """Resources of each node of the cluster, used or not."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def this_node() -> str:

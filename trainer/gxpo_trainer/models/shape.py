@@ -7,25 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.planner.heads import uneven_split
 
 
 def check_tensor_parallel(folder: Path, tensor_parallel: int) -> None:
-    """Raise ConfigError when vLLM cannot give each device the same number of attention heads.
-
-    Key and value heads are split as well, or replicated where there are fewer of them than devices.
-    """
+    """Raise ConfigError when vLLM cannot give each device the same number of attention heads (`uneven_split`)."""
     if tensor_parallel == 1:
         return
-    heads, key_value_heads = attention_heads(folder)
-    setting = f"placement.tensor_parallel = {tensor_parallel}"
-    possible = [t for t in range(1, heads + 1) if _divides(t, heads, key_value_heads)]
-    if tensor_parallel not in possible:
-        what = f"{heads} attention heads"
-        what += f" and {key_value_heads} key/value heads" if key_value_heads != heads else ""
-        raise ConfigError(
-            f"{setting} does not divide the {what} of the model in {folder.name}; set it to one of "
-            f"{', '.join(map(str, possible))}"
-        )
+    sentence = uneven_split(*attention_heads(folder), tensor_parallel, f"the model in {folder.name}")
+    if sentence is not None:
+        raise ConfigError(sentence)
 
 
 def attention_heads(folder: Path) -> tuple[int, int]:
@@ -43,7 +34,3 @@ def attention_heads(folder: Path) -> tuple[int, int]:
             "cannot be checked; set it to 1"
         )
     return heads, text.get("num_key_value_heads") or heads
-
-
-def _divides(devices: int, heads: int, key_value_heads: int) -> bool:
-    return heads % devices == 0 and (key_value_heads % devices == 0 or devices % key_value_heads == 0)

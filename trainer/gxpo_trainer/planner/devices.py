@@ -135,11 +135,14 @@ def device_named(name: str) -> Device:
     return found
 
 
-def device_of_cluster(resource_names: Iterable[str]) -> Device | None:
-    """The device that Ray's resources name (`accelerator_type:H100`), None for unknown or different ones."""
+def devices_of_cluster(resource_names: Iterable[str]) -> tuple[Device, ...]:
+    """The devices that a cluster's GPUs may be, from Ray's resources (`accelerator_type:A100`), smallest memory first.
+
+    Several where devices of different memory share Ray's name; none for unknown GPUs and for GPUs of different kinds.
+    """
     kinds = {name.partition(":")[2] for name in resource_names if name.startswith("accelerator_type:")}
-    found = [device for device in devices().values() if kinds & set(device.ray_names)]
-    return found[0] if len(kinds) == 1 and found else None
+    found = [device for device in devices().values() if kinds and kinds <= set(device.ray_names)]
+    return tuple(sorted(found, key=lambda device: device.memory_bytes))
 
 
 def host(memory_bytes: int) -> Device:

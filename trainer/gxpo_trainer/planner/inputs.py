@@ -9,6 +9,7 @@ from gxpo_trainer.config import BudgetConfig, RuleSettings, RunConfig
 from gxpo_trainer.config.transport import Transport, choose_transport
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner.devices import Device
+from gxpo_trainer.planner.heads import uneven_split
 from gxpo_trainer.planner.shapes import ModelShape
 
 Rows = Literal["padded", "shared", "packed"]
@@ -118,9 +119,13 @@ class Inputs:
 def inputs_of(config: RunConfig, shape: ModelShape, device: Device, num_devices: int | None = None) -> Inputs:
     """The inputs of a run. num_devices: None for the fewest that its placement can use.
 
-    Raises ConfigError for a `placement.weight_transport` that cannot work there.
+    Raises ConfigError for a `placement.weight_transport` that cannot work there, and for a `placement.tensor_parallel`
+    that does not divide the model's heads.
     """
     learner, rollout, placement = config.learner, config.rollout, config.placement
+    uneven = uneven_split(shape.heads, shape.kv_heads, placement.tensor_parallel, repr(config.model.path))
+    if uneven is not None:
+        raise ConfigError(uneven)
     on_gpu = device.kind == "gpu"
     lora = learner.lora
     optimizer = learner.optimizer

@@ -22,7 +22,6 @@ from gxpo_trainer.training.resume import next_attempt, repeated_passes
 from gxpo_trainer.training.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from gxpo_trainer.cluster.placement import Placement
     from gxpo_trainer.records.uploader import ControlRequest
     from gxpo_trainer.training.controller import Controller
 
@@ -92,10 +91,11 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
     try:
         ours = connect_ray(prepared.placement)
         launch.watch_sigterm()
-        request = _reserve(prepared.placement, launch, reporter, progress, owned=ours)
+        request = _reserve(prepared, launch, reporter, progress, owned=ours)
         if request is not None:
             _record_end(request, launch, reporter)
             return request
+        # Again: nodes that joined have told which GPUs they have.
         check_memory(prepared.placement, prepared.model_folder, ray.cluster_resources())
         controller = _controller(prepared, launch, reporter, progress)
         reporter.attempt = controller.attempt
@@ -129,11 +129,12 @@ class _StoppedWaiting(Exception):
 
 
 def _reserve(
-    placement: Placement, launch: Launch, reporter: RunReporter, progress: TrainingProgress, *, owned: bool
+    prepared: Prepared, launch: Launch, reporter: RunReporter, progress: TrainingProgress, *, owned: bool
 ) -> ControlRequest | None:
     """Reserve the run's resources, and report what it waits for; the request that ended the wait, else None."""
     from gxpo_trainer.cluster.ray_session import reserve
 
+    placement = prepared.placement
     request: ControlRequest | None = None
 
     def on_wait(missing: str) -> None:
@@ -147,7 +148,12 @@ def _reserve(
             raise _StoppedWaiting
 
     try:
-        reserve(placement, owned=owned, on_wait=on_wait)
+        reserve(
+            placement,
+            owned=owned,
+            on_wait=on_wait,
+            before_request=lambda cluster: check_memory(placement, prepared.model_folder, cluster),
+        )
     except _StoppedWaiting:
         return request
     reporter.log_event("device", f"device {placement.device}: {placement.device_reason}", device=placement.device)

@@ -63,6 +63,27 @@ def test_a_run_that_cannot_fit_is_refused_with_the_planners_sentence() -> None:
     accepted(SMALL, "model.path=org/model")
 
 
+def test_an_engine_that_cannot_split_the_heads_is_refused() -> None:
+    # Qwen2.5-3B: 16 heads, 2 key/value heads.
+    for server in (UNKNOWN, SMALL, LARGE):
+        with pytest.raises(Invalid) as caught:
+            accepted(server, "placement.tensor_parallel=3")
+        (error,) = caught.value.errors
+        assert error.field == "config.placement.tensor_parallel"
+        assert error.message.endswith("set it to one of 1, 2, 4, 8, 16")
+    accepted(UNKNOWN, "placement.tensor_parallel=2")
+    accepted(UNKNOWN, "placement.tensor_parallel=3", "model.path=org/model")
+
+
+def test_a_model_outside_of_the_roots_is_not_read(tmp_path: Path) -> None:
+    config = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_attention_heads": 4}))
+    elsewhere = ServiceSettings(model_roots=(tmp_path / "models",))
+    with pytest.raises(Invalid) as caught:
+        accepted(elsewhere, "placement.tensor_parallel=3", f"model.path={tmp_path}")
+    assert [error.field for error in caught.value.errors] == ["config.model.path"]
+
+
 def test_the_largest_numbers_that_a_request_may_hold_are_planned_or_refused() -> None:
     largest = 2**63 - 1
     for setting in ("rollout.prompts_per_step", "rollout.samples_per_prompt", "learner.token_budget", "budget.steps"):
