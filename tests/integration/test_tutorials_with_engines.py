@@ -1,5 +1,5 @@
-"""The tutorials' commands that need an engine: a run with its data, reward and rule, the exported model in
-transformers and vLLM, and the command of the rule's own page."""
+"""The tutorials' commands that need an engine, in one run: its data, its reward, its rule, and the exported model in
+transformers and vLLM."""
 
 from __future__ import annotations
 
