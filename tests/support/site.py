@@ -14,7 +14,7 @@ RECORDINGS = Path(__file__).resolve().parents[1] / "browser" / "recordings"
 """Two trainings of `gxpo demo`: run folders, their samples cut down to those of three steps; and the first steps of
 `tools-demo`, with two groups of samples and an odd one that was added by hand."""
 FOREIGN_NAME = "gxpo.test"
-"""A name of this machine that is not one of loopback's own: who asks for it may sit anywhere."""
+"""A name of this machine other than those of loopback: its clients may be on other machines."""
 FORMULA = r"Half of it: \( \frac{1}{2} \) <img src=x onerror=alert(1)>"
 """A response of the run `fired`."""
 LONG = 100_000

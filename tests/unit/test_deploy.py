@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import lzma
-import multiprocessing
 import os
 import re
+import shlex
 import socket
-import tempfile
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +23,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from gxpo_services.settings import ServiceSettings, make_home, read_settings
+from gxpo_services.settings import ServiceSettings, read_settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -289,37 +290,60 @@ def test_healthy_means_that_every_address_answers(server: str, tmp_path: Path, m
     assert healthy(["--ray", f"http://{server}/ray"]) == 0
 
 
-def as_user(number: int, action: Callable[[], object]) -> int:
-    """Exit status of a process of that user and group that does it."""
-
-    def run() -> None:
-        os.setgroups([])
-        os.setgid(number)
-        os.setuid(number)
-        action()
-
-    process = multiprocessing.get_context("fork").Process(target=run)
-    process.start()
-    process.join()
-    assert process.exitcode is not None
-    return process.exitcode
+def kubectl_lines() -> list[str]:
+    """The commands with kubectl of the page for operators, continued lines joined."""
+    text = (ROOT / "docs/operations.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [line.partition(" #")[0] for block in blocks for line in block.splitlines() if "kubectl " in line]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a folder to another user")
-def test_the_job_that_migrates_can_make_its_home_in_a_volume_of_kubernetes() -> None:
+def test_the_kubectl_commands_name_what_the_manifest_has() -> None:
+    found = manifests()
+    names = {(document["kind"].lower(), document["metadata"]["name"]) for document in found}
+    pods = [d["spec"]["template"]["spec"] for d in found if d["kind"] in ("Deployment", "Job")]
+    names |= {("secret", v["secret"]["secretName"]) for pod in pods for v in pod["volumes"] if "secret" in v}
+    names |= {("service", "postgres")}  # the reader's own: the database URL names it
+    (config,) = [document["data"] for document in found if document["kind"] == "ConfigMap"]
+    assert "@postgres:" in config["GXPO_DATABASE_URL"]
+    lines = kubectl_lines()
+    assert len(lines) > 20
+    kinds = "deployment|job|service|raycluster"
+    named = {match for line in lines for match in re.findall(rf"\b({kinds})[/ ]([a-z-]+)", line)}
+    named |= {("secret", name) for line in lines for name in re.findall(r"secret (?:generic )?([a-z-]+)", line)}
+    assert {kind for kind, _ in named} == {*kinds.split("|"), "secret"}
+    assert named <= names
+    all_named = {name for line in lines for name in re.findall(r"\b(gxpo-[a-z-]+)\b", line)}
+    assert all_named <= {name for _, name in names}
+
+
+def test_the_upgrade_applies_the_migration_alone_first() -> None:
+    selector = {match for line in kubectl_lines() for match in re.findall(r" -l app=(\S+)", line)}
+    labelled = [d for d in manifests() if (d["metadata"].get("labels") or {}).get("app") in selector]
+    assert [document["kind"] for document in labelled] == ["Job"]
+
+
+def test_the_pod_of_the_api_has_what_is_done_in_it() -> None:
+    """Create a token in the database; copy and restore artifacts."""
+    (api,) = [d for d in manifests() if d["kind"] == "Deployment" and d["metadata"]["name"] == "gxpo-api"]
+    (container,) = api["spec"]["template"]["spec"]["containers"]
+    mounts = {mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]}
+    assert mounts["/artifacts"] is False
+    assert "/secrets/database" in mounts
+
+
+def test_the_job_and_the_command_for_the_first_token_work_with_the_settings_of_the_manifest(tmp_path: Path) -> None:
+    (config,) = [document["data"] for document in manifests() if document["kind"] == "ConfigMap"]
     (job,) = [document for document in manifests() if document["kind"] == "Job"]
-    pod = job["spec"]["template"]["spec"]
-    user = pod["securityContext"]["runAsUser"]
-    (home,) = [variable["value"] for variable in pod["containers"][0]["env"] if variable["name"] == "GXPO_HOME"]
-    (mount,) = [m["mountPath"] for m in pod["containers"][0]["volumeMounts"] if m["name"] == "admin"]
-    with tempfile.TemporaryDirectory() as parent:  # not tmp_path, whose parents are private
-        Path(parent).chmod(0o755)
-        volume = Path(parent, "volume")
-        volume.mkdir()
-        os.chown(volume, 0, pod["securityContext"]["fsGroup"])
-        volume.chmod(0o2775)  # as fsGroup leaves it
-        made = ServiceSettings(home=volume / Path(home).relative_to(mount))
-        assert as_user(user, lambda: make_home(made)) == 0
-        assert as_user(user, lambda: make_home(made)) == 0, "again, at the next version"
-        assert (made.home.stat().st_uid, made.home.stat().st_mode & 0o777) == (user, 0o700)
-        assert as_user(user, lambda: make_home(ServiceSettings(home=volume))) != 0
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    database = {"GXPO_DATABASE_URL": f"sqlite:///{tmp_path / 'db'}", "GXPO_DATABASE_PASSWORD_FILE": ""}
+    environment = {**os.environ, **config, **database, "GXPO_HOME": str(tmp_path), "GXPO_HOST": "0.0.0.0"}
+
+    def gxpo(command: list[str]) -> str:
+        program = Path(sys.prefix) / "bin" / command[0]
+        return subprocess.run(
+            [program, *command[1:]], env=environment, stdout=subprocess.PIPE, text=True, check=True
+        ).stdout
+
+    assert "at revision" in gxpo(container["command"])
+    (token,) = [line.partition(" -- ")[2] for line in kubectl_lines() if "token create" in line]
+    assert len(gxpo(shlex.split(token)).split()) == 1, "the secret and nothing else"

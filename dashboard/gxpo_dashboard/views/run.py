@@ -103,13 +103,14 @@ def _header(run_id: str, was_ended: bool) -> None:
 
 def _figures(run: Json, fraction: float) -> list[str]:
     progress = run["progress"]
+    queued = progress.get("queue_position") is not None
     return [
         f"**{percent(fraction, 0)}** of the budget",
         *_bounds(progress),
         f"accuracy **{percent(number(run['score']))}**{_best(run)}",
         f"reward **{significant(number(run['reward']))}**",
         f"**{duration(progress['training_s'])}** of training",
-        *([f"**{time_left(run)}** left"] if run["state"] not in TERMINAL else []),
+        *([] if run["state"] in TERMINAL else [f"**{time_left(run)}**" + ("" if queued else " left")]),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The Run view: samples grouped by prompt."""
+"""The Run view: its header, and samples grouped by prompt."""
 
 from __future__ import annotations
 
@@ -22,3 +22,10 @@ def test_counts_of_a_prompt_are_of_all_its_responses(pages: Pages) -> None:
     page = pages.open("run", run=run, part="Samples", verdict="correct")
     assert page.dataframe[0].value[["Correct", "Responses"]].values.tolist() == [[7, 8]]
     assert len([words for words in page.markdown if "✔ correct" in words.value]) == 7
+
+
+def test_the_header_of_a_queued_run_has_its_position(pages: Pages) -> None:
+    run = [pages.submit(name) for name in ("first", "second")][1]
+    page = pages.open("run", run=run)
+    (words,) = [bar.proto.text for bar in page.get("progress")]
+    assert words.endswith("**queue: 2**"), words

@@ -1,4 +1,7 @@
-"""docs/tutorials/compare_runs.ipynb against a real API: a thread reports for the runs what a trainer would."""
+"""docs/tutorials/compare_runs.ipynb and the code of its page against a real API.
+
+A thread reports for the runs of the notebook what a trainer would.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from fastapi import FastAPI
 from sqlalchemy import select
 from support.finished_runs import finish
 from support.http_server import HttpServer
+from support.walkthrough import blocks
 
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables.runs import Run
@@ -88,3 +92,24 @@ def test_the_notebook_submits_waits_compares_and_plots(
 def test_the_notebook_is_stored_without_outputs() -> None:
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells if cell["cell_type"] == "code")
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_the_code_of_the_page_submits_a_run(
+    url: str,
+    token_for: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "gxpo-home").mkdir()
+    (tmp_path / "gxpo-home" / "token").write_text(token_for("submitter") + "\n")
+    monkeypatch.chdir(tmp_path)
+    (block,) = [block for block in blocks("tutorials/notebook.md") if block.language == "python"]
+    assert block.needs == "service"
+    code = block.text.replace("http://127.0.0.1:8000", url)
+    assert url in code
+    names: dict[str, Any] = {}
+    exec(compile(code, "notebook.md", "exec"), names)  # noqa: S102
+    assert names["run"]["progress"]["step_budget"] == 10
+    assert capsys.readouterr().out == "queued\n"

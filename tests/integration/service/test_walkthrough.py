@@ -1,5 +1,5 @@
-"""Pages as their readers follow them, run by bash against a real API: the curl lines of docs/service.md, and
-the commands of docs/tutorials/run-for-a-team.md."""
+"""Pages as their readers follow them, run by bash against a real API: the curl lines of docs/service.md, and the
+commands of the quick start and the tutorials that need a service."""
 
 from __future__ import annotations
 
@@ -8,17 +8,22 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
+from sqlalchemy import select
 from support.finished_runs import finish
 from support.http_server import HttpServer
-from support.walkthrough import Reader
+from support.registered_rule import registered
+from support.walkthrough import Reader, blocks, titled
 
 from gxpo_services.db.database import Database
+from gxpo_services.db.tables.runs import Run
+from gxpo_trainer.config import rules
 
 PAGE = Path(__file__).parents[3] / "docs" / "service.md"
 
@@ -70,3 +75,45 @@ def test_the_commands_for_administrators_work(url: str, token_for: Callable[[str
     names = reader.run("bash", "gxpo token list")
     assert "ada" in names
     assert "ci" in names
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_the_quick_start_submits_a_run_and_follows_it_to_its_end(
+    url: str, database: Database, token_for: Callable[[str], str], tmp_path: Path
+) -> None:
+    stop = threading.Event()
+
+    def report() -> None:
+        """End the run once it is submitted."""
+        while not stop.wait(0.05):
+            with database.reading() as session:
+                run = session.scalar(select(Run.id))
+            if run is not None:
+                finish(url, database, run, [0.25, 0.5])
+                return
+
+    thread = threading.Thread(target=report)
+    thread.start()
+    try:
+        reader = Reader(tmp_path, GXPO_URL=url, GXPO_TOKEN=token_for("submitter"), no_proxy="127.0.0.1")
+        reader.follow("quickstart.md", needs=frozenset({"service"}))
+    finally:
+        stop.set()
+        thread.join()
+    assert "succeeded" in reader.run("bash", ".venv/bin/gxpo runs")
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_service_with_the_rule_of_the_tutorial_states_the_cost_of_its_sweep(
+    url: str, token_for: Callable[[str], str], tmp_path: Path
+) -> None:
+    page = "tutorials/write-a-rule.md"
+    names = dict(vars(rules))
+    exec(titled(page)["settings"], names)  # noqa: S102
+    reader = Reader(tmp_path, GXPO_URL=url, GXPO_TOKEN=token_for("submitter"), no_proxy="127.0.0.1")
+    (sweep,) = [block.text for block in blocks(page) if block.needs == "service"]
+    with registered(names["LookaheadRule"]):
+        printed = reader.run("bash", sweep)
+    assert "9 runs" in printed, printed
+    assert "270 backward passes" in printed, printed
+    assert reader.run("bash", ".venv/bin/gxpo runs").startswith("no matching runs"), "nothing was submitted"

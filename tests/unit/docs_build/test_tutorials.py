@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.walkthrough import ROOT, Reader, blocks, titled, tree_with_the_rule
 
-from gxpo_dashboard.views.run import PARTS
+from gxpo_dashboard.views.run import OVERVIEW, PARTS, POLICY, RULE, SYSTEM
 
 CHARTS = ROOT / "dashboard" / "gxpo_dashboard" / "charts"
 
@@ -53,3 +53,21 @@ def test_the_dashboard_has_every_part_and_chart_that_the_pages_name() -> None:
         assert part is not None, f"no part of the view: {mention[:40]}"
         if (chart := mention.removeprefix(part)).startswith(" › "):
             assert any(chart.removeprefix(" › ").startswith(title) for title in titles), f"no chart: {mention[:60]}"
+
+
+TROUBLESHOOTING = ROOT / "docs" / "troubleshooting.md"
+
+
+def test_every_symptom_says_where_to_look_in_the_dashboard() -> None:
+    symptoms = TROUBLESHOOTING.read_text(encoding="utf-8").split("\n## ")[1:]
+    assert len(symptoms) > 5
+    assert [symptom.split("\n")[0] for symptom in symptoms if "Run › " not in symptom] == []
+
+
+def test_the_metrics_in_brackets_after_a_chart_are_drawn_in_its_part() -> None:
+    drawn = {"Overview": OVERVIEW, "Look-ahead": RULE, "Policy": POLICY, "System": SYSTEM}
+    text = TROUBLESHOOTING.read_text(encoding="utf-8")
+    found = re.findall(r"Run › ([\w-]+) › [^|(\n]*\(([^)]*)\)", text)
+    named = [(part, metric) for part, words in found for metric in re.findall(r"`(\w+/\w+)`", words)]
+    assert len(named) > 1
+    assert [(part, metric) for part, metric in named if metric not in drawn[part]] == []
