@@ -67,3 +67,6 @@ def test_a_sweep_shows_its_cost_before_it_is_pressed(page: Page) -> None:
     page.fill("Seeds", "0, 1")
     # Two depths with two seeds, and the control of each depth with two seeds.
     page.wait(lambda: page.button("Submit 8 runs"), "the button with the number of runs")
+    page.shows("Plan of one run with the base settings; the sweep has 8 runs.")
+    page.shows("Planned for a host without GPUs.")
+    page.shows("Time and cost by rule")

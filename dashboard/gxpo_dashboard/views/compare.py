@@ -278,5 +278,5 @@ def _export(runs: list[str]) -> None:
     service = visitor.client()
     with st.container(horizontal=True):
         for form in ("csv", "parquet", "jsonl"):
-            label = f"Metrics and evaluations ({form.upper()})"
+            label = f"metrics and evaluations ({form.upper()})"
             download(label, f"gxpo-{form}.zip", partial(service.export, runs, form), f"export-{form}")
