@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -12,6 +13,7 @@ from support.site import Site
 
 DOMAIN = "view.scale('x').domain()"
 TICKS = "view.data('ticks').map(row => row.value)"
+GRID = "document.querySelector('[data-testid=stDataFrame] .dvn-scroller')"
 LAST = "Math.max(...view.data('points').map(row => row.x))"
 
 
@@ -78,6 +80,24 @@ def test_a_table_whose_order_changes_keeps_what_was_chosen(site: Site, page: Pag
         until(lambda: site.state(live_run) == "paused", "the chosen run to pause")
         assert site.state(other) == "running"
     site.http.post(f"/runs/{live_run}/resume").raise_for_status()
+
+
+def test_a_table_whose_order_changes_keeps_its_scroll_position_and_its_selection(site: Site, page: Page) -> None:
+    base = {"preset": "demo", "overrides": ["budget.steps=3"]}
+    body = {"name": "of many", "base": base, "seeds": list(range(24)), "control": False}
+    group = site.http.post("/sweeps", json=body).raise_for_status().json()["group"]["id"]
+    site.http.post(f"/groups/{group}/cancel").raise_for_status()
+    page.open("runs", text="of many", cols=["name", "seed"])
+    page.shows("24 runs")
+    page.tick_row(2)
+    chosen = page.wait(lambda: re.search(r"1 selected (\S.*)", page.text), "the selection")[1]  # type: ignore[index]
+    assert page.script(f"{GRID}.scrollTop = 200; return {GRID}.scrollTop") == 200
+    run = site.http.post("/runs", json={**base, "name": "one of many"}).raise_for_status().json()["id"]
+    site.http.post(f"/runs/{run}/cancel").raise_for_status()
+    page.shows("25 runs")
+    page.settle()
+    assert page.script(f"return {GRID}.scrollTop") == 200
+    page.shows(f"1 selected {chosen}")
 
 
 def test_a_comparison_of_live_runs_keeps_zoom_and_scroll(site: Site, page: Page, live_run: str) -> None:
