@@ -95,7 +95,11 @@ def _form(schema: Json, preset: Json) -> tuple[Json, list[str]]:
     for section in dict.fromkeys(setting.section for setting in settings.values()):
         rest = [path for path, setting in settings.items() if setting.section == section and path not in main]
         if rest:
-            drawer = st.expander(f"{forms.label(section)} ({number_of(len(rest), 'setting')})", key=f"section-{section}", on_change="rerun")
+            drawer = st.expander(
+                f"{forms.label(section)} ({number_of(len(rest), 'setting')})",
+                key=f"section-{section}",
+                on_change="rerun",
+            )
             if drawer.open:
                 with drawer:
                     _pairs(rest, ask)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from gxpo_dashboard.view_models.row_selection import RowSelection
 
 
-
 def test_the_selection_follows_items_to_their_new_rows() -> None:
     selection = RowSelection()
     assert selection.place(["a", "b", "c"]) == []
