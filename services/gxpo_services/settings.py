@@ -12,7 +12,7 @@ from gxpo_client.addresses import is_http, is_loopback, is_loopback_host
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner.devices import device_named
 
-AlertKind = Literal["failed", "diverged", "recovering", "gate_fired", "budget_reached"]
+AlertKind = Literal["failed", "diverged", "recovering", "no_progress", "gate_fired", "budget_reached"]
 
 
 class ServiceSettings(BaseSettings):

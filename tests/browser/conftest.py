@@ -27,6 +27,11 @@ from support.site import FORMULA, RECORDINGS, Site
 from gxpo_services.settings import ServiceSettings
 from gxpo_services.tokens.local_token import prepare_local
 
+MACHINE = (
+    "system/gpu0/utilization_percent", "system/gpu0/memory_bytes", "system/network_sent_bytes_per_s",
+    "system/disk_written_bytes_per_s", "system/disk_free_bytes",
+)  # fmt: skip
+"""Metrics of a machine with a GPU, which the recordings were not made on."""
 ENVIRONMENT = {
     "GXPO_MAX_CONCURRENT_RUNS": "3",
     "GXPO_QUOTA_CPUS": "1000",
@@ -90,13 +95,15 @@ def live_run(site: Site) -> str:
 
 
 def _fired(folder: Path) -> Path:
-    """The recorded `demo`, changed: its gate fires at step 20, it has a budget of passes, and a response a formula."""
+    """The recorded `demo`, changed: its gate fires at step 20, it has a budget of passes and a GPU, and a response a
+    formula."""
     shutil.copytree(RECORDINGS / "demo", folder)
     identity = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     identity["config"]["budget"]["backward_passes"] = 90
     (folder / "run.json").write_text(json.dumps(identity), encoding="utf-8")
     with changed(folder / "metrics.jsonl") as rows:
         for row in rows:
+            row["metrics"] |= dict.fromkeys(MACHINE, 50.0)
             if row["step"] >= 20:
                 row["metrics"] |= {"gate/active": 0.0, "gate/shutoff_step": 20.0}
     with changed(folder / "samples.jsonl") as rows:

@@ -58,7 +58,7 @@ def test_the_link_that_the_demo_prints_opens_the_comparison_of_its_runs(site: Si
 def test_metrics_and_evaluations_are_exported_as_csv(site: Site, page: Page, tmp_path: Path) -> None:
     page.open("compare", runs=list(site.recorded.values()))
     page.download_to(tmp_path)
-    page.press("Metrics and evaluations (CSV)")
+    page.press("Download metrics and evaluations (CSV)")
     file = tmp_path / "gxpo-csv.zip"
     page.wait(file.exists, "the file")
     with zipfile.ZipFile(file) as parts:

@@ -80,7 +80,7 @@ def test_the_whole_log_is_downloaded(site: Site, page: Page, tmp_path: Path) -> 
     page.open("run", run=run, part="Log")
     page.shows("lines of the last")
     page.download_to(tmp_path)
-    page.press("Download")
+    page.press("Download log")
     file = tmp_path / f"{run}.log"
     page.wait(file.exists, "the file")
     assert file.read_bytes() == (site.home / "artifacts" / run / "train.log").read_bytes()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from support.browsing import Page
+from support.browsing import TEXTS, Page, set_mode
+from support.pictures import color, in_card, picture, text_contrast
 from support.service_processes import until
 from support.site import Site
 
 DOMAIN = "view.scale('x').domain()"
 TICKS = "view.data('ticks').map(row => row.value)"
+LOG = "document.querySelector('.st-key-log')"
+GRID = "document.querySelector('[data-testid=stDataFrame] .dvn-scroller')"
 LAST = "Math.max(...view.data('points').map(row => row.x))"
 
 
@@ -64,6 +68,27 @@ def test_a_sweep_has_a_heat_map_and_parallel_coordinates_of_all_its_runs(site: S
     assert page.chart_of("Parallel coordinates", "view.data('points').length") == 4 * 3
     heat = "learner.optimizer.learning_rate × learner.rule.k"
     page.wait(lambda: page.chart_of(heat, "view.data('points').length") == 4, "the four cells of the heat map")
+    _assert_readable(page, heat, "learner.rule.k", "0.0001", "2.5%")
+    _assert_readable(page, "Parallel coordinates", "0.0002", "2.5%", "learner.rule.k")
+    set_mode(page.driver, "dark")
+    try:
+        page.open("compare", groups=[group])
+        page.wait(lambda: page.chart_of(heat, "view.data('points').length"), "the heat map in dark mode")
+        page.wait(lambda: page.chart_of("Parallel coordinates", TICKS), "the axes in dark mode")
+        _assert_readable(page, heat, "learner.rule.k", "0.0001", "2.5%")
+        _assert_readable(page, "Parallel coordinates", "0.0002", "2.5%", "learner.rule.k")
+    finally:
+        set_mode(page.driver, "light")
+
+
+def _assert_readable(page: Page, title: str, *labels: str) -> None:
+    """Contrast of these texts of a chart, and that its own background is that of the page around it."""
+    found = picture(page, in_card(title))
+    boxes = dict(page.chart_of(title, TEXTS))
+    measured = {label: text_contrast(found.crop(tuple(map(round, boxes[label])))) for label in labels}
+    assert min(measured.values()) >= 4.5, (title, measured)
+    red, green, blue = found.getpixel((2, 2))[:3]
+    assert page.chart_of(title, "view.signal('background')") == color((red, green, blue))
 
 
 def test_a_table_whose_order_changes_keeps_what_was_chosen(site: Site, page: Page, live_run: str) -> None:
@@ -78,6 +103,24 @@ def test_a_table_whose_order_changes_keeps_what_was_chosen(site: Site, page: Pag
         until(lambda: site.state(live_run) == "paused", "the chosen run to pause")
         assert site.state(other) == "running"
     site.http.post(f"/runs/{live_run}/resume").raise_for_status()
+
+
+def test_a_table_whose_order_changes_keeps_its_scroll_position_and_its_selection(site: Site, page: Page) -> None:
+    base = {"preset": "demo", "overrides": ["budget.steps=3"]}
+    body = {"name": "of many", "base": base, "seeds": list(range(24)), "control": False}
+    group = site.http.post("/sweeps", json=body).raise_for_status().json()["group"]["id"]
+    site.http.post(f"/groups/{group}/cancel").raise_for_status()
+    page.open("runs", text="of many", cols=["name", "seed"])
+    page.shows("24 runs")
+    page.tick_row(2)
+    chosen = page.wait(lambda: re.search(r"1 selected (\S.*)", page.text), "the selection")[1]  # type: ignore[index]
+    assert page.script(f"{GRID}.scrollTop = 200; return {GRID}.scrollTop") == 200
+    run = site.http.post("/runs", json={**base, "name": "one of many"}).raise_for_status().json()["id"]
+    site.http.post(f"/runs/{run}/cancel").raise_for_status()
+    page.shows("25 runs")
+    page.settle()
+    assert page.script(f"return {GRID}.scrollTop") == 200
+    page.shows(f"1 selected {chosen}")
 
 
 def test_a_comparison_of_live_runs_keeps_zoom_and_scroll(site: Site, page: Page, live_run: str) -> None:
@@ -97,6 +140,10 @@ def test_a_comparison_of_live_runs_keeps_zoom_and_scroll(site: Site, page: Page,
 def test_a_log_is_searched(site: Site, page: Page, live_run: str) -> None:
     page.open("run", run=live_run, part="Log")
     page.shows("step 3 done")
+    assert page.text.index("step 2 done") < page.text.index("step 3 done"), "the oldest line is first"
+    lines = page.script(f"return {LOG}.innerText").count("\n")
+    page.wait(lambda: page.script(f"return {LOG}.innerText").count("\n") > lines + 10, "more lines")
+    page.wait(lambda: page.script(f"return {LOG}.scrollHeight - {LOG}.clientHeight - {LOG}.scrollTop") < 60, "the end")
     page.fill("Search log", "STEP 3 done")
     page.wait(lambda: "1 of " in page.text and "step 4 done" not in page.text, "the matching line alone")
     assert "step 3 done" in page.text

@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import json
+import re
+from typing import Any
 
 import pytest
-from PIL import Image
 from support.browsing import TEXTS, Mode, Page, set_mode
 from support.contrast import contrast
+from support.pictures import CHART, color, keyed, picture, text_contrast
 from support.site import RECORDINGS, Site
 
 from gxpo_client.formats import duration
 
-CHARTS = "[data-testid=stVegaLiteChart]"
-FIRST_CHART = f"return document.querySelector('{CHARTS}').getBoundingClientRect().top"
+FIRST_CHART = f"return document.querySelector('{CHART}').getBoundingClientRect().top"
 SERIES_END = "view.data('points').reduce((most, row) => Math.max(most, row.x), 0)"
+COLORS = "Object.fromEntries(view.scale('color').domain().map(name => [name, view.scale('color')(name)]))"
 CELLS = "return [...document.querySelectorAll('[data-testid=stDataFrame] table[role=grid] {}')].map(c => c.textContent)"
-
-
-def picture(page: Page, key: str) -> Image.Image:
-    chart = page.one(f'[class*="{key}"] {CHARTS}')
-    page.script("arguments[0].scrollIntoView({block: 'center'})", chart)
-    page.settle()
-    return Image.open(io.BytesIO(chart.screenshot_as_png)).convert("RGB")
-
-
-def text_contrast(words: Image.Image) -> float:
-    """The highest contrast of a pixel of the words with their most frequent colour, the background."""
-    counted = sorted(words.getcolors(1 << 20) or ())
-    back = color(counted[-1][1])  # type: ignore[arg-type]
-    return max(contrast(back, color(pixel)) for _, pixel in counted)  # type: ignore[arg-type]
-
-
-def color(pixel: tuple[int, ...]) -> str:
-    return "#{:02x}{:02x}{:02x}".format(*pixel)
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
@@ -43,7 +26,7 @@ def test_text_of_charts_and_shaded_phases_are_readable(site: Site, page: Page, m
     try:
         page.open("run", run=site.recorded["demo"])
         page.wait(lambda: page.chart("gate-z", SERIES_END), "the gate")
-        found = picture(page, "gate-z")
+        found = picture(page, keyed("gate-z"))
         width, height = found.size
         # The last rows are the title of the x-axis, the middle of the left edge the y-axis.
         for box in ((0, height - 22, width, height), (0, height // 3, 60, 2 * height // 3)):
@@ -64,30 +47,50 @@ def test_text_of_charts_and_shaded_phases_are_readable(site: Site, page: Page, m
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
-def test_legends_and_annotations_of_charts_are_readable(site: Site, page: Page, mode: Mode) -> None:
-    expected = {
-        "gate-z": ["look-ahead on", "fallback to GRPO", "τ = 3", "shut off at step 20", "z-score"],
-        "budget": ["look-ahead on", "fallback to GRPO", "budget 90", "training step"],
-    }
+def test_legends_and_annotations_of_charts_are_readable_and_a_rule_has_one_hue(
+    site: Site, page: Page, mode: Mode
+) -> None:
+    both = list(site.recorded.values())
+    gate = ["look-ahead on", "fallback to GRPO", "τ = 3", "shut off at step 20", "z-score"]
+    visits: list[tuple[str, dict[str, Any], dict[str, list[str]]]] = [
+        ("run", {"run": site.fired}, {"gate-z": gate, "budget": [*gate[:2], "budget 90", "training step"]}),
+        ("compare", {"runs": both}, {"compare-accuracy": ["training step", "pass@1"]}),
+        ("benchmarks", {"runs": both}, {"benchmark-": ["training step", "pass@1"]}),
+    ]
+    colors: dict[str, dict[str, str]] = {}
     set_mode(page.driver, mode)
     try:
-        page.open("run", run=site.fired)
-        for key, labels in expected.items():
-            page.wait(lambda key=key: page.chart(key, SERIES_END), key)  # type: ignore[misc]
-            found = picture(page, key)
-            boxes = dict(page.chart(key, TEXTS))
-            assert set(labels) <= boxes.keys()
-            measured = {label: text_contrast(found.crop(tuple(map(round, boxes[label])))) for label in labels}
-            assert min(measured.values()) >= 4.5, (key, measured)
+        for view, query, expected in visits:
+            page.open(view, **query)
+            for key, labels in expected.items():
+                page.wait(lambda key=key: page.chart(key, SERIES_END), key)  # type: ignore[misc]
+                colors[key] = page.chart(key, COLORS)
+                found = picture(page, keyed(key))
+                boxes = dict(page.chart(key, TEXTS))
+                assert set(labels) <= boxes.keys()
+                measured = {label: text_contrast(found.crop(tuple(map(round, boxes[label])))) for label in labels}
+                assert min(measured.values()) >= 4.5, (key, measured)
     finally:
         set_mode(page.driver, "light")
+    look_ahead = (colors["gate-z"]["z-score"], colors["budget"]["look-ahead on"], colors["benchmark-"]["demo"])
+    plain = (colors["budget"]["fallback to GRPO"], colors["benchmark-"]["demo-grpo"])
+    assert [set(look_ahead), set(plain)] == [
+        {colors["compare-accuracy"]["GXPO K=5"]}, {colors["compare-accuracy"]["GRPO"]}
+    ]  # fmt: skip
+    assert not {*look_ahead} & {*plain}
 
 
 def test_the_first_chart_is_above_350_pixels(site: Site, page: Page) -> None:
     page.open("run", run=site.recorded["demo"])
     assert page.wait(lambda: page.script(FIRST_CHART), "a chart") < 350
     page.open("compare", runs=list(site.recorded.values()))
-    assert page.wait(lambda: page.script(FIRST_CHART), "a chart") < 350
+    first = page.wait(lambda: page.script(FIRST_CHART), "a chart")
+    assert first < 350
+    verdict = page.one("[data-testid=stAlert]")
+    assert "Inconclusive" in verdict.text
+    assert page.script("return arguments[0].getBoundingClientRect().bottom", verdict) <= first, "the answer comes first"
+    page.shows("more backward passes")
+    assert not re.search(r"\b0\.\d+×", page.text), "a ratio below one is told as its inverse"
 
 
 def test_accuracy_is_drawn_over_the_cost_of_choice(site: Site, page: Page) -> None:
@@ -101,8 +104,10 @@ def test_accuracy_is_drawn_over_the_cost_of_choice(site: Site, page: Page) -> No
 def test_step_times_are_means_over_all_steps_and_the_gates_band_is_drawn(site: Site, page: Page) -> None:
     rows = [json.loads(line)["metrics"] for line in (RECORDINGS / "demo" / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if "time/step_s" in row]
-    page.open("run", run=site.recorded["demo"], part="System")
+    page.open("run", run=site.fired, part="System")
     page.shows("mean seconds per step")
+    for title in ("GPU memory", "GPUs", "CPU", "Network and disk", "Disk space"):
+        page.shows(title)
     page.shows(duration(sum(row["time/update_s"] for row in steps) / len(steps)))
     page.wait(lambda: page.chart("step-time", SERIES_END) == len(steps), "the parts of all steps")
     page.open("run", run=site.recorded["demo"], part="Gate")
@@ -121,10 +126,28 @@ def test_any_metric_is_found_and_drawn(site: Site, page: Page) -> None:
 
 
 def test_settings_and_means_over_seeds_are_columns(page: Page) -> None:
-    page.open("runs", cols=["name", "config:learner.rule.name", "metric:reward/mean"], rows="seeds", text="demo")
+    columns = ["name", "config:learner.rule.name", "metric:reward/mean", "difference"]
+    page.open("runs", cols=columns, rows="seeds", text="demo")
     page.wait(lambda: "learner.rule.name" in page.script(CELLS.format("th")), "the setting's column")
     cells = page.wait(lambda: page.script(CELLS.format("td")), "the cells")
     assert {"grpo", "gxpo"} <= set(cells)
+    # Without a pinned baseline there is no difference.
+    assert "Δ baseline" not in page.script(CELLS.format("th"))
+
+
+def test_the_link_of_a_run_opens_in_a_new_tab(site: Site, page: Page) -> None:
+    page.open("runs", text="fired", cols=["name"])
+    page.wait(lambda: "fired" in " ".join(page.script(CELLS.format("td"))), "the run")
+    here, before = page.driver.current_window_handle, page.driver.window_handles
+    page.click_row(0, 55)
+    (there,) = page.wait(lambda: set(page.driver.window_handles) - {*before}, "the new tab")
+    page.driver.switch_to.window(there)
+    try:
+        page.wait(lambda: page.query.get("run") == [site.fired], "the run's own view")
+    finally:
+        page.driver.close()
+        page.driver.switch_to.window(here)
+    assert page.query["view"] == ["runs"]
 
 
 def test_events_are_shown_from_the_newest(site: Site, page: Page) -> None:
@@ -140,6 +163,8 @@ def test_samples_are_grouped_and_the_verdict_is_a_word(site: Site, page: Page) -
     page.shows("Gold answer")
     headings = page.wait(lambda: page.script(CELLS.format("th")), "the prompts")
     assert {"Correct", "Responses", "Prompt"} <= set(headings)
+    newest = max(site.http.get(f"/runs/{site.recorded['demo']}/samples", params={"limit": 1}).json()["steps"])
+    page.shows(f"Step {newest}, attempt 1")
     assert any(word in page.text for word in ("✔ correct", "✘ wrong", "? no answer found"))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from support.browsing import Page
 from support.site import LONG, Site
 
@@ -57,6 +59,9 @@ def test_a_runs_plan_is_shown_before_it_is_submitted(page: Page) -> None:
     page.open("submit", preset="demo")
     page.shows("Planned for a host without GPUs.")
     page.shows("Time and cost by rule")
+    assert re.search(r"^Rollout \(\d+ settings\)$", page.text, re.MULTILINE), "sections in sentence case"
+    page.point_at_help("Rule K")
+    page.wait(lambda: "learner.rule.k" in page.one("[data-testid=stTooltipContent]").text, "the setting's path")
     page.fill("Model path", "org/unknown")
     page.shows("No plan: model.path = 'org/unknown' is not a folder here")
 
@@ -67,3 +72,6 @@ def test_a_sweep_shows_its_cost_before_it_is_pressed(page: Page) -> None:
     page.fill("Seeds", "0, 1")
     # Two depths with two seeds, and the control of each depth with two seeds.
     page.wait(lambda: page.button("Submit 8 runs"), "the button with the number of runs")
+    page.shows("Plan of one run with the base settings; the sweep has 8 runs.")
+    page.shows("Planned for a host without GPUs.")
+    page.shows("Time and cost by rule")

@@ -227,9 +227,13 @@ class Page:
 
     def tick_row(self, row: int) -> None:
         """Mark a row of the table by its box."""
+        self.click_row(row, 18)
+
+    def click_row(self, row: int, at: int) -> None:
+        """Click into a row of the table, so many pixels from its left edge."""
         canvas = self.one("[data-testid=stDataFrame] canvas[data-testid=data-grid-canvas]")
         half = {side: canvas.size[side] / 2 for side in ("width", "height")}
-        x, y = round(18 - half["width"]), round(36 * (row + 1.5) - half["height"])
+        x, y = round(at - half["width"]), round(36 * (row + 1.5) - half["height"])
         self._keys().move_to_element_with_offset(canvas, x, y).click().perform()
 
     def point_at(self, key: str, x: float, y: float, *, press: bool = False) -> None:
@@ -239,6 +243,13 @@ class Page:
         self._keys().move_to_element_with_offset(chart, round(x - half["width"]), round(y - half["height"])).perform()
         if press:
             self._keys().click().perform()
+
+    def point_at_help(self, label: str) -> None:
+        """Move the pointer to the help of the box with this label."""
+        icon = f"//label[normalize-space(.)={label!r}]/..//*[@data-testid='stTooltipHoverTarget']"
+        found = self.driver.find_element(By.XPATH, icon)
+        self._to_the_middle(found)
+        self._keys().move_to_element(found).perform()
 
     def _drawing(self, key: str) -> WebElement:
         chart = self.one(f'[class*="{key}"] [data-testid=stVegaLiteChart] canvas, [class*="{key}"] .marks')

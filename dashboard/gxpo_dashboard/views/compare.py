@@ -11,6 +11,7 @@ import streamlit as st
 
 from gxpo_dashboard.charts import compare as charts
 from gxpo_dashboard.charts.base import AXIS_WORDS, with_colors
+from gxpo_dashboard.charts.parallel import parallel_chart
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.bounded import keep
 from gxpo_dashboard.text.labels import TERMINAL, number_of, plain, unique_labels
@@ -255,7 +256,7 @@ def _parallel(group: str, query: Json) -> None:
     settings = list(dict.fromkeys(path for run in runs for path in run["group_values"] or {} if path != "seed"))
     if len(settings) >= 2:
         measure = ", ".join(word for word in (query["metric"], query["benchmark"]) if word)
-        chart(charts.parallel_chart(runs, settings, measure), f"parallel-{group}")
+        chart(parallel_chart(runs, settings, measure), f"parallel-{group}")
 
 
 def _metrics(everything: dict[str, Json], x: str) -> None:
@@ -278,5 +279,5 @@ def _export(runs: list[str]) -> None:
     service = visitor.client()
     with st.container(horizontal=True):
         for form in ("csv", "parquet", "jsonl"):
-            label = f"Metrics and evaluations ({form.upper()})"
+            label = f"metrics and evaluations ({form.upper()})"
             download(label, f"gxpo-{form}.zip", partial(service.export, runs, form), f"export-{form}")

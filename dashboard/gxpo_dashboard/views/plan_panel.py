@@ -8,18 +8,24 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from gxpo_client.formats import count
 from gxpo_dashboard.text.labels import plain
 from gxpo_dashboard.view_models import plan as view_model
 from gxpo_dashboard.widgets.shown import text_table
 
 
-def show(checked: Mapping[str, Any]) -> None:
-    """The plan in an answer of `/runs/validate`; why there is none where there is none."""
+def show(checked: Mapping[str, Any], runs: int = 1) -> None:
+    """The plan in an answer of `/runs/validate`; why there is none where there is none.
+
+    runs: of the sweep whose base configuration was checked.
+    """
     plan = checked.get("plan")
     if plan is None:
         if checked.get("plan_problem"):
             st.caption(plain(f"No plan: {checked['plan_problem']}"))
         return
+    if runs > 1:
+        st.caption(f"Plan of one run with the base settings; the sweep has {count(runs)} runs.")
     words = plain(view_model.verdict(plan))
     if plan["fits"]:
         st.markdown(words)

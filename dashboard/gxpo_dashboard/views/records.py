@@ -190,7 +190,7 @@ def log(run: str, x: str) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         text = st.text_input("Search log", key="log-search", icon=":material/search:", placeholder="part of a line")
         fetch = partial(visitor.whole_log, visitor.client(), run)
-        download("Download", f"{run}.log", fetch, "log-download")
+        download("log", f"{run}.log", fetch, "log-download")
     lines = answer["text"].splitlines()
     matches = [line for line in lines if text.lower() in line.lower()] if text else lines
     shown = f"{count(len(matches))} of {count(len(lines))} lines" if text else f"{count(len(lines))} lines"
@@ -209,7 +209,7 @@ def config(run: str, x: str) -> None:
     with left:
         st.markdown("**Settings**")
         st.code(text, language=None, height=620)
-        download("Config (JSON)", f"{run}-config.json", text.encode, "config-json")
+        download("config (JSON)", f"{run}-config.json", text.encode, "config-json")
     with right:
         st.markdown("**Environment**")
         identity = {name: value for name, value in (found.get("identity") or {}).items() if name != "config"}
@@ -235,7 +235,7 @@ def checkpoints(run: str, x: str) -> None:
             )
             if (item["size_bytes"] or 0) <= _DIRECT_DOWNLOAD:
                 fetch = partial(visitor.client().checkpoint_zip, run, step)
-                download("Policy", f"{run}-step-{step}.zip", fetch, f"checkpoint-{step}")
+                download("policy", f"{run}-step-{step}.zip", fetch, f"checkpoint-{step}")
             else:
                 url = f"{visitor.external_url()}/api/v1/runs/{run}/checkpoints/{step}/download"
                 st.code(f'curl -H "Authorization: Bearer $GXPO_TOKEN" -o step-{step}.zip {url}', language=None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import streamlit as st
 
-from gxpo_client.formats import count, duration, moment, percent, significant
+from gxpo_client.formats import NONE, count, duration, known, moment, percent, significant
 from gxpo_dashboard.charts import budget, curves, gate, timeline, timing
 from gxpo_dashboard.charts.base import AXIS_WORDS, MUTED, Chart, axis_value, series_of, with_colors
 from gxpo_dashboard.charts.benchmarks import accuracy_chart, metrics_of
@@ -102,21 +102,18 @@ def _header(run_id: str, was_ended: bool) -> None:
 
 
 def _figures(run: Json, fraction: float) -> list[str]:
-    progress = run["progress"]
-    queued = progress.get("queue_position") is not None
     return [
         f"**{percent(fraction, 0)}** of the budget",
-        *_bounds(progress),
+        *_costs(run["progress"]),
         f"accuracy **{percent(number(run['score']))}**{_best(run)}",
         f"reward **{significant(number(run['reward']))}**",
-        f"**{duration(progress['training_s'])}** of training",
-        *([] if run["state"] in TERMINAL else [f"**{time_left(run)}**" + ("" if queued else " left")]),
+        *_left(run),
     ]
 
 
-def _bounds(progress: Json) -> list[str]:
+def _costs(progress: Json) -> list[str]:
     """What was used of each cost, with its limit if there is one."""
-    bounds = [
+    costs = [
         f"**{count(number(progress[used]))}**{_of(progress.get(bound))} {word}"
         for used, bound, word in (
             ("steps", "step_budget", "steps"),
@@ -125,9 +122,17 @@ def _bounds(progress: Json) -> list[str]:
         )
         if used != "tokens" or progress.get(bound)
     ]
-    if progress.get("hours_budget"):
-        bounds.append(f"limit {number(progress['hours_budget']):g} h")
-    return bounds
+    hours = number(progress.get("hours_budget"))
+    limit = f" of {duration(3600 * hours)}" if known(hours) else ""
+    return [*costs, f"**{duration(progress['training_s'])}**{limit} training time"]
+
+
+def _left(run: Json) -> list[str]:
+    """The queue position of a queued run, else the time left where it is known."""
+    words = time_left(run)
+    if run["state"] in TERMINAL or words == NONE:
+        return []
+    return [words if run["progress"].get("queue_position") is not None else f"**{words}** left"]
 
 
 def _of(bound: Any) -> str:

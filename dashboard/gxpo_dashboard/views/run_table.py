@@ -13,6 +13,7 @@ from gxpo_client.formats import NONE
 from gxpo_dashboard.charts.curves import sparkline
 from gxpo_dashboard.session import visitor
 from gxpo_dashboard.text.labels import STATE_COLORS, STATES
+from gxpo_dashboard.view_models.row_selection import RowSelection
 from gxpo_dashboard.view_models.series import number
 from gxpo_dashboard.view_models.tables import (
     COLUMNS,
@@ -34,10 +35,10 @@ _TREND_RUNS = 100
 """Runs per request of reward trends."""
 
 
-def of_runs(runs: list[Json], columns: Sequence[str], baseline: Json | None) -> list[Json]:
-    """Show a row per run; returns the selected runs."""
+def of_runs(runs: list[Json], columns: Sequence[str], baseline: Json | None, page: int) -> list[Json]:
+    """Show a row per run; returns the selected runs. page: its number in the list."""
     trends = _trends(runs) if "trend" in columns else {}
-    return _show(runs_table(runs, baseline=baseline, trends=trends), [[run] for run in runs], columns)
+    return _show(runs_table(runs, baseline=baseline, trends=trends), [[run] for run in runs], columns, f"runs-{page}")
 
 
 def of_configurations(runs: list[Json], query: Json, columns: Sequence[str], baseline: Json | None) -> list[Json]:
@@ -50,7 +51,7 @@ def of_configurations(runs: list[Json], query: Json, columns: Sequence[str], bas
     frame = runs_table(runs, baseline=baseline)
     frame = means(frame, runs, [[position[run["id"]] for run in members] for members in groups])
     first, *others = columns
-    return _show(frame, groups, [first, RUNS, *others], means=True)
+    return _show(frame, groups, [first, RUNS, *others], "configurations", means=True)
 
 
 def sections() -> list[str]:
@@ -61,13 +62,13 @@ def sections() -> list[str]:
     return [name for name in found if name not in ("name", "seed")]
 
 
-def _show(frame: pd.DataFrame, rows: list[list[Json]], columns: Sequence[str], *, means: bool = False) -> list[Json]:
-    ids = [members[0]["id"] for members in rows]
-    previous = st.session_state.get("chosen_runs", [])
+def _show(
+    frame: pd.DataFrame, rows: list[list[Json]], columns: Sequence[str], key: str, *, means: bool = False
+) -> list[Json]:
+    _place_selection(key, [min(run["id"] for run in members) for members in rows])
     event = st.dataframe(
         frame.style.format(written(frame), na_rep=NONE),
-        # Rows are selected by position: when the order changes, the selection is restored by id.
-        key=f"runs-{hash(tuple(ids)) & 0xFFFFFFFF:x}",
+        key=key,
         column_order=filled(frame, columns),
         column_config=_column_config(columns, means),
         hide_index=True,
@@ -76,12 +77,24 @@ def _show(frame: pd.DataFrame, rows: list[list[Json]], columns: Sequence[str], *
         on_select="rerun",
         selection_mode="multi-row",
         placeholder="–",
-        selection_default={"selection": {"rows": [ids.index(run) for run in previous if run in ids]}},
         alt="Runs with state, progress, accuracy and cost",
     )
-    chosen = [run for row in event.selection.rows if row < len(rows) for run in rows[row]]
-    st.session_state["chosen_runs"] = [run["id"] for run in chosen]
-    return chosen
+    return [run for row in event.selection.rows if row < len(rows) for run in rows[row]]
+
+
+def _place_selection(key: str, ids: list[str]) -> None:
+    """Select the rows of the table `key` whose items are selected: Streamlit keeps the row numbers in any order.
+
+    A key that depends on the order would select nothing wrong either, but each reordering would make a new grid, which
+    loses its scroll position and the widths of its columns.
+    """
+    selection: RowSelection = st.session_state.setdefault(f"selection-{key}", RowSelection())
+    reported = sorted(st.session_state[key].selection.rows) if key in st.session_state else []
+    if key in st.session_state:
+        selection.report(reported)
+    rows = selection.place(ids)
+    if rows != reported:
+        st.session_state[key] = {"selection": {"rows": rows}}
 
 
 def _column_config(columns: Sequence[str], means: bool) -> dict[str, Any]:

@@ -162,7 +162,7 @@ def _list(query: Json, columns: Sequence[str], baseline_id: str) -> None:
         else:
             baseline = _baseline(baseline_id, answer["items"])
             _summary(answer["items"], st.session_state.get("runs_total"))
-            _bar(run_table.of_runs(answer["items"], columns, baseline), baseline)
+            _bar(run_table.of_runs(answer["items"], columns, baseline, len(visited)), baseline)
         if visited or answer["next_cursor"]:
             total = st.session_state.get("runs_total")
             of = f" of {count(total)}" if total is not None else ""

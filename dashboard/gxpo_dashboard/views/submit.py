@@ -13,7 +13,7 @@ from gxpo_client.errors import Refused
 from gxpo_client.formats import count
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.navigation import go
-from gxpo_dashboard.text.labels import NO_RIGHT, comma_separated, plain, state_word
+from gxpo_dashboard.text.labels import NO_RIGHT, comma_separated, number_of, plain, state_word
 from gxpo_dashboard.view_models import forms
 from gxpo_dashboard.views import actions, plan_panel
 from gxpo_dashboard.widgets.shown import text_table
@@ -95,7 +95,11 @@ def _form(schema: Json, preset: Json) -> tuple[Json, list[str]]:
     for section in dict.fromkeys(setting.section for setting in settings.values()):
         rest = [path for path, setting in settings.items() if setting.section == section and path not in main]
         if rest:
-            drawer = st.expander(f"{section} ({len(rest)} settings)", key=f"section-{section}", on_change="rerun")
+            drawer = st.expander(
+                f"{forms.label(section)} ({number_of(len(rest), 'setting')})",
+                key=f"section-{section}",
+                on_change="rerun",
+            )
             if drawer.open:
                 with drawer:
                     _pairs(rest, ask)
@@ -222,13 +226,14 @@ def _sweep(body: Json) -> None:
         made = visitor.client().sweep(body, actions.submission_key())
         st.session_state.pop("submission_key", None)
         go("runs", group=made["group"]["id"])
+    base = visitor.client().validate(body["base"])
+    plan_panel.show(base, cost["runs"])
     rows = [(run["name"], run["rule_label"], run["seed"], run["backward_passes"]) for run in plan["runs"]]
     frame = pd.DataFrame(rows, columns=["Run", "Rule", "Seed", "Backward passes"])
     text_table(frame.astype("str"), "Planned runs")
     with st.expander("Command line"):
         # Without highlighting, whose colours have too little contrast in light mode.
         st.code(forms.sweep_command(body), language=None)
-        base = visitor.client().validate(body["base"])
         st.caption("`run.toml`, the settings that all runs share:")
         st.code(base.get("toml") or "# invalid config", language=None, height=300)
     with st.expander("curl"):

@@ -111,9 +111,10 @@ def _cells(frame: pd.DataFrame, title: str) -> None:
     st.table(shown, border="horizontal", hide_index=True, alt=title)
 
 
-def download(label: str, name: str, make: Callable[[], bytes], key: str) -> None:
+def download(what: str, name: str, make: Callable[[], bytes], key: str) -> None:
+    """A button `Download <what>` for a file of this name."""
     st.download_button(
-        label, make, file_name=name, mime="application/octet-stream", key=key, on_click="ignore",
+        f"Download {what}", make, file_name=name, mime="application/octet-stream", key=key, on_click="ignore",
         icon=":material/download:",
     )  # fmt: skip
 

@@ -35,11 +35,12 @@ MOST_WAITING = 1_000
 """Alerts that wait for one receiver; further ones are not sent to it."""
 CLOSE_S = 5.0
 """Time for the alerts that wait when the scheduler stops; a container is killed 10 s after SIGTERM."""
-_KINDS = ("state", "recovery", "gate_fired")
+_KINDS = ("state", "recovery", "no_progress", "gate_fired")
 _WORDS: dict[AlertKind, str] = {
     "failed": "failed",
     "diverged": "diverged",
     "recovering": "is launched again",
+    "no_progress": "makes no progress",
     "gate_fired": "goes on without look-ahead",
     "budget_reached": "reached its budget",
 }
@@ -62,6 +63,8 @@ def alert_kind(event: Event) -> AlertKind | None:
     """The alert of an event, None for none. Trainers cannot report events of states and recoveries."""
     if event.kind == "gate_fired":
         return "gate_fired"
+    if event.kind == "no_progress":
+        return "no_progress"
     if event.kind == "recovery":
         return "recovering"
     new, reason = event.fields.get("new"), event.fields.get("reason")

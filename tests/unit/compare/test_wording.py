@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from gxpo_client import formats
@@ -9,7 +11,13 @@ from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.wording import hours, points, ratio_interval, ratio_words
 
 
-@pytest.mark.parametrize("seconds", [0.2, 4.2, 9.96, 10, 59.4, 59.6, 75, 145, 3599, 3600, 11520])
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        0.0, 0.0042, 0.0994, 0.2, 4.2, 9.96, 10, 59.4, 59.6, 75, 145, 3599, 3600, 11520, 86399, 86400, 200_000,
+        -1.0, math.nan, math.inf,
+    ],
+)  # fmt: skip
 def test_a_duration_reads_like_the_clients(seconds: float) -> None:
     assert hours(seconds / 3600) == formats.duration(seconds)
 

@@ -5,6 +5,8 @@ The client formats the figures of single runs; a test holds that both write a du
 
 from __future__ import annotations
 
+import math
+
 from gxpo_trainer.compare.curves import Axis
 from gxpo_trainer.compare.intervals import Interval
 
@@ -28,8 +30,12 @@ def points(difference: float) -> str:
 
 
 def hours(value: float) -> str:
-    """Hours as `4.2 s`, `2 min 25 s` or `3 h 12 min`."""
+    """Hours as `4 ms`, `4.2 s`, `2 min 25 s`, `3 h 12 min` or `2 d 7 h`."""
     seconds = 3600 * value
+    if not 0 <= seconds < math.inf:
+        return UNKNOWN
+    if 0 < seconds < 0.0995:
+        return f"{1000 * seconds:.2g} ms"
     if seconds < 10:
         return f"{seconds:.1f} s"
     total = round(seconds)
@@ -37,7 +43,9 @@ def hours(value: float) -> str:
         return f"{total} s"
     if total < 3600:
         return f"{total // 60} min {total % 60} s"
-    return f"{total // 3600} h {total % 3600 // 60} min"
+    if total < 86400:
+        return f"{total // 3600} h {total % 3600 // 60} min"
+    return f"{total // 86400} d {total % 86400 // 3600} h"
 
 
 def ratio(speed_up: float, axis: Axis) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from pydantic import Field
@@ -10,6 +11,18 @@ from gxpo_trainer.config.base import Settings
 
 Phase = Literal["setup", "sampling", "verifying", "updating", "syncing", "evaluating", "checkpointing"]
 """Phases of a run as the time-outs distinguish them."""
+_IDLE = re.compile(r", no progress for (\d+) min$")
+
+
+def idle_phase(phase: str, minutes: int) -> str:
+    """The phase with the whole minutes without progress, as heartbeats report it; 0: the phase alone."""
+    return f"{phase}, no progress for {minutes} min" if minutes else phase
+
+
+def idle_minutes(phase: str | None) -> int:
+    """The minutes in a phase of `idle_phase`."""
+    found = _IDLE.search(phase or "")
+    return int(found[1]) if found else 0
 
 
 class TimeoutsConfig(Settings):

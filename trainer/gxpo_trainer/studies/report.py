@@ -10,7 +10,7 @@ from pathlib import Path
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.sampling_share import SHARES
 from gxpo_trainer.compare.text_tables import Table
-from gxpo_trainer.compare.wording import ratio_bounds, ratio_interval, ratio_words
+from gxpo_trainer.compare.wording import ratio, ratio_bounds, ratio_interval, ratio_words
 from gxpo_trainer.published import gxpo_paper
 from gxpo_trainer.records.figures import PAGE_STYLE
 from gxpo_trainer.records.line_styles import line_styles
@@ -94,8 +94,8 @@ def compose(data: StudyData) -> list[Block]:
         match_table(findings),
         "## When it pays",
         "A step of the baseline is a share of sampling and a rest of updating. An arm samples as much a step, updates "
-        "more often, and may need fewer steps to the same accuracy. The table shows its speed-up in time; asynchronous "
-        "means that sampling runs during the update.",
+        "more often, and may need fewer steps to the same accuracy. The table shows its time to that accuracy "
+        "against the baseline's; asynchronous means that sampling runs during the update.",
         payoff_table(findings),
         Picture(f"{name}-payoff.png", "Speed-up in time against the share of sampling, by arm"),
         *_weights_along_the_way(findings),
@@ -239,11 +239,11 @@ def payoff_table(findings: Findings) -> Table:
     rows = []
     for found in findings.candidates:
         if found.payoff is not None:
-            values = [f"{found.payoff.speed_up(share).mean:.2f}×" for share in shares]
-            overlapped = f"{found.payoff.speed_up(0.5, asynchronous=True).mean:.2f}×"
+            values = [ratio(found.payoff.speed_up(share).mean, "hours") for share in shares]
+            overlapped = ratio(found.payoff.speed_up(0.5, asynchronous=True).mean, "hours")
             even = _share(found.payoff.break_even) if found.payoff.passes > 1 else "–"
             rows.append((found.label, *values, overlapped, even))
-    title = f"Speed-up in time by the share of sampling; {100 * findings.sampling_share:.0f}% is that of this study"
+    title = f"Time to the same accuracy by share of sampling ({100 * findings.sampling_share:.0f}% in this study)"
     return Table(title, header, tuple(rows))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Literal, Self
 
+from gxpo_trainer.config.timeouts import idle_phase
 from gxpo_trainer.errors import Stalled, TrainingError
 from gxpo_trainer.records.outcome import OUTCOME, Outcome, failure_message, is_recoverable, reason_of
 from gxpo_trainer.records.reporter import RunReporter
@@ -99,7 +100,7 @@ class Launch:
     def show_idle(self, minutes: int) -> None:
         """Show with the phase that it makes no progress; 0 minutes: it does again."""
         if self._uploader is not None:
-            self._uploader.enter_phase(f"{self.phase}, no progress for {minutes} min" if minutes else self.phase)
+            self._uploader.enter_phase(idle_phase(self.phase, minutes))
 
     def end_stalled(self, error: Stalled) -> None:
         """End this process, whose main thread hangs: log its stacks and leave an outcome. Ray kills its actors."""

@@ -25,11 +25,13 @@ from support.reporting import (
 
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables.metrics import MetricLast, MetricName
+from gxpo_services.ingest.apply import NO_PROGRESS_MIN
 from gxpo_services.metrics import repository
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import lifecycle
 from gxpo_services.runs import repository as runs_repository
 from gxpo_services.settings import ServiceSettings
+from gxpo_trainer.config.timeouts import idle_phase
 
 COUNTERS = ("attempt", "step", "backward_passes", "tokens", "training_s", "score", "score_best", "score_step")
 
@@ -339,6 +341,16 @@ def test_a_second_row_of_a_step_adds_names_and_replaces_values(database: Databas
     send(database, launched, body(2, offsets={"metrics": 2}, metrics=[metric_row(2, a=1.0, b=7.0)]))
     assert curve(database, run_id, "a") == [(1, 9.0), (2, 1.0)]
     assert last_values(database, run_id) == {"a": (1.0, 2, 1.0, 9.0), "b": (7.0, 2, 7.0, 7.0)}
+
+
+def test_one_event_says_that_a_run_makes_no_progress_until_it_does_again(
+    anonymous: TestClient, database: Database
+) -> None:
+    launched = launch(database)
+    for minutes in (0, NO_PROGRESS_MIN - 1, NO_PROGRESS_MIN, NO_PROGRESS_MIN + 1, 0, NO_PROGRESS_MIN + 2):
+        post(anonymous, launched, body(None) | {"phase": idle_phase("training", minutes)})
+    found = [message for kind, message in runs.messages(database, launched.split()[0]) if kind == "no_progress"]
+    assert found == ["training, no progress for 15 min", "training, no progress for 17 min"]
 
 
 def test_nan_and_infinities_come_back_as_they_were(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gxpo_dashboard.charts import compare
+from gxpo_dashboard.charts import compare, parallel
 from gxpo_dashboard.view_models.series import Points
 
 Json = dict[str, Any]
@@ -175,7 +175,7 @@ def test_parallel_coordinates_place_settings_by_rank_and_accuracy_by_value() -> 
         return {"name": name, "score": score, "group_values": {"k": k, "rate": rate}}
 
     runs = [run("a", 3, 1e-5, 0.2), run("b", 10, 1e-4, 0.5), run("c", 5, 1e-3, 0.3), run("d", 5, 1e-3, "NaN")]
-    chart = compare.parallel_chart(runs, ["k", "rate"])
+    chart = parallel.parallel_chart(runs, ["k", "rate"])
     frame = chart.datasets["points"]
     places = {(row.series, row.axis): row.y for row in frame.itertuples()}
     assert [places[name, "k"] for name in "abc"] == [0.0, 1.0, 0.5]
@@ -184,7 +184,16 @@ def test_parallel_coordinates_place_settings_by_rank_and_accuracy_by_value() -> 
     assert [places[name, "accuracy"] for name in "abc"] == [0.0, 1.0, pytest.approx(1 / 3)]
     assert "d" not in set(frame["series"])
     assert chart.summary == "Highest: 50.0% in b."
-    assert compare.parallel_chart([], ["k", "rate"]).empty
+    assert parallel.parallel_chart([], ["k", "rate"]).empty
+
+
+def test_labels_of_parallel_coordinates_have_a_halo_above_the_lines() -> None:
+    layers = parallel.parallel_chart([], ["k", "rate"]).spec["layer"]
+    halo, words = (found["mark"] for found in layers[-2:])
+    assert [found["mark"]["type"] for found in layers] == ["line", "point", "text", "text"]
+    assert halo["stroke"] == {"expr": "background"}
+    assert "stroke" not in words
+    assert (halo["dx"], halo["fontSize"]) == (words["dx"], words["fontSize"])
 
 
 def test_specifications_are_json() -> None:

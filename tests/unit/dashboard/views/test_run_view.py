@@ -1,9 +1,33 @@
-"""Parts of the Run view."""
+"""Parts and header of the Run view."""
 
 from __future__ import annotations
 
-from gxpo_dashboard.views.run import PARTS
+from typing import Any
+
+from gxpo_dashboard.views.run import PARTS, _figures
+
+Json = dict[str, Any]
 
 
 def test_every_part_that_grows_during_a_run_is_refreshed() -> None:
     assert [name for name, (_, every) in PARTS.items() if every is None] == ["Config"]
+
+
+def run(state: str = "running", **progress: Any) -> Json:
+    costs = {"steps": 3, "backward_passes": 9, "tokens": 100, "training_s": 75.0, "seconds_left": 90.0}
+    return {"state": state, "score": 0.5, "score_best": None, "reward": 1.0, "progress": costs | progress}
+
+
+def test_the_header_says_what_was_used_of_each_limit() -> None:
+    assert _figures(run(step_budget=10), 0.3)[1:4] == [
+        "**3** of 10 steps", "**9** backward passes", "**1 min 15 s** training time"
+    ]  # fmt: skip
+    assert "**1 min 15 s** of 2 h 0 min training time" in _figures(run(hours_budget=2.0), 0.01)
+    assert "**1 min 15 s** training time" in _figures(run(hours_budget="Infinity"), 0.01)
+
+
+def test_the_header_has_the_time_left_or_the_queue_position() -> None:
+    assert _figures(run(), 0.3)[-1] == "**1 min 30 s** left"
+    assert _figures(run("queued", queue_position=3, seconds_left=None), 0.0)[-1] == "queue: 3"
+    for without in (run(seconds_left=None), run("succeeded")):
+        assert "left" not in " ".join(_figures(without, 0.3))
