@@ -1,8 +1,8 @@
 """Pictures of every view, light and dark, from real runs.
 
 Of a home (`make demo`, then `make screenshots`), or of run folders: `--ended` for those of a study, `--live` for one
-that is shown as it was after a share of its steps (`make screenshots FROM="--ended … --live …"`). Starts the API and the
-dashboard, opens each view in headless Chromium, waits until nothing is being drawn any more, and writes
+that is shown as it was after a share of its steps (`make screenshots FROM="--ended … --live …"`). Starts the API and
+the dashboard, opens each view in headless Chromium, waits until nothing is being drawn any more, and writes
 docs/images/<view>-<light|dark>.png of a window of 1280 pixels, and <view>-wide-<light|dark>.png of each wider one in
 `--widths`, at twice the resolution and with at most 256 colours.
 Chromium and its driver come from the system's packages.
