@@ -36,7 +36,7 @@ MODES: tuple[Literal["light"], Literal["dark"]] = ("light", "dark")
 WIDTH = 1280
 SCALE = 2
 """Pixels of a picture per pixel of the page."""
-_MOST_COMPARED = 20
+_MOST_COMPARED = 25
 
 
 # Of the page, or of its part above the first card that does not fit. Cards are 16 pixels apart.
@@ -105,7 +105,7 @@ def views(client: Client) -> dict[str, dict[str, Any]]:
         "run": {"view": "run", "run": shown},
         "gate": {"view": "run", "run": shown, "part": "Gate"},
         "samples": {"view": "run", "run": shown, "part": "Samples"},
-        "compare": {"view": "compare", "runs": compared, "over": "backward_passes"},
+        "compare": {"view": "compare", "runs": compared, "over": "step"},
         "benchmarks": {"view": "benchmarks", "runs": [of_label[0] for of_label in by_label.values()]},
         "submit": {"view": "submit", "sweep": "1"},
     }
