@@ -247,6 +247,7 @@ def sampler_settings(
         trust_remote_code=config.model.trust_remote_code,
         adapter=config.learner.lora,
         sleep_mode=placement.colocated and placement.device == "gpu",
+        deterministic=config.rollout.deterministic,
         initial_version=initial_version,
         environment=config.environment if config.environment.multi_turn else None,
     )

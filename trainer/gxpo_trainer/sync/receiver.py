@@ -114,7 +114,12 @@ class WeightReceiver:
             return open_handle(bucket, self._device)
         assert self._group is not None, "join the broadcast group before the first bucket"
         self._buffer = grown(self._buffer, bucket.num_bytes)
-        self._group.broadcast(self._buffer[: bucket.num_bytes])
+        from vllm.utils.nccl import unpinned_nccl_env
+
+        # The first broadcast creates the communicator. Batch-invariant engines pin NCCL settings that the learner does
+        # not have, and a communicator whose members differ in them hangs.
+        with unpinned_nccl_env():
+            self._group.broadcast(self._buffer[: bucket.num_bytes])
         return self._buffer
 
     def _expect(self, entry: TensorEntry, tensor: torch.Tensor) -> None:
