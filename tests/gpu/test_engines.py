@@ -1,4 +1,9 @@
-"""Whole runs with a real vLLM on GPUs: every rule on shared devices, resuming, and NCCL where there are two GPUs."""
+"""Whole runs with a real vLLM on GPUs: every rule on shared devices, resuming, and with two GPUs tensor parallelism,
+several ranks and NCCL.
+
+The starter policy fits beside its engine on any GPU, so the planner would never park it; tests of shared GPUs run both
+ways.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ from support.ray_clusters import LOOPBACK, running_head
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import to_toml
-from gxpo_trainer.records.reading import read_metrics
+from gxpo_trainer.records.reading import read_metrics, read_samples
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 pytestmark = [
@@ -24,6 +29,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible"),
     pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed"),
 ]
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two CUDA devices are needed")
 RULES: list[dict[str, Any]] = [
     {"name": "grpo"},
     {"name": "sfpo", "k": 3},
@@ -31,6 +37,21 @@ RULES: list[dict[str, Any]] = [
     {"name": "epochs", "k": 3},
     {"name": "extragradient"},
 ]
+
+
+@pytest.fixture(params=["resident", "alternating"])
+def sharing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether learner and engines stay on a shared GPU together, or leave it to each other."""
+    from gxpo_trainer.training import run
+
+    check_memory = run.check_memory
+
+    def decide(placement: Any, *arguments: Any) -> None:
+        check_memory(placement, *arguments)
+        placement.resident = request.param == "resident"
+
+    monkeypatch.setattr(run, "check_memory", decide)
+    return str(request.param)
 
 
 def config(rule: dict[str, Any], steps: int, **placement: Any) -> RunConfig:
@@ -63,13 +84,13 @@ def steps(out: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["name"])
-def test_five_steps_on_one_shared_gpu(rule: dict[str, Any], tmp_path: Path) -> None:
+def test_five_steps_on_one_shared_gpu(rule: dict[str, Any], sharing: str, tmp_path: Path) -> None:
     rows = train(config(rule, 5, colocate=True), tmp_path / "run")
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     assert max(row["metrics"]["rollout/logprob_gap_mean"] for row in rows) < 0.05
 
 
-def test_a_run_on_a_shared_gpu_resumes(tmp_path: Path) -> None:
+def test_a_run_on_a_shared_gpu_resumes(sharing: str, tmp_path: Path) -> None:
     rule = {"name": "gxpo", "k": 5}
     train(config(rule, 2, colocate=True), tmp_path / "run")
     rows = train(config(rule, 4, colocate=True), tmp_path / "run", resume=True)
@@ -94,15 +115,46 @@ def test_a_killed_trainer_resumes_on_the_gpu_that_its_processes_held(tmp_path: P
     assert steps(out)[-1]["attempt"] == 2
 
 
-def test_adapters_on_one_shared_gpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", [2, 3])
+def test_adapters_on_one_shared_gpu(stage: int, sharing: str, tmp_path: Path) -> None:
     settings = config({"name": "gxpo", "k": 5}, 3, colocate=True)
-    lora = settings.learner.model_validate({**settings.learner.model_dump(), "lora": {"rank": 8, "alpha": 16.0}})
+    changed = {"lora": {"rank": 8, "alpha": 16.0}, "zero_stage": stage}
+    lora = settings.learner.model_validate({**settings.learner.model_dump(), **changed})
     rows = train(settings.model_copy(update={"learner": lora}), tmp_path / "run")
     assert max(row["metrics"]["rollout/logprob_gap_mean"] for row in rows) < 0.05
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two CUDA devices are needed")
-def test_separate_gpus_sync_by_nccl(tmp_path: Path) -> None:
-    rows = train(config({"name": "gxpo", "k": 5}, 3, colocate=False), tmp_path / "run")
+@two_gpus
+@pytest.mark.parametrize("engines", [{"samplers": 1, "tensor_parallel": 2}, {"samplers": 2}], ids=["split", "two"])
+def test_two_ranks_share_their_gpus_with_engines(engines: dict[str, int], sharing: str, tmp_path: Path) -> None:
+    """Each engine worker maps the buckets of the rank on its own GPU: the handles of both ranks are one location."""
+    settings = config({"name": "gxpo", "k": 5}, 3, colocate=True, learner_ranks=2, **engines)
+    rows = train(settings, tmp_path / "run")
+    assert len(rows) == 3
+    assert max(row["metrics"]["rollout/logprob_gap_mean"] for row in rows) < 0.05
+    assert "weights are sent by cuda_ipc" in (tmp_path / "run" / "events.jsonl").read_text()
+
+
+@two_gpus
+def test_deterministic_samples_do_not_depend_on_the_number_of_engines(tmp_path: Path) -> None:
+    """Of the first step: later ones differ by the rounding of sums over ranks."""
+    found = []
+    for number in (1, 2):
+        settings = config({"name": "grpo"}, 1, colocate=True, learner_ranks=number, samplers=number)
+        rollout = settings.rollout.model_copy(update={"deterministic": True})
+        train(settings.model_copy(update={"rollout": rollout}), tmp_path / str(number))
+        samples = read_samples(tmp_path / str(number))
+        found.append(sorted((row["prompt_id"], row["sample"], row["response"]) for row in samples))
+    assert found[0]
+    assert found[0] == found[1]
+
+
+@two_gpus
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_separate_gpus_sync_by_nccl(deterministic: bool, tmp_path: Path) -> None:
+    """A deterministic engine pins NCCL settings for its own groups; the learner's must not have them."""
+    settings = config({"name": "gxpo", "k": 5}, 3, colocate=False)
+    rollout = settings.rollout.model_copy(update={"deterministic": deterministic})
+    rows = train(settings.model_copy(update={"rollout": rollout}), tmp_path / "run")
     assert len(rows) == 3
     assert "weights are sent by nccl" in (tmp_path / "run" / "events.jsonl").read_text()

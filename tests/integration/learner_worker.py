@@ -191,7 +191,9 @@ def parked(run: Rank, **settings: Any) -> dict[str, Any]:
 
     stayed = next_step()
     learner.load(folder)
-    storages = [t.untyped_storage() for t in [*learner._shards.persistent(), *learner.model.parameters()]]
+    # At stage 3 a parameter itself is empty; this rank's slice of it, trainable or frozen, is its `ds_tensor`.
+    slices = [p.ds_tensor for p in learner.model.parameters() if hasattr(p, "ds_tensor")]
+    storages = [t.untyped_storage() for t in [*learner._shards.persistent(), *learner.model.parameters(), *slices]]
     moments = sum(t.nbytes for values in learner.optimizer_state().moments().values() for t in values)
     released = learner.park()
     # Weights mapped from a file stay: on a CPU at stage 0 the masters are such weights.

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from gxpo_trainer.rollout.engine_actor import SamplerActor
 from gxpo_trainer.rollout.intake import Intake
@@ -18,6 +18,15 @@ from gxpo_trainer.types import Group
 
 END = 1
 FIRST_LETTER = 3
+SHAPE = {
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.06,
+}
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789+-*/=. "
 
 
@@ -75,7 +84,7 @@ def break_worker(worker: Any, fault: str, swap: tuple[str, str], rank: int) -> N
     elif fault == "swapped tensors":
         weights.load = swapped
     elif fault == "blind":
-        receiver.verify = lambda published=(): (0, ())
+        receiver.verify = lambda published=(): 0
     else:
         raise ValueError(fault)
 
@@ -86,8 +95,8 @@ def restore_worker(worker: Any) -> None:
         vars(owner).pop(name, None)
 
 
-def save_policy(folder: Path, *, tied: bool, seed: int = 0) -> Qwen2ForCausalLM:
-    """A random Qwen2 (2 layers, width 128) with a letter-by-letter tokenizer, saved to `folder`."""
+def save_tokenizer(folder: Path) -> dict[str, Any]:
+    """A letter-by-letter tokenizer; the model settings that follow from it."""
     vocabulary = {"<pad>": 0, "<end>": END, "<unk>": 2} | {c: i for i, c in enumerate(LETTERS, FIRST_LETTER)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -95,25 +104,30 @@ def save_policy(folder: Path, *, tied: bool, seed: int = 0) -> Qwen2ForCausalLM:
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>", unk_token="<unk>"
     ).save_pretrained(folder)
+    return {"vocab_size": len(vocabulary), "eos_token_id": END, "pad_token_id": 0, "bos_token_id": None}
+
+
+def save_policy(folder: Path, *, tied: bool, seed: int = 0) -> Qwen2ForCausalLM:
+    """A random Qwen2 (2 layers, width 128) with a letter-by-letter tokenizer, saved to `folder`."""
+    tokens = save_tokenizer(folder)
     torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=len(vocabulary),
-        hidden_size=128,
-        intermediate_size=192,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        tie_word_embeddings=tied,
-        eos_token_id=END,
-        pad_token_id=0,
-        bos_token_id=None,
-        initializer_range=0.06,
-    )
+    config = Qwen2Config(**SHAPE, **tokens, tie_word_embeddings=tied)
     model = Qwen2ForCausalLM(config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0.0, 0.05)
+    model.save_pretrained(folder)
+    return model
+
+
+def save_experts(folder: Path) -> Qwen3MoeForCausalLM:
+    """A random Qwen3 with four experts a layer, saved to `folder`."""
+    tokens = save_tokenizer(folder)
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        **SHAPE, **tokens, head_dim=32, moe_intermediate_size=64, num_experts=4, num_experts_per_tok=2
+    )
+    model = Qwen3MoeForCausalLM(config).float().eval()
     model.save_pretrained(folder)
     return model

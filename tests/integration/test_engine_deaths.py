@@ -20,7 +20,7 @@ from support.rollouts import requests
 
 from gxpo_trainer.algo.batch import make_batch, mini_batches
 from gxpo_trainer.cluster.placement import Placement
-from gxpo_trainer.cluster.shared_devices import SeparateDevices, SharedDevices
+from gxpo_trainer.cluster.shared_devices import ResidentDevices, SeparateDevices, SharedDevices
 from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.models.load import STARTER_FOLDER
 from gxpo_trainer.rollout.pool import Collected, RolloutPool
@@ -142,6 +142,37 @@ def test_engines_that_die_in_any_phase_of_shared_gpus_come_back(fleet: Fleet, mo
     fleet.sync()
     fleet.collect()
     assert len(fleet.events) == 6
+
+
+def test_an_engine_that_dies_beside_a_resident_learner_starts_when_it_is_idle(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = fleet.pool.engines
+    fleet.pool.devices = fleet.learners.devices = ResidentDevices(engines)
+    fleet.learners.devices.learner_starts()
+    fleet.sync()
+    collected = fleet.collect()
+    # Beside the update: it stays down until sampling begins.
+    fleet.learners.devices.need("updating")
+    fleet.kill(1)
+    fleet.train(collected)
+    fleet.sync()
+    assert [engine.actor is None for engine in engines.all] == [False, True]
+    fleet.collect()
+    assert all(engine.actor is not None for engine in engines.all)
+    # While they sample it starts at once, and the update waits for it.
+    submit, dead = VerifierHandle.submit, []
+
+    def kill_one(self: Any, finished: Any, rewards: bool) -> Any:
+        if not dead:
+            engines.await_ready(every=True)
+            dead.append(fleet.kill(1))
+        return submit(self, finished, rewards)
+
+    monkeypatch.setattr(VerifierHandle, "submit", kill_one)
+    fleet.train(fleet.collect())
+    assert dead
+    assert all(engine.ready for engine in engines.all)
 
 
 def test_scores_come_from_the_engines_that_are_left(fleet: Fleet) -> None:

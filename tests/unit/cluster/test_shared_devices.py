@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 import pytest
 
-from gxpo_trainer.cluster.shared_devices import Phase, SharedDevices
+from gxpo_trainer.cluster.shared_devices import Phase, ResidentDevices, SharedDevices
 from gxpo_trainer.errors import LearnerDied
 
 PHASES: tuple[Phase, ...] = ("sampling", "updating", "syncing")
@@ -153,3 +153,29 @@ def test_engines_that_all_died_beside_the_learner_start_when_it_has_left(phase: 
     check(gpu, "sampling")
     devices.need("syncing")
     check(gpu, "syncing")
+
+
+class Starts:
+    """Engines that may start or not."""
+
+    allowed = True
+
+    def hold_starts(self) -> None:
+        self.allowed = False
+
+    def allow_starts(self) -> None:
+        self.allowed = True
+
+
+@pytest.mark.parametrize("path", [*itertools.product(PHASES, repeat=3)])
+def test_engines_beside_a_resident_learner_start_while_it_is_idle_only(path: tuple[Phase, ...]) -> None:
+    """An engine takes memory that changes while it starts for its own: its KV cache shrinks, or vLLM gives up."""
+    engines = Starts()
+    devices = ResidentDevices(cast(Any, engines))
+    devices.learner_starts()
+    assert not engines.allowed
+    for phase in path:
+        devices.need(phase)
+        assert engines.allowed == (phase == "sampling")
+    devices.engines_start()
+    assert engines.allowed

@@ -13,7 +13,7 @@ from gxpo_trainer.rollout.sampler import _set_environment
 @pytest.fixture
 def empty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A temporary environment without the variables under test."""
-    for name in ("TORCH_COMPILE_DISABLE", "VLLM_CPU_KVCACHE_SPACE"):
+    for name in ("TORCH_COMPILE_DISABLE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_BATCH_INVARIANT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "environ", dict(os.environ))
 
@@ -25,6 +25,23 @@ def test_eager_cpu_sampler_disables_torch_compile(empty: None, device: str, eage
     _set_environment(SamplerSettings("model", 64, device=device, enforce_eager=eager))  # type: ignore[arg-type]
     assert ("TORCH_COMPILE_DISABLE" not in os.environ) == compiles
     assert ("VLLM_CPU_KVCACHE_SPACE" in os.environ) == (device == "cpu")
+
+
+@pytest.mark.parametrize(
+    ("device", "deterministic", "expected"), [("gpu", True, "1"), ("gpu", False, None), ("cpu", True, None)]
+)
+def test_deterministic_gpu_sampler_uses_batch_invariant_kernels(
+    empty: None, device: str, deterministic: bool, expected: str | None
+) -> None:
+    _set_environment(SamplerSettings("model", 64, device=device, deterministic=deterministic))  # type: ignore[arg-type]
+    assert os.environ.get("VLLM_BATCH_INVARIANT") == expected
+
+
+def test_vllm_knows_the_variable_for_batch_invariant_kernels() -> None:
+    """vLLM ignores variables that it does not know."""
+    from vllm import envs
+
+    assert "VLLM_BATCH_INVARIANT" in envs.environment_variables
 
 
 def test_variables_set_by_the_user_are_kept(empty: None) -> None:

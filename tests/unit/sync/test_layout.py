@@ -10,7 +10,10 @@ import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers import linear, vocab_parallel_embedding
 
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.sync.buckets import TensorEntry
 from gxpo_trainer.sync.layout import Slot, layout_of
+from gxpo_trainer.sync.vllm_weights import VllmWeights
 
 WORKERS, RANK = 2, 1
 HIDDEN, HEAD = 8, 4
@@ -108,3 +111,14 @@ def test_rows_of_the_other_worker_alone_are_no_part_of_this_one() -> None:
     assert (part[:, 0].tolist(), at) == ([8, 9, 10], 0)
     part, at = slot.part_of(whole[11:], 11)
     assert (part[:, 0].tolist(), at) == ([11, 12, 13, 14, 15], 3)
+
+
+def test_tensors_without_a_place_are_refused_before_any_is_loaded() -> None:
+    model = layers(4)
+    before = model.norm.weight.clone()
+    names = ("norm.weight", "qkv_proj.weight", "experts.down_proj", "experts.gate_up_proj", "experts.w1")
+    published = [(TensorEntry(name, "float32", (HIDDEN,), 0, 0), torch.full((HIDDEN,), 2.0)) for name in names]
+    places = r"no place for experts\.down_proj, experts\.gate_up_proj, experts\.w1 and 1 more.*not supported"
+    with pytest.raises(ConfigError, match=places):
+        VllmWeights(model, torch.float32).load(published)
+    assert torch.equal(model.norm.weight, before)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -25,6 +25,7 @@ from gxpo_trainer.sync.broadcast import BLOCKING_WAIT, TIMEOUT_S, BroadcastGroup
 from gxpo_trainer.sync.buckets import BucketPacker, WeightBucket, tensors_of
 from gxpo_trainer.sync.changes import ChangeMeter
 from gxpo_trainer.sync.checksums import checksum
+from gxpo_trainer.sync.receiver import WeightReceiver
 from gxpo_trainer.sync.shared_memory import PREFIX, SHM_ROOT, SharedMemoryPublisher
 
 
@@ -218,6 +219,20 @@ def test_the_wait_of_an_nccl_group_blocks_and_raises(monkeypatch: pytest.MonkeyP
     BroadcastGroup("127.0.0.1", port, 0, 1, torch.device("cuda:0"))
     assert seen == {"member": 0, "size": 1, "timeout": timedelta(seconds=TIMEOUT_S), "blocking": "1"}
     assert os.environ.get(BLOCKING_WAIT) == before
+
+
+def test_an_engine_that_pins_nccl_settings_joins_the_learner_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's batch-invariant mode pins them; NCCL, which needs GPUs, hangs where the members of a group differ."""
+    from vllm.utils import nccl
+
+    monkeypatch.setattr(nccl, "_unpinned_env", {"NCCL_PROTO": None})
+    monkeypatch.setenv("NCCL_PROTO", "Simple")
+    receiver = WeightReceiver(cast(Any, None), torch.device("cpu"))
+    seen: list[str | None] = []
+    receiver._group = cast(Any, SimpleNamespace(broadcast=lambda _: seen.append(os.environ.get("NCCL_PROTO"))))
+    receiver._read(WeightBucket(1, 0, True, (), 8, "nccl"))
+    assert seen == [None]
+    assert os.environ["NCCL_PROTO"] == "Simple"
 
 
 @pytest.mark.parametrize("num_members", [2, 3])

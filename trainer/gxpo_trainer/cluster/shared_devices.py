@@ -8,6 +8,10 @@
 
 Callers state the phase that they need; the order of the transitions keeps the sum of both within the GPU: what leaves
 goes first.
+
+An engine measures the free memory of its GPU when it starts and sizes its KV cache by it, so engines start in the
+phase `sampling` only, while the learner's memory does not change. That also holds where both fit at once and nothing
+moves.
 """
 
 from __future__ import annotations
@@ -18,6 +22,12 @@ Phase = Literal["sampling", "updating", "syncing"]
 
 
 class SharingEngines(Protocol):
+    def hold_starts(self) -> None:
+        """Wait for engines that are starting; those that die from now on stay down until `allow_starts`."""
+
+    def allow_starts(self) -> None:
+        """Start the engines that died meanwhile."""
+
     def sleep(self, *, discard_weights: bool) -> None:
         """Free the engines' memory; discard_weights: a sync brings them again, so no copy on the host is needed."""
 
@@ -36,22 +46,23 @@ class SharingLearner(Protocol):
 class Devices(Protocol):
     """What learner and engines see: they name the phase that they need."""
 
-    shared: bool
+    alternate: bool
+    """Whether engines and learner leave the GPUs to each other, so that no engine may sample during a sync."""
 
     def need(self, phase: Phase, *, sync_follows: bool = False) -> None:
         """Bring about `phase`. sync_follows: the engines' weights need not survive, because they are synced next."""
 
     def learner_starts(self) -> None:
-        """The learner is about to start, or to start again: the engines leave the GPUs."""
+        """The learner is about to start, or to start again: no engine may be starting any more."""
 
     def engines_start(self) -> None:
         """All engines were lost while the learner had the GPUs: it leaves, and they start."""
 
 
 class SeparateDevices:
-    """Learner and engines have devices of their own, or everything fits at once: nothing moves."""
+    """Learner and engines have devices of their own: nothing moves."""
 
-    shared = False
+    alternate = False
 
     def need(self, phase: Phase, *, sync_follows: bool = False) -> None:
         pass
@@ -61,6 +72,27 @@ class SeparateDevices:
 
     def engines_start(self) -> None:
         pass
+
+
+class ResidentDevices:
+    """Shared GPUs that hold learner and engines at once: nothing moves, but engines start while the learner is idle."""
+
+    alternate = False
+
+    def __init__(self, engines: SharingEngines) -> None:
+        self._engines = engines
+
+    def need(self, phase: Phase, *, sync_follows: bool = False) -> None:
+        if phase == "sampling":
+            self._engines.allow_starts()
+        else:
+            self._engines.hold_starts()
+
+    def learner_starts(self) -> None:
+        self._engines.hold_starts()
+
+    def engines_start(self) -> None:
+        self._engines.allow_starts()
 
 
 class SharedDevices:
@@ -69,7 +101,7 @@ class SharedDevices:
     adapters: the engines' base weights never come again, so they are kept on the host while the engines sleep.
     """
 
-    shared = True
+    alternate = True
 
     def __init__(self, engines: SharingEngines, learner: SharingLearner, *, adapters: bool) -> None:
         self._engines, self._learner, self._adapters = engines, learner, adapters

@@ -122,8 +122,8 @@ class ScatteredShards(Shards):
         return list(buffer.split([master.numel() for master in self._masters]))
 
     def persistent(self) -> list[Tensor]:
-        slices = partitions(parameter for group in self._zero.fp16_groups for parameter in group)
-        return [*super().persistent(), *slices]
+        # All of the model: under LoRA the frozen base weights are in no group of the optimizer.
+        return [*super().persistent(), *partitions(self._engine.module.parameters())]
 
     def gradient_buffers(self) -> list[Tensor]:
         return [*super().gradient_buffers(), self._zero.grad_partitions_flat_buffer]

@@ -174,8 +174,9 @@ class Collection:
         self.note_activity()
 
     def _admit(self, engine: Engine) -> None:
-        """A restarted engine takes requests, on shared GPUs once no other samples: the weights must come back first."""
-        if self._pool.engines.settle(engine) and not (self._streams and self._pool.devices.shared):
+        """A restarted engine takes requests; where engines and learner alternate, once no other samples: all of them
+        sleep while the weights are sent."""
+        if self._pool.engines.settle(engine) and not (self._streams and self._pool.devices.alternate):
             self.open_streams()
 
     def _receive(self, stream: Any) -> None:

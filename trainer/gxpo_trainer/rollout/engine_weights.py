@@ -37,7 +37,8 @@ class EngineWeights:
         """The adapter of the latest version, for requests."""
 
     def receive(self, bucket: WeightBucket) -> SyncReport | None:
-        """Load a bucket; after the last one of a version verify all weights. Raises WeightSyncMismatch."""
+        """Load a bucket; after the last one of a version verify all weights. Raises WeightSyncMismatch,
+        and ConfigError for a model whose weights cannot be verified."""
         if bucket.index == 0:
             self.num_syncs += 1
         if bucket.transport == "object_store":
@@ -60,7 +61,6 @@ class EngineWeights:
             version=bucket.version,
             num_bytes=reports[0].num_bytes,
             num_checked=sum(report.num_checked for report in reports),
-            unreadable=reports[0].unreadable,
             load_s=max(report.load_s for report in reports),
             verify_s=max(report.verify_s for report in reports),
             peak_bytes=sum(report.peak_bytes for report in reports),
@@ -85,7 +85,6 @@ class EngineWeights:
             version=bucket.version,
             num_bytes=bucket.num_bytes,
             num_checked=sum(checked),
-            unreadable=(),
             load_s=loaded - started,
             verify_s=time.perf_counter() - loaded,
             peak_bytes=peak_resident_bytes(),

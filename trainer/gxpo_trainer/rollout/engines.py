@@ -80,7 +80,7 @@ class Engines:
         """What answers the policy between its turns, set before `start`."""
         self.attempt = 1
         self.may_start = True
-        """False while the learner occupies the GPUs that it shares with the engines."""
+        """False while the learner uses the GPUs that it shares with the engines."""
         self.all: list[Engine] = []
 
     def start(self) -> None:
@@ -150,23 +150,28 @@ class Engines:
         if self.may_start:
             self._start_again(engine)
 
-    def sleep(self, *, discard_weights: bool) -> None:
-        """Free the engines' GPUs for the learner; an engine that dies while asleep is restarted by `wake`.
-
-        Waits for engines that are starting, which would occupy their GPUs together with the learner.
-        """
+    def hold_starts(self) -> None:
+        """Wait for engines that are starting; those that die from now on are restarted by `allow_starts`."""
         self.await_ready(every=True)
         self.may_start = False
+
+    def allow_starts(self) -> None:
+        """Start the engines that died since `hold_starts`."""
+        self.may_start = True
+        for engine in self.all:
+            if engine.actor is None:
+                self._start_again(engine)
+
+    def sleep(self, *, discard_weights: bool) -> None:
+        """Free the engines' GPUs for the learner; an engine that dies while asleep is restarted by `wake`."""
+        self.hold_starts()
         self.answers([(engine, engine.actor.sleep.remote(discard_weights)) for engine in self.ready])
 
     def wake(self, what: Literal["weights", "kv_cache"]) -> None:
         """Give the engines their memory back. With the KV cache all GPUs are theirs: lost engines start."""
         self.answers([(engine, engine.actor.wake.remote(what)) for engine in self.ready])
         if what == "kv_cache":
-            self.may_start = True
-            for engine in self.all:
-                if engine.actor is None:
-                    self._start_again(engine)
+            self.allow_starts()
 
     def answers(self, calls: Sequence[tuple[Engine, Any]], phase: Phase = "syncing") -> list[Any]:
         """Answers to actor calls; an engine that died or stalled meanwhile is restarted and has none.
@@ -242,6 +247,7 @@ def sampler_settings(
         trust_remote_code=config.model.trust_remote_code,
         adapter=config.learner.lora,
         sleep_mode=placement.colocated and placement.device == "gpu",
+        deterministic=config.rollout.deterministic,
         initial_version=initial_version,
         environment=config.environment if config.environment.multi_turn else None,
     )

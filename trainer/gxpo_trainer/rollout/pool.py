@@ -152,12 +152,11 @@ class RolloutPool:
     def catch_up(self, version: int) -> list[Engine]:
         """Sync the ready engines that hold another version, all of them at once; those that then hold `version`.
 
-        On shared GPUs no engine may be sampling: all of them sleep while the learner sends its weights.
+        Where engines and learner alternate, no engine may be sampling: all of them sleep while the weights are sent.
         """
-        behind = [engine for engine in self.engines.ready if engine.version != version]
-        if behind:
-            self.devices.need("syncing")
-            self.sync_engines(behind, version)
+        if any(engine.version != version for engine in self.engines.ready):
+            self.devices.need("syncing")  # may wait for engines that are starting, which are behind as well
+            self.sync_engines([engine for engine in self.engines.ready if engine.version != version], version)
             self.devices.need("sampling")
         return [engine for engine in self.engines.ready if engine.version == version]
 

@@ -198,6 +198,9 @@ def _set_environment(settings: SamplerSettings) -> None:
         if settings.enforce_eager:
             # Even in eager mode vLLM compiles its token-rank function for each shape: seconds at every start.
             os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+    elif settings.deterministic:
+        # Other GPU kernels round by the composition of the batch, which depends on the number of engines.
+        os.environ.setdefault("VLLM_BATCH_INVARIANT", "1")
 
 
 def _engine_arguments(settings: SamplerSettings) -> dict[str, Any]:

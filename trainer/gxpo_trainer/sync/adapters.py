@@ -73,7 +73,7 @@ def verify_adapter(
     """Compare the active adapter's matrices in one worker with the published ones, bit for bit.
 
     vLLM multiplies B by the scaling when it activates an adapter. Returns the number of comparisons. Raises
-    WeightSyncMismatch.
+    WeightSyncMismatch, and ConfigError for an adapted layer that vLLM stores in another layout.
     """
     if adapter_id not in manager.lora_index_to_id:
         raise WeightSyncMismatch(f"LoRA adapter {adapter_id} is not active in the sampler; sync again")
@@ -85,10 +85,13 @@ def verify_adapter(
     layout = layout_of(model)
     layers = {path: module for path, module in model.named_modules() if hasattr(module, "lora_a_stacked")}
     checked = 0
-    for name in sorted(published):
-        if not name.endswith(".lora_A.weight"):
-            continue
-        plain = name.removeprefix(PEFT_PREFIX).removesuffix(".lora_A.weight")
+    adapted = {
+        name: name.removeprefix(PEFT_PREFIX).removesuffix(".lora_A.weight")
+        for name in sorted(published)
+        if name.endswith(".lora_A.weight")
+    }
+    layout.require(f"{plain}.weight" for plain in adapted.values())
+    for name, plain in adapted.items():
         slot = layout.slots[f"{plain}.weight"]
         module: Any = layers[slot.path.removesuffix(BASE_LAYER)]
         fused = [s.start for s in layout.slots.values() if (s.path, s.attribute) == (slot.path, slot.attribute)]

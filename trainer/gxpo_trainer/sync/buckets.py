@@ -54,14 +54,13 @@ class WeightBucket:
 class SyncReport:
     """Result of one sync on one engine.
 
-    num_checked: comparisons made in all workers (a tied head counts separately). unreadable: published names that
-    cannot be read back; only the log-probability gap covers them. Times in seconds, of the slowest worker.
+    num_checked: comparisons made in all workers (a tied head counts separately). Times in seconds, of the slowest
+    worker.
     """
 
     version: int
     num_bytes: int
     num_checked: int
-    unreadable: tuple[str, ...]
     load_s: float
     verify_s: float
     peak_bytes: int

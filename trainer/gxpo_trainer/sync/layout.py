@@ -5,11 +5,13 @@ vLLM fuses layers (q, k and v into one matrix) and, with tensor parallelism, giv
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from gxpo_trainer.errors import ConfigError
 
 BASE_LAYER = ".base_layer"
 """Where vLLM keeps a linear layer that it has wrapped for LoRA."""
@@ -54,9 +56,20 @@ class Layout:
     tied_heads: list[tuple[str, Any]]
     lookups: set[Any]
 
+    def require(self, names: Iterable[str]) -> None:
+        """Raise ConfigError for tensors without a slot: they could be loaded neither in buckets nor verified."""
+        missing = sorted({name for name in names if name not in self.slots})
+        if missing:
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise ConfigError(
+                f"model.path: the sampler has no place for {', '.join(missing[:3])}{more}, so its weights cannot be "
+                "synced and verified. Models with experts and checkpoints with fused projections are not supported; "
+                "choose a dense model whose projections are separate tensors, such as Qwen2, Qwen3 or Llama"
+            )
+
 
 def layout_of(model: torch.nn.Module) -> Layout:
-    """The layout of a loaded model. A layer that cannot be mapped is left out: it is loaded by vLLM's own loader."""
+    """The layout of a loaded model. A layer that cannot be mapped is left out; see `Layout.require`."""
     from vllm.model_executor.layers.linear import LinearBase
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 

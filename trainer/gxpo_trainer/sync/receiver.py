@@ -48,7 +48,8 @@ class WeightReceiver:
 
         Tensors that the version omits keep their weights and are compared with their last published entry. Raises
         WeightSyncMismatch (tensor, location, both checksums) on a difference, also when the engine's dtype cannot
-        represent the published values: publish in the engine's dtype.
+        represent the published values: publish in the engine's dtype. Raises ConfigError for tensors that the model
+        has no slot for.
         """
         started = time.perf_counter()
         if bucket.index == 0:
@@ -62,12 +63,11 @@ class WeightReceiver:
         self._load_s += loaded - started
         if not bucket.last:
             return None
-        num_checked, unreadable = self.verify(published)
+        num_checked = self.verify(published)
         return SyncReport(
             version=bucket.version,
             num_bytes=self._num_bytes,
             num_checked=num_checked,
-            unreadable=unreadable,
             load_s=self._load_s,
             verify_s=time.perf_counter() - loaded,
             peak_bytes=peak_resident_bytes(),
@@ -77,7 +77,8 @@ class WeightReceiver:
         """Compare the weights vLLM loaded from `folder` with its .safetensors files; returns the number of comparisons.
 
         This verifies the layout, including the shards of tensor parallelism, against vLLM's own loader. `receive`
-        writes and reads through the same layout, so it cannot detect an error in it.
+        writes and reads through the same layout, so it cannot detect an error in it. Tensors without a slot are left
+        out: some folders have ones that no model uses, such as a second copy of a tied head.
         """
         self._expected = {}
         for file in sorted(folder.glob("*.safetensors")):
@@ -86,25 +87,22 @@ class WeightReceiver:
                     tensor = without_signed_zeros(tensors.get_tensor(name).to(self.weights.dtype))
                     entry = TensorEntry(name, dtype_name(tensor.dtype), tuple(tensor.shape), 0, checksum(tensor))
                     self._expect(entry, tensor)
-        return self.verify()[0]
+        return self.verify()
 
-    def verify(self, published: Published = ()) -> tuple[int, tuple[str, ...]]:
-        """Compare this worker's part of every readable tensor with its latest published entry.
+    def verify(self, published: Published = ()) -> int:
+        """Compare this worker's part of every tensor with its latest published entry.
 
-        published: tensors that are still available, for the error message. Returns the number of comparisons and the
-        unreadable names.
+        published: tensors that are still available, for the error message. Returns the number of comparisons.
         """
-        seen: set[str] = set()
         num_checked = 0
         for read in self.weights.read_back():
             for expected in self._expected.get(read.slot.name, ()):
-                seen.add(read.slot.name)
                 num_checked += 1
                 tensor = _rows(read, expected)
                 if checksum(tensor) != expected.checksum:
                     location = f"{read.location}, {dtype_name(read.tensor.dtype)}"
                     raise WeightSyncMismatch(_mismatch(expected, location, tensor, read, published))
-        return num_checked, tuple(name for name in self._expected if name not in seen)
+        return num_checked
 
     def _read(self, bucket: WeightBucket) -> torch.Tensor:
         """The bucket's buffer. Raises WeightsUnavailable."""
@@ -116,15 +114,20 @@ class WeightReceiver:
             return open_handle(bucket, self._device)
         assert self._group is not None, "join the broadcast group before the first bucket"
         self._buffer = grown(self._buffer, bucket.num_bytes)
-        self._group.broadcast(self._buffer[: bucket.num_bytes])
+        from vllm.utils.nccl import unpinned_nccl_env
+
+        # The first broadcast creates the communicator. Batch-invariant engines pin NCCL settings that the learner does
+        # not have, and a communicator whose members differ in them hangs.
+        with unpinned_nccl_env():
+            self._group.broadcast(self._buffer[: bucket.num_bytes])
         return self._buffer
 
     def _expect(self, entry: TensorEntry, tensor: torch.Tensor) -> None:
-        if entry.first_row == 0:
-            self._expected[entry.name] = []
         slot = self.weights.slots.get(entry.name)
         if slot is None:
             return
+        if entry.first_row == 0:
+            self._expected[entry.name] = []
         part, at = slot.part_of(tensor, entry.first_row)
         if part.shape == tensor.shape:
             value = entry.checksum

@@ -37,18 +37,12 @@ class Readback:
 
 
 class VllmWeights:
-    """The weights of one worker's model.
+    """The weights of one worker's model."""
 
-    Tensors without a slot (for example mixture-of-experts weights) are loaded by vLLM's `reload_weights` and listed in
-    `unreadable`.
-    """
-
-    def __init__(self, model: torch.nn.Module, dtype: torch.dtype, reload: Callable[..., None]) -> None:
+    def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
         self.model, self.dtype = model, dtype
-        self._reload = reload
         self._layout = layout_of(model)
         self._identities: dict[tuple[int, torch.device], torch.Tensor] = {}
-        self.unreadable: tuple[str, ...] = ()
 
     @property
     def slots(self) -> dict[str, Slot]:
@@ -58,15 +52,13 @@ class VllmWeights:
     def load(self, published: Published) -> None:
         """Load this worker's parts of checkpoint tensors (any device, any dtype) and repack packed layers.
 
-        A subset may be given; the other rows of a fused layer keep their values. Raises ValueError for a wrong shape.
+        A subset may be given; the other rows of a fused layer keep their values. Raises ValueError for a wrong shape,
+        ConfigError for tensors without a slot.
         """
-        unknown = [(entry.name, tensor) for entry, tensor in published if entry.name not in self.slots]
+        self._layout.require(entry.name for entry, _ in published)
         with torch.inference_mode():
-            if unknown:
-                self._reload(weights_iterator=iter(unknown))
-            self._load_in_place([(entry, tensor) for entry, tensor in published if entry.name in self.slots])
+            self._load_in_place(published)
             self.repack_heads()
-        self.unreadable = tuple(name for name, _ in unknown)
 
     def repack_heads(self) -> None:
         """Repack tied heads from the embedding they share."""
@@ -155,5 +147,6 @@ def _is_packed(module: Any) -> bool:
 
 
 def _in_features(module: Any) -> int:
-    size = getattr(module, "input_size_per_partition", None)
-    return int(size if size is not None else module.embedding_dim)
+    """Of a split linear layer, one that every worker holds whole, or an embedding."""
+    names = ("input_size_per_partition", "input_size", "embedding_dim")
+    return int(next(size for name in names if (size := getattr(module, name, None)) is not None))

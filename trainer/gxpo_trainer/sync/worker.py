@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gxpo_trainer.errors import WeightSyncMismatch
+from gxpo_trainer.errors import ConfigError, WeightSyncMismatch
 from gxpo_trainer.sync.adapters import verify_adapter
 from gxpo_trainer.sync.buckets import SyncReport, WeightBucket
 from gxpo_trainer.sync.receiver import WeightReceiver
@@ -36,7 +36,7 @@ class WeightSyncExtension:
         if found is None:
             model = self.model_runner.get_model()
             dtype = self.model_runner.model_config.dtype
-            found = WeightReceiver(VllmWeights(model, dtype, self.model_runner.reload_weights), self.device)
+            found = WeightReceiver(VllmWeights(model, dtype), self.device)
             self._gxpo_receiver = found
         return found
 
@@ -44,7 +44,7 @@ class WeightSyncExtension:
         """See WeightReceiver.receive."""
         try:
             return self.gxpo_receiver.receive(bucket)
-        except (WeightSyncMismatch, ValueError) as error:
+        except (WeightSyncMismatch, ConfigError, ValueError) as error:
             return WorkerError(error)
 
     def gxpo_verify_checkpoint(self, folder: str) -> int | WorkerError:
@@ -62,7 +62,7 @@ class WeightSyncExtension:
         try:
             model = self.model_runner.get_model()
             return verify_adapter(model, manager, adapter_id, Path(folder), checksums, scaling)
-        except WeightSyncMismatch as error:
+        except (WeightSyncMismatch, ConfigError) as error:
             return WorkerError(error)
 
     def gxpo_join_broadcast(self, address: str, port: int, first_member: int, size: int) -> WorkerError | None:

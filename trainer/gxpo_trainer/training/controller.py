@@ -15,7 +15,7 @@ from typing import Any, Literal
 from gxpo_trainer.algo.batch import make_batch, mini_batches
 from gxpo_trainer.algo.schedule import learning_rate
 from gxpo_trainer.cluster.placement import Placement
-from gxpo_trainer.cluster.shared_devices import SharedDevices
+from gxpo_trainer.cluster.shared_devices import ResidentDevices, SharedDevices
 from gxpo_trainer.config import BudgetConfig, RunConfig
 from gxpo_trainer.errors import Diverged, LearnerDied, TrainingError
 from gxpo_trainer.learner.group import LearnerGroup
@@ -98,9 +98,13 @@ class Controller:
             ahead = AsyncRollouts(config, pool, planner)
             self.rollouts, self.learners.wait_for_one = ahead, ahead.serve
         pool.source = self.learners
-        if placement.colocated and not placement.resident:
+        if placement.colocated:
             adapters = config.learner.lora is not None
-            pool.devices = self.learners.devices = SharedDevices(pool.engines, self.learners, adapters=adapters)
+            pool.devices = self.learners.devices = (
+                ResidentDevices(pool.engines)
+                if placement.resident
+                else SharedDevices(pool.engines, self.learners, adapters=adapters)
+            )
         self.host = HostLoad(reporter.out_dir)
         self.counters = Counters()
         self.attempt = 1
@@ -119,9 +123,6 @@ class Controller:
             return request  # there is nothing yet to keep in a checkpoint
         self.enter_phase("starting engines")
         self.pool.start()
-        if self.pool.devices.shared:
-            # The engines measure free memory while they start, so the learner must not occupy any.
-            self.pool.engines.await_ready(every=True)
         self.learners.start()
         if resume_from is not None:
             self._elapsed_base = resume_from.state["counters"]["elapsed_s"]
