@@ -39,13 +39,16 @@ SCALE = 2
 _MOST_COMPARED = 25
 
 
-# Of the page, or of its part above the first card that does not fit. Cards are 16 pixels apart.
+# Of the page, or of its part above the first card that does not fit, in all columns. Cards are 16 pixels apart.
 _HEIGHT = """
 const main = document.querySelector('[data-testid=stMain]');
 if (!main || main.scrollHeight <= arguments[0]) return main ? main.scrollHeight : 1000;
-const cards = [...main.querySelectorAll('[data-testid=stVerticalBlock]')]
-  .filter(block => parseFloat(getComputedStyle(block).borderTopWidth) > 0);
-const ends = cards.map(card => card.getBoundingClientRect().bottom + main.scrollTop + 8);
+const boxes = [...main.querySelectorAll('[data-testid=stVerticalBlock], [data-testid=stExpander]')]
+  .filter(block => block.matches('[data-testid=stExpander]') || parseFloat(getComputedStyle(block).borderTopWidth) > 0)
+  .map(block => block.getBoundingClientRect());
+const ends = boxes.map(box => box.bottom)
+  .filter(end => !boxes.some(box => box.top < end - 1 && box.bottom > end + 1))
+  .map(end => end + main.scrollTop + 8);
 if (!ends.length) return arguments[0];
 return Math.max(...ends.filter(end => end <= arguments[0]), Math.min(...ends));
 """
@@ -69,7 +72,7 @@ def shoot(page: Page, file: Path, query: dict[str, Any], width: int, most: int) 
     page.open(**{name: value for name, value in query.items() if name != "card"})
     size = {
         "width": width,
-        "height": max(int(page.script(_HEIGHT, _WHOLE_PAGE if card else most)), 700),
+        "height": max(int(page.script(_HEIGHT, _WHOLE_PAGE if card else most)), 600),
         "deviceScaleFactor": SCALE,
         "mobile": False,
     }
