@@ -177,7 +177,7 @@ def test_a_model_with_experts_is_refused_at_its_first_sync(cluster: None, tmp_pa
     experts = Pair(tmp_path, False, save_experts(tmp_path), SharedMemoryPublisher(), start_actor(tmp_path))
     try:
         with pytest.raises(
-            ConfigError, match=r"no place for model\.layers\.0\.mlp\.experts\.down_proj, .*not supported"
+            ConfigError, match=r"no place for model\.layers\.0\.mlp\.experts\.gate_up_proj.*not supported"
         ):
             experts.sync(capacity=50_000)
         with pytest.raises(WeightSyncMismatch, match="holds no verified version"):

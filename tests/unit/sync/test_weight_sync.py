@@ -115,6 +115,15 @@ def test_buckets_hold_at_most_their_capacity_and_every_row_once() -> None:
     publisher.close()
 
 
+def test_a_row_larger_than_a_bucket_gets_one_of_its_own() -> None:
+    stream = packer(("wide", torch.zeros(3, 100)), ("small", torch.zeros(2)), capacity=256)
+    sizes = []
+    while not stream.empty:
+        entries, _ = stream.pack(lambda size: torch.empty(size, dtype=torch.uint8))
+        sizes.append([(entry.name, entry.first_row) for entry in entries])
+    assert sizes == [[("wide", 0)], [("wide", 1)], [("wide", 2)], [("small", 0)]]
+
+
 def test_ranks_that_do_not_publish_advance_in_step() -> None:
     """At ZeRO-3 reading the next tensor is collective: all ranks must have read as many after each bucket."""
     sizes = [3, 70, 500, 1, 1, 64, 129, 5]

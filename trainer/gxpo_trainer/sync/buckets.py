@@ -135,7 +135,8 @@ class BucketPacker:
             return left
         if used and left * row_bytes <= self._capacity:
             return 0
-        return room // row_bytes if used else max(1, room // row_bytes)
+        # A row larger than a bucket gets one of its own; `room` is then below 0 for what follows.
+        return max(0 if used else 1, room // row_bytes)
 
 
 def view_of(whole: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> torch.Tensor:

@@ -112,10 +112,10 @@ class WeightReceiver:
             from gxpo_trainer.sync.cuda_ipc import open_handle
 
             return open_handle(bucket, self._device)
-        assert self._group is not None, "join the broadcast group before the first bucket"
-        self._buffer = grown(self._buffer, bucket.num_bytes)
         from vllm.utils.nccl import unpinned_nccl_env
 
+        assert self._group is not None, "join the broadcast group before the first bucket"
+        self._buffer = grown(self._buffer, bucket.num_bytes)
         # The first broadcast creates the communicator. Batch-invariant engines pin NCCL settings that the learner does
         # not have, and a communicator whose members differ in them hangs.
         with unpinned_nccl_env():
