@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import ray
+from ray.exceptions import RayTaskError
 
 from gxpo_trainer.cluster.placement import Placement
-from gxpo_trainer.cluster.placement_group import RunPlacementGroup, missing, unplaced
+from gxpo_trainer.cluster.placement_group import RunPlacementGroup, missing, result_of, unplaced
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.errors import ConfigError, GxpoError
+from gxpo_trainer.records.outcome import failure_message, reason_of
 
 
 def placement(device: str = "cpu", **settings: Any) -> Placement:
@@ -131,3 +135,19 @@ def test_the_bundle_that_no_node_can_hold_is_found_by_all_of_its_resources() -> 
     assert bundles.too_large([two_gpus, cpus_only]) == {"CPU": 9.25, "GPU": 2}
     assert bundles.too_large([two_gpus, {"CPU": 10.0, "GPU": 2.0}]) is None
     assert bundles.too_large([cpus_only]) is None, "nodes with GPUs may join"
+
+
+@pytest.mark.parametrize("cause", [ConfigError("model.path: no place for a", reason="setup_failed"), ValueError("b")])
+def test_an_error_of_an_actor_has_its_message_alone(cause: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(call: object) -> None:
+        raise RayTaskError("receive", "Traceback", cause).as_instanceof_cause()
+
+    monkeypatch.setattr(ray, "get", fail)
+    with pytest.raises(type(cause)) as caught:
+        result_of(object())
+    if isinstance(cause, GxpoError):
+        assert failure_message(caught.value) == "model.path: no place for a"
+        assert reason_of(caught.value) == "setup_failed"
+        assert isinstance(caught.value.__cause__, RayTaskError), "for the log"
+    else:
+        assert isinstance(caught.value, RayTaskError)

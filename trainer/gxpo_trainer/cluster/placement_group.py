@@ -17,7 +17,7 @@ from typing import Any
 from gxpo_trainer.cluster.bundles import Bundles, describe, total_of
 from gxpo_trainer.cluster.progress import ProgressWatch
 from gxpo_trainer.config.timeouts import Phase
-from gxpo_trainer.errors import ConfigError, TrainingError
+from gxpo_trainer.errors import ConfigError, GxpoError, TrainingError
 
 MIN_WAIT_S = 30.0
 """Free bundles are placed in milliseconds; those that another run is releasing take seconds."""
@@ -67,10 +67,8 @@ class RunPlacementGroup:
     def get(self, call: Any, phase: Phase) -> Any:
         """`ray.get` for an actor call. Raises TrainingError (`no_resources`) when the actor's node stays lost, Stalled
         when the call does not return within the time-out of `phase`."""
-        import ray
-
         self.wait_for_one([call], phase)
-        return ray.get(call)
+        return result_of(call)
 
     def wait_for_one(self, calls: Sequence[Any], phase: Phase) -> list[Any]:
         """Wait until one of these actor calls or streams is ready; which. Raises as `get` does."""
@@ -152,6 +150,19 @@ def _visible_devices() -> list[str]:
     import ray
 
     return [str(gpu) for gpu in ray.get_runtime_context().get_accelerator_ids()["GPU"]]
+
+
+def result_of(call: Any) -> Any:
+    """`ray.get`, which raises a GxpoError of an actor with its message alone; Ray's own begins with the traceback."""
+    import ray
+
+    try:
+        return ray.get(call)
+    except GxpoError as error:
+        cause = getattr(error, "cause", None)
+        if not isinstance(cause, GxpoError):
+            raise
+        raise cause from error
 
 
 def missing(bundles: Bundles, available: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:

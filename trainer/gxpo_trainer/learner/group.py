@@ -15,6 +15,7 @@ import ray
 
 from gxpo_trainer.algo.batch import StepBatch, shard
 from gxpo_trainer.cluster.placement import Placement
+from gxpo_trainer.cluster.placement_group import result_of
 from gxpo_trainer.cluster.shared_devices import Devices, SeparateDevices
 from gxpo_trainer.cluster.stacks import TracedProcess, print_stacks
 from gxpo_trainer.config import RunConfig
@@ -185,8 +186,8 @@ class LearnerGroup:
             while pending:
                 ready = self.wait_for_one(pending, phase)
                 pending = [call for call in pending if call not in ready]
-                ray.get(ready)
-            return list(ray.get(calls))
+                result_of(ready)
+            return list(result_of(calls))
         except (ray.exceptions.RayActorError, Stalled) as error:
             if isinstance(error, Stalled):
                 for rank in (rank for rank, call in enumerate(calls) if call in pending):

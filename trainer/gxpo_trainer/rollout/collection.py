@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import ray
 
+from gxpo_trainer.cluster.placement_group import result_of
 from gxpo_trainer.config.timeouts import Phase
 from gxpo_trainer.errors import Stalled
 from gxpo_trainer.rollout.dispatch import Dispatcher
@@ -184,7 +185,7 @@ class Collection:
         engine, actor = self._streams[stream]
         try:
             reference = next(stream)
-            item = ray.get(reference)
+            item = result_of(reference)
         except StopIteration:
             self._forget(stream)
             return
