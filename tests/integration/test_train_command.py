@@ -140,7 +140,7 @@ def test_sfpo_trains_until_its_passes_are_spent(out: Path) -> None:
 
 def test_a_run_trains_on_the_weighted_sum_of_its_rewards(out: Path) -> None:
     for row in (row["metrics"] for row in read_metrics(out)):
-        parts = [row[f"reward/{name}_mean"] for name in ("correctness", "format", "Brevity", "judge")]
+        parts = [row[f"reward/{name}"] for name in ("correctness", "format", "Brevity", "judge")]
         expected = parts[0] + 0.5 * parts[1] + 0.25 * parts[2] + 0.125 * parts[3]
         assert row["reward/mean"] == pytest.approx(expected, abs=1e-9)
         assert 0 < parts[2] < 1
