@@ -99,6 +99,20 @@ def fleet(ray_on_loopback: None, small_run: Any) -> Iterator[Fleet]:
         pool.kill()
 
 
+def kill_while_sampling(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Kill engine 1 at the first group of the next collection; the list is then no longer empty."""
+    submit, dead = VerifierHandle.submit, []
+
+    def kill_one(self: Any, finished: Any, rewards: bool) -> Any:
+        if not dead:
+            fleet.pool.engines.await_ready(every=True)
+            dead.append(fleet.kill(1))
+        return submit(self, finished, rewards)
+
+    monkeypatch.setattr(VerifierHandle, "submit", kill_one)
+    return dead
+
+
 def test_engines_that_die_in_any_phase_of_shared_gpus_come_back(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     engines = fleet.pool.engines
     fleet.share_devices()
@@ -128,14 +142,7 @@ def test_engines_that_die_in_any_phase_of_shared_gpus_come_back(fleet: Fleet, mo
     monkeypatch.setattr(fleet.learners, "next_bucket", next_bucket)
     fleet.sync()
     # One of two, while they sample; it is not still starting when the learner takes the GPUs.
-    submit, dead = VerifierHandle.submit, []
-
-    def kill_one(self: Any, finished: Any, rewards: bool) -> Any:
-        if not dead:
-            dead.append(fleet.kill(1))
-        return submit(self, finished, rewards)
-
-    monkeypatch.setattr(VerifierHandle, "submit", kill_one)
+    dead = kill_while_sampling(fleet, monkeypatch)
     fleet.train(fleet.collect())
     assert dead
     assert all(engine.ready for engine in engines.all)
@@ -152,7 +159,7 @@ def test_an_engine_that_dies_beside_a_resident_learner_starts_when_it_is_idle(
     fleet.learners.devices.learner_starts()
     fleet.sync()
     collected = fleet.collect()
-    # Beside the update: it stays down until sampling begins.
+    # During the update: it is not restarted until sampling begins.
     fleet.learners.devices.need("updating")
     fleet.kill(1)
     fleet.train(collected)
@@ -161,15 +168,7 @@ def test_an_engine_that_dies_beside_a_resident_learner_starts_when_it_is_idle(
     fleet.collect()
     assert all(engine.actor is not None for engine in engines.all)
     # While they sample it starts at once, and the update waits for it.
-    submit, dead = VerifierHandle.submit, []
-
-    def kill_one(self: Any, finished: Any, rewards: bool) -> Any:
-        if not dead:
-            engines.await_ready(every=True)
-            dead.append(fleet.kill(1))
-        return submit(self, finished, rewards)
-
-    monkeypatch.setattr(VerifierHandle, "submit", kill_one)
+    dead = kill_while_sampling(fleet, monkeypatch)
     fleet.train(fleet.collect())
     assert dead
     assert all(engine.ready for engine in engines.all)

@@ -248,7 +248,7 @@ SECTIONS: tuple[Section, ...] = (
             Metrics(("system/learner_idle_bytes",), "resident set of learner rank 0 before it loaded the model"),
             Metrics(
                 ("system/gpu<n>/utilization_percent", "system/gpu<n>/memory_bytes"),
-                "each GPU of the controller's host by its NVML index, whoever uses it: mean and largest of the step, "
+                "each GPU of the controller's host by its NVML index, of all processes: mean and largest of the step, "
                 "of one sample a second; missing where `nvidia-ml-py` or the driver is",
             ),
             Metrics(

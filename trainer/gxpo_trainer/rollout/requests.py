@@ -67,7 +67,7 @@ class SamplerSettings:
     sample; None where each is a single turn.
     adapter: sample with a LoRA adapter that syncs replace, None for full weights. sleep_mode: the engine can free
     its GPU between phases (vLLM ignores that on CPUs). initial_version: version of the weights in the folder, None when
-    a sync must come first. deterministic: a seeded sample does not depend on the requests beside it.
+    a sync must come first. deterministic: a seeded sample does not depend on concurrent requests.
     """
 
     model: str

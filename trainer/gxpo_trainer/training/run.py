@@ -95,7 +95,7 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
         if request is not None:
             _record_end(request, launch, reporter)
             return request
-        # Again: nodes that joined have told which GPUs they have.
+        # Again: the GPUs of nodes that joined meanwhile are known now.
         check_memory(prepared.placement, prepared.model_folder, ray.cluster_resources())
         controller = _controller(prepared, launch, reporter, progress)
         reporter.attempt = controller.attempt

@@ -60,6 +60,13 @@ def end_all(database: Database, accuracy: dict[str, float], state: RunState = Ru
                 setattr(run, name, value)
 
 
+def change(database: Database, study: str, **settings: Any) -> None:
+    """Store settings of another version in a study."""
+    with database.writing() as session:
+        group = session.scalars(select(Group).where(Group.id == study)).one()
+        group.spec = group.spec | {"study": group.spec["study"] | settings}
+
+
 def test_a_study_climbs_its_ladders_and_ends_with_all_seeds(
     client: TestClient, database: Database, scheduler: Scheduler
 ) -> None:
@@ -211,12 +218,7 @@ def test_a_study_that_cannot_continue_does_not_stop_the_others(
     client: TestClient, database: Database, scheduler: Scheduler
 ) -> None:
     bad, good = (client.post(f"{API}/studies", json=BODY).json()["group"]["id"] for _ in range(2))
-    with database.writing() as session:
-        group = session.scalars(select(Group).where(Group.id == bad)).one()
-        group.spec = {
-            **group.spec,
-            "study": {**group.spec["study"], "seeds": [0]},
-        }  # at least two since a later version
+    change(database, bad, seeds=[0])  # at least two since a later version
     end_all(database, {"grpo": 0.3, "gxpo": 0.4})
     with capture_logs() as logged:
         for _ in range(3):
@@ -230,9 +232,7 @@ def test_a_study_of_another_version_is_a_conflict_and_stops_no_other(
     client: TestClient, database: Database, scheduler: Scheduler
 ) -> None:
     old, other = (client.post(f"{API}/studies", json=BODY).json()["group"]["id"] for _ in range(2))
-    with database.writing() as session:
-        group = session.scalars(select(Group).where(Group.id == old)).one()
-        group.spec = group.spec | {"study": STUDY | {"budget": 3}}
+    change(database, old, budget=3)
     found = client.get(f"{API}/studies/{old}")
     assert found.status_code == 409
     assert "was submitted to another version of gxpo" in found.json()["detail"]
