@@ -89,8 +89,10 @@ def _place_selection(key: str, ids: list[str]) -> None:
     loses its scroll position and the widths of its columns.
     """
     selection: RowSelection = st.session_state.setdefault(f"selection-{key}", RowSelection())
-    reported = sorted(st.session_state[key].selection.rows) if key in st.session_state else []
+    reported: list[int] = []
     if key in st.session_state:
+        # By item: what a script sets stays a plain dict until the table is drawn, which a click may prevent.
+        reported = sorted(st.session_state[key]["selection"]["rows"])
         selection.report(reported)
     rows = selection.place(ids)
     if rows != reported:

@@ -28,4 +28,4 @@ def test_the_header_of_a_queued_run_has_its_position(pages: Pages) -> None:
     run = [pages.submit(name) for name in ("first", "second")][1]
     page = pages.open("run", run=run)
     (words,) = [bar.proto.text for bar in page.get("progress")]
-    assert words.endswith("**queue: 2**"), words
+    assert words.endswith(" · queue: 2"), words

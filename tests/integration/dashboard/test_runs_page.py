@@ -9,10 +9,15 @@ from streamlit.testing.v1 import AppTest
 from support.dashboard_pages import Pages, labelled
 from support.site import RECORDINGS
 
+from gxpo_dashboard.view_models.row_selection import RowSelection
+
 
 def select(pages: Pages, *runs: str, token: str | None = None, **query: str) -> AppTest:
-    """The Runs view with selected runs."""
-    return pages.open("runs", {"chosen_runs": list(runs), "token": token or pages.token}, size="200", **query)
+    """The Runs view with selected runs, as the browser reports a selection of all rows of a table of these."""
+    selection = RowSelection()
+    selection.place(runs)
+    selection.report(range(len(runs)))
+    return pages.open("runs", {"selection-runs-0": selection, "token": token or pages.token}, size="200", **query)
 
 
 def test_selected_runs_are_cancelled_after_a_confirmation(pages: Pages) -> None:

@@ -56,7 +56,9 @@ def test_an_emptied_list_of_seeds_stays_empty_after_a_reload(pages: Pages) -> No
 
 def test_every_section_of_the_config_can_be_opened(pages: Pages) -> None:
     page = pages.open("submit", preset="demo")
-    sections = [drawer.label.partition(" (")[0] for drawer in page.expander if drawer.label.endswith("settings)")]
+    sections = [
+        drawer.label.partition(" (")[0].lower() for drawer in page.expander if drawer.label.endswith("settings)")
+    ]
     parts = RunConfig().model_dump(mode="json").items()
     assert set(sections) - {"general"} == {name for name, part in parts if isinstance(part, dict)}
 
