@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, FiniteFloat, field_validator, model_validator
 
 from gxpo_trainer.config.base import Fraction, Settings
 from gxpo_trainer.config.rules import GxpoRule, RuleConfig
@@ -39,12 +39,12 @@ class LossConfig(Settings):
 
     clip_low: float = Field(0.2, ge=0, description="ε_low.")
     clip_high: float = Field(0.2, ge=0, description="ε_high; above ε_low it is clip-higher.")
-    kl_beta: float = Field(0.0, ge=0, description="β of the KL term to the frozen start policy.")
+    kl_beta: FiniteFloat = Field(0.0, ge=0, description="β of the KL term to the frozen start policy.")
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] = Field(
         "token_mean", description="Mean over tokens; tokens then sequences; sum over max_new_tokens (Dr. GRPO)."
     )
     advantage_std: bool = Field(True, description="Divide by the group's std; false leaves it out (Dr. GRPO).")
-    advantage_epsilon: float = Field(1e-6, gt=0, description="ε added to the std.")
+    advantage_epsilon: FiniteFloat = Field(1e-6, gt=0, description="ε added to the std.")
     zero_variance: Literal["keep", "drop", "resample"] = Field(
         "keep", description="Groups whose rewards are all equal: kept (no signal), excluded, or resampled."
     )
@@ -108,11 +108,11 @@ class OptimizerConfig(Settings):
     """The base optimizer and its schedule, counted in training steps."""
 
     name: Literal["adamw", "sgd"] = "adamw"
-    learning_rate: float = Field(1e-5, gt=0, description="η.")
+    learning_rate: FiniteFloat = Field(1e-5, gt=0, description="η.")
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW only.")
-    epsilon: float = Field(1e-8, gt=0, description="AdamW only.")
+    epsilon: FiniteFloat = Field(1e-8, gt=0, description="AdamW only.")
     momentum: float = Field(0.0, ge=0, lt=1, description="SGD only.")
-    weight_decay: float = Field(0.0, ge=0, description="Decoupled for AdamW, added to the gradient for SGD.")
+    weight_decay: FiniteFloat = Field(0.0, ge=0, description="Decoupled for AdamW, added to the gradient for SGD.")
     max_grad_norm: float = Field(1.0, gt=0, description="Clip the global gradient norm; inf turns it off.")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="After the warm-up.")
     warmup_steps: int = Field(0, ge=0, description="Training steps of linear warm-up.")

@@ -126,6 +126,7 @@ _PHRASES = {
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
     "int_parsing_size": "must be a smaller whole number",
+    "finite_number": "must be a finite number",
     "float_parsing": "must be a number",
     "float_type": "must be a number",
     "bool_parsing": "must be true or false",

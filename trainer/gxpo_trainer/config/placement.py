@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
 from gxpo_trainer.config.base import Settings
 from gxpo_trainer.config.transport import Transport, choose_transport
@@ -27,9 +27,9 @@ class PlacementConfig(Settings):
         description="true: learner ranks and engines share GPUs, one rank for each device of an engine; false: each "
         "has its own; auto: shared where there are fewer than learner_ranks + samplers × tensor_parallel.",
     )
-    learner_cpus: float = Field(1.0, gt=0, description="Logical CPUs of each rank.")
-    sampler_cpus: float = Field(0.75, gt=0, description="Logical CPUs of each engine.")
-    verifier_cpus: float = Field(0.25, gt=0, description="Logical CPUs of the verifier.")
+    learner_cpus: FiniteFloat = Field(1.0, gt=0, description="Logical CPUs of each rank.")
+    sampler_cpus: FiniteFloat = Field(0.75, gt=0, description="Logical CPUs of each engine.")
+    verifier_cpus: FiniteFloat = Field(0.25, gt=0, description="Logical CPUs of the verifier.")
     learner_threads: int | None = Field(
         None, ge=1, description="Torch threads of each rank; none: the cores divided by ranks."
     )

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, FiniteFloat, model_validator
 
 from gxpo_trainer.config.base import Settings
 
@@ -26,7 +26,7 @@ class GateConfig(Settings):
     threshold: float = Field(0.5, description="τ; inf never fires.")
     window: int = Field(30, ge=2, description="w: number of past values for mean and standard deviation.")
     warmup: int = Field(2, ge=2, description="Values seen before z is computed; may exceed the window.")
-    epsilon: float = Field(1e-8, ge=0, description="ε in z = (value − mean) / (std + ε).")
+    epsilon: FiniteFloat = Field(1e-8, ge=0, description="ε in z = (value − mean) / (std + ε).")
     mode: Literal["permanent", "never", "rearm"] = Field(
         "permanent", description="permanent: off for good; never: only measured; rearm: returns after a cool-down."
     )
@@ -38,7 +38,7 @@ class GateConfig(Settings):
     def _consistent(self) -> GateConfig:
         if math.isnan(self.threshold):
             raise ValueError("threshold is NaN; set a number, or inf for a gate that never fires")
-        if self.mode == "rearm" and self.rearm_threshold >= self.threshold:
+        if self.mode == "rearm" and not self.rearm_threshold < self.threshold:
             raise ValueError("rearm_threshold must be below threshold; otherwise the gate would oscillate")
         if self.mode == "rearm" and self.two_sided and self.rearm_threshold <= 0:
             raise ValueError(

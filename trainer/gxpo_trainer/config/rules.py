@@ -7,7 +7,7 @@ import operator
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, GetCoreSchemaHandler, field_validator, model_validator
+from pydantic import Field, FiniteFloat, GetCoreSchemaHandler, field_validator, model_validator
 from pydantic_core import CoreSchema
 
 from gxpo_trainer.config.rule_base import Family, GateConfig, GateSignal, PassCount, RuleSettings
@@ -93,13 +93,13 @@ class GxpoRule(RuleSettings):
     name: Literal["gxpo"] = "gxpo"
     k: int = Field(5, description="K: virtual depth.")
     alpha: float = Field(0.5, description="α: share of the way from θ⁰ to θᴷ.")
-    delta: float = Field(1e-8, ge=0, description="δ: a coordinate is active where |g⁰| > δ.")
+    delta: FiniteFloat = Field(1e-8, ge=0, description="δ: a coordinate is active where |g⁰| > δ.")
     activity: Literal["delta", "rms"] = Field(
         "delta",
         description="delta (the paper): active where |g⁰| > δ. rms: where the first gradient (displacement: the first "
         "step) exceeds activity_rms times its root mean square.",
     )
-    activity_rms: float = Field(1e-3, ge=0, description="activity = rms only: share of the root mean square.")
+    activity_rms: FiniteFloat = Field(1e-3, ge=0, description="activity = rms only: share of the root mean square.")
     probes: Literal[1, 2] = Field(2, description="1 (replay only): a constant virtual gradient, two passes a step.")
     predictor: Literal["gradient", "displacement", "replay"] = Field(
         "gradient", description="How two probes become θᴷ; gradient is the paper's."
