@@ -66,6 +66,18 @@ def test_a_runs_plan_is_shown_before_it_is_submitted(page: Page) -> None:
     page.shows("No plan: model.path = 'org/unknown' is not a folder here")
 
 
+def test_a_form_filled_in_without_waiting_is_complete_after_a_reload(page: Page) -> None:
+    page.open("submit", preset="demo")
+    typed = {"Name": "quick", "Rule K": "7", "Rule α": "0.4", "Budget steps": "12", "Rollout max new tokens": "24"}
+    for label, text in typed.items():
+        page.fill(label, text)
+    page.wait(lambda: len(page.query.get("set", [])) == len(typed), "an address with all settings")
+    page.driver.refresh()
+    page.settle()
+    page.shows("max_new_tokens = 24")
+    assert {label: page.one(f'input[aria-label="{label}"]').get_attribute("value") for label in typed} == typed
+
+
 def test_a_sweep_shows_its_cost_before_it_is_pressed(page: Page) -> None:
     page.open("submit", preset="demo", sweep="1")
     page.fill("K", "3, 5")

@@ -52,12 +52,17 @@ def _start(name: str, default: Sequence[str], decode: Callable[[list[str]], Any]
 
 def _publish(name: str, value: Any, default: Sequence[str]) -> None:
     found = in_address(_words(value), default)
-    if st.query_params.get_all(name) != found:
-        if found:
-            st.query_params[name] = found
-        else:
-            st.query_params.pop(name, None)
+    _write(name, found)
     st.session_state["address"][name] = found
+
+
+def _write(name: str, values: list[str]) -> None:
+    if st.query_params.get_all(name) == values:
+        return
+    if values:
+        st.query_params[name] = values
+    else:
+        st.query_params.pop(name, None)
 
 
 def _words(value: Any) -> list[str]:
@@ -111,6 +116,45 @@ def selected(name: str, options: Sequence[str], default: str | None = None) -> s
         st.session_state[key] = default
     value: str | None = st.session_state[key]
     return value
+
+
+def number(label: str, name: str, default: int, least: int, most: int, **widget: Any) -> int:
+    """A whole number; what is no number from `least` to `most` in the URL falls back to the default."""
+
+    def decode(values: list[str]) -> int:
+        try:
+            value = int(values[0])
+        except (IndexError, ValueError):
+            return default
+        return value if least <= value <= most else default
+
+    words = [str(default)]
+    key = _start(name, words, decode)
+    value = int(st.number_input(label, min_value=least, max_value=most, step=1, key=key, **widget))
+    _publish(name, value, words)
+    return value
+
+
+def received(name: str) -> list[str] | None:
+    """The parameter's values, where they are not ones that this session has sent; None if they are.
+
+    Unlike the widgets above, which follow the back button: a form is filled in faster than the URL is, so that an
+    earlier URL would take away what was just typed.
+    """
+    values = st.query_params.get_all(name)
+    return None if values in _sent(name) else values
+
+
+def send(name: str, values: list[str]) -> None:
+    """Write a parameter's values to the URL; none removes it."""
+    if values not in (sent := _sent(name)):
+        sent.append(values)
+    _write(name, values)
+
+
+def _sent(name: str) -> list[list[str]]:
+    sent: list[list[str]] = st.session_state.setdefault("sent", {}).setdefault(name, [])
+    return sent
 
 
 def _one(

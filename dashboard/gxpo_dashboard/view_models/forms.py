@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,6 +21,7 @@ MAIN = (
 )  # fmt: skip
 """Settings shown first, with those of the rule that have a symbol; the others are in their sections."""
 _RULE = "learner.rule."
+_NO_VALUE = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +102,15 @@ def parse(setting: Setting, typed: Any) -> Any:
         raise BadValue(f"{setting.path} = {text!r} is not {_EXPECTED[setting.kind]}") from error
 
 
-def written(setting: Setting) -> str:
-    """A setting's value as text for an input field."""
+def shown(setting: Setting) -> Any:
+    """A setting's value as its widget shows it."""
     value = setting.value
+    if setting.kind == "boolean":
+        return bool(value)
+    if setting.kind == "choice":
+        return value if value in setting.options else setting.options[0]
+    if setting.kind == "choices":
+        return list(value or [])
     if value is None:
         return ""
     if setting.kind == "list":
@@ -131,6 +137,41 @@ def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Json:
     return result
 
 
+def in_link(changes: Mapping[str, Any]) -> list[str]:
+    """Changed settings, by dotted path, as the words of a link: `learner.rule.k=7`."""
+    return [f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in changes.items()]
+
+
+def of_link(words: Iterable[str], settings: Mapping[str, Setting]) -> tuple[Json, list[str]]:
+    """The changed settings of a link, by dotted path, and the words that fit no setting or have an unsuitable value."""
+    changes: Json = {}
+    others: list[str] = []
+    for word in words:
+        path, _, text = word.partition("=")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = _NO_VALUE
+        if path in settings and _is_input(settings[path], value):
+            changes[path] = value
+        else:
+            others.append(word)
+    return changes, others
+
+
+def _is_input(setting: Setting, value: Any) -> bool:
+    """Whether the setting's widget can show the value; whether it is valid is for the service to say."""
+    if setting.kind == "choice":
+        return value in setting.options
+    if setting.kind == "choices":
+        return isinstance(value, list) and all(item in setting.options for item in value)
+    if setting.kind == "boolean":
+        return isinstance(value, bool)
+    if setting.kind == "list":
+        return isinstance(value, list)
+    return value is not _NO_VALUE and (setting.kind == "json" or not isinstance(value, list | dict | bool))
+
+
 def get(config: Mapping[str, Any], path: str) -> Any:
     """The value at a dotted path, or None."""
     place: Any = config
@@ -144,35 +185,6 @@ def get(config: Mapping[str, Any], path: str) -> Any:
 def values(text: str) -> list[Any]:
     """`3, 5, 10` → [3, 5, 10]; other values stay text. For a sweep's grid."""
     return [_value(part.strip()) for part in text.replace(";", ",").split(",") if part.strip()]
-
-
-def curl(url: str, path: str, body: Mapping[str, Any]) -> str:
-    """A POST request to a path of the API as a curl command, with the token from the environment."""
-    quoted = json.dumps(body, indent=2).replace("'", "'\\''")
-    return (
-        f"curl -X POST {url.rstrip('/')}/api/v1{path} \\\n"
-        '  -H "Authorization: Bearer $GXPO_TOKEN" \\\n'
-        "  -H 'Content-Type: application/json' \\\n"
-        f"  -d '{quoted}'"
-    )
-
-
-def sweep_command(body: Mapping[str, Any]) -> str:
-    """A sweep as a `gxpo sweep` command on the file run.toml, which has its base config."""
-    options = [("--name", body["name"])]
-    options += [("--grid", f"{path}={','.join(map(_typed, found))}") for path, found in body["grid"].items()]
-    if body["seeds"]:
-        options.append(("--seeds", ",".join(map(str, body["seeds"]))))
-    options += [(f"--{name}", str(value)) for name in ("preset", "priority") if (value := body[name])]
-    if body["tags"]:
-        options.append(("--tags", ",".join(body["tags"])))
-    words = [f"{name} {shlex.quote(value)}" for name, value in options] + (["--control"] if body["control"] else [])
-    return " \\\n  ".join(["gxpo sweep run.toml", *words])
-
-
-def _typed(value: Any) -> str:
-    """A value as the command line and `values` read it."""
-    return str(value).lower() if isinstance(value, bool) else str(value).replace("Infinity", "inf")
 
 
 def _walk(root: Mapping[str, Any], node: Mapping[str, Any], config: Any, prefix: str) -> Iterator[Setting]:

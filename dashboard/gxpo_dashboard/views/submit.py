@@ -14,12 +14,14 @@ from gxpo_client.formats import count
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.navigation import go
 from gxpo_dashboard.text.labels import NO_RIGHT, comma_separated, number_of, plain, state_word
-from gxpo_dashboard.view_models import forms
+from gxpo_dashboard.view_models import commands, forms
 from gxpo_dashboard.views import actions, plan_panel
 from gxpo_dashboard.widgets.shown import text_table
 
 Json = dict[str, Any]
 
+_LINK = "set"
+"""Parameter of the URL with the changed settings."""
 SWEEPS = {
     "": ("Custom", "Every combination of the values, with every seed. Empty fields keep the settings above."),
     "rules": ("Rules", "Every rule with the settings above, with every seed."),
@@ -74,6 +76,7 @@ def _form(schema: Json, preset: Json) -> tuple[Json, list[str]]:
     # By widget key. Stored separately, because the widgets of a collapsed section are not drawn.
     changes: Json = st.session_state.setdefault("changes", {})
     problems: list[str] = []
+    _adopt_link(settings, keys, changes)
 
     def ask(path: str) -> None:
         setting, key = settings[path], keys[path]
@@ -103,7 +106,24 @@ def _form(schema: Json, preset: Json) -> tuple[Json, list[str]]:
             if drawer.open:
                 with drawer:
                     _pairs(rest, ask)
-    return forms.changed(shaped, {path: changes[key] for path, key in keys.items() if key in changes}), problems
+    changed = {path: changes[key] for path, key in keys.items() if key in changes}
+    permalinks.send(_LINK, forms.in_link(changed))
+    return forms.changed(shaped, changed), problems
+
+
+def _adopt_link(settings: dict[str, forms.Setting], keys: dict[str, str], changes: Json) -> None:
+    """Take the changed settings from the URL, if a link or a reload brought it."""
+    words = permalinks.received(_LINK)
+    if words is None:
+        return
+    found, others = forms.of_link(words, settings)
+    for path, key in keys.items():
+        st.session_state.pop(key, None)
+        changes.pop(key, None)
+        if path in found:
+            changes[key] = found[path]
+    if others:
+        st.warning(f"The link has settings that this form does not have: {plain(', '.join(others))}")
 
 
 def _pairs(paths: list[str], ask: Callable[[str], None]) -> None:
@@ -124,16 +144,15 @@ def _help(setting: forms.Setting) -> str:
 def _widget(setting: forms.Setting, value: Any, key: str, symbols: dict[str, str]) -> Any:
     label, words = _label(setting, symbols), _help(setting)
     setting = replace(setting, value=value)
+    if key not in st.session_state:
+        st.session_state[key] = forms.shown(setting)
     if setting.kind == "boolean":
-        return st.checkbox(label, value=bool(setting.value), key=key, help=words)
+        return st.checkbox(label, key=key, help=words)
     if setting.kind == "choice":
-        options = list(setting.options)
-        index = options.index(setting.value) if setting.value in options else 0
-        return st.selectbox(label, options, index=index, key=key, help=words, format_func=_word)
+        return st.selectbox(label, setting.options, key=key, help=words, format_func=_word)
     if setting.kind == "choices":
-        return st.multiselect(label, setting.options, default=list(setting.value or []), key=key, help=words)
-    placeholder = "none" if setting.optional else None
-    return st.text_input(label, value=forms.written(setting), key=key, help=words, placeholder=placeholder)
+        return st.multiselect(label, setting.options, key=key, help=words)
+    return st.text_input(label, key=key, help=words, placeholder="none" if setting.optional else None)
 
 
 def _word(option: Any) -> str:
@@ -169,18 +188,18 @@ def _sweep_form(config: Json) -> Json:
 
 def _outcome(config: Json, problems: list[str], sweep: Json | None) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        tags = st.text_input("Tags", key="submit-tags", placeholder="comma-separated")
-        priority = st.number_input("Priority", value=0, step=1, min_value=-1000, max_value=1000, key="submit-priority")
+        tags = permalinks.text("Tags", "tags", placeholder="comma-separated")
+        priority = permalinks.number("Priority", "priority", 0, least=-1000, most=1000)
     words = comma_separated(tags)
     if problems:
         for problem in problems:
             st.error(plain(problem), icon=":material/error:")
         return
     if sweep is None:
-        _one_run(config, {"config": config, "tags": words, "priority": int(priority)})
+        _one_run(config, {"config": config, "tags": words, "priority": priority})
     else:
         body = {"name": str(config.get("name", "sweep")), "base": {"config": config}, "tags": words}
-        _sweep({**body, **sweep, "priority": int(priority)})
+        _sweep({**body, **sweep, "priority": priority})
 
 
 def _one_run(config: Json, body: Json) -> None:
@@ -204,7 +223,7 @@ def _one_run(config: Json, body: Json) -> None:
     with st.expander("TOML", expanded=checked["valid"]):
         st.code(checked.get("toml") or "# invalid config", language="toml", height=420)
     with st.expander("curl"):
-        st.code(forms.curl(visitor.external_url(), "/runs", body), language="bash", height=300)
+        st.code(commands.curl(visitor.external_url(), "/runs", body), language="bash", height=300)
 
 
 def _sweep(body: Json) -> None:
@@ -233,11 +252,11 @@ def _sweep(body: Json) -> None:
     text_table(frame.astype("str"), "Planned runs")
     with st.expander("Command line"):
         # Without highlighting, whose colours have too little contrast in light mode.
-        st.code(forms.sweep_command(body), language=None)
+        st.code(commands.sweep_command(body), language=None)
         st.caption("`run.toml`, the settings that all runs share:")
         st.code(base.get("toml") or "# invalid config", language=None, height=300)
     with st.expander("curl"):
-        st.code(forms.curl(visitor.external_url(), "/sweeps", body), language=None, height=300)
+        st.code(commands.curl(visitor.external_url(), "/sweeps", body), language=None, height=300)
 
 
 def _press(label: str, ready: bool) -> bool:

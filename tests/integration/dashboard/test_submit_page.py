@@ -54,6 +54,32 @@ def test_an_emptied_list_of_seeds_stays_empty_after_a_reload(pages: Pages) -> No
     assert labelled(pages.reload(page).text_input, "Seeds").value == ""
 
 
+def test_what_was_typed_stays_after_a_reload(pages: Pages) -> None:
+    page = pages.open("submit", preset="demo")
+    labelled(page.text_input, "Rule K").set_value("7").run()
+    labelled(page.text_input, "Name").set_value("a = b").run()
+    labelled(page.text_input, "Tags").set_value("one, two").run()
+    labelled(page.number_input, "Priority").set_value(5).run()
+    shown = pages.reload(page)
+    typed = [labelled(shown.text_input, label).value for label in ("Rule K", "Name", "Tags")]
+    assert typed == ["7", "a = b", "one, two"]
+    assert labelled(shown.number_input, "Priority").value == 5
+    [toml] = [code.value for code in shown.code if "[learner.rule]" in code.value]
+    assert "k = 7" in toml
+    labelled(shown.text_input, "Rule K").set_value("5").run()
+    assert shown.query_params["set"] == 'name="a = b"'
+
+
+def test_a_link_changes_settings_of_collapsed_sections_and_names_what_it_cannot(pages: Pages) -> None:
+    page = pages.open("submit", preset="demo", set=["rollout.temperature=0.7", "rollout.heat=1"], priority="high")
+    [toml] = [code.value for code in page.code if "[rollout]" in code.value]
+    assert "temperature = 0.7" in toml
+    [warning] = page.warning
+    assert plain("rollout.heat=1") in warning.value
+    assert "temperature" not in warning.value
+    assert labelled(page.number_input, "Priority").value == 0
+
+
 def test_every_section_of_the_config_can_be_opened(pages: Pages) -> None:
     page = pages.open("submit", preset="demo")
     sections = [

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from gxpo_dashboard.view_models import forms
+from gxpo_dashboard.view_models import commands, forms
 from gxpo_trainer.config import RunConfig
 
 SCHEMA = RunConfig.model_json_schema()
@@ -40,10 +40,7 @@ def test_every_setting_of_a_config_can_be_asked_for(rule: str) -> None:
 
 def test_the_form_gives_the_config_back_unchanged() -> None:
     for setting in settings().values():
-        if setting.kind in ("boolean", "choice", "choices"):
-            assert forms.parse(setting, setting.value) == setting.value
-        else:
-            assert forms.parse(setting, forms.written(setting)) == setting.value, setting.path
+        assert forms.parse(setting, forms.shown(setting)) == setting.value, setting.path
 
 
 def test_settings_know_their_kind() -> None:
@@ -98,13 +95,46 @@ def test_infinity_can_be_sent() -> None:
     assert RunConfig.model_validate(sent).learner.rule.gate.threshold == math.inf
 
 
+def test_a_link_has_the_changed_settings() -> None:
+    changes = {
+        "name": "a = b",
+        "learner.rule.k": 7,
+        "learner.rule.gate.threshold": "Infinity",
+        "model.trust_remote_code": True,
+        "budget.steps": None,
+        "learner.rule.ratio_clip": [0.5, 2.0],
+        "data.difficulty": ["easy"],
+        "evaluation.benchmarks": [],
+    }
+    words = forms.in_link(changes)
+    assert words[:2] == ['name="a = b"', "learner.rule.k=7"]
+    assert forms.of_link(words, settings()) == (changes, [])
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "learner.rule.dpeth=7",
+        "learner.rule.k",
+        "learner.rule.k=seven",
+        "learner.rule.k=[7]",
+        'learner.precision="fp7"',
+        "model.trust_remote_code=1",
+        'data.difficulty=["none"]',
+        'evaluation.benchmarks="gsm8k"',
+    ],
+)
+def test_words_of_a_link_that_fit_no_setting_are_named(word: str) -> None:
+    assert forms.of_link([word, "learner.rule.k=7"], settings()) == ({"learner.rule.k": 7}, [word])
+
+
 def test_values_of_a_grid() -> None:
     assert forms.values("3, 0.5; none,true , inf,") == [3, 0.5, "none", True, "Infinity"]
     assert forms.values("  ") == []
 
 
 def test_curl_quotes_what_a_shell_would_read() -> None:
-    command = forms.curl("http://127.0.0.1:8000/", "/runs", {"config": {"name": "it's $HOME"}})
+    command = commands.curl("http://127.0.0.1:8000/", "/runs", {"config": {"name": "it's $HOME"}})
     assert "it'\\''s $HOME" in command
     assert "/api/v1/runs" in command
     assert "$GXPO_TOKEN" in command
