@@ -39,9 +39,15 @@ class ServiceSettings(BaseSettings):
     )
     max_queued_per_user: int = Field(1000, ge=1, description="Maximum number of queued runs per token.")
     quota_cpus: float | None = Field(
-        None, gt=0, description="Logical CPUs for all executing runs; default: all that Ray has."
+        None,
+        gt=0,
+        description="Logical CPUs for all executing runs; default: all that Ray has. A run that needs more is refused.",
     )
-    quota_gpus: float | None = Field(None, ge=0, description="GPUs for all executing runs; default: all that Ray has.")
+    quota_gpus: float | None = Field(
+        None,
+        ge=0,
+        description="GPUs for all executing runs; default: all that Ray has. A run that needs more is refused.",
+    )
 
     gpu: str | None = Field(
         None, description="Kind of the cluster's GPUs (docs/planner.md): a run that cannot fit on them is refused."

@@ -69,7 +69,7 @@ def checked(values: Settings, server: ServiceSettings) -> RunConfig:
         config = build(values)
     except BadSettings as error:
         raise invalid(_fields([*error.settings, *found])) from None
-    found += _unstorable(config)
+    found += _unstorable(config) + _above_quotas(config, server)
     # These read the model's folder, which is allowed only where nothing has been refused.
     found = found or cannot_split(config) or cannot_fit(config, server)
     if found:
@@ -111,6 +111,20 @@ def _unstorable(config: RunConfig) -> list[tuple[str, str]]:
         found.append(
             ("placement", "learner_ranks × learner_cpus + samplers × sampler_cpus + verifier_cpus must be finite")
         )
+    return found
+
+
+def _above_quotas(config: RunConfig, server: ServiceSettings) -> list[tuple[str, str]]:
+    """Quotas that the run exceeds even alone, so that it could never start."""
+    cpus, gpus = resources(config)
+    if config.placement.device == "auto" and server.quota_gpus == 0:
+        gpus = 0.0  # it runs on CPUs there
+    found = []
+    for what, asked, quota in (("CPUs", cpus, server.quota_cpus), ("GPUs", gpus, server.quota_gpus)):
+        # Logical CPUs are sums of fractions.
+        if quota is not None and asked > quota and not math.isclose(asked, quota):
+            bound = f"all runs together may use {quota:g} (GXPO_QUOTA_{what.upper()})"
+            found.append(("placement", f"needs {asked:g} {what}, and {bound}; lower placement.* or raise the quota"))
     return found
 
 

@@ -63,6 +63,24 @@ def test_a_run_that_cannot_fit_is_refused_with_the_planners_sentence() -> None:
     accepted(SMALL, "model.path=org/model")
 
 
+@pytest.mark.parametrize(
+    ("quotas", "words"),
+    [
+        # Four ranks of 1 CPU, four engines of 0.75 and the verifier's 0.25, on four shared GPUs.
+        ({"quota_gpus": 3}, "needs 4 GPUs, and all runs together may use 3 (GXPO_QUOTA_GPUS)"),
+        ({"quota_cpus": 7}, "needs 7.25 CPUs, and all runs together may use 7 (GXPO_QUOTA_CPUS)"),
+    ],
+)
+def test_a_run_above_a_quota_is_refused_at_once(quotas: dict[str, float], words: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        accepted(ServiceSettings.model_validate(quotas))
+    (error,) = caught.value.errors
+    assert error.field == "config.placement"
+    assert error.message.startswith(words)
+    accepted(ServiceSettings(quota_cpus=7.25, quota_gpus=4))
+    accepted(ServiceSettings(quota_gpus=0), "placement.device=auto")  # runs on CPUs there
+
+
 def test_an_engine_that_cannot_split_the_heads_is_refused() -> None:
     # Qwen2.5-3B: 16 heads, 2 key/value heads.
     for server in (UNKNOWN, SMALL, LARGE):
