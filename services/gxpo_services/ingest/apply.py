@@ -29,10 +29,8 @@ from gxpo_services.metrics.repository import Summary
 from gxpo_services.run_states import RunState, pending_request
 from gxpo_services.runs import lifecycle
 from gxpo_services.samples import repository as samples
-from gxpo_trainer.config.timeouts import idle_minutes
+from gxpo_trainer.config.timeouts import half_of_limit_passed
 
-NO_PROGRESS_MIN = 15
-"""Minutes without progress after which an event says so: the shortest time-out of a phase by default."""
 _COUNTED = (BACKWARD_PASSES, TOKENS, TRAINING_S, SCORE)
 
 
@@ -57,7 +55,7 @@ def record_heartbeat(session: Session, run: Run, actor: str, phase: str | None) 
     """Record a heartbeat; the first one of a launch moves the run to `running`."""
     run.heartbeat_at = time.time()
     if phase is not None and phase != run.phase:
-        if idle_minutes(run.phase) < NO_PROGRESS_MIN <= idle_minutes(phase):
+        if half_of_limit_passed(phase) and not half_of_limit_passed(run.phase):
             events.record(session, run.number, actor, "no_progress", phase)
         run.phase = phase
     if run.state in (RunState.STARTING, RunState.RECOVERING):

@@ -88,7 +88,8 @@ def test_the_watchdog_reports_a_main_thread_that_hangs_once_and_shows_it_before(
         stalls.append(error)
         stalled.set()
 
-    def show_idle(minutes: int) -> None:
+    def show_idle(minutes: int, limit_s: float) -> None:
+        assert limit_s == 100.0
         shown.append(minutes)
         (noticed if minutes else back).set()
 

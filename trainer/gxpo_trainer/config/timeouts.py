@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Literal
 
@@ -11,18 +12,22 @@ from gxpo_trainer.config.base import Settings
 
 Phase = Literal["setup", "sampling", "verifying", "updating", "syncing", "evaluating", "checkpointing"]
 """Phases of a run as the time-outs distinguish them."""
-_IDLE = re.compile(r", no progress for (\d+) min$")
+_IDLE = re.compile(r", no progress for (\d+) of (\d+|inf) min$")
 
 
-def idle_phase(phase: str, minutes: int) -> str:
-    """The phase with the whole minutes without progress, as heartbeats report it; 0: the phase alone."""
-    return f"{phase}, no progress for {minutes} min" if minutes else phase
+def idle_phase(phase: str, minutes: int, limit_s: float) -> str:
+    """The phase with the whole minutes without progress and of its time-out, as heartbeats report it.
+
+    minutes 0: the phase alone.
+    """
+    limit = math.ceil(limit_s / 60) if math.isfinite(limit_s) else limit_s
+    return f"{phase}, no progress for {minutes} of {limit} min" if minutes else phase
 
 
-def idle_minutes(phase: str | None) -> int:
-    """The minutes in a phase of `idle_phase`."""
+def half_of_limit_passed(phase: str | None) -> bool:
+    """Whether half of the time-out has passed without progress, by the words of `idle_phase`."""
     found = _IDLE.search(phase or "")
-    return int(found[1]) if found else 0
+    return found is not None and 2 * int(found[1]) >= float(found[2])
 
 
 class TimeoutsConfig(Settings):

@@ -97,10 +97,10 @@ class Launch:
             if self._uploader is not None:
                 self._uploader.enter_phase(phase)
 
-    def show_idle(self, minutes: int) -> None:
-        """Show with the phase that it makes no progress; 0 minutes: it does again."""
+    def show_idle(self, minutes: int, limit_s: float) -> None:
+        """Show with the phase that it makes no progress, and its time-out; 0 minutes: it does again."""
         if self._uploader is not None:
-            self._uploader.enter_phase(idle_phase(self.phase, minutes))
+            self._uploader.enter_phase(idle_phase(self.phase, minutes, limit_s))
 
     def end_stalled(self, error: Stalled) -> None:
         """End this process, whose main thread hangs: log its stacks and leave an outcome. Ray kills its actors."""

@@ -23,14 +23,15 @@ class Watchdog:
 
     Waits for actors end at the limit by themselves and are recovered; what is left is a main thread that hangs in its
     own code, such as a write to a file server that does not answer. show_idle: called with whole minutes without
-    progress, 0 when there is progress again. A pause of the whole process (SIGSTOP) is not counted.
+    progress (0 when there is progress again) and the phase's limit in seconds. A pause of the whole process (SIGSTOP)
+    is not counted.
     """
 
     def __init__(
         self,
         watch: ProgressWatch,
         on_stall: Callable[[Stalled], None],
-        show_idle: Callable[[int], None] = lambda minutes: None,
+        show_idle: Callable[[int, float], None] = lambda minutes, limit_s: None,
         *,
         grace_s: float = MAIN_THREAD_GRACE_S,
         poll_s: float = 1.0,
@@ -64,4 +65,4 @@ class Watchdog:
             minutes = int(self._watch.idle_s / 60) if self._watch.idle_s >= _NOTICE_S else 0
             if minutes != shown:
                 shown = minutes
-                self._show_idle(minutes)
+                self._show_idle(minutes, self._watch.limit_s)

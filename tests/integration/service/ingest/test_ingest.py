@@ -25,7 +25,6 @@ from support.reporting import (
 
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables.metrics import MetricLast, MetricName
-from gxpo_services.ingest.apply import NO_PROGRESS_MIN
 from gxpo_services.metrics import repository
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import lifecycle
@@ -347,10 +346,12 @@ def test_one_event_says_that_a_run_makes_no_progress_until_it_does_again(
     anonymous: TestClient, database: Database
 ) -> None:
     launched = launch(database)
-    for minutes in (0, NO_PROGRESS_MIN - 1, NO_PROGRESS_MIN, NO_PROGRESS_MIN + 1, 0, NO_PROGRESS_MIN + 2):
-        post(anonymous, launched, body(None) | {"phase": idle_phase("training", minutes)})
+    # Of time-outs of 30 and, for a look-ahead that takes long, 120 minutes; inf never ends.
+    idle = [(0, 1800), (14, 1800), (15, 1800), (16, 1800), (0, 1800), (17, 7200), (60, 7200), (0, 7200), (99, math.inf)]
+    for minutes, limit_s in idle:
+        post(anonymous, launched, body(None) | {"phase": idle_phase("training", minutes, limit_s)})
     found = [message for kind, message in runs.messages(database, launched.split()[0]) if kind == "no_progress"]
-    assert found == ["training, no progress for 15 min", "training, no progress for 17 min"]
+    assert found == ["training, no progress for 15 of 30 min", "training, no progress for 60 of 120 min"]
 
 
 def test_nan_and_infinities_come_back_as_they_were(

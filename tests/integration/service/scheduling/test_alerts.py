@@ -74,7 +74,7 @@ def test_each_event_is_sent_once_whichever_scheduler_sees_it(
     second.tick()
     happened(database, run_id, "gate_fired", "step 12: the gate ended the look-ahead")
     happened(database, run_id, "checkpoint", "step 12 saved")
-    happened(database, run_id, "no_progress", "training, no progress for 15 min")
+    happened(database, run_id, "no_progress", "training, no progress for 15 of 30 min")
     ended(database, run_id, RunState.RECOVERING, None, "launch 2 started: no heartbeat")
     happened(database, run_id, "recovery", "launch 3 started: no heartbeat")
     ended(database, run_id, RunState.RUNNING, None, "the trainer reported")
@@ -87,7 +87,7 @@ def test_each_event_is_sent_once_whichever_scheduler_sees_it(
         scheduler._alerts.close()
     assert [(body["alert"], body["message"]) for body in receiver.bodies] == [
         ("gate_fired", "step 12: the gate ended the look-ahead"),
-        ("no_progress", "training, no progress for 15 min"),
+        ("no_progress", "training, no progress for 15 of 30 min"),
         ("recovering", "launch 2 started: no heartbeat"),
         ("recovering", "launch 3 started: no heartbeat"),
         ("diverged", "diverged: no finite loss"),
