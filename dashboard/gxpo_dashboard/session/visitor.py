@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import streamlit as st
 
-from gxpo_client.client import Client, ResponseCache, connect
+from gxpo_client.client import Client
+from gxpo_client.connection import ResponseCache, connect
 from gxpo_client.errors import NotSignedIn, Refused, ServiceError, ServiceUnavailable
 from gxpo_client.run_changes import RunChanges
 from gxpo_client.shared_responses import SharedResponses

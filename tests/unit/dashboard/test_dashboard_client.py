@@ -11,7 +11,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from gxpo_client.client import Client, ResponseCache, connect
+from gxpo_client.client import Client
+from gxpo_client.connection import ResponseCache, connect
 from gxpo_client.errors import NotSignedIn, Refused, ServiceUnavailable
 
 

@@ -11,7 +11,8 @@ import httpx
 import pytest
 from support.service_processes import until
 
-from gxpo_client.client import Client, ResponseCache, connect
+from gxpo_client.client import Client
+from gxpo_client.connection import ResponseCache, connect
 from gxpo_client.errors import ServiceUnavailable
 from gxpo_client.run_changes import IDLE_S, RETRY_S, RunChanges, Stream
 from gxpo_client.shared_responses import SharedResponses

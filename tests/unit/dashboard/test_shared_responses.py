@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from gxpo_client.client import Client, ResponseCache, connect
+from gxpo_client.client import Client
+from gxpo_client.connection import ResponseCache, connect
 from gxpo_client.errors import Refused
 from gxpo_client.shared_responses import SharedResponses
 

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from support.finished_runs import finish
 from support.http_server import HttpServer
 
-from gxpo_client import client as client_module
+from gxpo_client import connection as connection_module
 from gxpo_services.access.principals import hash_token
 from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
@@ -449,7 +449,7 @@ def test_a_missing_service_or_token_is_reported_with_the_fix(
 ) -> None:
     clock = [0.0]  # the client's alone; its pauses pass at once
     pauses = SimpleNamespace(sleep=lambda seconds: clock.__setitem__(0, clock[0] + seconds), monotonic=lambda: clock[0])
-    monkeypatch.setattr(client_module, "time", pauses)
+    monkeypatch.setattr(connection_module, "time", pauses)
     assert gxpo("runs", "--url", "http://127.0.0.1:9") == 1
     assert "start one with `gxpo up`, or name another with --url" in capsys.readouterr().err
     assert gxpo("runs", "--url", "nonsense") == 2

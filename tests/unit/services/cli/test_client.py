@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gxpo_client import client as module
+from gxpo_client import connection as module
 from gxpo_client.client import Client
 from gxpo_client.client import connect as connect_http
 from gxpo_client.errors import InvalidRequest, NotFound, Refused, ServiceError, ServiceUnavailable
