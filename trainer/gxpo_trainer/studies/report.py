@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gxpo_trainer.compare.intervals import Interval
-from gxpo_trainer.compare.sampling_share import SHARES
 from gxpo_trainer.compare.text_tables import Table
-from gxpo_trainer.compare.wording import ratio, ratio_bounds, ratio_interval, ratio_words
-from gxpo_trainer.published import gxpo_paper
+from gxpo_trainer.compare.wording import ratio_bounds, ratio_words
 from gxpo_trainer.records.figures import PAGE_STYLE
 from gxpo_trainer.records.line_styles import line_styles
 from gxpo_trainer.studies.data import StudyData, key_of
 from gxpo_trainer.studies.expansion import run_config
-from gxpo_trainer.studies.findings import COLLAPSED, ArmFindings, EqualCost, Findings, Match, find
+from gxpo_trainer.studies.findings import COLLAPSED, ArmFindings, EqualCost, Findings, find
 from gxpo_trainer.studies.pictures import draw_curves, draw_ladder, draw_payoff
+from gxpo_trainer.studies.tables import (
+    NEVER,
+    PAPER_K,
+    diagnostics_table,
+    equal_cost_table,
+    goal,
+    ladder_table,
+    match_table,
+    payoff_table,
+    percent,
+    points,
+    share,
+)
 
 IMAGES = "images"
 """Folder of the pictures, next to the report."""
-_NEVER = "never"
-_PAPER_K = 5
 _NOT_SHOWN = "no difference shown after Holm's correction"
 
 
@@ -106,7 +114,7 @@ def compose(data: StudyData) -> list[Block]:
         ladder_table(findings),
         Picture(f"{name}-ladder.png", "Accuracy at the tuning budget against the learning rate, by arm"),
         "## Predictions and diagnostics",
-        f"Medians over steps and seeds, and those of the GXPO paper for K = {_PAPER_K} (Qwen2.5-1.5B). The error is "
+        f"Medians over steps and seeds, and those of the GXPO paper for K = {PAPER_K} (Qwen2.5-1.5B). The error is "
         "that of the predicted θᴷ against a true K-step trajectory.",
         diagnostics_table(findings),
         "## Method",
@@ -121,7 +129,7 @@ def conclusion(data: StudyData, findings: Findings) -> list[str]:
     base = findings.baseline
     lines = [
         f"After {data.study.backward_passes} backward passes {base.label}, at its best learning rate "
-        f"({base.learning_rate:g}), reaches {_percent(base.final)}: mean and 95% interval over {len(base.seeds)} "
+        f"({base.learning_rate:g}), reaches {percent(base.final)}: mean and 95% interval over {len(base.seeds)} "
         "seeds. Every other arm is compared with it at its own best rate."
     ]
     for spent in sorted({cost.cost for found in findings.candidates for cost in found.passes}):
@@ -142,29 +150,25 @@ def _by_claim(pairs: Sequence[tuple[str, EqualCost]]) -> str:
     for label, cost in pairs:
         shown = cost.adjusted is not None and cost.adjusted < 0.05
         claim = ("higher" if cost.difference.mean > 0 else "lower") if shown else _NOT_SHOWN
-        claims[claim].append(f"{label} {_points(cost.difference)}")
+        claims[claim].append(f"{label} {points(cost.difference)}")
     return "; ".join(f"{claim}: {', '.join(found)}" for claim, found in claims.items() if found)
-
-
-def _goal(match: Match) -> str:
-    return "the baseline's peak" if match.accuracy is None else f"{100 * match.accuracy:g}%"
 
 
 def _pays(found: ArmFindings) -> str:
     match = found.matches[-1]
     if found.payoff is None:
-        return f"has no speed-up stated: {match.reached} of {len(found.seeds)} seeds reached {_goal(match)}"
-    share = found.payoff.break_even if found.payoff.passes > 1 else None
+        return f"has no speed-up stated: {match.reached} of {len(found.seeds)} seeds reached {goal(match)}"
+    even = found.payoff.break_even if found.payoff.passes > 1 else None
     ratio = found.payoff.steps
-    steps = f"needs {ratio_words(ratio.mean, 'steps')} to {_goal(match)}{ratio_bounds(ratio, 'steps')}"
-    if share is None:
+    steps = f"needs {ratio_words(ratio.mean, 'steps')} to {goal(match)}{ratio_bounds(ratio, 'steps')}"
+    if even is None:
         return steps
-    if share.low is not None and share.high is not None and share.high < 1:
-        shown = f"{100 * max(0.0, share.high):.0f}%"
-        return f"{steps} and saves time where sampling takes {shown} of a step or more (break-even {_share(share)})"
-    if _share(share) == _NEVER:
+    if even.low is not None and even.high is not None and even.high < 1:
+        shown = f"{100 * max(0.0, even.high):.0f}%"
+        return f"{steps} and saves time where sampling takes {shown} of a step or more (break-even {share(even)})"
+    if share(even) == NEVER:
         return f"{steps} and saves time at no share of sampling"
-    return f"{steps}; no share of sampling is shown at which it saves time (break-even {_share(share)})"
+    return f"{steps}; no share of sampling is shown at which it saves time (break-even {share(even)})"
 
 
 def _weights_along_the_way(findings: Findings) -> list[Block]:
@@ -172,8 +176,8 @@ def _weights_along_the_way(findings: Findings) -> list[Block]:
     found = findings.extrapolated
     if found is None:
         return []
-    row = (found.label, _percent(found.before), _percent(found.extrapolated), _percent(found.after))
-    differences = (_points(found.gained), _points(found.missed))
+    row = (found.label, percent(found.before), percent(found.extrapolated), percent(found.after))
+    differences = (points(found.gained), points(found.missed))
     header = ("arm", f"step {found.step}", f"extrapolated to {found.target:g}", f"step {found.target:g}")
     return [
         "## Weights extrapolated along training",
@@ -185,96 +189,6 @@ def _weights_along_the_way(findings: Findings) -> list[Block]:
             ((*row, *differences),),
         ),
     ]
-
-
-def equal_cost_table(findings: Findings, axis: str) -> Table:
-    """Accuracy and difference to the baseline; `axis` is `passes` or `steps`."""
-    header = ("arm", "at", "accuracy", "baseline", "difference", "over problems", "p", "p (Holm)", "would show")
-    empty = ["–"] * (len(header) - 1)
-    rows = [
-        (found.label, *(empty if cost is None else _equal_cost_cells(cost)))
-        for found in findings.candidates
-        for cost in (getattr(found, axis) or (None,))
-    ]
-    title = "Accuracy in %, differences in points with 95% intervals over seeds"
-    return Table(title, header, tuple(rows))
-
-
-def _equal_cost_cells(cost: EqualCost) -> list[str]:
-    return [
-        f"{cost.cost:g}",
-        _percent(cost.accuracy),
-        _percent(cost.baseline),
-        _points(cost.difference),
-        _points(cost.over_problems) if cost.over_problems else "–",
-        _p_value(cost.p_value),
-        _p_value(cost.adjusted),
-        "–" if cost.detectable is None else f"{100 * cost.detectable:.1f}",
-    ]
-
-
-def match_table(findings: Findings) -> Table:
-    header = ("arm", "reach", "seeds that do", "steps", "backward passes")
-    rows = [
-        (
-            found.label,
-            _goal(match),
-            f"{match.reached} of {len(found.seeds)}",
-            "–" if match.steps is None else ratio_interval(match.steps, "steps"),
-            "–" if match.passes is None else ratio_interval(match.passes, "backward_passes"),
-        )
-        for found in findings.candidates
-        for match in found.matches
-    ]
-    return Table(
-        "Cost relative to the baseline's run of the same seed: geometric mean over the seeds, 95% intervals",
-        header,
-        tuple(rows),
-    )
-
-
-def payoff_table(findings: Findings) -> Table:
-    shares = sorted({*SHARES, round(findings.sampling_share, 2)})
-    header = ("arm", *(f"{100 * share:.0f}%" for share in shares), "asynchronous at 50%", "break-even")
-    rows = []
-    for found in findings.candidates:
-        if found.payoff is not None:
-            values = [ratio(found.payoff.speed_up(share).mean, "hours") for share in shares]
-            overlapped = ratio(found.payoff.speed_up(0.5, asynchronous=True).mean, "hours")
-            even = _share(found.payoff.break_even) if found.payoff.passes > 1 else "–"
-            rows.append((found.label, *values, overlapped, even))
-    title = f"Time to the same accuracy by share of sampling ({100 * findings.sampling_share:.0f}% in this study)"
-    return Table(title, header, tuple(rows))
-
-
-def ladder_table(findings: Findings) -> Table:
-    rates = sorted({rate for found in findings.arms for rate, _, _ in found.ladder})
-    rows = []
-    for found in findings.arms:
-        by_rate = {rate: f"{100 * value:.1f}" + (" (diverged)" if lost else "") for rate, value, lost in found.ladder}
-        rows.append((found.label, *(by_rate.get(rate, "–") for rate in rates), f"{found.learning_rate:g}"))
-    header = ("arm", *(f"{rate:g}" for rate in rates), "chosen")
-    return Table("Accuracy in % at the tuning budget by learning rate", header, tuple(rows))
-
-
-def diagnostics_table(findings: Findings) -> Table:
-    names = {
-        "gxpo/theta_k_relative_error": "error of θᴷ",
-        "gxpo/retention_mean": "retention",
-        "gxpo/scale_mean": "scale",
-        "gxpo/displacement_ratio": "displacement ratio",
-        "grad/cos_g0_slow": "cos(g⁰, g_slow)",
-        "gxpo/inactive_fraction": "inactive",
-    }
-    rows = [
-        (found.label, *(_number(found.medians.get(name), ".3f") for name in names), _percent(found.final))
-        for found in findings.arms
-        if found.medians
-    ]
-    paper = next(row for row in gxpo_paper().table("active_phase").rows if row["k"] == _PAPER_K)
-    stated = (paper.get(name.partition("/")[2]) for name in names)
-    rows.append((f"paper, K={_PAPER_K}", *(_number(value, ".3f") for value in stated), "–"))
-    return Table("Medians", ("arm", *names.values(), "final accuracy"), tuple(rows))
 
 
 def _method(data: StudyData, findings: Findings) -> list[str]:
@@ -354,33 +268,6 @@ def _html_block(block: Block) -> str:
         return f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in block)}</ul>"
     level = len(block) - len(block.lstrip("#"))
     return f"<h{level}>{html.escape(block[level:].strip())}</h{level}>" if level else f"<p>{html.escape(block)}</p>"
-
-
-def _percent(interval: Interval) -> str:
-    return _with_bounds(interval, lambda value: f"{100 * value:.1f}", "%")
-
-
-def _points(interval: Interval) -> str:
-    return _with_bounds(interval, lambda value: f"{100 * value:+.1f}", " points")
-
-
-def _share(interval: Interval) -> str:
-    if interval.low is not None and interval.low >= 1:
-        return _NEVER
-    return _with_bounds(interval, lambda value: f"{100 * max(0.0, value):.0f}", "%")
-
-
-def _with_bounds(interval: Interval, show: Callable[[float], str], unit: str) -> str:
-    bounds = "" if interval.low is None or interval.high is None else f" [{show(interval.low)}, {show(interval.high)}]"
-    return f"{show(interval.mean)}{unit}{bounds}".replace("-", "−")
-
-
-def _p_value(value: float | None) -> str:
-    return "< 0.001" if value is not None and value < 0.001 else _number(value, ".3f")
-
-
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
 
 
 def _listed(items: Sequence[object]) -> str:
