@@ -21,10 +21,13 @@ from typing import Any
 
 import psutil
 import ray
+import torch
+from transformers import AutoModelForCausalLM
 
 from benchmarks.measure import Figure, median, save
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.jsonl import read_lines
+from gxpo_trainer.models.load import STARTER_FOLDER
 from gxpo_trainer.records.reading import METRICS, read_events
 from gxpo_trainer.rollout.planner import RolloutPlanner
 from gxpo_trainer.rollout.verifier_handle import VerifierHandle
@@ -115,8 +118,10 @@ def engines_killed(kills: int, killed: list[int], steps: list[Any]) -> Iterator[
             timer.start()
         killed.extend(pids)
         found = inner(self, pool, step, version)
-        samples = [(group.group.prompt.id, group.group.samples) for group in found.groups]
-        steps.append([(prompt, [sample.token_ids.tolist() for sample in drawn]) for prompt, drawn in samples])
+        groups = [group.group for group in found.groups]
+        steps.append(
+            [(group.prompt_token_ids.tolist(), [s.token_ids.tolist() for s in group.samples]) for group in groups]
+        )
         return found
 
     RolloutPlanner.collect = collect  # type: ignore[method-assign]
@@ -136,7 +141,7 @@ def _measure(name: str, out: Path) -> list[Figure]:
     disturbed: list[Any] = []
     with engines_killed(0, [], undisturbed):
         train_run(config_of(name), out)
-    figures = _figures(name, out, 0)
+    figures = [*_figures(name, out, 0), _rounding([group for step in undisturbed for group in step])]
     with engines_killed(KILLS, killed, disturbed):
         train_run(config_of(name), out.with_name("killed"))
     wrong = sum(mine != theirs for mine, theirs in zip(undisturbed, disturbed, strict=True))
@@ -162,6 +167,22 @@ def _figures(name: str, out: Path, killed: int) -> list[Figure]:
         _largest(f"{name}: largest gap of a token", metrics, "rollout/logprob_gap_max", LARGEST_GAP),
         median(f"{name}: step", [found["time/step_s"] for found in metrics], "s"),
     ]
+
+
+def _rounding(groups: list[tuple[list[int], list[list[int]]]]) -> Figure:
+    """How far a token's log-probability in fp32 is from that in fp64, by transformers alone: the noise of a gap."""
+    models = [
+        AutoModelForCausalLM.from_pretrained(STARTER_FOLDER, dtype=dtype) for dtype in (torch.float32, torch.float64)
+    ]
+    largest, num_tokens = 0.0, 0
+    for prompt, responses in groups:
+        for response in responses:
+            tokens = torch.tensor(prompt + response)
+            with torch.inference_mode():
+                scores = [model(tokens[None]).logits[0, len(prompt) - 1 : -1].log_softmax(-1) for model in models]
+            narrow, wide = (score.gather(1, tokens[len(prompt) :, None]).double() for score in scores)
+            largest, num_tokens = max(largest, float((narrow - wide).abs().max())), num_tokens + len(response)
+    return _plain(f"transformers in fp32 against fp64, {num_tokens} tokens: largest gap of a token", largest)
 
 
 def _largest(name: str, metrics: list[dict[str, float]], metric: str, limit: float) -> Figure:

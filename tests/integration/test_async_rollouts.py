@@ -222,7 +222,9 @@ def test_weights_change_between_the_tokens_of_a_sample_which_names_the_versions(
             part = slice(begin, begin + count)
             by_version = {v: policies.logprobs(group, sample, v)[part] for v in range(STEPS) if policies.has(v)}
             gaps = {v: float(np.abs(found - sample.logprobs[part]).max()) for v, found in by_version.items()}
-            assert gaps.pop(version) <= 1e-4
+            # In fp32 a token's log-probability is up to 8e-5 from that in fp64 (docs/benchmarks.md, placements), in
+            # engine and transformers each, so that 1e-4 is too little.
+            assert gaps.pop(version) <= config.gap_limits()[1]
             others += gaps.values()
             begin += count
     # A part of one token can have the same probability under two versions; many parts cannot.
