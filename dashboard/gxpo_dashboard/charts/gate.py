@@ -179,11 +179,13 @@ def _shutoff_layers(x: str) -> list[Spec]:
 def _z_words(series: Series, tau: float, two_sided: bool) -> str:
     z, step = series.get("gate/z"), shutoff_step(series)
     sign = "±" if two_sided else ""
-    threshold = f"τ is {sign}{figure(tau)}" if known(tau) else "τ is not finite: the gate never fires"
+    threshold = f"τ is {sign}{figure(tau)}" if known(tau) else "τ is infinite: the gate never fires"
     seen = [value for value in z.y if known(value)] if z else []
     if step is not None:
         fired = f"The gate fired at step {step}"
         return f"{fired}; {threshold}." + (f" The maximum z-score was {figure(max(seen))}." if seen else "")
+    if math.isnan(tau):
+        return "No steps yet."
     if not seen:
         return f"No z-score yet: the gate is in its warm-up. {threshold}."
     return f"Latest z-score {figure(seen[-1])}, maximum {figure(max(seen))}; {threshold}. The gate is open."

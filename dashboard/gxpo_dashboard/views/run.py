@@ -154,7 +154,7 @@ def _overview(run_id: str, x: str) -> None:
     series = visitor.live_series(run_id, x, OVERVIEW).points
     settings = curves.rule_of(run["config"])
     evaluations = visitor.client().evaluations(run_id)
-    if not series and not evaluations:
+    if not any(series.values()) and not evaluations:
         empty("No data yet", "The first step takes longest, because engines start and compile.")
         return
     charts = [curves.reward_chart(series, x), accuracy_chart(evaluations, "pass@1", x, evaluated_at(run_id, x))]

@@ -29,3 +29,12 @@ def test_the_header_of_a_queued_run_has_its_position(pages: Pages) -> None:
     page = pages.open("run", run=run)
     (words,) = [bar.proto.text for bar in page.get("progress")]
     assert words.endswith(" · queue: 2"), words
+
+
+def test_the_overview_of_a_run_without_data_says_so_once_and_the_gate_claims_nothing(pages: Pages) -> None:
+    run = pages.submit("waits")
+    page = pages.open("run", run=run)
+    assert [words for words in page.markdown if "No data yet" in words.value]
+    assert not [words for words in page.markdown if "Gate: z-score" in words.value]
+    page = pages.open("run", run=run, part="Gate")
+    assert not [words for words in page.caption if "never fires" in words.value], "its τ is 3"

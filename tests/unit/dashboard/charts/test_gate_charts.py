@@ -69,6 +69,10 @@ def test_an_infinite_threshold_is_no_line_but_a_word() -> None:
     assert "never fires" in chart.summary
 
 
+def test_before_the_first_step_nothing_is_said_of_the_threshold() -> None:
+    assert gate.z_chart({}).summary == "No steps yet."
+
+
 def test_the_band_is_mean_plus_and_minus_one_spread_where_both_are_known() -> None:
     chart = gate.value_chart(SERIES)
     band = chart.datasets["band"]
