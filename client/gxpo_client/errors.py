@@ -11,17 +11,29 @@ ServiceError
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import httpx
 
 
 class ServiceError(Exception):
-    """An error response, or none (status None). errors: (dotted path, message) of every invalid setting."""
+    """An error response, or none (status None).
+
+    errors: (dotted path, message) of every invalid setting. left_out: runs that a comparison could not use, each
+    {"run", "name", "reason"}.
+    """
 
     def __init__(
-        self, detail: str, *, status: int | None = None, title: str = "", errors: Sequence[tuple[str, str]] = ()
+        self,
+        detail: str,
+        *,
+        status: int | None = None,
+        title: str = "",
+        errors: Sequence[tuple[str, str]] = (),
+        left_out: Sequence[dict[str, Any]] = (),
     ) -> None:
         super().__init__(detail or title)
+        self.left_out = list(left_out)
         self.status, self.title, self.detail, self.errors = status, title, detail, list(errors)
 
 
@@ -60,4 +72,5 @@ def error_of(response: httpx.Response) -> ServiceError:
         **dict.fromkeys((502, 503, 504), ServiceUnavailable),
         401: NotSignedIn,
     }
-    return kinds.get(status, Refused)(str(body.get("detail") or ""), status=status, title=title, errors=errors)
+    detail, left_out = str(body.get("detail") or ""), body.get("left_out") or []
+    return kinds.get(status, Refused)(detail, status=status, title=title, errors=errors, left_out=left_out)

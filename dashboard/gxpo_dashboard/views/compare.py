@@ -9,6 +9,7 @@ from typing import Any
 
 import streamlit as st
 
+from gxpo_client.errors import InvalidRequest
 from gxpo_dashboard.charts import compare as charts
 from gxpo_dashboard.charts.base import AXIS_WORDS, with_colors
 from gxpo_dashboard.charts.parallel import parallel_chart
@@ -153,7 +154,17 @@ def _share_word(share: str) -> str:
 def _comparison(query: Json, x: str, seeds: bool, everything: dict[str, Json], compared: dict[str, Json]) -> None:
     """The parts that change with evaluations; stores the response in `compared`."""
     with visitor.guarded():
-        answer = compared["answer"] = visitor.client().compare(**query)
+        try:
+            answer = compared["answer"] = visitor.client().compare(**query)
+        except InvalidRequest as error:
+            if not error.left_out:
+                raise
+            words = (
+                "Runs are compared from their first evaluation on: before step 1, unless `evaluation.at_start = false`."
+            )
+            empty("Nothing to compare yet", words)
+            _excluded(error.left_out)
+            return
         verdict, *evidence = answer["evidence"].splitlines()
         _verdict(verdict, any(answer["supported"].values()))
         colors = _colors(charts.runs_of_series(answer), everything)
@@ -204,8 +215,12 @@ def _evidence(lines: list[str], left_out: list[Json]) -> None:
     with st.container(border=True):
         st.markdown("##### Evidence")
         st.markdown("\n".join(f"- {plain(line)}" for line in lines))
-        for left in left_out:
-            st.caption(f"Excluded: {plain(left['name'])}: {plain(left['reason'])}")
+        _excluded(left_out)
+
+
+def _excluded(left_out: list[Json]) -> None:
+    for left in left_out:
+        st.caption(f"Excluded: {plain(left['name'])}: {plain(left['reason'])}")
 
 
 def _differences(answer: Json) -> None:

@@ -33,6 +33,18 @@ def test_a_single_configuration_is_no_success(pages: Pages) -> None:
     assert not page.success
 
 
+def test_runs_before_their_first_evaluation_are_no_error(pages: Pages) -> None:
+    pages.start_comparisons()
+    runs = [pages.submit(name) for name in ("early", "earlier")]
+    page = pages.open("compare", runs=runs)
+    assert not page.error
+    assert [words for words in page.markdown if "Nothing to compare yet" in words.value]
+    assert [caption.value for caption in page.caption if caption.value.startswith("Excluded: early:")]
+    for run in runs:
+        pages.service.finish(run, [0.25, 0.5])
+    assert not [words for words in page.run().markdown if "Nothing to compare yet" in words.value]
+
+
 def test_charts_of_a_sweep_show_the_selected_score(pages: Pages) -> None:
     pages.start_comparisons()
     body = {
