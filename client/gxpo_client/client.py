@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from gxpo_client.connection import PAGE, Connection, Json, connect
+from gxpo_client.connection import PAGE, Connection, Json, connect, parameters
 from gxpo_client.errors import InvalidRequest
 
 __all__ = ["Client", "Json", "connect"]
@@ -157,8 +157,8 @@ class Client(Connection):
 
     def export(self, runs: Sequence[str], form: str) -> bytes:
         """A zip archive of the runs' metrics and evaluations as csv, parquet or jsonl."""
-        query = {"runs": list(runs), "format": form}
-        return self.request("GET", "/export", query=query, timeout=_DOWNLOAD_S).content
+        query = parameters({"runs": list(runs), "format": form})
+        return self.request("GET", "/export", params=query, timeout=_DOWNLOAD_S).content
 
     def schema(self) -> Json:
         return self.get("/schema")

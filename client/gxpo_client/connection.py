@@ -109,20 +109,12 @@ class Connection:
         return cast(Json, self.request(method, path, **request).json())
 
     def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
-        retry: bool = False,
-        **request: Any,
+        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, retry: bool = False, **request: Any
     ) -> httpx.Response:
         """A successful response, never cached. retry: for `patience_s`, while the service is unavailable.
 
-        query: lists become repeated parameters, None and empty text are omitted. Raises the errors of `errors`.
+        Raises the errors of `errors`.
         """
-        request["params"] = _parameters(query or {})
         give_up = time.monotonic() + (self._patience_s if retry else 0.0)
         pause = 0.2
         while True:
@@ -144,7 +136,7 @@ class Connection:
     def stream(self, path: str, **query: Any) -> Iterator[tuple[str | None, Iterator[bytes]]]:
         """The offered file name, and the content as a stream."""
         try:
-            with self._http.stream("GET", path, params=_parameters(query), headers=self._headers()) as response:
+            with self._http.stream("GET", path, params=parameters(query), headers=self._headers()) as response:
                 if response.is_error:
                     response.read()
                     raise error_of(response)
@@ -168,14 +160,14 @@ class Connection:
             yield from _server_sent(pieces)
 
     def _get(self, path: str, query: Mapping[str, Any]) -> Any:
-        params = _parameters(query)
+        params = parameters(query)
         key = (path, tuple(params))
         if self._cache is None:
-            return self.request("GET", path, query=query, retry=True).json()
+            return self.request("GET", path, params=params, retry=True).json()
         if self._cache.offline and key in self._cache.answers:
             return self._cache.answers[key]
         try:
-            answer = self._shared_json(path, query, params)
+            answer = self._shared_json(path, params)
         except ServiceUnavailable:
             self._cache.offline = True
             if key in self._cache.answers:
@@ -184,9 +176,9 @@ class Connection:
         self._cache.put(key, answer)
         return answer
 
-    def _shared_json(self, path: str, query: Mapping[str, Any], params: list[_Parameter]) -> Any:
+    def _shared_json(self, path: str, params: list[_Parameter]) -> Any:
         def send() -> Any:
-            return self.request("GET", path, query=query).json()
+            return self.request("GET", path, params=params).json()
 
         if self._shared is None:
             return send()
@@ -223,7 +215,7 @@ def _runs_of(path: str, params: Sequence[_Parameter]) -> list[str] | None:
     return names[:1] if kind == "runs" and names else [str(value) for name, value in params if name == "runs"]
 
 
-def _parameters(query: Mapping[str, Any]) -> list[_Parameter]:
+def parameters(query: Mapping[str, Any]) -> list[_Parameter]:
     """Query parameters: None and empty text omitted, lists repeated, booleans in lower case."""
     return [
         (name, str(item).lower() if isinstance(item, bool) else str(item))
