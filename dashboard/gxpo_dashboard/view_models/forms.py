@@ -149,8 +149,9 @@ def of_link(words: Iterable[str], settings: Mapping[str, Setting]) -> tuple[Json
     for word in words:
         path, _, text = word.partition("=")
         try:
-            value = json.loads(text)
-        except ValueError:
+            # The API takes NaN and the infinities as strings.
+            value = json.loads(text, parse_constant=str, parse_float=_float)
+        except (ValueError, RecursionError):
             value = _NO_VALUE
         if path in settings and _is_input(settings[path], value):
             changes[path] = value

@@ -128,6 +128,14 @@ def test_words_of_a_link_that_fit_no_setting_are_named(word: str) -> None:
     assert forms.of_link([word, "learner.rule.k=7"], settings()) == ({"learner.rule.k": 7}, [word])
 
 
+def test_a_link_brings_no_number_that_json_cannot_send() -> None:
+    words = ["learner.rule.alpha=NaN", "learner.rule.gate.threshold=1e999", "learner.rule.ratio_clip=[0.5,Infinity]"]
+    changes, others = forms.of_link([*words, "learner.lora=" + "[" * 100_000], settings())
+    json.dumps(changes, allow_nan=False)
+    assert list(changes.values()) == ["NaN", "Infinity", [0.5, "Infinity"]]
+    assert len(others) == 1
+
+
 def test_values_of_a_grid() -> None:
     assert forms.values("3, 0.5; none,true , inf,") == [3, 0.5, "none", True, "Infinity"]
     assert forms.values("  ") == []
