@@ -10,7 +10,6 @@ PYTHON := $(VENV)/bin/python
 # The environment is rebuilt only when the lists that it is made from have changed.
 SOURCES := requirements/$(DEVICE).txt requirements/dev.txt requirements/install.sh pyproject.toml
 STAMP := $(VENV)/.installed-$(DEVICE)-$(shell cat $(SOURCES) | sha256sum | cut -c1-16)
-PURE := errors.py types.py jsonl.py config algo rules verify compare planner studies data environments rewards published records/evaluation_tables.py
 # Where a shell forbids bytecode (container images often do), each process would compile torch, vLLM and the rest again:
 # a launch of a run takes twice the CPU time. The installer leaves the compiling to the first import.
 unexport PYTHONDONTWRITEBYTECODE
@@ -40,7 +39,7 @@ test: setup  ## the whole test suite, in JOBS processes
 check: setup  ## ruff, mypy (strict), import-linter, and a strict build of the documentation
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy $(addprefix trainer/gxpo_trainer/,$(PURE)) client/gxpo_client services/gxpo_services dashboard/gxpo_dashboard $(filter-out %/pictures.py,$(wildcard docs_build/*.py))
+	$(VENV)/bin/mypy trainer/gxpo_trainer services/gxpo_services dashboard/gxpo_dashboard client/gxpo_client benchmarks docs_build tools
 	$(VENV)/bin/lint-imports --no-cache
 	$(PYTHON) -m docs_build build
 

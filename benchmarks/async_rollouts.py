@@ -23,7 +23,7 @@ from benchmarks.async_simulation import Measured, Simulation
 from benchmarks.measure import Figure, deviation, median, ratio, save
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.jsonl import read_lines
-from gxpo_trainer.records.reading import SAMPLES, read_metrics
+from gxpo_trainer.reporting.reading import SAMPLES, read_metrics
 from gxpo_trainer.training.run import train_run
 
 STEPS, WARM_UP = 14, 4

@@ -20,7 +20,7 @@ import psycopg
 
 from benchmarks.up_process import UpProcess
 from gxpo_client.errors import ServiceError
-from gxpo_trainer.training.run_lock import process_start
+from gxpo_trainer.runtime.locks import process_start
 
 _ACTORS = ("ray::SamplerActor", "ray::VerifierActor", "ray::LearnerRank")
 _SHORT_S = (2.0, 8.0)

@@ -22,10 +22,10 @@ from benchmarks.measure import Figure, median, ratio, save
 from benchmarks.policies import LARGE_SHAPE, one_and_a_half_billion
 from gxpo_trainer.algo.batch import ScoredSequence, StepBatch, with_scale
 from gxpo_trainer.config import GxpoRule, RunConfig
-from gxpo_trainer.learner.parking import Parking
+from gxpo_trainer.learner.shards import Parking
 from gxpo_trainer.planner.devices import devices
-from gxpo_trainer.planner.shapes import ModelShape
-from gxpo_trainer.rules.extrapolation import Plan, extrapolate_by_gradient
+from gxpo_trainer.planner.inputs import ModelShape
+from gxpo_trainer.rules.predictors import Plan, extrapolate_by_gradient
 
 ELEMENTS = LARGE_SHAPE.parameters
 READS_AND_WRITES = 5

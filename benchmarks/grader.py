@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gxpo_trainer.verify.pool import VerifierPool
+from gxpo_trainer.grading.pool import VerifierPool
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.equal_forms import equal_forms, wrong_forms

@@ -23,11 +23,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import gxpo_trainer.verify
-from gxpo_trainer.verify.engine import warm_up
-from gxpo_trainer.verify.latex import STEPS
-from gxpo_trainer.verify.math import verify
-from gxpo_trainer.verify.tokens import Unsupported
+import gxpo_trainer.grading
+from gxpo_trainer.grading.engine import warm_up
+from gxpo_trainer.grading.latex import STEPS, Unsupported
+from gxpo_trainer.grading.verify import verify
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.equal_forms import equal_forms
@@ -79,8 +78,8 @@ DO_NOTHING: dict[str, tuple[str, Callable[..., Any]]] = {
 
 
 def _modules() -> list[Any]:
-    names = [info.name for info in pkgutil.iter_modules(gxpo_trainer.verify.__path__)]
-    return [importlib.import_module(f"gxpo_trainer.verify.{name}") for name in names]
+    names = [info.name for info in pkgutil.iter_modules(gxpo_trainer.grading.__path__)]
+    return [importlib.import_module(f"gxpo_trainer.grading.{name}") for name in names]
 
 
 @contextmanager
@@ -91,7 +90,7 @@ def _without(part: str) -> Iterator[None]:
     if not modules:
         raise LookupError(f"the grader has no part {part}")
     before = [getattr(module, name) for module in modules]
-    latex = importlib.import_module("gxpo_trainer.verify.latex")
+    latex = importlib.import_module("gxpo_trainer.grading.latex")
     for module in modules:
         setattr(module, name, nothing)
     latex.STEPS = tuple(nothing if step.__name__ == name else step for step in STEPS)

@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.measure import Figure, save
 from gxpo_trainer.compare.intervals import Floats
 from gxpo_trainer.config.io import load_preset
-from gxpo_trainer.records.reading import read_evaluations
+from gxpo_trainer.reporting.reading import read_evaluations
 from gxpo_trainer.training.run import train_run
 
 SEEDS = (0, 1, 2)

@@ -18,7 +18,7 @@ from matplotlib.dates import AutoDateLocator, DateFormatter
 from matplotlib.figure import Figure
 
 from gxpo_client.client import Client
-from gxpo_services.local.ports import free_port
+from gxpo_services.local.ray_head import free_port
 
 FILES = Path(__file__).resolve().parents[1] / "deploy" / "monitoring"
 SCRAPE_S = 5

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from gxpo_trainer.verify.pool import VerifierPool
+from gxpo_trainer.grading.pool import VerifierPool
 
 SETS = ("math500", "amc23", "aime24", "minerva_math", "olympiadbench", "gsm8k_test", "math_train", "gsm8k_train")
 _GROUP = r"\{((?:[^{}]|\{[^{}]*\})*)\}"

@@ -27,10 +27,10 @@ from transformers import AutoModelForCausalLM
 from benchmarks.measure import Figure, median, save
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.jsonl import read_lines
-from gxpo_trainer.models.load import STARTER_FOLDER
-from gxpo_trainer.records.reading import METRICS, read_events
-from gxpo_trainer.rollout.planner import RolloutPlanner
-from gxpo_trainer.rollout.verifier_handle import VerifierHandle
+from gxpo_trainer.learner.models import STARTER_FOLDER
+from gxpo_trainer.reporting.reading import METRICS, read_events
+from gxpo_trainer.rollout.sources import RolloutPlanner
+from gxpo_trainer.rollout.verification import VerifierHandle
 from gxpo_trainer.training.run import train_run
 
 STEPS = 4

@@ -22,15 +22,13 @@ from benchmarks.measure import Figure, deviation, save
 from benchmarks.policies import ten_million, three_million
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_run
-from gxpo_trainer.models.load import STARTER_FOLDER
+from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.planner import inputs_of
-from gxpo_trainer.planner.calibration import WARM_UP, Observation, calibrate, lengths_of, observe
 from gxpo_trainer.planner.devices import CPU, assumptions_for, device_named
+from gxpo_trainer.planner.inputs import read_shape, workload_of
 from gxpo_trainer.planner.memory import learner_parts
-from gxpo_trainer.planner.shapes import read_shape
-from gxpo_trainer.planner.timing import step_time
-from gxpo_trainer.planner.workload import workload_of
-from gxpo_trainer.records.reading import METRICS, read_metrics
+from gxpo_trainer.planner.timing import WARM_UP, Observation, calibrate, lengths_of, observe, step_time
+from gxpo_trainer.reporting.reading import METRICS, read_metrics
 from gxpo_trainer.training.run import CONFIG_COPY, train_run
 
 STEPS = 6

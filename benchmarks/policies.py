@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gxpo_trainer.models.load import STARTER_FOLDER
-from gxpo_trainer.planner.shapes import read_shape
+from gxpo_trainer.learner.models import STARTER_FOLDER
+from gxpo_trainer.planner.inputs import read_shape
 
 LARGE_SHAPE = read_shape("Qwen/Qwen2.5-1.5B-Instruct")
 

@@ -13,10 +13,10 @@ from benchmarks.measure import RESULTS
 from benchmarks.small_loop import small_loop
 from gxpo_trainer.algo.batch import StepBatch
 from gxpo_trainer.config import GxpoRule, RunConfig
+from gxpo_trainer.rules.contract import snapshot
 from gxpo_trainer.rules.diagnostics import take_trajectory
 from gxpo_trainer.rules.grpo import GRPO
 from gxpo_trainer.rules.gxpo import GXPO
-from gxpo_trainer.rules.plain import snapshot
 
 RATES = (1e-7, 1e-6, 1e-5)
 DEPTHS = (3, 5, 10)

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.measure import Figure, median, ratio, save
 from benchmarks.small_loop import small_loop
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.rollout.planner import RolloutPlanner
+from gxpo_trainer.rollout.sources import RolloutPlanner
 
 ROUNDS = 10
 MOST_SEQUENCES = 128

@@ -15,10 +15,9 @@ from benchmarks.measure import Figure, median, ratio, save
 from benchmarks.small_loop import small_loop
 from benchmarks.step_time import WARM_UP, equal_work, run_ours
 from gxpo_trainer.config import GxpoRule
-from gxpo_trainer.models.load import STARTER_FOLDER
-from gxpo_trainer.rules.extrapolation import Plan, extrapolate_by_gradient
-from gxpo_trainer.rules.plain import chunks, snapshot
-from gxpo_trainer.rules.registry import make_rule
+from gxpo_trainer.learner.models import STARTER_FOLDER
+from gxpo_trainer.rules.contract import chunks, make_rule, snapshot
+from gxpo_trainer.rules.predictors import Plan, extrapolate_by_gradient
 
 WORK = {"prompts": 64, "group": 8, "new_tokens": 48, "steps": 10}
 NAMED = ("rollout", "verify", "update", "sync")

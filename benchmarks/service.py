@@ -43,15 +43,15 @@ import numpy as np
 
 from benchmarks.measure import Figure, median, percentile, ratio, save
 from benchmarks.service_data import add_evaluations, add_metrics, add_runs, settle
-from gxpo_services.access.principals import hash_token
+from gxpo_services.api.principals import hash_token
+from gxpo_services.auth import tokens
+from gxpo_services.auth.tokens import TokenRequest
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import upgrade
 from gxpo_services.ingest import apply as ingest
 from gxpo_services.ingest.batches import MetricRow
-from gxpo_services.local.ports import free_port
+from gxpo_services.local.ray_head import free_port
 from gxpo_services.run_states import RunState
-from gxpo_services.tokens import service as tokens
-from gxpo_services.tokens.schemas import TokenRequest
 from gxpo_trainer.config.io import load_preset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))

@@ -9,15 +9,15 @@ from typing import Any
 
 from sqlalchemy import insert, text
 
-from gxpo_services.api.ids import new_id
-from gxpo_services.configs.checks import stored
+from gxpo_services.api.fields import new_id
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.runs import Run, RunDocument, RunSearch, RunTag
+from gxpo_services.db.tables import Run, RunDocument, RunSearch, RunTag
 from gxpo_services.ingest import apply as ingest
 from gxpo_services.ingest.batches import Batch, MetricRow
+from gxpo_services.outputs import samples
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import repository
-from gxpo_services.samples import repository as samples
+from gxpo_services.runs.configs import stored
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gxpo_trainer.algo.batch import StepBatch, make_batch
-from gxpo_trainer.cluster.placement import Placement
-from gxpo_trainer.cluster.ray_session import start_ray
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.prompts import TokenizedPrompts, load_prompts, resolve_template, tokenize_prompts
 from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
+from gxpo_trainer.learner.models import STARTER_FOLDER, load_tokenizer
 from gxpo_trainer.learner.publisher import RankPublisher
-from gxpo_trainer.models.load import STARTER_FOLDER, load_tokenizer
-from gxpo_trainer.rollout.planner import RolloutPlanner
 from gxpo_trainer.rollout.pool import RolloutPool
-from gxpo_trainer.sync.buckets import WeightBucket
+from gxpo_trainer.rollout.sources import RolloutPlanner
+from gxpo_trainer.runtime.placement import Placement
+from gxpo_trainer.runtime.ray_session import start_ray
+from gxpo_trainer.weights.buckets import WeightBucket
 
 PROMPT_TOKENS = 96
 

@@ -35,10 +35,10 @@ from benchmarks.measure import Figure, save
 from benchmarks.monitoring import Prometheus
 from benchmarks.up_process import UpProcess
 from gxpo_client.formats import duration
-from gxpo_services.cli.client import STATE_FILE
+from gxpo_services.cli.common import STATE_FILE
 from gxpo_services.local.ray_head import TOKEN_FILE
 from gxpo_trainer.jsonl import decode_number
-from gxpo_trainer.records.reading import read_metrics
+from gxpo_trainer.reporting.reading import read_metrics
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.postgres import PostgresServer, find_programs

@@ -14,8 +14,8 @@ from benchmarks.measure import median, ratio, save
 from benchmarks.policies import ten_million, three_million
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.word_problems import generate
-from gxpo_trainer.models.load import STARTER_FOLDER
-from gxpo_trainer.records.reading import read_metrics
+from gxpo_trainer.learner.models import STARTER_FOLDER
+from gxpo_trainer.reporting.reading import read_metrics
 from gxpo_trainer.training.run import train_run
 
 WARM_UP = 2

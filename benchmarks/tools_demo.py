@@ -16,8 +16,8 @@ import numpy as np
 from benchmarks.learning import PROBLEMS, SEEDS, accuracies, scores, train
 from benchmarks.measure import Figure, save
 from gxpo_trainer.compare.intervals import Floats
-from gxpo_trainer.models.starter_tools import OPEN
-from gxpo_trainer.records.reading import read_metrics, read_samples
+from gxpo_trainer.reporting.reading import read_metrics, read_samples
+from tools.starter_tools import OPEN
 
 PRESET = "tools-demo"
 SAMPLES = 2

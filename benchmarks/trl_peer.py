@@ -28,7 +28,7 @@ def main(settings_file: str, out_file: str) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from gxpo_trainer.verify.math import verify
+    from gxpo_trainer.grading.verify import verify
 
     tokenizer = AutoTokenizer.from_pretrained(settings["policy"], padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(settings["policy"], dtype=torch.float32)

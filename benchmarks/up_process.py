@@ -14,7 +14,7 @@ import psutil
 
 from gxpo_client.client import Client, Json, connect
 from gxpo_client.errors import ServiceError
-from gxpo_services.cli.client import STATE_FILE
+from gxpo_services.cli.common import STATE_FILE
 
 HANG_S = 3600.0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from docs_build import commands, metrics, rest
 from gxpo_services.app import create_app
 from gxpo_services.settings import ServiceSettings
-from gxpo_trainer.cli.main import build_parser
+from gxpo_trainer.cli import build_parser
 from gxpo_trainer.config import docs as settings
 
 

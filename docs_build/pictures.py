@@ -13,8 +13,7 @@ from support.toy_learner import ToyLearner, quadratic
 from torch import Tensor
 
 from gxpo_trainer.config import EpochsRule, ExtragradientRule, GateConfig, GrpoRule, GxpoRule, RuleSettings, SfpoRule
-from gxpo_trainer.rules.base import BackwardResult
-from gxpo_trainer.rules.registry import make_rule
+from gxpo_trainer.rules.contract import BackwardResult, make_rule
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images" / "algorithms"
 OPEN = GateConfig(mode="never")

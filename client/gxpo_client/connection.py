@@ -1,4 +1,7 @@
-"""A connection to the REST API: retries, typed errors, shared responses, and a cache for outages."""
+"""A connection to the REST API: retries, typed errors, shared responses, and a cache for outages.
+
+Checks of URLs and hosts.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,40 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.message import Message
+from ipaddress import ip_address
 from typing import Any, Self, cast
 
 import httpx
 
-from gxpo_client.addresses import is_loopback
 from gxpo_client.errors import NotSignedIn, ServiceUnavailable, error_of
 from gxpo_client.shared_responses import SharedResponses
+
+
+def is_http(url: str) -> bool:
+    """Whether this is an HTTP URL with a valid host and port."""
+    try:
+        found = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    return found.scheme in ("http", "https") and bool(found.host) and (found.port or 80) < 65536
+
+
+def is_loopback(url: str) -> bool:
+    """Whether the URL points to this machine, which no proxy can reach."""
+    try:
+        return is_loopback_host(httpx.URL(url).host)
+    except httpx.InvalidURL:
+        return False
+
+
+def is_loopback_host(host: str | None) -> bool:
+    """Whether a host name or address is this machine's own; None and empty are not."""
+    name = (host or "").strip().strip("[]").lower()
+    try:
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError:
+        return False
+
 
 PREFIX = "/api/v1"
 PAGE = 200

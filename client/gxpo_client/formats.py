@@ -1,4 +1,7 @@
-"""Text of numbers, durations and times, the same on the command line and in the dashboard. Pure."""
+"""Text of numbers, durations and times, the same on the command line and in the dashboard. Pure.
+
+CSV cells that no spreadsheet executes. Pure.
+"""
 
 from __future__ import annotations
 
@@ -90,3 +93,12 @@ def moment(seconds: float | None) -> str:
     if not known(seconds):
         return NONE
     return datetime.fromtimestamp(seconds, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""First characters of a cell that spreadsheets execute. Names and notes are free text of other people."""
+
+
+def literal(value: Any) -> Any:
+    """A text that a spreadsheet would take for a formula with ' before it; any other value as it is."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

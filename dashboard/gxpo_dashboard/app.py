@@ -7,8 +7,8 @@ from pathlib import Path
 
 import streamlit as st
 
-from gxpo_dashboard.session import navigation, visitor
-from gxpo_dashboard.text.labels import plain
+from gxpo_dashboard.labels import plain
+from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.views import VIEWS
 
 
@@ -24,11 +24,11 @@ def _set_up() -> None:
     gc.freeze()
 
 
-STYLE = Path(__file__).with_name("widgets") / "style.css"
+STYLE = Path(__file__).with_name("style.css")
 ICON = str(Path(__file__).with_name("icon.png"))
 entries = [st.Page(_nothing, title=title, url_path=name) for name, (title, _, _) in VIEWS.items()]
 entry = st.navigation([st.Page(_nothing, title="gxpo", default=True), *entries], position="hidden")
-view = navigation.wanted(st.query_params, entry.url_path, list(VIEWS))
+view = permalinks.wanted(st.query_params, entry.url_path, list(VIEWS))
 title, _, show = VIEWS[view]
 st.set_page_config(page_title=f"{title} · gxpo", page_icon=ICON, layout="wide")
 st.html(STYLE)
@@ -36,7 +36,7 @@ st.html(STYLE)
 if visitor.enter():
     me = st.session_state["me"]
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        navigation.bar({name: (title, icon) for name, (title, icon, _) in VIEWS.items()}, view)
+        permalinks.bar({name: (title, icon) for name, (title, icon, _) in VIEWS.items()}, view)
         with st.popover(plain(me["name"]), icon=":material/account_circle:", type="tertiary"):
             st.markdown(f"Signed in as **{plain(me['name'])}**, {plain(me['role'])}")
             st.text(f"Service: {visitor.service_url()}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
+from gxpo_services.auth.local_token import prepare_local
 from gxpo_services.cli.common import translated_errors
 from gxpo_services.db.migrate import newest_revision
 from gxpo_services.settings import read_settings
-from gxpo_services.tokens.local_token import prepare_local
 from gxpo_trainer.errors import GxpoError
 
 

@@ -8,33 +8,32 @@ from contextlib import asynccontextmanager
 import anyio
 from fastapi import FastAPI
 
-from gxpo_services.access.token_uses import TokenUses
+from gxpo_services import logging
 from gxpo_services.api import errors
-from gxpo_services.api.dependencies import HEAVY_AT_ONCE, MAX_SESSIONS, PROBES_AT_ONCE, READS_AT_ONCE
+from gxpo_services.api.dependencies import HEAVY_AT_ONCE, MAX_SESSIONS, PROBES_AT_ONCE, READS_AT_ONCE, Slots
+from gxpo_services.api.middleware import describe, operation_id
 from gxpo_services.api.middleware import install as install_middleware
-from gxpo_services.api.openapi import describe, operation_id
-from gxpo_services.api.slots import Slots
-from gxpo_services.artifacts import trash
-from gxpo_services.checkpoints.endpoints import router as checkpoints
-from gxpo_services.comparisons.endpoints import router as comparisons
-from gxpo_services.configs.endpoints import router as configs
+from gxpo_services.api.principals import TokenUses
+from gxpo_services.auth.tokens import router as tokens
+from gxpo_services.compare.endpoints import router as comparisons
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import upgrade
-from gxpo_services.events.endpoints import audit
-from gxpo_services.events.endpoints import router as events
-from gxpo_services.groups.endpoints import router as groups
-from gxpo_services.health.endpoints import router as health
+from gxpo_services.health import router as health
 from gxpo_services.ingest.endpoints import router as ingest
-from gxpo_services.logs.endpoints import router as run_logs
-from gxpo_services.metrics.endpoints import router as metrics
-from gxpo_services.observability import logs
+from gxpo_services.outputs import files
+from gxpo_services.outputs.audit import audit
+from gxpo_services.outputs.audit import router as events
+from gxpo_services.outputs.checkpoints import router as checkpoints
+from gxpo_services.outputs.logs import router as run_logs
+from gxpo_services.outputs.metric_series import router as metrics
+from gxpo_services.outputs.samples import router as samples
+from gxpo_services.outputs.timeline import router as timeline
+from gxpo_services.runs.changes import router as run_changes
+from gxpo_services.runs.config_endpoints import router as configs
 from gxpo_services.runs.endpoints import router as runs
-from gxpo_services.runs.stream import router as run_changes
-from gxpo_services.samples.endpoints import router as samples
 from gxpo_services.settings import ServiceSettings
-from gxpo_services.studies.endpoints import router as studies
-from gxpo_services.timeline.endpoints import router as timeline
-from gxpo_services.tokens.endpoints import router as tokens
+from gxpo_services.sweeps.endpoints import router as groups
+from gxpo_services.sweeps.studies import router as studies
 
 PREFIX = "/api/v1"
 STREAMS_AT_ONCE, STREAMS_OF_ONE = 100, 20
@@ -59,8 +58,8 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         if database.is_sqlite:
             upgrade(settings.url)
         settings.artifacts.mkdir(parents=True, exist_ok=True)
-        trash.restore(settings.artifacts, database)
-        trash.empty_trash(settings.artifacts, database)  # finish deletions that a crash interrupted
+        files.restore(settings.artifacts, database)
+        files.empty_trash(settings.artifacts, database)  # finish deletions that a crash interrupted
         app.state.session_gate = anyio.Semaphore(MAX_SESSIONS)
         app.state.read_gate = anyio.Semaphore(READS_AT_ONCE)
         app.state.probe_gate = anyio.Semaphore(PROBES_AT_ONCE)
@@ -88,7 +87,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
     )
     app.state.settings = settings
     app.state.database = Database(settings.url)
-    logs.configure(as_json=settings.log_json)
+    logging.configure(as_json=settings.log_json)
     errors.install(app)
     install_middleware(app, settings)
     for router in (

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from gxpo_client.addresses import is_http, is_loopback, is_loopback_host
+from gxpo_client.connection import is_http, is_loopback, is_loopback_host
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner.devices import device_named
 

@@ -24,8 +24,8 @@ from support.replay import ReplayedService
 from support.service_processes import ServiceProcesses, kill_trainer, trainers, until
 from support.site import FORMULA, RECORDINGS, Site
 
+from gxpo_services.auth.local_token import prepare_local
 from gxpo_services.settings import ServiceSettings
-from gxpo_services.tokens.local_token import prepare_local
 
 MACHINE = (
     "system/gpu0/utilization_percent", "system/gpu0/memory_bytes", "system/network_sent_bytes_per_s",

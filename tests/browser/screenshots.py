@@ -30,7 +30,7 @@ from support.dashboard_process import DashboardProcess  # noqa: E402
 from support.replay import Recording, ReplayedService, ServedHome  # noqa: E402
 
 from gxpo_client.client import Client, connect  # noqa: E402
-from gxpo_services.local.ports import free_port  # noqa: E402
+from gxpo_services.local.ray_head import free_port  # noqa: E402
 
 MODES: tuple[Literal["light"], Literal["dark"]] = ("light", "dark")
 WIDTH = 1280

@@ -21,7 +21,7 @@ from support.ray_clusters import LOOPBACK, running_head
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import to_toml
-from gxpo_trainer.records.reading import read_metrics, read_samples
+from gxpo_trainer.reporting.reading import read_metrics, read_samples
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 pytestmark = [

@@ -13,8 +13,8 @@ import torch
 
 from gxpo_trainer.algo.batch import ScoredSequence, StepBatch, with_scale
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.learner.attention import installed_kernels
-from gxpo_trainer.models.load import load_policy
+from gxpo_trainer.learner.models import load_policy
+from gxpo_trainer.learner.setup import installed_kernels
 
 pytestmark = [
     pytest.mark.gpu,
@@ -59,7 +59,7 @@ def learner(stage: int, rule: dict[str, Any], *, attention: str = "auto", **sett
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["name"])
 def test_five_steps_in_bf16_are_finite_and_move_the_weights(stage: int, rule: dict[str, Any]) -> None:
-    from gxpo_trainer.rules.registry import make_rule
+    from gxpo_trainer.rules.contract import make_rule
 
     found = learner(stage, rule)
     chosen = make_rule(found.config.learner.rule)

@@ -12,8 +12,8 @@ def ray_on_loopback():
     """A Ray of our own on loopback; runs connect to it instead of starting one each."""
     import ray
 
-    from gxpo_trainer.cluster.placement import Placement
-    from gxpo_trainer.cluster.ray_session import connect_ray
+    from gxpo_trainer.runtime.placement import Placement
+    from gxpo_trainer.runtime.ray_session import connect_ray
 
     connect_ray(Placement.decide(RunConfig()))
     yield

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from gxpo_trainer.environments.base import Message, Observation, Turn
-from gxpo_trainer.environments.calls import Call, Reply
+from gxpo_trainer.environments.contract import Call, Message, Observation, Reply, Turn
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.rollout.engine_actor import SamplerActor
-from gxpo_trainer.rollout.intake import Intake
+from gxpo_trainer.rollout.open_groups import Intake
 from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
 from gxpo_trainer.types import Group
 

@@ -90,7 +90,7 @@ def equal(left: list[Tensor], right: list[Tensor]) -> bool:
 
 
 def on_all_ranks(learner: Any, holds: bool) -> bool:
-    from gxpo_trainer.learner.loaded_batch import sum_over_ranks
+    from gxpo_trainer.learner.batches import sum_over_ranks
 
     return float(sum_over_ranks(torch.tensor([0.0 if holds else 1.0]), learner.device)[0]) == 0.0
 
@@ -216,7 +216,7 @@ def parked(run: Rank, **settings: Any) -> dict[str, Any]:
 def parked_rank(run: Rank, **settings: Any) -> dict[str, Any]:
     """Copies of shards that a rule and a canary keep leave the device too; the rule's next step is the same."""
     from gxpo_trainer.learner.rank import LearnerRank
-    from gxpo_trainer.rules.registry import make_rule
+    from gxpo_trainer.rules.contract import make_rule
 
     learner = run.learner(**settings)
     rank = LearnerRank(learner.config, run.rank, run.world_size)
@@ -351,7 +351,7 @@ def next_rule_step(run: Rank, learner: Any, rule: Any) -> dict[str, Any]:
 
 def save_state(run: Rank, *, rule: dict[str, Any], **settings: Any) -> dict[str, Any]:
     """Two steps of a rule, a checkpoint, and the step after it."""
-    from gxpo_trainer.rules.registry import make_rule
+    from gxpo_trainer.rules.contract import make_rule
 
     learner = run.learner(rule=rule, **settings)
     learner.set_learning_rate(7e-4)
@@ -369,7 +369,7 @@ def save_state(run: Rank, *, rule: dict[str, Any], **settings: Any) -> dict[str,
 
 def load_state(run: Rank, *, folder: str, rule: dict[str, Any], **settings: Any) -> dict[str, Any]:
     """The step after a checkpoint that another number of ranks, or another stage, wrote."""
-    from gxpo_trainer.rules.registry import make_rule
+    from gxpo_trainer.rules.contract import make_rule
 
     learner = run.learner(rule=rule, **settings)
     made = make_rule(learner.config.learner.rule)
@@ -390,7 +390,7 @@ def loaded(run: Rank, **settings: Any) -> dict[str, Any]:
     """A learner's weights and buffers against those of the model loaded whole, and a model that lacks a weight."""
     from gxpo_trainer.errors import ConfigError
     from gxpo_trainer.learner.full_weights import full_weights
-    from gxpo_trainer.models.load import load_policy
+    from gxpo_trainer.learner.models import load_policy
 
     learner = run.learner(**settings)
     config = learner.config
@@ -420,8 +420,8 @@ def loaded(run: Rank, **settings: Any) -> dict[str, Any]:
 
 def reference(run: Rank, **settings: Any) -> dict[str, Any]:
     """log π_ref of the learner's reference against a whole copy of the start policy, after a step."""
-    from gxpo_trainer.models.load import load_policy
-    from gxpo_trainer.models.logprobs import PolicyModule
+    from gxpo_trainer.learner.logprobs import PolicyModule
+    from gxpo_trainer.learner.models import load_policy
 
     learner = run.learner(**settings)
     learner.backward()
@@ -444,7 +444,7 @@ def reference(run: Rank, **settings: Any) -> dict[str, Any]:
 
 def rule_step(run: Rank, *, rule: dict[str, Any], **settings: Any) -> dict[str, Any]:
     """One step of a rule after one plain step."""
-    from gxpo_trainer.rules.registry import make_rule
+    from gxpo_trainer.rules.contract import make_rule
 
     learner = run.learner(rule=rule, **settings)
     learner.backward()

@@ -53,7 +53,7 @@ def settle() -> int:
 
 
 def measure(path: str, zero_stage: int) -> dict[str, int]:
-    from gxpo_trainer.learner.loading import load_partitioned
+    from gxpo_trainer.learner.setup import load_partitioned
 
     config = RunConfig.model_validate({"model": {"path": path}, "learner": {"zero_stage": zero_stage}})
     before, peak = settle(), Peak()
@@ -66,7 +66,7 @@ def measure(path: str, zero_stage: int) -> dict[str, int]:
 
 
 def main() -> None:
-    from gxpo_trainer.learner.process_group import join_process_group
+    from gxpo_trainer.learner.setup import join_process_group
 
     path, rank = Path(sys.argv[1]), int(sys.argv[2])
     job = json.loads(path.read_text())

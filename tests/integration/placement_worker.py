@@ -16,9 +16,9 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
-from gxpo_trainer.cluster.placement import Placement
-from gxpo_trainer.cluster.ray_session import connect_ray, reserve
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.runtime.placement import Placement
+from gxpo_trainer.runtime.ray_session import connect_ray, reserve
 
 SETTINGS = {
     "device": "gpu",

@@ -9,7 +9,7 @@ import torch
 from learner_worker import make_batch, make_config
 from torch import Tensor
 
-from gxpo_trainer.models.load import load_policy
+from gxpo_trainer.learner.models import load_policy
 
 LORA = {"rank": 3, "alpha": 6.0}
 GXPO = {"name": "gxpo", "k": 4, "alpha": 0.5, "delta": 1e-6}

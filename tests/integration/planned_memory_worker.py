@@ -47,7 +47,7 @@ def main() -> None:
     world = job["world_size"]
     torch.set_num_threads(1)
     from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
-    from gxpo_trainer.rules.registry import make_rule
+    from gxpo_trainer.rules.contract import make_rule
 
     counted = []
     for settings in job["cases"]:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from gxpo_trainer.rollout.engine_actor import SamplerActor
-from gxpo_trainer.rollout.intake import Intake
+from gxpo_trainer.rollout.open_groups import Intake
 from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
 from gxpo_trainer.types import Group
 

@@ -21,11 +21,10 @@ from transformers import AutoModelForCausalLM
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.learner.group import LearnerGroup
-from gxpo_trainer.models.load import resolve_model
-from gxpo_trainer.records.reading import read_evaluations, read_events, read_metrics
-from gxpo_trainer.rollout import planner
-from gxpo_trainer.rollout.async_rollouts import AsyncRollouts
-from gxpo_trainer.rollout.planner import Rollouts
+from gxpo_trainer.learner.models import resolve_model
+from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_metrics
+from gxpo_trainer.rollout import sources
+from gxpo_trainer.rollout.sources import AsyncRollouts, Rollouts
 from gxpo_trainer.training.run import train_run
 from gxpo_trainer.types import Group, Sample
 
@@ -263,8 +262,8 @@ def test_a_learner_that_does_not_move_takes_the_same_gradients_at_any_depth(
 ) -> None:
     """At a rate of which no weight notices, a batch two steps ahead is the batch that would have been sampled now."""
     # Seeds name the version that samples; here the same random numbers must meet the same weights at any depth.
-    inner = planner.request_seed
-    monkeypatch.setattr(planner, "request_seed", lambda *names: inner(*names[:4]))
+    inner = sources.request_seed
+    monkeypatch.setattr(sources, "request_seed", lambda *names: inner(*names[:4]))
     norms = []
     for depth in (0, 2):
         config = ahead(

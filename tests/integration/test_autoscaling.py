@@ -13,7 +13,7 @@ from support.ray_clusters import LOOPBACK, await_nodes, running_head
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import to_toml
-from gxpo_trainer.records.reading import read_metrics
+from gxpo_trainer.reporting.reading import read_metrics
 
 pytestmark = pytest.mark.engine
 

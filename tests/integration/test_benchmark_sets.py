@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from gxpo_trainer.config import DataConfig, EvaluationConfig
-from gxpo_trainer.data.benchmark_specs import BENCHMARKS
-from gxpo_trainer.data.benchmarks import Benchmark, load_benchmark
+from gxpo_trainer.data.benchmarks import BENCHMARKS, Benchmark, load_benchmark
 from gxpo_trainer.data.contamination import find_overlap
 from gxpo_trainer.data.prompts import load_prompts
+from gxpo_trainer.grading.structure import split_top
+from gxpo_trainer.grading.verify import verify
 from gxpo_trainer.training.prepare import gold_problem
-from gxpo_trainer.verify.math import verify
-from gxpo_trainer.verify.structure import split_top
 
 DATA = (Path(__file__).resolve().parents[2] / "../shared/data").resolve()
 pytestmark = pytest.mark.skipif(

@@ -15,18 +15,17 @@ import torch
 from conversation_actor import ConversationActor
 from transformers import AutoTokenizer, Qwen2ForCausalLM
 
-from gxpo_trainer.config.environment import EnvironmentConfig
+from gxpo_trainer.config.tasks import EnvironmentConfig
 from gxpo_trainer.data.chat import render_messages
 from gxpo_trainer.data.word_problems import generate
-from gxpo_trainer.environments.base import Problem
-from gxpo_trainer.environments.calls import Call
+from gxpo_trainer.environments.contract import Call, Problem
 from gxpo_trainer.errors import TrainingError
-from gxpo_trainer.models.load import STARTER_FOLDER
+from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.rollout.engine_actor import remote_sampler
 from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplerSettings, SamplingSettings
-from gxpo_trainer.sync.buckets import BucketPacker
-from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher
 from gxpo_trainer.types import Group, Prompt, Sample
+from gxpo_trainer.weights.buckets import BucketPacker
+from gxpo_trainer.weights.transports import SharedMemoryPublisher
 
 pytestmark = pytest.mark.engine
 

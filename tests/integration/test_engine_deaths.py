@@ -19,13 +19,13 @@ import ray
 from support.rollouts import requests
 
 from gxpo_trainer.algo.batch import make_batch, mini_batches
-from gxpo_trainer.cluster.placement import Placement
-from gxpo_trainer.cluster.shared_devices import ResidentDevices, SeparateDevices, SharedDevices
 from gxpo_trainer.learner.group import LearnerGroup
-from gxpo_trainer.models.load import STARTER_FOLDER
+from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.rollout.pool import Collected, RolloutPool
 from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
-from gxpo_trainer.rollout.verifier_handle import VerifierHandle
+from gxpo_trainer.rollout.verification import VerifierHandle
+from gxpo_trainer.runtime.placement import Placement
+from gxpo_trainer.runtime.shared_devices import ResidentDevices, SeparateDevices, SharedDevices
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
 
@@ -191,7 +191,7 @@ def test_scores_come_from_the_engines_that_are_left(fleet: Fleet) -> None:
 
 
 def shorten_timeout(actor: Any) -> None:
-    import gxpo_trainer.sync.broadcast as broadcast
+    import gxpo_trainer.weights.transports as broadcast
 
     broadcast.TIMEOUT_S = 15.0
 

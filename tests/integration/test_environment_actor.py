@@ -18,11 +18,10 @@ from support.processes import processes_with
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.environments import Observation, Problem, Turn
-from gxpo_trainer.environments.calls import Call, Reply
+from gxpo_trainer.environments.contract import Call, Reply
 from gxpo_trainer.errors import ConfigError, TrainingError
-from gxpo_trainer.rollout import environment_handle
-from gxpo_trainer.rollout.environment_actor import RunEnvironments
-from gxpo_trainer.rollout.environment_handle import EnvironmentHandle
+from gxpo_trainer.rollout import environments as environment_handle
+from gxpo_trainer.rollout.environments import EnvironmentHandle, RunEnvironments
 
 pytestmark = pytest.mark.engine
 MODULE = "tool_environments"
@@ -191,7 +190,7 @@ def test_a_run_of_single_turns_starts_no_actor() -> None:
 
 
 def test_the_actor_needs_no_further_cpus() -> None:
-    from gxpo_trainer.cluster.placement import Placement
+    from gxpo_trainer.runtime.placement import Placement
 
     placement = Placement.decide(RunConfig.model_validate({"environment": {"name": "calculator"}}))
     alone = Placement.decide(RunConfig())

@@ -10,9 +10,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from gxpo_trainer.cli.main import main
-from gxpo_trainer.cluster.placement_group import RunPlacementGroup
-from gxpo_trainer.models.load import STARTER_FOLDER
+from gxpo_trainer.cli import main
+from gxpo_trainer.learner.models import STARTER_FOLDER
+from gxpo_trainer.runtime.placement_group import RunPlacementGroup
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
 PROBLEM = "Anna has {} apples. She gets {} more. How many does Anna have now?"

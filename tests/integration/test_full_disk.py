@@ -14,7 +14,7 @@ import ray
 
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.learner.group import LearnerGroup
-from gxpo_trainer.records.reading import read_events, read_metrics
+from gxpo_trainer.reporting.reading import read_events, read_metrics
 from gxpo_trainer.training.launch import Launch
 from gxpo_trainer.training.run import train_run
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from gxpo_trainer.grading.equality import values_equal
+from gxpo_trainer.grading.pool import VerifierPool
+from gxpo_trainer.grading.scalar import constant
+from gxpo_trainer.grading.verify import parse_gold
 from gxpo_trainer.types import Verdict
-from gxpo_trainer.verify.equality import values_equal
-from gxpo_trainer.verify.math import parse_gold
-from gxpo_trainer.verify.pool import VerifierPool
-from gxpo_trainer.verify.scalar import constant
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "../shared/data"

@@ -14,10 +14,10 @@ import ray
 
 from gxpo_trainer.config import TimeoutsConfig
 from gxpo_trainer.learner.group import LearnerGroup
-from gxpo_trainer.records.reading import read_events, read_metrics
+from gxpo_trainer.reporting.reading import read_events, read_metrics
 from gxpo_trainer.rollout.engines import Engines
 from gxpo_trainer.rollout.pool import RolloutPool
-from gxpo_trainer.rollout.verifier_handle import VerifierHandle
+from gxpo_trainer.rollout.verification import VerifierHandle
 from gxpo_trainer.training.run import train_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]

@@ -15,10 +15,10 @@ import pytest
 import ray
 
 from gxpo_trainer.algo.batch import ScoredSequence, shard, with_scale
-from gxpo_trainer.cluster.placement import Placement
 from gxpo_trainer.config import CheckpointConfig
 from gxpo_trainer.learner import group
 from gxpo_trainer.learner.group import LearnerGroup
+from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.training.checkpoints import CheckpointStore
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]

@@ -23,7 +23,7 @@ from plain_torch import GXPO, LORA, PlainTorch, gxpo_reference, reference_steps
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gxpo_trainer.models.load import load_policy
+from gxpo_trainer.learner.models import load_policy
 
 pytestmark = pytest.mark.engine
 

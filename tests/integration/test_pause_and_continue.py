@@ -15,10 +15,10 @@ import pytest
 import ray
 from support.ingest_server import KINDS, IngestServer
 
-from gxpo_trainer.cli import train
+from gxpo_trainer import cli
 from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.records.reading import read_evaluations, read_events, read_metrics
+from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_metrics
 from gxpo_trainer.training.launch import Launch
 from gxpo_trainer.training.run import train_run
 
@@ -133,11 +133,11 @@ def test_a_run_that_was_paused_is_the_uninterrupted_run_to_the_bit(tmp_path, sma
 
     with monkeypatch.context() as patched:
         patched.setattr(Launch, "control_request", request_pause)
-        assert train.run(arguments) == 0
+        assert cli.run_train(arguments) == 0
     assert last_outcome(out)["outcome"] == "paused"
     assert (len(read_metrics(out)), read_evaluations(out)) == (2, [])
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000002"]
-    assert train.run(arguments) == 0
+    assert cli.run_train(arguments) == 0
     assert last_outcome(out)["outcome"] == "succeeded"
     assert_equal_to_the_bit(out, whole)
     elapsed = [row["metrics"]["time/elapsed_s"] for row in read_metrics(out)]
@@ -145,7 +145,7 @@ def test_a_run_that_was_paused_is_the_uninterrupted_run_to_the_bit(tmp_path, sma
 
 
 def cli_arguments(file: Path, out: Path):
-    from gxpo_trainer.cli.main import build_parser
+    from gxpo_trainer.cli import build_parser
 
     return build_parser().parse_args(["train", str(file), "--out", str(out), "--continue"])
 

@@ -15,9 +15,8 @@ import pytest
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.planner import inputs_of
 from gxpo_trainer.planner.devices import assumptions_for, device_named
+from gxpo_trainer.planner.inputs import read_shape, workload_of
 from gxpo_trainer.planner.memory import learner_parts
-from gxpo_trainer.planner.shapes import read_shape
-from gxpo_trainer.planner.workload import workload_of
 
 pytestmark = pytest.mark.engine
 

@@ -18,11 +18,11 @@ import ray
 import torch
 from support.rollouts import requests, tokens
 
-from gxpo_trainer.cluster.placement import Placement
 from gxpo_trainer.errors import TrainingError
-from gxpo_trainer.models.load import STARTER_FOLDER
+from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.rollout.pool import RolloutPool
 from gxpo_trainer.rollout.requests import SamplingSettings
+from gxpo_trainer.runtime.placement import Placement
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
 

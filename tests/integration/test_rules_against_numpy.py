@@ -18,8 +18,8 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.prompts import render
 from gxpo_trainer.data.word_problems import generate
 from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
-from gxpo_trainer.models.load import load_policy, load_tokenizer
-from gxpo_trainer.rules.registry import make_rule
+from gxpo_trainer.learner.models import load_policy, load_tokenizer
+from gxpo_trainer.rules.contract import make_rule
 
 pytestmark = pytest.mark.engine
 # η = 1e-4: an fp32 weight of size 0.5 is rounded to 3e-8, which at η = 1e-5 is 1e-3 of an AdamW step by itself.

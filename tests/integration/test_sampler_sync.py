@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 from gxpo_trainer.errors import ConfigError, WeightSyncMismatch
 from gxpo_trainer.rollout.engine_actor import remote_sampler
 from gxpo_trainer.rollout.requests import SampleRequest, SamplerSettings, SamplingSettings
-from gxpo_trainer.sync.buckets import BUCKET_BYTES, BucketPacker, SyncReport
-from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher
 from gxpo_trainer.types import Group, Prompt
+from gxpo_trainer.weights.buckets import BUCKET_BYTES, BucketPacker, SyncReport
+from gxpo_trainer.weights.transports import SharedMemoryPublisher
 
 pytestmark = pytest.mark.engine
 

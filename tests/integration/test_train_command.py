@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 from support.reward_server import RewardServer, reply
 
-from gxpo_trainer.records.reading import read_evaluations, read_events, read_metrics, read_samples
-from gxpo_trainer.rewards.scoring import ALLOWLIST
-from gxpo_trainer.rewards.urls import URLS
+from gxpo_trainer.grading.rewards import ALLOWLIST, URLS
+from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_metrics, read_samples
 
 pytestmark = pytest.mark.engine
 

@@ -12,8 +12,8 @@ import pytest
 from gxpo_trainer.config import CheckpointConfig
 from gxpo_trainer.errors import CheckpointError
 from gxpo_trainer.learner.group import LearnerGroup
-from gxpo_trainer.records.metric_table import undescribed
-from gxpo_trainer.records.reading import read_evaluations, read_events, read_metrics, read_samples
+from gxpo_trainer.reporting.metric_table import undescribed
+from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_metrics, read_samples
 from gxpo_trainer.rollout.engines import Engines
 from gxpo_trainer.training.checkpoints import CheckpointStore
 from gxpo_trainer.training.run import train_run
@@ -160,7 +160,7 @@ def test_two_ranks_of_zero_2_with_lora_and_kl_train_and_export_an_adapter(tmp_pa
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    from gxpo_trainer.models.load import STARTER_FOLDER
+    from gxpo_trainer.learner.models import STARTER_FOLDER
 
     merged = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(STARTER_FOLDER), adapter).merge_and_unload()
     policy = AutoModelForCausalLM.from_pretrained(adapter.parent / "policy")
@@ -172,7 +172,7 @@ def test_an_adapter_in_bf16_passes_the_proofs_and_is_merged_in_fp32(tmp_path, sm
     import torch
     from safetensors.torch import load_file
 
-    from gxpo_trainer.models.load import STARTER_FOLDER
+    from gxpo_trainer.learner.models import STARTER_FOLDER
 
     config = small_run(
         learner={"precision": "bf16", "zero_stage": 1, "lora": {"rank": 4, "alpha": 8}},

@@ -13,12 +13,11 @@ import torch
 from support.tiny_policy import TOKEN_LIMIT, VOCABULARY, gradient_vector, random_batch, relative_difference, tiny_policy
 from torch import Tensor
 
-from gxpo_trainer.algo.advantages import group_advantages
-from gxpo_trainer.algo.batch import Aggregation, StepBatch
+from gxpo_trainer.algo.batch import Aggregation, StepBatch, group_advantages
 from gxpo_trainer.algo.losses import combine_statistics, finish_statistics, policy_loss
 from gxpo_trainer.algo.packing import pack
 from gxpo_trainer.config import LossConfig
-from gxpo_trainer.models.logprobs import PolicyModule
+from gxpo_trainer.learner.logprobs import PolicyModule
 
 trl = pytest.importorskip("trl", reason="trl, an optional test dependency, is not installed")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.walkthrough import Reader, blocks, titled, tree_with_the_rule
 
-from gxpo_trainer.records.reading import read_metrics
+from gxpo_trainer.reporting.reading import read_metrics
 
 pytestmark = pytest.mark.engine
 PAGE = "tutorials/train-your-model.md"

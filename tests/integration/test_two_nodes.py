@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from gxpo_trainer.cluster.placement import Placement
-from gxpo_trainer.cluster.ray_session import reserve
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.sync.buckets import BucketPacker, WeightBucket, tensors_of
-from gxpo_trainer.sync.object_store import ObjectStorePublisher, fetch
-from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher
+from gxpo_trainer.runtime.placement import Placement
+from gxpo_trainer.runtime.ray_session import reserve
+from gxpo_trainer.weights.buckets import BucketPacker, WeightBucket, tensors_of
+from gxpo_trainer.weights.object_store import ObjectStorePublisher, fetch
+from gxpo_trainer.weights.transports import SharedMemoryPublisher
 
 pytestmark = pytest.mark.engine
 HERE = Path(__file__).parent
@@ -76,7 +76,7 @@ def test_the_stacks_of_a_process_on_another_node_are_read_there(on_two_nodes: tu
 
 
 def test_a_split_that_one_node_cannot_give_is_refused(ray_on_loopback: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gxpo_trainer.cluster.ray_session.MIN_WAIT_S", 1.0)
+    monkeypatch.setattr("gxpo_trainer.runtime.ray_session.MIN_WAIT_S", 1.0)
     config = RunConfig.model_validate({"placement": {"strategy": "split", "device": "cpu", "wait_s": 0}})
     placement = Placement.decide(config)
     waited = []

@@ -17,13 +17,13 @@ import ray
 import torch
 from ray.cluster_utils import Cluster
 
-from gxpo_trainer.cluster.stacks import stacks_of, trace_this_process
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import WeightsUnavailable
-from gxpo_trainer.sync.buckets import BucketPacker
-from gxpo_trainer.sync.object_store import ObjectStorePublisher, fetch
-from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher
+from gxpo_trainer.runtime.ray_session import stacks_of, trace_this_process
 from gxpo_trainer.training.run import train_run
+from gxpo_trainer.weights.buckets import BucketPacker
+from gxpo_trainer.weights.object_store import ObjectStorePublisher, fetch
+from gxpo_trainer.weights.transports import SharedMemoryPublisher
 
 CONFIG = {
     "name": "two nodes",

@@ -14,10 +14,10 @@ import sys
 
 import ray
 
-from gxpo_trainer.cluster.placement import Placement
-from gxpo_trainer.cluster.ray_session import connect_ray, reserve
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.runtime.placement import Placement
+from gxpo_trainer.runtime.ray_session import connect_ray, reserve
 
 
 class Process:

@@ -22,18 +22,18 @@ TARGETS = (
     "trainer/gxpo_trainer/rules/*.py",
     "trainer/gxpo_trainer/algo/*.py",
     "trainer/gxpo_trainer/compare/*.py",
-    "trainer/gxpo_trainer/verify/**/*.py",
+    "trainer/gxpo_trainer/grading/**/*.py",
     "services/gxpo_services/run_states.py",
     "services/gxpo_services/settings.py",
-    "services/gxpo_services/api/cursors.py",
-    "services/gxpo_services/comparisons/file_formats.py",
-    "services/gxpo_services/comparisons/views.py",
+    "services/gxpo_services/api/fields.py",
+    "services/gxpo_services/compare/export.py",
+    "services/gxpo_services/compare/schemas.py",
     "services/gxpo_services/configs/c*.py",  # checks, cost
-    "services/gxpo_services/configs/policy.py",
-    "services/gxpo_services/groups/grid.py",
+    "services/gxpo_services/runs/configs.py",
+    "services/gxpo_services/sweeps/grid.py",
     "services/gxpo_services/ingest/batches.py",
     "services/gxpo_services/metrics/[bd]*.py",  # blocks, downsample
-    "services/gxpo_services/scheduling/admission.py",
+    "services/gxpo_services/scheduling/leases.py",
     "services/gxpo_services/scheduling/supervision.py",
 )
 IMPURE = ("verify/pool.py", "verify/process.py", "verify/worker.py")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from process_launcher import ProcessLauncher
 
-from gxpo_services.observability import logs
+from gxpo_services import logging
 from gxpo_services.scheduling.scheduler import serve
 from gxpo_services.settings import ServiceSettings, make_home
 
@@ -21,6 +21,6 @@ def command(folder: Path) -> list[str]:
 
 if __name__ == "__main__":
     settings = ServiceSettings()
-    logs.configure(as_json=False)
+    logging.configure(as_json=False)
     make_home(settings)
     serve(settings, ProcessLauncher(settings.home.resolve() / "jobs", kill_after_s=2.0), command=command)

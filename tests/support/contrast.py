@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gxpo_dashboard.view_models.colors import luminance
+from gxpo_dashboard.view_models.rules import luminance
 
 
 def contrast(first: str, second: str) -> float:

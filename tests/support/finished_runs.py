@@ -9,7 +9,7 @@ import httpx
 from gxpo_services.db.database import Database
 from gxpo_services.runs import repository
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.records.identity import run_identity
+from gxpo_trainer.reporting.identity import run_identity
 from support import reporting
 
 

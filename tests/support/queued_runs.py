@@ -7,10 +7,9 @@ from typing import Any
 
 from sqlalchemy import inspect, select
 
-from gxpo_services.api.ids import new_id
+from gxpo_services.api.fields import new_id
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.events import Event
-from gxpo_services.db.tables.runs import Run
+from gxpo_services.db.tables import Event, Run
 from gxpo_services.run_states import Action, RunState, requested_state
 from gxpo_services.runs import lifecycle
 from gxpo_trainer.config import RunConfig

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from gxpo_services.local.ports import free_port
+from gxpo_services.local.ray_head import free_port
 
 OBJECT_STORE_BYTES = 100 * 1024 * 1024
 START_ATTEMPTS = 3

@@ -11,11 +11,11 @@ import httpx
 import uvicorn
 
 from gxpo_services.app import create_app
+from gxpo_services.auth import tokens
+from gxpo_services.auth.tokens import RoleWord, TokenRequest
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import upgrade
 from gxpo_services.settings import ServiceSettings
-from gxpo_services.tokens import service as tokens
-from gxpo_services.tokens.schemas import RoleWord, TokenRequest
 from support import reporting
 from support.finished_runs import finish
 from support.service_processes import free_port, until

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gxpo_services.access.principals import Principal, Role
-from gxpo_services.api.ids import new_id
-from gxpo_services.comparisons import repository
+from gxpo_services.api.fields import new_id
+from gxpo_services.api.principals import Principal, Role
+from gxpo_services.compare import loading
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.runs import Group
+from gxpo_services.db.tables import Group
 from gxpo_services.runs import service
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import build
@@ -35,7 +35,7 @@ def add_run(
 ) -> str:
     """A queued run; its id."""
     with database.writing() as session:
-        owner = repository.groups_by_id(session, [group])[group] if group else None
+        owner = loading.groups_by_id(session, [group])[group] if group else None
         run = service.new_run(made, PRINCIPAL, group=owner, group_values=dict(values) if values is not None else None)
         session.add(run)
         return run.id

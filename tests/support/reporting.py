@@ -9,10 +9,10 @@ from typing import Any
 from fastapi.testclient import TestClient
 from httpx import Response
 
-from gxpo_services.access.principals import hash_token, new_token
+from gxpo_services.api.principals import hash_token, new_token
 from gxpo_services.db.database import Database
 from gxpo_services.ingest.apply import IngestAnswer
-from gxpo_services.ingest.service import read_batch, receive
+from gxpo_services.ingest.endpoints import read_batch, receive
 from gxpo_services.run_states import RunState
 from gxpo_trainer.jsonl import plain
 from support import queued_runs

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.prompts import load_prompts, resolve_template, tokenize_prompts
-from gxpo_trainer.models.load import load_tokenizer
-from gxpo_trainer.rollout.planner import request_seed
+from gxpo_trainer.learner.models import load_tokenizer
 from gxpo_trainer.rollout.pool import Collected
 from gxpo_trainer.rollout.requests import SampleRequest
+from gxpo_trainer.rollout.sources import request_seed
 
 
 def requests(config: RunConfig, count: int, num_samples: int = 4) -> list[SampleRequest]:

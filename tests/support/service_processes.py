@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from gxpo_trainer.training.run_lock import process_start
+from gxpo_trainer.runtime.locks import process_start
 
 WAIT_S = 300.0
 """A hang is a failure; nothing here should take a tenth of this."""

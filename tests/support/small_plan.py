@@ -7,8 +7,7 @@ from typing import Any
 
 from gxpo_trainer.config import BudgetConfig, GrpoRule
 from gxpo_trainer.planner.devices import Assumptions, Device
-from gxpo_trainer.planner.inputs import Inputs
-from gxpo_trainer.planner.shapes import ModelShape
+from gxpo_trainer.planner.inputs import Inputs, ModelShape
 
 SHAPE = ModelShape(
     hidden=8, intermediate=16, layers=2, heads=2, kv_heads=1, head_dim=4, vocabulary=32, tied=True

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from gxpo_trainer.jsonl import write_json
-from gxpo_trainer.records.reading import read_identity
-from gxpo_trainer.records.reporter import RunReporter
-from gxpo_trainer.records.uploader import take_service
+from gxpo_trainer.reporting.reading import read_identity
+from gxpo_trainer.reporting.reporter import RunReporter
+from gxpo_trainer.reporting.uploader import take_service
 from gxpo_trainer.training.launch import Launch
 
 PASSES_PER_STEP = 3

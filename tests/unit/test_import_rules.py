@@ -28,10 +28,10 @@ def loaded_by(action: str) -> str:
     [
         "import gxpo_trainer.config, gxpo_trainer.config.io, gxpo_trainer.types, gxpo_trainer.errors",
         "import gxpo_trainer.compare.text_tables, gxpo_trainer.compare.heat_map, gxpo_trainer.planner.report",
-        "import gxpo_trainer.data.prompts, gxpo_trainer.data.cursor",
-        "from gxpo_trainer.cli.main import build_parser; build_parser().format_help()",
-        "from gxpo_trainer.cli.main import main; main(['config', '--preset', 'demo'])",
-        "from gxpo_trainer.cli.main import main; main(['config', '--schema'])",
+        "import gxpo_trainer.data.prompts, gxpo_trainer.data.prompts",
+        "from gxpo_trainer.cli import build_parser; build_parser().format_help()",
+        "from gxpo_trainer.cli import main; main(['config', '--preset', 'demo'])",
+        "from gxpo_trainer.cli import main; main(['config', '--schema'])",
     ],
 )
 def test_no_engine_is_loaded(action: str) -> None:
@@ -39,9 +39,7 @@ def test_no_engine_is_loaded(action: str) -> None:
 
 
 def test_help_does_not_even_load_pydantic() -> None:
-    program = (
-        "import sys; from gxpo_trainer.cli.main import build_parser; build_parser(); print('pydantic' in sys.modules)"
-    )
+    program = "import sys; from gxpo_trainer.cli import build_parser; build_parser(); print('pydantic' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "False"
 

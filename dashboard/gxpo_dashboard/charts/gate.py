@@ -32,7 +32,7 @@ from gxpo_dashboard.charts.base import (
     y_encoding,
     z_encoding,
 )
-from gxpo_dashboard.view_models.colors import HUES
+from gxpo_dashboard.view_models.rules import HUES
 from gxpo_dashboard.view_models.series import Points, Series
 
 NAMES = tuple(f"gate/{name}" for name in ("active", "z", "threshold", "value", "shutoff_step"))

@@ -1,18 +1,37 @@
-"""Runs as rows of a table. Pure."""
+"""Runs as rows of a table. Pure.
+
+The plan of a run as sentences and rows. Pure.
+
+Turns of a response in an environment. Pure.
+
+Selected items of a table whose rows move, while the browser knows them by row. Pure.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
 
-from gxpo_client.formats import NONE, count, duration, figure, known, moment, percent, signed, significant
-from gxpo_client.spreadsheets import literal
-from gxpo_dashboard.text.labels import state_word
+from gxpo_client.formats import (
+    NONE,
+    count,
+    duration,
+    figure,
+    known,
+    literal,
+    moment,
+    percent,
+    signed,
+    significant,
+    size,
+)
+from gxpo_dashboard.labels import state_word
 from gxpo_dashboard.view_models.series import number
 
 Json = Mapping[str, Any]
@@ -269,3 +288,129 @@ def csv_file(frame: pd.DataFrame) -> bytes:
     # Both characters in the line end: the writer quotes a text that contains one of its characters, and no other.
     text: str = escaped.to_csv(index=False, lineterminator="\r\n")
     return text.encode()
+
+
+TIME_COLUMNS = ("Rule", "Sampling", "Update", "Step", "Backward passes", "Total", "GPU hours")
+MEMORY_COLUMNS = ("Phase", "Part", "Memory")
+
+
+def verdict(plan: Json) -> str:
+    """`Fits on 4 × h100-80.`, or the planner's sentence."""
+    if not plan["fits"]:
+        advice = str(plan["advice"])
+        return f"{advice[:1].upper()}{advice[1:]}."
+    if plan["device"] == "cpu":
+        return "Planned for a host without GPUs."
+    shared = "" if not plan["shared_devices"] else ", shared by learner and sampler"
+    return f"Fits on {count(plan['devices_needed'])} × {plan['device']}{shared}."
+
+
+def time_rows(plan: Json) -> list[tuple[str, ...]]:
+    """One row a rule, the run's own marked: seconds of a step and the cost of the budget."""
+    rows: list[tuple[str, ...]] = []
+    for rule in plan["rules"]:
+        seconds = rule["seconds"]
+        hours = rule["hours"]
+        rows.append(
+            (
+                rule["label"] + (" (this run)" if rule["own"] else ""),
+                duration(seconds["sampling"]),
+                duration(seconds["passes"] + seconds["look_ahead"]),
+                duration(seconds["step"]),
+                count(rule["backward_passes"]),
+                NONE if hours is None else duration(3600 * hours),
+                NONE if rule["gpu_hours"] is None else figure(rule["gpu_hours"]),
+            )
+        )
+    return rows
+
+
+def memory_rows(plan: Json) -> list[tuple[str, ...]]:
+    """The parts of each phase, largest first, after the phase's sum and limit."""
+    rows: list[tuple[str, ...]] = []
+    for phase in plan["memory"]:
+        limit = phase["limit_bytes"]
+        total = size(phase["needed_bytes"]) + (f" of {size(limit)}" if limit else "")
+        rows.append((phase["phase"], "total", total))
+        parts = sorted(phase["parts"], key=lambda part: -part["bytes"])
+        rows += [("", part["name"], size(part["bytes"])) for part in parts]
+    return rows
+
+
+def cache_words(plan: Json) -> str:
+    return f"The KV cache of a sampler holds {count(plan['kv_cache_sequences'])} sequences of mean length."
+
+
+SPEAKERS = {"policy": "Policy", "environment": "Environment"}
+ENDS = {
+    "done": "ended by the environment",
+    "max_turns": "turn limit reached",
+    "length": "token limit reached",
+    "timeout": "environment timed out",
+    "error": "environment failed",
+}
+LONG_TURN = 1500
+"""Characters of a turn that are shown at first."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRow:
+    """A turn to show. heading: speaker, number and reward. text: untrusted. cut: its beginning if it is long."""
+
+    heading: str
+    text: str
+    cut: str | None
+
+
+def turn_rows(item: Mapping[str, Any]) -> list[TurnRow]:
+    """The turns of a sample in order; none for a response of a single turn."""
+    rows, exchange = [], 0
+    for turn in item.get("turns") or []:
+        exchange += turn["speaker"] == "policy"
+        reward = turn.get("reward")
+        given = "" if reward is None else f", reward {signed(reward)}"
+        text = turn["text"]
+        cut = f"{text[:LONG_TURN]}…" if len(text) > LONG_TURN else None
+        rows.append(TurnRow(f"{SPEAKERS.get(turn['speaker'], 'Unknown')}, turn {exchange}{given}", text, cut))
+    return rows
+
+
+def episode_facts(item: Mapping[str, Any]) -> str:
+    """How the episode ended, what the policy wrote of it, and where its reward came from; empty for a single turn."""
+    if item.get("end") is None:
+        return ""
+    rewarded = any(turn.get("reward") is not None for turn in item.get("turns") or [])
+    source = "environment" if rewarded else "verifier"
+    facts = [ENDS.get(item["end"], item["end"]), f"{item['sampled_length']} of {item['length']} tokens by the policy"]
+    return ", ".join([*facts, *([] if item.get("reward") is None else [f"reward from the {source}"])])
+
+
+class RowSelection:
+    """Which ids are selected. Call `report` with the rows that the browser reports, then `place` with the new order.
+
+    A report may be older than the last order, which was still on its way to the browser. Rows that were sent with an
+    earlier order, and not confirmed since, therefore stand for the same ids, and only others for a new selection.
+    """
+
+    def __init__(self) -> None:
+        self._ids: list[str] = []
+        self._chosen: set[str] = set()
+        self._sent: list[list[int]] = [[]]
+
+    def report(self, rows: Sequence[int]) -> None:
+        """Take what the browser has selected."""
+        found = sorted(rows)
+        if found in self._sent:
+            del self._sent[: self._sent.index(found)]
+        else:
+            self._chosen = {self._ids[row] for row in found if row < len(self._ids)}
+            self._sent = [found]
+
+    def place(self, ids: Sequence[str]) -> list[int]:
+        """The selected rows of the order `ids`, which is sent to the browser; ids that are gone are not selected."""
+        self._ids = list(ids)
+        self._chosen &= set(ids)
+        rows = [row for row, found in enumerate(ids) if found in self._chosen]
+        if rows != self._sent[-1]:
+            self._sent.append(rows)
+        return rows

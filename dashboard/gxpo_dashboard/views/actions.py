@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 import streamlit as st
 
 from gxpo_client.errors import Refused, ServiceUnavailable
+from gxpo_dashboard.labels import ACTIONS, NO_RIGHT, comma_separated, plain
 from gxpo_dashboard.session import visitor
-from gxpo_dashboard.session.navigation import go
-from gxpo_dashboard.text.labels import ACTIONS, NO_RIGHT, comma_separated, plain
+from gxpo_dashboard.session.permalinks import go
 
 Json = dict[str, Any]
 

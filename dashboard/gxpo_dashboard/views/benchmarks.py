@@ -9,12 +9,12 @@ import streamlit as st
 
 from gxpo_dashboard.charts import benchmarks as charts
 from gxpo_dashboard.charts.base import AXIS_WORDS, with_colors
+from gxpo_dashboard.labels import TERMINAL, plain, unique_labels
 from gxpo_dashboard.session import permalinks, visitor
-from gxpo_dashboard.text.labels import TERMINAL, plain, unique_labels
 from gxpo_dashboard.view_models.tables import csv_file
-from gxpo_dashboard.views import picker
+from gxpo_dashboard.views import explorer
 from gxpo_dashboard.views.run import evaluated_at
-from gxpo_dashboard.widgets.shown import charts_ahead, download, empty, grid, live
+from gxpo_dashboard.widgets import charts_ahead, download, empty, grid, live
 
 Json = dict[str, Any]
 MOST_RUNS = 8
@@ -26,8 +26,8 @@ def show() -> None:
     header.title("Benchmarks", width="content")
     with visitor.guarded():
         with header.popover("Select runs", icon=":material/checklist:"):
-            runs = picker.runs("Runs", "runs", most=MOST_RUNS)
-        picker.left_out("runs")
+            runs = explorer.runs("Runs", "runs", most=MOST_RUNS)
+        explorer.left_out("runs")
         if not runs:
             empty(
                 "No runs selected",

@@ -12,12 +12,13 @@ import streamlit as st
 from gxpo_client.errors import InvalidRequest
 from gxpo_dashboard.charts import compare as charts
 from gxpo_dashboard.charts.base import AXIS_WORDS, with_colors
-from gxpo_dashboard.charts.parallel import parallel_chart
+from gxpo_dashboard.charts.compare import parallel_chart
+from gxpo_dashboard.labels import TERMINAL, number_of, plain, unique_labels
 from gxpo_dashboard.session import permalinks, visitor
-from gxpo_dashboard.session.bounded import keep
-from gxpo_dashboard.text.labels import TERMINAL, number_of, plain, unique_labels
-from gxpo_dashboard.views import explorer, picker
-from gxpo_dashboard.widgets.shown import chart, charts_ahead, download, draw_first, empty, live, text_table
+from gxpo_dashboard.session.visitor import keep
+from gxpo_dashboard.views import explorer
+from gxpo_dashboard.views import explorer as picker
+from gxpo_dashboard.widgets import chart, charts_ahead, download, draw_first, empty, live, text_table
 
 Json = dict[str, Any]
 

@@ -11,12 +11,11 @@ import pandas as pd
 import streamlit as st
 
 from gxpo_client.formats import count, figure, moment, percent, size
+from gxpo_dashboard.labels import VERDICT_COLORS, VERDICTS, plain, with_formulas
 from gxpo_dashboard.session import permalinks, visitor
-from gxpo_dashboard.text.labels import VERDICT_COLORS, VERDICTS, plain, with_formulas
 from gxpo_dashboard.view_models.series import number
-from gxpo_dashboard.view_models.turns import TurnRow, episode_facts, turn_rows
-from gxpo_dashboard.widgets.pages import cursors, pager
-from gxpo_dashboard.widgets.shown import download, empty, foreign
+from gxpo_dashboard.view_models.tables import TurnRow, episode_facts, turn_rows
+from gxpo_dashboard.widgets import cursors, download, empty, foreign, pager
 
 Json = dict[str, Any]
 

@@ -8,23 +8,26 @@ from typing import Any
 import streamlit as st
 
 from gxpo_client.formats import NONE, count, duration, known, moment, percent, significant
-from gxpo_dashboard.charts import budget, curves, gate, timeline, timing
+from gxpo_dashboard.charts import curves, gate
+from gxpo_dashboard.charts import steps as budget
+from gxpo_dashboard.charts import steps as timeline
+from gxpo_dashboard.charts import steps as timing
 from gxpo_dashboard.charts.base import AXIS_WORDS, MUTED, Chart, axis_value, series_of, with_colors
 from gxpo_dashboard.charts.benchmarks import accuracy_chart, metrics_of
+from gxpo_dashboard.labels import TERMINAL, plain, state_chip, state_word, why
 from gxpo_dashboard.session import permalinks, visitor
-from gxpo_dashboard.text.labels import TERMINAL, plain, state_chip, state_word, why
-from gxpo_dashboard.view_models.colors import variants
+from gxpo_dashboard.view_models.rules import variants
 from gxpo_dashboard.view_models.series import Series, number
 from gxpo_dashboard.view_models.tables import time_left
 from gxpo_dashboard.views import actions, explorer, records
-from gxpo_dashboard.widgets.shown import chart, charts_ahead, empty, grid, live
+from gxpo_dashboard.widgets import chart, charts_ahead, empty, grid, live
 
 Json = dict[str, Any]
 
 OVERVIEW = (*curves.REWARD, *gate.NAMES, *budget.NAMES)
 SYSTEM = (
     *curves.GAP, *curves.MEMORY, *curves.GPU_LOAD, *curves.GPU_MEMORY, *curves.CPU, *curves.TRAFFIC, *curves.DISK,
-    *timeline.NAMES,
+    *timeline.SPAN_NAMES,
 )  # fmt: skip
 POLICY = (*curves.ENTROPY, *curves.KL, *curves.CLIP, *curves.LENGTH, *curves.FAILURES, *curves.TURNS, *curves.EPISODES)
 RULE = (
@@ -220,7 +223,7 @@ def _policy(run_id: str, x: str) -> None:
 
 
 def _system(run_id: str, x: str) -> None:
-    times = visitor.live_series(run_id, "step", timing.NAMES, joined=True)
+    times = visitor.live_series(run_id, "step", timing.TIMING_NAMES, joined=True)
     series = visitor.live_series(run_id, x, SYSTEM).points
     steps = visitor.client().timeline(run_id)
     if steps:

@@ -1,8 +1,11 @@
-"""Submit view: configure and submit a run or a sweep."""
+"""Submit view: configure and submit a run or a sweep.
+
+Plan of the run in the Submit view: whether it fits, memory by phase, time and cost by rule.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +14,45 @@ import streamlit as st
 
 from gxpo_client.errors import Refused
 from gxpo_client.formats import count
+from gxpo_dashboard.labels import NO_RIGHT, comma_separated, number_of, plain, state_word
 from gxpo_dashboard.session import permalinks, visitor
-from gxpo_dashboard.session.navigation import go
-from gxpo_dashboard.text.labels import NO_RIGHT, comma_separated, number_of, plain, state_word
-from gxpo_dashboard.view_models import commands, forms
-from gxpo_dashboard.views import actions, plan_panel
-from gxpo_dashboard.widgets.shown import text_table
+from gxpo_dashboard.session.permalinks import go
+from gxpo_dashboard.view_models import forms
+from gxpo_dashboard.view_models import forms as commands
+from gxpo_dashboard.view_models import tables as view_model
+from gxpo_dashboard.views import actions
+from gxpo_dashboard.widgets import text_table
+
+
+def show_plan(checked: Mapping[str, Any], runs: int = 1) -> None:
+    """The plan in an answer of `/runs/validate`; why there is none where there is none.
+
+    runs: of the sweep whose base configuration was checked.
+    """
+    plan = checked.get("plan")
+    if plan is None:
+        if checked.get("plan_problem"):
+            st.caption(plain(f"No plan: {checked['plan_problem']}"))
+        return
+    if runs > 1:
+        st.caption(f"Plan of one run with the base settings; the sweep has {count(runs)} runs.")
+    words = plain(view_model.verdict(plan))
+    if plan["fits"]:
+        st.markdown(words)
+    else:
+        st.warning(words, icon=":material/memory:")
+    text_table(_frame(view_model.time_rows(plan), view_model.TIME_COLUMNS), "Time and cost by rule")
+    st.caption("With the look-ahead on to the end, without evaluation, checkpoints and start-up.")
+    text_table(_frame(view_model.memory_rows(plan), view_model.MEMORY_COLUMNS), "Memory by phase", closed=True)
+    st.caption(view_model.cache_words(plan))
+    with st.expander("Assumptions"):
+        for line in plan["assumptions"]:
+            st.text(line)
+
+
+def _frame(rows: Sequence[tuple[str, ...]], columns: Sequence[str]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=list(columns)).astype("str")
+
 
 Json = dict[str, Any]
 
@@ -219,7 +255,7 @@ def _one_run(config: Json, body: Json) -> None:
         st.session_state.pop("submission_key", None)
         go("run", run=made["id"])
     if checked["valid"]:
-        plan_panel.show(checked)
+        show_plan(checked)
     with st.expander("TOML", expanded=checked["valid"]):
         st.code(checked.get("toml") or "# invalid config", language="toml", height=420)
     with st.expander("curl"):
@@ -246,7 +282,7 @@ def _sweep(body: Json) -> None:
         st.session_state.pop("submission_key", None)
         go("runs", group=made["group"]["id"])
     base = visitor.client().validate(body["base"])
-    plan_panel.show(base, cost["runs"])
+    show_plan(base, cost["runs"])
     rows = [(run["name"], run["rule_label"], run["seed"], run["backward_passes"]) for run in plan["runs"]]
     frame = pd.DataFrame(rows, columns=["Run", "Rule", "Seed", "Backward passes"])
     text_table(frame.astype("str"), "Planned runs")

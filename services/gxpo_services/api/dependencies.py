@@ -2,32 +2,96 @@
 
 A session is committed when the endpoint returns, before the response is sent, and rolled back when it raises.
 Dependencies that never block are `async`: FastAPI runs all others in a thread, which costs more than their work.
+
+Slots for responses that take long: streams, exports and comparisons. One reader cannot take those of all.
+
+The run named in a path, or 404.
+
+Look-up of a run by its public id.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from typing import Annotated, Any, get_type_hints
 
 import anyio
 from fastapi import Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 from sqlalchemy.orm import Session
+from starlette.types import Receive, Scope, Send
 
-from gxpo_services.access.principals import Principal, Role
-from gxpo_services.access.repository import find_by_secret
-from gxpo_services.access.token_uses import TokenUses
-from gxpo_services.api.errors import Forbidden, Unauthorized
-from gxpo_services.api.slots import slots_of
+from gxpo_services.api.errors import Forbidden, LimitReached, NotFound, Unauthorized
+from gxpo_services.api.fields import RunId
+from gxpo_services.api.principals import Principal, Role, TokenUses, find_by_secret
 from gxpo_services.db.database import Database
+from gxpo_services.db.tables import Run
+from gxpo_services.run_states import RunState
 from gxpo_services.settings import ServiceSettings
+
+
+class Slots:
+    """Counts the open responses of one kind, by token. Used by the event loop's thread only.
+
+    total: of all tokens together. each: of one token.
+    """
+
+    def __init__(self, what: str, total: int, each: int) -> None:
+        self._what, self._total, self._each = what, total, each
+        self._open: Counter[str] = Counter()
+
+    @contextmanager
+    def holding(self, owner: str) -> Iterator[None]:
+        """Count a response within the context. Raises LimitReached."""
+        self.take(owner)
+        try:
+            yield
+        finally:
+            self.release(owner)
+
+    def take(self, owner: str) -> None:
+        """Count a response that is about to open. Raises LimitReached."""
+        if self._open[owner] >= self._each:
+            has = f"your token has {self._each} open {self._what}"
+            raise LimitReached(f"{has}, which is the limit; close one or wait for its end")
+        if self._open.total() >= self._total:
+            raise LimitReached(f"the service has {self._total} open {self._what}, which is the limit; try again later")
+        self._open[owner] += 1
+
+    def release(self, owner: str) -> None:
+        self._open[owner] -= 1
+        self._open += Counter()  # forget those without any
+
+
+class SlottedResponse(StreamingResponse):
+    """A stream that holds a slot from its first to its last byte, or until its client is gone.
+
+    Without a free slot the response is the problem LimitReached.
+    """
+
+    def __init__(self, slots: Slots, owner: str, content: Any, **options: Any) -> None:
+        super().__init__(content, **options)
+        self._slots, self._owner = slots, owner
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._slots.holding(self._owner):
+            await super().__call__(scope, receive, send)
+
+
+def slots_of(request: Request, name: str) -> Slots:
+    """Slots of the application: `stream_slots`, `export_slots` or `heavy_slots`."""
+    found: Slots = getattr(request.app.state, name)
+    return found
+
 
 _bearer = HTTPBearer(auto_error=False, description="A token made by `gxpo token create`.")
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
@@ -231,3 +295,28 @@ def _at_least(role: Role) -> object:
 
 Submitter = Annotated[Principal, _at_least(Role.SUBMITTER)]
 Admin = Annotated[Principal, _at_least(Role.ADMIN)]
+
+
+def find_run(session: Session, run_id: str, *, lock: bool = False) -> tuple[int, RunState] | None:
+    """Number and state of a run. lock: SELECT … FOR UPDATE."""
+    query = select(Run.number, Run.state).where(Run.id == run_id)
+    row = session.execute(query.with_for_update() if lock else query).one_or_none()
+    return None if row is None else (row.number, RunState(row.state))
+
+
+def run_number(session: Session, run_id: str) -> int:
+    """Row number of a run. Raises NotFound."""
+    found = find_run(session, run_id)
+    if found is None:
+        raise NotFound(f"there is no run {run_id}")
+    return found[0]
+
+
+def _existing(run_id: RunId, _: Viewer, database: DatabaseDep) -> str:
+    """Id of an existing run; the transaction ends before any file is read or sent."""
+    with database.reading() as session:
+        run_number(session, run_id)
+    return run_id
+
+
+ExistingRun = Annotated[str, Depends(_existing)]

@@ -1,14 +1,28 @@
-"""Field types of requests and responses: ids, storable text, and numbers including NaN and the infinities."""
+"""Field types of requests and responses: ids, storable text, and numbers including NaN and the infinities.
+
+Public ids: one letter for the kind, a timestamp and random bits; they sort by creation time.
+
+Opaque keyset cursors: sort value and row number of the last row of a page.
+
+A cursor grants no access, so it is validated but not signed: its order must match the request, and its value must have
+the type of the column, because it is compared in SQL.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
+import secrets
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import Path
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, TypeAdapter
 
-from gxpo_trainer.jsonl import plain
+from gxpo_services.api.errors import Invalid
+from gxpo_trainer.jsonl import decode_number, plain
 
 MAX_INTEGER = 2**63 - 1
 """Largest integer that the databases store."""
@@ -73,3 +87,64 @@ def faults(value: Any) -> list[tuple[str, str]]:
         elif isinstance(item, list | tuple):
             waiting += [(f"{path}[{number}]", inner, depth + 1) for number, inner in enumerate(item)]
     return sorted(found)
+
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: without i, l, o, u
+
+
+def new_id(kind: str, now: float | None = None) -> str:
+    """`kind` + 10 characters of milliseconds since 1970 + 10 random characters (50 bits)."""
+    millis = int((time.time() if now is None else now) * 1000)
+    return kind + _encode(millis, 10) + _encode(secrets.randbits(50), 10)
+
+
+def _encode(value: int, length: int) -> str:
+    digits = []
+    for _ in range(length):
+        value, rest = divmod(value, 32)
+        digits.append(_ALPHABET[rest])
+    return "".join(reversed(digits))
+
+
+Kind = Literal["text", "int32", "int64", "float"]
+Value = str | int | float | None
+
+
+def _integer(low: int, high: int) -> Any:
+    return Annotated[int, Field(strict=True, ge=low, le=high)]
+
+
+_NUMBER: TypeAdapter[int] = TypeAdapter(_integer(0, MAX_INTEGER))
+_VALUES: dict[Kind, TypeAdapter[Any]] = {
+    "text": TypeAdapter(Annotated[Text, Field(strict=True)] | None),
+    "int32": TypeAdapter(_integer(-MAX_STEP, MAX_STEP) | None),
+    "int64": TypeAdapter(_integer(-MAX_INTEGER, MAX_INTEGER) | None),
+    "float": TypeAdapter(Annotated[float, BeforeValidator(decode_number)] | None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Position of a row in an order: its sort value (None: no value) and its number as tie-breaker."""
+
+    value: Value
+    number: int
+
+
+def encode(order: str, position: Position) -> str:
+    """Encode a position. order: the sort key of the list, as one word."""
+    body = json.dumps([order, plain(position.value), position.number], separators=(",", ":"), ensure_ascii=False)
+    return base64.urlsafe_b64encode(body.encode()).decode().rstrip("=")
+
+
+def decode(cursor: str, order: str, kind: Kind) -> Position:
+    """Decode a cursor. Raises Invalid when it is malformed or belongs to another order."""
+    try:
+        body = json.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True))
+        of_order, value, number = body
+        position = Position(_VALUES[kind].validate_python(value), _NUMBER.validate_python(number))
+    except (ValueError, TypeError, RecursionError):
+        raise Invalid.of("cursor", "is not a cursor of this list; pass next_cursor unchanged") from None
+    if of_order != order:
+        raise Invalid.of("cursor", "belongs to another order; leave it out when sort, order or metric_at change")
+    return position

@@ -1,23 +1,35 @@
-"""Idempotency keys: a request retried after a lost response returns what the first one created."""
+"""Idempotency keys: a request retried after a lost response returns what the first one created.
+
+`ETag` and `If-Match`: no change overwrites one that its author has not seen.
+
+The parameters and responses that endpoints share that create something once per idempotency key.
+
+Responses serialized in the endpoint's own thread.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from fastapi import Header
+from fastapi import Depends, Header, Request, Response
 from pydantic import BaseModel
+from pydantic_core import to_json
 from sqlalchemy import delete, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import NoResultFound
 from sqlalchemy.orm import Session
 
-from gxpo_services.access.principals import Principal
-from gxpo_services.api.errors import Conflict
-from gxpo_services.db.tables.tokens import IdempotencyKey
+from gxpo_services.api.dependencies import Settings, Submitter, WriteSession
+from gxpo_services.api.errors import Conflict, PreconditionFailed, responses
+from gxpo_services.api.principals import Principal
+from gxpo_services.db.tables import IdempotencyKey
 
 IdempotencyHeader = Annotated[
     str | None,
@@ -79,3 +91,71 @@ def delete_expired_keys(session: Session, before: float, most: int) -> int:
         gone = delete(IdempotencyKey).where(tuple_(*columns).in_(old))
         session.execute(gone.execution_options(synchronize_session=False))
     return len(old)
+
+
+IfMatch = Annotated[
+    str | None,
+    Header(
+        max_length=1000,
+        description="ETag of the version that the change is meant for, or *; another present version: 412.",
+    ),
+]
+ETAG_HEADER = {"ETag": {"description": "Version of what can be edited; for If-Match.", "schema": {"type": "string"}}}
+_TAG = re.compile(r'(?:W/)?"[^"]*"')
+
+
+def etag(content: Any) -> str:
+    """The entity tag of what people edit, from its JSON. Progress is no part of it, or no edit of a running run
+    could succeed."""
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False)
+    return f'"{hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:32]}"'
+
+
+def check_match(if_match: str | None, present: str, what: str) -> None:
+    """Raise PreconditionFailed unless `If-Match` is missing, * or names the present version. Weak tags never match."""
+    if if_match is None or if_match.strip() == "*" or present in _TAG.findall(if_match):
+        return
+    raise PreconditionFailed(f"{what} was changed since that version; read it again, then repeat the change")
+
+
+def answer(body: BaseModel, status: int = 200, **headers: str) -> Response:
+    """A JSON response, serialized before the endpoint returns.
+
+    FastAPI serializes a plain return value in another thread of its bounded pool while the transaction is still open.
+    If every thread of the pool waits for a lock of that transaction, this deadlocks.
+    """
+    return Response(body.model_dump_json(), status, headers, "application/json")
+
+
+def plain_answer(body: Mapping[str, Any]) -> Response:
+    """A JSON response from plain values, without validation, which would cost more than the query."""
+    return Response(to_json(body, inf_nan_mode="strings"), media_type="application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class _Submission:
+    """Who creates what: principal, settings, session and idempotency key of a request."""
+
+    principal: Submitter
+    settings: Settings
+    session: WriteSession
+    request: Request
+    key: IdempotencyHeader = None
+
+    def created(self, body: BaseModel, is_new: bool, route: str, **path: str) -> Response:
+        """201 for a new resource, 200 for one created before with this key, with its location."""
+        location = self.request.url_for(route, **path).path
+        return answer(body, 201 if is_new else 200, Location=location)
+
+
+Submission = Annotated[_Submission, Depends(_Submission, scope="function")]
+
+
+def creation_responses(model: type[BaseModel], what: str, created: str, repeated: str) -> dict[int | str, Any]:
+    """Responses of such an endpoint. what: the resource that Location names."""
+    headers = {"Location": {"description": f"URL of the {what}.", "schema": {"type": "string"}}}
+    return {
+        200: {"model": model, "description": repeated, "headers": headers},
+        201: {"description": created, "headers": headers},
+        **responses(400, 409, 410, 413, 429),
+    }

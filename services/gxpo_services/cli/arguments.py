@@ -156,7 +156,7 @@ def register_export(subparsers: Subparsers) -> None:
 def register_token(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("token", help="create, list and revoke access tokens")
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    create = _command(actions, "create", "tokens:create", "create a token; its secret is printed once")
+    create = _command(actions, "create", "changing:create", "create a token; its secret is printed once")
     create.add_argument("name", metavar="NAME", help="name of its owner")
     create.add_argument(
         "--role", choices=("metrics", "viewer", "submitter", "admin"), default="viewer", help="default viewer"
@@ -167,8 +167,8 @@ def register_token(subparsers: Subparsers) -> None:
         action="store_true",
         help="write directly to the database, for the first token of a new service",
     )
-    _command(actions, "list", "tokens:list_tokens", "list tokens, without secrets")
-    revoke = _command(actions, "revoke", "tokens:revoke", "revoke tokens")
+    _command(actions, "list", "changing:list_tokens", "list tokens, without secrets")
+    revoke = _command(actions, "revoke", "changing:revoke", "revoke tokens")
     revoke.add_argument("tokens", metavar="ID", nargs="+", help="ids, as `gxpo token list` shows them")
 
 

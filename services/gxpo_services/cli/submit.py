@@ -9,18 +9,17 @@ from typing import Any
 
 import tomli_w
 
-from gxpo_client.addresses import is_loopback
 from gxpo_client.client import Client, Json
+from gxpo_client.connection import is_loopback
 from gxpo_client.errors import InvalidRequest
 from gxpo_client.formats import count
 from gxpo_services.cli import tables
 from gxpo_services.cli.common import UsageError, client_of, confirmed, named, one_line, print_json, say
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.engines import STARTER_POLICIES
 from gxpo_trainer.config.io import load_preset, load_run, to_toml
-from gxpo_trainer.config.model import STARTER_POLICIES
 from gxpo_trainer.jsonl import plain
-from gxpo_trainer.studies.definition import load_study
-from gxpo_trainer.studies.expansion import largest_cost
+from gxpo_trainer.studies.definition import largest_cost, load_study
 
 
 def submit(args: argparse.Namespace) -> int:

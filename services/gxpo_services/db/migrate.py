@@ -1,7 +1,13 @@
-"""Schema migrations with Alembic, for SQLite and PostgreSQL."""
+"""Schema migrations with Alembic, for SQLite and PostgreSQL.
+
+Back-up and restore of a SQLite database with SQLite's own back-up call. PostgreSQL has pg_dump.
+"""
 
 from __future__ import annotations
 
+import os
+import sqlite3
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 
@@ -9,10 +15,10 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection
+from sqlalchemy import Connection, make_url
 
 from gxpo_services.db.database import make_engine
-from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.errors import ConfigError, DataError
 
 SCRIPTS = Path(__file__).parent / "migrations"
 
@@ -71,3 +77,87 @@ def need_current(url: str) -> None:
     """Raise ConfigError unless the database can be used by this version."""
     if not is_usable(revision_at(url)):
         raise ConfigError("the database is not at this version's schema; run `gxpo migrate`")
+
+
+_TABLE = "alembic_version"
+
+
+def back_up(url: str, target: Path) -> int:
+    """Copy the database of a service, which may be in use, to a new file (mode 0600); returns its size in bytes.
+
+    The copy is consistent and replaces `target` only when it is complete and on disk. Raises ConfigError, DataError.
+    """
+    source = _file_of(url)
+    part = target.with_name(target.name + ".part")
+    try:
+        part.unlink(missing_ok=True)
+        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        with closing(_open(source)) as database, closing(sqlite3.connect(part)) as copy:
+            # In steps, a write in between restarts the copy: a busy service would never finish it.
+            database.backup(copy)
+            copy.execute("PRAGMA journal_mode=DELETE")  # one file, without -wal and -shm
+        _check(part)
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        part.replace(target)
+        return target.stat().st_size
+    except OSError as error:
+        raise ConfigError(f"cannot write the back-up {target}: {error.strerror}") from None
+    except sqlite3.Error as error:
+        raise DataError(f"cannot back up {source}: {error}") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def restore(url: str, backup: Path) -> None:
+    """Replace the database of a stopped service by a back-up, and migrate it to this version's schema.
+
+    Raises ConfigError when a process uses the database; DataError when the back-up is not one of a service, or was made
+    by a newer version.
+    """
+    target = _file_of(url, must_exist=False)
+    revision, newest = _check(backup), newest_revision()
+    if revision > newest:
+        raise DataError(
+            f"{backup} was made by a newer version of gxpo: its schema is {revision}, this version's {newest}; "
+            "upgrade gxpo first"
+        )
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        with closing(_open(backup)) as copy, closing(sqlite3.connect(target, timeout=1.0)) as database:
+            # Only the last connection can end the WAL mode: nobody else uses the database.
+            database.execute("PRAGMA journal_mode=DELETE")
+            copy.backup(database)
+    except sqlite3.OperationalError as error:
+        raise ConfigError(f"{target} is in use ({error}); stop the service first") from None
+    target.chmod(0o600)
+    upgrade(url)
+
+
+def _file_of(url: str, *, must_exist: bool = True) -> Path:
+    parsed = make_url(url)
+    if parsed.get_backend_name() != "sqlite" or not parsed.database:
+        raise ConfigError("the service's database is not SQLite; use pg_dump and pg_restore (docs/operations.md)")
+    file = Path(parsed.database)
+    if must_exist and not file.exists():
+        raise ConfigError(f"there is no database {file}; check --home or GXPO_DATABASE_URL")
+    return file
+
+
+def _open(file: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)
+
+
+def _check(file: Path) -> str:
+    """The schema revision of a back-up. Raises DataError unless the file is an intact database of a service."""
+    try:
+        with closing(_open(file)) as database:
+            (result,) = database.execute("PRAGMA quick_check(1)").fetchone()
+            found = database.execute(f"SELECT version_num FROM {_TABLE}").fetchone()
+    except sqlite3.Error as error:
+        raise DataError(f"{file} is no back-up of a service: {error}") from None
+    if result != "ok":
+        raise DataError(f"{file} is damaged: {result}")
+    if found is None:
+        raise DataError(f"{file} is no back-up of a service: it has no schema revision")
+    return str(found[0])

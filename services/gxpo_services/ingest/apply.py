@@ -19,17 +19,13 @@ from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
-from gxpo_services.db.tables.runs import Run
-from gxpo_services.events import repository as events
+from gxpo_services.db.tables import Run
 from gxpo_services.ingest.batches import KINDS, Batch, MetricRow
-from gxpo_services.metrics import repository
-from gxpo_services.metrics.blocks import encode
-from gxpo_services.metrics.names import BACKWARD_PASSES, SCORE, TOKENS, TRAINING_S
-from gxpo_services.metrics.repository import Summary
+from gxpo_services.outputs import events, metrics, samples
+from gxpo_services.outputs.metrics import BACKWARD_PASSES, SCORE, TOKENS, TRAINING_S, Summary, encode
 from gxpo_services.run_states import RunState, pending_request
 from gxpo_services.runs import lifecycle
-from gxpo_services.samples import repository as samples
-from gxpo_trainer.config.timeouts import half_of_limit_passed
+from gxpo_trainer.config.base import half_of_limit_passed
 
 _COUNTED = (BACKWARD_PASSES, TOKENS, TRAINING_S, SCORE)
 
@@ -96,17 +92,17 @@ def apply_batch(session: Session, run: Run, batch: Batch, actor: str) -> IngestA
 
 
 def _apply_metrics(session: Session, run: Run, rows: Sequence[MetricRow]) -> None:
-    before = repository.first_steps(session, [run.number])[run.number]
+    before = metrics.first_steps(session, [run.number])[run.number]
     firsts = dict(before)
     for row in rows:
         firsts[row.attempt] = min(row.step, firsts.get(row.attempt, row.step))
     begun = {attempt: first for attempt, first in firsts.items() if before.get(attempt) != first}
-    repository.put_first_steps(session, run.number, begun)
-    numbers = repository.numbers_of(session, {*_COUNTED, *(name for row in rows for name in row.values)})
+    metrics.put_first_steps(session, run.number, begun)
+    numbers = metrics.numbers_of(session, {*_COUNTED, *(name for row in rows for name in row.values)})
     _append(session, run.number, rows, numbers)
-    present = repository.summaries(session, run.number)
+    present = metrics.summaries(session, run.number)
     changed = _summarise(session, run.number, rows, numbers, present, begun, firsts)
-    repository.put_summaries(session, run.number, changed)
+    metrics.put_summaries(session, run.number, changed)
     newest = max(firsts)
     reached = max((row.step for row in rows if row.attempt == newest), default=0)
     run.attempt = newest
@@ -121,7 +117,7 @@ def _append(session: Session, run_number: int, rows: Sequence[MetricRow], number
     for attempt, values in sorted(by_attempt.items()):
         parts = {(numbers[name], block): data for (name, block), data in encode(values).items()}
         if parts:
-            repository.append_blocks(session, run_number, attempt, parts)
+            metrics.append_blocks(session, run_number, attempt, parts)
 
 
 def _summarise(
@@ -155,10 +151,10 @@ def _summarise(
                 recomputed.add(numbers[name])
     changed: dict[int, Summary | None] = {numbers[name]: summary for name, summary in added.items()}
     if recomputed:
-        found = repository.histories(session, recomputed, {run_number: firsts})
+        found = metrics.histories(session, recomputed, {run_number: firsts})
         for name_number in recomputed:
             records = found.get((run_number, name_number))
-            changed[name_number] = None if records is None else repository.summary_of(records)
+            changed[name_number] = None if records is None else metrics.summary_of(records)
     return changed
 
 

@@ -13,10 +13,8 @@ from typing import Any, BinaryIO
 
 from sqlalchemy.orm import Session
 
-from gxpo_services.artifacts.run_files import RunFiles
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.runs import Run
-from gxpo_services.events import repository as events
+from gxpo_services.db.tables import Run
 from gxpo_services.ingest.apply import apply_batch
 from gxpo_services.ingest.batches import (
     BadRow,
@@ -29,6 +27,8 @@ from gxpo_services.ingest.batches import (
     read_json,
     replace_odd_characters,
 )
+from gxpo_services.outputs import events
+from gxpo_services.outputs.files import RunFiles
 from gxpo_services.runs import repository
 from gxpo_services.runs.lifecycle import Outcome, StateChanged
 

@@ -1,18 +1,123 @@
-"""`/runs/{run_id}/ingest`: where trainers report."""
+"""Requests and answers of trainers.
+
+Authentication and application of trainers' batches.
+
+`/runs/{run_id}/ingest`: where trainers report.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.orm import Session
 from starlette.requests import ClientDisconnect
 
 from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRoute, WriteSession
-from gxpo_services.api.errors import responses
+from gxpo_services.api.errors import Conflict, Gone, Invalid, TooLarge, Unauthorized, responses
 from gxpo_services.api.fields import RunId
-from gxpo_services.ingest import service
-from gxpo_services.ingest.schemas import IngestRequest, IngestView
+from gxpo_services.api.principals import same_hash
+from gxpo_services.ingest import apply
+from gxpo_services.ingest.batches import LONGEST_PHASE, MOST_ROWS, BadRow, Batch, TooManyRows, parse
+from gxpo_services.outputs.events import TRAINER
+from gxpo_services.runs import repository
+
+
+class Offsets(BaseModel):
+    """Whole lines of each file."""
+
+    metrics: int = Field(0, ge=0, le=2**31 - 1, examples=[120])
+    samples: int = Field(0, ge=0, le=2**31 - 1, examples=[960])
+    evaluations: int = Field(0, ge=0, le=2**31 - 1, examples=[3])
+    events: int = Field(0, ge=0, le=2**31 - 1, examples=[7])
+
+
+_Rows = Annotated[list[dict[str, Any] | None], Field(max_length=MOST_ROWS)]
+
+
+class IngestRequest(BaseModel):
+    """A trainer's report: rows of its files, or a heartbeat. For documentation; batches.py validates."""
+
+    model_config = ConfigDict(extra="allow")
+
+    attempt: int = Field(ge=1, le=2**31 - 1, description="Number of the launch.", examples=[1])
+    batch: int | None = Field(
+        None,
+        ge=1,
+        le=2**31 - 1,
+        description="1, 2, 3, … in this launch; null for a heartbeat without rows.",
+        examples=[4],
+    )
+    phase: str | None = Field(
+        None, max_length=LONGEST_PHASE, description="What the trainer is doing.", examples=["waiting for 3 GPUs"]
+    )
+    offsets: Offsets = Field(default_factory=Offsets, description="Lines of each file before this batch's rows.")
+    metrics: _Rows = Field([], description="Lines of metrics.jsonl; null: a line left out.")
+    samples: _Rows = Field([], description="Lines of samples.jsonl.")
+    evaluations: _Rows = Field([], description="Lines of evaluations.jsonl.")
+    events: _Rows = Field([], description="Lines of events.jsonl.")
+    identity: dict[str, Any] | None = Field(None, description="run.json, once a launch and when it changed.")
+    outcome: dict[str, Any] | None = Field(None, description="outcome.json, with the last batch of a launch.")
+
+
+class IngestView(BaseModel):
+    """Result of a report."""
+
+    applied: bool = Field(description="False for a heartbeat and for a repeated batch.")
+    offsets: Offsets = Field(description="Lines that the service has now.")
+    wish: Literal["pause", "cancel"] | None = Field(
+        description="Pause or cancel request, to be carried out at the end of the step."
+    )
+
+
+ACTOR = TRAINER
+_TAKES_NONE = "the run accepts no reports: it has ended, waits for its next launch, or was deleted"
+"""One message for all cases: without the run's token nothing is revealed about it."""
+
+
+def check_token(session: Session, run_id: str, token: str) -> None:
+    """Check that a token belongs to the run's current launch. Raises Gone, Unauthorized."""
+    _check_owner(repository.token_hash(session, run_id), token)
+
+
+def read_batch(body: bytes) -> Batch:
+    """The batch in a body. Raises Invalid naming the row, TooLarge."""
+    try:
+        return parse(body)
+    except BadRow as error:
+        raise Invalid.of(error.place, error.message) from None
+    except TooManyRows as error:
+        raise TooLarge(str(error)) from None
+
+
+def receive(session: Session, run_id: str, token: str, batch: Batch) -> apply.IngestAnswer:
+    """Apply a trainer's report. Raises Gone, Unauthorized; Conflict when lines are missing before it."""
+    run = repository.lock(session, run_id)
+    if run is None:
+        raise Gone(_TAKES_NONE)
+    # Checked again under the lock: another launch may own the run by now.
+    _check_owner(run.run_token_sha256, token)
+    if batch.launch != run.launch:
+        raise Unauthorized(f"launch {run.launch} owns the run now; launch {batch.launch} may not report any more")
+    apply.record_heartbeat(session, run, ACTOR, batch.phase)
+    try:
+        answer = apply.apply_batch(session, run, batch, ACTOR)
+    except apply.LinesMissing as error:
+        raise Conflict("lines are missing before this batch; continue from `offsets`", offsets=error.offsets) from None
+    if batch.number is None:
+        return apply.IngestAnswer(False, answer.offsets, answer.request)
+    return answer
+
+
+def _check_owner(stored: str | None, token: str) -> None:
+    if same_hash(token, stored):
+        return
+    if stored is None:
+        raise Gone(_TAKES_NONE)
+    raise Unauthorized("the token does not belong to the run's current launch; another launch owns the run")
+
 
 router = APIRouter(route_class=ServiceRoute, tags=["metrics"], responses=responses(401, 422, 503))
 
@@ -30,7 +135,7 @@ async def _body(request: Request) -> bytes:
 def _run_token(run_id: RunId, token: BearerToken, database: DatabaseDep) -> str:
     """Check the token of the run's current launch, before the body is read and the row is locked."""
     with database.reading() as session:
-        service.check_token(session, run_id, token)
+        check_token(session, run_id, token)
     return token
 
 
@@ -53,5 +158,5 @@ def ingest(
     409 contains `offsets`, the lines that the service has: continue from there. 401: another launch owns the run. 410:
     the run is over or deleted. 422 names the invalid row; nothing of the batch is applied.
     """
-    answer = service.receive(session, run_id, token, service.read_batch(body))
+    answer = receive(session, run_id, token, read_batch(body))
     return JSONResponse({"applied": answer.applied, "offsets": answer.offsets, "wish": answer.request})

@@ -6,10 +6,10 @@ import argparse
 import sys
 
 from gxpo_client import formats
+from gxpo_services.auth.local_token import prepare_local
 from gxpo_services.cli.common import confirmed, say
 from gxpo_services.db.migrate import need_current
 from gxpo_services.settings import need_roots, read_settings
-from gxpo_services.tokens.local_token import prepare_local
 
 _SWITCH_S = 0.001
 
@@ -64,14 +64,14 @@ def serve(args: argparse.Namespace) -> int:
 
 
 def scheduler(args: argparse.Namespace) -> int:
-    from gxpo_services.scheduling import sign_of_life
+    from gxpo_services.scheduling import rounds
     from gxpo_services.scheduling.scheduler import main
 
     settings = read_settings()
     if args.check:
-        age_s = sign_of_life.age_s(settings.home)
+        age_s = rounds.age_s(settings.home)
         print("no round yet" if age_s is None else f"last round {formats.duration(age_s)} ago")
-        return 0 if age_s is not None and age_s <= sign_of_life.LONGEST_ROUND_S else 1
+        return 0 if age_s is not None and age_s <= rounds.LONGEST_ROUND_S else 1
     return main()
 
 
@@ -89,7 +89,7 @@ def migrate(args: argparse.Namespace) -> int:
 
 
 def backup(args: argparse.Namespace) -> int:
-    from gxpo_services.db.backup import back_up
+    from gxpo_services.db.migrate import back_up
 
     size = back_up(read_settings(home=args.home).url, args.file)
     print(f"{args.file} ({formats.size(size)})")
@@ -97,7 +97,7 @@ def backup(args: argparse.Namespace) -> int:
 
 
 def restore(args: argparse.Namespace) -> int:
-    from gxpo_services.db.backup import restore as restore_database
+    from gxpo_services.db.migrate import restore as restore_database
 
     settings = read_settings(home=args.home)
     if not confirmed(f"Replace the database of {settings.home} by {args.file}?", args.yes):

@@ -11,8 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from gxpo_client.client import Client, Json
-from gxpo_services.cli.client import connect
-from gxpo_services.cli.common import say
+from gxpo_services.cli.common import connect, say
 from gxpo_services.cli.reading import print_comparison
 from gxpo_services.cli.watch import Bars, follow
 from gxpo_services.local.supervisor import Stopped

@@ -1,4 +1,7 @@
-"""A Ray head for one machine: on loopback, with token authentication, its files in the home."""
+"""A Ray head for one machine: on loopback, with token authentication, its files in the home.
+
+Free ports on loopback.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import socket
 import stat
 import sys
 import tempfile
@@ -13,9 +17,37 @@ from pathlib import Path
 
 import httpx
 
-from gxpo_services.local.ports import free_port
 from gxpo_services.local.supervisor import Child
 from gxpo_trainer.errors import ConfigError
+
+_TRIES = 50
+
+
+def free_port(wanted: int | None = None) -> int:
+    """`wanted` or the next free port after it; any free port without `wanted`.
+
+    Raises ConfigError when the next ports are all taken.
+    """
+    if wanted is None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return int(probe.getsockname()[1])
+    for port in range(wanted, min(wanted + _TRIES, 65536)):
+        if _is_free(port):
+            return port
+    raise ConfigError(f"no free port from {wanted} on; choose another with --port or --dashboard-port")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # As servers do, to reuse a port in TIME_WAIT.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
 
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
 TOKEN_FILE = "ray-token"

@@ -24,7 +24,7 @@ import psutil
 
 from gxpo_trainer.errors import DataError, GxpoError
 from gxpo_trainer.jsonl import write_json
-from gxpo_trainer.training.run_lock import process_start
+from gxpo_trainer.runtime.locks import process_start
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LIBC = ctypes.CDLL(None, use_errno=True)

@@ -16,12 +16,11 @@ from typing import Self
 
 import httpx
 
-from gxpo_services.cli.client import STATE_FILE
-from gxpo_services.local.ports import free_port
-from gxpo_services.local.ray_head import RayHead
+from gxpo_services.auth.local_token import prepare_local, replace_secret
+from gxpo_services.cli.common import STATE_FILE
+from gxpo_services.local.ray_head import RayHead, free_port
 from gxpo_services.local.supervisor import Child, Supervisor, stop_orphans
 from gxpo_services.settings import make_home, read_settings
-from gxpo_services.tokens.local_token import prepare_local, replace_secret
 from gxpo_trainer.errors import ConfigError, GxpoError
 
 LOCK_FILE = "up.lock"

@@ -1,21 +1,29 @@
-"""Changes of runs and their events, as Server-Sent Events."""
+"""Changes of runs and their events, as Server-Sent Events.
+
+`/events/stream`: changes of runs, pushed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import anyio
 from anyio.to_thread import run_sync
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import StreamingResponse
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
-from gxpo_services.api import sse
+from gxpo_services.api import streams
+from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRoute, SlottedResponse, Viewer, slots_of
+from gxpo_services.api.errors import NotFound, responses
+from gxpo_services.api.fields import MAX_INTEGER, Id
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.events import Event
-from gxpo_services.db.tables.runs import Run
-from gxpo_services.events.schemas import EventView
+from gxpo_services.db.tables import Event, Run
+from gxpo_services.outputs.events import EventView
 from gxpo_services.run_states import TERMINAL
 from gxpo_services.runs import service
 
@@ -54,7 +62,7 @@ class Changes:
         """What has changed since the last call: deleted runs, a page of runs, and events after the last page."""
         found = [] if self._unsent else self._compare(session)
         page, self._unsent = self._unsent[:_RUNS_AT_ONCE], self._unsent[_RUNS_AT_ONCE:]
-        found += [sse.event("run", view) for view in self._views(session, page)]
+        found += [streams.event("run", view) for view in self._views(session, page)]
         if self._unsent:
             return found
         events = self._events(session)
@@ -77,7 +85,7 @@ class Changes:
         deleted = [{"id": self._ids[number]} for number in sorted(self._seen.keys() - marks.keys())]
         self._ids = {row[0]: row[1] for row in rows}
         self._seen = marks
-        return [sse.event("deleted", gone) for gone in deleted]
+        return [streams.event("deleted", gone) for gone in deleted]
 
     def _rows_of(self, session: Session, numbers: Set[int]) -> list[Any]:
         rows: list[Any] = []
@@ -113,7 +121,7 @@ class Changes:
         found = []
         for event in session.scalars(query.order_by(Event.number).limit(_EVENTS_AT_ONCE)):
             view = EventView.model_validate(event, from_attributes=True).model_dump(mode="json")
-            found.append(sse.event("event", view | {"run": self._ids[event.run_number or 0]}, event.number))
+            found.append(streams.event("event", view | {"run": self._ids[event.run_number or 0]}, event.number))
             self.after = event.number
         return found
 
@@ -157,18 +165,63 @@ async def follow(
     while True:
         found = await run_sync(read)
         if found is None:
-            yield sse.event("revoked", {"after": changes.after})
+            yield streams.event("revoked", {"after": changes.after})
             return
         if found:
             yield b"".join(found)
             quiet_s = 0.0
         if changes.is_over:
-            yield sse.event("end", {"after": changes.after})
+            yield streams.event("end", {"after": changes.after})
             return
         if changes.is_behind:
             continue
         await anyio.sleep(pause_s)
         quiet_s += pause_s
         if quiet_s >= comment_s:
-            yield sse.COMMENT
+            yield streams.COMMENT
             quiet_s = 0.0
+
+
+router = APIRouter(route_class=ServiceRoute, tags=["runs"], responses=responses(401, 404, 422, 503))
+
+
+@router.get(
+    "/events/stream",
+    summary="Stream changes of runs",
+    response_class=StreamingResponse,
+    responses={200: streams.CONTENT, **responses(429)},
+)
+async def stream_changes(
+    request: Request,
+    principal: Viewer,
+    database: DatabaseDep,
+    token: BearerToken,
+    runs: Annotated[list[Id], Query(max_length=500, description="Ids; default: every run that has not ended.")] = [],  # noqa: B006
+    after: Annotated[
+        int | None,
+        Query(ge=0, le=MAX_INTEGER, description="Number of the last event received; default: only new ones."),
+    ] = None,
+    ids_only: Annotated[bool, Query(description="Send the id of a run that changed instead of the run.")] = False,
+    last_event_id: Annotated[
+        int | None, Header(ge=0, le=MAX_INTEGER, description="The same, after a reconnect.")
+    ] = None,
+) -> StreamingResponse:
+    """Server-Sent Events: `run` with a run as in lists, first of every run and then of each that changed; `event` with
+    an event and its `run`; `deleted` with an id; `end` when all `runs` have ended; `revoked` when the token has become
+    invalid."""
+    begin = last_event_id if last_event_id is not None else after
+    found = await run_in_threadpool(_begin, database, runs, begin, ids_only)
+    stream = follow(database, found, lambda: streams.is_valid(database, token))
+    slots = slots_of(request, "stream_slots")
+    return SlottedResponse(slots, principal.token_id, stream, media_type=streams.MEDIA_TYPE)
+
+
+def _begin(database: Database, runs: list[str], after: int | None, ids_only: bool) -> Changes:
+    """Raises NotFound."""
+    with database.reading() as session:
+        numbers = numbers_of(session, runs)
+        missing = [run_id for run_id in runs if run_id not in numbers]
+        if missing:
+            raise NotFound(f"there is no run {missing[0]}")
+        after = last_event(session) if after is None else after
+    return Changes(sorted(numbers.values()) if runs else None, after, ids_only)

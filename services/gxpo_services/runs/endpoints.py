@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, BackgroundTasks, Query, Response
 
-from gxpo_services.api.answers import answer, plain_answer
 from gxpo_services.api.dependencies import (
     DatabaseDep,
     ReadSession,
@@ -18,11 +17,11 @@ from gxpo_services.api.dependencies import (
 )
 from gxpo_services.api.errors import responses
 from gxpo_services.api.fields import RunId
-from gxpo_services.api.preconditions import ETAG_HEADER, IfMatch
-from gxpo_services.api.submission import Submission, creation_responses
-from gxpo_services.artifacts import trash
+from gxpo_services.api.idempotency import ETAG_HEADER, IfMatch, Submission, answer, creation_responses, plain_answer
+from gxpo_services.outputs import files
 from gxpo_services.run_states import Action
-from gxpo_services.runs import bulk, service, views
+from gxpo_services.runs import schemas, service
+from gxpo_services.runs import service as bulk
 from gxpo_services.runs.schemas import (
     BulkAnswer,
     BulkRequest,
@@ -68,7 +67,7 @@ def list_runs(query: Annotated[ListQuery, Query()], _: Viewer, session: ReadSess
 def get_run(run_id: RunId, _: Viewer, session: ReadSession) -> Response:
     """State, progress, config and cost of one run."""
     found = service.shown_in_full(session, service.find(session, run_id))
-    return answer(found, ETag=views.version(found))
+    return answer(found, ETag=schemas.version(found))
 
 
 @router.patch(
@@ -83,7 +82,7 @@ def patch_run(
     """Omitted members keep their values, null resets to the default. With `If-Match` the change is made only if nobody
     has edited the run since. The config of a run is immutable; clone the run with overrides instead."""
     changed = service.patch(session, run_id, body, if_match, principal)
-    return answer(changed, ETag=views.version(changed))
+    return answer(changed, ETag=schemas.version(changed))
 
 
 @router.delete("/{run_id}", status_code=204, summary="Delete a run that has ended", responses=responses(404, 409))
@@ -97,7 +96,7 @@ def delete_run(
 ) -> None:
     """Removes its record, metrics, samples, log and checkpoints. Allowed for the submitting token and for admins."""
     service.delete(session, settings.artifacts, principal, run_id)
-    background.add_task(trash.empty_trash, settings.artifacts, database)
+    background.add_task(files.empty_trash, settings.artifacts, database)
 
 
 @router.post("/actions", summary="One action on many runs", response_model=BulkAnswer, responses=responses(400, 413))
@@ -112,7 +111,7 @@ def act_on_runs(
     """Cancel, pause, resume, archive, unarchive or delete runs. The answer says of each run what became of it: one that
     refuses the action does not stop the others."""
     done = bulk.act_on_all(session, settings.artifacts, principal, body)
-    background.add_task(trash.empty_trash, settings.artifacts, database)
+    background.add_task(files.empty_trash, settings.artifacts, database)
     return answer(done)
 
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
-from gxpo_services.db.tables.runs import Run
-from gxpo_services.events import repository as events
+from gxpo_services.db.tables import Run
+from gxpo_services.outputs import events
 from gxpo_services.run_states import TERMINAL, RunState, check_transition
 from gxpo_services.runs import repository
 from gxpo_trainer.errors import REASONS

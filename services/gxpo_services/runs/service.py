@@ -1,4 +1,7 @@
-"""Operations on runs: submit, show, edit, control, clone, retry, delete."""
+"""Operations on runs: submit, show, edit, control, clone, retry, delete.
+
+One action on many runs.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,7 @@ from typing import Any
 from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import Session
 
-from gxpo_services.access.principals import Principal, Role
-from gxpo_services.api import cursors, idempotency
+from gxpo_services.api import fields, idempotency
 from gxpo_services.api.errors import (
     Conflict,
     FieldError,
@@ -19,22 +21,38 @@ from gxpo_services.api.errors import (
     Gone,
     Invalid,
     NotFound,
+    Problem,
+    ProblemDetails,
     Unavailable,
 )
-from gxpo_services.api.ids import new_id
-from gxpo_services.api.preconditions import check_match
-from gxpo_services.artifacts import trash
-from gxpo_services.configs.checks import checked, invalid, overridden, settings_of, stored
-from gxpo_services.configs.cost import expected_cost, resources
-from gxpo_services.configs.plan import planned
-from gxpo_services.configs.policy import setting
-from gxpo_services.db.tables.runs import STUDY, Group, Run, RunDocument, RunTag
-from gxpo_services.events import repository as events
-from gxpo_services.metrics.values import last_values
+from gxpo_services.api.fields import new_id
+from gxpo_services.api.idempotency import check_match
+from gxpo_services.api.principals import Principal, Role
+from gxpo_services.db.tables import STUDY, Group, Run, RunDocument, RunTag
+from gxpo_services.outputs import events, files
+from gxpo_services.outputs.metrics import last_values
 from gxpo_services.run_states import TERMINAL, Action, IllegalTransition, RunState, requested_state
-from gxpo_services.runs import limits, list_repository, repository, shown_repository, views
+from gxpo_services.runs import (
+    list as list_repository,
+)
+from gxpo_services.runs import (
+    list as shown_repository,
+)
+from gxpo_services.runs import (
+    repository,
+    schemas,
+)
+from gxpo_services.runs import (
+    repository as limits,
+)
+from gxpo_services.runs.configs import checked, invalid, overridden, setting, settings_of, stored
 from gxpo_services.runs.lifecycle import StateChanged, move
+from gxpo_services.runs.plan import expected_cost, planned, resources
 from gxpo_services.runs.schemas import (
+    BulkAction,
+    BulkAnswer,
+    BulkItem,
+    BulkRequest,
     CloneRequest,
     ExpectedCostView,
     ListQuery,
@@ -197,7 +215,7 @@ def find(session: Session, run_id: str, *, lock: bool = False) -> Run:
 
 def shown(session: Session, numbers: Sequence[int]) -> list[RunView]:
     """Runs as shown in lists, without those deleted meanwhile."""
-    return [views.view(row) for row in shown_repository.shown_rows(session, numbers)]
+    return [schemas.view(row) for row in shown_repository.shown_rows(session, numbers)]
 
 
 def shown_in_full(session: Session, run: Run) -> RunDetail:
@@ -205,13 +223,13 @@ def shown_in_full(session: Session, run: Run) -> RunDetail:
     rows = shown_repository.shown_rows(session, [run.number])
     if not rows:
         raise NotFound(f"there is no run {run.id}")
-    return views.detail(rows[0], run.document)
+    return schemas.detail(rows[0], run.document)
 
 
 def list_runs(session: Session, query: ListQuery) -> dict[str, Any]:
     """A page of the list, as RunPage in JSON. Raises Invalid for an unknown order or a cursor of another order."""
     order = _order(query)
-    after = cursors.decode(query.cursor, order.word, order.kind) if query.cursor is not None else None
+    after = fields.decode(query.cursor, order.word, order.kind) if query.cursor is not None else None
     found, total = list_repository.page(session, query, order, after, query.limit + 1)
     by_number = dict(found[: query.limit])
     numbers = list(by_number)
@@ -226,11 +244,11 @@ def list_runs(session: Session, query: ListQuery) -> dict[str, Any]:
             assert not isinstance(value, str)
             metrics[order.metric] = value
         settings = {path: setting(configs.get(number, {}), path) for path in query.with_setting}
-        items.append(views.listed(row, metrics, settings))
+        items.append(schemas.listed(row, metrics, settings))
     next_cursor = None
     if len(found) > query.limit:
         number, value = found[query.limit - 1]
-        next_cursor = cursors.encode(order.word, cursors.Position(value, number))
+        next_cursor = fields.encode(order.word, fields.Position(value, number))
     return {"items": items, "next_cursor": next_cursor, "total": total}
 
 
@@ -249,7 +267,7 @@ def patch(session: Session, run_id: str, request: RunPatch, if_match: str | None
     """Edit name, tags, notes, priority or archived. Raises NotFound, PreconditionFailed; Forbidden for a priority."""
     run = find(session, run_id, lock=True)
     if if_match is not None:
-        check_match(if_match, views.version(shown_in_full(session, run)), f"run {run_id}")
+        check_match(if_match, schemas.version(shown_in_full(session, run)), f"run {run_id}")
     defaults = {"name": run.config["name"], "tags": [], "notes": "", "archived": False, "priority": 0}
     named = request.model_dump(exclude_unset=True)
     changes = {name: defaults[name] if value is None else value for name, value in named.items()}
@@ -336,7 +354,7 @@ def retry(
     if owner != new:
         return _repeated(session, owner), False
     original = find(session, run_id)
-    if original.state not in views.RETRIED:
+    if original.state not in schemas.RETRIED:
         fix = "clone it" if original.state in TERMINAL else "cancel it first, or clone it"
         raise Conflict(f"run {run_id} is {original.state}; retry is for failed and cancelled runs: {fix}")
     config = checked(original.config, server).model_copy(update={"name": original.name})
@@ -366,10 +384,35 @@ def delete(session: Session, root: Path, principal: Principal, run_id: str) -> N
     if run.state not in TERMINAL:
         raise Conflict(f"run {run_id} is {run.state}; cancel it and wait until it has ended")
     try:
-        trash.set_aside(session, root, run.id)
+        files.set_aside(session, root, run.id)
     except OSError as error:
         raise Unavailable(f"cannot remove the folder of run {run_id}: {error.strerror}") from error
     # Before the run's own events are gone: SQLite reuses the numbers above the largest one that is left.
     events.record(session, None, principal.actor, "run_deleted", f"run {run.name!r} was deleted", run=run_id)
     if not repository.remove_ended(session, run):
         raise Conflict(f"run {run_id} is {run.state} now; retry")
+
+
+def act_on_all(session: Session, root: Path, principal: Principal, request: BulkRequest) -> BulkAnswer:
+    """Apply an action to each run; a run that refuses it does not stop the others."""
+    items = []
+    for run_id in dict.fromkeys(request.runs):
+        problem = None
+        try:
+            state = _act(session, root, principal, run_id, request.action)
+        except Problem as error:
+            found = repository.find(session, run_id)
+            state = None if found is None else RunState(found.state)
+            problem = ProblemDetails(type=error.type, title=error.title, status=error.status, detail=error.detail)
+        items.append(BulkItem(run=run_id, state=state, problem=problem))
+    return BulkAnswer(items=items)
+
+
+def _act(session: Session, root: Path, principal: Principal, run_id: str, action: BulkAction) -> RunState | None:
+    """State of the run afterwards; None for a deleted one. Raises Problem."""
+    if action == "delete":
+        delete(session, root, principal, run_id)
+        return None
+    if action == "archive" or action == "unarchive":
+        return patch(session, run_id, RunPatch(archived=action == "archive"), None, principal).state
+    return act(session, run_id, action, actor=principal.actor).state

@@ -18,12 +18,10 @@ import tenacity
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from gxpo_client.addresses import is_loopback
+from gxpo_client.connection import is_loopback
+from gxpo_services import logging
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.alerts import AlertCursor
-from gxpo_services.db.tables.events import Event
-from gxpo_services.db.tables.runs import Run
-from gxpo_services.observability import logs
+from gxpo_services.db.tables import AlertCursor, Event, Run
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling import leases
 from gxpo_services.settings import AlertKind, ServiceSettings
@@ -132,7 +130,7 @@ class _Sender:
 
     def __init__(self, webhook: str) -> None:
         self._webhook = webhook
-        self._log = logs.get_logger(__name__).bind(host=urlsplit(webhook).hostname)  # its path is often its secret
+        self._log = logging.get_logger(__name__).bind(host=urlsplit(webhook).hostname)  # its path is often its secret
         self._waiting: queue.Queue[Alert | None] = queue.Queue(MOST_WAITING)
         self._thread = threading.Thread(target=self._run, name="alerts", daemon=True)
         self._thread.start()

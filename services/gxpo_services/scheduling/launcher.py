@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import httpx
 
-from gxpo_client.addresses import is_loopback
+from gxpo_client.connection import is_loopback
 from gxpo_trainer.errors import ConfigError
 
 JobState = Literal["pending", "running", "succeeded", "failed", "stopped", "unknown"]

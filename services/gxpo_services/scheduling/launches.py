@@ -6,9 +6,9 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from gxpo_services.access.principals import hash_token, new_token
-from gxpo_services.db.tables.runs import Run
-from gxpo_services.events import repository as events
+from gxpo_services.api.principals import hash_token, new_token
+from gxpo_services.db.tables import Run
+from gxpo_services.outputs import events
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import lifecycle
 from gxpo_services.scheduling import leases

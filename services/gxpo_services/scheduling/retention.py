@@ -12,21 +12,20 @@ from pathlib import Path
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
-from gxpo_services.artifacts.run_files import RunFiles
+from gxpo_services import logging
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.runs import Run
-from gxpo_services.db.tables.samples import Sample
-from gxpo_services.events import repository as events
+from gxpo_services.db.tables import Run, Sample
 from gxpo_services.ingest.drain import FILES
-from gxpo_services.observability import logs
+from gxpo_services.outputs import events
+from gxpo_services.outputs.files import RunFiles
 from gxpo_services.run_states import TERMINAL
-from gxpo_services.scheduling.run_folder import LOG
+from gxpo_services.scheduling.run_supervisor import LOG
 
 DAY_S = 86_400.0
 SAMPLES_AT_ONCE = 1_000
 BATCHES_AT_ONCE = 20
 """Transactions of one call, so that a round of the scheduler stays short."""
-_log = logs.get_logger(__name__)
+_log = logging.get_logger(__name__)
 
 
 def prune(database: Database, artifacts: Path, before: float, failed: set[int], *, now: float, actor: str) -> bool:

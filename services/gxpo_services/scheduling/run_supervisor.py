@@ -1,8 +1,15 @@
-"""Supervision of one executing run: start, watch and stop its job, and record the outcome."""
+"""Supervision of one executing run: start, watch and stop its job, and record the outcome.
+
+Prepare a run's folder for a launch, and kill an orphaned trainer of an earlier one.
+"""
 
 from __future__ import annotations
 
 import errno
+import fcntl
+import json
+import os
+import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,18 +18,86 @@ from pathlib import Path
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
-from gxpo_services.configs import policy
+from gxpo_services import logging
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.runs import Run
-from gxpo_services.events import repository as events
+from gxpo_services.db.tables import Run
 from gxpo_services.ingest.drain import drain, forget_lost_lines
-from gxpo_services.observability import logs
+from gxpo_services.outputs import events
 from gxpo_services.run_states import RunState
-from gxpo_services.runs import lifecycle
-from gxpo_services.scheduling import launches, leases, run_folder, supervision
-from gxpo_services.scheduling.counters import Counters
+from gxpo_services.runs import configs, lifecycle
+from gxpo_services.scheduling import launches, leases, supervision
 from gxpo_services.scheduling.launcher import Job, JobRefused, JobStatus, Launcher
+from gxpo_services.scheduling.rounds import Counters
 from gxpo_services.settings import ServiceSettings
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.io import to_toml
+from gxpo_trainer.runtime.locks import LOCK, process_start
+
+CONFIG, SERVICE, LOG = "config.toml", "service.json", "train.log"
+
+
+def prepare(folder: Path, run: Run, *, url: str, token: str) -> None:
+    """Write config.toml and service.json (mode 0600), each atomically.
+
+    Raises pydantic's ValidationError for a config that this version does not support, OSError.
+    """
+    text = to_toml(RunConfig.model_validate(run.config), [f"run {run.id}"])
+    address = {"url": url, "run": run.id, "attempt": run.launch, "token": token}
+    folder.mkdir(parents=True, exist_ok=True)
+    _replace(folder / CONFIG, text, 0o644)
+    _replace(folder / SERVICE, json.dumps(address, indent=2) + "\n", 0o600)
+
+
+def kill_orphaned_trainer(folder: Path) -> bool:
+    """Kill a trainer on this machine that still holds the folder's lock; returns whether there was one.
+
+    Its job is over, e.g. because Ray's head was restarted. An orphan on another machine is not reachable from here: its
+    token is invalid, so it stops at its next step.
+    """
+    try:
+        lock = os.open(folder / LOCK, os.O_RDWR)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _kill(folder, os.pread(lock, 100, 0).split())
+    else:
+        return False
+    finally:
+        os.close(lock)
+
+
+def _kill(folder: Path, holder: list[bytes]) -> bool:
+    """Kill the process recorded in a lock after verifying its identity; returns whether it was killed."""
+    try:
+        pid, start = (int(word) for word in holder)
+        process = os.pidfd_open(pid)
+    except (ValueError, ProcessLookupError):
+        return False
+    try:
+        # The pidfd refers to this process even if its pid is reused.
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        if process_start(pid) != start or os.fsencode(folder) not in command:
+            return False
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    finally:
+        os.close(process)
+    return True
+
+
+def _replace(path: Path, text: str, mode: int) -> None:
+    part = path.with_name(path.name + ".part")
+    part.unlink(missing_ok=True)
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
 
 _LOST, _FORGOTTEN, _DELAYED = "job_lost", "job_forgotten", "launch_delayed"
 API_PROBE_FRACTION = 0.25
@@ -78,7 +153,7 @@ class RunSupervisor:
         )
         self._api_away_at = 0.0
         self._ending: dict[str, float] = {}
-        self._log = logs.get_logger(__name__)
+        self._log = logging.get_logger(__name__)
 
     def advance(self, run_id: str, hold: Hold) -> bool:
         """Take the next action for a run; False when this scheduler no longer holds it.
@@ -143,7 +218,7 @@ class RunSupervisor:
 
     def _submit(self, run: Run, job_id: str, hold: Hold) -> None:
         folder = self._folder(run)
-        refused = policy.refusals(run.config, self._settings)
+        refused = configs.refusals(run.config, self._settings)
         if refused:  # a symbolic link or the server's settings may have changed since
             named = "; ".join(f"{path}: {why}" for path, why in refused)
             self._fail(run, hold, "invalid_config", f"the server no longer allows it: {named}")
@@ -152,7 +227,7 @@ class RunSupervisor:
         if self._launcher.status(before).is_alive:  # e.g. paused and resumed while it is ending
             self._launcher.stop(before)
             return
-        if run_folder.kill_orphaned_trainer(folder):
+        if kill_orphaned_trainer(folder):
             return
         if hold.secret is None:
             with self._database.writing() as session:
@@ -163,7 +238,7 @@ class RunSupervisor:
             hold.secret = secret
         forget_lost_lines(self._database, run.id, folder, run.launch, hold.lease_token)
         try:
-            run_folder.prepare(folder, run, url=self._settings.api_url, token=hold.secret)
+            prepare(folder, run, url=self._settings.api_url, token=hold.secret)
         except ValidationError as error:
             self._fail(run, hold, "invalid_config", f"this version does not support the run's config: {error}")
             return
@@ -176,7 +251,7 @@ class RunSupervisor:
             "RAY_JOB_STOP_WAIT_TIME_S": str(self._settings.stop_wait_s),
         }
         command = tuple(self._command(folder))
-        self._launcher.submit(Job(job_id, command, folder / run_folder.LOG, env, owner=run.created_by))
+        self._launcher.submit(Job(job_id, command, folder / LOG, env, owner=run.created_by))
         self._counters.launches += 1
         hold.refusals, hold.refusal = 0, None
         self._log.info("job submitted", run=run.id, job=job_id)
@@ -210,7 +285,7 @@ class RunSupervisor:
     def _finish(self, run: Run, hold: Hold, job: JobStatus, why: str) -> None:
         """The launch is over: ingest its remaining files, then apply its outcome or relaunch the run."""
         folder = self._folder(run)
-        if run_folder.kill_orphaned_trainer(folder):
+        if kill_orphaned_trainer(folder):
             return  # just killed: its files may still change
         outcome = drain(self._database, run.id, folder, run.launch, hold.lease_token)
         if hold.stopping is not None and hold.stopping[0] == run.job_id:

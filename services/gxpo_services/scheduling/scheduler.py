@@ -2,6 +2,8 @@
 
 The database is the source of truth; jobs are disposable. After any crash, the next round derives what to do from the
 database and the launcher.
+
+Queues the next runs of studies.
 """
 
 from __future__ import annotations
@@ -20,22 +22,60 @@ from pathlib import Path
 import httpx
 from sqlalchemy.orm import Session
 
-from gxpo_client.addresses import is_loopback
+from gxpo_client.connection import is_loopback
+from gxpo_services import logging
 from gxpo_services.api.idempotency import delete_expired_keys
 from gxpo_services.db.database import UNAVAILABLE, Database
 from gxpo_services.db.migrate import need_current, upgrade
-from gxpo_services.observability import logs
+from gxpo_services.db.tables import STUDY
 from gxpo_services.runs.lifecycle import StateChanged
-from gxpo_services.scheduling import admission, launches, leases, retention, sign_of_life
+from gxpo_services.scheduling import launches, leases, retention, rounds
 from gxpo_services.scheduling.alerts import Alerts
-from gxpo_services.scheduling.counters import Counters
-from gxpo_services.scheduling.error_log import ErrorLog
 from gxpo_services.scheduling.launcher import Launcher, LauncherUnavailable, RayLauncher, trainer_command
-from gxpo_services.scheduling.misfits import Misfits
+from gxpo_services.scheduling.leases import Misfits
+from gxpo_services.scheduling.rounds import Counters, ErrorLog
 from gxpo_services.scheduling.run_supervisor import Hold, RunSupervisor
-from gxpo_services.scheduling.study_queue import StudyQueue
 from gxpo_services.settings import ServiceSettings, make_home, need_roots, read_settings
+from gxpo_services.sweeps import studies
 from gxpo_trainer.errors import ConfigError
+
+
+class StudyQueue:
+    """Notices in which studies a run has ended."""
+
+    def __init__(self, database: Database, errors: ErrorLog) -> None:
+        self._database, self._errors = database, errors
+        self._ended: dict[int, int] = {}
+        """Ended runs of each study when its next runs were queued."""
+        self._log = logging.get_logger(__name__)
+
+    def fill(self) -> None:
+        """Queue the next runs of each study in which a run has ended since the last call."""
+        with self._database.reading() as session:
+            ended = studies.ended_runs(session, STUDY)
+        self._ended = {
+            number: count
+            for number, count in ended.items()
+            if self._ended.get(number) == count or self._fill_from(number)
+        }
+
+    def _fill_from(self, number: int) -> bool:
+        """Queue the next runs of a study; False after an error, so that the next call tries again."""
+        subject = f"study {number}"
+        try:
+            with self._database.writing() as session:
+                leases.lock_queue(session)
+                group = studies.by_number(session, number)
+                if group is not None and (made := studies.queue_missing(session, group)):
+                    self._log.info("study continued", study=group.id, runs=made)
+        except UNAVAILABLE:
+            raise
+        except Exception as error:  # an error of one study must not stop the others, nor the runs
+            self._errors.log_once(subject, error, "study cannot continue", group=number)
+            return False
+        self._errors.clear(subject)
+        return True
+
 
 LONGEST_GAP_FRACTION = 0.5
 """Fraction of heartbeat_s without a renewal of leases, e.g. while the database was away or the machine was suspended,
@@ -91,7 +131,7 @@ class Scheduler:
         self._errors = ErrorLog()
         self._study_queue = StudyQueue(database, self._errors)
         self._unpruned: set[int] = set()
-        self._log = logs.get_logger(__name__)
+        self._log = logging.get_logger(__name__)
 
     def run_forever(self, stop: threading.Event) -> None:
         """Run rounds until `stop` is set, then release the leases; jobs keep running for the next scheduler."""
@@ -99,7 +139,7 @@ class Scheduler:
         while not stop.is_set():
             with self._errors.outages("database", *UNAVAILABLE):
                 self.tick()
-            sign_of_life.mark(self._settings.home)
+            rounds.mark(self._settings.home)
             stop.wait(self._settings.tick_s)
         with self._errors.outages("database", *UNAVAILABLE), self._database.writing() as session:
             leases.release_all(session, self.owner)
@@ -222,7 +262,7 @@ class Scheduler:
             leases.lock_queue(session)
             waiting = leases.queued(session)
             self._refuse_misfits(session, self._misfits.too_late(waiting, limits, now))
-            chosen = admission.admit(waiting, leases.executing(session), limits)
+            chosen = leases.admit(waiting, leases.executing(session), limits)
             for run in leases.by_numbers(session, [run.number for run in chosen]):
                 until = now + self._settings.lease_s
                 with suppress(StateChanged):  # cancelled in between
@@ -235,13 +275,13 @@ class Scheduler:
         for run_id in begun:
             self._log.info("run claimed", run=run_id)
 
-    def _quota(self) -> admission.Limits:
+    def _quota(self) -> leases.Limits:
         settings = self._settings
         cpus, gpus = settings.quota_cpus, settings.quota_gpus
         if cpus is None or gpus is None:
             there = self._launcher.resources()
             cpus, gpus = there[0] if cpus is None else cpus, there[1] if gpus is None else gpus
-        return admission.Limits(settings.max_concurrent_runs, cpus, gpus, settings.max_runs_per_user)
+        return leases.Limits(settings.max_concurrent_runs, cpus, gpus, settings.max_runs_per_user)
 
     def _refuse_misfits(self, session: Session, reasons: dict[int, str]) -> None:
         for run in leases.by_numbers(session, list(reasons)):
@@ -271,7 +311,7 @@ def main() -> int:
     """
     try:
         settings = read_settings()
-        logs.configure(as_json=settings.log_json)
+        logging.configure(as_json=settings.log_json)
         need_roots(settings)
         make_home(settings)
         serve(settings, RayLauncher(settings.ray_address))

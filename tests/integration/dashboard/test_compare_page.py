@@ -7,7 +7,7 @@ from streamlit.testing.v1 import AppTest
 from support.dashboard_pages import Pages
 from support.reporting import evaluation_row, metric_row
 
-from gxpo_dashboard.text.labels import plain
+from gxpo_dashboard.labels import plain
 
 
 @pytest.mark.parametrize(("view", "most"), [("compare", 60), ("benchmarks", 8)])

@@ -9,7 +9,7 @@ from streamlit.testing.v1 import AppTest
 from support.dashboard_pages import Pages, labelled
 from support.site import RECORDINGS
 
-from gxpo_dashboard.view_models.row_selection import RowSelection
+from gxpo_dashboard.view_models.tables import RowSelection
 
 
 def select(pages: Pages, *runs: str, token: str | None = None, **query: str) -> AppTest:

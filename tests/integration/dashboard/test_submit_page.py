@@ -10,8 +10,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from support.dashboard_pages import Pages, labelled
 
-from gxpo_dashboard.text.labels import plain
-from gxpo_trainer.cli.main import main
+from gxpo_dashboard.labels import plain
+from gxpo_trainer.cli import main
 from gxpo_trainer.config import RunConfig
 
 SFPO = ["3", "0.8", "1.0"]

@@ -11,12 +11,12 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from support.postgres import PostgresServer, find_programs
 
+from gxpo_services import logging
+from gxpo_services.auth import tokens
+from gxpo_services.auth.tokens import RoleWord, TokenRequest
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import upgrade
-from gxpo_services.observability import logs
 from gxpo_services.settings import ServiceSettings
-from gxpo_services.tokens import service as tokens
-from gxpo_services.tokens.schemas import RoleWord, TokenRequest
 
 TEMPLATE = "gxpo_template"
 
@@ -100,7 +100,7 @@ def routes(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
 
 @pytest.fixture
 def app(routes: FastAPI, settings: ServiceSettings) -> FastAPI:
-    logs.configure(as_json=settings.log_json)
+    logging.configure(as_json=settings.log_json)
     routes.state.settings, routes.state.database = settings, Database(settings.url)
     for counter in (routes.state.http_metrics.requests, routes.state.http_metrics.seconds):
         counter.clear()

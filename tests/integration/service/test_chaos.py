@@ -19,11 +19,8 @@ from support import stand_in_trainer as trainer
 from support.service_processes import PatientClient, ServiceProcesses, kill_trainer, trainers, until
 
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.events import Event
-from gxpo_services.db.tables.metrics import Attempt, MetricBlock, MetricName
-from gxpo_services.db.tables.runs import Run
-from gxpo_services.db.tables.samples import EvaluationRow
-from gxpo_services.metrics.blocks import decode, one_history
+from gxpo_services.db.tables import Attempt, EvaluationRow, Event, MetricBlock, MetricName, Run
+from gxpo_services.outputs.metrics import decode, one_history
 from gxpo_services.run_states import TERMINAL
 from gxpo_trainer.jsonl import read_lines
 

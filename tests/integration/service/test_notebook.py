@@ -20,7 +20,7 @@ from support.http_server import HttpServer
 from support.walkthrough import blocks
 
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.runs import Run
+from gxpo_services.db.tables import Run
 
 NOTEBOOK = Path(__file__).parents[3] / "docs" / "tutorials" / "compare_runs.ipynb"
 RUNS = 4

@@ -22,7 +22,7 @@ from support.registered_rule import registered
 from support.walkthrough import Reader, blocks, titled
 
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.runs import Run
+from gxpo_services.db.tables import Run
 from gxpo_trainer.config import rules
 
 PAGE = Path(__file__).parents[3] / "docs" / "service.md"

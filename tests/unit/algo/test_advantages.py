@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo_trainer.algo.advantages import advantage_metrics, group_advantages, reward_metrics, zero_variance
+from gxpo_trainer.algo.batch import advantage_metrics, group_advantages, reward_metrics, zero_variance
 
 REWARDS = st.lists(st.one_of(st.none(), st.sampled_from([0.0, 0.1, 0.5, 1.0])), min_size=1, max_size=12)
 

@@ -29,7 +29,7 @@ from gxpo_trainer.algo.batch import (
 from gxpo_trainer.algo.losses import policy_loss
 from gxpo_trainer.algo.packing import Layout, MicroBatch, dummy_micro_batch, pack
 from gxpo_trainer.config import LossConfig
-from gxpo_trainer.models.logprobs import PolicyModule
+from gxpo_trainer.learner.logprobs import PolicyModule
 from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict, VerdictStatus
 
 AGGREGATIONS: tuple[Aggregation, ...] = ("token_mean", "sequence_mean", "sequence_sum")

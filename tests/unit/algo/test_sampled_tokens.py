@@ -33,7 +33,7 @@ from gxpo_trainer.algo.batch import (
 from gxpo_trainer.algo.losses import combine_statistics, finish_statistics, policy_loss
 from gxpo_trainer.algo.packing import Layout, MicroBatch, pack
 from gxpo_trainer.config import LossConfig
-from gxpo_trainer.models.logprobs import PolicyModule
+from gxpo_trainer.learner.logprobs import PolicyModule
 from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict
 
 LAYOUTS: tuple[Layout, ...] = ("padded", "shared", "packed")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gxpo_trainer.algo.schedule import learning_rate
+from gxpo_trainer.algo.batch import learning_rate
 from gxpo_trainer.config import OptimizerConfig
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gxpo_trainer.cli import main as cli
+from gxpo_trainer import cli
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset, to_toml
 

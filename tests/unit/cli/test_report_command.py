@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gxpo_trainer.cli import main as cli
+from gxpo_trainer import cli
 from gxpo_trainer.config import GrpoRule, GxpoRule, LearnerConfig, RunConfig
-from gxpo_trainer.records.identity import run_identity
-from gxpo_trainer.records.reporter import RunReporter
+from gxpo_trainer.reporting.identity import run_identity
+from gxpo_trainer.reporting.reporter import RunReporter
 
 
 def write_run(folder: Path, rule: GrpoRule | GxpoRule, accuracy: float) -> Path:

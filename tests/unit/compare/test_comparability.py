@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gxpo_trainer.compare.comparability import incomparable
-from gxpo_trainer.records.evaluation_tables import difference_table
+from gxpo_trainer.compare.seeds import incomparable
+from gxpo_trainer.reporting.tables import difference_table
 
 RECORD: dict[str, Any] = {
     "benchmark": "math500", "data_sha256": "ab12", "problem_ids": ["a", "b", "c"], "template": "{problem}",

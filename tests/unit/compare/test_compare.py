@@ -22,10 +22,9 @@ from gxpo_trainer.compare.curves import (
     smooth,
     speed_up,
 )
-from gxpo_trainer.compare.differences import find_differences
 from gxpo_trainer.compare.evidence import weigh
 from gxpo_trainer.compare.groups import compare_groups
-from gxpo_trainer.compare.seeds import SeedGroup
+from gxpo_trainer.compare.seeds import SeedGroup, find_differences
 
 PAPER = Path(__file__).resolve().parents[3] / "../shared/data/paper_tables.json"
 STEPS = (0, 10, 20, 30)

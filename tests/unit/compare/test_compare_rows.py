@@ -12,12 +12,18 @@ import numpy as np
 import pytest
 
 from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
-from gxpo_trainer.compare.differences import differing_settings
 from gxpo_trainer.compare.groups import compare_groups, default_baseline, spread_budgets
 from gxpo_trainer.compare.heat_map import heat_map, varied_settings
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.rows import SERIES_NAMES, decode_evaluation, flatten, run_curves, series_needed
-from gxpo_trainer.compare.seeds import SeedGroup, config_key, group_by_config, group_labels, seed_band
+from gxpo_trainer.compare.seeds import (
+    SeedGroup,
+    config_key,
+    differing_settings,
+    group_by_config,
+    group_labels,
+    seed_band,
+)
 from gxpo_trainer.compare.text_tables import budget_table, curve_table, equal_cost_table
 from gxpo_trainer.errors import DataError
 

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
-from gxpo_trainer.compare.groups import compare_groups
+from gxpo_trainer.compare.groups import Payoff, compare_groups, payoff_of
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.rows import sampling_share
-from gxpo_trainer.compare.sampling_share import Payoff, payoff_of
 from gxpo_trainer.compare.seeds import SeedGroup
 from gxpo_trainer.compare.text_tables import all_tables
 

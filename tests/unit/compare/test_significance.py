@@ -7,7 +7,7 @@ import math
 import pytest
 from scipy import stats
 
-from gxpo_trainer.compare.significance import detectable_difference, holm, paired_p_value
+from gxpo_trainer.compare.intervals import detectable_difference, holm, paired_p_value
 
 DIFFERENCES = [0.02, 0.05, -0.01, 0.04, 0.03]
 

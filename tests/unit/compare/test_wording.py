@@ -7,8 +7,8 @@ import math
 import pytest
 
 from gxpo_client import formats
+from gxpo_trainer.compare.evidence import hours, points, ratio_interval, ratio_words
 from gxpo_trainer.compare.intervals import Interval
-from gxpo_trainer.compare.wording import hours, points, ratio_interval, ratio_words
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gxpo_trainer.cluster.placement import Placement
 from gxpo_trainer.config import GrpoRule, GxpoRule, LoraConfig, RunConfig, SfpoRule
 from gxpo_trainer.config.io import build, learning_rate_control, load_preset, load_run, preset_names, to_json, to_toml
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.runtime.placement import Placement
 
 PAPER = ("paper-1.5b", "paper-3b", "paper-7b-lora", "paper-llama-3b")
 PAPER_TABLES = Path(__file__).resolve().parents[4] / "shared" / "data" / "paper_tables.json"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.engines import choose_transport
 from gxpo_trainer.config.io import build
-from gxpo_trainer.config.transport import choose_transport
 from gxpo_trainer.errors import ConfigError
 
 

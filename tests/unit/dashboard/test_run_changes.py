@@ -14,8 +14,7 @@ from support.service_processes import until
 from gxpo_client.client import Client
 from gxpo_client.connection import ResponseCache, connect
 from gxpo_client.errors import ServiceUnavailable
-from gxpo_client.run_changes import IDLE_S, RETRY_S, RunChanges, Stream
-from gxpo_client.shared_responses import SharedResponses
+from gxpo_client.shared_responses import IDLE_S, RETRY_S, RunChanges, SharedResponses, Stream
 
 END = object()
 

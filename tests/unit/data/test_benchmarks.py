@@ -11,10 +11,9 @@ import pyarrow.parquet
 import pytest
 
 from gxpo_trainer.config import DataConfig, EvaluationConfig
-from gxpo_trainer.data.benchmark_specs import BENCHMARKS, find_spec
-from gxpo_trainer.data.benchmarks import Benchmark, load_benchmark
+from gxpo_trainer.data.benchmarks import BENCHMARKS, Benchmark, find_spec, load_benchmark
 from gxpo_trainer.errors import ConfigError, DataError
-from gxpo_trainer.verify.options import VerifyOptions
+from gxpo_trainer.grading.options import VerifyOptions
 
 HUB_ROWS: dict[str, dict[str, Any]] = {
     "math500": {"problem": "p", "solution": "so \\boxed{1}", "answer": "\\frac{1}{2}", "unique_id": "test/1.json"},

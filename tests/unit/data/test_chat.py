@@ -9,8 +9,8 @@ from transformers import AutoTokenizer
 
 from gxpo_trainer.data.chat import ObservationEncoder, chat_template_problem, render_messages
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.models.load import STARTER_FOLDER
-from gxpo_trainer.models.starter import CHAT_TEMPLATE as STARTER
+from gxpo_trainer.learner.models import STARTER_FOLDER
+from tools.starter import CHAT_TEMPLATE as STARTER
 
 # Like many published ones: a newline after the end token belongs to what follows it.
 LINES = (

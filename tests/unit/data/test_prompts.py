@@ -17,8 +17,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from gxpo_trainer.config import DataConfig
-from gxpo_trainer.data.cursor import PromptCursor
 from gxpo_trainer.data.prompts import (
+    PromptCursor,
     final_answer,
     load_prompts,
     read_level,

@@ -15,7 +15,7 @@ from support.walkthrough import Reader, titled
 
 from gxpo_trainer.config import HttpRewardConfig
 from gxpo_trainer.config.io import load_run
-from gxpo_trainer.rewards.http import HttpAnswer, HttpReward
+from gxpo_trainer.grading.http_rewards import HttpAnswer, HttpReward
 
 PAGE = "http-rewards.md"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.processes import processes_with
 
-from gxpo_trainer.config.environment import EnvironmentConfig
+from gxpo_trainer.config.tasks import EnvironmentConfig
 
 MODULE = "faulty_environments"
 CLASSES = (

@@ -12,13 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gxpo_trainer.config.environment import EnvironmentConfig
+from gxpo_trainer.config.tasks import EnvironmentConfig
 from gxpo_trainer.environments import Observation, Problem, Turn
 from gxpo_trainer.environments import host as host_module
-from gxpo_trainer.environments.calls import Call, Reply
-from gxpo_trainer.environments.check import check_environment
-from gxpo_trainer.environments.contract import MAX_TEXT
-from gxpo_trainer.environments.host import EnvironmentHost
+from gxpo_trainer.environments.contract import MAX_TEXT, Call, Reply
+from gxpo_trainer.environments.host import EnvironmentHost, check_environment
 from gxpo_trainer.errors import ConfigError, TrainingError
 
 Configured = Callable[..., EnvironmentConfig]
@@ -291,7 +289,7 @@ def test_children_of_an_episode_end_with_a_killed_worker(configured: Configured,
 def test_a_worker_that_was_stopped_is_replaced(
     configured: Configured, descendants: Descendants, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gxpo_trainer.environments.process.FORK_LIMIT_S", 5.0)
+    monkeypatch.setattr("gxpo_trainer.environments.host.FORK_LIMIT_S", 5.0)
 
     async def play() -> None:
         async with running(configured()) as host:
@@ -399,7 +397,7 @@ def test_a_worker_that_cannot_start_ends_the_run(
     configured: Configured, descendants: Descendants, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = configured()
-    monkeypatch.setattr("gxpo_trainer.environments.process.sys.executable", "/bin/false")
+    monkeypatch.setattr("gxpo_trainer.environments.host.sys.executable", "/bin/false")
     with pytest.raises(TrainingError, match=r"cannot be started \(3 attempts in a row\)") as raised:
         reply_to(config)
     assert raised.value.reason == "setup_failed"
@@ -419,7 +417,7 @@ def test_the_check_before_a_run_refuses_what_cannot_be_used(
         check_environment(EnvironmentConfig(name="somewhere:Else"), problem, 5)
     with pytest.raises(ConfigError, match=r"begin an episode of problem p1: .*TextReset\.reset returned a value"):
         check_environment(configured("TextReset"), problem, 5)
-    monkeypatch.setattr("gxpo_trainer.environments.process.sys.executable", "/bin/false")
+    monkeypatch.setattr("gxpo_trainer.environments.host.sys.executable", "/bin/false")
     with pytest.raises(ConfigError, match=r"^environment: .* cannot be started \(3 attempts in a row\)"):
         check_environment(configured(), problem, 5)
     assert descendants() == set()

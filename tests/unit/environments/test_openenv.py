@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
-from gxpo_trainer.config.environment import EnvironmentConfig
+from gxpo_trainer.config.tasks import EnvironmentConfig
 from gxpo_trainer.environments import Observation, Problem, Turn
-from gxpo_trainer.environments.calls import Call, Reply
+from gxpo_trainer.environments.contract import Call, Reply
 from gxpo_trainer.environments.host import EnvironmentHost
 from gxpo_trainer.errors import ConfigError
 

@@ -8,7 +8,7 @@ import pytest
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.learner.attention import Kernels, check_attention, choose_attention, choose_layout
+from gxpo_trainer.learner.setup import Kernels, check_attention, choose_attention, choose_layout
 
 BF16 = {"precision": "bf16", "zero_stage": 2, "token_budget": 16384}
 FULL = frozenset({"full_attention"})
@@ -107,7 +107,7 @@ def test_attention_that_is_chosen_for_shared_prompts_can_share_them() -> None:
 def test_sharing_prompts_is_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, attention: str, layers: frozenset[str], problem: str
 ) -> None:
-    monkeypatch.setattr("gxpo_trainer.learner.attention.layer_types", lambda _: layers)
+    monkeypatch.setattr("gxpo_trainer.learner.setup.layer_types", lambda _: layers)
     with pytest.raises(ConfigError, match=f'"shared" needs full attention .*, but {problem}; set learner.packing'):
         check_attention(config(attention, packing="shared"), "gpu")
 

@@ -11,12 +11,10 @@ from support.small_plan import CPU, EXACT, SHAPE, small
 from gxpo_trainer.config import GxpoRule
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner import make_plan
-from gxpo_trainer.planner.calibration import calibrate, fit_two, observe
 from gxpo_trainer.planner.devices import Assumptions
-from gxpo_trainer.planner.inputs import Inputs
+from gxpo_trainer.planner.inputs import Inputs, workload_of
 from gxpo_trainer.planner.memory import learner_parts
-from gxpo_trainer.planner.timing import step_time
-from gxpo_trainer.planner.workload import workload_of
+from gxpo_trainer.planner.timing import calibrate, fit_two, observe, step_time
 
 TRUE = replace(
     EXACT,

@@ -13,8 +13,8 @@ from gxpo_trainer.config.io import load_preset
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner import fits_resident, inputs_of, make_plan, refusal
 from gxpo_trainer.planner.devices import assumptions_for, device_named
-from gxpo_trainer.planner.fitting import fit_of
-from gxpo_trainer.planner.shapes import read_shape
+from gxpo_trainer.planner.inputs import read_shape
+from gxpo_trainer.planner.plan import fit_of
 
 BIG = replace(SHAPE, hidden=4096, intermediate=16384, layers=32, heads=32, kv_heads=8, head_dim=128, vocabulary=128_000)
 """7.98 billion parameters."""

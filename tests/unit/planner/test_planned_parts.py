@@ -10,6 +10,7 @@ from support.small_plan import CPU, EXACT, GPU, SHAPE, small
 from support.toy_learner import ToyLearner, quadratic
 
 from gxpo_trainer.config import GrpoRule, GxpoRule, RuleSettings, SfpoRule
+from gxpo_trainer.planner.inputs import peak_tokens, workload_of
 from gxpo_trainer.planner.memory import (
     activation_bytes,
     learner_parts,
@@ -18,8 +19,7 @@ from gxpo_trainer.planner.memory import (
     sampler_memory,
 )
 from gxpo_trainer.planner.timing import forward_flops
-from gxpo_trainer.planner.workload import peak_tokens, workload_of
-from gxpo_trainer.rules.registry import make_rule
+from gxpo_trainer.rules.contract import make_rule
 
 GIB = 2**30
 

@@ -8,7 +8,7 @@ from support.registered_rule import registered
 from support.small_plan import EXACT, small
 
 from gxpo_trainer.config import RuleSettings
-from gxpo_trainer.config.rule_base import Family, PassCount
+from gxpo_trainer.config.rules import Family, PassCount
 from gxpo_trainer.planner import make_plan
 
 

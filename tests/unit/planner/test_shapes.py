@@ -10,7 +10,7 @@ import pytest
 from gxpo_trainer.config.io import load_preset, preset_names
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner.devices import device_named, devices, devices_of_cluster
-from gxpo_trainer.planner.shapes import read_shape, shape_of
+from gxpo_trainer.planner.inputs import read_shape, shape_of
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_parameters_of_known_hub_models(name: str, parameters: int) -> None:
 def test_parameters_of_the_starter_are_those_of_its_weights() -> None:
     from safetensors import safe_open
 
-    folder = Path(__file__).parents[3] / "trainer" / "gxpo_trainer" / "models" / "starter_policy"
+    folder = Path(__file__).parents[3] / "trainer" / "gxpo_trainer" / "learner" / "starter_policy"
     with safe_open(folder / "model.safetensors", "pt") as file:
         sizes = [file.get_tensor(name).numel() for name in file.keys()]  # noqa: SIM118 (it is no mapping)
     assert read_shape("starter").parameters == sum(sizes)
@@ -62,7 +62,7 @@ def test_experts_count_whole_and_a_token_passes_some() -> None:
 
 def test_a_model_inside_a_larger_one_is_read_from_its_text_config() -> None:
     text = json.loads(
-        (Path(__file__).parents[3] / "trainer/gxpo_trainer/models/starter_policy/config.json").read_text()
+        (Path(__file__).parents[3] / "trainer/gxpo_trainer/learner/starter_policy/config.json").read_text()
     )
     assert shape_of({"text_config": text}, "m") == shape_of(text, "m")
 

@@ -9,6 +9,7 @@ import pytest
 from support.small_plan import CPU, EXACT, GPU, SHAPE, small
 
 from gxpo_trainer.config import GxpoRule
+from gxpo_trainer.planner.inputs import workload_of
 from gxpo_trainer.planner.timing import (
     StepTime,
     forward_flops,
@@ -21,7 +22,6 @@ from gxpo_trainer.planner.timing import (
     step_time,
     sync_seconds,
 )
-from gxpo_trainer.planner.workload import workload_of
 
 FORWARD = 240 * (2 * 1184 + 4 * 2 * 8 * 15) + 160 * 2 * 256
 """8 rows of 30 tokens through 2 · 592 parameters, attending to 15 on average; logits of 160 response tokens."""

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gxpo_trainer.cluster.placement_group import RunPlacementGroup
-from gxpo_trainer.cluster.progress import ProgressWatch
 from gxpo_trainer.config import RunConfig, TimeoutsConfig
 from gxpo_trainer.errors import Stalled
-from gxpo_trainer.rollout import async_rollouts
-from gxpo_trainer.rollout.async_rollouts import AsyncRollouts
-from gxpo_trainer.rollout.planner import RolloutPlanner
+from gxpo_trainer.rollout import sources
+from gxpo_trainer.rollout.sources import AsyncRollouts, RolloutPlanner
+from gxpo_trainer.runtime.placement_group import RunPlacementGroup
+from gxpo_trainer.runtime.progress import ProgressWatch
 from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict
 
 PROMPTS = 2
@@ -91,7 +90,7 @@ def config(**rollout: Any) -> RunConfig:
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(async_rollouts, "Collection", StandInCollection)
+    monkeypatch.setattr(sources, "Collection", StandInCollection)
 
 
 def make(settings: RunConfig) -> tuple[AsyncRollouts, StandInPool]:

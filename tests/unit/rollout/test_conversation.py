@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gxpo_trainer.environments.base import Observation, Turn
-from gxpo_trainer.environments.calls import Reply
-from gxpo_trainer.rollout.conversation import Conversation
+from gxpo_trainer.environments.contract import Observation, Reply, Turn
+from gxpo_trainer.rollout.conversations import Conversation
 from gxpo_trainer.types import Episode, Utterance
 
 

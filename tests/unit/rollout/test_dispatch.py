@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo_trainer.rollout.dispatch import Dispatcher
+from gxpo_trainer.rollout.engines import Dispatcher
 
 
 def test_the_engine_with_the_fewest_unfinished_tokens_gets_the_next_request() -> None:

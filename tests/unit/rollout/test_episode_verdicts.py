@@ -12,11 +12,11 @@ import pytest
 from gxpo_trainer.config import RewardConfig, VerifierConfig
 from gxpo_trainer.config.io import build
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.rewards.scoring import ALLOWLIST
+from gxpo_trainer.grading.options import VerifyOptions
+from gxpo_trainer.grading.rewards import ALLOWLIST
 from gxpo_trainer.rollout.requests import FinishedGroups
 from gxpo_trainer.rollout.verification import VerifierActor, episode_verdict, pairs_of
 from gxpo_trainer.types import Episode, EpisodeEnd, Group, Prompt, Sample, Utterance, Verdict
-from gxpo_trainer.verify.options import VerifyOptions
 
 IDS = np.zeros(3, np.int32)
 LOGPROBS = np.zeros(3, np.float32)

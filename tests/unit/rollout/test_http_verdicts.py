@@ -13,16 +13,16 @@ from support.reward_server import PATIENCE_S, RewardServer, reply
 
 from gxpo_trainer.config import HttpRewardConfig, RewardConfig, RunConfig, VerifierConfig
 from gxpo_trainer.config.io import build, load_run, to_toml
-from gxpo_trainer.config.verifier import AnyReward
+from gxpo_trainer.config.tasks import AnyReward
 from gxpo_trainer.errors import ConfigError, VerifierFailed
-from gxpo_trainer.rewards.urls import TOKEN_FILE, URLS, check_urls, tokens
-from gxpo_trainer.rollout.planner import RolloutPlanner, http_usage
+from gxpo_trainer.grading.options import VerifyOptions
+from gxpo_trainer.grading.rewards import TOKEN_FILE, URLS, check_urls, tokens
 from gxpo_trainer.rollout.pool import Collected
 from gxpo_trainer.rollout.requests import FinishedGroups
+from gxpo_trainer.rollout.sources import RolloutPlanner, http_usage
 from gxpo_trainer.rollout.verification import VerifierActor, check_rewards
 from gxpo_trainer.training.proofs import check_verdicts
 from gxpo_trainer.types import Episode, Group, HttpUsage, Prompt, Sample, ScoredGroup, Utterance, Verdict, VerdictStatus
-from gxpo_trainer.verify.options import VerifyOptions
 
 IDS = np.zeros(2, np.int32)
 LOGPROBS = np.zeros(2, np.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any, cast
 
-from gxpo_trainer.rollout.intake import Intake
+from gxpo_trainer.rollout.open_groups import Intake
 
 A, B = cast(Any, (0, "a")), cast(Any, (1, "b"))
 

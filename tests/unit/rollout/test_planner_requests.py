@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.environments.base import Problem
-from gxpo_trainer.rollout.planner import RolloutPlanner
+from gxpo_trainer.environments.contract import Problem
+from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
+from gxpo_trainer.rollout.sources import RolloutPlanner
 from gxpo_trainer.types import Group, Prompt
-from gxpo_trainer.verify.options import EXTRA_KEY, VerifyOptions
 
 IDS = np.array([1, 2], dtype=np.int32)
 

@@ -11,9 +11,9 @@ from support.toy_learner import ToyLearner
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gxpo_trainer.config import GrpoRule, GxpoRule, SfpoRule
-from gxpo_trainer.rules import plain
+from gxpo_trainer.rules import contract
+from gxpo_trainer.rules.contract import make_rule
 from gxpo_trainer.rules.diagnostics import ratio_noise, take_trajectory
-from gxpo_trainer.rules.registry import make_rule
 
 SIZE, CHUNK = 10_000, 1_000
 VIEWS = {"detach", "slice", "split", "view", "alias", "_unsafe_view", "as_strided", "narrow", "select"}
@@ -79,15 +79,15 @@ CASES: dict[str, Callable[[Any], Any]] = {
     "sfpo, diagnosed": diagnosed(SfpoRule(gate=NEVER)),
     "ratio noise": lambda learner: ratio_noise(learner, make_rule(GxpoRule())),
     "update norm of a plain step": step(GrpoRule()),
-    "gradient norm": lambda learner: {"norm": (learner.backward(), plain.norm(learner, learner.gradients()))[1]},
+    "gradient norm": lambda learner: {"norm": (learner.backward(), contract.norm(learner, learner.gradients()))[1]},
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_reduction_works_on_chunks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = CASES[name](make_learner())
-    monkeypatch.setattr(plain, "CPU_CHUNK", CHUNK)
-    monkeypatch.setattr(plain, "DEVICE_CHUNK", CHUNK)
+    monkeypatch.setattr(contract, "CPU_CHUNK", CHUNK)
+    monkeypatch.setattr(contract, "DEVICE_CHUNK", CHUNK)
     learner = make_learner()
     with Sizes() as sizes:
         found = CASES[name](learner)
@@ -97,8 +97,8 @@ def test_every_reduction_works_on_chunks(name: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_slices_are_cache_sized_on_a_cpu_and_bounded_on_a_gpu() -> None:
-    assert plain.chunk_size(torch.device("cpu")) == 1 << 15
-    assert plain.chunk_size(torch.device("cuda", 0)) == 1 << 25
+    assert contract.chunk_size(torch.device("cpu")) == 1 << 15
+    assert contract.chunk_size(torch.device("cuda", 0)) == 1 << 25
 
 
 def test_the_norm_of_shards_that_fit_a_chunk_is_that_of_whole_shards_to_the_bit() -> None:
@@ -106,4 +106,4 @@ def test_the_norm_of_shards_that_fit_a_chunk_is_that_of_whole_shards_to_the_bit(
     shards = [torch.randn(size, generator=generator) for size in (300_000, 7, 65_536)]
     learner = ToyLearner(shards, lambda theta, _: theta)
     whole = torch.stack([torch.linalg.vector_norm(s, dtype=torch.float64).square() for s in shards]).sum()
-    assert plain.norm(learner, shards) == float(whole) ** 0.5
+    assert contract.norm(learner, shards) == float(whole) ** 0.5

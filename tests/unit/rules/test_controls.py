@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from support.toy_learner import ToyLearner, quadratic, relative_error
 
 from gxpo_trainer.config import EpochsRule, ExtragradientRule
-from gxpo_trainer.rules.epochs import Epochs
-from gxpo_trainer.rules.extragradient import Extragradient
+from gxpo_trainer.rules.controls import Epochs, Extragradient
 from gxpo_trainer.rules.grpo import GRPO
 
 KINDS = [

@@ -10,10 +10,8 @@ from support.toy_learner import RankLearner, ToyLearner, quadratic
 
 from gxpo_trainer.config import GrpoRule, GxpoRule, RunConfig, SfpoRule
 from gxpo_trainer.learner.rank import LearnerRank
-from gxpo_trainer.rules.base import Trajectory
+from gxpo_trainer.rules.contract import Trajectory, cosine, make_rule, rms
 from gxpo_trainer.rules.diagnostics import prediction_error, ratio_noise, take_trajectory
-from gxpo_trainer.rules.plain import cosine, rms
-from gxpo_trainer.rules.registry import make_rule
 
 NEVER = {"mode": "never"}
 CURVATURE = torch.tensor([0.9, 0.5, 0.2, 0.1, 0.05])

@@ -11,8 +11,8 @@ from support.toy_learner import ToyLearner
 
 from gxpo_trainer.config import GxpoRule
 from gxpo_trainer.rules.diagnostics import distributed_median
-from gxpo_trainer.rules.extrapolation import geometric_scale
 from gxpo_trainer.rules.gxpo import GXPO
+from gxpo_trainer.rules.predictors import geometric_scale
 from gxpo_trainer.rules.recurrence import AdamWRecurrence, SGDRecurrence
 
 

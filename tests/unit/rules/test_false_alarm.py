@@ -9,12 +9,7 @@ import pytest
 
 from gxpo_trainer.config import GateConfig, SfpoGateConfig
 from gxpo_trainer.config.docs import INTRODUCTION
-from gxpo_trainer.rules.false_alarm import (
-    alarm_probability,
-    describe,
-    expected_false_alarm_step,
-    student_t_tail,
-)
+from gxpo_trainer.rules.gate import alarm_probability, describe, expected_false_alarm_step, student_t_tail
 
 
 def simulated_first_alarms(gate: GateConfig, runs: int, seed: int = 0) -> np.ndarray:

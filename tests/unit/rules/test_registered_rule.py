@@ -14,27 +14,25 @@ from pydantic import Field
 from support.registered_rule import registered
 from support.toy_learner import ToyLearner, quadratic
 
-from gxpo_dashboard.charts import budget, gate
+from gxpo_dashboard.charts import gate
+from gxpo_dashboard.charts import steps as budget
 from gxpo_dashboard.view_models import forms
 from gxpo_dashboard.view_models.rules import Rules, rules_of
 from gxpo_dashboard.view_models.series import Points
-from gxpo_services.configs.cost import expected_cost
-from gxpo_services.configs.endpoints import _schema
-from gxpo_services.groups.grid import plan
-from gxpo_services.groups.schemas import SweepRequest
-from gxpo_services.groups.service import validate
+from gxpo_services.runs.config_endpoints import _schema
+from gxpo_services.runs.plan import expected_cost
 from gxpo_services.settings import ServiceSettings
-from gxpo_trainer.cli.config import _comments
+from gxpo_services.sweeps.grid import plan
+from gxpo_services.sweeps.schemas import SweepRequest
+from gxpo_services.sweeps.service import validate
+from gxpo_trainer.cli import _comments
 from gxpo_trainer.compare.rows import rule_label
 from gxpo_trainer.config import GateConfig, GxpoRule, RuleSettings, RunConfig
 from gxpo_trainer.config.docs import render_page, undescribed
 from gxpo_trainer.config.io import build, learning_rate_control, to_toml
-from gxpo_trainer.config.rule_base import Family, GateSignal, PassCount
-from gxpo_trainer.config.rules import RULES, rule_name
+from gxpo_trainer.config.rules import RULES, Family, GateSignal, PassCount, rule_name
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.rules.base import RuleLearner
-from gxpo_trainer.rules.plain import finish_plain_step
-from gxpo_trainer.rules.registry import make_rule
+from gxpo_trainer.rules.contract import RuleLearner, finish_plain_step, make_rule
 from gxpo_trainer.types import StepReport
 
 

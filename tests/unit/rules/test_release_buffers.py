@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gxpo_trainer.config import ExtragradientRule, GxpoRule, RunConfig, SfpoRule
 from gxpo_trainer.learner.rank import LearnerRank
-from gxpo_trainer.rules.extragradient import Extragradient
+from gxpo_trainer.rules.controls import Extragradient
 from gxpo_trainer.rules.grpo import GRPO
 from gxpo_trainer.rules.gxpo import GXPO, Buffers
 from gxpo_trainer.rules.sfpo import SFPO

@@ -19,8 +19,7 @@ from gxpo_services.run_states import (
     pending_request,
     requested_state,
 )
-from gxpo_services.runs.schemas import PossibleAction
-from gxpo_services.runs.views import possible_actions
+from gxpo_services.runs.schemas import PossibleAction, possible_actions
 
 DOCUMENTED = {
     "queued": "starting cancelled",

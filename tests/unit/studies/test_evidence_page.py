@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from gxpo_trainer.studies import data as study_data
-from gxpo_trainer.studies.definition import load_study
-from gxpo_trainer.studies.expansion import run_config
+from gxpo_trainer.studies.definition import load_study, run_config
 from gxpo_trainer.studies.report import as_markdown, compose
 
 ROOT = Path(__file__).parents[3]

@@ -14,12 +14,20 @@ import psutil
 import pytest
 import tomli_w
 
-from gxpo_trainer.cli.main import main
+from gxpo_trainer.cli import main
 from gxpo_trainer.config.io import load_run
 from gxpo_trainer.errors import ConfigError, TrainingError
 from gxpo_trainer.jsonl import read_lines
-from gxpo_trainer.studies.definition import Study, load_study
-from gxpo_trainer.studies.expansion import RunKey, RunResult, best_rate, largest_cost, pending, run_config
+from gxpo_trainer.studies.definition import (
+    RunKey,
+    RunResult,
+    Study,
+    best_rate,
+    largest_cost,
+    load_study,
+    pending,
+    run_config,
+)
 from gxpo_trainer.studies.runner import StudyRunner, read_result, read_results
 
 REFERENCE = Path(__file__).parents[3] / "studies" / "reference.toml"
@@ -230,7 +238,7 @@ def test_sigterm_ends_the_runs_of_a_study(tmp_path) -> None:
     patch = (
         "import sys; from gxpo_trainer.studies import runner; start = runner.subprocess.Popen; "
         f"runner.subprocess.Popen = lambda *a, **k: start([sys.executable, '-c', {waits!r}]); "
-        "from gxpo_trainer.cli.main import main; sys.exit(main(sys.argv[1:]))"
+        "from gxpo_trainer.cli import main; sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", patch, "study", "run", str(file), "--out", str(tmp_path / "runs")]
     study = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

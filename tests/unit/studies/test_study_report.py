@@ -14,8 +14,7 @@ from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.studies import data as study_data
 from gxpo_trainer.studies.data import MEDIANS, StudyData
-from gxpo_trainer.studies.definition import Extrapolation, Study
-from gxpo_trainer.studies.expansion import RunKey
+from gxpo_trainer.studies.definition import Extrapolation, RunKey, Study
 from gxpo_trainer.studies.findings import find
 from gxpo_trainer.studies.report import as_html, as_markdown, compose, write_report
 

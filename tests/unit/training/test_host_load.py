@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
-from gxpo_trainer.records.metric_table import undescribed
-from gxpo_trainer.training import gpu_load
-from gxpo_trainer.training.host_load import HostLoad, Reading, rates
+from gxpo_trainer.reporting.metric_table import undescribed
+from gxpo_trainer.runtime import load as gpu_load
+from gxpo_trainer.runtime.load import HostLoad, Reading, rates
 
 RATES = (
     "system/disk_written_bytes_per_s",

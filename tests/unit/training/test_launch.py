@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 from support.ingest_server import IngestServer
 
-from gxpo_trainer.cli import main as cli
-from gxpo_trainer.cluster.placement import ray_address
+from gxpo_trainer import cli
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import (
     REASONS,
@@ -32,14 +31,14 @@ from gxpo_trainer.errors import (
     VerifierFailed,
     WeightSyncMismatch,
 )
-from gxpo_trainer.records.outcome import is_recoverable, reason_of
-from gxpo_trainer.records.reading import read_events, read_metrics
-from gxpo_trainer.records.reporter import RunReporter
-from gxpo_trainer.records.uploader import ServiceAddress
-from gxpo_trainer.training.checkpoints import Checkpoint
+from gxpo_trainer.reporting.outcome import is_recoverable, reason_of
+from gxpo_trainer.reporting.reading import read_events, read_metrics
+from gxpo_trainer.reporting.reporter import RunReporter
+from gxpo_trainer.reporting.uploader import ServiceAddress
+from gxpo_trainer.runtime.locks import RunLock, process_start
+from gxpo_trainer.runtime.placement import ray_address
+from gxpo_trainer.training.checkpoints import Checkpoint, next_attempt, repeated_passes
 from gxpo_trainer.training.launch import TERMINATED, Launch
-from gxpo_trainer.training.resume import next_attempt, repeated_passes
-from gxpo_trainer.training.run_lock import RunLock, process_start
 
 
 @pytest.fixture
@@ -71,7 +70,7 @@ def run_until(launch: Launch, error: BaseException, *, setting_up: bool = False)
 HOLDER = """
 import subprocess, sys, time
 from pathlib import Path
-from gxpo_trainer.training.run_lock import RunLock
+from gxpo_trainer.runtime.locks import RunLock
 RunLock(Path(sys.argv[1]), wait_s=0).acquire()
 child = subprocess.Popen(["sleep", "600"], close_fds=False)
 print(child.pid, flush=True)
@@ -174,7 +173,7 @@ def test_what_cannot_be_written_is_still_sent(tmp_path: Path, server: IngestServ
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("gxpo_trainer.records.outcome.write_json", full)
+    monkeypatch.setattr("gxpo_trainer.reporting.outcome.write_json", full)
     error = OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(OSError, match="No space"), Launch(tmp_path, service(server)):
         raise error
@@ -342,12 +341,12 @@ def test_every_error_has_a_reason(error: Exception, reason: str) -> None:
 STALLS = """
 import sys, time
 from pathlib import Path
-from gxpo_trainer.cluster.progress import ProgressWatch
+from gxpo_trainer.runtime.progress import ProgressWatch
 from gxpo_trainer.config import TimeoutsConfig
-from gxpo_trainer.records.reporter import RunReporter
-from gxpo_trainer.records.uploader import ServiceAddress
+from gxpo_trainer.reporting.reporter import RunReporter
+from gxpo_trainer.reporting.uploader import ServiceAddress
 from gxpo_trainer.training.launch import Launch
-from gxpo_trainer.training.watchdog import Watchdog
+from gxpo_trainer.runtime.progress import Watchdog
 
 def hang_in_a_write():
     time.sleep(600)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gxpo_trainer.cluster.placement import Placement
-from gxpo_trainer.cluster.ray_session import reserve
 from gxpo_trainer.config.io import load_preset
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.training.planned import check_memory
+from gxpo_trainer.runtime.placement import Placement
+from gxpo_trainer.runtime.ray_session import reserve
+from gxpo_trainer.training.run import check_memory
 
 CLUSTER = {"CPU": 64.0, "GPU": 4.0}
 L4, H200 = {"accelerator_type:L4": 1.0}, {"accelerator_type:H200": 1.0}
@@ -74,7 +74,7 @@ def test_a_run_that_cannot_fit_is_refused_before_its_request_can_bring_nodes(
 ) -> None:
     import ray
 
-    from gxpo_trainer.cluster.placement_group import RunPlacementGroup
+    from gxpo_trainer.runtime.placement_group import RunPlacementGroup
 
     requested: list[object] = []
     monkeypatch.setattr(RunPlacementGroup, "create", lambda self, bundles: requested.append(bundles))

@@ -15,12 +15,12 @@ import ray
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import build
 from gxpo_trainer.errors import CheckpointError, ConfigError, DataError
-from gxpo_trainer.models.load import STARTER_FOLDER
-from gxpo_trainer.records.reading import read_events
-from gxpo_trainer.records.reporter import RunReporter
-from gxpo_trainer.rewards.scoring import ALLOWLIST
+from gxpo_trainer.grading.rewards import ALLOWLIST
+from gxpo_trainer.learner.models import STARTER_FOLDER
+from gxpo_trainer.reporting.reading import read_events
+from gxpo_trainer.reporting.reporter import RunReporter
+from gxpo_trainer.training.checkpoints import check_same_run
 from gxpo_trainer.training.prepare import prepare
-from gxpo_trainer.training.resume import check_same_run
 from gxpo_trainer.training.run import _record_data, train_run
 
 PROBLEM = "Anna has {} apples. She gets {} more. How many does Anna have now?"

@@ -12,9 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import CheckpointError
-from gxpo_trainer.models.load import STARTER_FOLDER
-from gxpo_trainer.training.checkpoints import Checkpoint
-from gxpo_trainer.training.resume import check_same_model, check_same_run
+from gxpo_trainer.learner.models import STARTER_FOLDER
+from gxpo_trainer.training.checkpoints import Checkpoint, check_same_model, check_same_run
 
 FIRST: dict[str, Any] = {"name": "first", "budget": {"steps": 2}, "learner": {"rule": {"name": "gxpo", "k": 3}}}
 

@@ -9,11 +9,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from gxpo_trainer.cluster.placement import Placement
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.rollout.engines import Engines
-from gxpo_trainer.rollout.planner import RolloutPlanner
 from gxpo_trainer.rollout.pool import RolloutPool
+from gxpo_trainer.rollout.sources import RolloutPlanner
+from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.training.controller import Controller
 from gxpo_trainer.types import Prompt
 

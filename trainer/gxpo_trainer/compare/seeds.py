@@ -1,4 +1,9 @@
-"""Groups runs by configuration, names the groups and computes bands over seeds. Pure."""
+"""Groups runs by configuration, names the groups and computes bands over seeds. Pure.
+
+Differences between compared runs: in conditions, which invalidate a comparison, and in settings under test.
+
+Comparability of evaluation records: rows of evaluations.jsonl and of `gxpo eval --out`. Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,7 @@ import numpy as np
 from gxpo_trainer.compare.curves import EvaluationCurve, Floats, RunCurves
 from gxpo_trainer.compare.intervals import mean_interval
 from gxpo_trainer.compare.rows import flatten
+from gxpo_trainer.config.tasks import SINGLE_TURN
 from gxpo_trainer.errors import DataError
 
 _RATE = "learner.optimizer.learning_rate"
@@ -114,3 +120,97 @@ def seed_band(group: SeedGroup, curve: EvaluationCurve, level: float = 0.95) -> 
 
 def _body(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in ("name", "seed")}
+
+
+UNSTATED = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A condition that differs between groups. values: group name → its values."""
+
+    setting: str
+    values: dict[str, tuple[str, ...]]
+    hardware: bool
+
+
+def find_differences(groups: Sequence[SeedGroup], baseline: str | None = None) -> list[Difference]:
+    """Conditions and hardware in which a group differs from the baseline (by default the first group).
+
+    Runs are compared with the baseline's run of the same seed, because some conditions depend on the seed (generated
+    problems); without a shared seed the sets of values are compared. A missing setting counts as `unknown`.
+    """
+    reference = next((group for group in groups if group.name == baseline), groups[0])
+    found = []
+    for hardware in (False, True):
+        stated = {group.name: {run.seed: _stated(run, hardware) for run in group.runs} for group in groups}
+        settings = sorted({key for runs in stated.values() for values in runs.values() for key in values})
+        for setting in settings:
+            by_seed = {
+                name: {seed: values.get(setting, UNSTATED) for seed, values in runs.items()}
+                for name, runs in stated.items()
+            }
+            if any(_unequal(values, by_seed[reference.name]) for values in by_seed.values()):
+                shown = {name: tuple(dict.fromkeys(values.values())) for name, values in by_seed.items()}
+                found.append(Difference(setting, shown, hardware))
+    return found
+
+
+def differing_settings(configs: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str | None]]:
+    """Setting → group → value (JSON text, None if missing), for the settings that differ between groups."""
+    names = dict.fromkeys(name for config in configs.values() for name in config)
+    rows = {name: {group: config.get(name) for group, config in configs.items()} for name in names}
+    return {name: values for name, values in rows.items() if len(set(values.values())) > 1}
+
+
+def _stated(run: RunCurves, hardware: bool) -> Mapping[str, str]:
+    return run.hardware if hardware else run.conditions
+
+
+def _unequal(values: Mapping[int, str], reference: Mapping[int, str]) -> bool:
+    shared = values.keys() & reference.keys()
+    if shared:
+        return any(values[seed] != reference[seed] for seed in shared)
+    return set(values.values()) != set(reference.values())
+
+
+_CONDITIONS = (
+    ("benchmark", "the benchmarks differ"),
+    ("data_sha256", "the problems, golds or rules differ"),
+    ("problem_ids", "not the same problems in the same order"),
+    ("template", "the prompt templates differ"),
+    ("sampling.temperature", "the temperatures differ"),
+    ("sampling.max_new_tokens", "the longest responses differ"),
+    ("versions", "the graders differ"),
+)
+
+
+def incomparable(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Reasons why the pass@1 of two records is not comparable; empty if it is.
+
+    A condition missing from a record is a reason; only `environment` is recorded just where there is one. pass@k for
+    larger k also requires equal `samples_per_prompt`.
+    """
+    reasons = []
+    for path, words in _CONDITIONS:
+        values = [_at(record, path) for record in (first, second)]
+        if None in values:
+            reasons.append(f"{path} is not recorded on both sides")
+        elif values[0] != values[1]:
+            reasons.append(f"{words} ({path}: {_short(values[0])} and {_short(values[1])})")
+    environments = [record.get("environment", SINGLE_TURN) for record in (first, second)]
+    if environments[0] != environments[1]:
+        reasons.append(f"the environments differ ({_short(environments[0])} and {_short(environments[1])})")
+    return reasons
+
+
+def _at(record: Mapping[str, Any], path: str) -> Any:
+    value: Any = record
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _short(value: Any) -> str:
+    text = f"{len(value)} entries" if isinstance(value, list) else str(value)
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from gxpo_trainer.compare.curves import Axis, at_budget, mean_curve
-from gxpo_trainer.compare.groups import Comparison, GroupResult
+from gxpo_trainer.compare.evidence import UNKNOWN, hours, percent, points, ratio, ratio_interval
+from gxpo_trainer.compare.groups import Comparison, GroupResult, payoff_of
 from gxpo_trainer.compare.intervals import Interval
-from gxpo_trainer.compare.sampling_share import payoff_of
 from gxpo_trainer.compare.seeds import SeedGroup
-from gxpo_trainer.compare.wording import UNKNOWN, hours, percent, points, ratio, ratio_interval
 
 _AXES: tuple[Axis, ...] = ("steps", "backward_passes", "hours")
 _NAMES = {"steps": "steps", "backward_passes": "backward passes", "hours": "time", "tokens": "tokens"}

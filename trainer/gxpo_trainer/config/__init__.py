@@ -9,27 +9,37 @@ an error that names it; what depends on the machine (folders, devices) is checke
 starts.
 """
 
-from gxpo_trainer.config.base import Settings
-from gxpo_trainer.config.data import DataConfig
-from gxpo_trainer.config.environment import EnvironmentConfig
-from gxpo_trainer.config.evaluation import EvaluationConfig
-from gxpo_trainer.config.learner import LearnerConfig, LoraConfig, LossConfig, OptimizerConfig
-from gxpo_trainer.config.model import ModelConfig
-from gxpo_trainer.config.placement import PlacementConfig
-from gxpo_trainer.config.rollout import RolloutConfig
-from gxpo_trainer.config.rule_base import GateConfig, RuleSettings
+from gxpo_trainer.config.base import Settings, TimeoutsConfig
+from gxpo_trainer.config.engines import ModelConfig, PlacementConfig, RolloutConfig
 from gxpo_trainer.config.rules import (
     EpochsRule,
     ExtragradientRule,
+    GateConfig,
     GrpoRule,
     GxpoRule,
     RuleConfig,
+    RuleSettings,
     SfpoGateConfig,
     SfpoRule,
 )
-from gxpo_trainer.config.run import BudgetConfig, CheckpointConfig, DiagnosticsConfig, RunConfig
-from gxpo_trainer.config.timeouts import TimeoutsConfig
-from gxpo_trainer.config.verifier import HttpRewardConfig, RewardConfig, VerifierConfig
+from gxpo_trainer.config.run import (
+    BudgetConfig,
+    CheckpointConfig,
+    DiagnosticsConfig,
+    LearnerConfig,
+    LoraConfig,
+    LossConfig,
+    OptimizerConfig,
+    RunConfig,
+)
+from gxpo_trainer.config.tasks import (
+    DataConfig,
+    EnvironmentConfig,
+    EvaluationConfig,
+    HttpRewardConfig,
+    RewardConfig,
+    VerifierConfig,
+)
 
 __all__ = [
     "BudgetConfig",

@@ -1,10 +1,14 @@
-"""Base class and types of all settings."""
+"""Base class and types of all settings.
+
+Settings of `timeouts`: how long each phase may make no progress.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -25,3 +29,40 @@ def known_or_class(name: str, known: Collection[str]) -> str:
     if name not in known and not _CLASS_PATH.fullmatch(name):
         raise ValueError(f"must be one of {', '.join(known)}, or a class as package.module:Class")
     return name
+
+
+Phase = Literal["setup", "sampling", "verifying", "updating", "syncing", "evaluating", "checkpointing"]
+"""Phases of a run as the time-outs distinguish them."""
+_IDLE = re.compile(r", no progress for (\d+) of (\d+|inf) min$")
+
+
+def idle_phase(phase: str, minutes: int, limit_s: float) -> str:
+    """The phase with the whole minutes without progress and of its time-out, as heartbeats report it.
+
+    minutes 0: the phase alone.
+    """
+    limit = math.ceil(limit_s / 60) if math.isfinite(limit_s) else limit_s
+    return f"{phase}, no progress for {minutes} of {limit} min" if minutes else phase
+
+
+def half_of_limit_passed(phase: str | None) -> bool:
+    """Whether half of the time-out has passed without progress, by the words of `idle_phase`."""
+    found = _IDLE.search(phase or "")
+    return found is not None and 2 * int(found[1]) >= float(found[2])
+
+
+class TimeoutsConfig(Settings):
+    """Seconds without progress after which a phase has stalled: the process that hangs is ended and its work is done
+    again. They change no result."""
+
+    setup_s: float = Field(3600.0, gt=0, description="Loading model and data, or starting a process.")
+    sampling_s: float = Field(1800.0, gt=0, description="No engine finished a group.")
+    verifying_s: float = Field(900.0, gt=0, description="The verifier returned no verdicts after sampling.")
+    updating_s: float = Field(3600.0, gt=0, description="One training step of the learner.")
+    syncing_s: float = Field(900.0, gt=0, description="Packing or loading one bucket of weights.")
+    evaluating_s: float = Field(1800.0, gt=0, description="No engine finished a problem of an evaluation.")
+    checkpointing_s: float = Field(3600.0, gt=0, description="Writing or loading one checkpoint.")
+
+    def limit_s(self, phase: Phase) -> float:
+        limit: float = getattr(self, f"{phase}_s")
+        return limit

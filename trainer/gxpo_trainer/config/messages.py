@@ -16,8 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from gxpo_trainer.config.rule_base import RuleSettings
-from gxpo_trainer.config.rules import RULES, in_words, rule_names
+from gxpo_trainer.config.rules import RULES, RuleSettings, in_words, rule_names
 from gxpo_trainer.config.run import RunConfig
 from gxpo_trainer.errors import ConfigError
 

@@ -1,22 +1,158 @@
-"""RunConfig: a whole run, and the sections without a file of their own."""
+"""Settings of the learner: loss, optimizer, adapters, ZeRO.
+
+RunConfig: a whole run, and the sections without a file of their own.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, FiniteFloat, field_validator, model_validator
 
-from gxpo_trainer.config.base import Settings
-from gxpo_trainer.config.data import DataConfig
-from gxpo_trainer.config.environment import EnvironmentConfig
-from gxpo_trainer.config.evaluation import EvaluationConfig
-from gxpo_trainer.config.learner import LearnerConfig
-from gxpo_trainer.config.model import ModelConfig
-from gxpo_trainer.config.placement import PlacementConfig
-from gxpo_trainer.config.rollout import RolloutConfig
-from gxpo_trainer.config.timeouts import TimeoutsConfig
-from gxpo_trainer.config.verifier import VerifierConfig
+from gxpo_trainer.config.base import Fraction, Settings, TimeoutsConfig
+from gxpo_trainer.config.engines import ModelConfig, PlacementConfig, RolloutConfig
+from gxpo_trainer.config.rules import GxpoRule, RuleConfig
+from gxpo_trainer.config.tasks import DataConfig, EnvironmentConfig, EvaluationConfig, VerifierConfig
+
+
+class LoraConfig(Settings):
+    """Low-rank adapters by PEFT; the rule then acts on the adapter's parameters only."""
+
+    rank: int = Field(16, ge=1, le=512, description="Rank of the adapter matrices; vLLM loads at most 512.")
+    alpha: float = Field(32.0, gt=0, description="Scaling; the adapter's output is multiplied by alpha / rank.")
+    dropout: Fraction = Field(0.0, description="Must be 0: two passes of a rule must see the same function.")
+    target_modules: tuple[str, ...] = Field(
+        ("q_proj", "k_proj", "v_proj", "o_proj"), description="Names of the linear layers that get an adapter."
+    )
+
+    @field_validator("dropout")
+    @classmethod
+    def _no_dropout(cls, value: float) -> float:
+        if value != 0.0:
+            raise ValueError("must be 0: with dropout two gradients of one batch differ randomly; set it to 0")
+        return value
+
+
+class LossConfig(Settings):
+    """The surrogate of the GRPO family and its options; formulas in algo/losses.py."""
+
+    surrogate: Literal["ppo", "gspo", "cispo"] = Field(
+        "ppo",
+        description="ppo: GRPO's clipped ratio of each token; gspo: one clipped ratio a response; cispo: the clipped "
+        "ratio as a weight of the token's gradient.",
+    )
+
+    clip_low: float = Field(0.2, ge=0, description="ε_low.")
+    clip_high: float = Field(0.2, ge=0, description="ε_high; above ε_low it is clip-higher.")
+    kl_beta: FiniteFloat = Field(0.0, ge=0, description="β of the KL term to the frozen start policy.")
+    aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] = Field(
+        "token_mean", description="Mean over tokens; tokens then sequences; sum over max_new_tokens (Dr. GRPO)."
+    )
+    advantage_std: bool = Field(True, description="Divide by the group's std; false leaves it out (Dr. GRPO).")
+    advantage_epsilon: FiniteFloat = Field(1e-6, gt=0, description="ε added to the std.")
+    zero_variance: Literal["keep", "drop", "resample"] = Field(
+        "keep", description="Groups whose rewards are all equal: kept (no signal), excluded, or resampled."
+    )
+    resample_limit: int = Field(3, ge=1, description="resample only: maximum number of extra sampling rounds per step.")
+    mask_truncated: bool = Field(False, description="Exclude responses truncated at the length limit from the loss.")
+    proximal: Literal["auto", "learner", "sampler"] = Field(
+        "auto",
+        description="Policy that the ratio is taken to. learner: that of the step's first pass; sampler: the one that "
+        "sampled, by its own log-probabilities. auto: learner.",
+    )
+    correction: Literal["auto", "none", "token_truncate", "token_mask", "sequence_mask"] = Field(
+        "auto",
+        description="What replaces the importance weights of samples of another policy. token_truncate: at most "
+        "importance_high (TIS); token_mask: 0 outside the bounds; sequence_mask: that of the response, 0 outside the "
+        "bounds. auto: none at rollout.async_depth 0, else token_truncate.",
+    )
+    importance_low: float = Field(0.5, ge=0, description="Lower bound of the masks.")
+    importance_high: float = Field(2.0, gt=0, description="Upper bound of importance weights.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _earlier_names(cls, values: Any) -> Any:
+        """`importance_cap`, which configs of earlier versions hold: a cap was a truncation of token weights."""
+        if not isinstance(values, dict) or "importance_cap" not in values:
+            return values
+        kept = {name: value for name, value in values.items() if name != "importance_cap"}
+        cap = values["importance_cap"]
+        return kept if cap in (None, "none") else {"correction": "token_truncate", "importance_high": cap} | kept
+
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> LossConfig:
+        if self.importance_low > self.importance_high:
+            raise ValueError(
+                f"importance_low = {self.importance_low} exceeds importance_high = {self.importance_high}; "
+                "lower the first or raise the second"
+            )
+        return self
+
+    @property
+    def corrects(self) -> bool:
+        """Whether importance weights are truncated or masked; false while `correction` is automatic."""
+        return self.correction not in ("auto", "none")
+
+    @property
+    def measures_importance(self) -> bool:
+        """Whether the metrics `importance/…` are reported."""
+        return self.corrects or self.proximal == "sampler"
+
+    def resolved(self, async_depth: int) -> LossConfig:
+        """The same with automatic values replaced by those that this depth implies."""
+        implied = ("learner", "token_truncate" if async_depth else "none")
+        update = {
+            name: value
+            for name, value in zip(("proximal", "correction"), implied, strict=True)
+            if getattr(self, name) == "auto"
+        }
+        return self.model_copy(update=update)
+
+
+class OptimizerConfig(Settings):
+    """The base optimizer and its schedule, counted in training steps."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    learning_rate: FiniteFloat = Field(1e-5, gt=0, description="η.")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW only.")
+    epsilon: FiniteFloat = Field(1e-8, gt=0, description="AdamW only.")
+    momentum: float = Field(0.0, ge=0, lt=1, description="SGD only.")
+    weight_decay: FiniteFloat = Field(0.0, ge=0, description="Decoupled for AdamW, added to the gradient for SGD.")
+    max_grad_norm: float = Field(1.0, gt=0, description="Clip the global gradient norm; inf turns it off.")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="After the warm-up.")
+    warmup_steps: int = Field(0, ge=0, description="Training steps of linear warm-up.")
+
+
+class LearnerConfig(Settings):
+    """The DeepSpeed learner."""
+
+    rule: RuleConfig = GxpoRule()
+    loss: LossConfig = LossConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="Of the forward and backward pass.")
+    zero_stage: Literal[0, 1, 2, 3] = Field(0, description="DeepSpeed ZeRO stage.")
+    lora: LoraConfig | None = Field(None, description="Train adapters instead of all weights.")
+    mini_batches: int = Field(
+        1, ge=1, description="Rule steps per rollout batch, each on a part of it; the gate observes their mean once."
+    )
+    token_budget: int = Field(4096, ge=16, description="Maximum number of tokens in one micro-batch, with padding.")
+    packing: Literal["auto", "padded", "shared", "packed"] = Field(
+        "auto",
+        description="padded: sorted rows; shared: a prompt once for its short responses; "
+        "packed: one row, on GPUs with varlen or flash_attention_2 alone. "
+        "auto: shared on CPU; on GPU packed if possible, else padded.",
+    )
+
+    @model_validator(mode="after")
+    def _supported(self) -> LearnerConfig:
+        if self.precision == "bf16" and self.zero_stage == 0:
+            raise ValueError(
+                'precision = "bf16" with zero_stage = 0 keeps its fp32 masters where rules cannot access them; '
+                "set zero_stage = 1, 2 or 3"
+            )
+        return self
 
 
 class CheckpointConfig(Settings):

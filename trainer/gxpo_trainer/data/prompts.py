@@ -2,6 +2,8 @@
 
 Free of torch; tokenizers are those of transformers. Rows are rejected, with file and line, if they are not objects,
 lack the prompt or the answer, repeat an id, or have a gold answer that the verifier cannot parse.
+
+Resumable selection of each step's prompts: one permutation per epoch.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from gxpo_trainer.config import DataConfig
 from gxpo_trainer.data.chat import render_messages
 from gxpo_trainer.data.records import Record, find_files, read_records, sha256_of_file
 from gxpo_trainer.data.word_problems import generate
-from gxpo_trainer.errors import ConfigError, DataError
+from gxpo_trainer.errors import CheckpointError, ConfigError, DataError
+from gxpo_trainer.grading.boxes import boxed_answer
+from gxpo_trainer.grading.options import EXTRA_KEY, VerifyOptions
 from gxpo_trainer.types import Prompt
-from gxpo_trainer.verify.boxes import boxed_answer
-from gxpo_trainer.verify.options import EXTRA_KEY, VerifyOptions
 
 EMBEDDED = "word_problems"
 TEMPLATES = {
@@ -230,3 +232,55 @@ def tokenize_prompts(
             f"{setting} = {max_prompt_tokens} excludes all prompts (the shortest has {shortest} tokens); {fix}"
         )
     return TokenizedPrompts(tuple(prompt for prompt, _ in kept), tuple(ids for _, ids in kept), num_too_long)
+
+
+class PromptCursor:
+    """Iterates over `num_prompts` prompts, each once per epoch, in an order determined by (seed, epoch).
+
+    A draw that crosses the end of an epoch may contain a prompt twice.
+    """
+
+    def __init__(self, num_prompts: int, seed: int, shuffle: bool = True) -> None:
+        if num_prompts < 1:
+            raise ValueError(f"num_prompts = {num_prompts}: must be at least 1")
+        self._identity = {"num_prompts": num_prompts, "seed": seed, "shuffle": shuffle}
+        self.epoch = 0
+        self.position = 0
+        self._order = self._permutation(0)
+
+    def next(self, count: int) -> npt.NDArray[np.int64]:
+        """The next `count` prompt indices, shape [count]."""
+        if count < 1:
+            raise ValueError(f"count = {count}: must be at least 1")
+        parts: list[npt.NDArray[np.int64]] = []
+        while count > 0:
+            part = self._order[self.position : self.position + count]
+            parts.append(part)
+            count -= len(part)
+            self.position += len(part)
+            if self.position == len(self._order):
+                self.epoch += 1
+                self.position = 0
+                self._order = self._permutation(self.epoch)
+        return np.concatenate(parts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-serializable position, with the arguments that it belongs to."""
+        return {**self._identity, "epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a position. Raises CheckpointError when it belongs to other data, another seed or another order."""
+        for name, here in self._identity.items():
+            if state.get(name) != here:
+                raise CheckpointError(
+                    f"the checkpoint's data cursor has {name} = {state.get(name)} and this run has {here}; "
+                    "resume with the checkpoint's data, seed and order"
+                )
+        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+        self._order = self._permutation(self.epoch)
+
+    def _permutation(self, epoch: int) -> npt.NDArray[np.int64]:
+        num_prompts = int(self._identity["num_prompts"])
+        if not self._identity["shuffle"]:
+            return np.arange(num_prompts, dtype=np.int64)
+        return np.random.default_rng([int(self._identity["seed"]), epoch]).permutation(num_prompts)

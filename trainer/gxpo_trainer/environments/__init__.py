@@ -17,6 +17,6 @@ The run file refers to it as `package.module:Class` in `environment.name`. It ru
 has listed it in the environment variable GXPO_ENVIRONMENT_ALLOWLIST; see docs/environments.md.
 """
 
-from gxpo_trainer.environments.base import Environment, Message, Observation, Problem, Turn
+from gxpo_trainer.environments.contract import Environment, Message, Observation, Problem, Turn
 
 __all__ = ["Environment", "Message", "Observation", "Problem", "Turn"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from gxpo_trainer.environments.base import Observation, Problem, Turn
+from gxpo_trainer.environments.contract import Observation, Problem, Turn
 
 MAX_LENGTH = 100
 """Most characters of a calculation. Without powers they bound every number in it to as many digits."""

@@ -1,4 +1,8 @@
-"""Checks an environment against the contract, and carries problems and answers as JSON. Pure.
+"""The contract of an environment.
+
+Calls of episodes: what a sampling engine asks the processes that run environments.
+
+Checks an environment against the contract, and carries problems and answers as JSON. Pure.
 
 A message of an error names class and method, so that the author knows what to change.
 """
@@ -9,9 +13,102 @@ import inspect
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypedDict
 
-from gxpo_trainer.environments.base import Message, Observation, Problem, Turn
+
+class Message(TypedDict):
+    """One message of a chat template. role: usually "user" or "system"."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """text: the problem in the run's template (`data.template`). gold: the final answer alone. extra: further
+    JSON-serializable fields of the problem's row."""
+
+    id: str
+    text: str
+    gold: str
+    extra: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the policy sees first."""
+
+    messages: tuple[Message, ...]
+
+    @classmethod
+    def of_text(cls, text: str) -> Observation:
+        """One message of the user."""
+        return cls((Message(role="user", content=text),))
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Answer to one turn of the policy.
+
+    observation: text that the policy sees next, as a message of the user; not shown when `done`. reward: added to the
+    episode's reward; None in every turn leaves the verdict to the verifier. done: the episode ends.
+    """
+
+    observation: str = ""
+    reward: float | None = None
+    done: bool = False
+
+
+class Environment(Protocol):
+    """One episode.
+
+    `reset` is called once, then `step` for every turn of the policy. The same problem and seed must give the same
+    first observation, and the same actions the same turns: an episode whose process was lost is played again from its
+    actions.
+    """
+
+    def reset(self, problem: Problem, seed: int) -> Observation: ...
+
+    def step(self, action: str) -> Turn: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Advance an episode by its last action, or begin it: the history is complete, so that an episode whose process
+    was lost can be played again.
+
+    episode: unique in the run. actions: all turns of the policy so far; empty: reset.
+    """
+
+    episode: str
+    problem: Problem
+    seed: int
+    actions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """answer: an Observation to a reset, else a Turn; None when the environment failed, with the reason in `detail`."""
+
+    answer: Observation | Turn | None
+    failure: Literal["timeout", "error"] | None = None
+    detail: str = ""
+
+
+class Environments(Protocol):
+    """Runs the episodes of a run, each in a process of its own."""
+
+    def advance(self, call: Call) -> Future[Reply]:
+        """Reply to a call; a failure of the environment is a Reply. The future has an exception, a GxpoError, only when
+        no environment can be run at all."""
+        ...
+
+    def end(self, episode: str) -> None:
+        """The episode needs its process no longer. May be called for an unknown or ended episode."""
+        ...
+
 
 MAX_TEXT = 100_000
 """Most characters of an answer. An observation that is longer is cut; first messages that are longer are refused."""

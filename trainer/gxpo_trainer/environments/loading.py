@@ -2,19 +2,98 @@
 
 The author of a run file may not be trusted to run code on this machine. A class is therefore imported only if the
 environment of this process, which the machine's administrator controls, lists it.
+
+An environment behind an OpenEnv server: one WebSocket connection is one episode.
+
+The protocol is that of OpenEnv 0.10: JSON messages on `/ws`. Out: `{"type": "reset", "data": …}`, `{"type": "step",
+"data": action}`. In: `{"type": "observation", "data": {"observation": …, "reward": …, "done": …}}`, or
+`{"type": "error", "data": {"message": …, "code": …}}`. The session ends with the connection, which ends with this
+process. Why OpenEnv's own client is not used: docs/decisions/0011-environments.md.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
+import socket
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
-from gxpo_trainer.environments.base import Environment
-from gxpo_trainer.environments.contract import class_problem
-from gxpo_trainer.environments.openenv import OpenEnvEnvironment, check_url
+from gxpo_trainer.environments.contract import MAX_TEXT, Environment, Observation, Problem, Turn, class_problem
 from gxpo_trainer.errors import ConfigError
+
+URLS = "GXPO_ENVIRONMENT_URLS"
+
+
+def check_url(url: str, environment: Mapping[str, str]) -> None:
+    """Raises ConfigError for an address that is not listed, character by character, in GXPO_ENVIRONMENT_URLS."""
+    allowed = {entry.strip() for entry in environment.get(URLS, "").split(",") if entry.strip()}
+    if url not in allowed:
+        raise ConfigError(
+            f"environment.url: the address {url!r} is not allowed on this machine; its administrator can list it in "
+            f"the environment variable {URLS} (now {', '.join(sorted(allowed)) or 'empty'})"
+        )
+
+
+class ServerFailed(Exception):
+    """The server reported an error, or did not follow the protocol."""
+
+
+class OpenEnvEnvironment:
+    """Sends the policy's text as one field of an action, and shows the observation as JSON or one field of it."""
+
+    def __init__(self, url: str, action_field: str, observation_field: str | None) -> None:
+        parts = urlsplit(url)
+        scheme = "wss" if parts.scheme == "https" else "ws"
+        self._host, self._port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+        self._address = f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}/ws"
+        self._action_field, self._observation_field = action_field, observation_field
+        self._connection: Any = None
+
+    def reset(self, problem: Problem, seed: int) -> Observation:
+        """The problem's text, and the server's first observation where it has one. The server gets the seed, the fields
+        of the problem's row, and `problem` and `gold`, and takes those that it has parameters for."""
+        from websockets.sync.client import connect
+
+        # No time limits: the process is killed at environment.deadline_s. With a socket of ours, `connect` follows no
+        # redirect and asks no proxy.
+        ours = socket.create_connection((self._host, self._port))
+        self._connection = connect(self._address, sock=ours, open_timeout=None, max_size=8 * MAX_TEXT)
+        given = {**problem.extra, "problem": problem.text, "gold": problem.gold, "seed": seed}
+        shown = self._shown(self._ask("reset", given)["observation"])
+        return Observation.of_text("\n\n".join(text for text in (problem.text, shown) if text))
+
+    def step(self, action: str) -> Turn:
+        answer = self._ask("step", {self._action_field: action})
+        return Turn(self._shown(answer["observation"]), answer.get("reward"), answer.get("done", False))
+
+    def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        self._connection.send(json.dumps({"type": kind, "data": data}))
+        answer = json.loads(self._connection.recv())
+        found = answer.get("data") if isinstance(answer, dict) else None
+        if not isinstance(found, dict):
+            raise ServerFailed(f"the answer to {kind} is no message of OpenEnv")
+        if answer.get("type") == "error":
+            raise ServerFailed(f"the server answers {kind} with {found.get('code')}: {found.get('message')}")
+        if answer.get("type") != "observation" or "observation" not in found:
+            raise ServerFailed(f"the answer to {kind} is a message of type {answer.get('type')!r}, not an observation")
+        return found
+
+    def _shown(self, observation: Any) -> str:
+        """The observation as text for the policy; empty where it has nothing."""
+        if self._observation_field is None:
+            return json.dumps(observation, ensure_ascii=False) if observation else ""
+        if not isinstance(observation, dict) or self._observation_field not in observation:
+            fields = ", ".join(observation) if isinstance(observation, dict) else "none"
+            raise ServerFailed(
+                f"environment.observation_field = {self._observation_field!r} is no field of the observation; "
+                f"it has {fields}"
+            )
+        value = observation[self._observation_field]
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
 
 ALLOWLIST = "GXPO_ENVIRONMENT_ALLOWLIST"
 OWN_CLASSES = {"calculator": "gxpo_trainer.environments.calculator:Calculator"}

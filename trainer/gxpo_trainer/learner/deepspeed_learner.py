@@ -13,31 +13,35 @@ from torch import Tensor
 from gxpo_trainer.algo.batch import StepBatch
 from gxpo_trainer.algo.losses import TokenOutputs, finish_statistics, policy_loss
 from gxpo_trainer.algo.packing import MicroBatch
-from gxpo_trainer.cluster.memory import resident_bytes
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import Diverged
 from gxpo_trainer.learner import rank_state
-from gxpo_trainer.learner.attention import choose_attention, choose_layout, installed_kernels
-from gxpo_trainer.learner.deepspeed_internals import open_shards
-from gxpo_trainer.learner.full_weights import adapter_weights, full_weights
-from gxpo_trainer.learner.loaded_batch import (
+from gxpo_trainer.learner.batches import (
     LoadedBatch,
     Statistics,
     first_pass_gap,
     first_pass_statistics,
+    load_reference,
     load_share,
     statistics_over_ranks,
     sum_over_ranks,
 )
-from gxpo_trainer.learner.loading import load_partitioned, open_engine
-from gxpo_trainer.learner.parking import Parking
-from gxpo_trainer.learner.process_group import Device, join_process_group
-from gxpo_trainer.learner.reference import load_reference
-from gxpo_trainer.models.load import load_config
-from gxpo_trainer.models.varlen import layer_types
-from gxpo_trainer.rules.base import BackwardResult, OptimizerState
-from gxpo_trainer.rules.plain import norm
+from gxpo_trainer.learner.full_weights import adapter_weights, full_weights
+from gxpo_trainer.learner.logprobs import layer_types
+from gxpo_trainer.learner.models import load_config
+from gxpo_trainer.learner.setup import (
+    Device,
+    choose_attention,
+    choose_layout,
+    installed_kernels,
+    join_process_group,
+    load_partitioned,
+    open_engine,
+)
+from gxpo_trainer.learner.shards import Parking, open_shards
+from gxpo_trainer.rules.contract import BackwardResult, OptimizerState, norm
 from gxpo_trainer.rules.recurrence import AdamWRecurrence, SGDRecurrence
+from gxpo_trainer.runtime.processes import resident_bytes
 from gxpo_trainer.types import Metrics
 
 

@@ -14,16 +14,16 @@ from typing import Any
 import ray
 
 from gxpo_trainer.algo.batch import StepBatch, shard
-from gxpo_trainer.cluster.placement import Placement
-from gxpo_trainer.cluster.placement_group import result_of
-from gxpo_trainer.cluster.shared_devices import Devices, SeparateDevices
-from gxpo_trainer.cluster.stacks import TracedProcess, print_stacks
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config.timeouts import Phase
-from gxpo_trainer.config.transport import Transport
+from gxpo_trainer.config.base import Phase
+from gxpo_trainer.config.engines import Transport
 from gxpo_trainer.errors import LearnerDied, Stalled
 from gxpo_trainer.learner.rank import LearnerRank, StepResult
-from gxpo_trainer.sync.buckets import WeightBucket
+from gxpo_trainer.runtime.placement import Placement
+from gxpo_trainer.runtime.placement_group import result_of
+from gxpo_trainer.runtime.ray_session import TracedProcess, print_stacks
+from gxpo_trainer.runtime.shared_devices import Devices, SeparateDevices
+from gxpo_trainer.weights.buckets import WeightBucket
 
 _PHASES: dict[str, Phase] = {"setup": "setup", "save": "checkpointing", "load": "checkpointing"}
 """Phases of methods that are not part of an update."""

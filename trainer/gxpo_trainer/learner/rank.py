@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from gxpo_trainer.algo.batch import StepBatch
-from gxpo_trainer.cluster.disk import write_errors
-from gxpo_trainer.cluster.memory import frozen_allocations, peak_resident_bytes
-from gxpo_trainer.cluster.stacks import TracedProcess, trace_this_process
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config.transport import Transport
+from gxpo_trainer.config.engines import Transport
+from gxpo_trainer.runtime.processes import frozen_allocations, peak_resident_bytes, write_errors
+from gxpo_trainer.runtime.ray_session import TracedProcess, trace_this_process
 from gxpo_trainer.types import Metrics, StepReport
 
 if TYPE_CHECKING:
-    from gxpo_trainer.learner.perturbation import Perturbation
-    from gxpo_trainer.sync.buckets import WeightBucket
+    from gxpo_trainer.learner.publisher import Perturbation
+    from gxpo_trainer.weights.buckets import WeightBucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class LearnerRank:
 
             from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
             from gxpo_trainer.learner.publisher import RankPublisher
-            from gxpo_trainer.rules.registry import make_rule
+            from gxpo_trainer.rules.contract import make_rule
 
         self.learner = DeepSpeedLearner(
             self.config,
@@ -161,7 +160,7 @@ class LearnerRank:
 
     def park(self) -> int:
         """Move all persistent memory to the host; the bytes moved or dropped. No other call but `unpark` may follow."""
-        from gxpo_trainer.rules.base import BufferingRule
+        from gxpo_trainer.rules.contract import BufferingRule
 
         if isinstance(self.rule, BufferingRule):
             self.rule.release_buffers()
@@ -173,7 +172,7 @@ class LearnerRank:
 
     def perturb(self, scale: float, seed: int) -> None:
         """Canary: see `perturbation.Perturbation`. A second call replaces the perturbation of the first. Collective."""
-        from gxpo_trainer.learner.perturbation import Perturbation
+        from gxpo_trainer.learner.publisher import Perturbation
 
         self.perturbation = self.perturbation or Perturbation(self.learner)
         self.perturbation.apply(scale, seed)
@@ -222,12 +221,12 @@ class LearnerRank:
         return float(failures[0]) == 0
 
     def _write_policy(self, root: Path) -> None:
-        from gxpo_trainer.learner.export import write_policy
+        from gxpo_trainer.learner.publisher import write_policy
 
         write_policy(self.learner, self.config, root / "policy")
 
     def _write_adapter(self, root: Path) -> None:
-        from gxpo_trainer.learner.export import write_adapter
+        from gxpo_trainer.learner.publisher import write_adapter
 
         with write_errors():
             write_adapter(self.learner, self.config, root / "adapter")

@@ -17,8 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gxpo_trainer.planner.devices import Assumptions
-from gxpo_trainer.planner.inputs import Inputs
-from gxpo_trainer.planner.workload import Workload, peak_tokens
+from gxpo_trainer.planner.inputs import Inputs, Workload, peak_tokens
 
 BUCKET = 50_000_000
 """Most elements that DeepSpeed reduces at once (learner.process_group.MAX_BUCKET)."""

@@ -1,20 +1,245 @@
-"""From inputs to a plan: memory by device and phase, whether it fits, seconds and cost of the whole budget."""
+"""From inputs to a plan: memory by device and phase, whether it fits, seconds and cost of the whole budget.
+
+What to change when a run does not fit: settings are tried in order until it does.
+
+Settings that leave the result as it is come first (ZeRO, checkpointing, token budget), then those of the cluster, then
+those that change the run (precision, LoRA).
+
+Whether a run fits: every phase of every kind of device against its memory.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
 from gxpo_trainer.config import RuleSettings
 from gxpo_trainer.config.rules import compared_rules, rule_name
-from gxpo_trainer.planner.advice import advise
 from gxpo_trainer.planner.devices import Assumptions, assumptions_for
-from gxpo_trainer.planner.fitting import Fit, fit_of
-from gxpo_trainer.planner.inputs import Inputs
+from gxpo_trainer.planner.inputs import Inputs, Reference, Workload, workload_of
+from gxpo_trainer.planner.memory import Part, Phase, SamplerMemory, learner_parts, sampler_memory
 from gxpo_trainer.planner.timing import StepTime, step_time
-from gxpo_trainer.planner.workload import Workload, workload_of
+
+MARGIN = 0.15
+"""Relative error of a learner's planned memory. A run that exceeds a device by less is warned about, not refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Phases that some device goes through. resident: nothing has to leave a device between them.
+
+    problem: why the run does not fit, without a full stop; None when it fits. certain: whether the problem is beyond
+    the planner's own error.
+    """
+
+    phases: tuple[Phase, ...]
+    sampler: SamplerMemory
+    resident: bool
+    problem: str | None
+    certain: bool
+
+    @property
+    def fits(self) -> bool:
+        return self.problem is None
+
+
+def fit_of(inputs: Inputs, assumed: Assumptions) -> Fit:
+    """Phases, and the first problem with them."""
+    load = workload_of(inputs, assumed)
+    learner, sampler = learner_parts(inputs, assumed, load), sampler_memory(inputs, load)
+    limit, runtime = inputs.device.memory_bytes, Part("sampler runtime", assumed.runtime_bytes)
+    sampling = (*sampler.parts(), runtime)
+    phases: tuple[Phase, ...]
+    resident = True
+    if not inputs.on_gpu:
+        others = learner_parts(inputs, assumed, load, publishes=False) * (inputs.learner_ranks - 1)
+        phases = (Phase("all processes", _summed((*learner, *others, *sampling * inputs.samplers)), limit),)
+    elif not inputs.shared:
+        phases = (Phase("learner", learner, limit), Phase("sampler", sampling, limit))
+    else:
+        both = Phase("learner and sampler", (*learner, *sampling), limit)
+        # Running out of memory costs a run, parking a second: both stay only where the learner may take MARGIN more.
+        more = sum(part.num_bytes for part in learner) * MARGIN
+        resident = not limit or both.num_bytes + more <= limit
+        phases = (both,) if resident else _alternating(assumed, learner, sampler, sampling, limit)
+    problem = _problem(inputs, phases, sampler)
+    over = [phase.num_bytes / phase.limit for phase in phases if not phase.fits]
+    return Fit(phases, sampler, resident, problem, problem is not None and max(over, default=math.inf) > 1 + MARGIN)
+
+
+def _alternating(
+    assumed: Assumptions, learner: tuple[Part, ...], sampler: SamplerMemory, sampling: tuple[Part, ...], limit: int
+) -> tuple[Phase, ...]:
+    """Shared devices whose phases alternate: the learner is parked while sampling, the sampler sleeps in the update,
+    and a sync needs the weights of both (cluster.shared_devices)."""
+    runtime = Part("runtime", assumed.runtime_bytes)
+    published = tuple(part for part in learner if part.name == "published weights")
+    asleep = Part("sampler asleep", assumed.runtime_bytes)
+    held = tuple(part for part in learner if part.name not in ("activations", "logits"))
+    weights = Part("sampler weights", sampler.weights)
+    return (
+        Phase("sampling", (runtime, *published, *sampling), limit),
+        Phase("update", (*learner, asleep), limit),
+        Phase("sync", (*held, weights, asleep), limit),
+    )
+
+
+def _summed(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """Parts of equal names as one."""
+    sizes: dict[str, int] = {}
+    for part in parts:
+        sizes[part.name] = sizes.get(part.name, 0) + part.num_bytes
+    return tuple(Part(name, size) for name, size in sizes.items())
+
+
+def _problem(inputs: Inputs, phases: tuple[Phase, ...], sampler: SamplerMemory) -> str | None:
+    if inputs.devices_needed > inputs.num_devices:
+        needs = f"{inputs.devices_needed} GPUs (learner_ranks + samplers × tensor_parallel)"
+        return f"placement needs {needs} and there are {inputs.num_devices}"
+    for phase in phases:
+        if not phase.fits:
+            device = f"{inputs.device.name} has {gib(phase.limit)} GiB"
+            return f"{phase.name}: needs {gib(phase.num_bytes)} GiB per device and {device}"
+    if not sampler.longest_fits and (inputs.device.memory_bytes or not inputs.on_gpu):
+        return (
+            f"the sampler's KV cache has {gib(max(0, sampler.kv))} GiB, too little for one sequence of "
+            f"model.max_length = {inputs.max_length} tokens"
+        )
+    return None
+
+
+def gib(num_bytes: float) -> str:
+    """GiB to one decimal."""
+    return f"{num_bytes / 2**30:.1f}"
+
+
+Change = tuple[str, Inputs]
+"""What to set, and the inputs with it."""
+Finder = Callable[[Inputs], Iterator[Change]]
+MOST_CHANGES = 6
+
+
+def advise(inputs: Inputs, assumed: Assumptions) -> str:
+    """One sentence: the problem, the settings and values that solve it, or that none do."""
+    problem = fit_of(inputs, assumed).problem
+    for find in (_neutral, _any):
+        changes = _single(inputs, assumed, find) or _pair(inputs, assumed, find) or _several(inputs, assumed, find)
+        if changes:
+            return f"{problem}; set {' and '.join(changes)}"
+    return (
+        f"{problem}; no value of learner.zero_stage, learner.token_budget or placement.learner_ranks makes it fit: "
+        "use a device with more memory, more devices or a smaller model"
+    )
+
+
+def _single(inputs: Inputs, assumed: Assumptions, find: Finder) -> list[str]:
+    return next(([text] for text, changed in find(inputs) if fit_of(changed, assumed).fits), [])
+
+
+def _pair(inputs: Inputs, assumed: Assumptions, find: Finder) -> list[str]:
+    """Two settings that fit together, though one alone may make things worse."""
+    for first, changed in find(inputs):
+        for second, both in find(changed):
+            if _setting(first) != _setting(second) and fit_of(both, assumed).fits:
+                return [first, second]
+    return []
+
+
+def _setting(change: str) -> str:
+    return change.partition(" = ")[0]
+
+
+def _several(inputs: Inputs, assumed: Assumptions, find: Finder) -> list[str]:
+    """Changes applied one after the other, each only where it lowers the need; empty when they do not suffice."""
+    chosen: dict[str, str] = {}
+    current = inputs
+    for _ in range(MOST_CHANGES):
+        for text, changed in find(current):
+            if _excess(changed, assumed) < _excess(current, assumed):
+                chosen[_setting(text)] = text
+                current = changed
+                break
+        else:
+            return []
+        if fit_of(current, assumed).fits:
+            return list(chosen.values())
+    return []
+
+
+def _excess(inputs: Inputs, assumed: Assumptions) -> tuple[int, int, int]:
+    """How far a run is from fitting; lower is nearer."""
+    fit = fit_of(inputs, assumed)
+    over = sum(max(0, phase.num_bytes - phase.limit) for phase in fit.phases if phase.limit)
+    return max(0, inputs.devices_needed - inputs.num_devices), over, 0 if fit.sampler.longest_fits else 1
+
+
+def _neutral(inputs: Inputs) -> Iterator[Change]:
+    """Single settings that may help and leave the result as it is, the mildest first."""
+    yield from _placements(inputs)
+    yield from _learner(inputs)
+    yield from _sampler(inputs)
+
+
+def _any(inputs: Inputs) -> Iterator[Change]:
+    """The same, and those that change what is trained."""
+    yield from _neutral(inputs)
+    if inputs.precision == "fp32" and inputs.zero_stage:
+        yield 'learner.precision = "bf16"', replace(inputs, precision="bf16", sampler_item=2)
+    if inputs.adapter_rank is None:
+        targets = ("q_proj", "k_proj", "v_proj", "o_proj")
+        count = inputs.shape.adapter_parameters(16, targets)
+        reference: Reference = "none" if inputs.reference == "none" else "adapter"
+        yield "learner.lora.rank = 16", replace(inputs, adapter_rank=16, trainable=count, reference=reference)
+
+
+def _placements(inputs: Inputs) -> Iterator[Change]:
+    """Other numbers of ranks: one for each spare device, or one for each of a sampler's, to share those."""
+    most = inputs.prompts // inputs.mini_batches
+    if not inputs.on_gpu or inputs.shared:
+        return
+    spare, engines = inputs.num_devices - inputs.sampler_devices, inputs.sampler_devices
+    if 1 <= spare <= most and spare != inputs.learner_ranks:
+        yield f"placement.learner_ranks = {spare}", replace(inputs, learner_ranks=spare)
+    if not inputs.one_node or engines > most:
+        return
+    if inputs.colocate is False and inputs.learner_ranks == engines:
+        yield 'placement.colocate = "auto"', replace(inputs, colocate="auto")
+    if inputs.colocate == "auto" and inputs.learner_ranks != engines:
+        yield f"placement.learner_ranks = {engines}", replace(inputs, learner_ranks=engines)
+
+
+def _learner(inputs: Inputs) -> Iterator[Change]:
+    if inputs.learner_ranks > 1 or inputs.zero_stage == 1:
+        for stage in range(inputs.zero_stage + 1, 4):
+            if stage != 1:
+                yield f"learner.zero_stage = {stage}", replace(inputs, zero_stage=stage)
+    if not inputs.checkpointing:
+        yield "model.gradient_checkpointing = true", replace(inputs, checkpointing=True)
+    budget = inputs.token_budget // 2
+    while budget >= 512:
+        yield f"learner.token_budget = {budget}", replace(inputs, token_budget=budget)
+        budget //= 2
+
+
+def _sampler(inputs: Inputs) -> Iterator[Change]:
+    if inputs.on_gpu:
+        for share in (0.6, 0.75, 0.9):
+            if share > inputs.memory_utilization:
+                yield f"rollout.gpu_memory_utilization = {share}", replace(inputs, memory_utilization=share)
+        for share in (0.3, 0.2):
+            if inputs.shared and share < inputs.memory_utilization:
+                yield f"rollout.gpu_memory_utilization = {share}", replace(inputs, memory_utilization=share)
+        for count in (2, 4, 8):
+            if count > inputs.tensor_parallel and inputs.shape.heads % count == 0:
+                yield f"placement.tensor_parallel = {count}", replace(inputs, tensor_parallel=count)
+    elif inputs.kv_bytes is not None:
+        token = inputs.shape.kv_bytes(inputs.sampler_item)
+        size = -(-inputs.max_length * token // 2**30)
+        if size * 2**30 > inputs.kv_bytes:
+            yield f"rollout.cpu_kv_cache_gib = {size}", replace(inputs, kv_bytes=size * 2**30)
 
 
 @dataclass(frozen=True, slots=True)

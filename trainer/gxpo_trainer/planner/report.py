@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from pydantic import BaseModel, Field
 
 from gxpo_trainer.planner.devices import GIB, Assumptions, Device
-from gxpo_trainer.planner.fitting import gib
-from gxpo_trainer.planner.plan import Plan, RulePlan
+from gxpo_trainer.planner.plan import Plan, RulePlan, gib
 from gxpo_trainer.planner.timing import StepTime
 
 _PHASES = ("sampling", "verify", "passes", "look_ahead", "sync", "other")

@@ -6,6 +6,8 @@ everything so far as its prompt, most of which the prefix cache holds. Replies a
 in the engine's (`proceed`), between two of its steps and never in the middle of a sync.
 
 Tokens that the policy sampled are decoded for its environment, and never tokenized again.
+
+Course of one episode: what the policy and the environment said, and what happens next. Pure.
 """
 
 from __future__ import annotations
@@ -20,16 +22,73 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gxpo_trainer.config.environment import EnvironmentConfig
+from gxpo_trainer.config.tasks import EnvironmentConfig
 from gxpo_trainer.data.chat import ObservationEncoder, render_messages
-from gxpo_trainer.environments.base import Message, Observation
-from gxpo_trainer.environments.calls import Call, Environments, Reply
-from gxpo_trainer.rollout.conversation import Conversation
-from gxpo_trainer.rollout.intake import Intake
-from gxpo_trainer.rollout.open_groups import CompleteGroups, TurnEngine, finish_reason, sample_seed
+from gxpo_trainer.environments.contract import Call, Environments, Message, Observation, Reply, Turn
+from gxpo_trainer.rollout.open_groups import CompleteGroups, Intake, TurnEngine, finish_reason, sample_seed
 from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.vllm_driver import Response
-from gxpo_trainer.types import Group, Sample
+from gxpo_trainer.types import Episode, EpisodeEnd, Group, Sample, Utterance
+
+
+class Conversation:
+    """Order: `opened`, then `said` and `answered` in turn, until one of them has ended the episode."""
+
+    def __init__(self, max_turns: int) -> None:
+        self._max_turns = max_turns
+        self._turns: list[Utterance] = []
+        self.actions: tuple[str, ...] = ()
+        """What the policy wrote, turn by turn."""
+        self.end: EpisodeEnd | None = None
+        self._detail = ""
+
+    def opened(self, reply: Reply) -> Observation | None:
+        """The first messages; None: the episode has ended."""
+        if isinstance(reply.answer, Observation):
+            return reply.answer
+        self._end_without_answer(reply)
+        return None
+
+    def said(self, text: str, *, complete: bool) -> bool:
+        """The policy wrote a turn. complete: to its end token; a turn that was cut ends the episode.
+
+        Returns whether the environment has to answer.
+        """
+        self._turns.append(Utterance("policy", text))
+        self.actions = (*self.actions, text)
+        if not complete:
+            self.end = "length"
+        return complete
+
+    def answered(self, reply: Reply, *, room: bool) -> str | None:
+        """The observation that the policy sees next; None: the episode has ended. room: for another sampled token."""
+        turn = reply.answer
+        if not isinstance(turn, Turn):
+            self._end_without_answer(reply)
+            return None
+        if turn.observation or turn.reward is not None:
+            self._turns.append(Utterance("environment", turn.observation, turn.reward))
+        if turn.done:
+            self.end = "done"
+        elif len(self.actions) >= self._max_turns:
+            self.end = "max_turns"
+        elif not room:
+            self.end = "length"
+        return turn.observation if self.end is None else None
+
+    def fail(self, detail: str) -> None:
+        """End the episode because of what the environment returned."""
+        self.end, self._detail = "error", detail
+
+    @property
+    def episode(self) -> Episode:
+        """The record of the episode, which has ended."""
+        assert self.end is not None, "the episode has not ended"
+        return Episode(tuple(self._turns), self.end, self._detail)
+
+    def _end_without_answer(self, reply: Reply) -> None:
+        detail = reply.detail or f"the environment returned {type(reply.answer).__name__}"
+        self.end, self._detail = reply.failure or "error", detail
 
 
 @dataclass(slots=True, eq=False)

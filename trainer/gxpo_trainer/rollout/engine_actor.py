@@ -16,16 +16,16 @@ import numpy as np
 import numpy.typing as npt
 import ray
 
-from gxpo_trainer.cluster.memory import frozen_allocations
-from gxpo_trainer.cluster.owned_directory import OwnedDirectory
-from gxpo_trainer.cluster.stacks import trace_this_process
-from gxpo_trainer.rollout.intake import Indexed, Intake
+from gxpo_trainer.rollout.open_groups import Indexed, Intake
 from gxpo_trainer.rollout.requests import FinishedGroups, SamplerSettings, SamplingSettings, StreamEnd
 from gxpo_trainer.rollout.sampler import Sampler, import_engine
+from gxpo_trainer.runtime.locks import OwnedDirectory
+from gxpo_trainer.runtime.processes import frozen_allocations
+from gxpo_trainer.runtime.ray_session import trace_this_process
 
 if TYPE_CHECKING:
-    from gxpo_trainer.environments.calls import Environments
-    from gxpo_trainer.sync.buckets import SyncReport, WeightBucket
+    from gxpo_trainer.environments.contract import Environments
+    from gxpo_trainer.weights.buckets import SyncReport, WeightBucket
 
 
 class SamplerActor:

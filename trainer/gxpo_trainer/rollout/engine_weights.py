@@ -12,13 +12,12 @@ from typing import Any
 
 from vllm.lora.request import LoRARequest
 
-from gxpo_trainer.cluster.memory import peak_resident_bytes
 from gxpo_trainer.config import LoraConfig
-from gxpo_trainer.sync.adapters import AdapterFolder
-from gxpo_trainer.sync.buckets import SyncReport, WeightBucket
-from gxpo_trainer.sync.object_store import fetch
-from gxpo_trainer.sync.shared_memory import SharedMemoryPublisher, SharedMemoryReader
-from gxpo_trainer.sync.worker import WorkerError
+from gxpo_trainer.runtime.processes import peak_resident_bytes
+from gxpo_trainer.weights.buckets import SyncReport, WeightBucket
+from gxpo_trainer.weights.object_store import fetch
+from gxpo_trainer.weights.transports import SharedMemoryPublisher, SharedMemoryReader
+from gxpo_trainer.weights.worker import AdapterFolder, WorkerError
 
 
 class EngineWeights:

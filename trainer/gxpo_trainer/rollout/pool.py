@@ -3,28 +3,237 @@
 Any actor may die at any time. The unfinished requests of a dead engine go to the others at once; the engine is
 restarted, synced and takes requests again. Groups are keyed by the index of their request, so none is lost or counted
 twice, and no answer is dropped because it is slow.
+
+Requests under way in the engines of a pool: their streams, finished groups, verdicts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import ray
 
-from gxpo_trainer.cluster.placement import Placement
-from gxpo_trainer.cluster.shared_devices import Devices, SeparateDevices
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.errors import TrainingError
-from gxpo_trainer.rollout.collection import Collection
-from gxpo_trainer.rollout.engines import Engine, Engines, Event, sampler_settings
-from gxpo_trainer.rollout.environment_actor import RunEnvironments
-from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
+from gxpo_trainer.config.base import Phase
+from gxpo_trainer.errors import Stalled, TrainingError
+from gxpo_trainer.rollout.engines import Dispatcher, Engine, Engines, Event, sampler_settings
+from gxpo_trainer.rollout.environments import RunEnvironments
+from gxpo_trainer.rollout.requests import FinishedGroups, SampleRequest, SamplingSettings, StreamEnd
 from gxpo_trainer.rollout.timeline import Timeline
-from gxpo_trainer.rollout.verifier_handle import VerifierHandle
+from gxpo_trainer.rollout.verification import Submitted, VerifierHandle
 from gxpo_trainer.rollout.weight_sync import PoolSync, WeightSource, WeightSync
-from gxpo_trainer.types import ScoredGroup
+from gxpo_trainer.runtime.placement import Placement
+from gxpo_trainer.runtime.placement_group import result_of
+from gxpo_trainer.runtime.shared_devices import Devices, SeparateDevices
+from gxpo_trainer.types import Group, ScoredGroup, Verdict
+
+
+class Collection:
+    """Samples and scores requests that are added at any time.
+
+    Order: `add` and `advance` until the requests are `complete`, `take` their groups; `finish` or `abort` at the end.
+    An engine that dies is restarted; its requests go to the others at once.
+
+    engines: those that may sample now; called when an engine has become ready, and while none is sampling.
+    """
+
+    def __init__(self, pool: RolloutPool, sampling: SamplingSettings, engines: Callable[[], list[Engine]]) -> None:
+        self._pool, self._sampling, self._engines = pool, sampling, engines
+        self._group = pool.engines.placement.group
+        self._stream_id = pool.next_stream()
+        self._streams: dict[Any, tuple[Engine, Any]] = {}
+        """The engine of each stream, and its actor when the stream was opened."""
+        self._requests: dict[int, SampleRequest] = {}
+        self._rewards: dict[int, bool] = {}
+        self._busy_s: list[float] = []
+        self._dispatcher = Dispatcher([], [], pool.config.open_sequences)
+        self._groups: dict[int, Group] = {}
+        self._verdicts: dict[int, Sequence[Verdict]] = {}
+        self._pending: dict[Any, Submitted] = {}
+        self._unscored: set[Any] = set()
+
+    def add(self, requests: Sequence[SampleRequest], *, rewards: bool = True, first: bool = False) -> list[int]:
+        """Indices of these requests from now on. rewards: also compute reward components. first: before those that
+        wait for an engine."""
+        observed = self._pool.config.environment.observation_tokens
+        limits = [(request.sampling or self._sampling).max_new_tokens + observed for request in requests]
+        indices = self._dispatcher.add(
+            [r.num_samples * (len(r.prompt_token_ids) + limit) for r, limit in zip(requests, limits, strict=True)],
+            [r.num_samples for r in requests],
+            first=first,
+        )
+        self._requests.update(zip(indices, requests, strict=True))
+        self._rewards.update(dict.fromkeys(indices, rewards))
+        return indices
+
+    @property
+    def resting(self) -> bool:
+        """Whether no engine works on a request: all are finished, or no engine is sampling."""
+        return self._dispatcher.done or not self._streams
+
+    def complete(self, indices: Iterable[int]) -> bool:
+        """Whether these requests have their groups."""
+        return self._dispatcher.finished(indices)
+
+    def advance(self, calls: Sequence[Any] = ()) -> list[Any]:
+        """Give the engines their requests, wait until something is ready and handle it.
+
+        calls: of other actors, to wait for as well; those that are ready.
+        """
+        for stream, (engine, actor) in [*self._streams.items()]:
+            if engine.actor is not actor:  # its death was noticed elsewhere
+                self._forget(stream)
+        if not self._streams:
+            self.open_streams()
+        self._submit()
+        starting = {engine.status: engine for engine in self._pool.engines.all if engine.starting}
+        ready = self._wait_for_one(calls, starting)
+        for found in ready:
+            if found in self._streams:
+                self._receive(found)
+            elif found in starting:
+                self._admit(starting[found])
+        self._note_verdicts()
+        return [call for call in calls if call in ready]
+
+    def open_streams(self) -> None:
+        """Open a stream on each engine that may sample and has none."""
+        streaming = {engine.index for engine, _ in self._streams.values()}
+        for engine in self._engines():
+            if engine.index not in streaming:
+                stream = engine.actor.stream.remote(self._stream_id, self._sampling, engine.version)
+                self._streams[stream] = engine, engine.actor
+                engine.stream_id = self._stream_id
+                self._dispatcher.add_engine(engine.index)
+
+    def take(self, indices: Sequence[int]) -> list[ScoredGroup]:
+        """The groups of complete requests in this order, with their verdicts; waits for the latter."""
+        wanted = {*indices}
+        calls = {call: found for call, found in self._pending.items() if not wanted.isdisjoint(found.indices)}
+        rewards = any(self._rewards[index] for index in indices)
+        self._verdicts.update(self._pool.verifier.await_verdicts(calls, rewards))
+        for call in calls:
+            del self._pending[call]
+        for index in indices:
+            del self._requests[index], self._rewards[index]
+        self._note_verdicts()
+        return [ScoredGroup(self._groups.pop(index), tuple(self._verdicts.pop(index))) for index in indices]
+
+    def finish(self) -> None:
+        """End all streams, which have no request left."""
+        for engine, actor in self._streams.values():
+            if engine.actor is actor:
+                actor.submit.remote(self._stream_id, [], True)
+        while self._streams:
+            for ready in self._wait_for_one((), {}):
+                self._receive(ready)
+
+    def abort(self) -> None:
+        """End all streams; their unfinished requests are dropped."""
+        for stream, (engine, actor) in [*self._streams.items()]:
+            if engine.actor is actor:
+                actor.abort.remote(self._stream_id)
+            self._forget(stream)
+
+    def idle_fraction(self, elapsed_s: float) -> float:
+        """Mean over the engines whose stream came to its end; 0 when none did."""
+        if not self._busy_s or elapsed_s <= 0:
+            return 0.0
+        return max(0.0, 1.0 - float(np.mean(self._busy_s)) / elapsed_s)
+
+    def note_activity(self) -> None:
+        """Record which engines have requests."""
+        for engine, _ in self._streams.values():
+            working = self._dispatcher.open_requests(engine.index) > 0
+            self._pool.timeline.enter(engine.name, "sampling" if working else None)
+
+    def _wait_for_one(self, calls: Sequence[Any], starting: dict[Any, Engine]) -> list[Any]:
+        """The calls, streams and starting engines that are ready next; none after a stall, when the engines with
+        open requests were restarted."""
+        working = not self._dispatcher.done
+        phase: Phase = "updating" if calls and not working else "sampling" if self._samples_rewards else "evaluating"
+        try:
+            return self._group.wait_for_one([*calls, *self._streams, *starting], phase)
+        except Stalled as error:
+            pending = [s for s, (engine, _) in self._streams.items() if self._dispatcher.open_requests(engine.index)]
+            if calls and not pending and not starting:
+                raise  # the learner's
+            for stream in pending if working else [*self._streams]:
+                engine, actor = self._streams[stream]
+                self._forget(stream)
+                if engine.actor is actor:
+                    self._pool.engines.restart(engine, error)
+            for engine in starting.values():
+                self._pool.engines.restart(engine, error)
+            return []
+
+    @property
+    def _samples_rewards(self) -> bool:
+        """Whether requests under way belong to training and not to an evaluation."""
+        return not self._rewards or any(self._rewards.values())
+
+    def _submit(self) -> None:
+        """Give every engine its next requests."""
+        assigned = self._dispatcher.assign()
+        for engine, _ in self._streams.values():
+            if indices := assigned.get(engine.index):
+                requests = [(index, self._requests[index]) for index in indices]
+                engine.actor.submit.remote(self._stream_id, requests, False)
+        self.note_activity()
+
+    def _admit(self, engine: Engine) -> None:
+        """A restarted engine takes requests; where engines and learner alternate, once no other samples: all of them
+        sleep while the weights are sent."""
+        if self._pool.engines.settle(engine) and not (self._streams and self._pool.devices.alternate):
+            self.open_streams()
+
+    def _receive(self, stream: Any) -> None:
+        """Take one item of a stream; a group goes to the verifier by reference."""
+        engine, actor = self._streams[stream]
+        try:
+            reference = next(stream)
+            item = result_of(reference)
+        except StopIteration:
+            self._forget(stream)
+            return
+        except ray.exceptions.RayActorError as error:
+            self._forget(stream)
+            if engine.actor is actor:
+                self._pool.engines.restart(engine, error)
+            return
+        if isinstance(item, StreamEnd):
+            self._busy_s.append(item.busy_s)
+        else:
+            self._keep(engine, reference, item)
+
+    def _forget(self, stream: Any) -> None:
+        """The stream has ended; unfinished requests of its engine wait again."""
+        engine, actor = self._streams.pop(stream)
+        self._dispatcher.remove_engine(engine.index)
+        self._pool.timeline.enter(engine.name, None)
+        if engine.actor is actor:
+            engine.stream_id = None
+
+    def _keep(self, engine: Engine, reference: Any, item: FinishedGroups) -> None:
+        fresh = [self._dispatcher.finish(engine.index, index) for index in item.indices]
+        assert all(fresh), "an engine delivered a group that it no longer owned"
+        self._groups.update(zip(item.indices, item.groups, strict=True))
+        call = self._pool.verifier.submit(reference, any(self._rewards[index] for index in item.indices))
+        self._pending[call] = Submitted(item.indices, reference)
+        self._unscored.add(call)
+        self._pool.timeline.enter("verifier", "verifying")
+
+    def _note_verdicts(self) -> None:
+        """Record when the verifier has nothing left to do."""
+        if self._unscored:
+            waiting = [*self._unscored]
+            self._unscored -= {*ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]}
+            if not self._unscored:
+                self._pool.timeline.enter("verifier", None)
 
 
 @dataclass(frozen=True, slots=True)

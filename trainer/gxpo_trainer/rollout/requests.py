@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gxpo_trainer.config import LoraConfig
-from gxpo_trainer.config.environment import EnvironmentConfig
+from gxpo_trainer.config.tasks import EnvironmentConfig
 from gxpo_trainer.data.prompts import fill_template, json_extra
-from gxpo_trainer.environments.base import Problem
+from gxpo_trainer.environments.contract import Problem
 from gxpo_trainer.types import Group, Prompt
 
 

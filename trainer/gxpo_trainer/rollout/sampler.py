@@ -19,18 +19,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gxpo_trainer.environments.calls import Environments
+from gxpo_trainer.environments.contract import Environments
 from gxpo_trainer.errors import WeightSyncMismatch
 from gxpo_trainer.rollout.conversations import Conversations
-from gxpo_trainer.rollout.intake import Intake
-from gxpo_trainer.rollout.open_groups import OpenGroups, SingleTurns
+from gxpo_trainer.rollout.open_groups import Intake, OpenGroups, SingleTurns
 from gxpo_trainer.rollout.requests import FinishedGroups, SampleRequest, SamplerSettings, SamplingSettings, StreamEnd
 from gxpo_trainer.rollout.vllm_driver import EngineDriver, Response
 
 if TYPE_CHECKING:
-    from gxpo_trainer.sync.buckets import SyncReport, WeightBucket
+    from gxpo_trainer.weights.buckets import SyncReport, WeightBucket
 
-WORKER_EXTENSION = "gxpo_trainer.sync.worker.WeightSyncExtension"
+WORKER_EXTENSION = "gxpo_trainer.weights.worker.WeightSyncExtension"
 
 
 class Sampler:

@@ -10,7 +10,7 @@ import ray
 
 from gxpo_trainer.errors import LearnerDied, Stalled, WeightsUnavailable
 from gxpo_trainer.rollout.engines import Engine, Engines
-from gxpo_trainer.sync.buckets import SyncReport, WeightBucket
+from gxpo_trainer.weights.buckets import SyncReport, WeightBucket
 
 
 class WeightSource(Protocol):

@@ -12,8 +12,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from gxpo_trainer.rules.base import LookAheadRule, Rule, RuleLearner, Trajectory
-from gxpo_trainer.rules.plain import chunks, reduce_sums, snapshot, sum_over
+from gxpo_trainer.rules.contract import (
+    LookAheadRule,
+    Rule,
+    RuleLearner,
+    Trajectory,
+    chunks,
+    reduce_sums,
+    snapshot,
+    sum_over,
+)
 from gxpo_trainer.types import Metrics
 
 

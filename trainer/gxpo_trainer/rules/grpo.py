@@ -8,9 +8,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from gxpo_trainer.config import GrpoRule
-from gxpo_trainer.rules.base import RuleLearner
-from gxpo_trainer.rules.plain import finish_plain_step
-from gxpo_trainer.rules.stateless import Stateless
+from gxpo_trainer.rules.contract import RuleLearner, Stateless, finish_plain_step
 from gxpo_trainer.types import StepReport
 
 

@@ -25,8 +25,20 @@ from torch import Tensor
 
 from gxpo_trainer.config import GxpoRule
 from gxpo_trainer.rules import diagnostics
-from gxpo_trainer.rules.base import BackwardResult, RuleLearner, Trajectory
-from gxpo_trainer.rules.extrapolation import (
+from gxpo_trainer.rules.contract import (
+    BackwardResult,
+    RuleLearner,
+    Trajectory,
+    chunks,
+    cosine,
+    distance,
+    finish_plain_step,
+    policy_metrics,
+    rms,
+    snapshot,
+)
+from gxpo_trainer.rules.gate import GatedLookAhead
+from gxpo_trainer.rules.predictors import (
     Plan,
     extrapolate_by_displacement,
     extrapolate_by_gradient,
@@ -35,8 +47,6 @@ from gxpo_trainer.rules.extrapolation import (
     replay_constant_gradient,
     run_over_shards,
 )
-from gxpo_trainer.rules.gated import GatedLookAhead
-from gxpo_trainer.rules.plain import chunks, cosine, distance, finish_plain_step, policy_metrics, rms, snapshot
 from gxpo_trainer.types import Metrics, StepReport
 
 

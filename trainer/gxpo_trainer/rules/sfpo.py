@@ -18,9 +18,17 @@ from torch import Tensor
 
 from gxpo_trainer.config import SfpoRule
 from gxpo_trainer.rules import diagnostics
-from gxpo_trainer.rules.base import BackwardResult, RuleLearner, Trajectory
-from gxpo_trainer.rules.gated import GatedLookAhead
-from gxpo_trainer.rules.plain import distance, finish_plain_step, policy_metrics, reposition, snapshot
+from gxpo_trainer.rules.contract import (
+    BackwardResult,
+    RuleLearner,
+    Trajectory,
+    distance,
+    finish_plain_step,
+    policy_metrics,
+    reposition,
+    snapshot,
+)
+from gxpo_trainer.rules.gate import GatedLookAhead
 from gxpo_trainer.types import Metrics, StepReport
 
 

@@ -18,14 +18,11 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from gxpo_trainer.compare.curves import EvaluationCurve, RunCurves
-from gxpo_trainer.compare.differences import find_differences
-from gxpo_trainer.compare.seeds import SeedGroup
+from gxpo_trainer.compare.seeds import SeedGroup, find_differences
 from gxpo_trainer.errors import DataError
 from gxpo_trainer.jsonl import Row
-from gxpo_trainer.records.curves import load_run
-from gxpo_trainer.records.reading import read_identity, read_metrics
-from gxpo_trainer.studies.definition import Study
-from gxpo_trainer.studies.expansion import RunKey, RunResult
+from gxpo_trainer.reporting.reading import load_run, read_identity, read_metrics
+from gxpo_trainer.studies.definition import RunKey, RunResult, Study
 from gxpo_trainer.studies.runner import read_results
 
 STUDY, RUNS, EVALUATIONS = "study.json", "runs.parquet", "evaluations.parquet"

@@ -9,11 +9,17 @@ from statistics import fmean, median
 import numpy as np
 
 from gxpo_trainer.compare.curves import Axis, RunCurves, at_budget, crossing
-from gxpo_trainer.compare.groups import compare_groups
-from gxpo_trainer.compare.intervals import Interval, mean_interval, ratio_interval, shared_bootstrap
-from gxpo_trainer.compare.sampling_share import Payoff
+from gxpo_trainer.compare.groups import Payoff, compare_groups
+from gxpo_trainer.compare.intervals import (
+    Interval,
+    detectable_difference,
+    holm,
+    mean_interval,
+    paired_p_value,
+    ratio_interval,
+    shared_bootstrap,
+)
 from gxpo_trainer.compare.seeds import SeedGroup
-from gxpo_trainer.compare.significance import detectable_difference, holm, paired_p_value
 from gxpo_trainer.jsonl import Row
 from gxpo_trainer.studies.data import MEDIANS, StudyData, key_of
 

@@ -16,7 +16,7 @@ from matplotlib.ticker import NullFormatter
 
 from gxpo_trainer.compare.curves import Axis, mean_curve
 from gxpo_trainer.compare.seeds import SeedGroup, seed_band
-from gxpo_trainer.records.line_styles import LineStyle
+from gxpo_trainer.reporting.figures import LineStyle
 from gxpo_trainer.studies.findings import Findings
 
 _PANELS: tuple[tuple[Axis, str, float], ...] = (

@@ -19,10 +19,9 @@ from typing import IO
 from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.jsonl import read_lines
-from gxpo_trainer.records.outcome import OUTCOME
-from gxpo_trainer.records.reading import EVALUATIONS
-from gxpo_trainer.studies.definition import Study
-from gxpo_trainer.studies.expansion import RunKey, RunResult, pending, run_config
+from gxpo_trainer.reporting.outcome import OUTCOME
+from gxpo_trainer.reporting.reading import EVALUATIONS
+from gxpo_trainer.studies.definition import RunKey, RunResult, Study, pending, run_config
 
 _ATTEMPTS = 2
 """Launches of a run before the study gives up on it."""

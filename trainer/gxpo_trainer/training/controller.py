@@ -12,23 +12,20 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from gxpo_trainer.algo.batch import make_batch, mini_batches
-from gxpo_trainer.algo.schedule import learning_rate
-from gxpo_trainer.cluster.placement import Placement
-from gxpo_trainer.cluster.shared_devices import ResidentDevices, SharedDevices
+from gxpo_trainer.algo.batch import learning_rate, make_batch, mini_batches
 from gxpo_trainer.config import BudgetConfig, RunConfig
 from gxpo_trainer.errors import Diverged, LearnerDied, TrainingError
 from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.learner.rank import StepResult
-from gxpo_trainer.records.reporter import RunReporter
-from gxpo_trainer.rollout.async_rollouts import AsyncRollouts
-from gxpo_trainer.rollout.on_policy import OnPolicyRollouts, RolloutSource
-from gxpo_trainer.rollout.planner import RolloutPlanner, Rollouts
+from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.rollout.pool import RolloutPool
+from gxpo_trainer.rollout.sources import AsyncRollouts, OnPolicyRollouts, RolloutPlanner, Rollouts, RolloutSource
+from gxpo_trainer.runtime.load import HostLoad
+from gxpo_trainer.runtime.placement import Placement
+from gxpo_trainer.runtime.shared_devices import ResidentDevices, SharedDevices
 from gxpo_trainer.training import proofs
 from gxpo_trainer.training.checkpoints import Checkpoint, CheckpointStore
 from gxpo_trainer.training.evaluation import Evaluator
-from gxpo_trainer.training.host_load import HostLoad
 from gxpo_trainer.training.progress import TrainingProgress
 from gxpo_trainer.training.step_metrics import (
     oldest_version,

@@ -18,13 +18,13 @@ from gxpo_trainer import __version__
 from gxpo_trainer.algo.passk import bootstrap_interval, majority_at_n, pass_at_k
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.benchmarks import Benchmark
-from gxpo_trainer.rollout.planner import request_seed
 from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplingSettings
+from gxpo_trainer.rollout.sources import request_seed
 from gxpo_trainer.types import Metrics, ScoredGroup
 
 if TYPE_CHECKING:
-    from gxpo_trainer.rollout.on_policy import RolloutSource
     from gxpo_trainer.rollout.pool import RolloutPool
+    from gxpo_trainer.rollout.sources import RolloutSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Literal, Self
 
-from gxpo_trainer.config.timeouts import idle_phase
+from gxpo_trainer.config.base import idle_phase
 from gxpo_trainer.errors import Stalled, TrainingError
-from gxpo_trainer.records.outcome import OUTCOME, Outcome, failure_message, is_recoverable, reason_of
-from gxpo_trainer.records.reporter import RunReporter
-from gxpo_trainer.records.uploader import PREPARING, ControlRequest, ServiceAddress, Uploader
-from gxpo_trainer.training.run_lock import WAIT_S, RunLock
+from gxpo_trainer.reporting.outcome import OUTCOME, Outcome, failure_message, is_recoverable, reason_of
+from gxpo_trainer.reporting.reporter import RunReporter
+from gxpo_trainer.reporting.uploader import PREPARING, ControlRequest, ServiceAddress, Uploader
+from gxpo_trainer.runtime.locks import WAIT_S, RunLock
 
 TERMINATED = 128 + signal.SIGTERM
 """Exit code of a run that SIGTERM ended, as a shell reports it."""

@@ -7,26 +7,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gxpo_trainer.cluster.placement import Placement, ray_address
-from gxpo_trainer.cluster.ray_session import check_machine
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.benchmarks import Benchmark, load_benchmark
 from gxpo_trainer.data.chat import ObservationEncoder, chat_template_problem
 from gxpo_trainer.data.contamination import without_contamination
 from gxpo_trainer.data.prompts import PromptSet, TokenizedPrompts, load_prompts, resolve_template, tokenize_prompts
-from gxpo_trainer.environments.check import check_environment
+from gxpo_trainer.environments.host import check_environment
 from gxpo_trainer.errors import CheckpointError, ConfigError
-from gxpo_trainer.learner.attention import check_attention
-from gxpo_trainer.models.load import load_tokenizer, pin_revision, resolve_model
-from gxpo_trainer.models.shape import check_tensor_parallel
-from gxpo_trainer.records.identity import hash_path
-from gxpo_trainer.records.reading import IDENTITY
+from gxpo_trainer.grading.verify import parse_gold
+from gxpo_trainer.learner.models import check_tensor_parallel, load_tokenizer, pin_revision, resolve_model
+from gxpo_trainer.learner.setup import check_attention
+from gxpo_trainer.reporting.identity import hash_path
+from gxpo_trainer.reporting.reading import IDENTITY
 from gxpo_trainer.rollout.requests import EpisodeStart
 from gxpo_trainer.rollout.verification import check_rewards
-from gxpo_trainer.training.checkpoints import Checkpoint, CheckpointStore
+from gxpo_trainer.runtime.placement import Placement, ray_address
+from gxpo_trainer.runtime.ray_session import check_machine
+from gxpo_trainer.training.checkpoints import Checkpoint, CheckpointStore, check_same_model, check_same_run
 from gxpo_trainer.training.evaluation import TokenizedBenchmark
-from gxpo_trainer.training.resume import check_same_model, check_same_run
-from gxpo_trainer.verify.math import parse_gold
 
 CHECKPOINTS = "checkpoints"
 

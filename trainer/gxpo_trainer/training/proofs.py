@@ -20,8 +20,8 @@ from gxpo_trainer.types import ScoredGroup
 
 if TYPE_CHECKING:
     from gxpo_trainer.learner.group import LearnerGroup
-    from gxpo_trainer.rollout.planner import RolloutPlanner
     from gxpo_trainer.rollout.pool import RolloutPool
+    from gxpo_trainer.rollout.sources import RolloutPlanner
 
 CANARY_PROMPTS = 8
 """Fewest prompts of the canary; with more learner ranks one for each."""

@@ -1,29 +1,60 @@
-"""A whole run from a config: check everything first, then start the engines, train, and clean up."""
+"""A whole run from a config: check everything first, then start the engines, train, and clean up.
+
+What the planner decides before a run's engines start: refusal, and whether shared GPUs hold everything at once.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gxpo_trainer.cluster.progress import ProgressWatch
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.data.prompts import PromptSet
-from gxpo_trainer.records.exporters import make_exporters
-from gxpo_trainer.records.identity import run_identity
-from gxpo_trainer.records.reporter import RunReporter
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.planner import fits_resident, inputs_of, make_plan, refusal
+from gxpo_trainer.planner.devices import devices_of_cluster
+from gxpo_trainer.planner.inputs import read_folder
+from gxpo_trainer.reporting.exporters import make_exporters
+from gxpo_trainer.reporting.identity import run_identity
+from gxpo_trainer.reporting.reporter import RunReporter
+from gxpo_trainer.runtime.placement import Placement
+from gxpo_trainer.runtime.progress import ProgressWatch, Watchdog
+from gxpo_trainer.training.checkpoints import next_attempt, repeated_passes
 from gxpo_trainer.training.launch import Launch
-from gxpo_trainer.training.planned import check_memory
 from gxpo_trainer.training.prepare import Prepared, prepare
 from gxpo_trainer.training.progress import TrainingProgress
-from gxpo_trainer.training.resume import next_attempt, repeated_passes
-from gxpo_trainer.training.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from gxpo_trainer.records.uploader import ControlRequest
+    from gxpo_trainer.reporting.uploader import ControlRequest
     from gxpo_trainer.training.controller import Controller
+
+
+def check_memory(placement: Placement, model_folder: str, cluster: Mapping[str, float]) -> None:
+    """Raise ConfigError (`no_resources`) with the planner's sentence for a run that cannot fit, else set
+    `placement.resident`.
+
+    Where Ray's name for the GPUs stands for several memory sizes, a run is refused only when it fits none of them, and
+    resident only when it is on all of them. Nothing is checked on CPUs, on GPUs that the planner does not know, and for
+    models whose shape it cannot read; nor while the cluster has fewer GPUs than the run needs, because those that join
+    may be of another kind.
+    """
+    config = placement.config
+    devices = devices_of_cluster(cluster)
+    if placement.device != "gpu" or not devices or cluster.get("GPU", 0) < placement.num_gpus:
+        return
+    try:
+        shape = read_folder(Path(model_folder), config.model.path)
+    except ConfigError:
+        return
+    plans = [make_plan(inputs_of(config, shape, device, placement.num_gpus)) for device in devices]
+    placement.resident = all(fits_resident(plan) for plan in plans)
+    sentences = [refusal(plan) for plan in plans]
+    if None not in sentences:
+        raise ConfigError(sentences[-1], reason="no_resources")
+
 
 CONFIG_COPY = "config.toml"
 
@@ -85,7 +116,7 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
     """Start Ray and the engines, run the controller, and end all processes."""
     import ray
 
-    from gxpo_trainer.cluster.ray_session import connect_ray
+    from gxpo_trainer.runtime.ray_session import connect_ray
 
     ours, controller = False, None
     try:
@@ -132,7 +163,7 @@ def _reserve(
     prepared: Prepared, launch: Launch, reporter: RunReporter, progress: TrainingProgress, *, owned: bool
 ) -> ControlRequest | None:
     """Reserve the run's resources, and report what it waits for; the request that ended the wait, else None."""
-    from gxpo_trainer.cluster.ray_session import reserve
+    from gxpo_trainer.runtime.ray_session import reserve
 
     placement = prepared.placement
     request: ControlRequest | None = None
@@ -165,8 +196,8 @@ def _reserve(
 
 def _controller(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: TrainingProgress) -> Controller:
     """The controller of a new attempt, not yet started."""
-    from gxpo_trainer.rollout.planner import RolloutPlanner
     from gxpo_trainer.rollout.pool import RolloutPool
+    from gxpo_trainer.rollout.sources import RolloutPlanner
     from gxpo_trainer.training.controller import Controller, Counters
     from gxpo_trainer.training.evaluation import Evaluator
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gxpo_trainer.learner.rank import StepResult
-from gxpo_trainer.rollout.planner import Rollouts
+from gxpo_trainer.rollout.sources import Rollouts
 from gxpo_trainer.rollout.timeline import Span, overlap_fraction, seconds
 from gxpo_trainer.types import Metrics, Sample, ScoredGroup
 

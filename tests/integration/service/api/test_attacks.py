@@ -21,11 +21,11 @@ from support import queued_runs as runs
 from support.http_server import HttpServer
 from support.reporting import body, launch, metric_row, post
 
+from gxpo_services import logging as logs
 from gxpo_services.api import errors
 from gxpo_services.api.errors import Problem
 from gxpo_services.app import create_app
 from gxpo_services.db.database import Database
-from gxpo_services.observability import logs
 from gxpo_services.settings import ServiceSettings
 
 API = "/api/v1"
@@ -250,7 +250,7 @@ def test_an_internal_error_is_a_problem_with_the_request_id_and_its_traceback_is
     def breaks(*_: object) -> None:
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr("gxpo_services.health.repository.count_by_state", breaks)
+    monkeypatch.setattr("gxpo_services.health.count_by_state", breaks)
     answer = client.get("/metrics", headers={"X-Request-ID": "mine-1"})
     assert answer.status_code == 500
     assert answer.headers["content-type"] == "application/problem+json"

@@ -9,10 +9,10 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event, select, update
 from support.scripted_launcher import ScriptedLauncher
 
-from gxpo_services.access.principals import Principal, Role
 from gxpo_services.api.idempotency import claim, delete_expired_keys
+from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.tokens import IdempotencyKey
+from gxpo_services.db.tables import IdempotencyKey
 from gxpo_services.runs.schemas import CloneRequest
 from gxpo_services.scheduling import scheduler as module
 from gxpo_services.scheduling.scheduler import Scheduler

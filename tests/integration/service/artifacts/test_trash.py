@@ -12,9 +12,9 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from support import queued_runs as runs
 
-from gxpo_services.access.principals import Principal, Role
-from gxpo_services.artifacts import trash
+from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import Database
+from gxpo_services.outputs import files
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import service
 from gxpo_services.settings import ServiceSettings
@@ -22,7 +22,7 @@ from gxpo_services.settings import ServiceSettings
 KILLED_BEFORE_THE_COMMIT = """
 import os, signal, sys
 from pathlib import Path
-from gxpo_services.access.principals import Principal, Role
+from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import Database
 from gxpo_services.runs import service
 
@@ -44,7 +44,7 @@ def run_id(database: Database, settings: ServiceSettings) -> str:
 
 
 def aside(root: Path) -> list[str]:
-    return [entry.name.partition("-")[0] for entry in (root / trash.TRASH).iterdir()]
+    return [entry.name.partition("-")[0] for entry in (root / files.TRASH).iterdir()]
 
 
 def test_a_kill_before_the_commit_costs_a_run_no_file(
@@ -54,7 +54,7 @@ def test_a_kill_before_the_commit_costs_a_run_no_file(
     ended = subprocess.run([sys.executable, "-c", KILLED_BEFORE_THE_COMMIT, settings.url, str(root), run_id])
     assert ended.returncode == -signal.SIGKILL
     assert aside(root) == [run_id]
-    trash.empty_trash(root, database)
+    files.empty_trash(root, database)
     assert aside(root) == [run_id], "the run still exists"
     with TestClient(app):
         assert (root / run_id / "metrics.jsonl").read_text() == "{}\n"
@@ -65,8 +65,8 @@ def test_the_next_start_removes_folders_of_deleted_runs(
     app: FastAPI, run_id: str, database: Database, settings: ServiceSettings
 ) -> None:
     root = settings.artifacts
-    (root / trash.TRASH).mkdir()
-    (root / run_id).rename(root / trash.TRASH / f"{run_id}-0a1b2c3d")
+    (root / files.TRASH).mkdir()
+    (root / run_id).rename(root / files.TRASH / f"{run_id}-0a1b2c3d")
     with database.writing() as session:
         session.delete(runs.get(database, run_id))
     with TestClient(app):
@@ -80,7 +80,7 @@ def test_another_deletion_leaves_one_that_is_not_committed(
     root = settings.artifacts
     with database.writing() as session:
         service.delete(session, root, Principal("t0", "admin", Role.ADMIN), run_id)
-        trash.empty_trash(root, database)
+        files.empty_trash(root, database)
         assert aside(root) == [run_id]
-    trash.empty_trash(root, database)
+    files.empty_trash(root, database)
     assert aside(root) == []

@@ -16,12 +16,12 @@ from support.finished_runs import finish
 from support.http_server import HttpServer
 
 from gxpo_client import connection as connection_module
-from gxpo_services.access.principals import hash_token
+from gxpo_services.api.principals import hash_token
 from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import lifecycle, repository
 from gxpo_services.settings import ServiceSettings
-from gxpo_trainer.cli import main as cli
+from gxpo_trainer import cli
 
 LONG_S = 60
 
@@ -405,7 +405,7 @@ def test_the_first_token_of_a_service_is_made_in_its_database(
     assert gxpo("token", "create", "first", "--role", "admin", "--database", "--json") == 0
     made = answer(capsys)
     with database.reading() as session:
-        from gxpo_services.db.tables.tokens import AccessToken
+        from gxpo_services.db.tables import AccessToken
 
         row = session.get(AccessToken, made["id"])
         assert row is not None
@@ -430,7 +430,7 @@ def test_migrate_brings_a_database_to_the_newest_schema(
 def test_the_local_token_is_used_on_loopback_and_nowhere_else(
     gxpo: Callable[..., int], url: str, token_for: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from gxpo_services.cli.client import connect
+    from gxpo_services.cli.common import connect
 
     home = tmp_path / "home"
     home.mkdir(exist_ok=True)

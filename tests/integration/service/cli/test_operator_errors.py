@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from gxpo_services.db.database import make_engine
-from gxpo_trainer.cli import main as cli
+from gxpo_trainer import cli
 
 
 @pytest.fixture(autouse=True)

@@ -18,9 +18,9 @@ from support.http_server import HttpServer
 from support.reported_runs import add_group, add_run, config, evaluated_run, report
 from support.service_processes import until
 
-from gxpo_services.comparisons import service
-from gxpo_services.comparisons.cache import ComparisonCache, Versions
-from gxpo_services.comparisons.schemas import CompareQuery
+from gxpo_services.compare import service
+from gxpo_services.compare.cache import ComparisonCache, Versions
+from gxpo_services.compare.schemas import CompareQuery
 from gxpo_services.db.database import Database
 
 GRPO: dict[str, Any] = {"name": "grpo"}
@@ -203,7 +203,7 @@ def test_more_runs_than_one_question_fetches_are_compared_all_the_same(
     ids = [two[0], empty, two[1]]
     whole = compare_here(database, runs=ids)
     for at_once in (1, 2):
-        monkeypatch.setattr("gxpo_services.comparisons.loading._RUNS_AT_ONCE", at_once)
+        monkeypatch.setattr("gxpo_services.compare.loading._RUNS_AT_ONCE", at_once)
         assert compare_here(database, runs=ids) == whole
     assert [run["run"] for run in whole["left_out"]] == [empty]
     assert len(whole["groups"]) == 2

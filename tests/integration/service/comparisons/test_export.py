@@ -178,7 +178,7 @@ def test_a_run_without_reports_gives_files_without_rows(client: TestClient, data
 def test_long_histories_come_in_several_row_groups(
     client: TestClient, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gxpo_services.comparisons.file_formats._ROW_GROUP", 100)
+    monkeypatch.setattr("gxpo_services.compare.export._ROW_GROUP", 100)
     run_id = add_run(database, config({"name": "grpo"}))
     names = [f"m{number:02}" for number in range(45)]
     report(database, run_id, metrics=[reporting.metric_row(s, **dict.fromkeys(names, s / 7)) for s in range(1, 31)])

@@ -11,9 +11,9 @@ import pytest
 from support.reported_runs import config, evaluated_run
 from support.service_processes import ServiceProcesses, until
 
+from gxpo_services.auth.local_token import prepare_local
 from gxpo_services.db.database import Database
 from gxpo_services.settings import ServiceSettings
-from gxpo_services.tokens.local_token import prepare_local
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])

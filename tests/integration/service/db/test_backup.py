@@ -14,12 +14,11 @@ from fastapi.testclient import TestClient
 from support import queued_runs as runs
 
 from gxpo_services.app import create_app
-from gxpo_services.db.backup import back_up, restore
+from gxpo_services.auth.local_token import prepare_local
 from gxpo_services.db.database import Database
-from gxpo_services.db.migrate import alembic_config, newest_revision, revision_at
+from gxpo_services.db.migrate import alembic_config, back_up, newest_revision, restore, revision_at
 from gxpo_services.settings import ServiceSettings
-from gxpo_services.tokens.local_token import prepare_local
-from gxpo_trainer.cli import main as cli
+from gxpo_trainer import cli
 from gxpo_trainer.errors import ConfigError, DataError
 
 

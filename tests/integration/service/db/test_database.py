@@ -15,7 +15,7 @@ from support.postgres import PostgresServer
 from gxpo_services.db import database as db
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import upgrade
-from gxpo_services.db.tables.runs import Group
+from gxpo_services.db.tables import Group
 
 
 @pytest.fixture

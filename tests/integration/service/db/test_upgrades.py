@@ -14,7 +14,7 @@ from sqlalchemy import JSON, Boolean, Float, LargeBinary, MetaData, Table, inser
 from sqlalchemy.types import Integer, TypeEngine
 from support.postgres import PostgresServer
 
-from gxpo_services.access.principals import hash_token
+from gxpo_services.api.principals import hash_token
 from gxpo_services.app import create_app
 from gxpo_services.db.database import make_engine
 from gxpo_services.db.migrate import alembic_config, newest_revision, revision_at, upgrade

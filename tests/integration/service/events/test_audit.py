@@ -9,10 +9,9 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from support.reporting import body, event_row, launch, post
 
-from gxpo_services.access.principals import hash_token
-from gxpo_services.access.token_uses import TokenUses
+from gxpo_services.api.principals import TokenUses, hash_token
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.tokens import AccessToken
+from gxpo_services.db.tables import AccessToken
 
 API = "/api/v1"
 

@@ -12,8 +12,8 @@ from support import queued_runs as runs
 from support.service_processes import until
 
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.events import Event
-from gxpo_services.events import repository as events
+from gxpo_services.db.tables import Event
+from gxpo_services.outputs import events
 from gxpo_services.run_states import RunState
 from gxpo_services.runs.changes import last_event
 

@@ -9,11 +9,10 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.events import Event
-from gxpo_services.db.tables.runs import Group, Run
+from gxpo_services.db.tables import Event, Group, Run
+from gxpo_trainer.compare.published import gxpo_paper
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset, preset_names
-from gxpo_trainer.published import gxpo_paper
 
 API = "/api/v1"
 SWEEP: dict[str, Any] = {

@@ -22,7 +22,7 @@ from support.reporting import (
 
 from gxpo_services.db.database import Database
 from gxpo_services.ingest.drain import drain, forget_lost_lines
-from gxpo_services.metrics import repository
+from gxpo_services.outputs import metrics
 from gxpo_services.run_states import RunState
 from gxpo_services.runs.lifecycle import StateChanged
 
@@ -37,9 +37,9 @@ def folder(tmp_path: Path) -> Path:
 def curve(database: Database, run_id: str, name: str) -> list[tuple[int, float]]:
     number = runs.get(database, run_id).number
     with database.reading() as session:
-        numbers = repository.find_numbers(session, [name])
-        firsts = repository.first_steps(session, [number])
-        found = repository.histories(session, list(numbers.values()), firsts)
+        numbers = metrics.find_numbers(session, [name])
+        firsts = metrics.first_steps(session, [number])
+        found = metrics.histories(session, list(numbers.values()), firsts)
     return [pair for records in found.values() for pair in records.tolist()]
 
 

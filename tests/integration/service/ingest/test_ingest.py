@@ -24,13 +24,13 @@ from support.reporting import (
 )
 
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.metrics import MetricLast, MetricName
-from gxpo_services.metrics import repository
+from gxpo_services.db.tables import MetricLast, MetricName
+from gxpo_services.outputs import metrics
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import lifecycle
 from gxpo_services.runs import repository as runs_repository
 from gxpo_services.settings import ServiceSettings
-from gxpo_trainer.config.timeouts import idle_phase
+from gxpo_trainer.config.base import idle_phase
 
 COUNTERS = ("attempt", "step", "backward_passes", "tokens", "training_s", "score", "score_best", "score_step")
 
@@ -49,10 +49,10 @@ def last_values(database: Database, run_id: str) -> dict[str, tuple[Any, ...]]:
 
 def curve(database: Database, run_id: str, name: str) -> list[tuple[int, float]]:
     with database.reading() as session:
-        number = repository.heads(session, [run_id])[run_id][0]
-        numbers = repository.find_numbers(session, [name])
-        firsts = repository.first_steps(session, [number])
-        found = repository.histories(session, list(numbers.values()), firsts)
+        number = metrics.heads(session, [run_id])[run_id][0]
+        numbers = metrics.find_numbers(session, [name])
+        firsts = metrics.first_steps(session, [number])
+        found = metrics.histories(session, list(numbers.values()), firsts)
     return [pair for records in found.values() for pair in records.tolist()]
 
 
@@ -368,7 +368,7 @@ def test_nan_and_infinities_come_back_as_they_were(
 
 def test_numbers_of_names_from_a_transaction_that_failed_are_forgotten(database: Database) -> None:
     with database.writing() as session:
-        repository.numbers_of(session, ["new/name", "other/name"])
+        metrics.numbers_of(session, ["new/name", "other/name"])
         session.rollback()
     launched = launch(database)
     # Other names take the numbers that the failed transaction had.

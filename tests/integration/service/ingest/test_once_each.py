@@ -1,6 +1,6 @@
 """Reports sent twice, late, overlapping or read from disk at the same time: the database equals the files.
 
-The reference is the trainer's own reading of its files (gxpo_trainer.records.reporter).
+The reference is the trainer's own reading of its files (gxpo_trainer.reporting.reporter).
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from support.reporting import KINDS, body, evaluation_row, event_row, launch, me
 
 from gxpo_services.api.errors import Conflict
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.events import Event
-from gxpo_services.db.tables.metrics import MetricLast, MetricName
-from gxpo_services.db.tables.samples import Sample
+from gxpo_services.db.tables import Event, MetricLast, MetricName, Sample
 from gxpo_services.ingest.drain import FILES, drain
-from gxpo_services.metrics import repository, service
-from gxpo_services.metrics.series import Shape
-from gxpo_services.samples import repository as left
+from gxpo_services.outputs import metric_series, metrics
+from gxpo_services.outputs import samples as left
+from gxpo_services.outputs.metric_series import Shape
 from gxpo_trainer.jsonl import plain
-from gxpo_trainer.records.reading import read_evaluations, read_metrics, read_samples
+from gxpo_trainer.reporting.reading import read_evaluations, read_metrics, read_samples
 
 NAMES = ("a", "b/c", "update/backward_passes_total", "rollout/tokens_total", "time/training_s", "eval/average/pass@1")
 VALUES = st.floats(-1e6, 1e6) | st.sampled_from([math.nan, math.inf, -math.inf])
@@ -144,8 +142,8 @@ def check_metrics(database: Database, run_id: str, folder: Path) -> None:
             expected.setdefault(name, {})[row["step"]] = value
     run = runs.get(database, run_id)
     with database.reading() as session:
-        assert repository.names_of(session, run.number) == sorted(expected)
-        found = service.curves(session, [run_id], NAMES, "step", Shape(1000))[run_id]
+        assert metrics.names_of(session, run.number) == sorted(expected)
+        found = metric_series.curves(session, [run_id], NAMES, "step", Shape(1000))[run_id]
         query = select(MetricName.name, MetricLast).join(MetricLast, MetricLast.name_number == MetricName.number)
         last = dict(session.execute(query.where(MetricLast.run_number == run.number)).all())
     for name in NAMES:
@@ -174,7 +172,7 @@ def check_the_rest(database: Database, run_id: str, folder: Path, rows: Rows) ->
     number = runs.get(database, run_id).number
     with database.reading() as session:
         samples = left.arrived_samples(session, number, after=0, limit=1000)
-        evaluations = left.evaluations(session, number)
+        evaluations = left.select_evaluations(session, number)
         steps = left.sample_steps(session, number)
         stored = session.query(Sample).where(Sample.run_number == number).count()
         events = list(session.scalars(select(Event).where(Event.run_number == number, Event.actor == "trainer")))

@@ -19,7 +19,7 @@ from sqlalchemy import select
 from support import stand_in_demo
 
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.runs import Run
+from gxpo_services.db.tables import Run
 from gxpo_services.local.demo import PRESETS, TITLE
 
 STEPS, PASSES = 5, 15

@@ -19,7 +19,7 @@ import pytest
 
 from gxpo_services.local.supervisor import Child, StartError, Stopped, Supervisor, stop_orphans
 from gxpo_trainer.errors import DataError
-from gxpo_trainer.training.run_lock import process_start
+from gxpo_trainer.runtime.locks import process_start
 
 LONG_S = 60
 

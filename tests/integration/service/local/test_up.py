@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from gxpo_services.local.ports import free_port
+from gxpo_services.local.ray_head import free_port
 
 LONG_S = 120
 

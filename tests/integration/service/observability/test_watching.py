@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from gxpo_services.observability import logs
+from gxpo_services import logging as logs
 
 API = "/api/v1"
 

@@ -12,10 +12,10 @@ from support.http_server import HttpServer
 
 from gxpo_client.client import Client, Json, connect
 from gxpo_client.errors import NotFound, NotSignedIn
-from gxpo_services.access.principals import hash_token
+from gxpo_services.api.principals import hash_token
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.tokens import AccessToken
-from gxpo_services.events import repository as events
+from gxpo_services.db.tables import AccessToken
+from gxpo_services.outputs import events
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import changes as run_changes
 from gxpo_services.runs.changes import Changes

@@ -13,9 +13,10 @@ from support.reporting import body, launch, metric_row, post
 
 from gxpo_services.api.errors import NotFound
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.runs import Run
+from gxpo_services.db.tables import Run
 from gxpo_services.run_states import RunState
-from gxpo_services.runs import repository, service, shown_repository
+from gxpo_services.runs import list as shown_repository
+from gxpo_services.runs import repository, service
 from gxpo_services.runs.changes import Changes
 
 API = "/api/v1"

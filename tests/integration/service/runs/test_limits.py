@@ -19,13 +19,13 @@ from support.http_server import HttpServer
 from support.reported_runs import config, evaluated_run
 from support.service_processes import until
 
-from gxpo_services.api.slots import Slots
+from gxpo_services.api.dependencies import Slots
 from gxpo_services.app import HEAVY_OF_ONE, HEAVY_UNDER_WAY
-from gxpo_services.comparisons import worker
+from gxpo_services.compare import worker
 from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
 from gxpo_services.settings import ServiceSettings
-from gxpo_trainer.cli import main as cli
+from gxpo_trainer import cli
 
 API = "/api/v1"
 DEMO = {"preset": "demo"}

@@ -10,9 +10,9 @@ from sqlalchemy import event, insert, select, update
 from support import queued_runs as runs
 
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.runs import Run
+from gxpo_services.db.tables import Run
 from gxpo_services.run_states import RunState
-from gxpo_services.runs.shown_repository import shown_rows
+from gxpo_services.runs.list import shown_rows
 
 
 def add_queue(database: Database, amount: int) -> list[int]:

@@ -11,18 +11,17 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import insert, select
 
-from gxpo_services.access.principals import Principal, Role
+from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.metrics import Attempt, MetricBlock, MetricLast, MetricName
-from gxpo_services.db.tables.runs import Run
-from gxpo_services.groups.schemas import GroupRequest
-from gxpo_services.groups.service import make_group
-from gxpo_services.metrics.blocks import encode
+from gxpo_services.db.tables import Attempt, MetricBlock, MetricLast, MetricName, Run
+from gxpo_services.outputs.metrics import encode
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import repository
-from gxpo_services.runs.list_repository import COLUMNS
+from gxpo_services.runs.list import COLUMNS
 from gxpo_services.runs.schemas import RunPage
 from gxpo_services.runs.service import new_run, set_tags
+from gxpo_services.sweeps.schemas import GroupRequest
+from gxpo_services.sweeps.service import make_group
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset
 

@@ -14,17 +14,14 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 from support import reporting
 
-from gxpo_services.access.principals import Principal, Role
 from gxpo_services.api.errors import Conflict
-from gxpo_services.artifacts import trash as artifacts
-from gxpo_services.configs.checks import restored
+from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.events import Event
-from gxpo_services.db.tables.metrics import MetricLast, MetricName
-from gxpo_services.db.tables.runs import Run, RunTag
-from gxpo_services.db.tables.tokens import IdempotencyKey
+from gxpo_services.db.tables import Event, IdempotencyKey, MetricLast, MetricName, Run, RunTag
+from gxpo_services.outputs import files as artifacts
 from gxpo_services.run_states import Action, RunState
 from gxpo_services.runs import lifecycle, repository, service
+from gxpo_services.runs.configs import restored
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config.io import load_preset, to_toml
 

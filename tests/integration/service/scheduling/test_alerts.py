@@ -16,7 +16,7 @@ from support.scheduling import Make
 from support.service_processes import until
 
 from gxpo_services.db.database import Database
-from gxpo_services.events import repository as events
+from gxpo_services.outputs import events
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling import alerts
 from gxpo_services.settings import read_settings

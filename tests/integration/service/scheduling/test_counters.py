@@ -12,8 +12,8 @@ from support.scheduling import Clock, Make
 from support.scripted_launcher import ScriptedLauncher
 
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.schedulers import SchedulerRow
-from gxpo_services.scheduling.counters import KEPT_S
+from gxpo_services.db.tables import SchedulerRow
+from gxpo_services.scheduling.rounds import KEPT_S
 
 
 def scraped(client: TestClient) -> dict[tuple[str, str], float]:

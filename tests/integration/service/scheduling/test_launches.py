@@ -16,10 +16,10 @@ from support import queued_runs as runs
 from support.scheduling import PAUSE_S, Clock, Make
 from support.scripted_launcher import Crash, ScriptedLauncher
 
-from gxpo_services.access.principals import same_hash
+from gxpo_services.api.principals import same_hash
 from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
-from gxpo_services.scheduling import run_folder
+from gxpo_services.scheduling import run_supervisor
 from gxpo_services.scheduling.launcher import JobRefused
 from gxpo_services.scheduling.scheduler import Scheduler
 from gxpo_services.settings import ServiceSettings
@@ -82,7 +82,7 @@ def test_a_crash_at_any_point_of_a_launch_is_healed_by_the_next_scheduler(
     if point == "after submit":
         launcher.after = crash
     elif point == "prepare":
-        monkeypatch.setattr(run_folder, "prepare", crash_in_prepare)
+        monkeypatch.setattr(run_supervisor, "prepare", crash_in_prepare)
     else:
         launcher.before = crash
     with pytest.raises(Crash):
@@ -178,7 +178,7 @@ def test_a_folder_that_stays_unusable_fails_the_run_after_start_s(
     def prepare(*arguments: Any, **options: Any) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(run_folder, "prepare", prepare)
+    monkeypatch.setattr(run_supervisor, "prepare", prepare)
     run_id = runs.add_run(database)
     scheduler = scheduler_of(max_recoveries=0)
     scheduler.tick()

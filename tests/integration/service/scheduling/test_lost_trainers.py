@@ -14,15 +14,15 @@ from support import queued_runs as runs
 from support.scheduling import PAUSE_S, Clock, Make
 from support.scripted_launcher import ScriptedLauncher
 
-from gxpo_services.api.ids import new_id
+from gxpo_services.api.fields import new_id
 from gxpo_services.db.database import Database
-from gxpo_services.events import repository as events
+from gxpo_services.outputs import events
 from gxpo_services.run_states import RunState
-from gxpo_services.scheduling import run_folder
+from gxpo_services.scheduling import run_supervisor
 from gxpo_services.scheduling.launcher import JobStatus
 from gxpo_services.scheduling.scheduler import RECONCILE_EVERY_S, Scheduler
 from gxpo_services.settings import ServiceSettings
-from gxpo_trainer.training.run_lock import process_start
+from gxpo_trainer.runtime.locks import process_start
 
 S = RunState
 
@@ -185,11 +185,11 @@ def test_only_the_trainer_of_the_folder_is_killed(tmp_path: Path) -> None:
         for line in (f"{pid} {start}\n", f"{pid} {start + 1}\n", f"{2**22 + 1} 5\n", "", "x y\n"):
             os.ftruncate(lock, 0)
             os.pwrite(lock, line.encode(), 0)
-            assert not run_folder.kill_orphaned_trainer(folder), line
+            assert not run_supervisor.kill_orphaned_trainer(folder), line
         os.close(lock)
         (folder / ".lock").write_text(f"{pid} {start}\n")
-        assert not run_folder.kill_orphaned_trainer(folder), "nobody holds the lock"
-        assert not run_folder.kill_orphaned_trainer(tmp_path / "none")
+        assert not run_supervisor.kill_orphaned_trainer(folder), "nobody holds the lock"
+        assert not run_supervisor.kill_orphaned_trainer(tmp_path / "none")
         assert stranger.poll() is None
     finally:
         stranger.kill()
@@ -199,7 +199,7 @@ def test_only_the_trainer_of_the_folder_is_killed(tmp_path: Path) -> None:
 def holder_of(folder: Path) -> subprocess.Popen[str]:
     """A process that holds a folder's lock as a trainer does."""
     code = (
-        "import sys, pathlib, time; from gxpo_trainer.training.run_lock import RunLock; "
+        "import sys, pathlib, time; from gxpo_trainer.runtime.locks import RunLock; "
         "lock = RunLock(pathlib.Path(sys.argv[1])); lock.acquire(); print('held', flush=True); time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)

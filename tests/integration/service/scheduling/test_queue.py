@@ -17,8 +17,8 @@ from support.service_processes import until
 
 from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
-from gxpo_services.scheduling import sign_of_life
-from gxpo_services.scheduling.misfits import MISFIT_S
+from gxpo_services.scheduling import rounds
+from gxpo_services.scheduling.leases import MISFIT_S
 from gxpo_trainer.config import RunConfig
 
 S = RunState
@@ -139,9 +139,9 @@ def test_the_process_ends_cleanly_when_it_is_told_to(database: Database, databas
 
 def test_a_scheduler_without_a_recent_round_fails_its_check(tmp_path: Path) -> None:
     assert _check(tmp_path) == (1, "no round")
-    sign_of_life.mark(tmp_path)
-    long_ago = time.time() - sign_of_life.LONGEST_ROUND_S - 1
-    os.utime(tmp_path / sign_of_life.FILE, (long_ago, long_ago))
+    rounds.mark(tmp_path)
+    long_ago = time.time() - rounds.LONGEST_ROUND_S - 1
+    os.utime(tmp_path / rounds.FILE, (long_ago, long_ago))
     assert _check(tmp_path) == (1, "last round")
 
 

@@ -11,8 +11,7 @@ from support import queued_runs as runs
 from support.scheduling import Clock, Make
 
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.runs import Run
-from gxpo_services.db.tables.samples import Sample
+from gxpo_services.db.tables import Run, Sample
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling import retention
 from gxpo_services.scheduling.scheduler import CLEAN_EVERY_S

@@ -14,9 +14,9 @@ import pytest
 from support.ray_head import RayHead
 from support.service_processes import ServiceProcesses, trainers, until
 
+from gxpo_services.auth.local_token import prepare_local
 from gxpo_services.settings import ServiceSettings
-from gxpo_services.tokens.local_token import prepare_local
-from gxpo_trainer.records.reading import read_metrics
+from gxpo_trainer.reporting.reading import read_metrics
 
 pytestmark = pytest.mark.engine
 

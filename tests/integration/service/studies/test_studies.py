@@ -13,7 +13,7 @@ from support import queued_runs as runs
 from support.scripted_launcher import ScriptedLauncher
 
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.runs import Group, Run
+from gxpo_services.db.tables import Group, Run
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling.scheduler import Scheduler
 from gxpo_services.settings import ServiceSettings

@@ -10,17 +10,15 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from gxpo_services.access.principals import Role, hash_token
-from gxpo_services.access.repository import find_by_secret
 from gxpo_services.api import errors
 from gxpo_services.api.errors import Conflict
+from gxpo_services.api.principals import Role, find_by_secret, hash_token
+from gxpo_services.auth import tokens
+from gxpo_services.auth.local_token import ensure_local_token
+from gxpo_services.auth.tokens import TokenRequest, router
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables.tokens import AccessToken
+from gxpo_services.db.tables import AccessToken
 from gxpo_services.settings import ServiceSettings
-from gxpo_services.tokens import service
-from gxpo_services.tokens.endpoints import router
-from gxpo_services.tokens.local_token import ensure_local_token
-from gxpo_services.tokens.schemas import TokenRequest
 
 
 @pytest.fixture
@@ -99,7 +97,7 @@ def test_the_last_admin_token_cannot_be_revoked(database: Database, token_for: C
         assert found is not None
         assert found.role is Role.ADMIN
     with database.writing() as session, pytest.raises(Conflict, match="last admin"):
-        service.revoke(session, found.token_id, actor="tests")
+        tokens.revoke(session, found.token_id, actor="tests")
 
 
 def test_only_the_hash_of_a_secret_is_stored(database: Database, token_for: Callable[[str], str]) -> None:
@@ -118,9 +116,9 @@ def test_the_local_token_is_made_once_for_its_owner_alone(database: Database, tm
         assert ensure_local_token(session, file) == first
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     with database.writing() as session:
-        other = service.create(session, TokenRequest(name="second", role="admin"), actor="tests")
+        other = tokens.create(session, TokenRequest(name="second", role="admin"), actor="tests")
         found = find_by_secret(session, first)
         assert found is not None
-        service.revoke(session, found.token_id, actor=f"token:{other.name}")
+        tokens.revoke(session, found.token_id, actor=f"token:{other.name}")
     with database.writing() as session:
         assert ensure_local_token(session, file) != first, "a revoked token must be replaced"

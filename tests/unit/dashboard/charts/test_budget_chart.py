@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from gxpo_dashboard.charts import budget
+from gxpo_dashboard.charts import steps as budget
 from gxpo_dashboard.charts.gate import FALLBACK, LOOK_AHEAD
 from gxpo_dashboard.view_models.rules import Rules, rules_of
 from gxpo_dashboard.view_models.series import Points

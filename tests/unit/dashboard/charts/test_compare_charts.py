@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gxpo_dashboard.charts import compare, parallel
+from gxpo_dashboard.charts import compare
+from gxpo_dashboard.charts import compare as parallel
 from gxpo_dashboard.view_models.series import Points
 
 Json = dict[str, Any]

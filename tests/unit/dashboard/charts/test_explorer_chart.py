@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from gxpo_dashboard.charts.explorer import explorer_chart, matching, most_rows, prefixes
+from gxpo_dashboard.charts.curves import explorer_chart, matching, most_rows, prefixes
 from gxpo_dashboard.view_models.series import EXTREMES, Points
 
 NAMES = ["time/step_s", "gate/z", "gate/value", "reward/mean"]

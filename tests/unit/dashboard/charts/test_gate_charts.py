@@ -11,8 +11,8 @@ import pytest
 from gxpo_dashboard.charts import gate
 from gxpo_dashboard.view_models.rules import rules_of
 from gxpo_dashboard.view_models.series import Points
-from gxpo_services.metrics.blocks import RECORD
-from gxpo_services.metrics.series import Shape, series_of
+from gxpo_services.outputs.metric_series import Shape, series_of
+from gxpo_services.outputs.metrics import RECORD
 from gxpo_trainer.config import RunConfig
 
 RULES = rules_of(RunConfig.model_json_schema())

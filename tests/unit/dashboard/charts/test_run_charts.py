@@ -8,7 +8,7 @@ import math
 import pytest
 
 from gxpo_dashboard.charts import base, curves
-from gxpo_dashboard.charts.data_table import heading
+from gxpo_dashboard.charts.base import heading
 from gxpo_dashboard.view_models.series import Points
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gxpo_dashboard.charts import timeline
+from gxpo_dashboard.charts import steps
 from gxpo_dashboard.view_models.series import Points
 
 STEPS = [
@@ -15,7 +15,7 @@ STEPS = [
 
 
 def test_seconds_count_from_the_first_step() -> None:
-    rows = timeline.spans_frame(STEPS).values.tolist()
+    rows = steps.spans_frame(STEPS).values.tolist()
     assert rows == [
         ["engine 0", "sampling", 0.0, 2.0, 7],
         ["learner", "updating", 2.0, 4.0, 7],
@@ -24,13 +24,13 @@ def test_seconds_count_from_the_first_step() -> None:
 
 
 def test_the_learner_comes_first_and_the_words_say_who_was_busy() -> None:
-    chart = timeline.timeline_chart(STEPS)
+    chart = steps.timeline_chart(STEPS)
     assert chart.spec["layer"][0]["encoding"]["y"]["sort"] == ["learner", "engine 0"]
     # 2.5 of 5 seconds and 2 of 5.
     assert chart.summary == "Busy over the last 2 steps: engine 0 50%, learner 40%."
 
 
 def test_runs_without_a_timeline_or_staleness_say_so() -> None:
-    assert timeline.timeline_chart([]).summary == "No timeline yet."
+    assert steps.timeline_chart([]).summary == "No timeline yet."
     strict = {"time/learner_idle_fraction": Points([1], [1.0], [0.25])}
-    assert [chart.key for chart in timeline.overlap_charts(strict, "step")] == ["overlap"]
+    assert [chart.key for chart in steps.overlap_charts(strict, "step")] == ["overlap"]

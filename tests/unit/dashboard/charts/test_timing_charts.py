@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gxpo_dashboard.charts import timing
+from gxpo_dashboard.charts import steps as timing
 from gxpo_dashboard.view_models.series import LiveSeries, Points, Total
-from gxpo_services.metrics.blocks import RECORD
-from gxpo_services.metrics.series import Shape, series_of
+from gxpo_services.outputs.metric_series import Shape, series_of
+from gxpo_services.outputs.metrics import RECORD
 
 
 def points(steps: list[int], y: list[float]) -> Points:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gxpo_client.addresses import is_loopback_host
-from gxpo_dashboard.session.access import (
+from gxpo_client.connection import is_loopback_host
+from gxpo_dashboard.session.visitor import (
     Visit,
     cookie_name,
     has_secret,

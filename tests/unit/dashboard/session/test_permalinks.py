@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gxpo_dashboard.session.navigation import wanted
-from gxpo_dashboard.session.permalinks import adopt, in_address
+from gxpo_dashboard.session.permalinks import adopt, in_address, wanted
 
 
 def test_a_link_opens_the_view_it_names() -> None:

@@ -8,7 +8,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from gxpo_dashboard.session import visitor
-from gxpo_dashboard.session.bounded import keep
+from gxpo_dashboard.session.visitor import keep
 
 
 def test_the_oldest_entries_are_dropped_and_a_change_makes_an_entry_the_newest() -> None:

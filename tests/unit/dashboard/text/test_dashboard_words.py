@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import pytest
 
 from gxpo_client import formats
-from gxpo_dashboard.text import labels as texts
+from gxpo_dashboard import labels as texts
 from gxpo_dashboard.view_models import tables
 
 Json = dict[str, Any]

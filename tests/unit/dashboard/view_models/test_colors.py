@@ -7,8 +7,7 @@ import colorsys
 import pytest
 from support.contrast import contrast
 
-from gxpo_dashboard.view_models.colors import HUES, luminance, shade, variants
-from gxpo_dashboard.view_models.rules import rules_of
+from gxpo_dashboard.view_models.rules import HUES, luminance, rules_of, shade, variants
 from gxpo_trainer.config import RunConfig
 
 PAGES = {"light": "#ffffff", "dark": "#11161d"}

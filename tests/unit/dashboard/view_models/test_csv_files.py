@@ -8,7 +8,7 @@ import io
 import pandas as pd
 import pytest
 
-from gxpo_client.spreadsheets import literal
+from gxpo_client.formats import literal
 from gxpo_dashboard.charts.base import Chart
 from gxpo_dashboard.charts.benchmarks import score_table
 from gxpo_dashboard.view_models.tables import csv_file

@@ -7,7 +7,8 @@ import math
 
 import pytest
 
-from gxpo_dashboard.view_models import commands, forms
+from gxpo_dashboard.view_models import forms
+from gxpo_dashboard.view_models import forms as commands
 from gxpo_trainer.config import RunConfig
 
 SCHEMA = RunConfig.model_json_schema()

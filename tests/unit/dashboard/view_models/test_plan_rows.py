@@ -6,7 +6,7 @@ from typing import Any
 
 from streamlit.testing.v1 import AppTest
 
-from gxpo_dashboard.view_models.plan import cache_words, memory_rows, time_rows, verdict
+from gxpo_dashboard.view_models.tables import cache_words, memory_rows, time_rows, verdict
 
 GIB = 2**30
 
@@ -72,9 +72,9 @@ def test_rows_of_memory_are_by_phase_the_largest_part_first() -> None:
 
 
 def _panel(checked):  # type: ignore[no-untyped-def]  # run as a script without this module's imports
-    from gxpo_dashboard.views import plan_panel
+    from gxpo_dashboard.views import submit
 
-    plan_panel.show(checked)
+    submit.show_plan(checked)
 
 
 def rendered(checked: dict[str, Any]) -> AppTest:

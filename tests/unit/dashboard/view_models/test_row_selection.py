@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gxpo_dashboard.view_models.row_selection import RowSelection
+from gxpo_dashboard.view_models.tables import RowSelection
 
 
 def test_the_selection_follows_items_to_their_new_rows() -> None:

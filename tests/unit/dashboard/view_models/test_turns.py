@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gxpo_dashboard.view_models.turns import LONG_TURN, TurnRow, episode_facts, turn_rows
+from gxpo_dashboard.view_models.tables import LONG_TURN, TurnRow, episode_facts, turn_rows
 
 
 def item(turns: list[dict[str, Any]] | None, **fields: Any) -> dict[str, Any]:

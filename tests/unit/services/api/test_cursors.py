@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo_services.api.cursors import Kind, Position, decode, encode
 from gxpo_services.api.errors import Invalid
+from gxpo_services.api.fields import Kind, Position, decode, encode
 
 NUMBERS = st.integers(0, 2**63 - 1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gxpo_services.api.errors import RangeNotSatisfiable
-from gxpo_services.api.ranges import requested_range
+from gxpo_services.api.streams import requested_range
 
 
 @pytest.mark.parametrize(

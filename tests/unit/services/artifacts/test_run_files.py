@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gxpo_services.artifacts.run_files import RunFiles
+from gxpo_services.outputs.files import RunFiles
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from gxpo_client.addresses import is_http, is_loopback
 from gxpo_client.client import Client, connect
+from gxpo_client.connection import is_http, is_loopback
 from gxpo_client.errors import NotFound
 from gxpo_services.scheduling.launcher import JobStatus, RayLauncher
 from gxpo_services.scheduling.scheduler import _ApiProbe

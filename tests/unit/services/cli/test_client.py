@@ -12,8 +12,7 @@ from gxpo_client import connection as module
 from gxpo_client.client import Client
 from gxpo_client.client import connect as connect_http
 from gxpo_client.errors import InvalidRequest, NotFound, Refused, ServiceError, ServiceUnavailable
-from gxpo_services.cli.client import connect
-from gxpo_services.cli.common import CommandFailed
+from gxpo_services.cli.common import CommandFailed, connect
 from gxpo_trainer.errors import ConfigError
 
 Handler = Callable[[httpx.Request], httpx.Response]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from gxpo_services.comparisons import file_formats
-from gxpo_services.comparisons.file_formats import Columns, columns, json_lines, write_rows
+from gxpo_services.compare import export
+from gxpo_services.compare.export import Columns, columns, json_lines, write_rows
 
 COLUMNS: Columns = {"name": "text", "step": "whole", "value": "number"}
 PIECES: list[list[tuple[Any, ...]]] = [
@@ -60,7 +60,7 @@ def test_json_lines_hold_one_object_a_line() -> None:
 def test_parquet_writes_a_row_group_as_soon_as_it_is_full(
     row_group: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_formats, "_ROW_GROUP", row_group)
+    monkeypatch.setattr(export, "_ROW_GROUP", row_group)
     pieces = list(write_rows("parquet", COLUMNS, PIECES))
     whole = b"".join(pieces)
     file = parquet.ParquetFile(io.BytesIO(whole))

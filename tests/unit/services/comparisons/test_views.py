@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gxpo_services.comparisons import views
-from gxpo_services.comparisons.views import compared_group, curve_view, gate_view
+from gxpo_services.compare import schemas
+from gxpo_services.compare.schemas import compared_group, curve_view, gate_view
 from gxpo_trainer.compare.curves import EvaluationCurve, GateTrace, RunCurves
 from gxpo_trainer.compare.groups import compare_groups
 from gxpo_trainer.compare.seeds import SeedGroup
@@ -73,7 +73,7 @@ def test_a_configuration_shows_its_runs_in_the_order_of_their_seeds() -> None:
 @pytest.mark.parametrize(("gates", "points"), [(1, 500), (4, 500), (6, 400), (100, 60)])
 def test_the_points_of_all_gates_share_one_limit(gates: int, points: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(views, "thin", lambda values, most: (seen.append(most), np.arange(len(values)))[1])
+    monkeypatch.setattr(schemas, "thin", lambda values, most: (seen.append(most), np.arange(len(values)))[1])
     long = GateTrace(np.arange(3.0), np.arange(3.0))
     group = SeedGroup("GRPO", (run(999, 0.1, 0.2), *(run(seed, 0.1, 0.2, gate=long) for seed in range(gates))))
     comparison = compare_groups([group], "GRPO")

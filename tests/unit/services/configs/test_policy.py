@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo_services.configs.policy import refusals
+from gxpo_services.runs.configs import refusals
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RunConfig
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gxpo_services.configs.cost import expected_cost, resources
+from gxpo_services.runs.plan import expected_cost, resources
 from gxpo_trainer.config import RunConfig
 
 

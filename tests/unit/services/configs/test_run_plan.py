@@ -9,9 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from gxpo_services.api.errors import Invalid
-from gxpo_services.configs.checks import checked, settings_of
-from gxpo_services.configs.plan import planned
-from gxpo_services.configs.schemas import RunSource
+from gxpo_services.runs.configs import RunSource, checked, settings_of
+from gxpo_services.runs.plan import planned
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset

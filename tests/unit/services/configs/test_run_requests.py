@@ -11,8 +11,7 @@ from pydantic import ValidationError
 
 from gxpo_services.api.errors import FieldError, Invalid
 from gxpo_services.api.fields import faults
-from gxpo_services.configs.checks import checked, invalid, overridden, restored, settings_of, stored
-from gxpo_services.configs.schemas import RunSource
+from gxpo_services.runs.configs import RunSource, checked, invalid, overridden, restored, settings_of, stored
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset, preset_names, to_toml

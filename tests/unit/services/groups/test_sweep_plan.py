@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from gxpo_services.api.errors import Invalid
-from gxpo_services.groups.grid import Planned, plan
-from gxpo_services.groups.presets import PRESETS
-from gxpo_services.groups.schemas import SweepRequest
-from gxpo_services.groups.service import validate
 from gxpo_services.settings import ServiceSettings
+from gxpo_services.sweeps.grid import PRESETS, Planned, plan
+from gxpo_services.sweeps.schemas import SweepRequest
+from gxpo_services.sweeps.service import validate
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset
 from gxpo_trainer.config.messages import MOST_ERRORS, nearest_setting
@@ -78,7 +77,7 @@ def test_the_papers_ablations(preset: str, size: int) -> None:
 
 
 def test_the_alpha_ablation_has_the_rows_of_the_papers_table_5() -> None:
-    from gxpo_trainer.published import gxpo_paper
+    from gxpo_trainer.compare.published import gxpo_paper
 
     table = next(table for table in gxpo_paper().tables if table.number == 5)
     runs = sweep({"preset": "paper-1.5b"}, preset="alpha")

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from gxpo_services.local import ray_head
-from gxpo_services.local.ports import free_port
-from gxpo_services.local.ray_head import RayHead
+from gxpo_services.local.ray_head import RayHead, free_port
 from gxpo_trainer.errors import ConfigError
 
 
@@ -87,6 +86,6 @@ def test_a_port_that_is_taken_is_passed_over(taken: int) -> None:
 
 
 def test_no_free_port_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gxpo_services.local.ports._is_free", lambda port: False)
+    monkeypatch.setattr("gxpo_services.local.ray_head._is_free", lambda port: False)
     with pytest.raises(ConfigError, match="no free port from 65500 on"):
         free_port(65500)

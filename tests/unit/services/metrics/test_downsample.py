@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo_services.metrics.downsample import thin
+from gxpo_services.outputs.metric_series import thin
 
 VALUES = st.lists(st.floats(), max_size=300).map(np.array)
 MOST = st.integers(4, 60)

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo_services.metrics.blocks import BLOCK_STEPS, RECORD, decode, encode, one_history
+from gxpo_services.outputs.metrics import BLOCK_STEPS, RECORD, decode, encode, one_history
 
 STEPS = st.integers(0, 5 * BLOCK_STEPS) | st.integers(2**31 - 3, 2**31 - 1)
 ROWS = st.lists(st.tuples(STEPS, st.dictionaries(st.sampled_from("abc"), st.floats(), max_size=3)), max_size=60)

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gxpo_services.metrics.blocks import RECORD, Records
-from gxpo_services.metrics.downsample import spread
-from gxpo_services.metrics.series import Shape, series_of, smooth
+from gxpo_services.outputs.metric_series import Shape, series_of, smooth, spread
+from gxpo_services.outputs.metrics import RECORD, Records
 
 
 def records(values: dict[int, float]) -> Records:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo_services.scheduling.admission import Candidate, Limits, admit, misfit
+from gxpo_services.scheduling.leases import Candidate, Limits, admit, misfit
 
 WIDE = Limits(runs=100, cpus=1000.0, gpus=1000.0)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gxpo_services.scheduling.admission import Candidate, Limits
-from gxpo_services.scheduling.misfits import MISFIT_S, Misfits
+from gxpo_services.scheduling.leases import MISFIT_S, Candidate, Limits, Misfits
 
 LIMITS = Limits(runs=10, cpus=2.0, gpus=0.0)
 LARGE = Candidate(1, "a", cpus=3.0, gpus=0.0, queued_at=5.0)

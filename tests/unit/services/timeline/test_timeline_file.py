@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gxpo_services.artifacts.run_files import RunFiles
-from gxpo_services.timeline import timeline_file
-from gxpo_services.timeline.timeline_file import last_steps
+from gxpo_services.outputs import timeline
+from gxpo_services.outputs.files import RunFiles
+from gxpo_services.outputs.timeline import last_steps
 
 
 def line(step: int) -> str:
@@ -34,7 +34,7 @@ def test_other_lines_are_left_out(tmp_path: Path) -> None:
 
 
 def test_a_long_file_is_read_from_its_end_only(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(timeline_file, "LARGEST_TAIL", 2 * len(line(1)) + 5)
+    monkeypatch.setattr(timeline, "LARGEST_TAIL", 2 * len(line(1)) + 5)
     assert [item.step for item in last_steps(write(tmp_path, "".join(map(line, range(6)))), 9)] == [4, 5]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from gxpo_services.db.base import Number
+from gxpo_services.db.tables import Number
 
 revision = "0009"
 down_revision = "0008"

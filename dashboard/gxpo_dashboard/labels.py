@@ -1,0 +1,152 @@
+"""Labels and messages. Pure.
+
+Shared labels and messages, and escaping of untrusted text. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gxpo_client.formats import count
+
+STATES: dict[str, str] = {
+    "queued": "◔ queued",
+    "starting": "◑ starting",
+    "running": "▶ running",
+    "recovering": "↻ recovering",
+    "pausing": "‖ pausing",
+    "paused": "‖ paused",
+    "cancelling": "■ cancelling",
+    "succeeded": "✔ succeeded",
+    "failed": "✘ failed",
+    "cancelled": "■ cancelled",
+}
+"""A symbol and a word: colour is never the only cue."""
+STATE_COLORS: dict[str, str] = {
+    "queued": "gray",
+    "starting": "blue",
+    "running": "blue",
+    "recovering": "orange",
+    "pausing": "orange",
+    "paused": "orange",
+    "cancelling": "gray",
+    "succeeded": "green",
+    "failed": "red",
+    "cancelled": "gray",
+}
+TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
+
+REASONS: dict[str, str] = {
+    "invalid_config": "Invalid config. The message names the setting; clone the run and fix it.",
+    "no_resources": "The cluster is too small for the run. Lower its placement, or add machines.",
+    "setup_failed": "The run did not start; see the log. A common cause is a wrong model or data path.",
+    "out_of_memory": "A process ran out of memory. Lower token_budget, prompts_per_step or max_new_tokens.",
+    "disk_full": "The disk is full. The last checkpoint is valid; free space and retry.",
+    "verifier_failed": "Too many answers could not be graded. Check the samples with verdict timeout or error.",
+    "weight_sync_mismatch": "Sampler and learner have different weights; later results would be invalid.",
+    "diverged": "Three consecutive steps were not finite. Lower the learning rate, or enable the scale clamp.",
+    "lost_heartbeat": "The trainer was lost too often. See the log and the events.",
+    "stalled": "A phase made no progress within its time-out. The message names the phase; the log has the stacks.",
+    "training_error": "The trainer failed with an error; see the log.",
+    "steps_done": "All steps are done.",
+    "budget_reached": "A budget limit is reached.",
+}
+VERDICT_COLORS = {"correct": "green", "wrong": "red", "unparsed": "orange", "timeout": "orange", "error": "orange"}
+VERDICTS = {
+    "correct": "✔ correct",
+    "wrong": "✘ wrong",
+    "unparsed": "? no answer found",
+    "timeout": "◷ grader timed out",
+    "error": "! grader failed",
+}
+ACTIONS = {
+    "cancel": ("Cancel", ":material/stop_circle:"),
+    "pause": ("Pause", ":material/pause_circle:"),
+    "resume": ("Resume", ":material/play_circle:"),
+    "clone": ("Clone", ":material/content_copy:"),
+    "retry": ("Retry", ":material/replay:"),
+}
+NO_RIGHT = "Your token is read-only. Use a token with role submitter."
+
+_FORMULA = re.compile(r"\\\((.+?)\\\)|\\\[(.+?)\\\]|\$\$(.+?)\$\$|\$(?!\s)([^$\n]{1,400}?)(?<!\s)\$(?!\d)", re.DOTALL)
+_UNSAFE = re.compile(r"\\(href|url|html\w*|includegraphics|def|gdef|xdef|newcommand|renewcommand|let|input|include)\b")
+_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+\-.!|~$:<>=^])")
+
+
+def plain(text: object) -> str:
+    """Untrusted text, escaped for Markdown, on one line."""
+    words = " ".join(str(text).split())
+    # URLs become links even when escaped; a word joiner prevents it.
+    for mark in ("://", "www.", "@"):
+        words = words.replace(mark, f"{mark[:-1]}\u2060{mark[-1]}" if len(mark) > 1 else f"{mark}\u2060")
+    return _SPECIAL.sub(r"\\\1", words)
+
+
+def with_formulas(text: str) -> str | None:
+    """Untrusted text with its TeX formulas for Markdown and everything else escaped; None without a formula.
+
+    A formula that could end early or load something stays text: KaTeX runs with `trust` off, and of the commands that
+    it has then none leaves the formula.
+    """
+    parts, end, found = [], 0, False
+    for match in _FORMULA.finditer(text):
+        body = next(part for part in match.groups() if part is not None).strip()
+        if not body or "$" in body or "`" in body or _UNSAFE.search(body):
+            continue
+        parts += [_escaped_lines(text[end : match.start()]), f"${' '.join(body.split())}$"]
+        end, found = match.end(), True
+    return "".join([*parts, _escaped_lines(text[end:])]) if found else None
+
+
+def _escaped_lines(text: str) -> str:
+    lines = text.split("\n")
+    return "  \n".join(_spaced(line) for line in lines)
+
+
+def _spaced(line: str) -> str:
+    """Escaped, with the blanks around the text."""
+    return f"{' ' if line[:1].isspace() else ''}{plain(line)}{' ' if line.strip() and line[-1:].isspace() else ''}"
+
+
+def number_of(number: int, what: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{count(number)} {what}" + ("" if number == 1 else "s")
+
+
+def comma_separated(text: str) -> list[str]:
+    """`a, b` → [a, b]."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def state_word(state: str) -> str:
+    return STATES.get(state, state)
+
+
+def state_chip(state: str) -> str:
+    """The state as a coloured badge in Markdown."""
+    return f":{STATE_COLORS.get(state, 'gray')}-badge[{plain(state_word(state))}]"
+
+
+def why(run: Mapping[str, Any]) -> str:
+    """Explanation of a run's reason, with its detail; empty without a reason."""
+    reason = run.get("reason")
+    meaning = REASONS.get(reason, "") if isinstance(reason, str) else ""
+    return " ".join(part for part in (meaning, str(run.get("detail") or "")) if part)
+
+
+def unique_labels(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Run id → unique label: the name, with the seed or the end of the id where names repeat."""
+    names = {run: str(view["name"]) for run, view in runs.items()}
+    labels: dict[str, str] = {}
+    for run, name in names.items():
+        same = [other for other in names if names[other] == name]
+        seeds = {runs[other].get("seed") for other in same}
+        if len(same) == 1:
+            labels[run] = name
+        elif len(seeds) == len(same):
+            labels[run] = f"{name} (seed {runs[run].get('seed')})"
+        else:
+            labels[run] = f"{name} ({run[-6:]})"
+    return labels

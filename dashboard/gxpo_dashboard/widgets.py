@@ -1,0 +1,166 @@
+"""Widgets shared by several views.
+
+Pages of a list by the service's cursors.
+
+Widgets for charts, tables and untrusted text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from gxpo_client.formats import count
+from gxpo_dashboard.charts.base import ZOOM, Chart
+from gxpo_dashboard.labels import plain
+from gxpo_dashboard.view_models.tables import csv_file
+
+
+def cursors(name: str, query: Any) -> list[str]:
+    """Cursors of the pages up to the current one of the list `name`; another query starts at the first page."""
+    if st.session_state.get(f"{name}_query") != query:
+        st.session_state[f"{name}_query"], st.session_state[f"{name}_cursors"] = query, []
+    found: list[str] = st.session_state[f"{name}_cursors"]
+    return found
+
+
+def pager(name: str, visited: list[str], following: str | None, first: int, num: int, of: str = "") -> None:
+    """Buttons to the pages before and after, and the range on this page. first: number of items before it."""
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        if st.button("Back", icon=":material/chevron_left:", disabled=not visited, key=f"{name}-back"):
+            visited.pop()
+            st.rerun(scope="fragment")
+        if st.button("Next", icon=":material/chevron_right:", disabled=not following, key=f"{name}-next"):
+            visited.append(str(following))
+            st.rerun(scope="fragment")
+        st.caption(f"{name.capitalize()} {count(first + 1)} to {count(first + num)}{of}")
+
+
+def live(function: Callable[[], None], every_s: float | None) -> None:
+    """Show a fragment that refreshes every `every_s` seconds; None: only on interaction."""
+    st.fragment(run_every=every_s)(function)()
+
+
+@contextmanager
+def charts_ahead() -> Iterator[None]:
+    """Preload Vega in the browser while the page's data is being computed, with a temporary empty chart before the
+    first page of a session."""
+    if "charts_ahead" in st.session_state:
+        yield
+        return
+    place = st.empty()
+    place.vega_lite_chart(None, {"mark": "point", "data": {"values": []}}, height=1)
+    yield
+    place.empty()
+    st.session_state["charts_ahead"] = True
+
+
+_DRAWING_S = 0.8
+"""Approximate time of a browser to load Vega and draw twenty lines."""
+
+
+def draw_first() -> None:
+    """On the first page of a session, let the browser draw its first chart before sending more. It draws in one thread,
+    where the chart would wait for later elements; the page as a whole is not slower."""
+    if "charts_ahead" not in st.session_state:
+        time.sleep(_DRAWING_S)
+
+
+def chart(found: Chart, scope: str) -> None:
+    """A chart with its summary, its data as a table and as CSV. `scope` makes keys of equal charts unique."""
+    with st.container(border=True, height="stretch"):
+        st.markdown(f"##### {plain(found.title)}", help=plain(found.text))
+        key = f"{scope}-{found.key}"
+        if found.empty:
+            st.caption(found.summary)
+            return
+        spec = {**_FRAME, **found.spec, "datasets": dict(found.datasets)}
+        # Only a selection with a listener survives new data; this keeps the zoom.
+        zoom: dict[str, Any] = {"on_select": "rerun", "selection_mode": [ZOOM]} if found.zoomable else {}
+        st.vega_lite_chart(None, spec, key=key, alt=found.alt, width="stretch", height=found.height, **zoom)
+        if found.thinned:
+            st.caption(found.thinning)
+        data(found, key)
+
+
+_LONG_TABLE = 16
+_SOFT = {"labelOpacity": 0.8, "titleOpacity": 0.8}
+_FRAME = {
+    "autosize": {"type": "fit", "contains": "padding"},
+    "padding": {"left": 4, "right": 12, "top": 4, "bottom": 4},
+    "config": {
+        # The page's own text colour: Streamlit's grey has a contrast below 4.5:1.
+        "axis": {"labelColor": "currentColor", "titleColor": "currentColor", **_SOFT},
+        # Stack legends, so that they never overlap.
+        "legend": {
+            "labelColor": "currentColor",
+            "labelOpacity": _SOFT["labelOpacity"],
+            "layout": {"top": {"direction": "vertical", "anchor": "start", "margin": 2}},
+        },
+    },
+}
+
+
+def data(found: Chart, key: str) -> None:
+    """A chart's content as text and table, collapsed and built when it is opened."""
+    drawer = st.expander("Data", key=f"{key}-data", on_change="rerun", icon=":material/table:")
+    if drawer.open:
+        with drawer:
+            st.caption(plain(found.text))
+            frame = found.table()
+            st.dataframe(frame, hide_index=True, height=260, key=f"{key}-table", alt=f"Data of: {found.title}")
+            download("CSV", f"{key}.csv", lambda: csv_file(frame), f"{key}-csv")
+
+
+def text_table(frame: pd.DataFrame, title: str, *, closed: bool = False) -> None:
+    """A table of escaped text in a card; a long one, or with `closed`, is collapsed and built when it is opened."""
+    with st.container(border=True):
+        st.markdown(f"##### {plain(title)}")
+        if frame.empty:
+            st.caption("No rows yet.")
+        elif not closed and len(frame) <= _LONG_TABLE:
+            _cells(frame, title)
+        else:
+            drawer = st.expander(f"{len(frame)} rows", key=f"table-{title}", on_change="rerun")
+            if drawer.open:
+                with drawer:
+                    _cells(frame, title)
+
+
+def _cells(frame: pd.DataFrame, title: str) -> None:
+    shown = frame.map(plain).rename(columns=plain)
+    st.table(shown, border="horizontal", hide_index=True, alt=title)
+
+
+def download(what: str, name: str, make: Callable[[], bytes], key: str) -> None:
+    """A button `Download <what>` for a file of this name."""
+    st.download_button(
+        f"Download {what}", make, file_name=name, mime="application/octet-stream", key=key, on_click="ignore",
+        icon=":material/download:",
+    )  # fmt: skip
+
+
+def grid(charts: Sequence[Chart], scope: str) -> None:
+    """Charts in two columns; a single last one keeps its width."""
+    for start in range(0, len(charts), 2):
+        for place, found in zip(st.columns(2), charts[start : start + 2], strict=False):
+            with place:
+                chart(found, scope)
+
+
+def foreign(label: str, text: Any) -> None:
+    """Untrusted text, shown literally: no Markdown, HTML or links."""
+    st.markdown(f"**{label}**")
+    st.code(str(text) if text not in (None, "") else " ", language=None, wrap_lines=True)
+
+
+def empty(title: str, text: str) -> None:
+    """An empty state: what is missing, and what to do."""
+    with st.container(border=True):
+        st.markdown(f"#### {title}")
+        st.markdown(text)

@@ -1,1 +1,0 @@
-"""Authentication and authorization: roles, secrets and principals."""

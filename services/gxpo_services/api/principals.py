@@ -1,0 +1,131 @@
+"""Principals and roles. Tokens are 256 random bits; only their SHA-256 is stored.
+
+Secrets of full entropy need neither salt nor key stretching.
+
+SQL of token look-ups.
+
+When tokens were last used: noted in memory by each request, written to the database periodically.
+
+A write per request would make every reading request wait for SQLite's single writer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+import anyio
+from anyio.to_thread import run_sync
+from sqlalchemy import Connection, bindparam, or_, select, update
+from sqlalchemy.orm import Session
+
+from gxpo_services.db.database import Database
+from gxpo_services.db.tables import AccessToken
+from gxpo_services.logging import get_logger
+
+
+class Role(IntEnum):
+    """Each role includes the permissions of the roles below it. METRICS reads `/metrics` and nothing else."""
+
+    METRICS = 0
+    VIEWER = 1
+    SUBMITTER = 2
+    ADMIN = 3
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+    @classmethod
+    def of(cls, word: str) -> Role:
+        """Raises KeyError for an unknown word."""
+        return cls[word.upper()]
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """The holder of an access token."""
+
+    token_id: str
+    name: str
+    role: Role
+
+    @property
+    def actor(self) -> str:
+        return f"token:{self.name}"
+
+
+def new_token(kind: str = "gxpo") -> str:
+    """A new secret; `kind` is a prefix that names its purpose."""
+    return f"{kind}_{secrets.token_urlsafe(32)}"
+
+
+def hash_token(token: str) -> str:
+    """SHA-256 of a token."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def same_hash(token: str, stored: str | None) -> bool:
+    """Whether a token matches the stored hash, compared in constant time."""
+    return stored is not None and secrets.compare_digest(hash_token(token), stored)
+
+
+_table = AccessToken.__table__.c
+_BY_SECRET = select(_table.id, _table.name, _table.role, _table.revoked_at, _table.expires_at).where(
+    _table.sha256 == bindparam("sha256")
+)
+
+
+def find_by_secret(database: Session | Connection, token: str) -> Principal | None:
+    """The principal of a valid, unexpired secret. Runs on every request, so it takes a connection."""
+    row = database.execute(_BY_SECRET, {"sha256": hash_token(token)}).one_or_none()
+    if row is None or row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= time.time()):
+        return None
+    return Principal(row.id, row.name, Role.of(row.role))
+
+
+FLUSH_S = 30.0
+MOST_NOTED = 10_000
+"""Distinct tokens between two writes; invented ones beyond it are not noted."""
+_log = get_logger(__name__)
+
+
+class TokenUses:
+    """Hashes of the secrets that requests carried since the last write, valid or not. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._noted: dict[str, float] = {}
+
+    def note(self, secret: str) -> None:
+        """Note a use of a secret. An operation on a dict is atomic under the GIL."""
+        sha256 = hash_token(secret)
+        if sha256 in self._noted or len(self._noted) < MOST_NOTED:
+            self._noted[sha256] = self._clock()
+
+    def write(self, database: Database) -> None:
+        """Write the noted uses of valid tokens; other secrets match no row."""
+        noted, self._noted = self._noted, {}
+        if not noted:
+            return
+        with database.writing() as session:
+            for sha256, at in sorted(noted.items()):
+                valid = (
+                    AccessToken.revoked_at.is_(None),
+                    or_(AccessToken.expires_at.is_(None), AccessToken.expires_at > at),
+                )
+                query = update(AccessToken).where(AccessToken.sha256 == sha256, *valid).values(last_used_at=at)
+                session.execute(query.execution_options(synchronize_session=False))
+
+    async def keep_writing(self, database: Database) -> None:
+        """Write every FLUSH_S seconds until cancelled; an unavailable database is tried again."""
+        while True:
+            await anyio.sleep(FLUSH_S)
+            try:
+                await run_sync(self.write, database)
+            except Exception:  # last uses are not worth the service
+                _log.exception("cannot write the last uses of tokens")

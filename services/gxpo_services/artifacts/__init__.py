@@ -1,1 +1,0 @@
-"""Runs' folders on disk: safe access and removal."""

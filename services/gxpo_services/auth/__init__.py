@@ -1,0 +1,3 @@
+"""Authentication and authorization: roles, secrets and principals."""
+
+from __future__ import annotations

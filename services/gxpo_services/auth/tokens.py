@@ -1,0 +1,177 @@
+"""Requests and answers about access tokens.
+
+SQL of access tokens.
+
+Create, list and revoke access tokens.
+
+`/tokens`: management of access tokens, for admins.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from gxpo_services.api import fields
+from gxpo_services.api.dependencies import Admin, ReadSession, ServiceRoute, Viewer, WriteSession
+from gxpo_services.api.errors import Conflict, NotFound, responses
+from gxpo_services.api.fields import Text, new_id
+from gxpo_services.api.principals import Role, hash_token, new_token
+from gxpo_services.db.tables import AccessToken
+from gxpo_services.outputs import events
+
+RoleWord = Literal["metrics", "viewer", "submitter", "admin"]
+
+
+class TokenRequest(BaseModel):
+    """A token to create."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Text = Field(min_length=1, max_length=100, description="Name of its owner.", examples=["ci"])
+    role: RoleWord = Field(
+        "viewer",
+        description="metrics: only /metrics; viewer: read; submitter: submit, control; admin: tokens too.",
+    )
+    days: float | None = Field(None, gt=0, le=36500, description="Days until it expires; null: never.")
+
+
+class OwnTokenView(BaseModel):
+    """The token of the request."""
+
+    id: str
+    name: str
+    role: RoleWord
+
+
+class TokenView(BaseModel):
+    """A token without its secret. Times are seconds since 1970."""
+
+    id: str
+    name: str
+    role: RoleWord
+    created_at: float
+    created_by: str
+    expires_at: float | None
+    revoked_at: float | None
+    last_used_at: float | None = Field(description="To within a minute; null: never used.")
+
+
+class TokenPage(BaseModel):
+    """A page of the list of tokens, oldest first."""
+
+    items: list[TokenView]
+    next_cursor: str | None = Field(description="Cursor of the next page; null at the end.")
+
+
+class NewTokenView(TokenView):
+    """A new token with its secret, which is shown only once."""
+
+    token: str
+
+
+def tokens_after(session: Session, after: str | None, limit: int) -> list[AccessToken]:
+    """Tokens in order of their ids, which is that of creation; after: only those with a greater id."""
+    query = select(AccessToken).order_by(AccessToken.id).limit(limit)
+    return list(session.scalars(query if after is None else query.where(AccessToken.id > after)))
+
+
+def count_admins(session: Session) -> int:
+    """Admin tokens that work now."""
+    query = select(func.count()).where(
+        AccessToken.role == Role.ADMIN.word,
+        AccessToken.revoked_at.is_(None),
+        (AccessToken.expires_at.is_(None)) | (AccessToken.expires_at > time.time()),
+    )
+    return session.scalar(query) or 0
+
+
+_ORDER = "+tokens"
+
+
+def create(session: Session, request: TokenRequest, *, actor: str) -> NewTokenView:
+    """Create a token; the response contains its secret, which is not stored."""
+    secret = new_token()
+    now = time.time()
+    row = AccessToken(
+        id=new_id("t", now),
+        name=request.name,
+        role=request.role,
+        sha256=hash_token(secret),
+        created_at=now,
+        created_by=actor,
+        expires_at=now + request.days * 86400 if request.days else None,
+        revoked_at=None,
+    )
+    session.add(row)
+    session.flush()
+    events.record(
+        session, None, actor, "token_created", f"token {request.name!r} ({request.role}) was created", token=row.id
+    )
+    return NewTokenView(token=secret, **view(row).model_dump())
+
+
+def revoke(session: Session, token_id: str, *, actor: str) -> TokenView:
+    """Revoke a token. Raises NotFound; Conflict for the last valid admin token."""
+    row = session.get(AccessToken, token_id)
+    if row is None:
+        raise NotFound(f"there is no token {token_id}")
+    if row.revoked_at is None:
+        expired = row.expires_at is not None and row.expires_at <= time.time()
+        if row.role == Role.ADMIN.word and not expired and count_admins(session) == 1:
+            raise Conflict("this is the last admin token; create another one first")
+        row.revoked_at = time.time()
+        events.record(session, None, actor, "token_revoked", f"token {row.name!r} was revoked", token=row.id)
+    return view(row)
+
+
+def token_page(session: Session, cursor: str | None, limit: int) -> TokenPage:
+    """Oldest first. Raises Invalid for a cursor of another list."""
+    after = None if cursor is None else str(fields.decode(cursor, _ORDER, "text").value)
+    found = tokens_after(session, after, limit + 1)
+    more = fields.encode(_ORDER, fields.Position(found[limit - 1].id, 0)) if len(found) > limit else None
+    return TokenPage(items=[view(row) for row in found[:limit]], next_cursor=more)
+
+
+def view(row: AccessToken) -> TokenView:
+    return TokenView.model_validate(
+        {name: getattr(row, name) for name in TokenView.model_fields},
+    )
+
+
+router = APIRouter(route_class=ServiceRoute, prefix="/tokens", tags=["tokens"], responses=responses(401, 403, 422, 503))
+
+
+@router.get("/me", summary="The current token")
+def me(principal: Viewer) -> OwnTokenView:
+    """Name, id and role of the current token."""
+    role: RoleWord = principal.role.word  # type: ignore[assignment]
+    return OwnTokenView(id=principal.token_id, name=principal.name, role=role)
+
+
+@router.get("", summary="List tokens")
+def list_tokens(
+    _: Admin,
+    session: ReadSession,
+    limit: Annotated[int, Query(ge=1, le=200, description="Page size.")] = 50,
+    cursor: Annotated[Text | None, Query(max_length=2000, description="`next_cursor` of the previous page.")] = None,
+) -> TokenPage:
+    """Tokens including revoked ones, without secrets, oldest first."""
+    return token_page(session, cursor, limit)
+
+
+@router.post("", status_code=201, summary="Create a token")
+def create_token(request: TokenRequest, principal: Admin, session: WriteSession) -> NewTokenView:
+    """The response contains the secret, which is shown only once."""
+    return create(session, request, actor=principal.actor)
+
+
+@router.delete("/{token_id}", summary="Revoke a token", responses=responses(404, 409))
+def revoke_token(token_id: str, principal: Admin, session: WriteSession) -> TokenView:
+    """The token is invalid immediately; its record is kept."""
+    return revoke(session, token_id, actor=principal.actor)

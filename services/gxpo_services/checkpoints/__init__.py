@@ -1,1 +1,0 @@
-"""Checkpoints on disk: listing, and download of a policy."""

@@ -1,0 +1,88 @@
+"""`/compare`, `/groups/{id}/heatmap` and `/export`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from gxpo_services.api.dependencies import DatabaseDep, Heavy, ServiceRoute, Settings, SlottedResponse, Viewer, slots_of
+from gxpo_services.api.errors import responses
+from gxpo_services.api.fields import GroupId
+from gxpo_services.compare import export as exports
+from gxpo_services.compare import worker
+from gxpo_services.compare.export import MEDIA_TYPES
+from gxpo_services.compare.loading import split_ids, wanted_runs
+from gxpo_services.compare.schemas import CompareQuery, ComparisonView, ExportQuery, HeatMapQuery, HeatMapView
+
+router = APIRouter(route_class=ServiceRoute, tags=["comparisons"], responses=responses(401, 403, 404, 422, 503))
+
+_TEXT, _BYTES = {"schema": {"type": "string"}}, {"schema": {"type": "string", "format": "binary"}}
+_FILES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The file, or a zip of files; Content-Disposition names it.",
+        "content": {
+            MEDIA_TYPES["csv"].partition(";")[0]: _TEXT,
+            MEDIA_TYPES["jsonl"]: _TEXT,
+            MEDIA_TYPES["parquet"]: _BYTES,
+            "application/zip": _BYTES,
+        },
+    }
+}
+
+
+@router.get(
+    "/compare",
+    summary="Compare runs",
+    response_model=ComparisonView,
+    responses=responses(429),
+    dependencies=[Heavy],
+)
+async def compare_runs(query: Annotated[CompareQuery, Query()], _: Viewer, settings: Settings) -> Response:
+    """Runs are grouped by config, ignoring name and seed, and each configuration is compared with the baseline.
+
+    Curves over steps, backward passes, hours and tokens; the cost to match the baseline's peak; accuracy at equal
+    budgets; confidence intervals over seeds and over problems; differing conditions; and what the evidence supports.
+    A run without evaluations is listed in `left_out` with the reason.
+    """
+    body = await worker.in_worker(worker.compare, settings.url, query)
+    return Response(body, media_type="application/json")
+
+
+@router.get(
+    "/groups/{group_id}/heatmap",
+    summary="A sweep over two settings",
+    responses=responses(429),
+    dependencies=[Heavy],
+)
+async def group_heat_map(
+    group_id: GroupId, query: Annotated[HeatMapQuery, Query()], _: Viewer, settings: Settings
+) -> HeatMapView:
+    """The mean over seeds for each combination of two varied settings."""
+    return await worker.in_worker(worker.heat_map, settings.url, group_id, query)
+
+
+@router.get(
+    "/export",
+    summary="Metrics and evaluations as files",
+    response_class=StreamingResponse,
+    responses=_FILES | responses(429),
+)
+def export_runs(
+    request: Request, query: Annotated[ExportQuery, Query()], principal: Viewer, database: DatabaseDep
+) -> StreamingResponse:
+    """Everything that runs reported, in open formats.
+
+    metrics: one row per value (run, name, attempt, step, metric, value). evaluations: one row per score; as jsonl the
+    full records including the scores of each problem. runs: one row per run, with its config. samples, if asked
+    for: one row per response; turns are a list in jsonl and JSON text otherwise. NaN and the infinities are the strings
+    NaN, Infinity, -Infinity in csv and jsonl, and floats in parquet.
+    """
+    ids = (split_ids(query.runs, "runs"), split_ids(query.groups, "groups"))
+    with database.reading() as session:
+        runs = wanted_runs(session, *ids)
+    file = exports.export(database, runs, query.format, query.parts)
+    disposition = f'attachment; filename="{file.name}"'
+    headers, slots = {"Content-Disposition": disposition}, slots_of(request, "export_slots")
+    return SlottedResponse(slots, principal.token_id, file.pieces, media_type=file.media_type, headers=headers)

@@ -1,0 +1,287 @@
+"""Streaming CSV, Parquet and JSON Lines writers.
+
+csv      header line; NaN, Infinity, -Infinity; a missing value is an empty cell; ' before a text that a spreadsheet
+         would take for a formula
+parquet  typed columns; NaN and the infinities are floats; a missing value is null
+jsonl    one object per line; NaN and the infinities are strings; a missing value is null
+
+Streaming export of metrics, evaluations, runs and samples (formats: file_formats.py).
+
+Each chunk is read in its own transaction, so a slow client does not hold a database connection.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from zipstream import ZIP_DEFLATED, ZIP_STORED, ZipStream
+
+from gxpo_client.formats import literal
+from gxpo_services.compare import loading
+from gxpo_services.db.database import Database
+from gxpo_services.db.tables import Run, Sample
+from gxpo_services.outputs import metrics, samples
+from gxpo_trainer.compare.rows import decode_evaluation
+from gxpo_trainer.errors import DataError
+from gxpo_trainer.jsonl import plain
+
+Format = Literal["csv", "parquet", "jsonl"]
+Kind = Literal["text", "whole", "number"]
+Columns = Mapping[str, Kind]
+"""Column → type of its values; every value may be None."""
+Rows = Iterable[Sequence[tuple[Any, ...]]]
+"""Chunks of rows, values in column order."""
+
+MEDIA_TYPES: dict[Format, str] = {
+    "csv": "text/csv; charset=utf-8",
+    "parquet": "application/vnd.apache.parquet",
+    "jsonl": "application/x-ndjson",
+}
+_ROW_GROUP = 100_000
+
+
+def columns(**names: str) -> dict[str, Kind]:
+    """Columns from their names by type: `text="run name"`."""
+    kinds: tuple[Kind, ...] = get_args(Kind)
+    return {name: kind for given, words in names.items() for kind in kinds if kind == given for name in words.split()}
+
+
+def write_rows(form: Format, columns: Columns, rows: Rows) -> Iterator[bytes]:
+    """The file including its header, in the chunks of `rows`."""
+    return {"csv": _csv, "parquet": _parquet, "jsonl": _jsonl}[form](columns, rows)
+
+
+def json_lines(objects: Iterable[Sequence[Mapping[str, Any]]]) -> Iterator[bytes]:
+    """JSON Lines of objects with arbitrary members."""
+    for piece in objects:
+        if piece:
+            lines = (json.dumps(plain(one), ensure_ascii=False, allow_nan=False) for one in piece)
+            yield ("\n".join(lines) + "\n").encode()
+
+
+def _csv(columns: Columns, rows: Rows) -> Iterator[bytes]:
+    def lines(piece: Iterable[Iterable[Any]]) -> bytes:
+        text = io.StringIO(newline="")
+        csv.writer(text).writerows([_word(value) for value in row] for row in piece)
+        return text.getvalue().encode()
+
+    yield lines([list(columns)])
+    for piece in rows:
+        yield lines(piece)
+
+
+def _word(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return plain(value)
+    return literal(value)
+
+
+def _jsonl(columns: Columns, rows: Rows) -> Iterator[bytes]:
+    return json_lines([dict(zip(columns, row, strict=True)) for row in piece] for piece in rows)
+
+
+def _parquet(columns: Columns, rows: Rows) -> Iterator[bytes]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    types = {"text": pa.string(), "whole": pa.int64(), "number": pa.float64()}
+    schema = pa.schema([(name, types[kind]) for name, kind in columns.items()])
+    sink = io.BytesIO()
+
+    def taken() -> bytes:
+        data = sink.getvalue()
+        sink.seek(0)
+        sink.truncate()
+        return data
+
+    # PythonFile tracks its own position, so the sink may be emptied while the file grows.
+    with parquet.ParquetWriter(pa.PythonFile(sink, mode="w"), schema) as writer:
+        waiting: list[tuple[Any, ...]] = []
+        for piece in rows:
+            waiting += piece
+            if len(waiting) >= _ROW_GROUP:
+                writer.write_table(_table(schema, waiting))
+                waiting = []
+                yield taken()
+        if waiting:
+            writer.write_table(_table(schema, waiting))
+    yield taken()
+
+
+def _table(schema: Any, rows: Sequence[tuple[Any, ...]]) -> Any:
+    import pyarrow as pa
+
+    arrays = [
+        pa.array(values, type=field.type, from_pandas=False)
+        for values, field in zip(zip(*rows, strict=True), schema, strict=True)
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+Part = Literal["metrics", "evaluations", "runs", "samples"]
+_METRICS_AT_ONCE = 20
+_SAMPLES_AT_ONCE = 500
+
+METRIC_COLUMNS = columns(text="run name", whole="attempt step") | columns(text="metric", number="value")
+EVALUATION_COLUMNS = (
+    columns(text="run name", whole="attempt step")
+    | columns(text="benchmark metric", number="value", whole="num_problems samples_per_prompt")
+    | columns(number="backward_passes_total training_s tokens_total")
+)
+SAMPLE_COLUMNS = (
+    columns(text="run name", whole="attempt step group sample")
+    | columns(text="prompt_id prompt response extracted gold verdict", number="reward", whole="length")
+    | columns(text="truncated turns end end_detail", whole="sampled_length")
+)
+"""truncated and turns are JSON text, except in jsonl."""
+_NESTED = ("truncated", "turns")
+_RUN_FIELDS = (
+    columns(text="name state reason rule model", whole="seed step")
+    | columns(number="backward_passes tokens training_s score score_best", whole="score_step")
+    | columns(number="created_at started_at ended_at", text="created_by config_sha256 notes")
+)
+RUN_COLUMNS = columns(text="run") | _RUN_FIELDS | columns(text="group group_values tags config")
+"""group_values, tags and config are JSON text."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportFile:
+    """A file to send. name: offered to the client."""
+
+    name: str
+    media_type: str
+    pieces: Iterator[bytes]
+
+
+def export(database: Database, runs: Sequence[Run], form: Format, parts: Sequence[Part]) -> ExportFile:
+    """One table as a file, several as a zip of files."""
+    chosen = list(dict.fromkeys(parts))
+    if len(chosen) == 1:
+        return ExportFile(f"gxpo-{chosen[0]}.{form}", MEDIA_TYPES[form], _WRITERS[chosen[0]](database, runs, form))
+    archive = ZipStream(compress_type=ZIP_STORED if form == "parquet" else ZIP_DEFLATED, compress_level=3)
+    for part in chosen:
+        archive.add(_WRITERS[part](database, runs, form), f"{part}.{form}")
+    return ExportFile("gxpo-export.zip", "application/zip", iter(archive))
+
+
+def _metrics(database: Database, runs: Sequence[Run], form: Format) -> Iterator[bytes]:
+    """Long form: one row per value of the effective history."""
+
+    def rows() -> Rows:
+        for run in runs:
+            with database.reading() as session:
+                names = metrics.names_of(session, run.number)
+            for begin in range(0, len(names), _METRICS_AT_ONCE):
+                with database.reading() as session:
+                    points = loading.points_of(session, run.number, names[begin : begin + _METRICS_AT_ONCE])
+                yield [(run.id, run.name, *point) for point in points]
+
+    return write_rows(form, METRIC_COLUMNS, rows())
+
+
+def _evaluations(database: Database, runs: Sequence[Run], form: Format) -> Iterator[bytes]:
+    """jsonl: the trainer's full records, including the scores of each problem; otherwise one row per score."""
+
+    def records() -> Iterator[list[dict[str, Any]]]:
+        for run in runs:
+            with database.reading() as session:
+                found = samples.select_evaluations(session, run.number)
+            yield [{"run": run.id, "name": run.name, **record} for record in found]
+
+    if form == "jsonl":
+        return json_lines(records())
+    return write_rows(
+        form, EVALUATION_COLUMNS, ([row for record in piece for row in _scores(record)] for piece in records())
+    )
+
+
+def _scores(record: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """One row per score; none for an invalid record."""
+    try:
+        found = decode_evaluation(record)
+    except DataError:
+        return
+    for metric, value in found["scores"].items():
+        row = found | {"metric": metric, "value": value}
+        yield tuple(_typed(row.get(name), kind) for name, kind in EVALUATION_COLUMNS.items())
+
+
+def _samples(database: Database, runs: Sequence[Run], form: Format) -> Iterator[bytes]:
+    """One row per response of the effective history."""
+
+    def pages() -> Iterator[list[dict[str, Any]]]:
+        for run in runs:
+            after = 0
+            while True:
+                with database.reading() as session:
+                    found = samples.arrived_samples(session, run.number, after=after, limit=_SAMPLES_AT_ONCE)
+                    page = [_sample(run, row) for row in found]
+                if not page:
+                    break
+                after = found[-1].number
+                yield page
+
+    if form == "jsonl":
+        return json_lines(pages())
+    texts = (
+        [
+            row | {name: None if row[name] is None else json.dumps(row[name], ensure_ascii=False) for name in _NESTED}
+            for row in page
+        ]
+        for page in pages()
+    )
+    return write_rows(form, SAMPLE_COLUMNS, ([tuple(row.values()) for row in page] for page in texts))
+
+
+def _sample(run: Run, row: Sample) -> dict[str, Any]:
+    indices = {"group": row.group_index, "sample": row.sample_index}
+    own = {"run": run.id, "name": run.name, **indices}
+    return {name: own[name] if name in own else getattr(row, name) for name in SAMPLE_COLUMNS}
+
+
+def _typed(value: Any, kind: str) -> Any:
+    """The value if it fits a column of this kind, otherwise None: trainers' lines are untrusted."""
+    if isinstance(value, bool):
+        return None
+    if kind == "text":
+        return value if isinstance(value, str) else None
+    if kind == "whole":
+        return value if isinstance(value, int) and abs(value) < 2**63 else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _runs(_: Database, runs: Sequence[Run], form: Format) -> Iterator[bytes]:
+    """One row per run. Nested members are objects in jsonl and JSON text otherwise."""
+    found = [_run(run) for run in runs]
+    if form == "jsonl":
+        return json_lines([found])
+    nested = ("group_values", "tags", "config")
+    texts = [run | {name: json.dumps(run[name], ensure_ascii=False) for name in nested} for run in found]
+    return write_rows(form, RUN_COLUMNS, [[tuple(run[name] for name in RUN_COLUMNS) for run in texts]])
+
+
+def _run(run: Run) -> dict[str, Any]:
+    own = {name: getattr(run, name) for name in _RUN_FIELDS}
+    return {
+        "run": run.id,
+        **own,
+        "state": str(run.state),
+        "group": run.group.id if run.group else None,
+        "group_values": run.group_values,
+        "tags": sorted(tag.tag for tag in run.tags),
+        "config": run.config,
+    }
+
+
+_WRITERS: dict[Part, Callable[[Database, Sequence[Run], Format], Iterator[bytes]]] = {
+    "metrics": _metrics,
+    "evaluations": _evaluations,
+    "runs": _runs,
+    "samples": _samples,
+}

@@ -1,0 +1,199 @@
+"""SQL of comparisons and exports; see also the repositories of metrics and samples.
+
+Load runs by id and their curves; runs that cannot be compared are listed with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from gxpo_services.api.errors import Invalid, NotFound
+from gxpo_services.compare.schemas import MOST_RUNS, LeftOutView
+from gxpo_services.db.tables import Group, Run
+from gxpo_services.outputs import metrics, samples
+from gxpo_trainer.compare.curves import RunCurves
+from gxpo_trainer.compare.rows import GATE_Z, Series, benchmark_names, decode_evaluation, run_curves, series_needed
+from gxpo_trainer.errors import DataError
+from gxpo_trainer.jsonl import Row
+
+Point = tuple[int, int, str, float]
+"""attempt, step, metric, value."""
+
+
+def runs_by_id(session: Session, ids: Collection[str]) -> dict[str, Run]:
+    return {run.id: run for run in session.scalars(select(Run).where(Run.id.in_(ids)))}
+
+
+def groups_by_id(session: Session, ids: Collection[str]) -> dict[str, Group]:
+    return {group.id: group for group in session.scalars(select(Group).where(Group.id.in_(ids)))}
+
+
+def runs_of(session: Session, group: Group, limit: int) -> list[Run]:
+    """Runs of a group in order of creation, at most `limit`."""
+    return list(session.scalars(select(Run).where(Run.group_number == group.number).order_by(Run.number).limit(limit)))
+
+
+def series_of(session: Session, run_numbers: Sequence[int], names: Collection[str]) -> dict[int, Series]:
+    """The named metrics of each run as arrays, from the effective history."""
+    numbers = metrics.find_numbers(session, names)
+    found: dict[int, dict[str, tuple[np.ndarray, np.ndarray]]] = {number: {} for number in run_numbers}
+    names_by_number = {number: name for name, number in numbers.items()}
+    firsts = metrics.first_steps(session, run_numbers)
+    for (run, name), records in metrics.histories(session, list(names_by_number), firsts).items():
+        steps, values = records["step"].astype(np.float64), records["value"].astype(np.float64)
+        found[run][names_by_number[name]] = (steps, values)
+    return dict(found)
+
+
+def points_of(session: Session, run_number: int, names: Collection[str]) -> list[Point]:
+    """All values of the named metrics of a run, metric by metric in order of steps."""
+    names_by_number = {number: name for name, number in metrics.find_numbers(session, names).items()}
+    firsts = metrics.first_steps(session, [run_number])
+    points: list[Point] = []
+    for (_, number), records in metrics.histories(session, list(names_by_number), firsts).items():
+        steps = records["step"]
+        # At each step the latest attempt started by then is effective.
+        attempts = np.zeros(len(records), dtype=np.int64)
+        for attempt, first in sorted(firsts[run_number].items()):
+            attempts[steps >= first] = attempt
+        name = names_by_number[number]
+        columns = (attempts.tolist(), steps.tolist(), records["value"].tolist())
+        points += [(attempt, step, name, value) for attempt, step, value in zip(*columns, strict=True)]
+    return points
+
+
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_RUNS_AT_ONCE = 25
+"""Runs whose evaluations are fetched per query: as JSON they take several times the memory of arrays."""
+_PARTS_OF_IDENTITY = ("code", "packages", "data_sha256", "hardware")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A run with its reported data."""
+
+    run: Run
+    evaluations: list[Row]
+    series: Series
+
+    def curves(self, benchmarks: Sequence[str], metric: str, *, with_problems: bool = True) -> RunCurves:
+        """Curves of the run. Raises DataError when it has no such evaluation."""
+        return run_curves(
+            identity_of(self.run),
+            self.evaluations,
+            self.series,
+            benchmarks=list(benchmarks),
+            metric=metric,
+            with_problems=with_problems,
+        )
+
+
+@dataclass(slots=True)
+class Loaded:
+    """Runs with their curves, in the order of the request, and those without any."""
+
+    benchmarks: list[str]
+    runs: list[tuple[Source, RunCurves]]
+    left_out: list[LeftOutView] = field(default_factory=list)
+    series: tuple[str, ...] = ()
+    """The metrics that the curves use, in addition to evaluations."""
+
+
+def split_ids(values: Sequence[str], name: str) -> list[str]:
+    """Unique ids of repeated and comma-separated parameters. Raises Invalid for a malformed id."""
+    ids = [word for value in values for word in (part.strip() for part in value.split(",")) if word]
+    bad = [word for word in ids if not _ID.fullmatch(word)]
+    if bad:
+        raise Invalid.of(name, f"{bad[0][:100]!r} is not an id; ids consist of letters, digits, - and _")
+    if len(ids) > MOST_RUNS:
+        raise Invalid.of(name, f"contains {len(ids)} ids; name at most {MOST_RUNS}")
+    return list(dict.fromkeys(ids))
+
+
+def wanted_runs(session: Session, runs: Sequence[str], groups: Sequence[str]) -> list[Run]:
+    """The named runs and the runs of the named groups, each once.
+
+    Raises NotFound for an unknown id, Invalid for none or too many runs.
+    """
+    if not runs and not groups:
+        raise Invalid.of("runs", "is empty, and so is groups; name at least one run")
+    found, known = runs_by_id(session, runs), groups_by_id(session, groups)
+    for kind, ids, there in (("run", runs, found), ("group", groups, known)):
+        missing = [one for one in ids if one not in there]
+        if missing:
+            raise NotFound(f"there is no {kind} {', '.join(missing[:10])}")
+    chosen = {one: found[one] for one in runs}
+    for one in groups:
+        chosen |= {run.id: run for run in runs_of(session, known[one], MOST_RUNS + 1)}
+    if len(chosen) > MOST_RUNS:
+        raise Invalid.of("groups", f"contain more than {MOST_RUNS} runs; select some of them with runs")
+    return list(chosen.values())
+
+
+def load(session: Session, runs: Sequence[Run], benchmark: str | None, metric: str, *, gates: bool = False) -> Loaded:
+    """Load the curves of runs, optionally with gate z-scores. Default benchmark: the average of all common ones.
+
+    Raises Invalid when the runs have evaluations and none in common.
+    """
+    evaluations, left_out = _evaluations(session, runs)
+    benchmarks = [benchmark] if benchmark is not None else _common(list(evaluations.values()))
+    if evaluations and not benchmarks:
+        raise Invalid.of("benchmark", "the runs have no common benchmark; name one, and runs without it are excluded")
+    needed = series_needed(row for rows in evaluations.values() for row in rows)
+    names = tuple(name for name in needed if gates or name != GATE_Z)
+    series = series_of(session, [run.number for run in runs if run.id in evaluations], names)
+    loaded: list[tuple[Source, RunCurves]] = []
+    for run in runs:
+        if run.id not in evaluations:
+            continue
+        source = Source(run, evaluations[run.id], series[run.number])
+        try:
+            loaded.append((source, source.curves(benchmarks, metric)))
+        except DataError as error:
+            left_out[run.id] = str(error)
+    without = [left_out_view(run, left_out[run.id]) for run in runs if run.id in left_out]
+    return Loaded(benchmarks, loaded, without, names)
+
+
+def _evaluations(session: Session, runs: Sequence[Run]) -> tuple[dict[str, list[Row]], dict[str, str]]:
+    """Evaluations by run id, and the reasons for runs without any."""
+    found: dict[str, list[Row]] = {}
+    left_out: dict[str, str] = {}
+    for start in range(0, len(runs), _RUNS_AT_ONCE):
+        some = runs[start : start + _RUNS_AT_ONCE]
+        records = samples.evaluations_of(session, [run.number for run in some])
+        for run in some:
+            try:
+                rows = [decode_evaluation(row) for row in records.pop(run.number)]
+            except DataError as error:
+                left_out[run.id] = str(error)
+                continue
+            if rows:
+                found[run.id] = rows
+            else:
+                left_out[run.id] = "it has no evaluation (yet)"
+    return found, left_out
+
+
+def left_out_view(run: Run, reason: str) -> LeftOutView:
+    return LeftOutView(run=run.id, name=run.name, reason=reason)
+
+
+def identity_of(run: Run) -> dict[str, Any]:
+    """run.json as sent by the trainer, with the config stored by the service."""
+    stated: Mapping[str, Any] = run.identity or {}
+    parts = {name: stated.get(name) for name in _PARTS_OF_IDENTITY}
+    kept = {name: value for name, value in parts.items() if isinstance(value, Mapping)}
+    return {"config": run.config, "policy_sha256": stated.get("policy_sha256"), **kept}
+
+
+def _common(evaluations: Sequence[Sequence[Row]]) -> list[str]:
+    names = [benchmark_names(rows) for rows in evaluations]
+    return [name for name in names[0] if all(name in other for other in names)] if names else []

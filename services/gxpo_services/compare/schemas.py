@@ -1,0 +1,351 @@
+"""Requests and answers about comparisons. Accuracies are shares in [0, 1], hours are training time.
+
+Comparison results to API views. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gxpo_services.api.fields import JsonNumber, Text
+from gxpo_services.db.tables import Run
+from gxpo_services.outputs.metric_series import thin
+from gxpo_services.run_states import RunState
+from gxpo_trainer.compare.curves import AXES, Axis, EvaluationCurve, GateTrace, RunCurves, mean_curve, smooth
+from gxpo_trainer.compare.groups import Comparison, GroupResult, SeedResult
+from gxpo_trainer.compare.seeds import SeedGroup, seed_band
+
+AxisWord = Literal["step", "backward_passes", "hours", "tokens", "time"]
+Shown = Literal["final", "best", "steps_to_best", "backward_passes_to_best", "hours_to_best", "shutoff_step"]
+MOST_RUNS = 200
+"""Runs of one comparison."""
+_METRIC = Field(
+    "pass@1", pattern=r"^(pass|maj)@[0-9]{1,6}$", description="A share in the evaluations: pass@k or maj@n."
+)
+_BENCHMARK = Field(
+    None, max_length=200, description="Name of a benchmark; default: the macro average of all common ones."
+)
+
+
+class RunsQuery(BaseModel):
+    """Runs by their ids: repeated parameters, comma-separated words, or both."""
+
+    runs: list[Annotated[Text, Field(max_length=20_000)]] = Field(
+        [], max_length=MOST_RUNS, description="Ids of runs.", examples=[["r01jd5cv3q80000000000"]]
+    )
+    groups: list[Annotated[Text, Field(max_length=20_000)]] = Field(
+        [],
+        max_length=MOST_RUNS,
+        description="Ids of groups; selects all their runs.",
+        examples=[["g01jd5cv3q80000000000"]],
+    )
+
+
+class CompareQuery(RunsQuery):
+    """What to compare, and how."""
+
+    baseline: Text | None = Field(
+        None,
+        max_length=1000,
+        description="Name of a configuration, or id or name of one of its runs; default: the most accurate GRPO.",
+        examples=["GRPO"],
+    )
+    metric: str = _METRIC
+    benchmark: Text | None = _BENCHMARK
+    x: AxisWord = Field("step", description="Unit of plain numbers in `budgets`; time is an alias of hours.")
+    budgets: list[Annotated[Text, Field(max_length=1000)]] = Field(
+        [],
+        max_length=50,
+        description="Budgets to compare at: numbers in units of `x` (hours for time) or `axis:number`; default: some.",
+        examples=[["backward_passes:108", "backward_passes:300", "hours:4"]],
+    )
+    smoothing: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        allow_inf_nan=False,
+        description="Weight of the exponential moving average of accuracies; 0: none.",
+    )
+    sampling_share: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        allow_inf_nan=False,
+        description="Share of a baseline step that sampling takes, for the table `When it pays`; default: as measured.",
+    )
+    gates: bool = Field(
+        True,
+        description="Include gate z-scores; thresholds and shut-off steps are always included. Without z-scores a "
+        "response is cached until the next evaluation and is much faster.",
+    )
+
+
+class HeatMapQuery(BaseModel):
+    """Two settings of a sweep, and what the cells show."""
+
+    x: Text | None = Field(None, max_length=200, description="Dotted path; default: the first setting that varies.")
+    y: Text | None = Field(None, max_length=200, description="Dotted path; default: the next one.")
+    metric: str = _METRIC
+    benchmark: Text | None = _BENCHMARK
+    show: Shown = Field(
+        "final", description="Last accuracy, best accuracy, cost of the best, or shut-off step of the gate."
+    )
+
+
+class ExportQuery(RunsQuery):
+    """What to write, and how."""
+
+    format: Literal["csv", "parquet", "jsonl"] = Field("csv", description="Of the files.")
+    parts: list[Literal["metrics", "evaluations", "runs", "samples"]] = Field(
+        ["metrics", "evaluations", "runs"],
+        min_length=1,
+        max_length=4,
+        description="Tables to write: one is a file, several are a zip archive.",
+    )
+
+
+class _View(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+
+class PointView(_View):
+    """An evaluation: accuracy and cumulative cost; NaN where unknown."""
+
+    accuracy: JsonNumber = Field(examples=[0.341])
+    steps: JsonNumber = Field(examples=[240])
+    backward_passes: JsonNumber = Field(examples=[240])
+    hours: JsonNumber = Field(examples=[14.14])
+    tokens: JsonNumber = Field(examples=[1.2e8])
+
+
+class IntervalView(_View):
+    """An estimate with its confidence bounds; null where `num` observations cannot give any."""
+
+    mean: JsonNumber
+    low: JsonNumber | None
+    high: JsonNumber | None
+    num: int
+
+
+class CurveView(_View):
+    """Evaluations in order of steps; all lists have equal lengths."""
+
+    steps: list[JsonNumber]
+    backward_passes: list[JsonNumber]
+    hours: list[JsonNumber]
+    tokens: list[JsonNumber]
+    accuracy: list[JsonNumber]
+    smoothed: list[JsonNumber] = Field(description="Exponential moving average.")
+    low: list[JsonNumber] = Field(description="Lower bound: over seeds, over problems where there is one seed.")
+    high: list[JsonNumber]
+
+
+class GateView(_View):
+    """The gate's z-score, never smoothed."""
+
+    steps: list[JsonNumber]
+    z: list[JsonNumber]
+    threshold: JsonNumber | None = Field(description="τ; null without a gate.")
+    shutoff_step: int | None = Field(description="Step at which the look-ahead was switched off.")
+    two_sided: bool
+    downsampled: bool = Field(description="Whether the series was thinned; minima and maxima are kept.")
+
+
+class ComparedRun(_View):
+    """One seed of a configuration, against the baseline's run of the same seed."""
+
+    id: str
+    name: str
+    state: RunState
+    seed: int
+    group: str | None = Field(description="Id of its group.")
+    group_values: dict[str, Any] | None
+    curve: CurveView
+    gate: GateView
+    peak: PointView
+    target: PointView | None = Field(description="Peak of the baseline's run of this seed; null: it has none.")
+    match: PointView | None = Field(description="First evaluation at or above the target; null: not reached.")
+    speed_ups: dict[Axis, JsonNumber | None] = Field(description="Cost of the target / cost of the match.")
+
+
+class BudgetView(_View):
+    """A configuration at one budget: the last evaluation at or before it counts, never the best so far."""
+
+    axis: Axis
+    budget: JsonNumber
+    accuracy: IntervalView = Field(description="Mean over seeds.")
+    over_seeds: IntervalView | None = Field(description="Difference to the baseline, paired by seed.")
+    over_problems: IntervalView | None = Field(description="The same difference, bootstrap over problems.")
+    all_reached: bool = Field(description="False when a run ended before the budget.")
+    evaluated_from: JsonNumber = Field(
+        description="Smallest cost at which an evaluation that counts was made; 0: of an initial policy."
+    )
+
+
+class ComparedGroup(_View):
+    """A configuration: runs that differ only in name and seed."""
+
+    name: str = Field(description="Its rule, and the settings that distinguish it.", examples=["GXPO K=5"])
+    rule: str
+    is_baseline: bool
+    seeds: list[int]
+    runs: list[ComparedRun]
+    mean: CurveView = Field(description="Mean over seeds, at the steps that all of them evaluated.")
+    final: PointView
+    peak: PointView
+    match: PointView | None = Field(description="Where the mean reaches the baseline's peak; null: not reached.")
+    speed_ups: dict[Axis, JsonNumber | None]
+    num_paired: int = Field(description="Seeds shared with the baseline.")
+    num_reached: int = Field(description="Number of these that reached the peak of the baseline's run.")
+    seed_speed_ups: dict[Axis, IntervalView | None] = Field(description="Geometric mean over seeds.")
+    budgets: list[BudgetView]
+    shutoff_steps: list[int | None]
+
+
+class DifferenceView(_View):
+    """A differing condition or piece of hardware: values by configuration."""
+
+    setting: str
+    values: dict[str, list[str]]
+    hardware: bool = Field(description="Affects only the comparison of hours.")
+
+
+class SettingView(_View):
+    """A setting that differs between configurations; values are JSON text, null: absent."""
+
+    setting: str = Field(examples=["learner.rule.k"])
+    values: dict[str, str | None]
+
+
+class LeftOutView(_View):
+    """A run that is excluded."""
+
+    run: str = Field(description="Its id.")
+    name: str
+    reason: str
+
+
+class TableView(_View):
+    """A table of text cells."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+
+
+class ComparisonView(_View):
+    """Comparison of configurations at equal cost, with confidence intervals."""
+
+    metric: str
+    benchmarks: list[str] = Field(description="Benchmarks that accuracies are averaged over.")
+    x: Axis
+    baseline: str = Field(description="Name of a configuration.")
+    smoothing: float
+    level: float = Field(description="Of all intervals.", examples=[0.95])
+    target: PointView = Field(description="The baseline's peak.")
+    groups: list[ComparedGroup]
+    differences: list[DifferenceView] = Field(description="Conditions that make the comparison unfair.")
+    settings: list[SettingView] = Field(description="All differing settings, including the compared ones.")
+    evidence: str = Field(description="What the evidence supports and what it does not, one statement per line.")
+    supported: dict[str, list[Axis]] = Field(description="Configuration → costs at which its advantage is supported.")
+    missing: list[str] = Field(description="What a conclusion would require.")
+    left_out: list[LeftOutView]
+    tables: list[TableView] = Field(description="The paper's Tables 2 to 5 for these runs, with supporting tables.")
+
+
+class HeatCellView(_View):
+    """One pair of values. mean: over its runs, null when none has a value yet."""
+
+    x: int = Field(description="Index into x_values.")
+    y: int = Field(description="Index into y_values.")
+    value: IntervalView | None
+    runs: list[str] = Field(description="Ids.")
+
+
+class HeatMapView(_View):
+    """A sweep over two settings."""
+
+    group: str
+    x: str = Field(examples=["learner.rule.alpha"])
+    y: str = Field(examples=["learner.rule.k"])
+    show: Shown
+    metric: str
+    benchmarks: list[str]
+    x_values: list[Any]
+    y_values: list[Any]
+    cells: list[HeatCellView]
+    settings: list[str] = Field(description="Settings that vary: what x and y may be.")
+    mixed: list[str] = Field(description="Settings that vary within a cell and are averaged over.")
+    left_out: list[LeftOutView] = Field(description="Runs that are not part of the grid, such as controls.")
+
+
+_GATE_POINTS = 2400
+"""Total number of gate points in a response."""
+_FEWEST_OF_ONE, _MOST_OF_ONE = 60, 500
+
+
+def compared_group(
+    group: SeedGroup, result: GroupResult, comparison: Comparison, rows: Mapping[RunCurves, Run]
+) -> ComparedGroup:
+    """rows: every run of the comparison."""
+    curve = mean_curve([run.curve for run in group.runs])
+    band = seed_band(group, curve, comparison.level)
+    gates = sum(len(run.gate.z) > 0 for run in rows)
+    points = min(_MOST_OF_ONE, max(_FEWEST_OF_ONE, _GATE_POINTS // max(1, gates)))
+    own = {name: getattr(result, name) for name in ComparedGroup.model_fields if hasattr(result, name)}
+    return ComparedGroup.model_validate(
+        own
+        | {
+            "rule": group.runs[0].rule,
+            "is_baseline": group.name == comparison.baseline,
+            "mean": curve_view(curve, comparison.smoothing, band),
+            "runs": [
+                _compared_run(run, seed, rows[run], comparison.smoothing, points)
+                for run, seed in zip(group.runs, result.by_seed, strict=True)
+            ],
+        }
+    )
+
+
+def curve_view(curve: EvaluationCurve, smoothing: float, band: Sequence[Any]) -> CurveView:
+    """band: lower and upper bounds."""
+    costs = {axis: curve.cost(axis).tolist() for axis in AXES}
+    return CurveView(
+        **costs,
+        accuracy=curve.accuracy.tolist(),
+        smoothed=smooth(curve.accuracy, smoothing).tolist(),
+        low=band[0].tolist(),
+        high=band[1].tolist(),
+    )
+
+
+def gate_view(gate: GateTrace, most: int) -> GateView:
+    """A gate trace thinned to at most `most` points."""
+    kept = thin(gate.z, most)
+    return GateView(
+        steps=gate.steps[kept].tolist(),
+        z=gate.z[kept].tolist(),
+        threshold=gate.threshold,
+        shutoff_step=gate.shutoff_step,
+        two_sided=gate.two_sided,
+        downsampled=len(kept) < len(gate.z),
+    )
+
+
+def _compared_run(curves: RunCurves, result: SeedResult, run: Run, smoothing: float, gate_points: int) -> ComparedRun:
+    return ComparedRun.model_validate(
+        {
+            "id": run.id,
+            "name": run.name,
+            "state": run.state,
+            "seed": curves.seed,
+            "group": run.group.id if run.group else None,
+            "group_values": run.group_values,
+            "curve": curve_view(curves.curve, smoothing, (curves.curve.ci_low, curves.curve.ci_high)),
+            "gate": gate_view(curves.gate, gate_points),
+            **{name: getattr(result, name) for name in ("peak", "target", "match", "speed_ups")},
+        }
+    )

@@ -1,0 +1,325 @@
+"""Comparing runs: the trainer's pure functions (gxpo_trainer.compare) on what runs reported to the service.
+
+Heat map of a sweep over two of its settings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from gxpo_services.api.errors import Invalid, NotFound
+from gxpo_services.compare import loading
+from gxpo_services.compare import loading as repository
+from gxpo_services.compare.cache import ComparisonCache, read_versions
+from gxpo_services.compare.loading import Loaded, Source, left_out_view
+from gxpo_services.compare.schemas import (
+    CompareQuery,
+    ComparisonView,
+    HeatCellView,
+    HeatMapQuery,
+    HeatMapView,
+    LeftOutView,
+    SettingView,
+    Shown,
+    compared_group,
+)
+from gxpo_services.db.tables import Run
+from gxpo_trainer.compare.curves import Axis, RunCurves, mean_curve, peak
+from gxpo_trainer.compare.evidence import weigh
+from gxpo_trainer.compare.groups import Comparison, compare_groups, default_baseline, spread_budgets
+from gxpo_trainer.compare.heat_map import heat_map, varied_settings
+from gxpo_trainer.compare.rows import STEP_TIMES, flatten, sampling_share
+from gxpo_trainer.compare.seeds import SeedGroup, config_key, differing_settings, group_by_config
+from gxpo_trainer.compare.text_tables import Table, all_tables, equal_cost_table
+
+_NUM_RESAMPLES = 2_000
+"""Of a bootstrap interval: its bounds vary by 1 % of its width or so, and an answer stays quick."""
+_NUM_BUDGETS: dict[Axis, int] = {"steps": 1, "backward_passes": 3, "hours": 3, "tokens": 1}
+_MOST_BUDGETS = 20
+_AXIS_OF: dict[str, Axis] = {
+    "step": "steps",
+    "steps": "steps",
+    "backward_passes": "backward_passes",
+    "hours": "hours",
+    "time": "hours",
+    "tokens": "tokens",
+}
+
+
+def compare_as_json(session: Session, query: CompareQuery, cache: ComparisonCache) -> bytes:
+    """A ComparisonView as JSON, cached until its inputs change.
+
+    Raises NotFound for unknown ids; Invalid for invalid parameters, or when nothing can be compared.
+    """
+    budgets = _budgets(query.budgets, _AXIS_OF[query.x])
+    ids = (loading.split_ids(query.runs, "runs"), loading.split_ids(query.groups, "groups"))
+    question = query.model_dump_json()
+    versions = read_versions(session, *ids)
+    body = cache.get(question, versions)
+    if body is None:
+        runs = loading.wanted_runs(session, *ids)
+        loaded = loading.load(session, runs, query.benchmark, query.metric, gates=query.gates)
+        body = compare(session, loaded, query, budgets).model_dump_json().encode()
+        cache.put(question, versions, loaded.series, body)
+    return body
+
+
+def compare(
+    session: Session, loaded: Loaded, query: CompareQuery, budgets: Mapping[Axis, tuple[float, ...]]
+) -> ComparisonView:
+    """Compare loaded runs, at `budgets` if given.
+
+    Raises Invalid for an unknown baseline, or when nothing can be compared.
+    """
+    groups = _grouped(loaded)
+    if not groups:
+        raise _nothing(loaded.left_out)
+    rows = {curves: source.run for source, curves in loaded.runs}
+    chosen = budgets or spread_budgets(groups, _NUM_BUDGETS)
+    comparison = compare_groups(
+        groups,
+        _baseline(query.baseline, groups, rows),
+        smoothing=query.smoothing,
+        budgets=chosen,
+        num_resamples=_NUM_RESAMPLES,
+    )
+    found = weigh(comparison)
+    return ComparisonView(
+        metric=query.metric,
+        benchmarks=loaded.benchmarks,
+        x=_AXIS_OF[query.x],
+        baseline=comparison.baseline,
+        smoothing=comparison.smoothing,
+        level=comparison.level,
+        target=comparison.target,
+        groups=[compared_group(group, comparison.group(group.name), comparison, rows) for group in groups],
+        differences=comparison.differences,
+        settings=_settings(groups, rows),
+        evidence=found.sentence,
+        supported=found.supported,
+        missing=found.missing,
+        left_out=loaded.left_out,
+        tables=_tables(loaded, groups, comparison, chosen, query, _with_share(session, groups, comparison, rows)),
+    )
+
+
+def _budgets(words: Sequence[str], axis: Axis) -> dict[Axis, tuple[float, ...]]:
+    """Parse `108` and `hours:4` to axis → ascending values. Raises Invalid."""
+    found: dict[Axis, set[float]] = {}
+    for word in (part.strip() for value in words for part in value.split(",") if part.strip()):
+        name, colon, number = word.rpartition(":")
+        if colon and name not in _AXIS_OF:
+            raise Invalid.of("budgets", f"{word[:100]!r}: no such axis; write step, backward_passes, hours or tokens")
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not 0 <= value < math.inf:
+            raise Invalid.of("budgets", f"{word[:100]!r} is not a budget; write 108 or hours:4")
+        found.setdefault(_AXIS_OF[name] if colon else axis, set()).add(value)
+    if sum(map(len, found.values())) > _MOST_BUDGETS:
+        raise Invalid.of("budgets", f"contains more than {_MOST_BUDGETS} budgets; name fewer")
+    return {name: tuple(sorted(values)) for name, values in found.items()}
+
+
+def _grouped(loaded: Loaded) -> list[SeedGroup]:
+    """Configurations with their seeds. Excludes duplicate seeds, and configurations whose seeds share no step."""
+    furthest: dict[tuple[str, int], tuple[Source, RunCurves]] = {}
+    keys = [(config_key(source.run.config), curves.seed) for source, curves in loaded.runs]
+    for key, (source, curves) in zip(keys, loaded.runs, strict=True):
+        rival = furthest.get(key)
+        if rival is None or _reach(source, curves) > _reach(*rival):
+            furthest[key] = (source, curves)
+    kept = []
+    for key, (source, curves) in zip(keys, loaded.runs, strict=True):
+        winner = furthest[key][0].run
+        if winner is source.run:
+            kept.append((source, curves))
+        else:
+            reason = f"run {winner.id} has the same config and seed, and more steps or a later start"
+            loaded.left_out.append(left_out_view(source.run, reason))
+    loaded.runs = kept
+    groups = group_by_config([(curves, source.run.config) for source, curves in kept])
+    return [group for group in groups if _has_mean(group, loaded)]
+
+
+def _reach(source: Source, curves: RunCurves) -> tuple[float, int]:
+    return float(curves.curve.steps[-1]), source.run.number
+
+
+def _has_mean(group: SeedGroup, loaded: Loaded) -> bool:
+    try:
+        mean_curve([run.curve for run in group.runs])
+    except ValueError as error:
+        gone = [(source, curves) for source, curves in loaded.runs if curves in group.runs]
+        loaded.left_out += [left_out_view(source.run, str(error)) for source, _ in gone]
+        loaded.runs = [pair for pair in loaded.runs if pair not in gone]
+        return False
+    return True
+
+
+def _nothing(left_out: Sequence[LeftOutView]) -> Invalid:
+    reasons = "; ".join(f"{run.run}: {run.reason}" for run in left_out[:5]) or "the group has no run"
+    return Invalid(f"nothing can be compared: {reasons}", left_out=[run.model_dump() for run in left_out])
+
+
+def _baseline(word: str | None, groups: Sequence[SeedGroup], rows: Mapping[RunCurves, Run]) -> str:
+    """A configuration by its name, or by id or name of one of its runs."""
+    names = [group.name for group in groups]
+    if word is None:
+        return default_baseline(groups)
+    if word in names:
+        return word
+    for attribute in ("id", "name"):
+        for group in groups:
+            if any(getattr(rows[run], attribute) == word for run in group.runs):
+                return group.name
+    raise Invalid.of("baseline", f"{word!r} is neither one of {', '.join(map(repr, names))} nor one of their runs")
+
+
+def _settings(groups: Sequence[SeedGroup], rows: Mapping[RunCurves, Run]) -> list[SettingView]:
+    configs = {}
+    for group in groups:
+        flat = flatten(rows[group.runs[0]].config)
+        configs[group.name] = {name: value for name, value in flat.items() if name not in ("name", "seed")}
+    return [SettingView(setting=setting, values=values) for setting, values in differing_settings(configs).items()]
+
+
+def _with_share(
+    session: Session, groups: Sequence[SeedGroup], comparison: Comparison, rows: Mapping[RunCurves, Run]
+) -> list[SeedGroup]:
+    """The groups, with the sampling share of the baseline's runs. That of the others is not needed, and costly."""
+
+    def measured(group: SeedGroup) -> SeedGroup:
+        series = repository.series_of(session, [rows[run].number for run in group.runs], STEP_TIMES)
+        runs = (replace(run, sampling_share=sampling_share(series[rows[run].number])) for run in group.runs)
+        return SeedGroup(group.name, tuple(runs))
+
+    return [measured(group) if group.name == comparison.baseline else group for group in groups]
+
+
+def _tables(
+    loaded: Loaded,
+    groups: Sequence[SeedGroup],
+    comparison: Comparison,
+    budgets: Mapping[Axis, Sequence[float]],
+    query: CompareQuery,
+    shares: Sequence[SeedGroup],
+) -> list[Table]:
+    """Result, the paper's Tables 2 to 5, intervals at each budget, when it pays, curves and differing conditions.
+
+    shares: the groups with the baseline's sampling share.
+    """
+    result, convergence, *others = all_tables(shares, comparison, query.sampling_share)
+    names = [group.name for group in groups]
+    by_benchmark = _by_benchmark(loaded, groups, query.metric)
+    equal = [
+        equal_cost_table(by_benchmark, axis, budgets[axis], names, comparison.smoothing)
+        for axis in ("backward_passes", "hours")
+        if budgets.get(axis)
+    ]
+    return [result, convergence, *equal, *others]
+
+
+def _by_benchmark(loaded: Loaded, groups: Sequence[SeedGroup], metric: str) -> dict[str, Sequence[SeedGroup]]:
+    """The configurations on each benchmark separately."""
+    if len(loaded.benchmarks) == 1:
+        return {loaded.benchmarks[0]: groups}
+    sources = {curves: source for source, curves in loaded.runs}
+
+    def alone(group: SeedGroup, name: str) -> SeedGroup:
+        return SeedGroup(
+            group.name, tuple(sources[run].curves([name], metric, with_problems=False) for run in group.runs)
+        )
+
+    return {name: [alone(group, name) for group in groups] for name in loaded.benchmarks}
+
+
+_MOST_RUNS = 1000
+_VALUES: dict[Shown, Callable[[RunCurves], float | None]] = {
+    "final": lambda run: float(run.curve.accuracy[-1]),
+    "best": lambda run: peak(run.curve).accuracy,
+    "steps_to_best": lambda run: peak(run.curve).steps,
+    "backward_passes_to_best": lambda run: peak(run.curve).backward_passes,
+    "hours_to_best": lambda run: peak(run.curve).hours,
+    "shutoff_step": lambda run: run.gate.shutoff_step,
+}
+
+
+def group_heat_map(session: Session, group_id: str, query: HeatMapQuery) -> HeatMapView:
+    """Heat map of a group. Raises NotFound; Invalid when the group does not vary the two settings."""
+    group = repository.groups_by_id(session, [group_id]).get(group_id)
+    if group is None:
+        raise NotFound(f"there is no group {group_id}")
+    runs = repository.runs_of(session, group, _MOST_RUNS)
+    settings = {run.id: _swept_settings(run) for run in runs}
+    varied = varied_settings([found for found in settings.values() if found])
+    x, y = _axes(query, varied)
+    members, left_out = _members(runs, settings, (x, y))
+    loaded = loading.load(session, members, query.benchmark, query.metric)
+    values = {source.run.id: _VALUES[query.show](curves) for source, curves in loaded.runs}
+    found = heat_map([settings[run.id] for run in members], [values.get(run.id) for run in members], x, y)
+    cells = [
+        HeatCellView(
+            x=cell.x,
+            y=cell.y,
+            value=cell.interval,
+            runs=[members[index].id for index in cell.runs],
+        )
+        for cell in found.cells
+    ]
+    return HeatMapView(
+        group=group.id,
+        x=x,
+        y=y,
+        show=query.show,
+        metric=query.metric,
+        benchmarks=loaded.benchmarks,
+        x_values=found.x_values,
+        y_values=found.y_values,
+        cells=cells,
+        settings=varied,
+        mixed=found.mixed,
+        left_out=[*left_out, *loaded.left_out],
+    )
+
+
+def _swept_settings(run: Run) -> dict[str, Any]:
+    return {name: value for name, value in (run.group_values or {}).items() if name != "seed"}
+
+
+def _axes(query: HeatMapQuery, varied: Sequence[str]) -> tuple[str, str]:
+    """The requested settings, by default the first ones that vary."""
+    chosen: list[str | None] = []
+    for name, other in ((query.x, query.y), (query.y, query.x)):
+        taken = {other, *chosen}
+        chosen.append(name if name is not None else next((one for one in varied if one not in taken), None))
+    for field, found in zip(("x", "y"), chosen, strict=True):
+        if found is None:
+            raise Invalid.of(
+                field, f"the group varies {' and '.join(varied) or 'no setting'}; a heat map needs two settings"
+            )
+        if found not in varied:
+            raise Invalid.of(field, f"{found!r} does not vary in the group; choose from {', '.join(varied) or 'none'}")
+    if chosen[0] == chosen[1]:
+        raise Invalid.of("y", f"is {chosen[1]!r}, the same as x; choose two settings")
+    return str(chosen[0]), str(chosen[1])
+
+
+def _members(
+    runs: Sequence[Run], settings: Mapping[str, Mapping[str, Any]], axes: Sequence[str]
+) -> tuple[list[Run], list[LeftOutView]]:
+    """Runs with both settings, and the others with the reason."""
+    members, left_out = [], []
+    for run in runs:
+        absent = [name for name in axes if name not in settings[run.id]]
+        if absent:
+            left_out.append(left_out_view(run, f"it has no value of {' and '.join(absent)} in the sweep"))
+        else:
+            members.append(run)
+    return members, left_out

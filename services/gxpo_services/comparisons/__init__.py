@@ -1,1 +1,0 @@
-"""Comparison of runs at equal cost, heat map and export."""

@@ -1,1 +1,0 @@
-"""Configs: validation, server policy, expected cost, presets and schema."""

@@ -1,1 +1,0 @@
-"""The audit trail of runs and tokens."""

@@ -1,1 +1,0 @@
-"""Groups of runs and sweeps."""

@@ -1,1 +1,0 @@
-"""Trainers' logs: reading and streaming."""

@@ -1,1 +1,0 @@
-"""Metric series: storage, reading and downsampling."""

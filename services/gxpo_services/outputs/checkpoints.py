@@ -1,0 +1,221 @@
+"""Answers about checkpoints. Times are seconds since 1970.
+
+Checkpoints on disk: list them, and stream a policy as a zip archive.
+
+A trainer may delete checkpoints at any time. It renames a folder before deleting it, so a folder found under its name
+is complete; checkpoints that are deleted during the listing are skipped.
+
+`/runs/{run_id}/checkpoints`: list checkpoints, download a policy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, BinaryIO
+
+from fastapi import APIRouter, Header, Path
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, Field
+from zipstream import ZipStream
+
+from gxpo_services.api.dependencies import ExistingRun, ServiceRoute, Settings
+from gxpo_services.api.errors import Conflict, NotFound, Problem, responses
+from gxpo_services.api.fields import MAX_STEP, JsonNumber
+from gxpo_services.api.streams import requested_range
+from gxpo_services.outputs.files import RunFiles
+
+
+class CheckpointView(BaseModel):
+    """A complete checkpoint."""
+
+    step: int
+    score: JsonNumber | None = Field(description="eval/average/pass@1 at that step, null without an evaluation.")
+    size_bytes: int
+    created_at: float
+    best: bool = Field(description="Whether it has the best score; the earliest of equals.")
+    newest: bool
+
+
+class CheckpointsView(BaseModel):
+    """Checkpoints on disk in order of steps."""
+
+    items: list[CheckpointView]
+
+
+CHECKPOINTS, MANIFEST, STATE, POLICY = "checkpoints", "manifest.json", "state.json", "policy"
+MOST_FILES = 400
+"""Maximum number of files of a policy; all are open during the download."""
+_NAME = re.compile(r"step-(\d{8,10})")
+_LARGEST_JSON = 16 * 1024 * 1024
+
+
+class TooManyFiles(Exception):
+    """A policy of more files than can be open at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOnDisk:
+    """step, its score if it was evaluated, bytes of all its files, time at which it was finished."""
+
+    step: int
+    score: float | None
+    size_bytes: int
+    created_at: float
+
+
+def stored_checkpoints(run: RunFiles) -> list[CheckpointOnDisk]:
+    """Checkpoints in order of steps."""
+    try:
+        names = run.names(CHECKPOINTS)
+    except FileNotFoundError:
+        return []
+    found = []
+    for name in names:
+        match = _NAME.fullmatch(name)
+        if match is None:
+            continue
+        try:
+            found.append(_inspect(run, name, int(match[1])))
+        except (OSError, ValueError):
+            continue  # deleted since it was listed, or not loadable
+    return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+
+def best(found: list[CheckpointOnDisk]) -> CheckpointOnDisk | None:
+    """The checkpoint with the highest score, the earliest of equals; None when none was evaluated."""
+    scored = [checkpoint for checkpoint in found if checkpoint.score is not None]
+    return max(scored, key=lambda checkpoint: (checkpoint.score or 0.0, -checkpoint.step), default=None)
+
+
+def open_policy(run: RunFiles, step: int) -> list[tuple[str, BinaryIO]]:
+    """Names and open files of a checkpoint's policy. Open files outlive the checkpoint's end.
+
+    Raises FileNotFoundError, TooManyFiles.
+    """
+    name = f"step-{step:08d}"
+    run.read(CHECKPOINTS, name, MANIFEST, most_bytes=_LARGEST_JSON)  # a checkpoint without it is incomplete
+    paths = run.files(CHECKPOINTS, name, POLICY)
+    if not paths:
+        raise FileNotFoundError(f"{name} has no policy")
+    if len(paths) > MOST_FILES:
+        raise TooManyFiles(f"{name} has {len(paths)} files in {POLICY}/, more than {MOST_FILES}")
+    with ExitStack() as opened:
+        files = [("/".join(path), opened.enter_context(run.open(CHECKPOINTS, name, POLICY, *path))) for path in paths]
+        opened.pop_all()
+    return files
+
+
+class PolicyArchive:
+    """A zip archive of open files as a stream, uncompressed because weights do not shrink.
+
+    The same files make the same bytes, so a download can continue where it was interrupted. size: bytes of the archive.
+    etag: its entity tag.
+    """
+
+    def __init__(self, files: list[tuple[str, BinaryIO]]) -> None:
+        self._files = files
+        self._archive = ZipStream(sized=True)
+        marks = []
+        for name, file in files:
+            # The path leads to the open file, even after the checkpoint was deleted; it gives size and time.
+            self._archive.add_path(f"/proc/self/fd/{file.fileno()}", name)
+            found = os.fstat(file.fileno())
+            marks.append(f"{name} {found.st_size} {found.st_mtime_ns}")
+        self.size = len(self._archive)
+        self.etag = f'"{hashlib.sha256(chr(10).join(marks).encode()).hexdigest()[:32]}"'
+
+    def pieces(self, begin: int, end: int) -> Iterator[bytes]:
+        """Bytes from `begin` to before `end`, once. Closes the files."""
+        at = 0
+        with ExitStack() as opened:
+            for _, file in self._files:
+                opened.enter_context(file)
+            for piece in self._archive:
+                if at >= end:
+                    return
+                part = piece[max(0, begin - at) : end - at]
+                at += len(piece)
+                if part:
+                    yield part
+
+    def close(self) -> None:
+        """Close the files of an archive that is not sent."""
+        for _, file in self._files:
+            file.close()
+
+
+def _inspect(run: RunFiles, name: str, step: int) -> CheckpointOnDisk:
+    run.read(CHECKPOINTS, name, MANIFEST, most_bytes=_LARGEST_JSON)
+    created_at = run.status(CHECKPOINTS, name, MANIFEST).st_mtime
+    state: Any = json.loads(run.read(CHECKPOINTS, name, STATE, most_bytes=_LARGEST_JSON))
+    score = state.get("score") if isinstance(state, dict) else None
+    size = sum(run.status(CHECKPOINTS, name, *path).st_size for path in run.files(CHECKPOINTS, name))
+    if isinstance(score, bool) or not isinstance(score, int | float):
+        score = None
+    return CheckpointOnDisk(step, score, size, created_at)
+
+
+router = APIRouter(
+    route_class=ServiceRoute, prefix="/runs/{run_id}", tags=["samples"], responses=responses(401, 404, 422, 503)
+)
+
+_ZIP: dict[str, Any] = {"content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}}
+
+
+@router.get("/checkpoints", summary="Checkpoints")
+def checkpoints(run_id: ExistingRun, settings: Settings) -> CheckpointsView:
+    """Checkpoints on disk; the trainer keeps the latest and the best."""
+    found = stored_checkpoints(RunFiles(settings.artifacts, run_id))
+    chosen = best(found)
+    items = [CheckpointView(**asdict(one), best=one is chosen, newest=one is found[-1]) for one in found]
+    return CheckpointsView(items=items)
+
+
+@router.get(
+    "/checkpoints/{step}/download",
+    summary="A checkpoint's policy",
+    response_class=StreamingResponse,
+    responses={
+        200: _ZIP,
+        206: {"description": "The part that Range names.", **_ZIP},
+        **responses(409, 416),
+    },
+)
+def download_checkpoint(
+    run_id: ExistingRun,
+    step: Annotated[int, Path(ge=0, le=MAX_STEP)],
+    settings: Settings,
+    range_: Annotated[str | None, Header(alias="Range", max_length=200, description="One range of bytes.")] = None,
+    if_range: Annotated[str | None, Header(max_length=200, description="ETag of the earlier part.")] = None,
+) -> StreamingResponse:
+    """A zip archive of the policy's folder, loadable by transformers and vLLM. With `Range` an interrupted download
+    continues."""
+    try:
+        opened = open_policy(RunFiles(settings.artifacts, run_id), step)
+    except FileNotFoundError:
+        raise NotFound(f"run {run_id} has no checkpoint at step {step}") from None
+    except TooManyFiles as error:
+        raise Conflict(str(error)) from None
+    archive = PolicyArchive(opened)
+    try:
+        part = requested_range(range_, archive.size) if if_range in (None, archive.etag) else None
+    except Problem:
+        archive.close()
+        raise
+    begin, end = part or (0, archive.size)
+    headers = {
+        "Content-Disposition": f'attachment; filename="{run_id}-step-{step}.zip"',
+        "Content-Length": str(end - begin),
+        "Accept-Ranges": "bytes",
+        "ETag": archive.etag,
+    }
+    if part is not None:
+        headers["Content-Range"] = f"bytes {begin}-{end - 1}/{archive.size}"
+    status = 200 if part is None else 206
+    return StreamingResponse(archive.pieces(begin, end), status, headers, "application/zip")

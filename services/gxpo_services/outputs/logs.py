@@ -1,0 +1,187 @@
+"""Answers about logs.
+
+Read the log of a run, and follow it as Server-Sent Events.
+
+`/runs/{run_id}/logs`: read and stream the log of a run's jobs.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import anyio
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, Field
+
+from gxpo_services.api import streams
+from gxpo_services.api.dependencies import (
+    BearerToken,
+    DatabaseDep,
+    ExistingRun,
+    ServiceRoute,
+    Settings,
+    SlottedResponse,
+    Viewer,
+    find_run,
+    slots_of,
+)
+from gxpo_services.api.errors import responses
+from gxpo_services.api.fields import MAX_INTEGER
+from gxpo_services.db.database import Database
+from gxpo_services.outputs.files import RunFiles
+from gxpo_services.run_states import TERMINAL
+
+
+class LogView(BaseModel):
+    """A section of the log. Offsets and sizes are in bytes."""
+
+    text: str = Field(description="The text; invalid UTF-8 is replaced by U+FFFD.")
+    offset: int = Field(description="Offset of the text.")
+    next_offset: int = Field(description="Offset of the next read.")
+    size: int = Field(description="Current size of the log.")
+
+
+LOG = "train.log"
+LARGEST_PIECE = 1 << 20
+_CONTINUATION = bytes(range(0x80, 0xC0))
+"""Bytes of a UTF-8 character after its first one."""
+_Decoder = codecs.getincrementaldecoder("utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class LogPiece:
+    """Text from byte `offset` to `next_offset` of a log of `size` bytes. was_cut: the log is shorter than
+    `offset`, so it was restarted."""
+
+    text: str
+    offset: int
+    next_offset: int
+    size: int
+    was_cut: bool = False
+
+
+def read_log(run: RunFiles, offset: int, limit: int) -> LogPiece:
+    """At most `limit` bytes from `offset`; a negative offset counts from the end.
+
+    An incomplete UTF-8 character is left for the next call. A missing log is empty; a log shorter than `offset` is read
+    from its beginning.
+    """
+    try:
+        file = run.open(LOG)
+    except FileNotFoundError:
+        return LogPiece("", 0, 0, 0, was_cut=offset > 0)
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        was_cut = offset > size
+        begin = max(0, size + offset) if offset < 0 else (0 if was_cut else offset)
+        data = os.pread(file.fileno(), limit, begin)
+    if offset < 0:  # may begin within a character
+        whole = data[:3].lstrip(_CONTINUATION) + data[3:]
+        begin, data = begin + len(data) - len(whole), whole
+    decoder = _Decoder("replace")
+    text = decoder.decode(data)
+    incomplete, _ = decoder.getstate()
+    return LogPiece(text, begin, begin + len(data) - len(incomplete), size, was_cut)
+
+
+async def follow(
+    run: RunFiles,
+    is_over: Callable[[], bool],
+    may_read: Callable[[], bool],
+    offset: int,
+    *,
+    pause_s: float = 0.5,
+    heartbeat_s: float = 10.0,
+) -> AsyncIterator[bytes]:
+    """Server-Sent Events of a log from a byte on, until the run is over and its log is read.
+
+        event: log         data: {"text", "offset", "next_offset"}, id: next_offset
+        event: truncated   the log was restarted; the following text is from its beginning
+        event: end         the run has ended
+        event: revoked     the reader's token is no longer valid
+
+    A comment every `heartbeat_s` seconds without text keeps the connection open. is_over: whether the run has ended;
+    called in a thread, like the reads. may_read: whether the reader's token is still valid; asked before each read.
+    """
+    yield b": log\n\n"
+    quiet_s = 0.0
+    while True:
+        # Checked before the read, so that the last output is not missed.
+        over = await run_sync(is_over)
+        if not await run_sync(may_read):
+            yield streams.event("revoked", {"next_offset": offset})
+            return
+        piece = await run_sync(read_log, run, offset, LARGEST_PIECE)
+        if piece.was_cut:
+            yield streams.event("truncated", {"offset": 0})
+        offset = piece.next_offset
+        if piece.text:
+            data = {"text": piece.text, "offset": piece.offset, "next_offset": offset}
+            yield streams.event("log", data, offset)
+            quiet_s = 0.0
+            continue
+        if over:
+            yield streams.event("end", {"next_offset": offset})
+            return
+        await anyio.sleep(pause_s)
+        quiet_s += pause_s
+        if quiet_s >= heartbeat_s:
+            yield streams.COMMENT
+            quiet_s = 0.0
+
+
+router = APIRouter(
+    route_class=ServiceRoute, prefix="/runs/{run_id}", tags=["samples"], responses=responses(401, 404, 422, 503)
+)
+
+Offset = Annotated[int, Query(ge=-MAX_INTEGER, le=MAX_INTEGER, description="First byte; negative: from the end.")]
+
+
+@router.get("/logs", summary="Read the log")
+def logs(
+    run_id: ExistingRun,
+    settings: Settings,
+    offset: Offset = 0,
+    limit: Annotated[int, Query(ge=4, le=LARGEST_PIECE, description="Maximum number of bytes.")] = 65_536,
+) -> LogView:
+    """Output of the run's jobs, from a byte offset."""
+    piece = read_log(RunFiles(settings.artifacts, run_id), offset, limit)
+    return LogView.model_validate(piece, from_attributes=True)
+
+
+@router.get(
+    "/logs/stream",
+    summary="Stream the log",
+    response_class=StreamingResponse,
+    responses={200: streams.CONTENT, **responses(429)},
+)
+async def stream_log(
+    request: Request,
+    principal: Viewer,
+    run_id: ExistingRun,
+    settings: Settings,
+    database: DatabaseDep,
+    token: BearerToken,
+    offset: Offset = 0,
+    last_event_id: Annotated[int | None, Header(ge=0, le=MAX_INTEGER, description="Offset to resume from.")] = None,
+) -> StreamingResponse:
+    """Server-Sent Events: `log` with {text, offset, next_offset}, `truncated` when the log was restarted, `end` when
+    the run has ended and its whole log has been sent, `revoked` when the token has become invalid."""
+    begin = last_event_id if last_event_id is not None else offset
+    run = RunFiles(settings.artifacts, run_id)
+    stream = follow(run, lambda: _is_over(database, run_id), lambda: streams.is_valid(database, token), begin)
+    slots = slots_of(request, "stream_slots")
+    return SlottedResponse(slots, principal.token_id, stream, media_type=streams.MEDIA_TYPE)
+
+
+def _is_over(database: Database, run_id: str) -> bool:
+    """Whether a run has ended or was deleted."""
+    with database.reading() as session:
+        found = find_run(session, run_id)
+    return found is None or found[1] in TERMINAL

@@ -1,0 +1,333 @@
+"""Downsampling that keeps minima and maxima, and evenly spaced choices. Pure.
+
+Series of one run from its histories: axis, smoothing and thinning. Pure.
+
+Responses about metrics.
+
+Metric series of runs.
+
+`/runs/{run_id}/metrics`, `/metrics`: curves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from fastapi import APIRouter, Query, Response
+from pydantic import BaseModel, Field, StringConstraints
+from sqlalchemy.orm import Session
+
+from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer
+from gxpo_services.api.errors import Invalid, NotFound, responses
+from gxpo_services.api.fields import Id, JsonNumber, RunId, Text
+from gxpo_services.api.idempotency import plain_answer
+from gxpo_services.outputs import metrics as repository
+from gxpo_services.outputs.metrics import BACKWARD_PASSES, NEVER_SMOOTHED, RECORD, TOKENS, TRAINING_S, Records
+
+
+def thin(values: npt.NDArray[np.float64], max_points: int) -> npt.NDArray[np.intp]:
+    """Ascending indices of the values to keep, at most `max_points` (≥ 4).
+
+    Keeps the first and the last point, and the minimum and maximum of each of the equal buckets between them. NaN is
+    ignored; a bucket of only NaN keeps one point, so that the gap stays visible.
+    """
+    if max_points < 4:
+        raise ValueError(f"max_points = {max_points}: at least 4 are needed")
+    length = len(values)
+    if length <= max_points:
+        return np.arange(length)
+    inner = values[1:-1]
+    width = -(-len(inner) // ((max_points - 2) // 2))
+    buckets = -(-len(inner) // width)
+    padded = np.full(buckets * width, np.nan)
+    padded[: len(inner)] = inner
+    grid = padded.reshape(buckets, width)
+    gaps = np.isnan(grid)
+    begin = np.arange(buckets) * width
+    lowest = begin + np.where(gaps, np.inf, grid).argmin(axis=1)
+    highest = begin + np.where(gaps, -np.inf, grid).argmax(axis=1)
+    pairs = np.stack([np.minimum(lowest, highest), np.maximum(lowest, highest)], axis=1)
+    twice = pairs[:, 0] == pairs[:, 1]
+    kept = pairs.ravel()[~np.stack([np.zeros_like(twice), twice], axis=1).ravel()] + 1
+    return np.concatenate([[0], kept, [length - 1]])
+
+
+def spread(length: int, max_points: int) -> npt.NDArray[np.intp]:
+    """Ascending indices of at most `max_points` (≥ 2) of `length` points: evenly spaced, with both ends."""
+    if length <= max_points:
+        return np.arange(length)
+    return np.linspace(0, length - 1, max_points).round().astype(np.intp)
+
+
+Json = dict[str, Any]
+Floats = npt.NDArray[np.float64]
+Steps = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How series are smoothed and thinned.
+
+    after: only later steps. joined: the same steps for all series, and sums. smoothing: weight in [0, 1), 0 for none.
+    """
+
+    max_points: int
+    after: int | None = None
+    joined: bool = False
+    smoothing: float = 0.0
+
+    @property
+    def needs_all_steps(self) -> bool:
+        """Whether points after `after` depend on earlier ones."""
+        return self.joined or self.smoothing > 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Points before thinning; arrays of equal lengths."""
+
+    steps: Steps
+    places: npt.NDArray[Any]
+    values: Floats
+
+    def at(self, kept: npt.NDArray[np.intp]) -> Json:
+        """SeriesView of the points at these indices."""
+        return {
+            "x": self.places[kept].tolist(),
+            "y": self.values[kept].tolist(),
+            "steps": self.steps[kept].tolist(),
+            "downsampled": len(kept) < len(self.steps),
+        }
+
+
+def series_of(
+    histories: Mapping[str, Records], shape: Shape, costs: Records | None, *, over_costs: bool
+) -> dict[str, Json]:
+    """SeriesView of each metric, in the same order; NaN and the infinities are floats yet.
+
+    costs: the history of the axis with `over_costs`; without it the axis is the step.
+    """
+    lines = {name: _line(name, records, shape, costs, over_costs) for name, records in histories.items()}
+    if not shape.joined:
+        return {name: line.at(thin(line.values, shape.max_points)) for name, line in lines.items()}
+    steps = np.unique(np.concatenate([line.steps for line in lines.values()]))
+    steps = steps[spread(len(steps), shape.max_points)]
+    return {
+        name: line.at(np.flatnonzero(np.isin(line.steps, steps, assume_unique=True))) | _sum(histories[name])
+        for name, line in lines.items()
+    }
+
+
+def _line(name: str, records: Records, shape: Shape, costs: Records | None, over_costs: bool) -> _Line:
+    steps, values = records["step"], records["value"]
+    if shape.smoothing > 0 and not name.startswith(NEVER_SMOOTHED):
+        values = smooth(values, shape.smoothing)
+    places: npt.NDArray[Any] = costs_at(steps, costs) if over_costs else steps
+    chosen = np.isfinite(places)
+    if shape.after is not None:
+        chosen &= steps > shape.after
+    return _Line(steps[chosen], places[chosen], values[chosen])
+
+
+def _sum(records: Records) -> Json:
+    values = records["value"]
+    values = values[np.isfinite(values)]
+    return {"sum": float(values.sum()), "count": len(values)}
+
+
+def smooth(values: Floats, weight: float) -> Floats:
+    """m₀ = a₀, mᵢ = weight·mᵢ₋₁ + (1 − weight)·aᵢ; values that are not finite are kept and skipped."""
+    averaged: list[float] = []
+    last: float | None = None
+    for value in values.tolist():
+        if not math.isfinite(value):
+            averaged.append(value)
+            continue
+        last = value if last is None else weight * last + (1 - weight) * value
+        averaged.append(last)
+    return np.array(averaged, dtype=np.float64)
+
+
+def costs_at(steps: Steps, costs: Records | None) -> Floats:
+    """Cumulative cost at each step: the last total at or before it, 0 at step 0, NaN where unknown."""
+    found = np.where(steps == 0, 0.0, np.nan)
+    if costs is None or len(costs) == 0:
+        return found
+    if np.array_equal(costs["step"], steps):
+        return costs["value"].copy()
+    index = np.searchsorted(costs["step"], steps, side="right") - 1
+    return np.where(index >= 0, costs["value"][np.maximum(index, 0)], found)
+
+
+Axis = Literal["step", "backward_passes", "time", "tokens"]
+
+
+class SeriesView(BaseModel):
+    """Series of a metric; the three lists have equal lengths, in order of steps."""
+
+    x: list[float] = Field(description="Position on the requested axis.", examples=[[1, 2, 3]])
+    y: list[JsonNumber] = Field(description="Values.", examples=[[0.25, 0.31, "NaN"]])
+    steps: list[int] = Field(description="Steps of the points.", examples=[[1, 2, 3]])
+    downsampled: bool = Field(
+        description="Whether the series was thinned: to minima and maxima, with `joined` to evenly spaced steps."
+    )
+    sum: float | None = Field(
+        None, description="Sum of the finite values of all steps, also those up to `after`; only with `joined`."
+    )
+    count: int | None = Field(None, description="Number of these values; only with `joined`.")
+
+
+class MetricsView(BaseModel):
+    """Metrics of a run, of the effective history: a later attempt replaces the steps it repeats."""
+
+    x: Axis
+    run: str = Field(description="Id of the run.")
+    last_step: int = Field(description="Latest step of the run; it may still get more metrics, e.g. of an evaluation.")
+    attempt: int = Field(description="Latest attempt.")
+    revision: int = Field(description="Increases when a new attempt rewrites history; then request everything.")
+    series: dict[str, SeriesView] = Field(description="Series by metric; empty without values.")
+
+
+class ManyMetricsView(BaseModel):
+    """Metrics of several runs."""
+
+    runs: dict[str, MetricsView] = Field(description="By id of the run.")
+
+
+MOST_CURVES = 2_000
+"""Curves in one answer: runs × metrics."""
+_AXES: dict[Axis, str] = {
+    "backward_passes": BACKWARD_PASSES,
+    "time": TRAINING_S,
+    "tokens": TOKENS,
+}
+_NO_RECORDS = np.empty(0, dtype=RECORD)
+
+
+def names(session: Session, run_id: str) -> list[str]:
+    """Metrics that a run has. Raises NotFound."""
+    return repository.names_of(session, _heads(session, [run_id])[run_id][0])
+
+
+def curves(session: Session, run_ids: Sequence[str], metrics: Sequence[str], x: Axis, shape: Shape) -> dict[str, Json]:
+    """MetricsView of each run; NaN and the infinities are floats yet. Raises NotFound, Invalid for too many curves."""
+    run_ids, metrics = list(dict.fromkeys(run_ids)), list(dict.fromkeys(metrics))
+    if len(run_ids) * len(metrics) > MOST_CURVES:
+        raise Invalid(f"{len(run_ids)} runs × {len(metrics)} metrics exceed {MOST_CURVES} series; request fewer")
+    heads = _heads(session, run_ids)
+    firsts = repository.first_steps(session, [head[0] for head in heads.values()])
+    numbers = repository.find_numbers(session, metrics)
+    axis = repository.find_numbers(session, [_AXES[x]]) if x != "step" else {}
+    all_steps = shape.after is None or shape.needs_all_steps
+    # The whole axis: the last cost at or before a point may precede `after`.
+    whole = {*numbers.values(), *axis.values()} if all_steps else set(axis.values())
+    read = repository.histories(session, whole, firsts) if whole else {}
+    values = read if all_steps else repository.histories(session, list(numbers.values()), firsts, after=shape.after)
+    costs = {run: records for (run, name), records in read.items() if name in axis.values()}
+    answer: dict[str, Json] = {}
+    for run_id in run_ids:
+        number, last_step, attempt = heads[run_id]
+        histories = {name: values.get((number, numbers.get(name, -1)), _NO_RECORDS) for name in metrics}
+        answer[run_id] = {
+            "x": x,
+            "run": run_id,
+            "last_step": last_step,
+            "attempt": attempt,
+            # Every attempt but the first one replaces some history.
+            "revision": len(firsts[number]),
+            "series": series_of(histories, shape, costs.get(number), over_costs=x != "step"),
+        }
+    return answer
+
+
+def _heads(session: Session, run_ids: Sequence[str]) -> dict[str, tuple[int, int, int]]:
+    found = repository.heads(session, run_ids)
+    for run_id in run_ids:
+        if run_id not in found:
+            raise NotFound(f"there is no run {run_id}")
+    return found
+
+
+def split_names(given: Sequence[str]) -> list[str]:
+    """Names of repeated and comma-separated parameters. Raises Invalid."""
+    found = [name for part in given for name in part.split(",") if name]
+    if not found:
+        raise Invalid.of("names", "is empty; name at least one metric")
+    return found
+
+
+MOST_POINTS = 2_000_000
+"""Points that one response may have: as JSON about 60 MB, and several times as much while it is made."""
+router = APIRouter(route_class=ServiceRoute, tags=["metrics"], responses=responses(401, 422, 503))
+
+
+class SeriesQuery(BaseModel):
+    """Which series, and how many points of them."""
+
+    names: list[Annotated[Text, StringConstraints(max_length=20_000)]] = Field(
+        min_length=1,
+        max_length=500,
+        description="Metrics, as repeated parameters or comma-separated.",
+        examples=[["reward/mean", "gate/z"]],
+    )
+    x: Axis = Field("step", description="The x-axis: steps, or cumulative backward passes, seconds or tokens.")
+    after: int | None = Field(None, ge=-1, le=2**31 - 1, description="Only points after this step.")
+    max_points: int = Field(
+        1000,
+        ge=4,
+        le=20_000,
+        description="Maximum number of points per series; minima, maxima and both ends are kept. "
+        "Runs × names × max_points may not exceed 2,000,000.",
+    )
+    joined: bool = Field(
+        False,
+        description="Thin all series of a run to the same, evenly spaced steps instead, and add their sums: for values "
+        "that are added, subtracted or drawn as a band.",
+    )
+    smoothing: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Weight of an exponential average over all steps, before thinning; 0 for none. Metrics of the gate "
+        "are never smoothed.",
+    )
+
+
+class ManySeriesQuery(SeriesQuery):
+    runs: list[Id] = Field(min_length=1, max_length=200, description="Ids of runs, as repeated parameters.")
+
+
+@router.get("/runs/{run_id}/metrics/names", summary="Metric names of a run", responses=responses(404))
+def metric_names(run_id: RunId, _: Viewer, session: ReadSession) -> list[str]:
+    """Sorted names of the metrics of a run."""
+    return names(session, run_id)
+
+
+@router.get("/runs/{run_id}/metrics", summary="Metrics of a run", response_model=MetricsView, responses=responses(404))
+def run_metrics(run_id: RunId, query: Annotated[SeriesQuery, Query()], _: Viewer, session: ReadSession) -> Response:
+    """Values over steps or costs, one per step, of the effective history. For a live chart pass as `after` one step
+    before the latest one received, and request everything when `revision` has changed."""
+    return plain_answer(_curves(session, [run_id], query)[run_id])
+
+
+@router.get("/metrics", summary="Metrics of several runs", response_model=ManyMetricsView, responses=responses(404))
+def many_metrics(query: Annotated[ManySeriesQuery, Query()], _: Viewer, session: ReadSession) -> Response:
+    """The metrics of several runs in one response."""
+    return plain_answer({"runs": _curves(session, query.runs, query)})
+
+
+def _curves(session: Session, runs: list[str], query: SeriesQuery) -> dict[str, dict[str, Any]]:
+    names = split_names(query.names)
+    num_runs, num_names = len(set(runs)), len(set(names))
+    if num_runs * num_names * query.max_points > MOST_POINTS:
+        raise Invalid(
+            f"runs ({num_runs}) × names ({num_names}) × max_points ({query.max_points}) exceed {MOST_POINTS} points; "
+            "lower max_points, or request fewer runs or names"
+        )
+    shape = Shape(query.max_points, query.after, query.joined, query.smoothing)
+    return curves(session, runs, names, query.x, shape)

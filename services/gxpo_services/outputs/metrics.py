@@ -1,0 +1,325 @@
+"""Binary encoding of metric blocks: records of (step int32, value float64), little-endian, 12 bytes each.
+
+One database row holds 128 steps of a metric instead of one value: ingest appends bytes, a chart of 5,000 steps reads 40
+rows, and NaN and the infinities keep their bits. Pure.
+
+Names of metrics used by the service.
+
+SQL of metrics: names, blocks, attempts and last values.
+
+SQL of single metric values for lists of runs: last values, and values at a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import LargeBinary, Pool, Select, and_, bindparam, cast, delete, func, or_, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session, aliased
+
+from gxpo_services.db.database import BINARY_ROWS
+from gxpo_services.db.tables import Attempt, MetricBlock, MetricLast, MetricName, Run
+
+BLOCK_STEPS = 128
+RECORD = np.dtype([("step", "<i4"), ("value", "<f8")])
+
+Records = npt.NDArray[np.void]
+
+
+def encode(rows: Iterable[tuple[int, Mapping[str, float]]]) -> dict[tuple[str, int], bytes]:
+    """(metric, block) → bytes to append, from (step, {metric: value}) in order of arrival."""
+    gathered: dict[tuple[str, int], list[tuple[int, float]]] = {}
+    for step, metrics in rows:
+        block = step // BLOCK_STEPS
+        for name, value in metrics.items():
+            gathered.setdefault((name, block), []).append((step, value))
+    return {key: np.array(values, dtype=RECORD).tobytes() for key, values in gathered.items()}
+
+
+def decode(data: Iterable[bytes]) -> Records:
+    """Records of several blocks of an attempt in order of steps; a repeated step keeps its last value."""
+    joined = b"".join(data)
+    records = np.frombuffer(joined, dtype=RECORD)
+    if _ascends(records):
+        return records
+    records = records[np.argsort(records["step"], kind="stable")]
+    last = np.append(np.diff(records["step"]) > 0, True)
+    found: Records = records[last]
+    return found
+
+
+def one_history(by_attempt: Mapping[int, Records], first_steps: Mapping[int, int]) -> Records:
+    """The history that counts: from the first step that an attempt reported on, it replaces all earlier ones.
+
+    by_attempt: records of one metric in order of steps. first_steps: of every attempt of the run, those without this
+    metric too. So what is left of an attempt lies before all that is left of later ones.
+    """
+    parts = []
+    for attempt in sorted(by_attempt):
+        later = [first for other, first in first_steps.items() if other > attempt]
+        records = by_attempt[attempt]
+        parts.append(records[records["step"] < min(later)] if later else records)
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=RECORD)
+
+
+def _ascends(records: Records) -> bool:
+    steps = records["step"]
+    return bool((steps[1:] > steps[:-1]).all())
+
+
+BACKWARD_PASSES, TOKENS, TRAINING_S = "update/backward_passes_total", "rollout/tokens_total", "time/training_s"
+SCORE = "eval/average/pass@1"
+NEVER_SMOOTHED = "gate/"
+"""Prefix of metrics whose averages would mislead: a single step above the threshold fires the gate."""
+
+
+_NUMBERS: WeakKeyDictionary[Pool, dict[str, int]] = WeakKeyDictionary()
+"""Numbers of metric names, cached by database; they are immutable."""
+_AT_ONCE = 500
+_MADE_NAMES = "gxpo_made_metric_names"
+
+
+@dataclass(slots=True)
+class Summary:
+    """Last and extreme values of one metric; None stands for NaN, and for extremes of nothing but NaN."""
+
+    last: float | None
+    last_step: int
+    lowest: float | None
+    highest: float | None
+
+    def add(self, step: int, value: float) -> None:
+        """One more value, of a later step."""
+        self.last_step = step
+        if math.isnan(value):
+            self.last = None
+            return
+        self.last = value
+        self.lowest = value if self.lowest is None else min(self.lowest, value)
+        self.highest = value if self.highest is None else max(self.highest, value)
+
+
+def heads(session: Session, run_ids: Sequence[str]) -> dict[str, tuple[int, int, int]]:
+    """Number, newest step and attempt of runs by id; unknown ones are left out."""
+    rows = session.execute(select(Run.id, Run.number, Run.step, Run.attempt).where(Run.id.in_(run_ids)))
+    return {row.id: (row.number, row.step, row.attempt) for row in rows}
+
+
+def find_numbers(session: Session, names: Collection[str]) -> dict[str, int]:
+    """Numbers of known names. Not cached in a transaction that added names: it may be rolled back."""
+    known = _NUMBERS.setdefault(session.get_bind().engine.pool, {})
+    found = {name: known[name] for name in names if name in known}
+    looked_up: dict[str, int] = {}
+    unknown = [name for name in names if name not in found]
+    for begin in range(0, len(unknown), _AT_ONCE):
+        part = unknown[begin : begin + _AT_ONCE]
+        rows = session.execute(select(MetricName.name, MetricName.number).where(MetricName.name.in_(part)))
+        looked_up |= {row.name: row.number for row in rows}
+    if not session.info.get(_MADE_NAMES):
+        known.update(looked_up)
+    return found | looked_up
+
+
+def numbers_of(session: Session, names: Collection[str]) -> dict[str, int]:
+    """Numbers of names; adds new ones in sorted order, so that two writers cannot deadlock."""
+    found = find_numbers(session, names)
+    missing = sorted(set(names) - found.keys())
+    if not missing:
+        return found
+    session.info[_MADE_NAMES] = True
+    insert = _insert(session)(MetricName.__table__).on_conflict_do_nothing(index_elements=["name"])
+    session.execute(insert, [{"name": name} for name in missing])
+    return found | find_numbers(session, missing)
+
+
+def names_of(session: Session, run_number: int) -> list[str]:
+    """Metrics that a run has values of, in order."""
+    query = (
+        select(MetricName.name)
+        .join(MetricLast, MetricLast.name_number == MetricName.number)
+        .where(MetricLast.run_number == run_number)
+    )
+    return sorted(session.scalars(query))
+
+
+def first_steps(session: Session, run_numbers: Iterable[int]) -> dict[int, dict[int, int]]:
+    """The first step of each attempt, by run."""
+    found: dict[int, dict[int, int]] = {number: {} for number in run_numbers}
+    query = select(Attempt.run_number, Attempt.attempt, Attempt.first_step).where(Attempt.run_number.in_(found))
+    for run, attempt, first_step in session.execute(query):
+        found[run][attempt] = first_step
+    return found
+
+
+def put_first_steps(session: Session, run_number: int, firsts: Mapping[int, int]) -> None:
+    rows = [{"run_number": run_number, "attempt": a, "first_step": first} for a, first in sorted(firsts.items())]
+    if rows:
+        insert = _insert(session)(Attempt.__table__)
+        changed = {"first_step": insert.excluded.first_step}
+        session.execute(insert.on_conflict_do_update(index_elements=["run_number", "attempt"], set_=changed), rows)
+
+
+def append_blocks(session: Session, run_number: int, attempt: int, parts: Mapping[tuple[int, int], bytes]) -> None:
+    """Append bytes to blocks, by (number of the name, block)."""
+    rows = [
+        {"run_number": run_number, "name_number": name, "attempt": attempt, "block": block, "data": data}
+        for (name, block), data in sorted(parts.items())
+    ]
+    insert = _insert(session)(MetricBlock.__table__)
+    # In SQLite, || of two blobs is a text; the cast makes it a blob with the same bytes.
+    joined = cast(MetricBlock.data.op("||")(insert.excluded.data), LargeBinary)
+    keys = ["run_number", "name_number", "attempt", "block"]
+    session.execute(insert.on_conflict_do_update(index_elements=keys, set_={"data": joined}), rows)
+
+
+def summaries(session: Session, run_number: int) -> dict[int, Summary]:
+    """Last and extreme values of a run's metrics, by number of the name."""
+    columns = (MetricLast.name_number, MetricLast.last, MetricLast.last_step, MetricLast.lowest, MetricLast.highest)
+    rows = session.execute(select(*columns).where(MetricLast.run_number == run_number))
+    return {row[0]: Summary(*row[1:]) for row in rows}
+
+
+def put_summaries(session: Session, run_number: int, changed: Mapping[int, Summary | None]) -> None:
+    """Write last and extreme values; None deletes them."""
+    gone = [name for name, summary in changed.items() if summary is None]
+    if gone:
+        condition = (MetricLast.run_number == run_number) & MetricLast.name_number.in_(gone)
+        session.execute(delete(MetricLast).where(condition).execution_options(synchronize_session=False))
+    rows = [
+        {"run_number": run_number, "name_number": name, **asdict(summary)}
+        for name, summary in sorted(changed.items())
+        if summary is not None
+    ]
+    if rows:
+        insert = _insert(session)(MetricLast.__table__)
+        values = {name: insert.excluded[name] for name in ("last", "last_step", "lowest", "highest")}
+        keys = ["run_number", "name_number"]
+        session.execute(insert.on_conflict_do_update(index_elements=keys, set_=values), rows)
+
+
+def histories(
+    session: Session,
+    names: Collection[int],
+    firsts: Mapping[int, Mapping[int, int]],
+    *,
+    after: int | None = None,
+) -> dict[tuple[int, int], Records]:
+    """The history that counts of each (run, name) that has values; `firsts`: first steps of attempts, by run.
+
+    after: only later steps.
+    """
+    table = MetricBlock.__table__.c
+    query = (
+        select(table.run_number, table.name_number, table.attempt, table.data)
+        .where(table.run_number.in_(firsts), table.name_number.in_(names))
+        .order_by(table.run_number, table.name_number, table.attempt, table.block)
+    )
+    if after is not None:
+        query = query.where(table.block >= (after + 1) // BLOCK_STEPS)
+    gathered: dict[tuple[int, int], dict[int, list[bytes]]] = {}
+    for run, name, attempt, data in session.execute(query, execution_options={BINARY_ROWS: True}).all():
+        gathered.setdefault((run, name), {}).setdefault(attempt, []).append(data)
+    found: dict[tuple[int, int], Records] = {}
+    for (run, name), attempts in gathered.items():
+        records = one_history({attempt: decode(data) for attempt, data in attempts.items()}, firsts[run])
+        found[run, name] = records if after is None else records[records["step"] > after]
+    return found
+
+
+def summary_of(records: Records) -> Summary | None:
+    """Last and extreme values of a history, None of an empty one."""
+    if len(records) == 0:
+        return None
+    values = records["value"][~_is_nan(records)]
+    lowest, highest = (float(values.min()), float(values.max())) if len(values) else (None, None)
+    last = float(records["value"][-1])
+    return Summary(None if math.isnan(last) else last, int(records["step"][-1]), lowest, highest)
+
+
+def _is_nan(records: Records) -> Any:
+    assert records.dtype == RECORD
+    return records["value"] != records["value"]
+
+
+def _insert(session: Session) -> Any:
+    """`INSERT … ON CONFLICT` of this database; both spell it alike."""
+    return postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
+
+
+_last = MetricLast.__table__.c
+_LAST = select(_last.run_number, _last.name_number, _last.last).where(
+    _last.run_number.in_(bindparam("runs", expanding=True)), _last.name_number.in_(bindparam("names", expanding=True))
+)
+
+
+def last_values(session: Session, runs: Iterable[int], names: Iterable[str]) -> dict[int, dict[str, float | None]]:
+    """run number → metric → its last value; NaN is None."""
+    by_number = {number: name for name, number in find_numbers(session, list(names)).items()}
+    found: dict[int, dict[str, float | None]] = {}
+    for run, name, value in session.execute(_LAST, {"runs": list(runs), "names": list(by_number)}):
+        found.setdefault(run, {})[by_number[name]] = value
+    return found
+
+
+def values_at_step(session: Session, metric: str, step: int, runs: Select[Any]) -> dict[int, float]:
+    """run number → last value of the metric at or before `step` in the effective history, without NaN.
+
+    Two blocks per attempt suffice: the last block that starts at or before `step` may contain only later steps, but the
+    block before it contains only earlier ones, and no block is empty.
+    """
+    name = find_numbers(session, [metric]).get(metric)
+    if name is None:
+        return {}
+    rows = session.execute(_newest_blocks(name, step, runs), execution_options={BINARY_ROWS: True}).all()
+    # All blocks of all runs in one array: numpy calls per run would dominate.
+    records = np.frombuffer(b"".join(row.data for row in rows), dtype=RECORD)
+    lengths = [len(row.data) // RECORD.itemsize for row in rows]
+    ends = np.array([step + 1 if row.end is None else min(row.end, step + 1) for row in rows], dtype=np.int64)
+    numbers = np.repeat(np.array([row.run_number for row in rows], dtype=np.int64), lengths)
+    counts = records["step"] < np.repeat(ends, lengths)
+    numbers, records = numbers[counts], records[counts]
+    # By run, then by step; stable for repeated steps.
+    order = np.lexsort((records["step"], numbers))
+    numbers, values = numbers[order], records["value"][order]
+    newest = np.append(np.diff(numbers) != 0, True) & ~np.isnan(values) if len(numbers) else np.empty(0, dtype=bool)
+    return dict(zip(numbers[newest].tolist(), values[newest].tolist(), strict=True))
+
+
+def _newest_blocks(name: int, step: int, runs: Select[Any]) -> Select[Any]:
+    """The last two blocks of each attempt that start at or before `step` and before `end`, where it is replaced."""
+    later = aliased(Attempt)
+    end = (
+        select(func.min(later.first_step))
+        .where(later.run_number == Attempt.run_number, later.attempt > Attempt.attempt)
+        .scalar_subquery()
+    )
+    attempts = (
+        select(Attempt.run_number, Attempt.attempt, end.label("end")).where(Attempt.run_number.in_(runs)).subquery()
+    )
+
+    def counts(block: type[MetricBlock]) -> Any:
+        begin = block.block * BLOCK_STEPS
+        return and_(
+            block.run_number == attempts.c.run_number,
+            block.name_number == name,
+            block.attempt == attempts.c.attempt,
+            begin <= step,
+            or_(attempts.c.end.is_(None), begin < attempts.c.end),
+        )
+
+    other = aliased(MetricBlock)
+    second = select(other.block).where(counts(other)).order_by(other.block.desc()).limit(1).offset(1).scalar_subquery()
+    return (
+        select(MetricBlock.run_number, MetricBlock.data, attempts.c.end)
+        .join(attempts, and_(counts(MetricBlock), MetricBlock.block >= func.coalesce(second, 0)))
+        .order_by(MetricBlock.run_number, MetricBlock.attempt, MetricBlock.block)
+    )

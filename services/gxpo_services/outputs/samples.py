@@ -1,0 +1,299 @@
+"""Responses about samples and evaluations. Times are seconds since 1970.
+
+SQL of samples and evaluations. Queries return the effective history (trainer's report.py).
+
+`/runs/{run_id}/samples` and `/runs/{run_id}/evaluations`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any, NamedTuple
+
+from fastapi import APIRouter, Query, Response
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic.json_schema import SkipJsonSchema
+from sqlalchemy import ColumnElement, case, exists, func, insert, or_, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer, run_number
+from gxpo_services.api.errors import Invalid, responses
+from gxpo_services.api.fields import MAX_STEP, JsonNumber, RunId, Text
+from gxpo_services.api.idempotency import plain_answer
+from gxpo_services.db.tables import Attempt, EvaluationRow, Sample
+
+Missing = SkipJsonSchema[None]
+"""A member that may be missing, and is never null."""
+
+
+class TurnView(BaseModel):
+    """One turn of an episode. The text is not trusted: never render it as markup."""
+
+    speaker: str = Field(description="`policy` or `environment`.")
+    text: str
+    reward: float | None = Field(description="What the environment gave for the turn before; null without one.")
+
+
+class SampleView(BaseModel):
+    """A training sample with its verdict. Its texts are model output: never render them as markup."""
+
+    number: int = Field(description="Sequence number in order of arrival.")
+    attempt: int
+    step: int
+    time: float
+    group: int = Field(description="Index of the prompt in the step, from 0.")
+    sample: int = Field(description="Index of the response, from 0.")
+    prompt_id: str
+    prompt: str
+    response: str
+    extracted: str | None = Field(description="The answer extracted from the response; null without one.")
+    gold: str
+    verdict: str = Field(examples=["correct"])
+    reward: JsonNumber | None
+    length: int = Field(description="Tokens of the response.")
+    truncated: bool
+    turns: list[TurnView] | None = Field(description="The episode; null without an environment.")
+    end: str | None = Field(
+        description="Why the episode ended: `done`, `max_turns`, `length`, `timeout` or `error`; null without one."
+    )
+    end_detail: str | None = Field(description="How the environment failed.")
+    sampled_length: int | None = Field(description="Tokens that the policy wrote; null without an environment.")
+    extra: dict[str, Any] = Field(
+        description="Other members of the trainer's line, e.g. detail, weights_version, components."
+    )
+
+
+class SampleGroupView(BaseModel):
+    """All responses to a prompt in a step, also those that are not on the page."""
+
+    step: int
+    attempt: int
+    group: int = Field(description="Index of the prompt in the step, from 0.")
+    prompt_id: str
+    responses: int
+    correct: int = Field(description="Responses with the verdict `correct`.")
+
+
+class SamplePage(BaseModel):
+    """Samples in order of arrival."""
+
+    items: list[SampleView]
+    groups: list[SampleGroupView] = Field(description="The groups of these samples, with all their responses.")
+    next_cursor: str | None = Field(description="Cursor of the next page; null at the end.")
+    steps: list[int] = Field(description="All steps of the run that have samples.")
+
+
+class EvaluationView(BaseModel):
+    """One benchmark at one step, as its line of evaluations.jsonl has it.
+
+    Members without `*` are missing where the trainer did not write them; further ones are returned as they are.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    attempt: int
+    step: int
+    benchmark: str
+    scores: dict[str, JsonNumber] = Field(description="Scores by name, e.g. `pass@1`, `pass@1/ci_low`, `maj@4`.")
+    time: JsonNumber | Missing = None
+    per_problem: list[JsonNumber] | Missing = Field(
+        None, description="pass@1 of each problem; missing with `per_problem=false`."
+    )
+    problem_ids: list[str] | Missing = Field(None, description="In the order of `per_problem`.")
+    num_problems: int | Missing = None
+    samples_per_prompt: int | Missing = None
+    weights_version: int | Missing = Field(None, description="Step whose weights were evaluated.")
+    data_sha256: str | Missing = Field(None, description="Of the evaluated problems, golds and options.")
+    files_sha256: dict[str, str] | Missing = Field(None, description="Of the source files, by name.")
+    template: str | Missing = Field(None, description="Of the prompts.")
+    sampling: dict[str, Any] | Missing = Field(None, description="`temperature`, `max_new_tokens` and `seeded`.")
+    environment: dict[str, Any] | Missing = Field(None, description="What answered the policy; missing without one.")
+    versions: dict[str, str] | Missing = Field(None, description="Of what a verdict depends on.")
+    backward_passes_total: JsonNumber | Missing = Field(None, description="Cost of the run up to the evaluation.")
+    training_s: JsonNumber | Missing = None
+    tokens_total: JsonNumber | Missing = None
+
+
+class EvaluationsView(BaseModel):
+    """Evaluations in order of steps and benchmarks, one of each."""
+
+    items: list[EvaluationView]
+
+
+class GroupCount(NamedTuple):
+    """Responses to a prompt in a step, and how many of them are correct."""
+
+    step: int
+    attempt: int
+    group: int
+    prompt_id: str
+    responses: int
+    correct: int
+
+
+def add_samples(session: Session, run_number: int, rows: Sequence[dict[str, Any]]) -> None:
+    if rows:
+        session.execute(insert(Sample.__table__), [{"run_number": run_number, **row} for row in rows])  # type: ignore[arg-type]
+
+
+def add_evaluations(session: Session, run_number: int, rows: Sequence[dict[str, Any]]) -> None:
+    if rows:
+        session.execute(insert(EvaluationRow.__table__), [{"run_number": run_number, **row} for row in rows])  # type: ignore[arg-type]
+
+
+def arrived_samples(session: Session, run_number: int, *, after: int, limit: int) -> list[Sample]:
+    """Samples in order of arrival, after the number `after`."""
+    query = select(Sample).where(Sample.run_number == run_number, Sample.number > after, _counts(Sample))
+    return list(session.scalars(query.order_by(Sample.number).limit(limit)))
+
+
+def newest_samples(
+    session: Session,
+    run_number: int,
+    *,
+    step: int | None,
+    verdict: str | None,
+    group: int | None = None,
+    after: tuple[int, int] | None,
+    limit: int,
+) -> list[Sample]:
+    """Samples of the newest step first, those of a step in order of arrival. after: step and number of a sample."""
+    query = select(Sample).where(Sample.run_number == run_number, _counts(Sample))
+    if step is not None:
+        query = query.where(Sample.step == step)
+    if verdict is not None:
+        query = query.where(Sample.verdict == verdict)
+    if group is not None:
+        query = query.where(Sample.group_index == group)
+    if after is not None:
+        last_step, last_number = after
+        query = query.where(Sample.step <= last_step, or_(Sample.step < last_step, Sample.number > last_number))
+    return list(session.scalars(query.order_by(Sample.step.desc(), Sample.number).limit(limit)))
+
+
+def group_counts(session: Session, rows: Sequence[Sample]) -> list[GroupCount]:
+    """Responses of the groups that these samples of a run belong to, in order of their first sample."""
+    if not rows:
+        return []
+    keys = dict.fromkeys((row.step, row.attempt, row.group_index, row.prompt_id) for row in rows)
+    group = (Sample.step, Sample.attempt, Sample.group_index, Sample.prompt_id)
+    query = select(*group, func.count(), func.sum(case((Sample.verdict == "correct", 1), else_=0))).where(
+        Sample.run_number == rows[0].run_number,
+        Sample.step.in_({row.step for row in rows}),
+        Sample.group_index.in_({row.group_index for row in rows}),
+    )
+    found = {tuple(row[:4]): (row[4], row[5]) for row in session.execute(query.group_by(*group))}
+    return [GroupCount(*key, *found[key]) for key in keys]
+
+
+def sample_steps(session: Session, run_number: int) -> list[int]:
+    """Steps that have samples."""
+    # The index yields few pairs of step and attempt, which are then filtered.
+    pairs = select(Sample.run_number, Sample.step, Sample.attempt).where(Sample.run_number == run_number).distinct()
+    found = pairs.subquery()
+    query = select(found.c.step).where(_not_replaced(found.c.run_number, found.c.attempt, found.c.step)).distinct()
+    return sorted(session.scalars(query))
+
+
+def select_evaluations(
+    session: Session, run_number: int, *, benchmark: str | None = None, after: int | None = None
+) -> list[dict[str, Any]]:
+    """Records in order of steps and benchmarks, one each: the last one of the latest attempt."""
+    return evaluations_of(session, [run_number], benchmark=benchmark, after=after)[run_number]
+
+
+def evaluations_of(
+    session: Session, run_numbers: Collection[int], *, benchmark: str | None = None, after: int | None = None
+) -> dict[int, list[dict[str, Any]]]:
+    """The same of several runs, by their numbers."""
+    rows = EvaluationRow.__table__.c
+    query = select(rows.run_number, rows.step, rows.benchmark, rows.record, rows.attempt, rows.number)
+    query = query.where(rows.run_number.in_(run_numbers), _not_replaced(rows.run_number, rows.attempt, rows.step))
+    if benchmark is not None:
+        query = query.where(rows.benchmark == benchmark)
+    if after is not None:
+        query = query.where(rows.step > after)
+    chosen: dict[int, dict[tuple[int, str], dict[str, Any]]] = {number: {} for number in run_numbers}
+    # Sorted here: a database would move the records with their thousands of scores.
+    for row in sorted(session.execute(query), key=lambda row: (row.attempt, row.number)):
+        chosen[row.run_number][row.step, row.benchmark] = row.record
+    return {number: [found[key] for key in sorted(found)] for number, found in chosen.items()}
+
+
+def _counts(table: type[Sample]) -> ColumnElement[bool]:
+    return _not_replaced(table.run_number, table.attempt, table.step)
+
+
+def _not_replaced(
+    run: InstrumentedAttribute[int] | ColumnElement[int],
+    attempt: InstrumentedAttribute[int] | ColumnElement[int],
+    step: InstrumentedAttribute[int] | ColumnElement[int],
+) -> ColumnElement[bool]:
+    """No later attempt reported on this step or an earlier one."""
+    return ~exists().where(Attempt.run_number == run, Attempt.attempt > attempt, Attempt.first_step <= step)
+
+
+router = APIRouter(
+    route_class=ServiceRoute, prefix="/runs/{run_id}", tags=["samples"], responses=responses(401, 404, 422, 503)
+)
+
+_CURSOR = re.compile(r"([0-9]{1,10})-([0-9]{1,18})")
+"""Step and number of a page's last sample."""
+Step = Annotated[int | None, Query(ge=0, le=MAX_STEP, description="Only this step.")]
+
+
+@router.get("/samples", summary="Samples with verdicts")
+def samples(
+    run_id: RunId,
+    _: Viewer,
+    session: ReadSession,
+    step: Step = None,
+    verdict: Annotated[
+        Annotated[Text, StringConstraints(max_length=20)] | None, Query(description="Filter by verdict, e.g. `wrong`.")
+    ] = None,
+    group: Annotated[int | None, Query(ge=0, le=MAX_STEP, description="Only this prompt of each step.")] = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    cursor: Annotated[Annotated[Text, StringConstraints(max_length=40)] | None, Query()] = None,
+) -> SamplePage:
+    """Training samples of the effective history, newest step first, paged."""
+    number = run_number(session, run_id)
+    after = None if cursor is None else _position(cursor)
+    rows = newest_samples(session, number, step=step, verdict=verdict, group=group, after=after, limit=limit + 1)
+    last = rows[limit - 1] if len(rows) > limit else None
+    return SamplePage(
+        items=[_view(row) for row in rows[:limit]],
+        groups=[SampleGroupView.model_validate(count._asdict()) for count in group_counts(session, rows[:limit])],
+        next_cursor=None if last is None else f"{last.step}-{last.number}",
+        steps=sample_steps(session, number),
+    )
+
+
+@router.get("/evaluations", summary="Evaluations", response_model=EvaluationsView)
+def evaluations(
+    run_id: RunId,
+    _: Viewer,
+    session: ReadSession,
+    benchmark: Annotated[Annotated[Text, StringConstraints(max_length=200)] | None, Query()] = None,
+    after: Annotated[int | None, Query(ge=-1, le=MAX_STEP, description="Only later steps.")] = None,
+    per_problem: Annotated[bool, Query(description="Include the scores of each problem.")] = True,
+) -> Response:
+    """Evaluations of the effective history, one record per step and benchmark."""
+    found = select_evaluations(session, run_number(session, run_id), benchmark=benchmark, after=after)
+    if not per_problem:
+        found = [{name: value for name, value in record.items() if name != "per_problem"} for record in found]
+    return plain_answer({"items": found})
+
+
+def _position(cursor: str) -> tuple[int, int]:
+    """Step and number in a cursor; raises Invalid for any other text."""
+    found = _CURSOR.fullmatch(cursor)
+    step, number = (int(part) for part in found.groups()) if found else (MAX_STEP + 1, 0)
+    if step > MAX_STEP:
+        raise Invalid.of("cursor", "is not a cursor; pass next_cursor of an earlier response unchanged")
+    return step, number
+
+
+def _view(row: Sample) -> SampleView:
+    values: dict[str, Any] = {name: getattr(row, name) for name in SampleView.model_fields if hasattr(row, name)}
+    return SampleView(**values, group=row.group_index, sample=row.sample_index)

@@ -1,0 +1,88 @@
+"""Answers about timelines. Times are seconds.
+
+The last lines of a run's timeline.jsonl.
+
+`/runs/{run_id}/timeline`: what each process did in the last steps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field, ValidationError
+
+from gxpo_services.api.dependencies import ExistingRun, ServiceRoute, Settings
+from gxpo_services.api.errors import responses
+from gxpo_services.outputs.files import RunFiles
+
+
+class SpanView(BaseModel):
+    """One activity of one process."""
+
+    process: str = Field(examples=["engine 0", "learner", "verifier"])
+    activity: str = Field(examples=["sampling", "verifying", "updating", "syncing", "saving"])
+    begin: float = Field(description="Seconds since the begin of the step.")
+    end: float
+
+
+class StepTimeline(BaseModel):
+    """What the run's processes did in a step. A process is idle where it has no span."""
+
+    attempt: int
+    step: int
+    begin: float = Field(description="Seconds since 1970.")
+    spans: list[SpanView]
+
+
+class TimelineView(BaseModel):
+    """The last steps, in order."""
+
+    items: list[StepTimeline]
+
+
+TIMELINE = "timeline.jsonl"
+LARGEST_TAIL = 1 << 20
+"""Bytes read from the end of the file; steps beyond are left out."""
+
+
+def last_steps(run: RunFiles, count: int) -> list[StepTimeline]:
+    """At most `count` steps; none without a file. Lines that are no timelines are left out: a trainer writes them."""
+    try:
+        file = run.open(TIMELINE)
+    except FileNotFoundError:
+        return []
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        begin = max(0, size - LARGEST_TAIL)
+        lines = os.pread(file.fileno(), LARGEST_TAIL, begin).split(b"\n")
+    if begin:
+        del lines[0]  # it may begin in the middle of a line
+    found = [step for line in lines if (step := _step(line)) is not None]
+    return found[-count:]
+
+
+def _step(line: bytes) -> StepTimeline | None:
+    try:
+        row: dict[str, Any] = json.loads(line)
+        spans = [dict(zip(("process", "activity", "begin", "end"), span, strict=True)) for span in row["spans"]]
+        return StepTimeline.model_validate({**row, "spans": spans})
+    except (ValueError, TypeError, KeyError, RecursionError, ValidationError):
+        return None
+
+
+router = APIRouter(
+    route_class=ServiceRoute, prefix="/runs/{run_id}", tags=["samples"], responses=responses(401, 404, 422, 503)
+)
+
+
+@router.get("/timeline", summary="Timeline of the last steps")
+def timeline(
+    run_id: ExistingRun,
+    settings: Settings,
+    steps: Annotated[int, Query(ge=1, le=50, description="Maximum number of steps.")] = 4,
+) -> TimelineView:
+    """Sampling, verifying, updating and syncing of engines, verifier and learner, as the trainer recorded them."""
+    return TimelineView(items=last_steps(RunFiles(settings.artifacts, run_id), steps))

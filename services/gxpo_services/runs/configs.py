@@ -1,0 +1,339 @@
+"""Validation of submitted configs; reports every invalid setting.
+
+Server policy for configs: allowed folders, hub names, code and Ray address.
+
+Paths are checked after resolving `~`, `..` and symbolic links. Nothing is URL-decoded, as in the file system. The check
+works on plain nested values, so that policy violations are reported together with validation errors.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import tomllib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from gxpo_services.api.errors import FieldError, Invalid
+from gxpo_services.api.fields import MAX_INTEGER, Text, faults
+from gxpo_services.runs.plan import cannot_fit, cannot_split, resources
+from gxpo_services.settings import ServiceSettings
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.engines import STARTER_POLICIES
+from gxpo_trainer.config.io import apply_overrides, build, load_preset, preset_names
+from gxpo_trainer.config.messages import BadSettings
+from gxpo_trainer.config.tasks import OWN_ENVIRONMENTS, OWN_REWARDS
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.jsonl import plain
+
+Override = Annotated[Text, Field(min_length=1, max_length=2000)]
+
+EXAMPLE_CONFIG: dict[str, Any] = {
+    "name": "gxpo on word problems",
+    "learner": {"rule": {"name": "gxpo", "k": 5, "alpha": 0.5}},
+    "budget": {"steps": 40},
+}
+
+
+class RunSource(BaseModel):
+    """Source of a config: exactly one of `config`, `toml` and `preset`, plus `overrides`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    config: dict[str, Any] | None = Field(
+        None, description="Nested settings; omitted ones have their defaults.", examples=[EXAMPLE_CONFIG]
+    )
+    toml: Text | None = Field(None, max_length=200_000, description="The config as the text of a run file.")
+    preset: Text | None = Field(None, max_length=100, description="Name of a preset.", examples=["demo"])
+    overrides: list[Override] = Field(
+        [], max_length=200, description="`a.b=c` as for `gxpo train --set`.", examples=[["learner.rule.k=10"]]
+    )
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> RunSource:
+        given = [name for name in ("config", "toml", "preset") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"exactly one of config, toml and preset is required; {' and '.join(given) or 'none'} is given"
+            )
+        return self
+
+
+class PresetView(BaseModel):
+    """A config preset."""
+
+    name: str = Field(examples=["demo"])
+    summary: str = Field(description="Purpose.")
+    toml: str = Field(description="The complete run file.")
+    config: dict[str, Any] = Field(description="The config as nested settings.")
+
+
+class PublishedTableView(BaseModel):
+    """A table of the paper."""
+
+    number: int
+    name: str = Field(examples=["sampled_pass@1"])
+    model: str | None = Field(description="Model of all rows; null where each row names its own.")
+    rows: list[dict[str, Any]] = Field(description="As printed; scores in percent.")
+
+
+class PublishedView(BaseModel):
+    """The paper's results."""
+
+    source: str
+    units: str
+    notes: list[str] = Field(description="Remarks that do not follow from the tables.")
+    tables: list[PublishedTableView]
+
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+"""Narrower than what the trainer tries on the hub: no part of a name may be `.` or `..`, which are folders."""
+_PATH_STARTS = ("/", "~", "./", "../")
+_DATA_FILES = (".jsonl", ".parquet", ".json", ".csv")
+_EMBEDDED_TASK = "word_problems"
+Refusals = list[tuple[str, str]]
+
+
+def refusals(values: Mapping[str, Any], settings: ServiceSettings) -> Refusals:
+    """(dotted path, reason and fix) of every setting that this server does not allow. values: nested settings, possibly
+    incomplete; wrong types are left to the config's validation."""
+    return [
+        *_model(values, settings),
+        *_data(values, settings),
+        *_evaluation(values, settings),
+        *_rewards(values, settings),
+        *_environment(values, settings),
+        *_placement(values),
+    ]
+
+
+def _model(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
+    yield from _place(values, "model.path", STARTER_POLICIES, settings.model_roots, hub=settings.allow_hub)
+    if setting(values, "model.trust_remote_code") not in (None, False) and not settings.allow_remote_code:
+        yield "model.trust_remote_code", "is not allowed on this server; set it to false"
+
+
+def _data(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
+    yield from _place(values, "data.source", (_EMBEDDED_TASK,), settings.data_roots, hub=settings.allow_hub)
+    for name in ("split", "subset"):
+        # Both become parts of file names below data.source.
+        part = setting(values, f"data.{name}")
+        if isinstance(part, str) and not _is_inner_name(part):
+            yield f"data.{name}", "must be a relative path inside the data set, without .."
+
+
+def _evaluation(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
+    yield from _place(values, "evaluation.data_root", ("none",), settings.data_roots, hub=None)
+    root = setting(values, "evaluation.data_root")
+    names = setting(values, "evaluation.benchmarks")
+    for number, name in enumerate(names if isinstance(names, list | tuple) else ()):
+        if not isinstance(name, str) or name == _EMBEDDED_TASK:
+            continue
+        fault = None
+        if name.endswith(".jsonl"):
+            fault = _place_fault(name, settings.data_roots, hub=None)
+        elif root in (None, "none") and not settings.allow_hub:
+            fault = "is a hub data set, which this server does not allow; set evaluation.data_root"
+        if fault is not None:
+            yield f"evaluation.benchmarks[{number}]", fault
+
+
+def _rewards(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
+    rewards = setting(values, "verifier.rewards")
+    for number, reward in enumerate(rewards if isinstance(rewards, list | tuple) else ()):
+        name = reward.get("name") if isinstance(reward, Mapping) else None
+        if isinstance(name, str) and name not in OWN_REWARDS and name not in settings.allowed_rewards:
+            allowed = ", ".join((*OWN_REWARDS, *settings.allowed_rewards))
+            yield f"verifier.rewards[{number}].name", f"is not allowed on this server; choose from {allowed}"
+        url = reward.get("url") if isinstance(reward, Mapping) else None
+        if isinstance(url, str) and url not in settings.allowed_reward_urls:
+            known = ", ".join(settings.allowed_reward_urls) or "none"
+            yield f"verifier.rewards[{number}].url", f"is not an allowed address on this server; choose from {known}"
+
+
+def _environment(values: Mapping[str, Any], settings: ServiceSettings) -> Iterable[tuple[str, str]]:
+    name, url = setting(values, "environment.name"), setting(values, "environment.url")
+    if isinstance(name, str) and name not in (*OWN_ENVIRONMENTS, *settings.allowed_environments):
+        allowed = ", ".join((*OWN_ENVIRONMENTS, *settings.allowed_environments))
+        yield "environment.name", f"is not allowed on this server; choose from {allowed}"
+    if isinstance(url, str) and url not in settings.allowed_environment_urls:
+        known = ", ".join(settings.allowed_environment_urls) or "none"
+        yield "environment.url", f"is not an allowed address on this server; choose from {known}"
+
+
+def _placement(values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    if setting(values, "placement.ray_address") not in (None, "none"):
+        yield "placement.ray_address", "is set by the service; remove it"
+
+
+def _place(
+    values: Mapping[str, Any], path: str, embedded: Collection[str], roots: tuple[Path, ...], *, hub: bool | None
+) -> Iterable[tuple[str, str]]:
+    """The refusal of a setting that names a place, unless its value is one of `embedded`."""
+    name = setting(values, path)
+    fault = _place_fault(name, roots, hub=hub) if isinstance(name, str) and name not in embedded else None
+    if fault is not None:
+        yield path, fault
+
+
+def _place_fault(name: str, roots: tuple[Path, ...], *, hub: bool | None) -> str | None:
+    """Why a folder, file or hub name is refused. hub: whether hub names are allowed; None where they mean nothing."""
+    inside = f" inside {' or '.join(map(str, roots))}" if roots else ""
+    try:
+        path = Path(name).expanduser()
+        is_path = name.startswith(_PATH_STARTS) or name.endswith(_DATA_FILES) or path.exists()
+        if hub is not None and not is_path:
+            if not hub:
+                return f"is not a local path, and this server does not allow hub names; use a local copy{inside}"
+            if not roots or _HUB_NAME.fullmatch(name):
+                return None
+        if not roots:
+            return None
+        if not path.is_absolute():
+            return f"must be an absolute path{inside}" + (", or a hub name" if hub else "")
+        real = Path(os.path.realpath(path))
+    except (OSError, RuntimeError, ValueError) as error:  # too long, unknown home, or not a file name
+        return f"is not a valid path ({error})"
+    if any(real.is_relative_to(root) for root in roots):
+        return None
+    return f"is not allowed on this server; it must lie{inside}"
+
+
+def _is_inner_name(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and not name.startswith("~") and "\\" not in name
+
+
+def setting(config: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path of a config; None where there is none."""
+    found: Any = config
+    for key in path.split("."):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
+
+
+_LONGEST_MODEL = 400
+Settings = dict[str, Any]
+
+
+def settings_of(source: RunSource, where: str = "") -> Settings:
+    """Nested settings with the source's overrides applied, not yet validated.
+
+    where: prefix of member names in errors, such as `base.`. Raises Invalid.
+    """
+    if source.preset is not None:
+        if source.preset not in preset_names():
+            message = f"there is no preset {source.preset!r}; choose from {', '.join(preset_names())}"
+            raise Invalid.of(f"{where}preset", message)
+        values = plain(load_preset(source.preset).model_dump())
+    elif source.toml is not None:
+        values = _parsed(source.toml, f"{where}toml")
+    else:
+        values = source.config or {}
+    found = faults(values)
+    if found:
+        raise invalid(_fields(found))
+    return overridden(values, source.overrides, f"{where}overrides")
+
+
+def overridden(values: Settings, overrides: Sequence[str], field: str) -> Settings:
+    """Apply every `a.b=c` to `values`. Raises Invalid naming the invalid ones as `field[n]`."""
+    errors = []
+    for number, text in enumerate(overrides):
+        try:
+            bad = faults(apply_overrides({}, [text]))
+            message = bad[0][1] if bad else ""
+        except ConfigError as error:
+            message = str(error).removeprefix(f"--set {text}: ")
+        except (ValueError, RecursionError):
+            message = "its value cannot be read"
+        if message:
+            errors.append(FieldError(field=f"{field}[{number}]", message=message))
+    if errors:
+        raise invalid(errors)
+    return apply_overrides(values, overrides)
+
+
+def checked(values: Settings, server: ServiceSettings) -> RunConfig:
+    """The config, if both the trainer and this server accept it. Raises Invalid with every invalid setting."""
+    found = refusals(values, server)
+    try:
+        config = build(values)
+    except BadSettings as error:
+        raise invalid(_fields([*error.settings, *found])) from None
+    found += _unstorable(config) + _above_quotas(config, server)
+    # These read the model's folder, which is allowed only where nothing has been refused.
+    found = found or cannot_split(config) or cannot_fit(config, server)
+    if found:
+        raise invalid(_fields(found))
+    return config
+
+
+def invalid(errors: Sequence[FieldError]) -> Invalid:
+    """All invalid settings as one error, without duplicates, sorted by name."""
+    unique = {(error.field, error.message): error for error in errors}
+    ordered = sorted(unique.values(), key=lambda error: error.field)
+    named = "; ".join(f"{error.field}: {error.message}" for error in ordered[:5])
+    return Invalid(named + ("; …" if len(ordered) > 5 else ""), errors=ordered)
+
+
+def _parsed(text: str, field: str) -> Settings:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Invalid.of(field, f"is not valid TOML: {error}") from None
+
+
+def _unstorable(config: RunConfig) -> list[tuple[str, str]]:
+    """Settings that the config allows but the database cannot store."""
+    found = []
+    budget = config.budget
+    numbers = {
+        "seed": config.seed,
+        "budget.steps": budget.steps,
+        "budget.backward_passes": budget.backward_passes,
+        "budget.tokens": budget.tokens,
+    }
+    for name, number in numbers.items():
+        if number is not None and number > MAX_INTEGER:
+            found.append((name, f"must be at most {MAX_INTEGER}"))
+    if len(config.model.path) > _LONGEST_MODEL:
+        found.append(("model.path", f"must be at most {_LONGEST_MODEL} characters"))
+    if not math.isfinite(resources(config)[0]):
+        found.append(
+            ("placement", "learner_ranks × learner_cpus + samplers × sampler_cpus + verifier_cpus must be finite")
+        )
+    return found
+
+
+def _above_quotas(config: RunConfig, server: ServiceSettings) -> list[tuple[str, str]]:
+    """Quotas that the run exceeds even alone, so that it could never start."""
+    cpus, gpus = resources(config)
+    if config.placement.device == "auto" and server.quota_gpus == 0:
+        gpus = 0.0  # it runs on CPUs there
+    found = []
+    for what, asked, quota in (("CPUs", cpus, server.quota_cpus), ("GPUs", gpus, server.quota_gpus)):
+        # Logical CPUs are sums of fractions.
+        if quota is not None and asked > quota and not math.isclose(asked, quota):
+            bound = f"all runs together may use {quota:g} (GXPO_QUOTA_{what.upper()})"
+            found.append(("placement", f"needs {asked:g} {what}, and {bound}; lower placement.* or raise the quota"))
+    return found
+
+
+def _fields(found: Sequence[tuple[str, str]]) -> list[FieldError]:
+    return [FieldError(field=f"config.{path}" if path else "config", message=message) for path, message in found]
+
+
+def stored(config: RunConfig) -> Settings:
+    """The complete config as JSON values; `RunConfig.model_validate` restores it."""
+    body: Settings = plain(config.model_dump(mode="json"))
+    return body
+
+
+def restored(values: Mapping[str, Any]) -> RunConfig:
+    """A stored config."""
+    return RunConfig.model_validate(values)

@@ -1,0 +1,117 @@
+"""Expected cost of a run from its config. Pure.
+
+The plan of a submitted config: memory, time and cost before it starts (gxpo_trainer.planner).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gxpo_services.settings import ServiceSettings
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.planner import Plan, inputs_of, make_plan, refusal
+from gxpo_trainer.planner.devices import CPU, DEFAULT_GPU, device_named, uneven_split
+from gxpo_trainer.planner.inputs import read_shape
+from gxpo_trainer.planner.report import PlanView, view_of
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedCost:
+    """An upper bound in full-batch gradients; a gate that fires makes a run cheaper.
+
+    steps: maximum training steps; None when only hours or tokens limit them. backward_passes: maximum backward passes,
+    without repeated steps and diagnostics. per_step: passes per step with the look-ahead on. words: an explanation.
+    """
+
+    steps: int | None
+    backward_passes: int | None
+    per_step: int
+    words: str
+
+
+def expected_cost(config: RunConfig) -> ExpectedCost:
+    """The passes of a step that the rule declares, as long as the gate keeps the look-ahead on.
+
+    `learner.mini_batches` changes nothing: passes are counted in full batches.
+    """
+    rule, budget = config.learner.rule, config.budget
+    per_step, words = _per_step(config)
+    steps, passes = budget.steps, budget.backward_passes
+    by_steps = None if steps is None else steps * per_step
+    bounds = [bound for bound in (by_steps, passes) if bound is not None]
+    if passes is not None and (by_steps is None or passes < by_steps):
+        words += f"; budget.backward_passes = {passes} ends the run"
+        if per_step > 1:
+            words += f" (up to {per_step - 1} more to finish the last step)"
+        if rule.gate_config is None:
+            steps = -(-passes // per_step)
+    if not bounds:
+        names = " or ".join(f"budget.{name}" for name in ("hours", "tokens") if getattr(budget, name) is not None)
+        words += f"; {names} ends the run, so the number of steps is unknown"
+    return ExpectedCost(steps, min(bounds, default=None), per_step, words)
+
+
+def _per_step(config: RunConfig) -> tuple[int, str]:
+    rule = config.learner.rule
+    per_step, formula = rule.passes_per_step(gate_open=True), rule.passes_formula()
+    words = f"{rule.label}: {per_step} backward pass{'es' if per_step > 1 else ''} per step"
+    words += f" ({formula})" if formula else ""
+    gate = rule.gate_config
+    if gate is None or not gate.can_fire:
+        return per_step, words
+    closed = rule.passes_per_step(gate_open=False)
+    when = "while the gate is closed" if gate.mode == "rearm" else "after the gate has fired"
+    return per_step, f"{words}, {closed} {when} (upper bound)"
+
+
+def resources(config: RunConfig) -> tuple[float, float]:
+    """Logical CPUs and GPUs that a run holds, the fewest that it accepts where it may share GPUs.
+
+    With `placement.device = "auto"` these are the GPUs that it holds in a cluster that has some.
+    """
+    placement = config.placement
+    gpus = 0 if placement.device == "cpu" else placement.num_gpus(colocated=placement.can_colocate)
+    return placement.num_cpus, float(gpus)
+
+
+def planned(config: RunConfig, server: ServiceSettings) -> tuple[PlanView | None, str | None]:
+    """The plan, or why there is none."""
+    try:
+        return view_of(_plan(config, server)), None
+    except ConfigError as error:
+        return None, str(error)
+
+
+def cannot_split(config: RunConfig) -> list[tuple[str, str]]:
+    """(setting, reason) where the heads of the model do not divide among the devices of an engine.
+
+    Empty for models of unknown shape, which the trainer checks when it has them.
+    """
+    try:
+        shape = read_shape(config.model.path)
+    except ConfigError:
+        return []
+    tensor_parallel = config.placement.tensor_parallel
+    sentence = uneven_split(shape.heads, shape.kv_heads, tensor_parallel, repr(config.model.path))
+    return [] if sentence is None else [("placement.tensor_parallel", sentence)]
+
+
+def cannot_fit(config: RunConfig, server: ServiceSettings) -> list[tuple[str, str]]:
+    """(setting, the planner's sentence) for a run that cannot fit on the GPUs of this server's cluster.
+
+    Empty where their kind is not set (GXPO_GPU), for runs without GPUs, and for models of unknown shape.
+    """
+    if server.gpu is None or config.placement.device == "cpu":
+        return []
+    try:
+        sentence = refusal(_plan(config, server))
+    except ConfigError:
+        return []
+    return [] if sentence is None else [("placement", sentence)]
+
+
+def _plan(config: RunConfig, server: ServiceSettings) -> Plan:
+    on_gpu = config.placement.device == "gpu" or (config.placement.device == "auto" and server.gpu is not None)
+    device = device_named(server.gpu or DEFAULT_GPU) if on_gpu else device_named(CPU)
+    return make_plan(inputs_of(config, read_shape(config.model.path), device))

@@ -1,1 +1,0 @@
-"""Sampled responses with verdicts, and evaluations."""

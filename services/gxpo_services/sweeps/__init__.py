@@ -1,0 +1,3 @@
+"""Groups of runs and sweeps."""
+
+from __future__ import annotations

@@ -1,0 +1,224 @@
+"""Expansion of base config, grid and seeds to the configs of a sweep. Pure, apart from the server's policy.
+
+Sweep presets: the paper's ablations, and the rules with a learning-rate control.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tomli_w
+from pydantic import ValidationError
+
+from gxpo_services.api.errors import FieldError, Invalid
+from gxpo_services.runs.configs import Settings, checked, invalid, overridden, settings_of
+from gxpo_services.settings import ServiceSettings
+from gxpo_services.sweeps.schemas import MAX_RUNS, SweepPreset, SweepPresetView, SweepRequest
+from gxpo_trainer.config import RuleSettings, RunConfig
+from gxpo_trainer.config.io import learning_rate_control
+from gxpo_trainer.config.messages import config_error
+from gxpo_trainer.config.rules import RULES, compared_rules, in_words, rule_labels, rule_name
+
+_PRESETS = (
+    SweepPresetView(
+        name="alpha",
+        summary="Reposition strength α at each depth K (the paper's Table 5).",
+        grid={"learner.rule.k": [3, 5, 10], "learner.rule.alpha": [0.1, 0.5, 1.0]},
+        control=False,
+    ),
+    SweepPresetView(
+        name="k",
+        summary="Virtual depth K, as in the paper's main results.",
+        grid={"learner.rule.k": [3, 5, 10]},
+        control=False,
+    ),
+    SweepPresetView(
+        name="tau",
+        summary="Threshold τ of the gate at K = 5 (the paper's ablation).",
+        grid={"learner.rule.k": [5], "learner.rule.gate.threshold": [0.7, 1.0, 1.5, 2.0]},
+        control=False,
+    ),
+    SweepPresetView(
+        name="rules",
+        summary=f"{in_words(rule_labels(), 'and')} with the base's K and α, and GRPO at learning rate × (αK + 1), to "
+        "rule out that a gain comes from the longer step alone.",
+        grid={},
+        control=True,
+    ),
+)
+PRESETS: dict[SweepPreset, SweepPresetView] = {preset.name: preset for preset in _PRESETS}
+
+
+def rule_variants(base: RunConfig) -> list[tuple[RunConfig, dict[str, Any]]]:
+    """The base with each rule, and its distinguishing settings. Raises Invalid for a base without a look-ahead."""
+    rule = base.learner.rule
+    if not rule.sweep_base:
+        bases = in_words([f'"{rule_name(other)}"' for other in RULES if other.sweep_base])
+        message = f'is "{rule.name}"; preset rules takes K, α and the gate from a base with rule {bases}'
+        raise Invalid.of("config.learner.rule.name", message)
+    return [
+        (
+            base.model_copy(update={"learner": base.learner.model_copy(update={"rule": _adapted(other, rule)})}),
+            {"learner.rule.name": rule_name(other)},
+        )
+        for other in compared_rules()
+    ]
+
+
+def _adapted(rule: type[RuleSettings], base: RuleSettings) -> RuleSettings:
+    try:
+        return rule.adapted_from(base)
+    except ValidationError as error:
+        message = f"does not fit rule {rule_name(rule)}: {config_error(error, 'it')}"
+        raise Invalid.of("config.learner.rule", message) from None
+
+
+_MOST_ERRORS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A run of a sweep. values: its settings in the sweep by dotted path, including the seed."""
+
+    config: RunConfig
+    values: dict[str, Any]
+
+
+Variant = tuple[RunConfig, dict[str, Any]]
+
+
+def plan(request: SweepRequest, server: ServiceSettings) -> list[Planned]:
+    """Every run of a sweep with its name, in grid order with the seeds innermost.
+
+    Raises Invalid with every invalid member and setting.
+    """
+    grid = _grid(request)
+    errors = _shape_errors(request, grid)
+    if errors:
+        raise invalid(errors)
+    base = settings_of(request.base, "base.")
+    variants = _variants(request, server, base, grid)
+    has_control = request.control or (request.preset is not None and PRESETS[request.preset].control)
+    if has_control:
+        variants += _controls(variants)
+    size = len(variants) * max(1, len(request.seeds))
+    if size > MAX_RUNS:
+        raise invalid([_too_many(size)])
+    planned = [
+        _seeded(request.name, config, values, seed)
+        for config, values in variants
+        for seed in request.seeds or [config.seed]
+    ]
+    _check_distinct(planned)
+    return planned
+
+
+def _grid(request: SweepRequest) -> dict[str, list[Any]]:
+    """The preset's axes, extended or replaced by the request's own."""
+    preset = PRESETS[request.preset].grid if request.preset is not None else {}
+    return {**preset, **request.grid}
+
+
+def _shape_errors(request: SweepRequest, grid: dict[str, list[Any]]) -> list[FieldError]:
+    errors = []
+    if "seed" in grid:
+        errors.append(FieldError(field="grid.seed", message="must be set with seeds; remove it from the grid"))
+    for path, values in {**{f"grid.{path}": values for path, values in grid.items()}, "seeds": request.seeds}.items():
+        twice = [value for number, value in enumerate(values) if value in values[:number]]
+        if twice:
+            errors.append(FieldError(field=path, message=f"contains {twice[0]!r} twice; name each value once"))
+    size = max(1, len(request.seeds))
+    for values in grid.values():
+        size *= len(values)
+    if size > MAX_RUNS:
+        errors.append(_too_many(size))
+    return errors
+
+
+def _too_many(size: int) -> FieldError:
+    return FieldError(field="grid", message=f"makes {size} runs including seeds; a sweep has at most {MAX_RUNS}")
+
+
+def _variants(
+    request: SweepRequest, server: ServiceSettings, base: Settings, grid: dict[str, list[Any]]
+) -> list[Variant]:
+    """Every combination of the grid; for the preset `rules`, with every rule."""
+    combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    found: list[Variant] = []
+
+    def one(values: dict[str, Any]) -> None:
+        config = checked(overridden(base, [_override(path, value) for path, value in values.items()], "grid"), server)
+        if request.preset == "rules":
+            found.extend((variant, values | changed) for variant, changed in rule_variants(config))
+        else:
+            found.append((config, values))
+
+    errors = list(_errors_of(one, combinations))
+    if errors:
+        raise invalid(errors[:_MOST_ERRORS])
+    return found
+
+
+def _errors_of(one: Callable[[dict[str, Any]], None], combinations: Sequence[dict[str, Any]]) -> Iterator[FieldError]:
+    """Invalid settings of all combinations; those of overrides are named by their axis."""
+    for values in combinations:
+        try:
+            one(values)
+        except Invalid as error:
+            paths = list(values)
+            for item in error.errors:
+                if item.field.startswith("grid["):
+                    item.field = f"grid.{paths[int(item.field[5:-1])]}"
+                yield item
+
+
+def _override(path: str, value: Any) -> str:
+    """`a.b=c` with the value in TOML; null is the word "none"."""
+    words = tomli_w.dumps({"value": "none" if value is None else value}).removeprefix("value = ").strip()
+    return f"{path}={words}"
+
+
+def _controls(variants: Sequence[Variant]) -> list[Variant]:
+    """The learning-rate control of every look-ahead, without duplicates."""
+    found: dict[str, Variant] = {}
+    present = {config.sha256() for config, _ in variants}
+    for config, _ in variants:
+        if config.learner.rule.learning_rate_factor is None:
+            continue
+        control = learning_rate_control(config)
+        learner = control.learner
+        if control.sha256() not in present:
+            rate = learner.optimizer.learning_rate
+            values = {"learner.rule.name": learner.rule.name, "learner.optimizer.learning_rate": rate}
+            found.setdefault(control.sha256(), (control, values))
+    return list(found.values())
+
+
+def _seeded(name: str, config: RunConfig, values: dict[str, Any], seed: int) -> Planned:
+    values = {**values, "seed": seed}
+    words = " ".join(f"{_short(path)}={_word(value)}" for path, value in values.items())
+    return Planned(config.model_copy(update={"seed": seed, "name": f"{name} {words}"[:200]}), values)
+
+
+def _short(path: str) -> str:
+    """Short name of a setting: `rule` for learner.rule.name, `gate.threshold`, otherwise the last component."""
+    parts = path.split(".")
+    if parts[-1] == "name" and len(parts) > 1:
+        return parts[-2]
+    return ".".join(parts[-2:]) if parts[-2:-1] == ["gate"] else parts[-1]
+
+
+def _word(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _check_distinct(planned: Sequence[Planned]) -> None:
+    seen: dict[str, Planned] = {}
+    for run in planned:
+        other = seen.setdefault(run.config.sha256(), run)
+        if other is not run:
+            message = f"contains a duplicate: {other.config.name!r} and {run.config.name!r} have the same config"
+            raise Invalid.of("grid", message)

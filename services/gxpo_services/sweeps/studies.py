@@ -1,0 +1,287 @@
+"""Requests and answers about studies.
+
+SQL of studies.
+
+Studies as groups of runs: queue what is missing, whenever a run has ended.
+
+`/studies`: several arms, each at its own best learning rate, on several seeds.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from gxpo_services.api import idempotency
+from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer
+from gxpo_services.api.errors import Conflict, Gone, Invalid, NotFound, responses
+from gxpo_services.api.fields import GroupId, JsonNumber, Text, new_id
+from gxpo_services.api.idempotency import Submission, answer, creation_responses
+from gxpo_services.api.principals import Principal, Role
+from gxpo_services.db.tables import STUDY, Group, Run
+from gxpo_services.outputs import events
+from gxpo_services.run_states import TERMINAL, RunState
+from gxpo_services.runs import repository as limits
+from gxpo_services.runs import repository as runs_repository
+from gxpo_services.runs import service as runs
+from gxpo_services.runs.configs import checked
+from gxpo_services.runs.schemas import Notes, Priority, Tags
+from gxpo_services.settings import ServiceSettings
+from gxpo_services.sweeps import service as groups
+from gxpo_services.sweeps.schemas import GroupView
+from gxpo_services.sweeps.service import CANCELLED, view_of
+from gxpo_trainer.config.messages import BadSettings, config_error
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.studies.definition import RunKey, RunResult, Study, best_rate, largest_cost, pending, run_config
+
+
+class StudyRequest(BaseModel):
+    """A study file (docs/studies.md)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    toml: Annotated[Text, Field(max_length=200_000)] = Field(description="Content of the file.")
+    tags: Tags = Field([], description="Tags of every run.")
+    notes: Notes = Field("", description="Notes of every run.")
+    priority: Priority = Field(0, description="Higher ones start first.")
+
+
+class ArmView(BaseModel):
+    """An arm of a study."""
+
+    name: str
+    label: str
+    learning_rate: JsonNumber | None = Field(description="Its best learning rate; null until its ladder is complete.")
+    seeds_done: list[int] = Field(description="Reported seeds that are done.")
+
+
+class StudyCost(BaseModel):
+    """Upper bounds: a ladder ends where an arm's accuracy falls."""
+
+    runs: int
+    backward_passes: int
+
+
+class StudyView(BaseModel):
+    """A study and how far it is. Its runs are those of the group."""
+
+    group: GroupView
+    title: str
+    baseline: str = Field(description="Label of the arm that the others are compared with.")
+    seeds: list[int]
+    cost: StudyCost
+    runs_done: int
+    complete: bool
+    failed: list[str] = Field(description="Ids of failed runs that the study waits for: retry them.")
+    arms: list[ArmView]
+    study: dict[str, Any] = Field(description="The file, with its defaults.")
+
+
+def runs_of(session: Session, group: Group) -> list[Run]:
+    """All runs of a study in order of creation.
+
+    Earlier versions let users submit runs of their own to its group; those have no key and are left out.
+    """
+    found = session.scalars(select(Run).where(Run.group_number == group.number).order_by(Run.number))
+    return [run for run in found if run.group_values]
+
+
+def ended_runs(session: Session, kind: str) -> dict[int, int]:
+    """group number → ended runs, of the groups of a kind."""
+    query = (
+        select(Group.number, func.count(Run.number))
+        .join(Run, Run.group_number == Group.number)
+        .where(Group.kind == kind, Run.state.in_(list(TERMINAL)))
+        .group_by(Group.number)
+    )
+    return dict(session.execute(query).all())
+
+
+def by_number(session: Session, number: int) -> Group | None:
+    return session.get(Group, number)
+
+
+def submit(
+    session: Session, server: ServiceSettings, principal: Principal, request: StudyRequest, key: str | None
+) -> tuple[StudyView, bool]:
+    """Queue the first runs of a study; returns it and whether it is new. Raises Invalid, Conflict, Gone."""
+    study = _checked(request.toml, server)
+    group_id = new_id("g")
+    owner = idempotency.claim(session, principal, key, STUDY, request, group_id)
+    if owner != group_id:
+        group = runs_repository.find_group(session, owner)
+        if group is None:
+            raise Gone(f"study {owner}, created with this Idempotency-Key, no longer exists; use a new key")
+        return _view(session, group), False
+    limits.check_priority(principal, request.priority)
+    limits.check_queue(session, server, principal, len(pending(study, {})))
+    spec = request.model_dump(exclude={"toml"}) | {"study": study.model_dump(mode="json")}
+    group = Group(
+        id=group_id,
+        name=study.name,
+        kind=STUDY,
+        spec=spec | {"created_by_id": principal.token_id},
+        created_at=time.time(),
+        created_by=principal.name,
+    )
+    groups.add(session, group)
+    queue_missing(session, group)
+    return _view(session, group), True
+
+
+def get(session: Session, group_id: str) -> StudyView:
+    """Raises NotFound for anything that is not a study, and Conflict for one of a version with other settings."""
+    group = runs_repository.find_group(session, group_id)
+    if group is None or group.kind != STUDY:
+        raise NotFound(f"there is no study {group_id}")
+    return _view(session, group)
+
+
+def queue_missing(session: Session, group: Group) -> int:
+    """Queue the runs of a study that can start now and were never queued; returns their number.
+
+    The caller holds the queue's lock, so that two schedulers do not queue the same run.
+    """
+    if group.spec.get(CANCELLED):
+        return 0
+    study = study_of(group)
+    found = runs_of(session, group)
+    queued = {key_of(run) for run in found}
+    principal = Principal(group.spec["created_by_id"], group.created_by, Role.SUBMITTER)
+    made = []
+    for key in pending(study, _results(found)):
+        if key not in queued:
+            run = runs.new_run(
+                run_config(study, key),
+                principal,
+                notes=group.spec["notes"],
+                priority=group.spec["priority"],
+                group=group,
+                group_values=asdict(key),
+            )
+            runs.set_tags(run, group.spec["tags"])
+            made.append(run)
+    runs_repository.add(session, made)
+    for run in made:
+        message = f"submitted by study {group.name!r}"
+        events.record(session, run.number, principal.actor, "submitted", message, group=group.id)
+    session.flush()
+    return len(made)
+
+
+def study_of(group: Group) -> Study:
+    """Raises Conflict for a study that this version of gxpo no longer accepts."""
+    try:
+        return Study.model_validate(group.spec["study"])
+    except ValidationError as error:
+        reason = config_error(error, "the study", Study)
+        raise Conflict(
+            f"study {group.id} was submitted to another version of gxpo: {reason}; submit it again"
+        ) from None
+
+
+def key_of(run: Run) -> RunKey:
+    return RunKey(**(run.group_values or {}))
+
+
+def _results(found: list[Run]) -> dict[RunKey, RunResult]:
+    """Succeeded and diverged runs; a retry that succeeds stands for the failed run of the same key."""
+    results: dict[RunKey, RunResult] = {}
+    for run in found:
+        diverged = run.state == RunState.FAILED and run.reason == "diverged"
+        if diverged or run.state == RunState.SUCCEEDED:
+            results[key_of(run)] = RunResult(run.score or 0.0, diverged)
+    return results
+
+
+def _checked(toml: str, server: ServiceSettings) -> Study:
+    """The study, if every arm's config is accepted by trainer and server. Raises Invalid."""
+    try:
+        study = Study.model_validate(tomllib.loads(toml))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise Invalid.of("toml", f"is not valid TOML: {error}") from None
+    except ValidationError as error:
+        raise Invalid.of("toml", str(config_error(error, "the study", Study))) from None
+    # It needs the folders of runs, which only `gxpo study run` has.
+    study = study.model_copy(update={"extrapolation": None})
+    for arm in study.arms:
+        try:
+            for key in _extremes(study, arm):
+                if not math.isfinite(key.learning_rate):
+                    raise Invalid.of("learning_rate", f"is {key.learning_rate}; lower its factor or the ladder's rates")
+                checked(run_config(study, key).model_dump(mode="json"), server)
+        except (BadSettings, ConfigError, Invalid) as error:
+            raise Invalid.of("toml", f"arms.{arm}: {error}") from None
+    return study
+
+
+def _extremes(study: Study, arm: str) -> Iterator[RunKey]:
+    """Runs of an arm at the ends of its learning rates and seeds, whose valid values are intervals."""
+    rates, source = study.ladder.learning_rates, study.arms[arm].learning_rate_of
+    factor = 1.0 if source is None else study.arms[arm].learning_rate_factor
+    for extreme in (min, max):
+        yield RunKey("report", arm, extreme(rates) * factor, extreme(study.seeds))
+        if source is None:
+            yield RunKey("ladder", arm, extreme(rates), extreme(study.ladder.seeds))
+
+
+def _view(session: Session, group: Group) -> StudyView:
+    study = study_of(group)
+    found = runs_of(session, group)
+    results = _results(found)
+    most_runs, most_passes = largest_cost(study)
+    settled = {*results, *(key_of(run) for run in found if run.state not in TERMINAL)}
+    return StudyView(
+        group=view_of(session, group),
+        title=study.title,
+        baseline=study.arms[study.baseline].label,
+        seeds=list(study.seeds),
+        cost=StudyCost(runs=most_runs, backward_passes=most_passes),
+        runs_done=len(results),
+        complete=not pending(study, results),
+        failed=[run.id for run in found if key_of(run) not in settled],
+        arms=[
+            ArmView(
+                name=name,
+                label=arm.label,
+                learning_rate=best_rate(study, name, results),
+                seeds_done=sorted(key.seed for key in results if key.stage == "report" and key.arm == name),
+            )
+            for name, arm in study.arms.items()
+        ],
+        study=study.model_dump(mode="json"),
+    )
+
+
+router = APIRouter(route_class=ServiceRoute, tags=["studies"], responses=responses(401, 403, 422, 503))
+
+
+@router.post(
+    "/studies",
+    status_code=201,
+    summary="Submit a study",
+    response_model=StudyView,
+    responses=creation_responses(StudyView, "study", "Created.", "The study that this key created before."),
+)
+def submit_study(body: StudyRequest, by: Submission) -> Response:
+    """Queue the runs that can start now; the scheduler queues the next ones when a run has ended.
+
+    The answer states the cost as an upper bound. Compare the runs with `/compare?groups=`.
+    """
+    made, is_new = submit(by.session, by.settings, by.principal, body, by.key)
+    return by.created(made, is_new, "get_study", group_id=made.group.id)
+
+
+@router.get("/studies/{group_id}", summary="A study", response_model=StudyView, responses=responses(404, 409))
+def get_study(group_id: GroupId, _: Viewer, session: ReadSession) -> Response:
+    """How far the study is: best learning rates, seeds done, and failed runs that it waits for."""
+    return answer(get(session, group_id))

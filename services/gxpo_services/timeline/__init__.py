@@ -1,1 +1,0 @@
-"""Timelines of runs: what each process did in the last steps."""

@@ -1,1 +1,0 @@
-"""Access tokens: creation, listing and revocation."""

@@ -1,0 +1,257 @@
+"""Reward components: built-in and custom classes, the allowlist, and failures."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gxpo_trainer.config import RewardConfig, VerifierConfig
+from gxpo_trainer.config.io import build, load_run, to_toml
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.grading.options import VerifyOptions
+from gxpo_trainer.grading.rewards import (
+    ALLOWLIST,
+    Correctness,
+    Format,
+    RewardFailed,
+    RewardInput,
+    Scorer,
+    allowed_classes,
+    check_allowed,
+)
+from gxpo_trainer.reporting.reading import read_samples
+from gxpo_trainer.reporting.reporter import RunReporter
+from gxpo_trainer.rollout.requests import FinishedGroups
+from gxpo_trainer.rollout.verification import VerifierActor, check_rewards
+from gxpo_trainer.training.step_metrics import component_means
+from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict
+
+OWN_MODULE = '''
+class Brevity:
+    """1 minus a tenth of the tokens; misbehaves when the response asks for it."""
+
+    def __call__(self, sample):
+        if "hang" in sample.response:
+            while True:
+                pass
+        if "raise" in sample.response:
+            raise KeyError("no such thing")
+        if "nan" in sample.response:
+            return float("nan")
+        assert sample.extra["level"] == "5" and sample.problem == "What?"
+        return 1 - sample.num_tokens / 10
+
+
+class Broken:
+    def __init__(self):
+        raise OSError("no model here")
+
+
+class NotCallable:
+    pass
+
+
+number = 3
+'''
+
+
+def sample_input(response: str, *, truncated: bool = False, status: str = "correct") -> RewardInput:
+    return RewardInput("What?", "5", response, 4, truncated, status, "5", {})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module on the import path of worker processes, all of its classes allowed."""
+    (tmp_path / "own_rewards.py").write_text(OWN_MODULE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = ",".join(f"own_rewards:{name}" for name in ("Brevity", "Broken", "NotCallable", "Missing", "number"))
+    monkeypatch.setenv(ALLOWLIST, f" {names}, other:Thing ")
+    return "own_rewards"
+
+
+# ---- what ships -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("response", "truncated", "value"),
+    [
+        (r"so $\boxed{5}$.", False, 1.0),
+        (r"so \boxed{\frac{1}{2}} it is", False, 1.0),
+        ("so 5", False, 0.0),
+        (r"\boxed{5}, or \boxed{5}", False, 0.0),
+        (r"so \boxed{5", False, 0.0),
+        (r"so \boxed{5}", True, 0.0),
+        (r"<think>\boxed{4}? \boxed{5}!</think> It is \boxed{5}.", False, 1.0),
+    ],
+)
+def test_format_requires_one_box_and_no_truncation(response: str, truncated: bool, value: float) -> None:
+    assert Format()(sample_input(response, truncated=truncated)) == value
+
+
+def test_correctness_follows_the_verdict() -> None:
+    assert [Correctness()(sample_input("", status=s)) for s in ("correct", "wrong", "unparsed")] == [1.0, 0.0, 0.0]
+
+
+def test_the_score_is_the_weighted_sum() -> None:
+    scorer = Scorer.load([("correctness", 2.0), ("format", -0.5)], {})
+    context: dict[str, Any] = {"problem": "?", "num_tokens": 1, "truncated": False, "extra": {}}
+    verdict = Verdict("correct", "5", 0.0)
+    assert scorer.score("5", r"\boxed{5}", verdict, context) == {
+        "components": {"correctness": 1.0, "format": 1.0},
+        "score": 1.5,
+    }
+    assert scorer.score("5", r"\boxed{5}", Verdict("timeout", None, 5.0), context) == {}
+
+
+def test_correctness_alone_is_the_default_and_needs_no_components() -> None:
+    assert VerifierConfig().correctness_alone
+    assert not VerifierConfig(rewards=(RewardConfig(weight=2.0),)).correctness_alone
+    assert Verdict("correct", "5", 0.0).reward == 1.0
+    assert Verdict("correct", "5", 0.0).reward_components == {"correctness": 1.0}
+    assert Verdict("error", None, 0.0).reward_components == {}
+
+
+# ---- settings and permission ----------------------------------------------------------------------------------
+
+
+def test_rewards_survive_a_run_file(tmp_path: Path) -> None:
+    names = [{"name": "correctness"}, {"name": "format", "weight": 0.1}, {"name": "a.b:Class", "weight": -2.0}]
+    config = build({"verifier": {"rewards": names}})
+    file = tmp_path / "run.toml"
+    file.write_text(to_toml(config))
+    assert load_run(file) == config
+    assert [reward.label for reward in config.verifier.rewards] == ["correctness", "format", "Class"]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "complaint"),
+    [
+        ([], "verifier.rewards = []: is empty; name at least one reward"),
+        (
+            [{"name": "os.system"}],
+            'rewards[0].name = "os.system": must be one of correctness, format, environment, http, or a class as',
+        ),
+        ([{"name": "a:b:c"}], "must be one of correctness, format, environment, http, or a class as"),
+        ([{"name": "format", "weight": 0}], "rewards[0].weight = 0: must be a finite number other than 0"),
+        ([{"name": "format", "weight": float("inf")}], "must be a finite number other than 0"),
+        ([{"name": "a:X"}, {"name": "b:X"}], "two rewards are called X"),
+        ([{"name": "http", "url": "http://h:1/", "label": "mean"}], "reward/mean is another metric"),
+    ],
+)
+def test_rewards_that_mean_nothing_are_rejected(rewards: list[dict[str, Any]], complaint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build({"verifier": {"rewards": rewards}})
+    assert complaint in str(caught.value)
+
+
+def test_a_class_not_on_the_allowlist_is_rejected_without_import() -> None:
+    assert allowed_classes({ALLOWLIST: "a:B, c.d:E ,"}) == {"a:B", "c.d:E"}
+    check_allowed(["correctness", "a:B"], {ALLOWLIST: "a:B"})
+    for name in ("a:C", "os:getcwd"):
+        with pytest.raises(ConfigError, match=rf"'{name}' is not allowed on this machine; .*{ALLOWLIST} \(now a:B\)"):
+            Scorer.load([(name, 1.0)], {ALLOWLIST: "a:B"})
+
+
+def test_a_run_with_a_class_that_is_not_allowed_never_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ALLOWLIST, raising=False)
+    with pytest.raises(ConfigError, match=r"'my\.pkg:Mine' is not allowed on this machine.*\(now empty\)"):
+        check_rewards(VerifierConfig(rewards=(RewardConfig(name="my.pkg:Mine"),)))
+
+
+def test_a_worker_rejects_classes_missing_from_its_allowlist(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The check before the start passes here; the worker's is the one that holds.
+    monkeypatch.setattr("gxpo_trainer.rollout.verification.check_allowed", lambda names, environment: None)
+    with pytest.raises(
+        ConfigError, match=r"workers fail to start with these classes: .*'own_rewards:Unlisted' is not allowed"
+    ):
+        check_rewards(VerifierConfig(rewards=(RewardConfig(name=f"{module}:Unlisted"),)))
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("Broken", "(OSError: no model here)"),
+        ("NotCallable", "is not callable; define __call__(sample) -> float"),
+        ("Missing", "(AttributeError"),
+        ("number", "(TypeError"),
+    ],
+)
+def test_a_class_that_cannot_be_created_is_rejected(module: str, name: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Scorer.load([(f"{module}:{name}", 1.0)], {ALLOWLIST: f"{module}:{name}"})
+    assert complaint in str(caught.value)
+    assert f"{module}:{name}" in str(caught.value)
+
+
+def test_a_class_that_works_passes_the_check_before_a_run(module: str) -> None:
+    check_rewards(VerifierConfig(rewards=(RewardConfig(), RewardConfig(name=f"{module}:Brevity"))))
+
+
+# ---- in the workers -------------------------------------------------------------------------------------------
+
+
+def group(*responses: str, extra: dict[str, Any] | None = None, lengths: int = 2) -> Group:
+    ids = np.zeros(lengths, np.int32)
+    samples = tuple(Sample(text, ids, np.zeros(lengths, np.float32), "stop") for text in responses)
+    return Group(Prompt("p", "What?", "5", extra or {"level": "5"}), ids, samples, weights_version=0)
+
+
+def score(config: VerifierConfig, *groups: Group, rewards: bool = True) -> list[list[Verdict]]:
+    async def scenario() -> list[tuple[Verdict, ...]]:
+        actor = VerifierActor(config)
+        try:
+            return await actor.score(FinishedGroups(tuple(range(len(groups))), groups), rewards)
+        finally:
+            await actor.close()
+
+    return [list(verdicts) for verdicts in asyncio.run(scenario())]
+
+
+def test_components_of_every_sample_come_back_with_their_sum(module: str, tmp_path: Path) -> None:
+    names = (RewardConfig(), RewardConfig(name="format", weight=0.5), RewardConfig(name=f"{module}:Brevity"))
+    dated = {"level": "5", "date": datetime.date(2024, 1, 1), "verify": VerifyOptions((0.5,))}
+    ours = group(r"\boxed{5}", "5.4", extra=dated)
+    (verdicts,) = score(VerifierConfig(workers=1, deadline_s=60.0, rewards=names), ours)
+    # 2 tokens: brevity 0.8. The tolerance of 0.5 makes both answers right; only the first is boxed.
+    assert [verdict.components for verdict in verdicts] == [
+        {"correctness": 1.0, "format": 1.0, "Brevity": 0.8},
+        {"correctness": 1.0, "format": 0.0, "Brevity": 0.8},
+    ]
+    assert [verdict.reward for verdict in verdicts] == pytest.approx([2.3, 1.8])
+    scored = ScoredGroup(ours, tuple(verdicts))
+    means = component_means([scored])
+    assert means == pytest.approx({"reward/format": 0.5, "reward/Brevity": 0.8})
+    with RunReporter(tmp_path / "run") as reporter:
+        reporter.log_samples(1, [scored])
+    rows = read_samples(tmp_path / "run")
+    assert [row["components"]["format"] for row in rows] == [1.0, 0.0]
+    assert rows[0]["reward"] == pytest.approx(2.3)
+
+
+def test_a_failing_or_hanging_component_affects_only_its_response(module: str) -> None:
+    config = VerifierConfig(workers=1, deadline_s=5.0, rewards=(RewardConfig(name=f"{module}:Brevity"),))
+    (verdicts,) = score(config, group("raise", r"\boxed{5}", "hang", "nan", "5"))
+    assert [verdict.status for verdict in verdicts] == ["error", "correct", "timeout", "error", "correct"]
+    assert [verdict.reward for verdict in verdicts] == [None, 0.8, None, None, 0.8]
+    assert "reward Brevity: KeyError" in verdicts[0].detail
+    assert "must be a finite number" in verdicts[3].detail
+    assert component_means([ScoredGroup(group("a"), tuple(verdicts))]) == {"reward/Brevity": 0.8}
+
+
+def test_evaluations_compute_no_components(module: str) -> None:
+    config = VerifierConfig(workers=1, deadline_s=60.0, rewards=(RewardConfig(name=f"{module}:Brevity"),))
+    (verdicts,) = score(config, group(r"raise \boxed{5}"), rewards=False)
+    assert (verdicts[0].status, verdicts[0].components) == ("correct", None)
+
+
+def test_a_non_numeric_value_is_an_error() -> None:
+    scorer = Scorer((("odd", 1.0, lambda sample: "much"),))  # type: ignore[arg-type, return-value]
+    context: dict[str, Any] = {"problem": "?", "num_tokens": 1, "truncated": False, "extra": {}}
+    with pytest.raises(RewardFailed, match="reward odd: ValueError"):
+        scorer.score("5", "5", Verdict("correct", "5", 0.0), context)

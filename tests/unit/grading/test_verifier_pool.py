@@ -1,0 +1,319 @@
+"""The pool of killable verifier processes: order, deadlines, kills, memory, hostile answers, its parent's death."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from gxpo_trainer.config import VerifierConfig
+from gxpo_trainer.errors import DataError, VerifierFailed
+from gxpo_trainer.grading.files import grade_file
+from gxpo_trainer.grading.pool import VerifierPool
+from gxpo_trainer.types import Group, Prompt, Sample, Verdict
+
+FAULTY_WORKER = """
+import os, sys, time
+FOLDER = os.path.dirname(__file__)
+import gxpo_trainer.grading.verify as grader
+from gxpo_trainer.grading import engine, worker
+
+plain = grader.verify
+
+def verify(gold, response):
+    if response == "sleep":
+        time.sleep(3600)
+    if response == "hang":
+        while True:
+            pass
+    if response == "die":
+        os.kill(os.getpid(), 9)
+    if response == "grow":
+        return bytearray(1 << 40)
+    if response == "wait once":
+        asked_before = os.path.exists(FOLDER + "/asked")
+        open(FOLDER + "/asked", "w").close()
+        if not asked_before:
+            with open(FOLDER + "/busy", "w") as busy:
+                busy.write(str(os.getpid()))
+            while True:
+                pass
+        return plain(gold, gold)
+    if response == "raise":
+        raise KeyError("a fault of the grader")
+    return plain(gold, response)
+
+grader.verify, engine.warm_up = verify, lambda: None
+sys.exit(worker.serve(int(sys.argv[3]), int(sys.argv[4])))
+"""
+"""The real worker with five answers that make its grader misbehave in a known way. "wait once" hangs when it is
+asked first, after it has told its process id through the named pipe `busy`."""
+
+SHORT_S = 5.0
+"""A deadline that some answers are meant to miss; a plain one takes up to a second on a busy machine."""
+
+HOSTILE = {
+    "power tower in Python": r"\boxed{9**9**9}",
+    "power tower in LaTeX": r"\boxed{10^{10^{10^{10}}}}",
+    "long power tower": r"\boxed{" + "2^" * 300 + "2}",
+    "nested braces": "{" * 10_000,
+    "nested balanced braces in a box": r"\boxed" + "{" * 10_000 + "}" * 10_000,
+    "nested boxes": r"\boxed{" * 10_000 + "6" + "}" * 10_000,
+    "open parentheses": r"\boxed{" + "(" * 3_000 + "}",
+    "one megabyte of letters": "a" * 1_000_000,
+    "one megabyte of digits": "1" * 1_000_000,
+    "five thousand digits": r"\boxed{" + "1" * 5_000 + "}",
+    "null bytes": "\x00" * 100,
+    "lone surrogate": "\\boxed{\ud800}",
+    "dunder names": r"\boxed{().__class__.__mro__[1].__subclasses__()}",
+    "import": r"\boxed{__import__('os').system('true')}",
+    "repeated factorials": r"\boxed{100000!!!}",
+    "large binomial": r"\boxed{\binom{100000000}{50000000}}",
+    "deep fraction": r"\boxed{" + r"\frac{1}{" * 500 + "2" + "}" * 501,
+    "dollar signs": "$" * 100_000,
+    "open display formulas": r"\[" * 50_000,
+    "answer sentences": "the final answer is " * 50_000,
+    "many parts": r"\boxed{" + "1," * 1_500 + "1}",
+    "huge sum": r"\boxed{\sum_{k=1}^{10^9} k^{-k}}",
+    "deep polynomial": r"\boxed{(((((x+1)^{99})^{99})^{99})^{99})^{99}}",
+}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[VerifierPool]:
+    with VerifierPool(workers=2, deadline_s=SHORT_S) as shared:
+        yield shared
+
+
+@pytest.fixture
+def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Pools started in this test run the faulty worker; returns its folder."""
+    os.mkfifo(tmp_path / "busy")
+    (tmp_path / "faulty.py").write_text(FAULTY_WORKER)
+    launcher = tmp_path / "python"
+    launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/faulty.py" "$@"\n')
+    launcher.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(launcher))
+    return tmp_path
+
+
+def statuses(verdicts: list[Verdict]) -> list[str]:
+    return [verdict.status for verdict in verdicts]
+
+
+def test_verdicts_come_in_the_order_of_the_answers(pool: VerifierPool) -> None:
+    pairs = [(str(i), rf"so \boxed{{{i if i % 3 else i + 1}}}") for i in range(200)]
+    verdicts = pool.verify_many(pairs)
+    assert statuses(verdicts) == ["correct" if i % 3 else "wrong" for i in range(200)]
+    assert [verdict.extracted for verdict in verdicts] == [str(i if i % 3 else i + 1) for i in range(200)]
+    assert all(verdict.seconds >= 0 for verdict in verdicts)
+
+
+def test_several_submissions_are_in_flight_at_once_and_none_is_empty_handed(pool: VerifierPool) -> None:
+    futures = [pool.submit([(str(i), str(i)), (str(i), "x")]) for i in range(50)]
+    assert pool.verify_many([]) == []
+    assert all(statuses(future.result()) == ["correct", "wrong"] for future in futures)
+
+
+@pytest.mark.parametrize("name", list(HOSTILE))
+def test_a_hostile_answer_is_not_correct_and_the_next_answer_is_right(pool: VerifierPool, name: str) -> None:
+    hostile, honest = pool.submit([("5", HOSTILE[name])]), pool.submit([("7", r"\boxed{7}"), (r"\frac{1}{2}", "0.5")])
+    assert hostile.result()[0].status in ("wrong", "unparsed", "timeout", "error")
+    assert statuses(honest.result()) == ["correct", "correct"]
+
+
+def test_a_hostile_answer_to_a_symbolic_gold_leaves_the_rest_of_its_batch_alone() -> None:
+    with VerifierPool(workers=1, deadline_s=SHORT_S) as small:
+        pairs = [(r"\frac{x}{2}", answer) for answer in HOSTILE.values()]
+        mixed = [pair for hostile in pairs for pair in (hostile, ("7", r"\boxed{7}"))]
+        verdicts = small.verify_many(mixed)
+    assert statuses(verdicts)[1::2] == ["correct"] * len(HOSTILE)
+    assert "correct" not in statuses(verdicts)[0::2]
+
+
+@pytest.mark.parametrize(("answer", "status", "reward"), [("sleep", "timeout", None), ("hang", "wrong", 0.0)])
+@pytest.mark.usefixtures("faulty")
+def test_a_passed_deadline_is_a_timeout_unless_the_answer_computed_for_most_of_it(
+    answer: str, status: str, reward: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A busy machine may give the worker less than half of a core.
+    monkeypatch.setattr("gxpo_trainer.grading.pool.EVASION_CPU_SHARE", 0.1)
+    with VerifierPool(workers=1, deadline_s=SHORT_S) as pool:
+        pool.verify_many([("1", "1")])
+        first = pool.worker_pids()
+        verdicts = pool.verify_many([("1", "1"), ("2", answer), ("3", "3"), ("4", "4")])
+        assert statuses(verdicts) == ["correct", status, "correct", "correct"]
+        assert verdicts[1].reward == reward
+        assert verdicts[1].evades == (status == "wrong")
+        assert ("CPU time" if status == "wrong" else "deadline_s") in verdicts[1].detail
+        assert not psutil.pid_exists(first[0])
+
+
+@pytest.mark.usefixtures("faulty")
+def test_an_answer_that_ends_its_worker_twice_is_an_error_and_the_rest_is_unharmed() -> None:
+    with VerifierPool(workers=2, deadline_s=60.0) as pool:
+        pairs = [(str(i), "die" if i == 5 else str(i)) for i in range(40)]
+        verdicts = pool.verify_many(pairs)
+    assert statuses(verdicts) == ["error" if i == 5 else "correct" for i in range(40)]
+    assert verdicts[5].reward is None
+
+
+@pytest.mark.usefixtures("faulty")
+def test_memory_is_capped_and_the_next_answer_is_right() -> None:
+    with VerifierPool(workers=1, deadline_s=60.0, memory_mb=1024) as pool:
+        verdicts = pool.verify_many([("1", "1"), ("2", "grow"), ("3", "3")])
+    assert statuses(verdicts) == ["correct", "error", "correct"]
+    assert "memory_mb" in verdicts[1].detail
+
+
+@pytest.mark.usefixtures("faulty")
+def test_a_fault_of_the_grader_is_an_error_that_says_what_happened() -> None:
+    with VerifierPool(workers=1, deadline_s=60.0) as pool:
+        verdicts = pool.verify_many([("1", "raise"), ("2", "2")])
+    assert statuses(verdicts) == ["error", "correct"]
+    assert "KeyError" in verdicts[0].detail
+
+
+def test_a_worker_killed_from_outside_in_mid_answer_is_replaced_and_its_answers_are_asked_again(faulty: Path) -> None:
+    with VerifierPool(workers=1, deadline_s=600.0) as pool:
+        future = pool.submit([("1", "1"), ("2", "wait once"), *((str(i), str(i)) for i in range(3, 200))])
+        pid = int((faulty / "busy").read_text())
+        assert pool.worker_pids() == [pid]
+        os.kill(pid, signal.SIGKILL)
+        assert statuses(future.result()) == ["correct"] * 199
+        assert pid not in pool.worker_pids()
+
+
+def test_a_worker_that_is_stopped_in_mid_answer_runs_into_the_deadline() -> None:
+    with VerifierPool(workers=1, deadline_s=SHORT_S) as stopped:
+        assert stopped.verify_many([("1", "1")])[0].status == "correct"
+        os.kill(stopped.worker_pids()[0], signal.SIGSTOP)
+        assert statuses(stopped.verify_many([("1", "1"), ("2", "2")])) == ["timeout", "correct"]
+
+
+def test_workers_that_cannot_start_raise_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with VerifierPool(workers=1) as broken, pytest.raises(VerifierFailed, match="memory_mb"):
+        broken.verify_many([("1", "1")])
+
+
+@pytest.mark.usefixtures("faulty")
+def test_closing_fails_open_answers_and_kills_the_workers() -> None:
+    closing = VerifierPool(workers=1, deadline_s=60.0)
+    closing.verify_many([("1", "1")])
+    pids = closing.worker_pids()
+    future = closing.submit([("1", "hang"), ("2", "2")])
+    closing.close()
+    closing.close()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    with pytest.raises(RuntimeError, match="closed"):
+        future.result()
+    with pytest.raises(RuntimeError, match="closed"):
+        closing.submit([("1", "1")])
+
+
+def test_workers_die_with_their_parent() -> None:
+    code = "\n".join(
+        (
+            "from gxpo_trainer.grading.pool import VerifierPool",
+            "pool = VerifierPool(workers=2)",
+            "pool.verify_many([('1', '1')])",
+            "print(*pool.worker_pids(), flush=True)",
+            "input()",
+        )
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+    parent.kill()
+    parent.communicate()
+    gone, alive = psutil.wait_procs(workers, timeout=60)
+    assert len(gone) == 2
+    assert alive == []
+
+
+@pytest.mark.parametrize(("name", "value"), [("workers", 0), ("deadline_s", 0.0), ("memory_mb", 10)])
+def test_impossible_settings_are_named(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"verifier\.{name} is {value}"):
+        VerifierPool(**{name: value})  # type: ignore[arg-type]
+
+
+def group(gold: str, *texts: str) -> Group:
+    empty = np.zeros(0, np.int32)
+    samples = tuple(Sample(text, empty, np.zeros(0, np.float32), "stop") for text in texts)
+    return Group(Prompt(gold, "?", gold), empty, samples, weights_version=0)
+
+
+def test_the_actor_scores_groups_concurrently_and_in_order() -> None:
+    from gxpo_trainer.rollout.requests import FinishedGroups
+    from gxpo_trainer.rollout.verification import VerifierActor
+
+    async def scenario() -> None:
+        actor = VerifierActor(VerifierConfig(workers=2))
+        several = FinishedGroups((0, 1), (group("5", r"\boxed{5}", r"\boxed{6}", ""), group("7", "7")))
+        first, second = await asyncio.gather(
+            actor.score(several), actor.score(FinishedGroups((2,), (group("9", "9"),)))
+        )
+        assert [statuses(list(verdicts)) for verdicts in first] == [["correct", "wrong", "unparsed"], ["correct"]]
+        assert statuses(list(second[0])) == ["correct"]
+        await actor.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_actor_and_the_workers_import_neither_torch_nor_vllm_nor_ray() -> None:
+    code = (
+        "import sys, gxpo_trainer.rollout.verification, gxpo_trainer.grading.worker; "
+        "from gxpo_trainer.grading.engine import warm_up; warm_up(); "
+        "sys.exit(sorted({'torch', 'vllm', 'ray'} & set(sys.modules)) or 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_grade_writes_one_verdict_a_line_in_order(tmp_path: Path) -> None:
+    rows = [{"gold": str(i), "prediction": rf"\boxed{{{i + (i % 2)}}}", "id": i} for i in range(150)]
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = io.StringIO()
+    counts = grade_file(source, out, workers=2)
+    written = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [row["verdict"] for row in written] == ["wrong" if i % 2 else "correct" for i in range(150)]
+    assert [row["extracted"] for row in written] == [str(i + i % 2) for i in range(150)]
+    assert set(written[0]) == {"verdict", "extracted", "seconds"}
+    assert counts == {"correct": 75, "wrong": 75, "unparsed": 0, "timeout": 0, "error": 0}
+
+
+@pytest.mark.parametrize(
+    ("second_line", "complaint"),
+    [
+        ("{", "line 2: not JSON"),
+        ("[1]", "line 2: list instead of an object"),
+        ('{"gold": "5"}', "line 2: 'prediction' is None"),
+        ('{"gold": 5, "prediction": "5"}', "line 2: 'gold' is 5"),
+    ],
+)
+def test_a_malformed_line_is_named_before_anything_is_graded(tmp_path: Path, second_line: str, complaint: str) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"gold": "5", "prediction": "5"}\n' + second_line + "\n")
+    out = io.StringIO()
+    with pytest.raises(DataError, match=complaint):
+        grade_file(source, out, workers=1)
+    assert out.getvalue() == ""
+
+
+def test_a_missing_or_empty_file_is_refused(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    for path, complaint in ((tmp_path / "none.jsonl", "cannot be read"), (empty, "is empty")):
+        with pytest.raises(DataError, match=complaint):
+            grade_file(path, io.StringIO(), workers=1)

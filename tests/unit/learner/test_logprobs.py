@@ -1,0 +1,235 @@
+"""PolicyModule: log-probabilities and gradients of plain log_softmax, in bounded memory."""
+
+import copy
+from typing import Any
+
+import peft
+import pytest
+import torch
+from support.tiny_policy import (
+    VOCABULARY,
+    gradient_vector,
+    plain_logprobs,
+    random_batch,
+    relative_difference,
+    tiny_policy,
+)
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Qwen2ForCausalLM
+
+from gxpo_trainer.algo.packing import pack
+from gxpo_trainer.learner.logprobs import PolicyModule, TokenScorer
+
+CHUNKS = [1, 7 * VOCABULARY, 2**25]
+"""One token at a time, seven, everything at once (kept for the backward pass)."""
+
+
+def weights_for(targets: Tensor) -> Tensor:
+    return torch.sin(targets.double() + 1)
+
+
+def module_results(policy: PolicyModule, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities and entropies in the order of the batch, and the gradient of a weighted sum of them."""
+    batch = random_batch(seed=3)
+    micros = pack(batch, token_budget=70, layout="padded", aggregation="token_mean", pad_id=0)
+    policy.zero_grad()
+    logprobs: list[list[float]] = [[] for _ in batch.sequences]
+    entropies: list[list[float]] = [[] for _ in batch.sequences]
+    for micro in micros:
+        outputs = policy(micro, temperature, True)
+        (outputs.logprobs * weights_for(micro.target_ids)).sum().backward()
+        for owner, value, entropy in zip(
+            micro.sequence_index.tolist(), outputs.logprobs.tolist(), outputs.entropy.tolist(), strict=True
+        ):
+            logprobs[owner].append(value)
+            entropies[owner].append(entropy)
+    flat = [torch.tensor([x for row in rows for x in row], dtype=torch.float64) for rows in (logprobs, entropies)]
+    return flat[0], flat[1], gradient_vector(policy)
+
+
+def plain_results(model: nn.Module, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    model.zero_grad()
+    logprobs, entropies = [], []
+    for sequence in random_batch(seed=3).sequences:
+        values, entropy = plain_logprobs(model, sequence, temperature)
+        (values * weights_for(torch.from_numpy(sequence.response_ids))).sum().backward()
+        logprobs.append(values.detach())
+        entropies.append(entropy.detach())
+    return torch.cat(logprobs), torch.cat(entropies), gradient_vector(model)
+
+
+@pytest.mark.parametrize("chunk_elements", CHUNKS)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("tied", [True, False])
+def test_equals_full_log_softmax_in_float64(chunk_elements: int, temperature: float, tied: bool) -> None:
+    policy = PolicyModule(tiny_policy(dtype=torch.float64, tied=tied), chunk_elements=chunk_elements)
+    expected = plain_results(tiny_policy(dtype=torch.float64, tied=tied), temperature)
+    for value, reference in zip(module_results(policy, temperature), expected, strict=True):
+        assert relative_difference(value, reference) < 1e-12
+
+
+@pytest.mark.parametrize("chunk_elements", CHUNKS)
+def test_equals_full_log_softmax_in_fp32(chunk_elements: int) -> None:
+    expected = plain_results(tiny_policy(dtype=torch.float64))
+    results = module_results(PolicyModule(tiny_policy(), chunk_elements=chunk_elements))
+    for value, reference in zip(results, expected, strict=True):
+        assert relative_difference(value, reference) < 3e-6
+
+
+@pytest.mark.parametrize("chunk_elements", CHUNKS)
+def test_bf16_is_as_close_as_bf16_allows(chunk_elements: int) -> None:
+    # Against float64 with the same (bf16) weights; 8 bits of mantissa through two layers.
+    model = tiny_policy(dtype=torch.bfloat16)
+    expected = plain_results(copy.deepcopy(model).double())
+    logprobs, entropy, gradient = module_results(PolicyModule(model, chunk_elements=chunk_elements))
+    assert relative_difference(logprobs, expected[0]) < 0.01
+    assert relative_difference(entropy, expected[1]) < 0.01
+    assert relative_difference(gradient, expected[2]) < 0.03
+
+
+def test_log_probabilities_are_fp32_under_bf16() -> None:
+    policy = PolicyModule(tiny_policy(dtype=torch.bfloat16))
+    micro = pack(random_batch(), token_budget=500, layout="padded", aggregation="token_mean", pad_id=0)[0]
+    outputs = policy(micro, 1.0, True)
+    assert outputs.logprobs.dtype == torch.float32
+    assert outputs.entropy.dtype == torch.float32
+    assert outputs.logprobs.requires_grad
+    assert not outputs.entropy.requires_grad
+    assert policy(micro, 1.0, False).entropy is None
+
+
+def lora(model: nn.Module, **options: Any) -> Any:
+    torch.manual_seed(9)
+    names = ["q_proj", "v_proj"]
+    return peft.get_peft_model(model, peft.LoraConfig(r=3, target_modules=names, init_lora_weights=False, **options))
+
+
+@pytest.mark.parametrize("chunk_elements", CHUNKS)
+def test_lora_gets_the_adapters_gradient_only(chunk_elements: int) -> None:
+    policy = PolicyModule(lora(tiny_policy(dtype=torch.float64)), chunk_elements=chunk_elements)
+    trained = [name for name, p in policy.named_parameters() if p.requires_grad]
+    assert len(trained) == 8
+    assert all("lora_" in name for name in trained)
+    expected = plain_results(lora(tiny_policy(dtype=torch.float64)))
+    for value, reference in zip(module_results(policy), expected, strict=True):
+        assert relative_difference(value, reference) < 1e-12
+
+
+def test_disabled_adapter_is_the_base_model() -> None:
+    policy = PolicyModule(lora(tiny_policy()))
+    micro = pack(random_batch(), token_budget=500, layout="padded", aggregation="token_mean", pad_id=0)[0]
+    base = PolicyModule(tiny_policy())(micro, 1.0, False).logprobs
+    with policy.model.disable_adapter():
+        assert torch.equal(policy(micro, 1.0, False).logprobs, base)
+    assert not torch.equal(policy(micro, 1.0, False).logprobs, base)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_parameters_are_those_of_the_model(tied: bool) -> None:
+    model = tiny_policy(tied=tied)
+    policy = PolicyModule(model)
+    assert [name for name, _ in policy.named_parameters()] == [f"model.{name}" for name, _ in model.named_parameters()]
+    assert sum(p.numel() for p in policy.parameters()) == sum(p.numel() for p in model.parameters())
+
+
+def test_the_head_stays_shared_when_the_precision_changes() -> None:
+    policy = PolicyModule(tiny_policy()).bfloat16()
+    assert policy.scorer.weight is policy.model.lm_head.weight
+    assert policy.scorer.weight is policy.model.model.embed_tokens.weight
+    twin = copy.deepcopy(policy)
+    assert twin.scorer.weight is twin.model.lm_head.weight
+    assert twin.backbone is twin.model.model
+
+
+def test_a_head_that_was_replaced_is_noticed() -> None:
+    policy = PolicyModule(tiny_policy())
+    micro = pack(random_batch(), token_budget=500, layout="padded", aggregation="token_mean", pad_id=0)[0]
+    policy.model.lm_head.weight = nn.Parameter(policy.model.lm_head.weight.detach().clone())
+    with pytest.raises(RuntimeError, match="replaced"):
+        policy(micro, 1.0, False)
+
+
+def test_models_with_another_kind_of_head_are_rejected() -> None:
+    capped = tiny_policy()
+    capped.config.final_logit_softcapping = 30.0
+    with pytest.raises(ValueError, match="final_logit_softcapping = 30"):
+        PolicyModule(capped)
+    biased: Qwen2ForCausalLM = tiny_policy(tied=False)
+    biased.lm_head = nn.Linear(16, VOCABULARY, bias=True)
+    with pytest.raises(ValueError, match="linear map without bias"):
+        PolicyModule(biased)
+
+
+class LiveMemory(TorchDispatchMode):
+    """Peak bytes of tensors made by operations under the mode, and the largest single one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                reference = StorageWeakRef(storage)
+                self.live.setdefault(reference.cdata, (reference, storage.nbytes()))
+                self.largest = max(self.largest, storage.nbytes())
+        self.live = {key: entry for key, entry in self.live.items() if not entry[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.live.values()))
+        return result
+
+
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_large_vocabulary_never_has_all_logits_at_once(with_entropy: bool) -> None:
+    vocabulary, width, num_tokens, chunk_tokens = 152_064, 8, 192, 8
+    torch.manual_seed(0)
+    head = nn.Linear(width, vocabulary, bias=False)
+    scorer = TokenScorer(head, chunk_elements=chunk_tokens * vocabulary)
+    hidden = torch.randn(num_tokens, width, requires_grad=True)
+    targets = torch.randint(0, vocabulary, (num_tokens,))
+    with LiveMemory() as memory:
+        logprobs, _ = scorer(hidden, targets, 1.0, with_entropy)
+        logprobs.sum().backward()
+    chunk = chunk_tokens * vocabulary * 4
+    weight = vocabulary * width * 4
+    assert memory.largest <= max(chunk, weight)
+    # Logits, softmax and one temporary of a chunk; the weight's gradient and one summand of it.
+    assert memory.peak <= 3 * chunk + 2 * weight + 1e6
+    assert memory.peak < num_tokens * vocabulary * 4 / 3
+
+
+def test_memory_counter_sees_what_the_plain_way_needs() -> None:
+    hidden = torch.randn(64, 8, requires_grad=True)
+    weight = torch.randn(10_000, 8, requires_grad=True)
+    with LiveMemory() as memory:
+        torch.log_softmax(hidden @ weight.T, dim=-1)[:, 0].sum().backward()
+    assert memory.peak > 2 * 64 * 10_000 * 4
+
+
+def test_no_gradient_pass_keeps_nothing() -> None:
+    policy = PolicyModule(tiny_policy())
+    micro = pack(random_batch(), token_budget=500, layout="padded", aggregation="token_mean", pad_id=0)[0]
+    with torch.no_grad():
+        outputs = policy(micro, 1.0, True)
+    assert not outputs.logprobs.requires_grad
+    assert torch.equal(outputs.logprobs, policy(micro, 1.0, False).logprobs.detach())
+
+
+def test_bf16_weight_gradient_of_many_chunks_is_summed_in_fp32() -> None:
+    torch.manual_seed(0)
+    head = nn.Linear(4, 11, bias=False).bfloat16()
+    hidden = torch.randn(3000, 4).bfloat16()
+    targets = torch.randint(0, 3, (3000,))
+
+    def gradient(weight: Tensor) -> Tensor:
+        return weight.grad.detach().clone() if weight.grad is not None else torch.empty(0)
+
+    exact = head.weight.detach().double().requires_grad_()
+    torch.log_softmax(hidden.double() @ exact.T, dim=-1).gather(1, targets[:, None]).sum().backward()
+    TokenScorer(head, chunk_elements=11)(hidden, targets, 1.0, False)[0].sum().backward()
+    # One rounding of the result is 2⁻⁹; 3,000 roundings of a bf16 sum would be far more.
+    assert relative_difference(gradient(head.weight), gradient(exact)) < 0.005

@@ -1,0 +1,208 @@
+"""The shipped starter policy: intact, small, loadable without remote code, and able to answer."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from gxpo_trainer.data.word_problems import WordProblem, generate
+from gxpo_trainer.learner.models import STARTER_FOLDER
+from tools import starter
+from tools.starter import Recipe, build, file_hashes, warmup_answer
+
+MAX_NEW_TOKENS = 48
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(STARTER_FOLDER)
+
+
+@pytest.fixture(scope="module")
+def model() -> Qwen2ForCausalLM:
+    return AutoModelForCausalLM.from_pretrained(STARTER_FOLDER, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def problems() -> list[WordProblem]:
+    return generate("heldout", 60, 11)
+
+
+def prompts_of(tokenizer: PreTrainedTokenizerBase, problems: list[WordProblem]) -> list[str]:
+    turns = [[{"role": "user", "content": problem.prompt.text}] for problem in problems]
+    return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+
+
+@torch.no_grad()
+def answers_of(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, problems: list[WordProblem], *, sampled: bool
+) -> list[str]:
+    """One response a problem, special tokens kept, cut after the first end-of-sequence token."""
+    prompts = tokenizer(prompts_of(tokenizer, problems), add_special_tokens=False, padding=True, return_tensors="pt")
+    torch.manual_seed(0)
+    settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if sampled else {}
+    output = model.generate(**prompts, do_sample=sampled, max_new_tokens=MAX_NEW_TOKENS, **settings)
+    texts = tokenizer.batch_decode(output[:, prompts["input_ids"].shape[1] :])
+    return [text[: text.index(starter.END) + len(starter.END)] if starter.END in text else text for text in texts]
+
+
+def boxed(answer: str) -> str | None:
+    found = re.findall(r"\\boxed\{(\d+)\}", answer)
+    return found[-1] if found else None
+
+
+def test_files_are_those_of_the_manifest_and_stay_under_five_megabytes() -> None:
+    manifest = json.loads((STARTER_FOLDER / starter.MANIFEST).read_text())
+    assert manifest["sha256"] == file_hashes(STARTER_FOLDER)
+    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= set(manifest["sha256"])
+    assert sum(path.stat().st_size for path in STARTER_FOLDER.iterdir()) < 5_000_000
+
+
+def test_manifest_records_the_default_recipe_and_the_readme_says_how() -> None:
+    manifest = json.loads((STARTER_FOLDER / starter.MANIFEST).read_text())
+    assert Recipe(**manifest["recipe"]) == Recipe()
+    assert "python -m tools.starter --out" in (STARTER_FOLDER / "README.md").read_text()
+
+
+def test_policy_is_a_plain_fp32_qwen2_of_about_a_million_parameters(model: Qwen2ForCausalLM) -> None:
+    config = AutoConfig.from_pretrained(STARTER_FOLDER)
+    assert type(model) is Qwen2ForCausalLM
+    assert config.model_type == "qwen2"
+    assert "auto_map" not in json.loads((STARTER_FOLDER / "config.json").read_text())
+    # By hand: embeddings V·128; a layer: q, k, v, o 4·128² + 3 biases·128, MLP 3·128·384, two norms; a last norm.
+    layer = 4 * 128**2 + 3 * 128 + 3 * 128 * 384 + 2 * 128
+    expected = config.vocab_size * 128 + 4 * layer + 128
+    assert sum(parameter.numel() for parameter in model.parameters()) == expected
+    assert 800_000 < expected < 1_200_000
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_vocabulary_covers_the_tokenizer_and_special_tokens_agree(tokenizer: PreTrainedTokenizerBase) -> None:
+    config = AutoConfig.from_pretrained(STARTER_FOLDER)
+    generation = json.loads((STARTER_FOLDER / "generation_config.json").read_text())
+    assert config.vocab_size >= len(tokenizer)
+    assert config.vocab_size % 64 == 0
+    assert len({tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id}) == 3
+    assert generation["eos_token_id"] == config.eos_token_id == tokenizer.eos_token_id
+    assert generation["pad_token_id"] == config.pad_token_id == tokenizer.pad_token_id
+    assert generation["temperature"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Anna has 23 apples. She gets 15 more. How many does Anna have now?",
+        "6*8=48, 48+15=63, so \\boxed{63}",
+        "Unknown words, naïve façade, 漢字 and 🙂\n\tstay  as they are.",
+        "$\\frac{1}{2} + x^{10} = 3.25$",
+    ],
+)
+def test_any_text_survives_the_tokenizer(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(ids) == text
+    assert tokenizer(text)["input_ids"] == ids, "no token is added on the quiet"
+
+
+def test_every_digit_is_one_token_of_its_own(tokenizer: PreTrainedTokenizerBase) -> None:
+    for number in ("7", "48", "199", "20360"):
+        ids = tokenizer(f"has {number} pears", add_special_tokens=False)["input_ids"]
+        pieces = [tokenizer.decode([token]) for token in ids]
+        assert pieces[-len(number) - 1 :] == [*number, " pears"]
+
+
+def test_auto_tokenizer_splits_as_the_shipped_file_and_as_the_recipe(tokenizer: PreTrainedTokenizerBase) -> None:
+    # AutoTokenizer replaces the splitting rule of a Qwen2 folder by that of its own class, without a word.
+    drawn = generate("train", Recipe().num_problems, Recipe().seed)
+    built = starter.build_tokenizer(drawn)
+    raw = Tokenizer.from_file(str(STARTER_FOLDER / "tokenizer.json"))
+    assert len(built) == len(tokenizer) == raw.get_vocab_size()
+    for problem in drawn[:200]:
+        text = f"{problem.prompt.text}{starter.END}{problem.solution}"
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert ids == raw.encode(text, add_special_tokens=False).ids
+        assert ids == built(text, add_special_tokens=False)["input_ids"]
+
+
+def test_chat_template_writes_turns_and_opens_the_answer(tokenizer: PreTrainedTokenizerBase) -> None:
+    turns = [{"role": "user", "content": "2+3?"}, {"role": "assistant", "content": "\\boxed{5}"}]
+    written = tokenizer.apply_chat_template(turns, tokenize=False)
+    assert written == "<|bos|><|user|>2+3?<|end|><|assistant|>\\boxed{5}<|end|>"
+    opened = tokenizer.apply_chat_template(turns[:1], tokenize=False, add_generation_prompt=True)
+    assert written.startswith(opened)
+    ids = tokenizer.apply_chat_template(turns[:1], add_generation_prompt=True, return_dict=False)
+    assert ids == tokenizer(opened, add_special_tokens=False)["input_ids"]
+    assert ids[0] == tokenizer.bos_token_id
+    with pytest.raises(Exception, match="unknown role tool"):
+        tokenizer.apply_chat_template([{"role": "tool", "content": "x"}], tokenize=False)
+
+
+def test_prompts_and_worked_answers_are_short(tokenizer: PreTrainedTokenizerBase) -> None:
+    drawn = generate("train", 600, 4)
+    prompts = tokenizer(prompts_of(tokenizer, drawn), add_special_tokens=False)["input_ids"]
+    answers = tokenizer([p.solution + starter.END for p in drawn], add_special_tokens=False)["input_ids"]
+    assert max(map(len, prompts)) <= 40
+    assert max(map(len, answers)) <= 44 < MAX_NEW_TOKENS
+
+
+def test_greedy_answers_end_and_carry_a_box(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, problems: list[WordProblem]
+) -> None:
+    answers = answers_of(model, tokenizer, problems, sampled=False)
+    complete = [answer for answer in answers if answer.endswith(starter.END) and boxed(answer) is not None]
+    assert len(complete) >= 0.95 * len(problems)
+
+
+def test_sampled_answers_are_some_worked_some_hasty_and_the_worked_ones_mostly_right(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    drawn = generate("heldout", 240, 12)
+    answers = answers_of(model, tokenizer, drawn, sampled=True)
+    right = [boxed(answer) == problem.prompt.gold for answer, problem in zip(answers, drawn, strict=True)]
+    worked = ["=" in answer for answer in answers]
+    assert 0.20 <= sum(right) / len(right) <= 0.45
+    assert 0.15 <= sum(worked) / len(worked) <= 0.60
+    of_worked = [r for r, w in zip(right, worked, strict=True) if w]
+    of_hasty = [r for r, w in zip(right, worked, strict=True) if not w]
+    assert sum(of_worked) / len(of_worked) > sum(of_hasty) / len(of_hasty) + 0.3
+
+
+def test_warm_up_answers_have_the_recipe_s_shares() -> None:
+    drawn = generate("train", 200, 0)
+    rng = random.Random(0)
+    recipe = Recipe(hasty_right_share=0.25)
+    answers = [(problem, warmup_answer(problem, rng, 0.3, recipe)) for problem in drawn for _ in range(20)]
+    hasty = [boxed(answer) == problem.prompt.gold for problem, answer in answers if "=" not in answer]
+    assert all(answer == problem.solution for problem, answer in answers if "=" in answer)
+    # 4,000 draws: the binomial standard deviations are 0.7 and 0.8 points; five of them are allowed.
+    assert math.isclose(1 - len(hasty) / len(answers), 0.3, abs_tol=0.037)
+    assert math.isclose(sum(hasty) / len(hasty), 0.25, abs_tol=0.041)
+
+
+def test_recipe_builds_a_loadable_policy_and_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
+    recipe = Recipe(num_problems=400, first_steps=3, last_steps=2, batch=4, threads=1)
+    for name in ("first", "second"):
+        build(tmp_path / name, recipe)
+    assert file_hashes(tmp_path / "first") == file_hashes(tmp_path / "second")
+    build(tmp_path / "other", Recipe(seed=1, num_problems=400, first_steps=3, last_steps=2, batch=4, threads=1))
+    assert file_hashes(tmp_path / "other") != file_hashes(tmp_path / "first")
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "first")
+    assert all(torch.isfinite(parameter).all() for parameter in reloaded.parameters())
+
+
+def test_folder_that_holds_files_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(SystemExit) as stopped:
+        starter.main(["--out", str(tmp_path)])
+    assert stopped.value.code == 2
+    assert "is not empty; name a new folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

@@ -1,0 +1,286 @@
+"""From run folders to groups, pictures, tables and the HTML report."""
+
+from __future__ import annotations
+
+import html.parser
+import io
+import math
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from gxpo_trainer.compare.groups import compare_groups
+from gxpo_trainer.compare.seeds import SeedGroup
+from gxpo_trainer.compare.text_tables import all_tables, curve_table
+from gxpo_trainer.config import EvaluationConfig, GrpoRule, GxpoRule, LearnerConfig, OptimizerConfig, RunConfig
+from gxpo_trainer.errors import DataError
+from gxpo_trainer.reporting.figures import compose, draw_curves, line_styles, write_report
+from gxpo_trainer.reporting.identity import run_identity
+from gxpo_trainer.reporting.reading import group_runs, load_run
+from gxpo_trainer.reporting.reporter import RunReporter
+from gxpo_trainer.reporting.tables import print_tables
+
+GRPO = GrpoRule()
+GXPO = GxpoRule(k=5)
+
+
+def config(rule: GrpoRule | GxpoRule, seed: int = 0, rate: float = 1e-5, name: str = "run") -> RunConfig:
+    learner = LearnerConfig(rule=rule, optimizer=OptimizerConfig(learning_rate=rate))
+    return RunConfig(name=name, seed=seed, learner=learner, evaluation=EvaluationConfig(every_steps=10))
+
+
+BASE = run_identity(RunConfig(), policy_sha256="policy")
+
+
+def identity(made: RunConfig) -> dict[str, Any]:
+    """As run_identity gives it; packages and hardware are looked up once."""
+    own = {"config": made.model_dump(mode="json"), "data_sha256": {"train": f"train-{made.seed}"}}
+    return BASE | own
+
+
+def write_run(
+    folder: Path,
+    made: RunConfig,
+    per_problem: dict[int, list[float]],
+    *,
+    passes: int = 1,
+    shutoff: int | None = None,
+    benchmarks: Sequence[str] = ("word_problems",),
+    **fields: Any,
+) -> Path:
+    """A run whose evaluations hold the given scores; each step takes 6 s and `passes` passes."""
+    with RunReporter(folder, clock=lambda: 1000.0) as reporter:
+        reporter.write_identity(identity(made))
+        reporter.start_attempt(1, 0)
+        for step in range(1, max(per_problem) + 1):
+            row = {"reward/mean": 0.1, "update/backward_passes_total": step * passes, "time/training_s": 6.0 * step}
+            if shutoff is not None and 3 <= step <= shutoff:
+                row |= {"gate/z": 0.9 if step == shutoff else -0.1 * step, "gate/threshold": 0.5}
+            if shutoff is not None and step >= shutoff:
+                row["gate/shutoff_step"] = shutoff
+            reporter.log_metrics(step, row)
+        for step, scores in per_problem.items():
+            for benchmark in benchmarks:
+                mean = float(np.mean(scores))
+                record = {
+                    "benchmark": benchmark,
+                    "weights_version": step,
+                    "num_problems": len(scores),
+                    "samples_per_prompt": 4,
+                    "scores": {"pass@1": mean, "pass@1/ci_low": mean - 0.1, "pass@1/ci_high": mean + 0.1},
+                    "per_problem": scores,
+                    "problem_ids": [f"p{number}" for number in range(len(scores))],
+                    "backward_passes_total": step * passes,
+                    "training_s": 6.0 * step,
+                    "tokens_total": 100 * step,
+                    "data_sha256": "held-out",
+                    "sampling": {"temperature": 1.0},
+                    "template": "{problem}",
+                }
+                reporter.log_evaluation(step, record | fields)
+    return folder
+
+
+RISING = {0: [0.0, 0.5], 10: [0.25, 0.5], 20: [0.5, 0.75]}
+FASTER = {0: [0.0, 0.5], 10: [0.5, 0.75], 20: [0.75, 1.0]}
+
+
+@pytest.fixture
+def two_runs(tmp_path: Path) -> list[Path]:
+    first = write_run(tmp_path / "a", config(GRPO, name="grpo"), RISING)
+    second = write_run(tmp_path / "b", config(GXPO, name="<script>alert(1)</script>"), FASTER, passes=3, shutoff=12)
+    return [first, second]
+
+
+def test_a_folder_becomes_a_curve(two_runs: list[Path]) -> None:
+    run = load_run(two_runs[1])
+    np.testing.assert_allclose(run.curve.steps, [0, 10, 20])
+    np.testing.assert_allclose(run.curve.backward_passes, [0, 30, 60])
+    np.testing.assert_allclose(run.curve.hours * 3600, [0, 60, 120])
+    np.testing.assert_allclose(run.curve.accuracy, [0.25, 0.625, 0.875])
+    np.testing.assert_allclose(run.curve.ci_high - run.curve.accuracy, 0.1)
+    assert run.curve.per_problem is not None
+    np.testing.assert_allclose(run.curve.per_problem[1], [0.5, 0.75])
+    assert (run.rule, run.seed, run.gate.threshold, run.gate.shutoff_step) == ("GXPO K=5", 0, 0.5, 12)
+    np.testing.assert_array_equal(run.gate.steps, range(3, 13))
+
+
+def test_costs_missing_from_an_evaluation_come_from_metrics(tmp_path: Path) -> None:
+    absent = {"backward_passes_total": None, "training_s": None, "tokens_total": None}
+    run = load_run(write_run(tmp_path, config(GRPO), RISING, passes=4, **absent))
+    np.testing.assert_allclose(run.curve.backward_passes, [0, 40, 80])
+    np.testing.assert_allclose(run.curve.hours * 3600, [0, 60, 120])
+    assert run.curve.tokens[0] == 0
+    assert np.isnan(run.curve.tokens[1:]).all()
+
+
+def test_benchmarks_have_equal_weight_in_the_average(tmp_path: Path) -> None:
+    with RunReporter(tmp_path, clock=lambda: 0.0) as reporter:
+        reporter.write_identity(identity(config(GRPO)))
+        for name, scores in (("big", [1.0, 1.0, 1.0, 0.0]), ("small", [0.25])):
+            mean = float(np.mean(scores))
+            low_high = {"pass@1/ci_low": mean - 0.03, "pass@1/ci_high": mean + 0.04}
+            ids = [str(number) for number in range(len(scores))]
+            record = {"benchmark": name, "scores": {"pass@1": mean} | low_high, "per_problem": scores}
+            reporter.log_evaluation(0, record | {"problem_ids": ids})
+        reporter.log_evaluation(5, {"benchmark": "big", "scores": {"pass@1": 0.9}})
+    run = load_run(tmp_path)
+    # (.75 + .25) / 2; the step that only one benchmark has is left out; √(.03² + .03²) / 2 = .0212.
+    np.testing.assert_allclose(run.curve.accuracy, [0.5])
+    np.testing.assert_allclose(run.curve.ci_low, [0.5 - 0.0212132], rtol=1e-5)
+    assert run.curve.per_problem is not None
+    assert run.curve.per_problem.mean() == pytest.approx(0.5)
+    assert load_run(tmp_path, "big").curve.accuracy.tolist() == [0.75, 0.9]
+    with pytest.raises(DataError, match=r"no evaluation of 'amc23'; it has \['big', 'small'\]"):
+        load_run(tmp_path, "amc23")
+
+
+def test_a_run_without_evaluations_is_rejected(tmp_path: Path) -> None:
+    with RunReporter(tmp_path) as reporter:
+        reporter.write_identity(identity(config(GRPO)))
+    with pytest.raises(DataError, match="no step has pass@1"):
+        load_run(tmp_path)
+
+
+def test_runs_that_differ_only_in_name_and_seed_are_one_group(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / f"g{s}", config(GRPO, s, name=f"n{s}"), RISING) for s in (0, 1)]
+    folders += [write_run(tmp_path / f"x{s}", config(GXPO, s), FASTER, passes=3) for s in (0, 1)]
+    groups = group_runs(folders)
+    assert [(group.name, [run.seed for run in group.runs]) for group in groups] == [
+        ("GRPO", [0, 1]),
+        ("GXPO K=5", [0, 1]),
+    ]
+    # The training problems come from the seed, so they are no difference; rule and learning rate are compared.
+    assert compare_groups(groups, "GRPO").differences == ()
+    again = write_run(tmp_path / "twice", config(GRPO, 1), RISING)
+    with pytest.raises(DataError, match="same config and seed 1"):
+        group_runs([*folders, again])
+
+
+def test_group_names_are_unique(tmp_path: Path) -> None:
+    made = [
+        config(GRPO),
+        config(GRPO, rate=3.5e-5),
+        config(GxpoRule(k=5, alpha=0.1)),
+        config(GxpoRule(k=5, alpha=0.9)),
+        config(GxpoRule(k=10, predictor="replay", probes=1)),
+    ]
+    groups = group_runs([write_run(tmp_path / str(number), one, RISING) for number, one in enumerate(made)])
+    assert [group.name for group in groups] == [
+        "GRPO lr 1e-05",
+        "GRPO lr 3.5e-05",
+        "GXPO K=5 lr 1e-05 alpha=0.1",
+        "GXPO K=5 lr 1e-05 alpha=0.9",
+        "GXPO K=10 replay 1 probe lr 1e-05",
+    ]
+
+
+def test_different_data_is_listed_as_a_difference(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "a", config(GRPO), RISING)
+    second = write_run(tmp_path / "b", config(GXPO), FASTER, data_sha256="other")
+    found = compare_groups(group_runs([first, second]), "GRPO").differences
+    assert [difference.setting for difference in found] == ["eval.word_problems.data_sha256"]
+
+
+def test_the_report_is_self_contained_and_escaped(two_runs: list[Path], tmp_path: Path) -> None:
+    groups = group_runs(two_runs)
+    hostile = SeedGroup('GXPO <img src=x onerror="alert(1)">', groups[1].runs)
+    comparison = write_report(tmp_path / "out", [groups[0], hostile], title="Demo & <b>more</b>")
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    seen: list[tuple[str, dict[str, str | None]]] = []
+
+    class Tags(html.parser.HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            seen.append((tag, dict(attrs)))
+
+    Tags().feed(page)
+    assert {tag for tag, _ in seen}.isdisjoint({"script", "link", "iframe", "b"})
+    pictures = [attrs["src"] or "" for tag, attrs in seen if tag == "img"]
+    assert len(pictures) == 1
+    assert pictures[0].startswith("data:image/png;base64,")
+    assert not [attrs for _, attrs in seen if any(name.startswith("on") or name == "href" for name in attrs)]
+    assert "Inconclusive: only one shared seed" in page
+    assert comparison.baseline == "GRPO"
+    assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def png_size(data: bytes) -> tuple[int, int]:
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+def test_the_picture_has_a_fixed_size(two_runs: list[Path]) -> None:
+    groups = group_runs(two_runs)
+    many = [SeedGroup(f"_group {number} costs $5 and ${number}", groups[number % 2].runs) for number in range(9)]
+    for chosen in (groups[:1], many):
+        picture = draw_curves(chosen, compare_groups(chosen, chosen[0].name))
+        assert png_size(picture) == (1500, 1125)
+
+
+@pytest.mark.parametrize(("num_groups", "length"), [(1, 200), (3, 20), (3, 45), (9, 4), (9, 200)])
+def test_text_stays_inside_the_picture_and_off_the_panels(two_runs: list[Path], num_groups: int, length: int) -> None:
+    one = group_runs(two_runs)[1]
+    groups = [SeedGroup(f"{'W' * (length - 1)}{number}", one.runs) for number in range(num_groups)]
+    figure = compose(groups, compare_groups(groups, groups[0].name), title="Title")
+    figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    for box in [legend, *(axes.get_tightbbox() for axes in figure.axes)]:
+        assert box is not None
+        assert box.x0 >= 0
+        assert box.y0 >= 0
+        assert box.x1 <= figure.bbox.width
+        assert box.y1 <= figure.bbox.height
+    assert not any(legend.overlaps(box) for axes in figure.axes if (box := axes.get_tightbbox()))
+
+
+def test_non_finite_bands_and_values_are_drawn(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, config(GXPO), RISING, shutoff=3, scores={"pass@1": 0.5})
+    with RunReporter(folder) as reporter:
+        reporter.log_metrics(21, {"gate/z": math.inf, "gate/threshold": math.inf})
+    groups = group_runs([folder])
+    assert png_size(draw_curves(groups, compare_groups(groups, groups[0].name))) == (1500, 1125)
+
+
+def test_groups_of_one_rule_share_their_hue(tmp_path: Path) -> None:
+    made = [config(GRPO), config(GRPO, rate=3.5e-5), config(GXPO)]
+    groups = group_runs([write_run(tmp_path / str(number), one, RISING) for number, one in enumerate(made)])
+    figure = compose(groups, compare_groups(groups, groups[0].name), title="Title")
+    shown = [line.get_color() for line in figure.legends[0].get_lines()][:3]
+    assert shown == [style.color for style in line_styles(["GRPO", "GRPO", "GXPO K=5"])]
+
+
+def test_the_terminal_table_shows_what_the_paper_compares(two_runs: list[Path]) -> None:
+    groups = group_runs(two_runs)
+    comparison = compare_groups(groups, "GRPO")
+    text = io.StringIO()
+    print_tables(groups, comparison, Console(file=text, width=100))
+    shown = text.getvalue()
+    result, convergence, best, budgets, by_step = all_tables(groups, comparison)
+    # GRPO ends at (.5 + .75)/2 = 62.5% after 20 steps, 20 passes, 2 min; GXPO gets there at step 10, 30 BP, 1 min.
+    assert result.rows == (
+        ("GRPO", "1", "62.5%", "20", "20", "2 min 0 s", "–"),
+        ("GXPO K=5", "1", "87.5%", "20", "60", "2 min 0 s", "12"),
+    )
+    assert convergence.rows[1] == (
+        "GXPO K=5", "87.5%", "20", "10 (2.0× fewer)", "30 (1.5× more)", "1 min 0 s (2.0× less)"
+    )  # fmt: skip
+    # The paper's Table 5: shut-off, total BP and time, own best with what it took.
+    assert best.rows[1] == ("GXPO K=5", "12", "60", "2 min 0 s", "87.5%", "20", "60", "2 min 0 s")
+    # At 20 passes the last GXPO evaluation is the one before the first step: 25%.
+    at_passes = next(row for row in budgets.rows if row[1] == "GXPO K=5" and row[2] == "25.0%")
+    assert at_passes[3] == "−37.5"
+    assert by_step.rows[1] == ("10", "37.5 (10, 1.0)", "62.5 (30, 1.0)")
+    assert "Inconclusive: only one shared seed" in shown
+    assert max(len(line) for line in shown.splitlines()) <= 100
+
+
+def test_a_long_curve_is_shown_in_twelve_rows_with_both_ends(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, config(GRPO), {step: [0.5, 0.5] for step in range(0, 301, 10)})
+    table = curve_table(group_runs([folder]))
+    assert len(table.rows) == 12
+    assert (table.rows[0][0], table.rows[-1][0]) == ("0", "300")

@@ -1,0 +1,345 @@
+"""The files of a run: whole lines, torn lines, attempts, NaN, samples, identity."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.errors import DataError, TrainingError
+from gxpo_trainer.jsonl import JsonLines, decode_number, write_json
+from gxpo_trainer.reporting.identity import hash_path, run_identity
+from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_identity, read_metrics, read_samples
+from gxpo_trainer.reporting.reporter import Exporter, RunReporter
+from gxpo_trainer.types import Episode, Group, Prompt, Sample, ScoredGroup, Utterance, Verdict
+
+
+def reporter(path: Path, **options: object) -> RunReporter:
+    return RunReporter(path, clock=lambda: 1000.0, **options)  # type: ignore[arg-type]
+
+
+def steps_and_attempts(path: Path) -> list[tuple[int, int]]:
+    return [(row["step"], row["attempt"]) for row in read_metrics(path)]
+
+
+def scored(prompt: str, texts: list[str], verdicts: list[Verdict]) -> ScoredGroup:
+    samples = tuple(Sample(text, np.arange(3, dtype=np.int32), np.zeros(3, dtype=np.float32), "stop") for text in texts)
+    ids = np.arange(2, dtype=np.int32)
+    return ScoredGroup(Group(Prompt(prompt, f"text of {prompt}", "42"), ids, samples, 7), tuple(verdicts))
+
+
+def test_rows_have_the_documented_fields(tmp_path: Path) -> None:
+    with reporter(tmp_path) as made:
+        made.log_metrics(1, {"reward/mean": 0.5, "update/backward_passes": np.int64(3)})
+    line = (tmp_path / "metrics.jsonl").read_text()
+    assert line == (
+        '{"attempt": 1, "step": 1, "time": 1000.0, "metrics": {"reward/mean": 0.5, "update/backward_passes": 3}}\n'
+    )
+
+
+def test_nan_and_infinities_round_trip(tmp_path: Path) -> None:
+    with reporter(tmp_path) as made:
+        made.log_metrics(1, {"a": math.nan, "b": math.inf, "c": -math.inf, "d": np.float32(0.5), "e": 1e-308})
+    raw = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
+    assert [raw["metrics"][name] for name in "abc"] == ["NaN", "Infinity", "-Infinity"]
+    values = read_metrics(tmp_path)[0]["metrics"]
+    assert math.isnan(values["a"])
+    assert (values["b"], values["c"], values["d"], values["e"]) == (math.inf, -math.inf, 0.5, 1e-308)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "", True, None, [1]])
+def test_decode_number_rejects_everything_else(value: object) -> None:
+    with pytest.raises(ValueError, match="not a number"):
+        decode_number(value)
+
+
+def test_a_torn_last_line_is_truncated_with_an_event(tmp_path: Path) -> None:
+    with reporter(tmp_path) as made:
+        made.log_metrics(1, {"a": 1.0})
+        made.log_metrics(2, {"a": 2.0})
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])
+    assert steps_and_attempts(tmp_path) == [(1, 1)]
+    with reporter(tmp_path) as made:
+        made.start_attempt(2, 1)
+        made.log_metrics(2, {"a": 3.0})
+    assert steps_and_attempts(tmp_path) == [(1, 1), (2, 2)]
+    assert [event["kind"] for event in read_events(tmp_path)] == ["torn_line", "attempt"]
+
+
+@given(cut=st.integers(0, 400))
+@settings(max_examples=60, deadline=None)
+def test_a_truncated_file_yields_a_prefix_of_its_rows(cut: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "rows.jsonl"
+        file = JsonLines(path)
+        rows = [{"number": number, "text": "ä\n\u2028" * number} for number in range(8)]
+        for row in rows:
+            file.append(row)
+        file.close()
+        path.write_bytes(path.read_bytes()[:cut])
+        JsonLines(path).close()
+        left = [json.loads(line) for line in path.read_bytes().splitlines()]
+        assert left == rows[: len(left)]
+        assert path.stat().st_size <= cut
+
+
+def test_trailing_zeros_after_a_power_loss_are_removed(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    good = b'{"a": 1}\n'
+    path.write_bytes(good + b"\0" * 200_000 + b"\n")
+    file = JsonLines(path)
+    assert file.bytes_cut == 200_001
+    file.close()
+    assert path.read_bytes() == good
+
+
+def test_the_latest_attempt_replaces_repeated_steps(tmp_path: Path) -> None:
+    with reporter(tmp_path) as made:
+        made.start_attempt(1, 0)
+        for step in range(1, 6):
+            made.log_metrics(step, {"a": 1.0})
+        made.start_attempt(2, 3)
+        for step in range(4, 8):
+            made.log_metrics(step, {"a": 2.0})
+    assert steps_and_attempts(tmp_path) == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 2), (7, 2)]
+
+
+def test_steps_of_an_abandoned_history_are_excluded(tmp_path: Path) -> None:
+    with reporter(tmp_path) as made:
+        for step in range(1, 10):
+            made.log_metrics(step, {"a": 1.0})
+            made.log_evaluation(step, {"benchmark": "b", "scores": {"pass@1": 0.1}})
+        made.start_attempt(2, 3)
+        assert steps_and_attempts(tmp_path)[-1] == (9, 1)
+        made.log_metrics(4, {"a": 2.0})
+    assert steps_and_attempts(tmp_path) == [(1, 1), (2, 1), (3, 1), (4, 2)]
+    assert [row["step"] for row in read_evaluations(tmp_path)] == [1, 2, 3]
+
+
+def test_a_second_row_for_a_step_adds_to_the_first(tmp_path: Path) -> None:
+    with reporter(tmp_path) as made:
+        made.log_metrics(1, {"a": 1.0, "b": 1.0})
+        made.log_metrics(1, {"b": 2.0, "eval/x/pass@1": 0.5})
+    assert [row["metrics"] for row in read_metrics(tmp_path)] == [{"a": 1.0, "b": 2.0, "eval/x/pass@1": 0.5}]
+
+
+def test_evaluations_are_unique_per_step_and_benchmark(tmp_path: Path) -> None:
+    with reporter(tmp_path) as made:
+        for score in (0.1, math.nan):
+            record = {"benchmark": "math500", "scores": {"pass@1": score}, "training_s": 5.0, "attempt": 99}
+            made.log_evaluation(10, record)
+        made.log_evaluation(10, {"benchmark": "amc23", "scores": {"pass@1": 0.3}})
+    rows = read_evaluations(tmp_path)
+    assert [(row["benchmark"], row["attempt"], row["time"]) for row in rows] == [
+        ("amc23", 1, 1000.0),
+        ("math500", 1, 1000.0),
+    ]
+    assert math.isnan(rows[1]["scores"]["pass@1"])
+
+
+def test_samples_hold_the_first_groups_and_their_text(tmp_path: Path) -> None:
+    verdicts = [Verdict("correct", "42", 0.1), Verdict("timeout", None, 5.0, "killed")]
+    groups = [scored(f"p{number}", ["NaN", 'an "answer"\n\u2028'], verdicts) for number in range(3)]
+    with reporter(tmp_path, samples_per_step=2) as made:
+        made.log_samples(1, groups)
+    rows = read_samples(tmp_path)
+    assert [(row["prompt_id"], row["sample"]) for row in rows] == [("p0", 0), ("p0", 1), ("p1", 0), ("p1", 1)]
+    assert rows[0]["response"] == "NaN"
+    assert (rows[0]["reward"], rows[0]["verdict"], rows[0]["extracted"], rows[0]["gold"]) == (
+        1.0,
+        "correct",
+        "42",
+        "42",
+    )
+    assert (rows[1]["reward"], rows[1]["response"], rows[1]["length"]) == (None, 'an "answer"\n\u2028', 3)
+
+
+def test_samples_of_conversations_hold_their_turns(tmp_path: Path) -> None:
+    turns = (Utterance("policy", "<calc>6*7</calc>"), Utterance("environment", "42", 0.5), Utterance("policy", "42"))
+    mask = np.array([True, True, False, True])
+    ids, logprobs = np.arange(4, dtype=np.int32), np.zeros(4, dtype=np.float32)
+    episode = Episode(turns, "timeout", "Mine.step did not return")
+    spoken = Sample("<calc>6*7</calc>\n42", ids, logprobs, "stop", sampled=mask, episode=episode)
+    single = Sample("42", ids, logprobs, "stop")
+    group = Group(Prompt("p", "6*7?", "42"), ids, (spoken, single), 0)
+    with reporter(tmp_path) as made:
+        made.log_samples(1, [ScoredGroup(group, (Verdict("timeout", None, 5.0), Verdict("correct", "42", 0.1)))])
+    row, plain = read_samples(tmp_path)
+    assert row["turns"] == [
+        {"speaker": "policy", "text": "<calc>6*7</calc>", "reward": None},
+        {"speaker": "environment", "text": "42", "reward": 0.5},
+        {"speaker": "policy", "text": "42", "reward": None},
+    ]
+    assert (row["end"], row["end_detail"]) == ("timeout", "Mine.step did not return")
+    assert (row["length"], row["sampled_length"]) == (4, 3)
+    assert not {"turns", "end", "end_detail", "sampled_length"} & plain.keys()
+
+
+def test_a_damaged_line_in_the_middle_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"attempt": 1, "step": 1, "time": 0, "metrics": {}}\n{"att\n{}\n')
+    with pytest.raises(DataError, match=r"metrics\.jsonl, line 2: is not JSON"):
+        read_metrics(path)
+
+
+def test_missing_files_have_no_rows(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path) == []
+    with pytest.raises(DataError, match="does not exist"):
+        read_identity(tmp_path)
+
+
+def test_sigkill_while_writing_loses_no_reported_row(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from gxpo_trainer.reporting.reporter import RunReporter\n"
+        "made = RunReporter(Path(sys.argv[1]))\n"
+        "step = 0\n"
+        "while True:\n"
+        "    step += 1\n"
+        "    made.log_metrics(step, {f'name/{i}': i / 7 for i in range(60)})\n"
+        "    print(step, flush=True)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if int(line) >= 500:
+                break
+        os.kill(child.pid, signal.SIGKILL)
+        reported = int(line)
+    rows = read_metrics(tmp_path)
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+    assert len(rows) >= reported
+    with reporter(tmp_path) as made:
+        made.log_metrics(len(rows) + 1, {"a": 1.0})
+    assert len(read_metrics(tmp_path)) == len(rows) + 1
+
+
+def test_a_full_disk_is_reported_and_leaves_whole_lines(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys; from pathlib import Path\n"
+        "from gxpo_trainer.errors import TrainingError; from gxpo_trainer.jsonl import JsonLines\n"
+        "file = JsonLines(Path(sys.argv[1]))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "try:\n"
+        "    for number in range(100): file.append({'number': number, 'text': 'x' * 50})\n"
+        "except TrainingError as error: print(error.reason, number)\n"
+    )
+    path = tmp_path / "rows.jsonl"
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    reason, number = done.stdout.split()
+    assert reason == "disk_full"
+    assert [json.loads(line)["number"] for line in path.read_text().splitlines()] == list(range(int(number)))
+
+
+class Failing:
+    """An exporter whose second row fails."""
+
+    name = "failing"
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.closed = False
+
+    def write(self, row: dict[str, object]) -> None:
+        self.rows += 1
+        if self.rows == 2:
+            raise OSError("quota exceeded")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_failing_exporter_is_disabled(tmp_path: Path) -> None:
+    failing = Failing()
+    exporters: list[Exporter] = [failing]
+    with reporter(tmp_path, exporters=exporters) as made:
+        for step in (1, 2, 3):
+            made.log_metrics(step, {"a": 1.0})
+    assert failing.closed
+    assert failing.rows == 2
+    assert len(read_metrics(tmp_path)) == 3
+    assert "quota exceeded" in next(event["message"] for event in read_events(tmp_path))
+
+
+def test_invalid_attempts_and_steps_are_rejected(tmp_path: Path) -> None:
+    with reporter(tmp_path) as made, pytest.raises(ValueError, match="attempt = 0"):
+        made.start_attempt(0, 0)
+
+
+def test_identity_holds_everything_that_decides_comparability(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.bin"
+    policy.write_text("{}\n")
+    config = RunConfig(seed=3)
+    found = run_identity(config, data_sha256={"train": "hash"}, policy=policy, accelerators=["device"])
+    assert found["config"] == config.model_dump(mode="json")
+    assert found["config_sha256"] == config.sha256()
+    # sha256 of the three bytes "{}\n".
+    assert found["policy_sha256"] == "ca3d163bab055381827226140568f3bef7eaac187cebd76878e0b63e9e442356"
+    assert found["data_sha256"] == {"train": "hash"}
+    assert found["seeds"] == {"run": 3}
+    assert found["packages"]["numpy"] == np.__version__
+    assert found["hardware"]["cpu"]
+    assert found["hardware"]["memory_bytes"] > 1e8
+    assert found["hardware"]["accelerators"] == ["device"]
+    with pytest.raises(DataError, match="cannot be hashed"):
+        run_identity(config, policy=tmp_path / "absent")
+
+
+def test_a_folder_hash_depends_on_names_and_content_only(tmp_path: Path) -> None:
+    for folder, name, text in (("a", "x", "1"), ("b", "x", "1"), ("c", "y", "1"), ("d", "x", "2")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text(text)
+    hashes = {folder: hash_path(tmp_path / folder) for folder in "abcd"}
+    assert hashes["a"] == hashes["b"]
+    assert len(set(hashes.values())) == 3
+
+
+def test_a_resumed_run_keeps_its_identity_and_records_changes(tmp_path: Path) -> None:
+    first = {"config": {"threshold": math.inf}, "python": "3.11.1"}
+    with reporter(tmp_path) as made:
+        made.write_identity(first)
+        made.start_attempt(2, 10)
+        made.write_identity({**first, "python": "3.11.2"})
+    found = read_identity(tmp_path)
+    assert found["python"] == "3.11.1"
+    assert [attempt["attempt"] for attempt in found["attempts"]] == [1, 2]
+    assert found["attempts"][1]["changed"] == {"python": {"first": "3.11.1", "now": "3.11.2"}}
+
+
+def test_write_json_is_atomic(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    write_json(path, {"a": 1})
+    cyclic: dict[str, object] = {}
+    cyclic["self"] = cyclic
+    with pytest.raises(RecursionError):
+        write_json(path, cyclic)
+    assert json.loads(path.read_text()) == {"a": 1}
+
+
+def test_write_json_takes_any_text(tmp_path: Path) -> None:
+    write_json(tmp_path / "outcome.json", {"message": "a\0b\ud800c"})
+    assert json.loads((tmp_path / "outcome.json").read_bytes()) == {"message": "a\0b\ud800c"}
+
+
+def test_records_do_not_import_torch() -> None:
+    code = (
+        "import sys, gxpo_trainer.reporting.reporter, gxpo_trainer.reporting.identity, gxpo_trainer.compare\n"
+        "import gxpo_trainer.reporting.reading\n"
+        "assert not {'torch', 'ray', 'matplotlib'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_training_error_reason_of_a_failed_write_is_known() -> None:
+    assert TrainingError("x", reason="disk_full").reason == "disk_full"

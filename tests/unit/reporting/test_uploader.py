@@ -1,0 +1,523 @@
+"""The uploader delivers every row once and in order, whatever fails."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.ingest_server import KINDS, IngestServer
+
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.jsonl import JsonLines, write_json
+from gxpo_trainer.reporting.uploader import ServiceAddress, ServiceUnavailable, Timing, Uploader, take_service
+from gxpo_trainer.reporting.uploader_batches import FILES, MAX_EVENTS, LineTail
+
+QUICK = Timing(poll=0.01, heartbeat=0.05, first_retry=0.005, last_retry=0.02, give_up=20.0)
+OUTCOME = {"attempt": 1, "outcome": "succeeded"}
+
+
+@pytest.fixture
+def server() -> Iterator[IngestServer]:
+    made = IngestServer().start()
+    yield made
+    made.stop()
+
+
+def test_lines_are_on_disk_before_they_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a power cut could leave a file with fewer lines than the service received."""
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'{"a": 1}\n')
+    synced: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink()))
+    assert LineTail(file).peek(10, 1000, at_least_one=True) == [b'{"a": 1}']
+    assert synced == [file]
+
+
+class Run:
+    """The files of a run and an uploader without its thread."""
+
+    def __init__(self, folder: Path, server: IngestServer, timing: Timing = QUICK, attempt: int = 1) -> None:
+        self.folder = folder
+        address = ServiceAddress(server.url, "run 1", attempt, "secret")
+        self.uploader = Uploader(address, folder, timing)
+        self.files = {kind: JsonLines(folder / FILES[kind]) for kind in KINDS}
+        self.num = 0
+
+    def write(self, kind: str, number: int = 1, **fields: Any) -> None:
+        for _ in range(number):
+            self.num += 1
+            self.files[kind].append({"number": self.num, **fields})
+
+    def steps(self, number: int) -> None:
+        for _ in range(number):
+            self.step()
+
+    def step(self) -> None:
+        with contextlib.suppress(ServiceUnavailable, httpx.HTTPError):
+            self.uploader.step()
+
+    def until(self, reached: Callable[[], bool], most: int = 2000) -> None:
+        for _ in range(most):
+            if reached():
+                return
+            self.step()
+        raise AssertionError("the condition was never reached")
+
+    def on_disk(self) -> dict[str, list[Any]]:
+        return {kind: rows_of(self.folder / FILES[kind]) for kind in KINDS}
+
+    def arrives(self, server: IngestServer) -> None:
+        """Follow the files until the service has every line; nothing more, nothing twice, in order."""
+        self.uploader.follow()
+        self.until(lambda: server.rows == self.on_disk())
+        self.steps(3)
+        assert server.rows == self.on_disk()
+
+
+def rows_of(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, server: IngestServer) -> Run:
+    return Run(tmp_path, server)
+
+
+def test_rows_arrive_as_stored_on_disk(run: Run, server: IngestServer) -> None:
+    run.write("metrics", 3, metrics={"a": float("nan"), "b": float("-inf"), "c": 1e-308, "d": 0.1})
+    run.write("samples", 2, response='ä "quoted"\n\u2028 \ud800')
+    run.write("events", message="x")
+    run.arrives(server)
+    assert server.rows["metrics"][0]["metrics"] == {"a": "NaN", "b": "-Infinity", "c": 1e-308, "d": 0.1}
+    assert server.calls[0]["path"] == "/api/v1/runs/run%201/ingest"
+    assert (server.calls[0]["batch"], server.calls[0]["attempt"]) == (None, 1)
+
+
+def test_batches_count_from_one_and_are_limited_in_rows_and_bytes(run: Run, server: IngestServer) -> None:
+    run.write("metrics", 450)
+    run.write("samples", 5, response="x" * 400_000)
+    run.write("evaluations", response="x" * 1_500_000)
+    run.arrives(server)
+    batches = [call for call in server.calls if call["batch"] is not None]
+    assert [call["batch"] for call in batches] == list(range(1, len(batches) + 1))
+    assert [len(call["metrics"]) for call in batches][:3] == [200, 200, 50]
+    assert max(len(call[kind]) for call in batches for kind in KINDS) == 200
+    sizes = [sum(len(json.dumps(row)) for kind in KINDS for row in call[kind]) for call in batches]
+    assert sum(size > 1_000_000 for size in sizes) == 1, "one row alone is larger"
+
+
+def test_an_unterminated_last_line_is_not_sent(run: Run, server: IngestServer, tmp_path: Path) -> None:
+    run.write("metrics", 2)
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"number": 3, "te')
+        file.flush()
+        run.uploader.follow()
+        run.until(lambda: len(server.rows["metrics"]) == 2)
+        run.steps(5)
+        assert len(server.rows["metrics"]) == 2
+        file.write(b'xt": 1}\n')
+    run.arrives(server)
+    assert server.rows["metrics"][2] == {"number": 3, "text": 1}
+
+
+def test_a_damaged_line_becomes_a_null_row(run: Run, server: IngestServer, tmp_path: Path) -> None:
+    run.write("events")
+    with (tmp_path / "events.jsonl").open("ab") as file:
+        file.write(b'\0\0\0\n{"a": NaN}\n[1]\n\xff\n')
+    run.write("events")
+    run.uploader.follow()
+    run.until(lambda: len(server.rows["events"]) == 6)
+    assert server.rows["events"] == [{"number": 1}, None, None, None, None, {"number": 2}]
+
+
+@pytest.mark.parametrize("fault", ["500", "reset", "lost", "page"])
+def test_each_row_arrives_once_whatever_fails(fault: str, run: Run, server: IngestServer) -> None:
+    run.uploader.follow()
+    for _ in range(5):
+        run.write("metrics", 3)
+        run.write("samples")
+        server.faults.extend([fault, "ok", fault, fault, "ok", fault])
+        run.steps(4)
+    run.arrives(server)
+    assert len(server.rows["metrics"]) == 15
+
+
+def test_a_batch_is_not_applied_twice_after_a_lost_response(run: Run, server: IngestServer) -> None:
+    run.uploader.follow()
+    run.until(lambda: bool(server.calls))
+    run.write("metrics", 2)
+    server.faults.append("lost")
+    run.steps(1)
+    assert len(server.rows["metrics"]) == 2
+    run.write("metrics", 2)
+    run.arrives(server)
+    sent = [(call["batch"], len(call["metrics"])) for call in server.calls if call["batch"] is not None]
+    assert sent == [(1, 2), (1, 2), (2, 2)], "the same batch again, then the next one"
+
+
+def test_rows_stay_on_disk_while_the_service_is_unavailable(run: Run, server: IngestServer) -> None:
+    server.stop()
+    run.write("metrics", 3)
+    run.uploader.follow()
+    run.steps(4)
+    run.write("metrics", 3)
+    server.start()
+    run.arrives(server)
+
+
+def test_the_back_off_grows_exponentially_to_its_maximum(run: Run, server: IngestServer) -> None:
+    server.faults.extend(["500"] * 200)
+    waits: list[float] = []
+    retrying = run.uploader.retrying.copy(sleep=waits.append)
+    retrying(run.uploader.step)
+    bounds = [0.005, 0.01, *[0.02] * 198]
+    assert all(0.0025 <= wait <= bound for wait, bound in zip(waits, bounds, strict=True))
+    assert max(waits) > 0.019
+    assert len({round(wait, 6) for wait in waits}) > 100, "no jitter"
+
+
+def test_a_launch_continues_from_the_offsets_of_the_service(tmp_path: Path, server: IngestServer) -> None:
+    first = Run(tmp_path, server)
+    first.write("metrics", 700)
+    first.write("events", 2)
+    first.arrives(server)
+    first.write("metrics", 3)
+    second = Run(tmp_path, server, attempt=2)
+    second.num = first.num
+    second.write("metrics", 2)
+    before = len(server.calls)
+    second.arrives(server)
+    assert sum(len(call["metrics"]) for call in server.calls[before:]) == 5
+    assert {call["attempt"] for call in server.calls[before:]} == {2}
+    assert server.calls[before]["batch"] is None, "it asks first"
+
+
+def test_rows_lost_by_the_service_are_sent_again(run: Run, server: IngestServer) -> None:
+    run.write("metrics", 10)
+    run.write("samples", 10)
+    run.arrives(server)
+    server.forget("metrics", 7)
+    server.forget("samples", 1)
+    run.write("metrics", 2)
+    run.arrives(server)
+    assert 409 in server.statuses
+    server.stop()
+    server.reset()
+    server.start()
+    run.write("events")
+    run.arrives(server)
+
+
+def test_a_heartbeat_detects_lost_rows(tmp_path: Path, server: IngestServer) -> None:
+    run = Run(tmp_path, server, Timing(poll=0.01, heartbeat=0.0, first_retry=0.005))
+    run.write("metrics", 5)
+    run.arrives(server)
+    server.forget("metrics", 5)
+    run.until(lambda: server.rows == run.on_disk())
+
+
+def test_rows_the_service_already_has_are_not_sent(run: Run, server: IngestServer) -> None:
+    run.write("metrics", 4)
+    server.rows["metrics"] = [{"number": number} for number in (1, 2, 3, 4)]
+    run.uploader.follow()
+    run.steps(4)
+    assert all(not call["metrics"] for call in server.calls)
+    server.rows["metrics"] += [{"number": 5}, {"number": 6}]
+    run.write("metrics", 3)
+    run.arrives(server)
+    assert [row["number"] for row in server.rows["metrics"]] == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(("limit", "length"), [(3000, 400), (400, 10)])
+def test_a_batch_that_is_too_large_is_halved_until_it_fits(
+    limit: int, length: int, run: Run, server: IngestServer
+) -> None:
+    server.most_bytes = limit
+    run.write("samples", 40, response="x" * length)
+    run.arrives(server)
+    assert 413 in server.statuses
+    before = server.statuses.count(413)
+    run.write("samples", 40, response="x" * length)
+    run.arrives(server)
+    assert server.statuses.count(413) == before, "the size that fits is kept"
+    assert run.uploader.take_events() == []
+
+
+def test_a_single_row_that_is_too_large_is_skipped_with_an_event(run: Run, server: IngestServer) -> None:
+    server.most_bytes = 3000
+    run.write("samples", 2, response="x" * 400)
+    run.write("samples", response="x" * 4000)
+    run.write("samples", 2, response="x" * 400)
+    run.uploader.follow()
+    run.until(lambda: len(server.rows["samples"]) == 5)
+    assert [row and row["number"] for row in server.rows["samples"]] == [1, 2, None, 4, 5]
+    (event,) = run.uploader.take_events()
+    assert event.startswith("samples.jsonl, line 3 was rejected and skipped: 413: Content Too Large")
+
+
+def test_only_rejected_rows_are_skipped(run: Run, server: IngestServer) -> None:
+    server.bad = lambda kind, row: kind == "metrics" and row["number"] in (38, 39, 250)
+    run.write("metrics", 300)
+    run.write("events", 5)
+    run.uploader.follow()
+    run.until(lambda: len(server.rows["metrics"]) == 300)
+    assert [i + 1 for i, row in enumerate(server.rows["metrics"]) if row is None] == [38, 39, 250]
+    assert server.rows["events"] == run.on_disk()["events"]
+    events = run.uploader.take_events()
+    assert [event.split(":")[0] for event in events] == [
+        f"metrics.jsonl, line {line} was rejected and skipped" for line in (38, 39, 250)
+    ]
+    assert events[0].endswith("422: metrics: a bad row")
+    assert run.uploader.take_events() == []
+
+
+def test_a_file_is_closed_when_even_null_rows_are_rejected(run: Run, server: IngestServer) -> None:
+    server.bad = lambda kind, row: kind == "samples"
+    server.takes_null = False
+    run.write("samples", 3)
+    run.write("metrics", 3)
+    run.uploader.follow()
+    run.steps(60)
+    run.write("metrics", 3)
+    run.until(lambda: len(server.rows["metrics"]) == 6)
+    assert server.rows["samples"] == []
+    assert run.uploader.take_events()[-1].startswith("samples.jsonl: an empty row was rejected too")
+
+
+def test_rejection_events_are_limited(run: Run, server: IngestServer) -> None:
+    server.bad = lambda kind, row: True
+    run.write("metrics", 2 * MAX_EVENTS)
+    run.uploader.follow()
+    run.until(lambda: len(server.rows["metrics"]) == 2 * MAX_EVENTS)
+    assert len(run.uploader.take_events()) == MAX_EVENTS
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_fenced_launch_stops_calling(over: bool, run: Run, server: IngestServer) -> None:
+    run.write("metrics", 2)
+    run.arrives(server)
+    server.token, server.over = ("secret", True) if over else ("newer", False)
+    run.write("metrics", 2)
+    run.until(lambda: run.uploader.fenced is not None)
+    assert ("410: Gone" if over else "401: another launch owns the run") in str(run.uploader.fenced)
+    before = len(server.statuses)
+    run.uploader.start()
+    assert run.uploader.finish(OUTCOME) is False
+    assert len(server.statuses) == before
+    assert server.outcome is None
+
+
+def test_a_proxys_refusal_stops_nothing(run: Run, server: IngestServer) -> None:
+    run.write("metrics", 2)
+    run.arrives(server)
+    server.faults.extend(["401", "410", "401"])
+    run.write("metrics", 2)
+    run.until(lambda: len(server.rows["metrics"]) == 4)
+    assert run.uploader.fenced is None
+    assert not server.faults
+
+
+def test_every_response_carries_the_current_request(run: Run, server: IngestServer) -> None:
+    run.steps(1)
+    assert run.uploader.request is None
+    server.wish = "pause"
+    run.uploader.follow()
+    run.steps(1)
+    assert run.uploader.request == "pause"
+    server.wish = None
+    run.write("metrics")
+    run.steps(1)
+    assert run.uploader.request is None
+    server.wish = "dance"
+    run.write("metrics")
+    run.steps(1)
+    assert run.uploader.request is None
+
+
+def test_the_identity_is_sent_once_per_change(run: Run, server: IngestServer, tmp_path: Path) -> None:
+    write_json(tmp_path / "run.json", {"config": {"threshold": float("inf")}})
+    run.write("metrics")
+    run.arrives(server)
+    run.write("metrics")
+    run.arrives(server)
+    assert server.identity == {"config": {"threshold": "Infinity"}}
+    write_json(tmp_path / "run.json", {"config": {}, "attempts": [1]})
+    run.until(lambda: server.identity == {"config": {}, "attempts": [1]})
+    assert [call["identity"] is not None for call in server.calls].count(True) == 2
+
+
+def test_only_heartbeats_are_sent_before_follow(tmp_path: Path, server: IngestServer) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"number": 1}\n')
+    address = ServiceAddress(server.url, "r", 1, "secret")
+    uploader = Uploader(address, tmp_path, Timing(heartbeat=0.0))
+    for _ in range(3):
+        uploader.step()
+    assert [call["batch"] for call in server.calls] == [None] * 3
+
+
+def test_a_change_of_phase_is_sent_at_once_and_repeated_with_later_heartbeats(
+    tmp_path: Path, server: IngestServer
+) -> None:
+    run = Run(tmp_path, server, Timing(heartbeat=3600.0))
+    run.steps(2)
+    run.uploader.enter_phase("waiting for 3 GPUs")
+    server.faults.append("500")
+    run.steps(4)
+    assert [call["phase"] for call in server.calls] == ["preparing", "waiting for 3 GPUs"]
+    assert server.statuses == [200, 500, 200]
+    run.uploader.follow()
+    run.write("metrics")
+    run.steps(4)
+    assert [call["phase"] for call in server.calls[2:]] == ["waiting for 3 GPUs", None]
+    assert server.calls[-1]["metrics"] == run.on_disk()["metrics"]
+
+
+def test_the_thread_sends_remaining_rows_then_the_outcome(run: Run, server: IngestServer) -> None:
+    run.uploader.start()
+    run.uploader.follow()
+    server.faults.extend(["ok", "500", "lost", "reset", "ok", "lost"])
+    run.write("metrics", 450)
+    assert run.uploader.finish(OUTCOME) is True
+    assert server.rows == run.on_disk()
+    assert server.outcome == OUTCOME
+    assert server.calls[-1]["outcome"] == OUTCOME
+    assert all(server.calls[-1][kind] == [] for kind in KINDS)
+
+
+def test_410_after_a_lost_response_counts_as_a_delivered_outcome(run: Run, server: IngestServer) -> None:
+    run.uploader.follow()
+    run.steps(2)
+    server.faults.append("lost")
+    run.uploader._queue.set_outcome(OUTCOME)
+    run.steps(1)
+    server.over = True
+    run.uploader.start()
+    assert run.uploader.finish(OUTCOME) is True
+    assert run.uploader.fenced is None
+
+
+def test_a_launch_that_never_followed_sends_its_outcome_only(tmp_path: Path, server: IngestServer) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"number": 1}\n')
+    uploader = Uploader(ServiceAddress(server.url, "r", 1, "secret"), tmp_path, QUICK)
+    uploader.start()
+    assert uploader.finish(OUTCOME) is True
+    assert (server.outcome, server.rows["metrics"]) == (OUTCOME, [])
+
+
+def test_finish_gives_up_on_an_unavailable_service(tmp_path: Path) -> None:
+    with socket.socket() as taken:  # bound, never listening: connections are refused
+        taken.bind(("127.0.0.1", 0))
+        address = ServiceAddress(f"http://127.0.0.1:{taken.getsockname()[1]}", "r", 1, "secret")
+        uploader = Uploader(address, tmp_path, Timing(first_retry=0.01, give_up=0.1))
+        uploader.start()
+        uploader.follow()
+        assert uploader.finish(OUTCOME) is False
+
+
+FAULTS = st.sampled_from(["ok", "ok", "500", "reset", "lost"])
+ACTIONS = st.one_of(
+    st.tuples(st.just("write"), st.sampled_from(KINDS), st.integers(1, 30)),
+    st.tuples(st.just("step"), st.just(""), st.integers(1, 6)),
+    st.tuples(st.just("faults"), st.lists(FAULTS, min_size=1, max_size=4).map(tuple), st.just(0)),
+    st.tuples(st.just("forget"), st.sampled_from(KINDS), st.integers(1, 20)),
+    st.tuples(st.just("limit"), st.just(""), st.integers(400, 2000)),
+    st.tuples(st.just("relaunch"), st.just(""), st.just(0)),
+)
+
+
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[IngestServer]:
+    made = IngestServer().start()
+    yield made
+    made.stop()
+
+
+@given(actions=st.lists(ACTIONS, max_size=25))
+@settings(max_examples=40, deadline=None)
+def test_the_service_ends_with_the_lines_on_disk_whatever_fails(
+    shared_server: IngestServer, actions: list[tuple[str, Any, int]]
+) -> None:
+    server = shared_server
+    server.reset()
+    server.faults.clear()
+    server.most_bytes = 1 << 30
+    with tempfile.TemporaryDirectory() as name:
+        run = Run(Path(name), server)
+        run.uploader.follow()
+        attempt = 1
+        for action, argument, number in actions:
+            if action == "write":
+                run.write(argument, number)
+            elif action == "step":
+                run.steps(number)
+            elif action == "faults":
+                server.faults.extend(argument)
+            elif action == "forget":
+                server.forget(argument, number)
+            elif action == "limit":
+                server.most_bytes = number
+            else:
+                attempt += 1
+                num = run.num
+                run = Run(Path(name), server, attempt=attempt)
+                run.num = num
+                run.uploader.follow()
+        server.faults.clear()
+        run.write("metrics")
+        run.arrives(server)
+
+
+@given(lines=st.lists(st.integers(0, 400_000), max_size=12), moves=st.lists(st.integers(0, 14), max_size=20))
+@settings(max_examples=40, deadline=None)
+def test_line_tail_seeks_to_any_line(lines: list[int], moves: list[int]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "rows.jsonl"
+        path.write_bytes(b"".join(b"%d %s\n" % (i, b"x" * size) for i, size in enumerate(lines)) + b"torn")
+        tail = LineTail(path)
+        for move in moves:
+            tail.seek(move)
+            assert tail.line == min(move, len(lines))
+            found = tail.peek(2, 1 << 30, at_least_one=True)
+            assert [int(line.split()[0]) for line in found] == list(range(len(lines)))[move : move + 2]
+
+
+GOOD = {"url": "http://127.0.0.1:8000", "run": "r1", "attempt": 2, "token": "t"}
+
+
+def test_service_json_is_read_once_and_its_token_is_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "service.json"
+    path.write_text(json.dumps({**GOOD, "token": "hush"}))
+    found = take_service(path)
+    assert (found.url, found.run, found.attempt, found.token) == ("http://127.0.0.1:8000", "r1", 2, "hush")
+    assert "hush" not in repr(found)
+    assert not path.exists(), "other runs of the account could read it"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "cannot be read"),
+        ("[]", "url, run, attempt, token must be set"),
+        (json.dumps({**GOOD, "token": ""}), "token must be set"),
+        (json.dumps({**GOOD, "attempt": "1"}), "attempt must be set"),
+        (json.dumps({**GOOD, "url": "ftp://x"}), "must begin with http"),
+        (json.dumps({**GOOD, "url": "http://h:x"}), "is not a URL"),
+    ],
+)
+def test_an_invalid_service_json_is_reported(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "service.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        take_service(path)
+    with pytest.raises(ConfigError, match=r"absent\.json cannot be read"):
+        take_service(tmp_path / "absent.json")

@@ -1,0 +1,143 @@
+"""`placement.device = "auto"`: what decides, what is reported about it, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.runtime.placement import Placement, TooFewGpus, visible_gpus
+
+FOUR_GPUS = {"CPU": 16.0, "GPU": 4.0}
+
+
+@pytest.fixture(autouse=True)
+def head_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def decide(**settings: Any) -> Placement:
+    return Placement.decide(RunConfig.model_validate({"placement": {"ray_address": "head:6379", **settings}}))
+
+
+def test_the_gpus_of_the_cluster_count_and_not_those_of_the_head() -> None:
+    placement = decide(learner_ranks=3)
+    assert placement.device == "cpu"
+    placement.settle(FOUR_GPUS)
+    assert placement.device == "gpu"
+    assert placement.device_reason == 'placement.device = "auto" and 4 GPUs in the Ray cluster'
+    assert placement.learner_options()["num_gpus"] == 1
+
+
+def test_a_cluster_without_gpus_means_cpu_and_says_so() -> None:
+    placement = decide()
+    placement.settle({"CPU": 4.0})
+    assert (placement.device, placement.device_reason) == (
+        "cpu",
+        'placement.device = "auto" and no GPUs in the Ray cluster',
+    )
+
+
+def test_gpus_that_join_later_change_device_and_bundles() -> None:
+    placement = decide(learner_ranks=2, samplers=2)
+    placement.settle({"CPU": 4.0})
+    assert (placement.device, placement.num_gpus) == ("cpu", 0)
+    placement.settle({"CPU": 16.0, "GPU": 2.0})
+    assert (placement.device, placement.colocated, placement.num_gpus) == ("gpu", True, 2)
+    placement.settle(FOUR_GPUS)
+    assert (placement.colocated, placement.num_gpus) == (False, 4)
+    assert [bundle["GPU"] for bundle in placement.bundles().resources] == [1, 1, 1, 1]
+
+
+def test_sampling_ahead_is_refused_where_learner_and_engines_would_share_gpus() -> None:
+    placement = decide(learner_ranks=2, samplers=2)
+    placement.config = placement.config.model_copy(
+        update={"rollout": placement.config.rollout.model_copy(update={"async_depth": 1})}
+    )
+    placement.settle(FOUR_GPUS)
+    assert not placement.colocated
+    with pytest.raises(TooFewGpus, match=r"rollout\.async_depth = 1 .* 4 are needed and 2 are here; add GPUs"):
+        placement.settle({"CPU": 16.0, "GPU": 2.0})
+    assert placement.bundles().total()["GPU"] == 4, "an autoscaler sees what would do"
+
+
+def test_a_cluster_with_too_few_gpus_may_grow() -> None:
+    placement = decide(learner_ranks=4)
+    placement.settle(FOUR_GPUS)
+    assert (placement.device, placement.colocated, placement.num_gpus) == ("gpu", False, 5)
+
+
+def test_gpus_here_and_none_in_the_cluster_are_ambiguous(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    placement = decide()
+    with pytest.raises(TooFewGpus, match="2 GPUs are visible on this machine and the Ray cluster has none"):
+        placement.settle({"CPU": 4.0})
+    assert placement.num_gpus == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_a_device_that_is_named_stays(device: str) -> None:
+    placement = decide(device=device)
+    placement.settle(FOUR_GPUS if device == "cpu" else {"CPU": 4.0})
+    assert (placement.device, placement.device_reason) == (device, f'placement.device = "{device}"')
+
+
+def test_without_a_cluster_the_machine_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    placement = Placement.decide(RunConfig())
+    assert (placement.device, placement.device_reason) == (
+        "gpu",
+        'placement.device = "auto" and 1 GPU visible on this machine',
+    )
+
+
+def test_the_transport_follows_the_nodes_of_the_actors() -> None:
+    placement = decide(device="cpu")
+    placement.settle({"CPU": 4.0})
+    assert placement.transport == "shared_memory"
+    assert placement.resolve_transport(False) == placement.transport == "object_store"
+    fixed = decide(device="cpu", weight_transport="shared_memory")
+    with pytest.raises(ConfigError, match="on different nodes"):
+        fixed.resolve_transport(False)
+
+
+def test_a_transport_that_the_settled_placement_rules_out_is_refused() -> None:
+    shared = decide(learner_ranks=4, samplers=4, weight_transport="nccl")
+    with pytest.raises(TooFewGpus, match="rejects duplicate devices"):
+        shared.settle(FOUR_GPUS)
+    assert shared.num_gpus == 8
+    shared.settle({"CPU": 16.0, "GPU": 8.0})
+    assert shared.transport == "nccl"
+    with pytest.raises(ConfigError, match="needs GPUs") as refused:
+        decide(weight_transport="nccl").settle({"CPU": 4.0})
+    assert not isinstance(refused.value, TooFewGpus), "waiting cannot help a run that uses CPUs"
+
+
+def test_an_evaluation_reserves_engines_and_no_learner() -> None:
+    config = RunConfig.model_validate({"placement": {"ray_address": "head:6379", "sampler_cpus": 0.5}})
+    placement = Placement.decide(config.model_copy(update={"placement": config.placement.without_learner()}))
+    placement.settle({"CPU": 4.0, "GPU": 1.0})
+    bundles = placement.bundles()
+    assert (placement.device, placement.colocated, placement.num_gpus) == ("gpu", False, 1)
+    assert bundles.resources == ({"CPU": 0.75, "GPU": 1},)
+    assert (bundles.learner, bundles.engines) == ((), (0,))
+    placement.check_fits({"CPU": 0.75, "GPU": 1.0})
+
+
+def test_gpus_of_this_machine_are_those_that_nvml_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray._private.thirdparty import pynvml
+
+    def without_driver() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
+    assert visible_gpus() == 2
+    monkeypatch.setattr(pynvml, "nvmlInit", without_driver)
+    assert visible_gpus() == 0
+    with pytest.raises(ConfigError, match=r'placement\.device = "gpu" but no GPU is visible'):
+        Placement.decide(RunConfig.model_validate({"placement": {"device": "gpu"}}))

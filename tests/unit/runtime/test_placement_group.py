@@ -1,0 +1,153 @@
+"""Bundles of a run's placement group and the bundle of each actor; the reservation itself is tested with Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import RayTaskError
+
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.errors import ConfigError, GxpoError
+from gxpo_trainer.reporting.outcome import failure_message, reason_of
+from gxpo_trainer.runtime.placement import Placement
+from gxpo_trainer.runtime.placement_group import RunPlacementGroup, missing, result_of, unplaced
+
+
+def placement(device: str = "cpu", **settings: Any) -> Placement:
+    config = RunConfig.model_validate({"placement": {"device": "cpu", **settings}})
+    return Placement(config, "gpu" if device == "gpu" else "cpu", 1, 1, colocated=settings.get("colocate") is True)
+
+
+def test_pack_gives_each_rank_a_bundle_and_one_to_sampler_and_verifier() -> None:
+    decided = placement(learner_ranks=2, learner_cpus=0.5, sampler_cpus=0.75, verifier_cpus=0.25).bundles()
+    assert decided.resources == ({"CPU": 0.5}, {"CPU": 0.5}, {"CPU": 1.0})
+    assert decided.strategy == "PACK"
+
+
+def test_each_engine_has_a_bundle_with_its_gpus_and_the_verifier_is_with_the_first() -> None:
+    decided = placement("gpu", samplers=2, tensor_parallel=2, sampler_cpus=0.5, verifier_cpus=0.25).bundles()
+    assert decided.resources == ({"CPU": 1.0, "GPU": 1}, {"CPU": 0.75, "GPU": 2}, {"CPU": 0.5, "GPU": 2})
+    assert (decided.learner, decided.engines) == ((0,), (1, 2))
+
+
+def test_a_shared_bundle_holds_an_engine_and_its_learner_ranks() -> None:
+    sizes = {"learner_ranks": 4, "samplers": 2, "tensor_parallel": 2, "sampler_cpus": 0.5, "verifier_cpus": 0.25}
+    decided = placement("gpu", colocate=True, **sizes).bundles()
+    assert decided.resources == ({"CPU": 2.75, "GPU": 2}, {"CPU": 2.5, "GPU": 2})
+    assert (decided.learner, decided.engines, decided.strategy) == ((0, 0, 1, 1), (0, 1), "PACK")
+
+
+def test_split_gives_all_ranks_one_bundle_on_another_node_than_the_samplers() -> None:
+    decided = placement("gpu", learner_ranks=4, learner_cpus=2, samplers=3, strategy="split").bundles()
+    assert decided.resources == ({"CPU": 8.0, "GPU": 4.0}, {"CPU": 2.5, "GPU": 3.0})
+    assert (decided.learner, decided.engines, decided.strategy) == ((0, 0, 0, 0), (1, 1, 1), "STRICT_SPREAD")
+
+
+@pytest.mark.parametrize(
+    ("settings", "learner", "engines"),
+    [({"samplers": 2}, [0, 1, 2], [3, 4]), ({"strategy": "split", "samplers": 2}, [0, 0, 0], [1, 1])],
+)
+def test_each_process_uses_its_bundle(settings: dict[str, Any], learner: list[int], engines: list[int]) -> None:
+    decided = placement(learner_ranks=3, **settings)
+    decided.group = RunPlacementGroup(object(), decided.bundles())
+    ranks = [decided.learner_options(rank)["scheduling_strategy"] for rank in range(3)]
+    assert [strategy.placement_group_bundle_index for strategy in ranks] == learner
+    samplers = [decided.sampler_options(index)["scheduling_strategy"] for index in range(2)]
+    assert [strategy.placement_group_bundle_index for strategy in samplers] == engines
+    assert decided.verifier_options()["scheduling_strategy"].placement_group_bundle_index == engines[0]
+
+
+def test_without_a_reservation_ray_places_the_actors() -> None:
+    decided = placement()
+    for options in (decided.learner_options(0), decided.sampler_options(0), decided.verifier_options()):
+        assert "scheduling_strategy" not in options
+
+
+@pytest.mark.parametrize(
+    ("settings", "available", "nodes", "words"),
+    [
+        ({"samplers": 3}, {"CPU": 16, "GPU": 1}, [{"CPU": 16, "GPU": 4}], "3 GPUs"),
+        ({"samplers": 3}, {"CPU": 3, "GPU": 3}, [{"CPU": 4, "GPU": 4}], "1 GPU and 0.5 CPUs"),
+        ({"samplers": 1}, {"CPU": 2, "GPU": 2}, [{"CPU": 1, "GPU": 1}] * 2, "a node with 1 GPU and 1 CPU"),
+        ({"strategy": "split"}, {"CPU": 16, "GPU": 8}, [{"CPU": 16, "GPU": 8}], "a second node"),
+        # More than the cluster has when no run uses it.
+        (
+            {"samplers": 3},
+            {"CPU": 8, "GPU": 1},
+            [{"CPU": 8, "GPU": 2}],
+            "3 GPUs (the cluster has 2 GPUs and 8 CPUs in total)",
+        ),
+        ({"samplers": 3}, {}, [{}], "4 GPUs and 3.5 CPUs (the cluster has no CPUs in total)"),
+        # One GPU on each node: more of them never hold an engine over two.
+        ({"tensor_parallel": 2}, {"CPU": 32, "GPU": 4}, [{"CPU": 8, "GPU": 1}] * 4, "a node with 2 GPUs and 1 CPU"),
+        ({"tensor_parallel": 2}, {"CPU": 8, "GPU": 1}, [{"CPU": 8, "GPU": 1}], "a node with 2 GPUs and 1 CPU"),
+    ],
+)
+def test_a_run_that_waits_says_for_what(
+    settings: dict[str, Any], available: dict[str, float], nodes: list[dict[str, float]], words: str
+) -> None:
+    # One rank with 1 CPU; engines with 0.75 each; 0.25 for the verifier.
+    assert missing(placement("gpu", **settings).bundles(), available, nodes) == words
+
+
+@pytest.mark.parametrize(
+    ("settings", "nodes", "words"),
+    [
+        (
+            {"samplers": 1},
+            [{"CPU": 8, "GPU": 1}] * 2,
+            "requires 2 × (1 GPU and 1 CPU), which Ray could not reserve within 600 s; its nodes have 2 × (1 GPU and "
+            "8 CPUs), partly used by other runs: lower the placement settings, add workers, or raise placement.wait_s",
+        ),
+        (
+            {"samplers": 1},
+            [{}, {"CPU": 8, "GPU": 1}],
+            "its nodes have no CPUs; 1 GPU and 8 CPUs, 1 GPU too few: lower the placement settings, add workers with "
+            "at least 1 GPU and 1 CPU each, or raise placement.wait_s",
+        ),
+        (
+            {"tensor_parallel": 2},
+            [],
+            "its nodes have nothing, 3 GPUs and 2 CPUs too few: lower the placement settings, "
+            "add workers with at least 2 GPUs and 1 CPU each, or raise placement.wait_s",
+        ),
+        (
+            {"tensor_parallel": 2},
+            [{"CPU": 8, "GPU": 1}] * 8,
+            "its nodes have 8 × (1 GPU and 8 CPUs), and none can hold 2 GPUs and 1 CPU: lower the placement settings, "
+            "add a node with at least 2 GPUs and 1 CPU, or raise placement.wait_s",
+        ),
+    ],
+)
+def test_a_run_that_waited_in_vain_says_what_would_help(
+    settings: dict[str, Any], nodes: list[dict[str, float]], words: str
+) -> None:
+    error = unplaced(placement("gpu", **settings).bundles(), nodes, 600.0)
+    assert str(error).endswith(words)
+    assert error.reason == "no_resources"
+
+
+def test_the_bundle_that_no_node_can_hold_is_found_by_all_of_its_resources() -> None:
+    bundles = placement("gpu", tensor_parallel=2, sampler_cpus=9).bundles()
+    two_gpus, cpus_only = {"CPU": 8.0, "GPU": 2.0}, {"CPU": 64.0}
+    assert bundles.too_large([two_gpus, cpus_only]) == {"CPU": 9.25, "GPU": 2}
+    assert bundles.too_large([two_gpus, {"CPU": 10.0, "GPU": 2.0}]) is None
+    assert bundles.too_large([cpus_only]) is None, "nodes with GPUs may join"
+
+
+@pytest.mark.parametrize("cause", [ConfigError("model.path: no place for a", reason="setup_failed"), ValueError("b")])
+def test_an_error_of_an_actor_has_its_message_alone(cause: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(call: object) -> None:
+        raise RayTaskError("receive", "Traceback", cause).as_instanceof_cause()
+
+    monkeypatch.setattr(ray, "get", fail)
+    with pytest.raises(type(cause)) as caught:
+        result_of(object())
+    if isinstance(cause, GxpoError):
+        assert failure_message(caught.value) == "model.path: no place for a"
+        assert reason_of(caught.value) == "setup_failed"
+        assert isinstance(caught.value.__cause__, RayTaskError), "for the log"
+    else:
+        assert isinstance(caught.value, RayTaskError)

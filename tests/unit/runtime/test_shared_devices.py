@@ -1,0 +1,181 @@
+"""The phases of GPUs that learner and engines share: every transition, and a death in each phase.
+
+The doubles stand for what a GPU would do; they check that both sides never hold their large memory at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Literal, cast
+
+import pytest
+
+from gxpo_trainer.errors import LearnerDied
+from gxpo_trainer.runtime.shared_devices import Phase, ResidentDevices, SharedDevices
+
+PHASES: tuple[Phase, ...] = ("sampling", "updating", "syncing")
+
+
+class Gpu:
+    """Engines and learner in one, with the memory that each holds."""
+
+    def __init__(self) -> None:
+        self.engine_weights: Literal["held", "host", "lost"] = "held"
+        self.kv_cache, self.learner = True, False
+        self.learner_alive = self.engines_alive = True
+        self.log: list[str] = []
+
+    def sleep(self, *, discard_weights: bool) -> None:
+        self.log.append("sleep 2" if discard_weights else "sleep 1")
+        assert self.engines_alive
+        self.kv_cache = False
+        if self.engine_weights == "held":
+            self.engine_weights = "lost" if discard_weights else "host"
+
+    def wake(self, what: str) -> None:
+        self.log.append(f"wake {what}")
+        if what == "kv_cache" and not self.engines_alive:
+            assert not self.learner, "an engine that starts needs the memory that the learner holds"
+            self.engines_alive, self.engine_weights, self.kv_cache = True, "held", True
+        elif not self.engines_alive:
+            return
+        elif what == "weights":
+            self.engine_weights = "held"
+        else:
+            assert self.engine_weights == "held", "the weights come before the KV cache"
+            assert not self.learner, "the KV cache needs the memory that the learner holds"
+            self.kv_cache = True
+
+    def park(self) -> None:
+        self.log.append("park")
+        self.learner = False
+
+    def unpark(self) -> None:
+        if not self.learner_alive:
+            raise LearnerDied("killed")
+        assert not self.kv_cache, "the learner needs the memory that the KV cache holds"
+        self.log.append("unpark")
+        self.learner = True
+
+
+def shared(*, adapters: bool = False) -> tuple[Gpu, SharedDevices]:
+    """After the start: the engines were built, slept, and the learner is on the GPU."""
+    gpu = Gpu()
+    devices = SharedDevices(cast(Any, gpu), cast(Any, gpu), adapters=adapters)
+    devices.learner_starts()
+    gpu.learner = True
+    gpu.log.clear()
+    return gpu, devices
+
+
+def check(gpu: Gpu, phase: Phase) -> None:
+    expected = {"sampling": ("held", True, False), "updating": (None, False, True), "syncing": ("held", False, True)}
+    weights, kv_cache, learner = expected[phase]
+    assert (gpu.kv_cache, gpu.learner) == (kv_cache, learner)
+    assert weights is None or gpu.engine_weights == weights
+
+
+@pytest.mark.parametrize("path", [*itertools.product(PHASES, repeat=4)])
+def test_every_path_of_phases_ends_with_the_right_memory(path: tuple[Phase, ...]) -> None:
+    gpu, devices = shared()
+    for phase in path:
+        devices.need(phase)
+        check(gpu, phase)
+
+
+def test_one_training_step_moves_each_side_once() -> None:
+    gpu, devices = shared()
+    devices.need("syncing")
+    devices.need("sampling")
+    gpu.log.clear()
+    devices.need("updating", sync_follows=True)
+    devices.need("syncing")
+    devices.need("sampling")
+    assert gpu.log == ["sleep 2", "unpark", "wake weights", "park", "wake kv_cache"]
+
+
+def test_a_checkpoint_between_two_samplings_keeps_the_engines_weights() -> None:
+    gpu, devices = shared()
+    devices.need("syncing")
+    devices.need("sampling")
+    devices.need("updating")
+    assert gpu.engine_weights == "host"
+    devices.need("sampling")
+    check(gpu, "sampling")
+
+
+def test_adapters_never_give_up_the_base_weights() -> None:
+    gpu, devices = shared(adapters=True)
+    for phase in ("syncing", "sampling", "updating", "syncing", "sampling", "syncing"):
+        devices.need(cast(Phase, phase), sync_follows=phase == "updating")
+    assert "sleep 2" not in gpu.log
+
+
+def test_sampling_with_weights_that_were_given_up_is_refused() -> None:
+    _, devices = shared()
+    devices.need("syncing")
+    devices.need("sampling")
+    devices.need("updating", sync_follows=True)
+    with pytest.raises(RuntimeError, match="sync before sampling"):
+        devices.need("sampling")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_learner_that_died_in_any_phase_starts_on_free_gpus(phase: Phase) -> None:
+    gpu, devices = shared()
+    devices.need(phase)
+    gpu.learner_alive = gpu.learner = False
+    if phase == "sampling":
+        with pytest.raises(LearnerDied):
+            devices.need("updating", sync_follows=True)
+    devices.learner_starts()
+    assert not gpu.kv_cache
+    assert gpu.engine_weights != "held" or phase == "updating"
+    gpu.learner_alive = gpu.learner = True
+    devices.need("syncing")
+    devices.need("sampling")
+    check(gpu, "sampling")
+
+
+@pytest.mark.parametrize("phase", ["updating", "syncing"])
+def test_engines_that_all_died_beside_the_learner_start_when_it_has_left(phase: Phase) -> None:
+    gpu, devices = shared()
+    devices.need("syncing")
+    devices.need("sampling")
+    devices.need("updating", sync_follows=True)
+    devices.need(phase)
+    gpu.engines_alive, gpu.kv_cache = False, False
+    devices.engines_start()
+    check(gpu, "sampling")
+    # They load weights as they start, so that nothing is missing without a sync.
+    devices.need("updating")
+    devices.need("sampling")
+    check(gpu, "sampling")
+    devices.need("syncing")
+    check(gpu, "syncing")
+
+
+class Starts:
+    """Engines that may start or not."""
+
+    allowed = True
+
+    def hold_starts(self) -> None:
+        self.allowed = False
+
+    def allow_starts(self) -> None:
+        self.allowed = True
+
+
+@pytest.mark.parametrize("path", [*itertools.product(PHASES, repeat=3)])
+def test_engines_beside_a_resident_learner_start_while_it_is_idle_only(path: tuple[Phase, ...]) -> None:
+    """An engine takes memory that changes while it starts for its own: its KV cache shrinks, or vLLM gives up."""
+    engines = Starts()
+    devices = ResidentDevices(cast(Any, engines))
+    devices.learner_starts()
+    assert not engines.allowed
+    for phase in path:
+        devices.need(phase)
+        assert engines.allowed == (phase == "sampling")
+    devices.engines_start()
+    assert engines.allowed

@@ -1,0 +1,104 @@
+"""Time without progress, its limit in each phase, and the watchdog of the main thread."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from gxpo_trainer.config import RunConfig, TimeoutsConfig
+from gxpo_trainer.errors import Stalled
+from gxpo_trainer.runtime.progress import ProgressWatch, Watchdog
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def watch(clock: Clock, **limits: float) -> ProgressWatch:
+    return ProgressWatch(TimeoutsConfig(**limits), clock)
+
+
+def test_a_phase_stalls_after_its_own_limit_and_the_message_names_it() -> None:
+    clock = Clock()
+    watched = watch(clock, sampling_s=60.0, updating_s=10.0)
+    watched.begin("sampling")
+    clock.now += 59.0
+    watched.check()
+    assert watched.remaining_s == 1.0
+    clock.now += 1.0
+    with pytest.raises(Stalled, match=r"no progress for 60 s while sampling \(timeouts.sampling_s = 60\)") as error:
+        watched.check()
+    assert error.value.reason == "stalled"
+    watched.begin("updating")
+    clock.now += 11.0
+    with pytest.raises(Stalled, match=r"11 s while updating \(timeouts.updating_s = 10\)"):
+        watched.check()
+
+
+def test_every_answer_is_progress_and_a_wait_for_a_lost_node_is_excused() -> None:
+    clock = Clock()
+    watched = watch(clock, sampling_s=60.0)
+    watched.begin("sampling")
+    for _ in range(5):
+        clock.now += 50.0
+        watched.check()
+        watched.progressed()
+    clock.now += 500.0
+    begin = watched.working_s
+    watched.excuse(450.0)
+    assert watched.idle_s == 50.0
+    assert watched.working_s == begin - 450.0, "nor is it training time"
+    watched.check()
+
+
+def test_stalled_time_is_not_working_time() -> None:
+    clock = Clock()
+    watched = watch(clock, sampling_s=60.0)
+    begin = watched.working_s
+    watched.begin("sampling")
+    clock.now += 7.0
+    watched.progressed()
+    clock.now += 64.0
+    with pytest.raises(Stalled):
+        watched.check()
+    assert watched.idle_s == 0.0, "what was restarted has its whole limit"
+    clock.now += 3.0
+    assert watched.working_s - begin == 10.0  # 7 before the stall and 3 after it
+
+
+def test_time_outs_do_not_change_what_a_run_is() -> None:
+    changed = RunConfig.model_validate({"timeouts": {"sampling_s": 5}})
+    assert changed.sha256() == RunConfig().sha256()
+
+
+def test_the_watchdog_reports_a_main_thread_that_hangs_once_and_shows_it_before() -> None:
+    clock = Clock()
+    watched = watch(clock, setup_s=100.0)
+    stalls: list[Stalled] = []
+    shown: list[int] = []
+    stalled, noticed, back = threading.Event(), threading.Event(), threading.Event()
+
+    def on_stall(error: Stalled) -> None:
+        stalls.append(error)
+        stalled.set()
+
+    def show_idle(minutes: int, limit_s: float) -> None:
+        assert limit_s == 100.0
+        shown.append(minutes)
+        (noticed if minutes else back).set()
+
+    with Watchdog(watched, on_stall, show_idle, grace_s=30.0, poll_s=0.005):
+        clock.now += 120.0
+        assert noticed.wait(30)
+        watched.progressed()
+        assert back.wait(30)
+        assert not stalls, "waits for actors have the grace time to notice a stall themselves"
+        clock.now += 131.0
+        assert stalled.wait(30)
+    assert shown[:2] == [2, 0]
+    assert [str(error) for error in stalls] == ["no progress for 131 s while setting up (timeouts.setup_s = 100)"]

@@ -1,0 +1,123 @@
+"""Rows of a checkpoint in the part of one tensor-parallel worker, against vLLM's own loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers import linear, vocab_parallel_embedding
+
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.weights.buckets import TensorEntry
+from gxpo_trainer.weights.vllm_weights import Slot, VllmWeights, layout_of
+
+WORKERS, RANK = 2, 1
+HIDDEN, HEAD = 8, 4
+FUSED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+
+
+@pytest.fixture(autouse=True)
+def second_of_two_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """vLLM's layers as this worker would build them; they ask for rank and size only when they are built and loaded."""
+    import vllm.model_executor.parameter as parameter
+
+    for module in (linear, vocab_parallel_embedding, parameter):
+        monkeypatch.setattr(module, "get_tensor_model_parallel_rank", lambda: RANK)
+        monkeypatch.setattr(module, "get_tensor_model_parallel_world_size", lambda: WORKERS)
+    with set_current_vllm_config(VllmConfig()):
+        yield
+
+
+def layers(kv_heads: int) -> torch.nn.Module:
+    """The layers of a small policy that vLLM splits."""
+    model = torch.nn.Module()
+    model.packed_modules_mapping = FUSED
+    model.embed_tokens = vocab_parallel_embedding.VocabParallelEmbedding(100, HIDDEN)
+    model.qkv_proj = linear.QKVParallelLinear(HIDDEN, HEAD, 4, kv_heads, bias=True)
+    model.o_proj = linear.RowParallelLinear(4 * HEAD, HIDDEN, bias=False)
+    model.gate_up_proj = linear.MergedColumnParallelLinear(HIDDEN, [12, 12], bias=False)
+    model.norm = torch.nn.LayerNorm(HIDDEN, bias=False)
+    return model
+
+
+def checkpoint(kv_heads: int) -> dict[str, torch.Tensor]:
+    """Every element with a value of its own."""
+    shapes = {
+        "embed_tokens.weight": (100, HIDDEN),
+        "q_proj.weight": (4 * HEAD, HIDDEN),
+        "k_proj.weight": (kv_heads * HEAD, HIDDEN),
+        "v_proj.weight": (kv_heads * HEAD, HIDDEN),
+        "q_proj.bias": (4 * HEAD,),
+        "k_proj.bias": (kv_heads * HEAD,),
+        "v_proj.bias": (kv_heads * HEAD,),
+        "o_proj.weight": (HIDDEN, 4 * HEAD),
+        "gate_proj.weight": (12, HIDDEN),
+        "up_proj.weight": (12, HIDDEN),
+        "norm.weight": (HIDDEN,),
+    }
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def load_by_vllm(model: Any, tensors: dict[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        layer, _, attribute = name.partition(".")
+        fused = next((key for key, names in FUSED.items() if layer in names), layer)
+        target = getattr(getattr(model, fused), attribute)
+        if fused == "qkv_proj":
+            target.weight_loader(target, tensor, layer[0])
+        elif fused == "gate_up_proj":
+            target.weight_loader(target, tensor, FUSED[fused].index(layer))
+        elif hasattr(target, "weight_loader"):
+            target.weight_loader(target, tensor)
+        else:
+            target.data.copy_(tensor)
+
+
+def load_rows(slot: Slot, rows: torch.Tensor, first_row: int) -> None:
+    part, at = slot.part_of(rows, first_row)
+    getattr(slot.module, slot.attribute).data[slot.start + at : slot.start + at + len(part)] = part
+
+
+@pytest.mark.parametrize("rows", [100, 5, 1], ids=lambda rows: f"{rows} rows a bucket")
+@pytest.mark.parametrize("kv_heads", [4, 2, 1], ids=lambda heads: f"{heads} KV heads")
+def test_a_workers_part_from_buckets_with_split_rows_is_what_vllm_loads(kv_heads: int, rows: int) -> None:
+    tensors = checkpoint(kv_heads)
+    expected, found = layers(kv_heads), layers(kv_heads)
+    for parameter in found.parameters():
+        parameter.data.fill_(torch.nan)
+    load_by_vllm(expected, tensors)
+    slots = layout_of(found).slots
+    assert slots.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        for first_row in range(0, len(tensor), rows):
+            load_rows(slots[name], tensor[first_row : first_row + rows], first_row)
+    for (name, left), (_, right) in zip(found.named_parameters(), expected.named_parameters(), strict=True):
+        # vLLM pads the vocabulary to 128 rows, of which this worker has the upper 64.
+        used = 36 if name == "embed_tokens.weight" else len(right)
+        assert torch.equal(left[:used], right[:used]), name
+
+
+def test_rows_of_the_other_worker_alone_are_no_part_of_this_one() -> None:
+    slot = layout_of(layers(4)).slots["q_proj.weight"]
+    assert (slot.first_row, slot.num_rows) == (8, 8)
+    whole = torch.arange(16.0)[:, None].expand(16, HIDDEN)
+    assert slot.part_of(whole[:8])[0].shape == (0, HIDDEN)
+    part, at = slot.part_of(whole[6:11], 6)
+    assert (part[:, 0].tolist(), at) == ([8, 9, 10], 0)
+    part, at = slot.part_of(whole[11:], 11)
+    assert (part[:, 0].tolist(), at) == ([11, 12, 13, 14, 15], 3)
+
+
+def test_tensors_without_a_place_are_refused_before_any_is_loaded() -> None:
+    model = layers(4)
+    before = model.norm.weight.clone()
+    names = ("norm.weight", "qkv_proj.weight", "experts.down_proj", "experts.gate_up_proj", "experts.w1")
+    published = [(TensorEntry(name, "float32", (HIDDEN,), 0, 0), torch.full((HIDDEN,), 2.0)) for name in names]
+    places = r"no place for experts\.down_proj, experts\.gate_up_proj, experts\.w1 and 1 more.*not supported"
+    with pytest.raises(ConfigError, match=places):
+        VllmWeights(model, torch.float32).load(published)
+    assert torch.equal(model.norm.weight, before)

@@ -1,0 +1,319 @@
+"""The weight publishers and the checksum, without an engine."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from gxpo_trainer.errors import TrainingError
+from gxpo_trainer.runtime.locks import remove_abandoned
+from gxpo_trainer.weights.buckets import BucketPacker, ChangeMeter, WeightBucket, checksum, tensors_of
+from gxpo_trainer.weights.transports import (
+    BLOCKING_WAIT,
+    PREFIX,
+    SHM_ROOT,
+    TIMEOUT_S,
+    BroadcastGroup,
+    SharedMemoryPublisher,
+)
+from gxpo_trainer.weights.worker import WeightReceiver
+
+
+def packer(*named: tuple[str, torch.Tensor], **options: Any) -> BucketPacker:
+    return BucketPacker(iter(named), **options)
+
+
+def contents(bucket: WeightBucket) -> dict[tuple[str, int], torch.Tensor]:
+    """Each entry's tensor, read from the published file by its name and first row."""
+    buffer = torch.from_numpy(np.fromfile(str(bucket.location), dtype=np.uint8))
+    return {(entry.name, entry.first_row): tensor.clone() for entry, tensor in tensors_of(bucket, buffer)}
+
+
+def test_published_buffer_is_private_and_removed_on_close() -> None:
+    publisher = SharedMemoryPublisher()
+    bucket = publisher.publish(packer(("weight", torch.ones(3, 5))), 1, 0)
+    assert publisher.directory.stat().st_mode & 0o777 == 0o700
+    assert Path(bucket.location).stat().st_mode & 0o777 == 0o600
+    assert publisher.directory not in remove_abandoned(SHM_ROOT, PREFIX)
+    publisher.close()
+    assert not publisher.directory.exists()
+
+
+def test_next_publisher_removes_the_buffers_of_a_killed_one() -> None:
+    code = (
+        "import os, signal, torch\n"
+        "from gxpo_trainer.weights.buckets import BucketPacker\n"
+        "from gxpo_trainer.weights.transports import SharedMemoryPublisher\n"
+        "publisher = SharedMemoryPublisher()\n"
+        "publisher.publish(BucketPacker(iter([('weight', torch.ones(8))])), 1, 0)\n"
+        "print(publisher.directory, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    left = Path(killed.stdout.strip())
+    assert left.exists()
+    SharedMemoryPublisher().close()
+    assert not left.exists()
+
+
+def test_a_bucket_stays_readable_while_the_next_is_written() -> None:
+    publisher = SharedMemoryPublisher()
+    first = publisher.publish(packer(("weight", torch.full((7,), 1.0))), 1, 0)
+    content = Path(first.location).read_bytes()
+    publisher.publish(packer(("weight", torch.full((7,), 2.0))), 2, 0)
+    assert Path(first.location).read_bytes() == content
+    publisher.close()
+
+
+def test_published_tensors_may_share_one_storage() -> None:
+    publisher = SharedMemoryPublisher()
+
+    def stream() -> Iterator[tuple[str, torch.Tensor]]:
+        scratch = torch.empty(1000)
+        for index in range(5):
+            yield f"weight {index}", scratch.fill_(float(index))
+
+    bucket = publisher.publish(BucketPacker(stream()), 1, 0)
+    for (name, _), tensor in contents(bucket).items():
+        assert (tensor == int(name.split()[1])).all()
+    publisher.close()
+
+
+def test_buckets_hold_at_most_their_capacity_and_every_row_once() -> None:
+    """Capacity of 256 bytes: 64 floats. 40 rows of 8 floats must be split, small tensors share a bucket."""
+    torch.manual_seed(0)
+    tensors = {"a": torch.randn(5), "big": torch.randn(40, 8), "b": torch.randn(3, 3), "scalar": torch.tensor(2.5)}
+    publisher = SharedMemoryPublisher()
+    stream = packer(*tensors.items(), capacity=256)
+    rows: dict[str, list[tuple[int, torch.Tensor]]] = {}
+    index = 0
+    while True:
+        bucket = publisher.publish(stream, 1, index)
+        assert bucket.num_bytes <= 256
+        assert bucket.index == index
+        for (name, first_row), tensor in contents(bucket).items():
+            rows.setdefault(name, []).append((first_row, tensor))
+        index += 1
+        if bucket.last:
+            break
+    assert index >= 40 * 8 * 4 // 256
+    for name, tensor in tensors.items():
+        assert torch.equal(
+            torch.cat([part.reshape(-1) for _, part in sorted(rows[name], key=lambda r: r[0])]), tensor.reshape(-1)
+        )
+    publisher.close()
+
+
+def test_a_row_larger_than_a_bucket_gets_one_of_its_own() -> None:
+    stream = packer(("wide", torch.zeros(3, 100)), ("small", torch.zeros(2)), capacity=256)
+    sizes = []
+    while not stream.empty:
+        entries, _ = stream.pack(lambda size: torch.empty(size, dtype=torch.uint8))
+        sizes.append([(entry.name, entry.first_row) for entry in entries])
+    assert sizes == [[("wide", 0)], [("wide", 1)], [("wide", 2)], [("small", 0)]]
+
+
+def test_ranks_that_do_not_publish_advance_in_step() -> None:
+    """At ZeRO-3 reading the next tensor is collective: all ranks must have read as many after each bucket."""
+    sizes = [3, 70, 500, 1, 1, 64, 129, 5]
+
+    def counted(read: list[int]) -> Iterator[tuple[str, torch.Tensor]]:
+        for number, size in enumerate(sizes):
+            read.append(number)
+            yield str(number), torch.zeros(size)
+
+    first: list[int] = []
+    other: list[int] = []
+    publishing, following = (BucketPacker(counted(read), capacity=256) for read in (first, other))
+    buffer = torch.empty(1024, dtype=torch.uint8)
+    while not publishing.empty:
+        publishing.pack(lambda size: buffer)
+        following.pack(None)
+        assert first == other
+    assert following.empty
+    assert first == list(range(len(sizes)))
+
+
+def test_published_values_have_the_wanted_dtype_and_no_negative_zero() -> None:
+    publisher = SharedMemoryPublisher()
+    bucket = publisher.publish(packer(("w", torch.tensor([-0.0, 1.0, 1e-9])), dtype=torch.bfloat16), 1, 0)
+    ((_, found),) = contents(bucket).items()
+    assert found.dtype == torch.bfloat16
+    assert found.view(torch.int16)[0] == 0
+    publisher.close()
+
+
+def test_changed_fraction_counts_changed_elements() -> None:
+    publisher = SharedMemoryPublisher()
+    meter = ChangeMeter(num_elements=12)
+    weights = torch.zeros(3, 4)
+
+    def fraction(version: int) -> float | None:
+        bucket = publisher.publish(packer(("w", weights)), version, 0)
+        return meter.add(bucket, publisher.buffer(bucket))
+
+    assert fraction(1) is None
+    weights[0, :3] = 1.0
+    assert fraction(2) == 3 / 12
+    assert fraction(3) == 0.0
+    publisher.close()
+
+
+def test_a_version_that_is_published_again_is_compared_with_the_one_before_it() -> None:
+    """Two tensors in two buckets: the second attempt begins after the first bucket, the third after both."""
+    publisher = SharedMemoryPublisher()
+    meter = ChangeMeter(num_elements=16)
+    weights = {"a": torch.zeros(8), "b": torch.zeros(8)}
+
+    def publish(version: int, buckets: int = 2) -> float | None:
+        stream, fraction = packer(*weights.items(), capacity=32), None
+        for index in range(buckets):
+            bucket = publisher.publish(stream, version, index)
+            fraction = meter.add(bucket, publisher.buffer(bucket))
+        return fraction
+
+    assert publish(1) is None
+    weights["a"][:2] = 1.0
+    assert publish(2, buckets=1) is None
+    assert publish(2) == 2 / 16
+    assert publish(2) == 2 / 16
+    assert publish(3) == 0.0
+    publisher.close()
+
+
+def test_changed_fraction_of_a_large_model_is_estimated_from_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gxpo_trainer.weights.buckets.MOST_SAMPLED", 25)
+    publisher = SharedMemoryPublisher()
+    meter = ChangeMeter(num_elements=100)
+    weights = torch.zeros(100)
+    publish = lambda version: publisher.publish(packer(("w", weights)), version, 0)  # noqa: E731
+    bucket = publish(1)
+    assert meter.add(bucket, publisher.buffer(bucket)) is None
+    weights[:40] = 1.0
+    bucket = publish(2)
+    assert meter.add(bucket, publisher.buffer(bucket)) == 0.4  # every fourth of 100: 10 of 25
+    publisher.close()
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_the_wait_of_an_nccl_group_blocks_and_raises(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
+    """The group itself needs GPUs; its constructor reads the variable, and no other group of the process may."""
+    seen = {}
+
+    class Group:
+        Options = SimpleNamespace
+
+        def __init__(self, store: Any, member: int, size: int, options: Any) -> None:
+            seen.update(member=member, size=size, timeout=options._timeout, blocking=os.environ[BLOCKING_WAIT])
+
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Group, raising=False)
+    if before is None:
+        monkeypatch.delenv(BLOCKING_WAIT, raising=False)
+    else:
+        monkeypatch.setenv(BLOCKING_WAIT, before)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    BroadcastGroup("127.0.0.1", port, 0, 1, torch.device("cuda:0"))
+    assert seen == {"member": 0, "size": 1, "timeout": timedelta(seconds=TIMEOUT_S), "blocking": "1"}
+    assert os.environ.get(BLOCKING_WAIT) == before
+
+
+def test_an_engine_that_pins_nccl_settings_joins_the_learner_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's batch-invariant mode pins them; NCCL, which needs GPUs, hangs where the members of a group differ."""
+    from vllm.utils import nccl
+
+    monkeypatch.setattr(nccl, "_unpinned_env", {"NCCL_PROTO": None})
+    monkeypatch.setenv("NCCL_PROTO", "Simple")
+    receiver = WeightReceiver(cast(Any, None), torch.device("cpu"))
+    seen: list[str | None] = []
+    receiver._group = cast(Any, SimpleNamespace(broadcast=lambda _: seen.append(os.environ.get("NCCL_PROTO"))))
+    receiver._read(WeightBucket(1, 0, True, (), 8, "nccl"))
+    assert seen == [None]
+    assert os.environ["NCCL_PROTO"] == "Simple"
+
+
+@pytest.mark.parametrize("num_members", [2, 3])
+def test_a_broadcast_reaches_every_member(num_members: int) -> None:
+    """Gloo on this machine instead of NCCL; the group is otherwise the same."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    received = [torch.zeros(1000, dtype=torch.uint8) for _ in range(num_members)]
+    received[0] = torch.arange(1000).to(torch.uint8)
+
+    def member(number: int) -> None:
+        group = BroadcastGroup("127.0.0.1", port, number, num_members, torch.device("cpu"))
+        group.broadcast(received[number])
+
+    threads = [threading.Thread(target=member, args=(number,)) for number in range(num_members)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for buffer in received[1:]:
+        assert torch.equal(buffer, received[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1,), (5,), (33, 7), (3, 200_001)])
+def test_checksum_is_the_sum_of_weighted_words(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    tensor = torch.randn(shape).to(dtype)
+    raw = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+    raw += bytes(-len(raw) % 8)
+    chunk = 1 << 19
+    total = 0
+    for position in range(len(raw) // 8):
+        word = int.from_bytes(raw[8 * position : 8 * position + 8], "little")
+        weight = splitmix(position % chunk + 1) | 1
+        total += word * weight * (splitmix(chunk + 1 + position // chunk) | 1)
+    assert checksum(tensor) == total % 2**64
+
+
+def splitmix(counter: int) -> int:
+    """SplitMix64 in Python's own integers."""
+    mask = 2**64 - 1
+    z = counter * 0x9E3779B97F4A7C15 & mask
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & mask
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & mask
+    return z ^ z >> 31
+
+
+def test_checksum_detects_exchanges_and_last_bits_but_not_memory_layout() -> None:
+    torch.manual_seed(0)
+    tensor = torch.randn(64, 48)
+    assert checksum(tensor.t().contiguous().t()) == checksum(tensor)
+    exchanged = tensor.clone()
+    exchanged[[3, 4]] = exchanged[[4, 3]]
+    assert checksum(exchanged) != checksum(tensor)
+    nudged = tensor.clone()
+    nudged[10, 10] = torch.nextafter(nudged[10, 10], torch.tensor(torch.inf))
+    assert checksum(nudged) != checksum(tensor)
+
+
+def test_shared_memory_that_is_full_names_what_to_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    publisher = SharedMemoryPublisher()
+    fix = r"Cannot allocate a weight bucket of 1 GiB in /dev/shm .*shm_size"
+    with pytest.raises(TrainingError, match=fix):
+        publisher._buffer(2**30)
+    publisher.close()

@@ -1,0 +1,641 @@
+"""The `gxpo` command: `main` gathers the commands; one module each, which imports what it needs when it runs.
+
+The `gxpo` command. Arguments are parsed before heavy modules are imported.
+
+Each package registers its commands in the entry-point group `gxpo.commands`; an entry point is a function
+`register(subparsers)` that adds one command and sets its default `run` to a function `run(args) -> int | None`.
+
+Exit codes: 0 success, 1 failure, 2 invalid usage, config or data, 130 interrupted.
+
+`python -m gxpo_trainer.cli` is `gxpo`.
+
+Arguments and argument types shared by several commands.
+
+`gxpo train`: train a policy on this machine or a Ray cluster.
+
+`gxpo config`: print a preset, check a run file, list all settings.
+
+`gxpo plan`: memory, time and cost of a run before it starts.
+
+`gxpo eval`: evaluate a model on benchmarks, without a run.
+
+`gxpo grade`: verify the answers of a file.
+
+`gxpo report`: compare runs on disk; prints tables and writes figures and an HTML page.
+
+`gxpo study`: execute the runs of a study, show how far it is, write its report.
+
+`gxpo checkpoints`: list a run's checkpoints, or export a policy from one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gxpo_trainer import __version__
+from gxpo_trainer.errors import GxpoError
+
+if TYPE_CHECKING:
+    from gxpo_trainer.config import ModelConfig, PlacementConfig, RunConfig
+    from gxpo_trainer.planner.devices import Device
+    from gxpo_trainer.planner.inputs import ModelShape
+    from gxpo_trainer.planner.timing import Observation
+    from gxpo_trainer.studies.definition import Study
+    from gxpo_trainer.training.checkpoints import CheckpointStore
+
+COMMAND_GROUP = "gxpo.commands"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser with the commands of every installed package."""
+    parser = argparse.ArgumentParser(
+        prog="gxpo", description="Post-train language models on verifiable problems with GRPO, SFPO and GXPO."
+    )
+    parser.add_argument("--version", action="version", version=f"gxpo {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for entry in entry_points(group=COMMAND_GROUP):
+        entry.load()(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    args = build_parser().parse_args(argv)
+    try:
+        return args.run(args) or 0
+    except GxpoError as error:
+        print(f"gxpo: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("gxpo: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of a pipe (`gxpo config … | head`) has exited; prevent a failing flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+Subparsers = Any  # argparse._SubParsersAction, which has no public name
+
+
+def add_set(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set", metavar="A.B=C", action="append", default=[], help="override one setting; may be repeated"
+    )
+
+
+def names(text: str) -> tuple[str, ...]:
+    found = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not found:
+        raise argparse.ArgumentTypeError("must contain at least one name")
+    return found
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number of at least 1")
+    return int(text)
+
+
+def share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a number from 0 up to, not including, 1")
+    return value
+
+
+def positive_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise argparse.ArgumentTypeError(f"{text}: must be a number of seconds above 0")
+    return seconds
+
+
+LOGGERS = ("tensorboard", "wandb")
+
+
+def register_train(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("train", help="train a policy on this machine or a Ray cluster")
+    parser.add_argument("config", metavar="RUN.toml", type=Path, help="run file (.toml or .json)")
+    add_set(parser)
+    parser.add_argument("--out", metavar="DIR", type=Path, help="output folder; default runs/<name>")
+    start = parser.add_mutually_exclusive_group()
+    start.add_argument("--resume", action="store_true", help="resume from the last checkpoint in the output folder")
+    start.add_argument(
+        "--continue",
+        dest="continue_run",
+        action="store_true",
+        help="resume if the output folder contains a run, else start",
+    )
+    parser.add_argument(
+        "--service", metavar="FILE", type=Path, help="service.json of the launch: report to that service"
+    )
+    parser.add_argument(
+        "--log", metavar="NAMES", type=_loggers, default=(), help="also export to tensorboard,wandb (offline)"
+    )
+    parser.set_defaults(run=run_train)
+
+
+def run_train(args: argparse.Namespace) -> int:
+    """Train; exit code 0 when a budget was reached or a pause or cancel request was fulfilled."""
+    from gxpo_trainer.config.io import load_run
+    from gxpo_trainer.errors import ConfigError
+    from gxpo_trainer.reporting.uploader import take_service
+    from gxpo_trainer.training.launch import Launch
+    from gxpo_trainer.training.run import describe_end, train_in_launch
+
+    if args.service is not None and args.out is None:
+        raise ConfigError("--service requires --out, the folder that the service created for the run")
+    service = take_service(args.service) if args.service else None
+    # The service must be told about an invalid config; without a service nothing is created for one.
+    config = load_run(args.config, args.set) if service is None else None
+    with Launch(args.out or Path("runs") / safe_name(config.name if config else ""), service) as launch:
+        config = config or load_run(args.config, args.set)
+        ended = train_in_launch(config, launch, resume=args.resume, continue_run=args.continue_run, loggers=args.log)
+    print(f"{config.name}: {describe_end(ended, launch)}; results in {launch.out_dir}", file=sys.stderr)
+    return launch.exit_code
+
+
+def safe_name(name: str) -> str:
+    """A folder name from a run's name: letters, digits, dot, dash and underscore, without a leading dot."""
+    kept = "".join(c if c.isalnum() or c in "._-" else "-" for c in name).lstrip(".")
+    return kept or "run"
+
+
+def _loggers(text: str) -> tuple[str, ...]:
+    chosen = names(text)
+    unknown = [name for name in chosen if name not in LOGGERS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: must be among {', '.join(LOGGERS)}")
+    return chosen
+
+
+def register_config(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("config", help="print a preset, check a run file, list all settings")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--preset", metavar="NAME", help="print this preset; --list-presets names them")
+    what.add_argument("--file", metavar="FILE", type=Path, help="print this run file with all defaults filled in")
+    what.add_argument("--check", metavar="FILE", type=Path, help="check this run file; exit code 0 or 2")
+    what.add_argument("--schema", action="store_true", help="print the JSON schema of all settings")
+    what.add_argument("--list-presets", action="store_true", help="print the names of the presets")
+    add_set(parser)
+    parser.add_argument("--format", choices=("toml", "json"), default="toml", help="default toml")
+    parser.set_defaults(run=run_config)
+
+
+def run_config(args: argparse.Namespace) -> int:
+    import json
+
+    from gxpo_trainer.config import io as config_io
+
+    if args.list_presets:
+        print("\n".join(config_io.preset_names()))
+    elif args.schema:
+        from gxpo_trainer.config import RunConfig
+
+        print(json.dumps(RunConfig.model_json_schema(), indent=2, ensure_ascii=False))
+    elif args.check is not None:
+        config = config_io.load_run(args.check, args.set)
+        print(f"{args.check}: {_summary(config)}")
+    else:
+        config = (
+            config_io.load_preset(args.preset, args.set) if args.preset else config_io.load_run(args.file, args.set)
+        )
+        if args.format == "json":
+            print(config_io.to_json(config))
+        else:
+            print(config_io.to_toml(config, comments=_comments(config)), end="")
+    return 0
+
+
+def _summary(config: RunConfig) -> str:
+    budget = {name: value for name, value in config.budget.model_dump().items() if value is not None}
+    bounds = ", ".join(f"{name} {value}" for name, value in budget.items())
+    return f"valid, rule {config.learner.rule.name}, budget {bounds}"
+
+
+def _gpus(p: PlacementConfig) -> str:
+    """GPUs that a run needs, and where sharing them is possible."""
+    separate = f"{p.learner_ranks} for the learner and {p.sampler_devices} for the samplers"
+    shared, apart = p.num_gpus(colocated=True), p.num_gpus(colocated=False)
+    if p.can_colocate and p.colocate is True:
+        return f"Needs {shared} GPUs, which learner and samplers share."
+    if p.can_colocate:
+        return f"Needs {shared} GPUs, which learner and samplers share, or {apart}: {separate}."
+    return f"Needs {apart} GPUs: {separate}."
+
+
+def _comments(config: RunConfig) -> list[str]:
+    """Backward passes per step, and the expected step at which noise alone fires the gate."""
+    from gxpo_trainer.rules.gate import describe
+
+    rule = config.learner.rule
+    needs = [_gpus(config.placement)] if config.placement.device == "gpu" else []
+    passes, gate = rule.passes_per_step(gate_open=True), rule.gate_config
+    cost = f"{rule.label}: {passes} backward pass{'es' if passes > 1 else ''} per step"
+    if gate is None:
+        return [f"{cost}.", *needs]
+    closed = rule.passes_per_step(gate_open=False)
+    return [f"{cost} while the look-ahead is on, {closed} after it.", describe(gate), *needs]
+
+
+RUN_CONFIG = "config.toml"
+
+
+def register_plan(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("plan", help="memory, time and cost of a run before it starts")
+    parser.add_argument("config", metavar="RUN.toml", type=Path, help="run file (.toml or .json)")
+    add_set(parser)
+    parser.add_argument("--gpus", metavar="N", type=positive, help="GPUs that there are; default: as many as needed")
+    parser.add_argument(
+        "--gpu", metavar="NAME", help="kind of GPU, such as h100-80, or cpu; docs/planner.md lists them"
+    )
+    parser.add_argument(
+        "--calibrate",
+        metavar="RUN_DIR",
+        type=Path,
+        action="append",
+        default=[],
+        help="fit the assumptions to the metrics of this run, taken on the same kind of device; may be repeated",
+    )
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="default text")
+    parser.set_defaults(run=run_plan)
+
+
+def run_plan(args: argparse.Namespace) -> int:
+    """Print the plan; exit code 0 when the run fits, else 1."""
+    from gxpo_trainer.config.io import load_run
+    from gxpo_trainer.planner import inputs_of, make_plan, report
+    from gxpo_trainer.planner.devices import assumptions_for
+    from gxpo_trainer.planner.timing import calibrate
+
+    config = load_run(args.config, args.set)
+    device = _device(args.gpu, config, wants_gpus=args.gpus is not None)
+    inputs = inputs_of(config, _shape(config.model), device, args.gpus)
+    assumed = assumptions_for(device)
+    if args.calibrate:
+        assumed = calibrate(assumed, [_observed(folder, device) for folder in args.calibrate])
+    plan = make_plan(inputs, assumed)
+    if args.format == "json":
+        print(report.view_of(plan).model_dump_json(indent=2))
+    else:
+        print(report.to_text(plan, config.name))
+    return 0 if plan.fits else 1
+
+
+def _device(name: str | None, config: RunConfig, *, wants_gpus: bool) -> Device:
+    """The device asked for; without a name a default GPU for runs on GPUs, else this host."""
+    import os
+
+    from gxpo_trainer.planner.devices import CPU, DEFAULT_GPU, device_named, host
+
+    if name is None:
+        name = DEFAULT_GPU if wants_gpus or config.placement.device == "gpu" else CPU
+    if name.lower() != CPU:
+        return device_named(name)
+    return host(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _shape(model: ModelConfig) -> ModelShape:
+    """The model's shape; for a hub name that is not known only its config.json is downloaded."""
+    from gxpo_trainer.errors import ConfigError
+    from gxpo_trainer.learner.models import HUB_NAME
+    from gxpo_trainer.planner.inputs import read_folder, read_shape
+
+    try:
+        return read_shape(model.path)
+    except ConfigError:
+        if Path(model.path).expanduser().exists() or not HUB_NAME.fullmatch(model.path):
+            raise
+    from huggingface_hub import hf_hub_download
+
+    try:
+        file = hf_hub_download(model.path, "config.json", revision=model.revision)
+    except Exception as error:  # The hub client has no common base for offline, unknown name and no access.
+        raise ConfigError(
+            f"the config.json of model.path = {model.path!r} cannot be loaded from the hub ({type(error).__name__}); "
+            "check the name and the connection, or use a local copy of the model"
+        ) from error
+    return read_folder(Path(file).parent, model.path)
+
+
+def _observed(folder: Path, device: Device) -> Observation:
+    """What a run on disk measured. Raises ConfigError for a folder that is no run."""
+    from gxpo_trainer.config.io import load_run
+    from gxpo_trainer.errors import ConfigError
+    from gxpo_trainer.planner import inputs_of
+    from gxpo_trainer.planner.timing import observe
+    from gxpo_trainer.reporting.reading import METRICS, read_metrics
+
+    for name in (RUN_CONFIG, METRICS):
+        if not (folder / name).is_file():
+            raise ConfigError(f"--calibrate {folder} has no {name}; name the output folder of a run")
+    config = load_run(folder / RUN_CONFIG, [])
+    inputs = inputs_of(config, _shape(config.model), device)
+    return observe(folder.name, inputs, [row["metrics"] for row in read_metrics(folder)])
+
+
+def register_eval(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("eval", help="score a model on benchmarks")
+    parser.add_argument(
+        "--model", metavar="DIR", required=True, help="transformers folder, PEFT adapter, hub name, or `starter`"
+    )
+    parser.add_argument(
+        "--benchmark", metavar="NAMES", required=True, type=names, help="comma-separated names or .jsonl files"
+    )
+    parser.add_argument("--samples", metavar="N", type=positive, default=16, help="responses per problem; default 16")
+    parser.add_argument("--problems", metavar="N", type=positive, help="use the first N problems of each benchmark")
+    parser.add_argument("--max-new-tokens", metavar="N", type=positive, help="longest response; default 3072")
+    parser.add_argument("--temperature", metavar="T", type=float, default=1.0, help="default 1")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="default 0")
+    parser.add_argument("--data-root", metavar="DIR", type=Path, help="folder with local copies of the benchmarks")
+    parser.add_argument("--template", metavar="T", default="auto", help="plain, boxed, or a text with {problem}")
+    add_set(parser)
+    parser.add_argument("--out", metavar="FILE", type=Path, help="also write the scores to this file, as JSON lines")
+    parser.add_argument("--against", metavar="FILE", type=Path, help="show the difference to an earlier --out file")
+    parser.add_argument("--compare-published", action="store_true", help="also show the GXPO paper's results")
+    parser.set_defaults(run=run_eval)
+
+
+def run_eval(args: argparse.Namespace) -> int:
+    from gxpo_trainer.training.evaluate_model import evaluate_model
+
+    return evaluate_model(args)
+
+
+def register_grade(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("grade", help="verify answers in a file")
+    parser.add_argument("file", metavar="FILE.jsonl", type=Path, help='lines of {"gold", "prediction"}')
+    parser.add_argument("--workers", metavar="N", type=positive, help="verifier processes; default: one per core")
+    parser.add_argument(
+        "--deadline",
+        metavar="S",
+        type=positive_seconds,
+        default=5.0,
+        help="time limit per answer in seconds; default 5",
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, help="write verdicts to this file instead of standard output"
+    )
+    parser.set_defaults(run=run_grade)
+
+
+def run_grade(args: argparse.Namespace) -> int:
+    from gxpo_trainer.errors import ConfigError
+    from gxpo_trainer.grading.files import grade_file
+
+    if args.out is None:
+        counts = grade_file(args.file, sys.stdout, workers=args.workers, deadline_s=args.deadline)
+    elif args.out.resolve() == args.file.resolve():
+        raise ConfigError(f"--out {args.out} is the input file; choose another")
+    else:
+        # Renamed at the end, so that bad input or an interruption does not overwrite the target.
+        part = args.out.with_name(f"{args.out.name}.part")
+        try:
+            with part.open("w", encoding="utf-8") as stream:
+                counts = grade_file(args.file, stream, workers=args.workers, deadline_s=args.deadline)
+            part.replace(args.out)
+        except OSError as error:
+            raise ConfigError(f"--out {args.out} cannot be written: {error.strerror}") from None
+        finally:
+            part.unlink(missing_ok=True)
+    print(", ".join(f"{number} {verdict}" for verdict, number in counts.items()), file=sys.stderr)
+    return 0
+
+
+def register_report(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("report", help="compare runs on disk: tables, curves and an HTML page")
+    parser.add_argument("runs", metavar="RUN_DIR", type=Path, nargs="+", help="output folders of runs")
+    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("report"), help="default report")
+    parser.add_argument(
+        "--baseline", metavar="NAME", help="group to compare the others with; default: the most accurate GRPO"
+    )
+    parser.add_argument("--benchmark", metavar="NAME", help="default: the average of all")
+    parser.add_argument(
+        "--smoothing", metavar="S", type=share, default=0.0, help="weight of the exponential average; default 0"
+    )
+    parser.add_argument(
+        "--sampling-share",
+        metavar="S",
+        type=share,
+        help="share of a step that sampling takes, to say when a look-ahead pays; default: as measured",
+    )
+    parser.add_argument("--title", metavar="TEXT", default="Comparison of runs")
+    parser.set_defaults(run=run_report)
+
+
+def run_report(args: argparse.Namespace) -> int:
+    """Compare runs; those whose configs differ only in name and seed are seeds of one group."""
+    from rich.console import Console
+
+    from gxpo_trainer.errors import ConfigError
+    from gxpo_trainer.reporting.figures import HTML_NAME, PNG_NAME, write_report
+    from gxpo_trainer.reporting.reading import group_runs
+    from gxpo_trainer.reporting.tables import print_tables
+
+    groups = group_runs(args.runs, args.benchmark)
+    names = [group.name for group in groups]
+    if args.baseline is not None and args.baseline not in names:
+        raise ConfigError(f"--baseline {args.baseline}: choose one of {', '.join(names)}")
+    comparison = write_report(
+        args.out,
+        groups,
+        baseline=args.baseline,
+        smoothing=args.smoothing,
+        sampling_share=args.sampling_share,
+        title=args.title,
+    )
+    # Without a terminal rich assumes 80 columns, which would wrap the tables.
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    print_tables(groups, comparison, console, args.sampling_share)
+    print(f"\nReport: {args.out / HTML_NAME}\nCurves: {args.out / PNG_NAME}")
+    return 0
+
+
+def register_study(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("study", help="compare arms, each at its own best learning rate, on several seeds")
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    execute = actions.add_parser(
+        "run", help="state the cost, then execute the runs that are missing; may be interrupted"
+    )
+    execute.add_argument("--jobs", metavar="N", type=positive, default=1, help="runs at a time; default 1")
+    execute.set_defaults(run=run_study)
+    status = actions.add_parser("status", help="runs done and missing, and the best learning rate of each arm")
+    status.set_defaults(run=show_status)
+    report = actions.add_parser("report", help="write the report, and the data that it is made from")
+    report.add_argument(
+        "--page",
+        metavar="FILE",
+        type=Path,
+        help="a .md or .html file; default both, report.*, in the folder of the data",
+    )
+    report.set_defaults(run=write_report)
+    answer = actions.add_parser("answer", help="print what a study found, from its data")
+    answer.set_defaults(run=print_answer)
+    for action in (report, answer):
+        action.add_argument(
+            "--data", metavar="DIR", type=Path, help="folder of the data; default: next to the study file, by its name"
+        )
+    for action in (execute, status, report, answer):
+        action.add_argument("study", metavar="STUDY.toml", type=Path, help="study file (.toml or .json)")
+        if action is not answer:
+            action.add_argument(
+                "--out", metavar="DIR", type=Path, help="folder of its runs; default runs/studies/<name>"
+            )
+
+
+def run_study(args: argparse.Namespace) -> int:
+    from gxpo_trainer.studies.runner import StudyRunner
+
+    study, root = _study(args)
+    show_status(args)
+    # Python ends at SIGTERM without unwinding, which would leave the runs behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    StudyRunner(study, root, args.jobs, lambda line: print(line, file=sys.stderr, flush=True)).run()
+    print(f"{study.name} is complete; its runs are in {root}")
+    return 0
+
+
+def show_status(args: argparse.Namespace) -> int:
+    from gxpo_trainer.studies.definition import best_rate, largest_cost
+    from gxpo_trainer.studies.runner import read_results
+
+    study, root = _study(args)
+    results = read_results(study, root)
+    runs, passes = largest_cost(study)
+    print(f"{study.name}: {len(results)} runs done of at most {runs}; at most {passes} backward passes in all")
+    for name, arm in study.arms.items():
+        rate = best_rate(study, name, results)
+        done = sum(key.stage == "report" and key.arm == name for key in results)
+        found = "not tuned yet" if rate is None else f"best learning rate {rate:g}"
+        print(f"  {arm.label}: {found}, {done} of {len(study.seeds)} seeds done")
+    return 0
+
+
+def write_report(args: argparse.Namespace) -> int:
+    """Collect the runs where there are any, else read the data collected before; write the page and its pictures."""
+    from gxpo_trainer.studies import data as study_data
+    from gxpo_trainer.studies import report
+
+    study, root = _study(args)
+    folder = args.data or args.study.with_suffix("")
+    if root.exists():
+        study_data.write(study_data.collect(study, root), folder)
+    pages = [args.page] if args.page else [folder / "report.md", folder / "report.html"]
+    report.write_report(study_data.read(folder), *pages)
+    print(f"Data: {folder}\nReport: {' and '.join(map(str, pages))}")
+    return 0
+
+
+def print_answer(args: argparse.Namespace) -> int:
+    """What the report of the collected data concludes, in plain text."""
+    import textwrap
+
+    from gxpo_trainer.studies import data as study_data
+    from gxpo_trainer.studies.findings import find
+    from gxpo_trainer.studies.report import conclusion
+
+    data = study_data.read(args.data or args.study.with_suffix(""))
+    findings = find(data)
+    lines = ["Incomplete: the baseline lacks seeds."] if findings is None else conclusion(data, findings)
+    for line in lines:
+        print(textwrap.fill(line, 110, initial_indent="- ", subsequent_indent="  "))
+    return 0
+
+
+def _study(args: argparse.Namespace) -> tuple[Study, Path]:
+    from gxpo_trainer.studies.definition import load_study
+
+    study = load_study(args.study)
+    return study, args.out or Path("runs") / "studies" / study.name
+
+
+def register_checkpoints(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("checkpoints", help="list a run's checkpoints, or export a policy from one")
+    parser.add_argument("folder", metavar="RUN_DIR", type=Path, help="output folder of a run")
+    parser.add_argument("--export", metavar="DIR", type=Path, help="copy the policy to this new folder")
+    parser.add_argument("--step", metavar="N", type=positive, help="checkpoint to export; default the latest")
+    parser.add_argument("--adapter", action="store_true", help="export the LoRA adapter alone, for PEFT")
+    parser.add_argument(
+        "--extrapolate",
+        metavar="FACTOR",
+        type=float,
+        help="with --export: the initial policy plus FACTOR times the change up to the checkpoint",
+    )
+    parser.add_argument(
+        "--line", action="store_true", help="with --extrapolate: by the least-squares line through all checkpoints"
+    )
+    parser.set_defaults(run=run_checkpoints)
+
+
+def run_checkpoints(args: argparse.Namespace) -> int:
+    from gxpo_trainer.config import CheckpointConfig
+    from gxpo_trainer.errors import CheckpointError, ConfigError
+    from gxpo_trainer.training.checkpoints import CheckpointStore
+
+    store = CheckpointStore(args.folder / "checkpoints", CheckpointConfig())
+    steps = store.steps()
+    if not steps:
+        raise CheckpointError(f"{args.folder} has no checkpoint; give the output folder of a run that has saved one")
+    if args.extrapolate is not None and (args.export is None or args.adapter):
+        raise ConfigError("--extrapolate writes a whole policy: add --export DIR, and leave out --adapter")
+    if args.export is None:
+        for step in steps:
+            score = store.load(step).state.get("score")
+            print(f"step {step}" + ("" if score is None else f"  pass@1 {score:.4f}"))
+        return 0
+    step = args.step or steps[-1]
+    if step not in steps:
+        raise CheckpointError(f"--step {step}: no such checkpoint; choose from {', '.join(map(str, steps))}")
+    _export(args, store, [known for known in steps if known <= step])
+    print(args.export)
+    return 0
+
+
+def _export(args: argparse.Namespace, store: CheckpointStore, steps: list[int]) -> None:
+    """Write the policy of the last of `steps`, or one extrapolated from them. Raises CheckpointError."""
+    from gxpo_trainer.errors import CheckpointError
+    from gxpo_trainer.runtime.processes import write_errors
+    from gxpo_trainer.training.checkpoints import export_policy
+
+    try:
+        with write_errors():
+            if args.extrapolate is None:
+                export_policy(store.load(steps[-1]), args.export, adapter=args.adapter)
+            else:
+                _extrapolate(args, store, steps)
+    except OSError as error:
+        # copytree collects (source, target, reason) of all files.
+        reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error
+        raise CheckpointError(f"cannot write {args.export} ({reason}); free space or choose another folder") from error
+
+
+def _extrapolate(args: argparse.Namespace, store: CheckpointStore, steps: list[int]) -> None:
+    """Write the policy extrapolated from the run's initial one and the checkpoints at `steps`."""
+    from gxpo_trainer.config.io import build
+    from gxpo_trainer.learner.models import resolve_model
+    from gxpo_trainer.learner.policies import combine, line_weights
+    from gxpo_trainer.reporting.reading import read_identity
+
+    chosen = steps if args.line else steps[-1:]
+    initial = Path(resolve_model(build(read_identity(args.folder)["config"]).model))
+    folders = [initial, *(store.load(step).policy for step in chosen)]
+    combine(folders, line_weights([0, *chosen], args.extrapolate * chosen[-1]), args.export)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Published results as data: the tables of the GXPO paper. Free of torch.
+
+Scores are in percent, as printed; benchmarks have the names of `evaluation.benchmarks`. `notes` explains what the
+printed cells do not state. The results are not directly comparable to ours, because the paper uses its own grader,
+templates and versions of the problem sets.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """One table. model: the model of all rows, None if each row names its own. rows: cells as printed."""
+
+    number: int
+    name: str
+    model: str | None
+    rows: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedScores:
+    """Sampled pass@1 of one trained policy, in percent by benchmark, with `average`."""
+
+    model: str
+    method: str
+    k: int | None
+    backward_passes: int
+    scores: dict[str, float]
+
+    @property
+    def label(self) -> str:
+        """GRPO, SFPO K=3."""
+        return self.method.upper() + ("" if self.k is None else f" K={self.k}")
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedPaper:
+    """All tables of one paper, with explanations in `units` and `notes`."""
+
+    source: str
+    units: str
+    notes: tuple[str, ...]
+    tables: tuple[PublishedTable, ...]
+
+    def table(self, name: str) -> PublishedTable:
+        """A table by name. Raises KeyError listing the known names."""
+        found = {table.name: table for table in self.tables}
+        if name not in found:
+            raise KeyError(f"no published table {name!r}; choose one of {', '.join(found)}")
+        return found[name]
+
+    def sampled_scores(self, model: str | None = None) -> tuple[PublishedScores, ...]:
+        """Table 1, of one base model by its published name or of all models."""
+        rows = (PublishedScores(**row) for row in self.table("sampled_pass@1").rows)
+        return tuple(row for row in rows if model is None or row.model == model)
+
+
+@functools.cache
+def gxpo_paper() -> PublishedPaper:
+    """The tables of arXiv 2605.06755."""
+    file = resources.files("gxpo_trainer.compare") / "gxpo_paper.json"
+    body = json.loads(file.read_text(encoding="utf-8"))
+    tables = tuple(PublishedTable(**{**table, "rows": tuple(table["rows"])}) for table in body["tables"])
+    return PublishedPaper(body["source"], body["units"], tuple(body["notes"]), tables)
+
+
+def published_model(path: str) -> str | None:
+    """The paper's base model named in a folder or hub name; None if there is none or more than one.
+
+    `Qwen/Qwen2.5-1.5B-Instruct` and `runs/qwen2.5-1.5b-gxpo` are Qwen2.5-1.5B.
+    """
+    names = dict.fromkeys(row.model for row in gxpo_paper().sampled_scores())
+    found = [name for name in names if re.search(rf"(?<![0-9a-z.]){re.escape(name)}(?![0-9a-z.])", path, re.IGNORECASE)]
+    return found[0] if len(found) == 1 else None

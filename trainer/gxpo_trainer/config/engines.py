@@ -1,0 +1,256 @@
+"""Settings of the policy.
+
+Settings of sampling.
+
+Settings of placement: which processes run where.
+
+How weights reach the engines: the choice, and what cannot work. Pure.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Literal
+
+from pydantic import Field, FiniteFloat, field_validator, model_validator
+
+from gxpo_trainer.config.base import Settings
+
+STARTER_POLICIES = {"starter": "starter_policy", "starter-tools": "starter_tools_policy"}
+"""Embedded policies, and the folder of each in the package `models`."""
+CHECKPOINTING_FROM = 1_000_000_000
+"""Parameters from which `gradient_checkpointing = "auto"` recomputes: below, activations rarely fill a GPU."""
+
+
+class ModelConfig(Settings):
+    """The policy."""
+
+    path: str = Field(
+        "starter",
+        description="`starter` or `starter-tools` (embedded policies), a local transformers folder, or a hub name.",
+    )
+    revision: str | None = Field(
+        None, description="Hub names only: branch, tag or commit; a run holds the commit that it is resolved to."
+    )
+    trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
+    max_length: int = Field(4096, ge=8, description="Longest prompt plus response, in tokens.")
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "varlen"] = Field(
+        "auto",
+        description="Of the learner. varlen: torch's variable-length kernel. auto: sdpa; on GPUs in bf16 "
+        "flash_attention_2 where it is installed, else varlen.",
+    )
+    gradient_checkpointing: bool | Literal["auto"] = Field(
+        "auto", description="Recompute activations in the backward pass; auto: from 1 billion parameters on."
+    )
+
+    def recomputes_activations(self, num_parameters: int) -> bool:
+        """Whether the backward pass of a model of this size recomputes activations."""
+        if self.gradient_checkpointing == "auto":
+            return num_parameters >= CHECKPOINTING_FROM
+        return self.gradient_checkpointing
+
+
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0
+"""vLLM samples at 0.01 where a request says less, and refuses more than 2."""
+
+
+class RolloutConfig(Settings):
+    """Sampling by vLLM."""
+
+    prompts_per_step: int = Field(64, ge=1, description="Prompts in one training step.")
+    samples_per_prompt: int = Field(8, description="Responses per prompt: the group.")
+    max_new_tokens: int = Field(48, ge=1, description="Longest response.")
+    ignore_eos: bool = Field(False, description="Continue to max_new_tokens after an end token, for measurements.")
+    temperature: float = Field(
+        1.0,
+        ge=LOWEST_TEMPERATURE,
+        le=HIGHEST_TEMPERATURE,
+        description="Sampling temperature; the learner's policy uses the same.",
+    )
+    top_p: float = Field(1.0, gt=0, le=1, description="Must be 1: the learner's log-probabilities are untruncated.")
+    deterministic: bool = Field(
+        False, description="One seed per sample, so that a resumed run draws the samples of an uninterrupted one."
+    )
+    logprob_gap_mean_limit: float | None = Field(
+        None, gt=0, description="Stop when the mean gap to the learner exceeds this; none: 1e-5 in fp32, 0.05 in bf16."
+    )
+    logprob_gap_max_limit: float | None = Field(
+        None, gt=0, description="Warn when the largest gap exceeds this; none: 1e-3 in fp32, 5 in bf16."
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Sampler weights; auto: the learner's.")
+    gpu_memory_utilization: float = Field(0.4, gt=0, lt=1, description="GPU only: share of memory for the sampler.")
+    cpu_kv_cache_gib: int = Field(1, ge=1, description="CPU only: KV cache in GiB.")
+    max_num_seqs: int = Field(512, ge=1, description="Maximum number of sequences sampled at the same time.")
+    enforce_eager: bool = Field(True, description="No graph capture; false is faster on GPUs after a longer start.")
+    async_depth: int = Field(
+        0,
+        ge=0,
+        description="Steps that sampling may run ahead of the learner: weights as old as version t − 1 − async_depth "
+        "sample the batch of step t. 0: strictly on-policy, the loop of the paper.",
+    )
+    update_in_flight: bool = Field(
+        False,
+        description="Engines take new weights between decoding steps and go on with their requests; false: once all "
+        "requests under way are finished. Needs async_depth ≥ 1.",
+    )
+
+    @field_validator("samples_per_prompt")
+    @classmethod
+    def _a_group_has_two(cls, value: int) -> int:
+        if value < 2:
+            raise ValueError("must be at least 2: an advantage compares the samples of one group; set it to 2 or more")
+        return value
+
+    @model_validator(mode="after")
+    def _in_flight_needs_depth(self) -> RolloutConfig:
+        if self.update_in_flight and not self.async_depth:
+            raise ValueError(
+                "update_in_flight = true with async_depth = 0: no request is under way when the weights change; "
+                "set async_depth ≥ 1 or update_in_flight = false"
+            )
+        if self.update_in_flight and self.deterministic:
+            raise ValueError(
+                "update_in_flight = true with deterministic = true: the token at which weights change depends on the "
+                "clock; set one of them to false"
+            )
+        return self
+
+    @field_validator("top_p")
+    @classmethod
+    def _untruncated(cls, value: float) -> float:
+        if value != 1.0:
+            raise ValueError("must be 1.0: with nucleus sampling the ratio to the learner's policy is not defined")
+        return value
+
+
+Transport = Literal["shared_memory", "object_store", "nccl", "cuda_ipc"]
+
+
+def choose_transport(
+    requested: Transport | Literal["auto"], device: Literal["cpu", "gpu"], colocated: bool, one_node: bool
+) -> Transport:
+    """The transport of a run; `auto` takes the fastest that the placement allows.
+
+    one_node: learner and all engines are on one node. Raises ValueError for a transport that cannot work.
+    """
+    shared_gpus, separate_gpus = device == "gpu" and colocated, device == "gpu" and not colocated
+    if requested == "auto":
+        if device == "gpu":
+            return "cuda_ipc" if colocated else "nccl"
+        return "shared_memory" if one_node else "object_store"
+    setting = f'weight_transport = "{requested}"'
+    if requested in ("nccl", "cuda_ipc") and device == "cpu":
+        raise ValueError(
+            f'{setting} needs GPUs, but this run uses CPUs; set weight_transport = "auto", or device = "gpu" where '
+            "GPUs join later"
+        )
+    if requested == "nccl" and shared_gpus:
+        raise ValueError(
+            f"{setting} needs a GPU for each process, because NCCL rejects duplicate devices, but learner and engines "
+            'share theirs; set weight_transport = "auto", or colocate = false'
+        )
+    if requested == "cuda_ipc" and separate_gpus:
+        raise ValueError(
+            f"{setting} needs learner and engines on the same GPUs, but each has its own; set weight_transport = "
+            '"auto", or colocate = true'
+        )
+    if requested == "shared_memory" and not one_node:
+        raise ValueError(
+            f"{setting} works within one node, but learner and engines are on different nodes; set weight_transport = "
+            '"auto"'
+        )
+    return requested
+
+
+class PlacementConfig(Settings):
+    """Which processes run where. Logical Ray CPUs are fractional and their sum must fit the machine."""
+
+    learner_ranks: int = Field(1, ge=1, description="DeepSpeed ranks, one GPU each.")
+    samplers: int = Field(1, ge=1, description="vLLM engines, one actor each.")
+    tensor_parallel: int = Field(1, ge=1, description="Devices of one engine; must divide the model's attention heads.")
+    device: Literal["auto", "cpu", "gpu"] = Field(
+        "auto",
+        description="auto: gpu where this machine, or the Ray of ray_address, has some; an event says which and why. "
+        "Set gpu where an autoscaler adds the GPUs.",
+    )
+    colocate: bool | Literal["auto"] = Field(
+        "auto",
+        description="true: learner ranks and engines share GPUs, one rank for each device of an engine; false: each "
+        "has its own; auto: shared where there are fewer than learner_ranks + samplers × tensor_parallel.",
+    )
+    learner_cpus: FiniteFloat = Field(1.0, gt=0, description="Logical CPUs of each rank.")
+    sampler_cpus: FiniteFloat = Field(0.75, gt=0, description="Logical CPUs of each engine.")
+    verifier_cpus: FiniteFloat = Field(0.25, gt=0, description="Logical CPUs of the verifier.")
+    learner_threads: int | None = Field(
+        None, ge=1, description="Torch threads of each rank; none: the cores divided by ranks."
+    )
+    sampler_threads: int | None = Field(
+        None, ge=1, description="Threads of each device of an engine; none: the cores divided by those devices."
+    )
+    ray_address: str | None = Field(None, description="Address of a running Ray; none: start one.")
+    strategy: Literal["pack", "split"] = Field(
+        "pack",
+        description="On several nodes. pack: on as few as possible; split: learner and engines on different ones.",
+    )
+    weight_transport: Transport | Literal["auto"] = Field(
+        "auto",
+        description="How weights reach the engines. auto: cuda_ipc on shared GPUs, nccl between separate ones; on CPUs "
+        "shared_memory on one node, else object_store (Ray's).",
+    )
+    wait_s: float = Field(
+        600.0, ge=0, description="How long a run waits for nodes to join its Ray and for other runs to release theirs."
+    )
+    max_restarts: int = Field(3, ge=0, description="Recoveries of a learner from its checkpoint before giving up.")
+
+    def without_learner(self) -> PlacementConfig:
+        """The same for an evaluation, which has engines and a verifier only."""
+        return self.model_copy(update={"learner_ranks": 0})
+
+    @property
+    def sampler_devices(self) -> int:
+        """Devices of all engines together."""
+        return self.samplers * self.tensor_parallel
+
+    @property
+    def can_colocate(self) -> bool:
+        """Whether each device of the engines has exactly one learner rank to share it with."""
+        return self.colocate is not False and self.learner_ranks == self.sampler_devices and self.strategy == "pack"
+
+    @property
+    def num_cpus(self) -> float:
+        """Logical CPUs of the whole run."""
+        return self.learner_ranks * self.learner_cpus + self.samplers * self.sampler_cpus + self.verifier_cpus
+
+    def num_gpus(self, *, colocated: bool) -> int:
+        """GPUs of the whole run on a GPU cluster."""
+        return self.learner_ranks if colocated else self.learner_ranks + self.sampler_devices
+
+    @model_validator(mode="after")
+    def _consistent(self) -> PlacementConfig:
+        if self.colocate is True and self.learner_ranks != self.sampler_devices:
+            raise ValueError(
+                f"colocate = true needs one learner rank for each device of the engines, but learner_ranks = "
+                f"{self.learner_ranks} and samplers × tensor_parallel = {self.samplers} × {self.tensor_parallel} = "
+                f"{self.sampler_devices}; make them equal, or set colocate = false"
+            )
+        if self.colocate is True and self.strategy == "split":
+            raise ValueError(
+                'colocate = true puts learner and engines on the same devices, strategy = "split" on different nodes; '
+                'set colocate = false or strategy = "pack"'
+            )
+        self._check_transport()
+        return self
+
+    def _check_transport(self) -> None:
+        """Raise ValueError for a transport that works neither on CPUs nor on GPUs, shared or not, as far as the
+        settings leave these open."""
+        devices: tuple[Literal["cpu", "gpu"], ...] = ("cpu", "gpu") if self.device == "auto" else (self.device,)
+        sharing = (True, False) if self.colocate == "auto" and self.can_colocate else (self.colocate is True,)
+        refusals = []
+        for device, colocated in product(devices, sharing):
+            try:
+                choose_transport(self.weight_transport, device, colocated, one_node=self.strategy != "split")
+                return
+            except ValueError as error:
+                refusals.append(error)
+        raise refusals[-1]

@@ -1,0 +1,269 @@
+"""Settings of the training problems.
+
+Settings of the environment that answers the policy between its turns.
+
+Settings of scoring: the verifier and the components of the reward.
+
+Settings of evaluation.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any, Final, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+
+from gxpo_trainer.config.base import Fraction, Settings, known_or_class
+
+
+class DataConfig(Settings):
+    """Training problems."""
+
+    source: str = Field(
+        "word_problems",
+        description="`word_problems` (the embedded task), a .jsonl file, a local folder in hub layout, or a hub name.",
+    )
+    split: str = Field("train", description="Split of a hub data set.")
+    subset: str | None = Field(None, description="Configuration name of a hub data set.")
+    prompt_field: str = Field("problem", description="Field that holds the problem.")
+    answer_field: str = Field("answer", description="Field that holds the final answer.")
+    template: str = Field(
+        "auto",
+        description="`plain`, `boxed`, a text with {problem}, or `auto`: plain for the embedded task, else boxed.",
+    )
+    levels: tuple[int, ...] | None = Field(None, description="Keep only these MATH levels, e.g. [3, 4, 5].")
+    num_problems: int = Field(4096, ge=1, description="Embedded task only: number of generated problems.")
+    difficulty: tuple[Literal["easy", "medium", "hard"], ...] = Field(
+        ("easy", "medium", "hard"), min_length=1, description="Embedded task only: levels to draw from."
+    )
+    contamination: Literal["drop", "refuse", "ignore"] = Field(
+        "drop",
+        description="Training problems that occur in a benchmark of this run: excluded and counted, an error, or kept.",
+    )
+    max_prompt_tokens: int = Field(1024, ge=1, description="Longer prompts are excluded and counted.")
+    shuffle: bool = Field(True, description="A new order each epoch, from the seed.")
+
+
+SINGLE_TURN = "single_turn"
+OPENENV = "openenv"
+OWN_ENVIRONMENTS = (SINGLE_TURN, "calculator", OPENENV)
+
+
+class EnvironmentConfig(Settings):
+    """What answers the policy between its turns, in killable processes (docs/environments.md)."""
+
+    name: str = Field(
+        SINGLE_TURN, description="`single_turn`, `calculator`, `openenv`, or a class as `package.module:Class`."
+    )
+    url: str | None = Field(None, description="Address of an OpenEnv server, as http://host:port.")
+    action_field: str = Field("message", description="Field of an OpenEnv action that gets the policy's text.")
+    observation_field: str | None = Field(
+        None, description="Field of an OpenEnv observation that the policy reads; default: all of it, as JSON."
+    )
+    max_turns: int = Field(4, ge=1, description="Turns of the policy in an episode.")
+    max_observation_tokens: int = Field(
+        64, ge=1, description="Longest answer of the environment, with its role tokens; what is longer is cut."
+    )
+    deadline_s: float = Field(5.0, gt=0, description="Time limit of one call, after which its process is killed.")
+    workers: int = Field(4, ge=1, description="Calls that run at the same time.")
+    memory_mb: int = Field(1024, ge=64, description="Address-space limit of an episode's process.")
+
+    @field_validator("name")
+    @classmethod
+    def _known_or_a_class(cls, value: str) -> str:
+        return known_or_class(value, OWN_ENVIRONMENTS)
+
+    @field_validator("url")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        if "@" in parts.netloc:
+            raise ValueError("must be an address without a user name or password")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError("must look like http://host:port")
+        return value
+
+    @model_validator(mode="after")
+    def _address_of_a_server(self) -> Self:
+        if (self.name == OPENENV) != (self.url is not None):
+            reason = "needs an address" if self.url is None else "is a class; only openenv has an address"
+            raise ValueError(f"url: environment.name = {self.name!r} {reason}")
+        return self
+
+    @property
+    def multi_turn(self) -> bool:
+        """Whether an environment takes part; without one a response is a single turn."""
+        return self.name != SINGLE_TURN
+
+    @property
+    def observation_tokens(self) -> int:
+        """Most tokens of an episode that the environment writes."""
+        return (self.max_turns - 1) * self.max_observation_tokens if self.multi_turn else 0
+
+
+HTTP: Final = "http"
+OWN_REWARDS = ("correctness", "format", "environment", HTTP)
+_OTHER_METRICS = ("mean", "std", "zero_variance_fraction", "http_calls", "http_s", "http_cache_hits")
+"""`reward/…` that are no component."""
+
+
+def _usable_weight(value: float) -> float:
+    if not math.isfinite(value) or value == 0.0:
+        raise ValueError("must be a finite number other than 0; remove the component to do without it")
+    return value
+
+
+class RewardConfig(Settings):
+    """A list: one `[[verifier.rewards]]` a component; the reward is their weighted sum (docs/evaluation.md)."""
+
+    name: str = Field(
+        "correctness",
+        description="`correctness`, `format`, `environment` (what the environment gave), or a class as "
+        "`package.module:Class`.",
+    )
+    weight: float = Field(1.0, description="Factor of the component in the sum.")
+
+    @field_validator("name")
+    @classmethod
+    def _known_or_a_class(cls, value: str) -> str:
+        return known_or_class(value, OWN_REWARDS)
+
+    _finite = field_validator("weight")(_usable_weight)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_of_http(cls, values: Any) -> Any:
+        foreign = (
+            {*values} & ({*HttpRewardConfig.model_fields} - {*cls.model_fields}) if isinstance(values, dict) else ()
+        )
+        if foreign:
+            raise ValueError(f'{", ".join(sorted(foreign))}: only for name = "{HTTP}"; remove it or set that name')
+        return values
+
+    @property
+    def label(self) -> str:
+        """Name of its metric and of its value in samples.jsonl: the name, or the class without its module."""
+        return self.name.rpartition(":")[2]
+
+
+class HttpRewardConfig(Settings):
+    """A component that a server computes (docs/http-rewards.md)."""
+
+    name: Literal["http"] = HTTP
+    label: str = Field(
+        HTTP, pattern=r"^[A-Za-z][\w-]*$", description="Name of its metric, `reward/<label>`, and in samples."
+    )
+    weight: float = Field(1.0, description="Factor of the component in the sum.")
+    url: str = Field(description="Address that each response is posted to; the administrator must have listed it.")
+    deadline_s: float = Field(30.0, gt=0, description="Time limit of one response, with all attempts and the waits.")
+    retries: int = Field(
+        2, ge=0, description="More attempts after a failed connection or one of HTTP 429, 502, 503, 504."
+    )
+    concurrency: int = Field(64, ge=1, description="Responses that are posted at the same time.")
+
+    _finite = field_validator("weight")(_usable_weight)
+
+    @field_validator("url")
+    @classmethod
+    def _plain_address(cls, value: str) -> str:
+        if re.search(r"[\s,\\\x00-\x1f]", value):
+            raise ValueError("has a blank, comma, backslash or control character; encode it as %20, %2C, …")
+        try:
+            parts = urlsplit(value)
+            known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            known = False
+        if not known:
+            raise ValueError("must look like https://host:port/path")
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("has credentials; the administrator gives a token in GXPO_REWARD_TOKEN_FILE")
+        if "#" in value:
+            raise ValueError("has a fragment, which is not sent; remove it")
+        return value
+
+
+def _kind(value: Any) -> str:
+    name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
+    return HTTP if name == HTTP else "component"
+
+
+AnyReward = Annotated[
+    Annotated[RewardConfig, Tag("component")] | Annotated[HttpRewardConfig, Tag(HTTP)], Discriminator(_kind)
+]
+
+
+class VerifierConfig(Settings):
+    """Scoring of responses in killable processes."""
+
+    workers: int = Field(2, ge=1, description="Worker processes.")
+    deadline_s: float = Field(5.0, gt=0, description="Time limit of one answer, after which its process is killed.")
+    memory_mb: int = Field(2048, ge=256, description="Address-space limit of a worker.")
+    rewards: tuple[AnyReward, ...] = Field(
+        (RewardConfig(),), description="Components of the reward; their weighted sum is the reward."
+    )
+    max_failed_fraction: Fraction = Field(
+        0.2, description="Stop the run when more verdicts of a step are timeout or error."
+    )
+
+    @field_validator("rewards")
+    @classmethod
+    def _told_apart(cls, value: tuple[AnyReward, ...]) -> tuple[AnyReward, ...]:
+        if not value:
+            raise ValueError("is empty; name at least one reward, such as correctness")
+        labels = [reward.label for reward in value]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ValueError(
+                f"two rewards are called {twice[0]}, so their metrics would be one; rename a class or set label"
+            )
+        if taken := sorted({*labels} & {*_OTHER_METRICS}):
+            raise ValueError(f"reward/{taken[0]} is another metric; rename the class or set another label")
+        return value
+
+    @property
+    def worker_rewards(self) -> tuple[RewardConfig, ...]:
+        """Components that the worker processes compute; none when correctness is the only reward."""
+        if self.correctness_alone:
+            return ()
+        return tuple(reward for reward in self.rewards if isinstance(reward, RewardConfig))
+
+    @property
+    def http_rewards(self) -> tuple[HttpRewardConfig, ...]:
+        """Components that a server computes."""
+        return tuple(reward for reward in self.rewards if isinstance(reward, HttpRewardConfig))
+
+    @property
+    def correctness_alone(self) -> bool:
+        """Whether the reward follows from the verdict: 1 for correct, 0 for wrong."""
+        return self.rewards == (RewardConfig(),)
+
+
+class EvaluationConfig(Settings):
+    """Benchmarks during and after training."""
+
+    benchmarks: tuple[str, ...] = Field(
+        ("word_problems",),
+        description="`word_problems`, `math500`, `amc23`, `gsm8k`, `minerva`, `olympiadbench`, `aime24`, "
+        "or paths of .jsonl files.",
+    )
+    data_root: str | None = Field(
+        None, description="Folder with local copies: `<name>.jsonl` or a folder `<name>` in hub layout; none: the hub."
+    )
+    template: str = Field(
+        "auto", description="As data.template; `auto`: data.template, and boxed where that is auto too."
+    )
+    every_steps: int = Field(10, ge=0, description="0: only at the end.")
+    samples_per_prompt: int = Field(4, ge=1, description="n, for pass@k up to n.")
+    num_problems: int | None = Field(
+        256, ge=1, description="Evaluate the first so many problems of each, in every evaluation; none: all."
+    )
+    full_at_end: bool = Field(
+        False, description="At the end of the budget all problems of each too, as `eval/<benchmark>/full/…`."
+    )
+    max_new_tokens: int | None = Field(None, ge=1, description="none: rollout.max_new_tokens.")
+    at_start: bool = Field(True, description="Also before the first step.")

@@ -1,0 +1,297 @@
+"""Equality of structured answers. `answers_equal(gold, answer)` follows what the gold asks for.
+
+Lists without brackets and sets are unordered, tuples and intervals ordered. A gold in parentheses accepts a bare
+list in the same order. `x = 5` answers a gold of 5 and the other way round; names of several values are honoured
+when both sides give them. Inequalities, `x \in S` and intervals are compared as sets of reals.
+
+Equations and inequalities: assignments (`x = 5`, `f(x) = 2x`), and relations up to a constant factor.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gxpo_trainer.grading.engine import engine_equal
+from gxpo_trainer.grading.equality import proportional
+from gxpo_trainer.grading.expression import Node, parse_expression
+from gxpo_trainer.grading.latex import Unsupported
+from gxpo_trainer.grading.realsets import real_sets_equal
+from gxpo_trainer.grading.scalar import has_letters, scalars_equal
+from gxpo_trainer.grading.structure import Answer, Matrix, Relation, Scalar, Sequence, Union, parse_answer
+
+_FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "=": "=", "\\ne": "\\ne"}
+_NAME = re.compile(
+    r"(?:\\text\{[^{}]*\}\s*)|(?:\\?[A-Za-z]+(?:_\s*(?:\{[^{}]*\}|[0-9A-Za-z]))?'*\s*)+(?:\([^()=]*\))?|\|[^|]*\||\([A-Za-z\s,_0-9{}\\]*\)"
+    r"|\\frac\{[A-Z]+\}\{[A-Z]+\}|\\angle.*|\\frac\{(?:d|\\partial)[^{}]*\}\{(?:d|\\partial)[^{}]*\}|[A-Za-z]\^\{-1\}\([a-z]\)"
+)
+
+
+_SUM_OF_NAMES = re.compile(r"[A-Za-z](?:_\{?\w\}?)?(?:\s*[+-]\s*[A-Za-z](?:_\{?\w\}?)?)+")
+"""`a + b + c`, as in a question for the sum."""
+
+
+def _looks_like_name(side: str) -> bool:
+    """A name for a value: x, x_1, f(x), AB, |AB|, A:B, (p, q); not a sum, not a number."""
+    parts = [part.strip() for part in re.split(r"[:/]", side)]
+    return all(_NAME.fullmatch(part) is not None for part in parts) and not re.search(
+        r"\\(?:frac\{[0-9]|sqrt|sin|cos|pi)", side
+    )
+
+
+def is_assignment(relation: Answer) -> bool:
+    r"""`name = value`, also as a chain `name = a = b`, or `name \in set`, or `name \approx value`."""
+    if not isinstance(relation, Relation):
+        return False
+    first = relation.operators[0]
+    if first not in ("=", "\\approx", "\\in") or any(op not in ("=", "\\approx") for op in relation.operators[1:]):
+        return False
+    return _looks_like_name(relation.sides[0])
+
+
+def value_of(relation: Relation) -> str | None:
+    r"""The value that a relation states: the last side of a chain of = whose first side is a name, or whose sides are
+    all equal (`2^9 = 512`); what follows \approx is a remark unless nothing else was given. None for a condition on
+    letters (`2x + z = 1`), and for inequalities."""
+    if any(op not in ("=", "\\approx", "\\in", "\\equiv") for op in relation.operators):
+        return None
+    exact = [side for side, op in zip(relation.sides[1:], relation.operators, strict=True) if op != "\\approx"]
+    if _looks_like_name(relation.sides[0]) or _SUM_OF_NAMES.fullmatch(relation.sides[0].strip()):
+        return exact[-1] if exact else relation.sides[1]
+    if not exact:
+        return relation.sides[0]
+    # A constant, or what is not understood (a sum with dots, a derivative), is the question; a side with letters that
+    # is understood must be equal.
+    derived = (not has_letters(side) or scalars_equal(side, exact[-1]) for side in (relation.sides[0], *exact[:-1]))
+    return exact[-1] if all(derived) else None
+
+
+def assigned_name(answer: Answer) -> str | None:
+    """The name on the left of an assignment, without braces and blanks."""
+    if not isinstance(answer, Relation) or not is_assignment(answer):
+        return None
+    return re.sub(r"[\s{}]", "", answer.sides[0])
+
+
+def same_name(a: Answer, b: Answer) -> bool:
+    """Whether both are assignments and about the same thing; y and f(x) both name a function's value."""
+    names = [assigned_name(a), assigned_name(b)]
+    if None in names or names[0] == names[1]:
+        return None not in names
+    functions = [re.fullmatch(r"[A-Za-z]\w*'*\(([a-z])\)", name or "") for name in names]
+    if functions[0] is not None and functions[1] is not None:
+        return functions[0][1] == functions[1][1]
+    return "y" in names and any(functions)
+
+
+def relations_equal(gold: Relation, answer: Relation) -> bool | None:
+    """Two relations: equal side by side, perhaps read from the right, or their differences proportional."""
+    flipped = tuple(_FLIPPED.get(operator, operator) for operator in answer.operators[::-1])
+    for operators, sides in ((answer.operators, answer.sides), (flipped, answer.sides[::-1])):
+        if operators == gold.operators and all(map(scalars_equal, gold.sides, sides)):
+            return True
+    if len(gold.operators) == len(answer.operators) > 1:
+        return False
+    a, b = _difference(gold), _difference(answer)
+    op, other = gold.operators[0], answer.operators[0]
+    if a is None or b is None or op not in _FLIPPED or other not in _FLIPPED:
+        return engine_equal(gold.text, answer.text)
+    factor_sign = proportional(a, b)
+    return factor_sign != 0 and other == (op if factor_sign > 0 else _FLIPPED[op])
+
+
+def _difference(relation: Relation) -> Node | None:
+    """Left side minus right side; None for chains and for what the grammar does not know."""
+    try:
+        left, right = (parse_expression(side) for side in relation.sides)
+    except (Unsupported, ValueError):
+        return None
+    return Node("add", (left, Node("neg", (right,))))
+
+
+MAX_MATCHED = 60
+_BARE_UNIT_VECTOR = re.compile(r"(?<![A-Za-z\\])([ijk])(?![A-Za-z])")
+
+
+def answers_equal(gold: Answer, answer: Answer) -> bool | None:
+    """Whether the answer is the gold; None when that could not be decided. Raises TooLarge."""
+    if gold.text and gold.text == answer.text:
+        return True
+    if "\\vec" in gold.text or "\\vec" in answer.text:
+        gold, answer = _as_vector(gold), _as_vector(answer)
+    if isinstance(gold, Sequence) and isinstance(answer, Sequence):
+        return _sequences(gold, answer)
+    if same_name(gold, answer):
+        return answers_equal(_value(gold), _value(answer))
+    as_sets = None if is_assignment(gold) and is_assignment(answer) else real_sets_equal(gold, answer)
+    if as_sets is not None:
+        return as_sets
+    if isinstance(gold, Relation) and isinstance(answer, Relation):
+        return relations_equal(gold, answer)
+    if isinstance(gold, Relation):
+        remark = gold.operators[0] == "\\approx"
+        return (is_assignment(gold) or remark) and answers_equal(_value(gold), answer)
+    if isinstance(answer, Relation):
+        value = value_of(answer)
+        return value is not None and answers_equal(gold, parse_answer(value))
+    if isinstance(gold, Union) and isinstance(answer, Union):
+        return _unordered(gold.items, answer.items)
+    if isinstance(gold, Scalar) and isinstance(answer, Scalar):
+        return scalars_equal(gold.text, answer.text)
+    if isinstance(gold, Matrix) or isinstance(answer, Matrix):
+        return _matrices(gold, answer)
+    # One answer against several is equal only where the several are one.
+    sides = [_flattened(side) if isinstance(side, Sequence) else (side,) for side in (gold, answer)]
+    return len(sides[0]) == len(sides[1]) == 1 and sides != [(gold,), (answer,)] and answers_equal(*sides[0], *sides[1])
+
+
+def _as_vector(answer: Answer) -> Answer:
+    """Components, or the letters i, j, k, as a sum of unit vectors."""
+    if isinstance(answer, Scalar) and "\\vec" not in answer.text:
+        return Scalar(_BARE_UNIT_VECTOR.sub(r"\\vec{\1}", answer.text))
+    items: tuple[Answer, ...] = ()
+    if isinstance(answer, Sequence) and answer.opening in ("(", "["):
+        items = answer.items
+    elif isinstance(answer, Matrix) and 1 in (len(answer.rows), len(answer.rows[0])):
+        items = _entries(answer)
+    if len(items) not in (2, 3):
+        return answer
+    return Scalar(" + ".join(f"({item.text})\\vec{{{unit}}}" for item, unit in zip(items, "ijk", strict=False)))
+
+
+def _value(relation: Answer) -> Answer:
+    value = value_of(relation) if isinstance(relation, Relation) else None
+    return Scalar(relation.text) if value is None else parse_answer(value)
+
+
+def _sequences(gold: Sequence, answer: Sequence) -> bool | None:
+    a, b = _flattened(gold), _flattened(answer)
+    if len(a) != len(b) and _is_set(gold, a) and _is_set(answer, b):
+        return max(len(a), len(b)) <= MAX_MATCHED and _covers(a, b) and _covers(b, a)
+    if len(a) != len(b):
+        as_sets = real_sets_equal(gold, answer)
+        return False if as_sets is None else as_sets
+    if not _brackets_agree(gold, answer):
+        return False
+    if gold.opening in ("(", "[") or (answer.opening in ("(", "[")):
+        return _ordered(_values(a), _values(b))
+    return _lists(a, b)
+
+
+def _is_set(sequence: Sequence, items: tuple[Answer, ...]) -> bool:
+    """Braces, or a list of tuples (solutions), where saying one twice adds nothing; a list of numbers counts."""
+    solutions = all(isinstance(item, Sequence) and item.opening for item in items)
+    return sequence.opening == "{" or (not sequence.opening and solutions)
+
+
+def _brackets_agree(gold: Sequence, answer: Sequence) -> bool:
+    """Two-element brackets may be intervals, where ( and [ differ; a set is never a tuple; bare goes with all."""
+    if not gold.opening or not answer.opening:
+        return len(gold.items) != 2 or "[" not in (gold.opening, answer.opening)
+    if "{" in (gold.opening, answer.opening):
+        return gold.opening == answer.opening
+    return len(gold.items) != 2 or (gold.opening, gold.closing) == (answer.opening, answer.closing)
+
+
+def _flattened(sequence: Sequence) -> tuple[Answer, ...]:
+    r"""Items with bare inner lists (of \pm) opened up; groups of named values (p=5,q=2; ...) become tuples."""
+    items: list[Answer] = []
+    for item in sequence.items:
+        if isinstance(item, Sequence) and not item.opening:
+            if ";" in sequence.text and len(item.items) > 1 and "\\pm" not in item.text:
+                items.append(Sequence(item.text, _values(item.items), "(", ")"))
+            else:
+                items.extend(_flattened(item))
+        elif is_assignment(item) and "\\pm" in item.text:
+            value = _value(item)
+            items.extend(value.items if isinstance(value, Sequence) and not value.opening else (item,))
+        else:
+            items.append(item)
+    return _solutions(tuple(items))
+
+
+def _solutions(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
+    """`p = 5, q = 2, p = 7, q = 2` are two solutions (5, 2) and (7, 2): a name that comes again begins the next."""
+    names = [assigned_name(item) for item in items]
+    if None in names or names.count(names[0]) < 2 or len(set(names)) == 1:
+        return items
+    period = names.index(names[0], 1)
+    if len(names) % period or any(name != names[at % period] for at, name in enumerate(names)):
+        return items
+    groups = (items[at : at + period] for at in range(0, len(items), period))
+    return tuple(Sequence("", _values(group), "(", ")") for group in groups)
+
+
+def _values(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
+    return tuple(_value(item) if is_assignment(item) else item for item in items)
+
+
+def _covers(items: tuple[Answer, ...], others: tuple[Answer, ...]) -> bool:
+    return all(any(answers_equal(item, other) for other in others) for item in items)
+
+
+def _lists(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool | None:
+    """Bare lists and sets: by names when both sides name all values, in the gold's order when only one side names
+    different things, else in any order."""
+    names = [tuple(assigned_name(item) for item in items) for items in (gold, answer)]
+    named = [None not in side and len(set(side)) == len(side) for side in names]
+    # x_1 and x_2 are both x.
+    different = [len({re.sub(r"_?[0-9]+$", "", name or "") for name in side}) > 1 for side in names]
+    values = _values(gold), _values(answer)
+    if all(named) and set(names[0]) == set(names[1]):
+        by_name = dict(zip(names[1], values[1], strict=True))
+        return _ordered(values[0], tuple(by_name[name] for name in names[0]))
+    if all(named) and any(different):
+        return False
+    if named[0] != named[1] and different[named.index(True)]:
+        return _ordered(*values)
+    return _unordered(*values)
+
+
+def _all(verdicts: object) -> bool | None:
+    result: bool | None = True
+    for verdict in verdicts:  # type: ignore[attr-defined]
+        if verdict is False:
+            return False
+        if verdict is None:
+            result = None
+    return result
+
+
+def _ordered(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool | None:
+    return _all(answers_equal(a, b) for a, b in zip(gold, answer, strict=True))
+
+
+def _unordered(gold: tuple[Answer, ...], answer: tuple[Answer, ...]) -> bool | None:
+    """Whether the items pair off (equality is an equivalence, so taking the first match is enough)."""
+    if len(gold) != len(answer):
+        return False
+    if len(gold) > MAX_MATCHED:
+        return _ordered(gold, answer)
+    left = list(answer)
+    for item in gold:
+        verdicts = [answers_equal(item, other) for other in left]
+        if True not in verdicts:
+            return None if None in verdicts else False
+        left.pop(verdicts.index(True))
+    return True
+
+
+def _entries(matrix: Matrix) -> tuple[Answer, ...]:
+    return tuple(entry for row in matrix.rows for entry in row)
+
+
+def _matrices(gold: Answer, answer: Answer) -> bool | None:
+    r"""Entry by entry; a row or column vector equals the tuple of its entries."""
+    sides = []
+    for side in (gold, answer):
+        if isinstance(side, Matrix):
+            vector = not side.kind and 1 in (len(side.rows), len(side.rows[0]))
+            sides.append((side.kind, [len(row) for row in side.rows], _entries(side), vector))
+        elif isinstance(side, Sequence) and side.opening in ("(", "["):
+            sides.append(("", [], side.items, True))
+    if len(sides) < 2:
+        return engine_equal(gold.text, answer.text)
+    (kind, shape, entries, vector), (other_kind, other_shape, others, other_vector) = sides
+    if (kind, shape) != (other_kind, other_shape) and not (vector and other_vector and [] in (shape, other_shape)):
+        return False
+    return len(entries) == len(others) and _ordered(entries, others)

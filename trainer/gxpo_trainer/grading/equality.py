@@ -1,0 +1,399 @@
+"""Values of closed-form expressions: exactly for rational constants, in a chosen precision at a point otherwise.
+
+Equality of expressions as functions, by evaluation.
+
+Rational constants are compared exactly. Everything else is evaluated at fixed pseudo-random points: on both signs, from
+a twentieth to hundreds, and where functions branch (an absolute value, a root, a logarithm, a maximum) around all
+constants of both sides. Two sides that agree in double precision at all of them, and in `DIGITS - 10` digits at
+`PRECISE_POINTS`, are equal: by Schwartz-Zippel for polynomials, and for elementary functions no identity is known to
+fail it. Points where a side leaves the reals are left out unless a side is complex.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import operator
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import mpmath
+
+from gxpo_trainer.grading.expression import Node
+from gxpo_trainer.grading.latex import TooLarge
+
+DIGITS = 40
+MAX_BITS = 20_000
+MAX_FACTORIAL = 2_000
+MAX_LOG = 200_000.0
+"""Of a computed power or exponential, as a natural logarithm of its size."""
+_LARGEST = {
+    **dict.fromkeys("sin cos tan cot sec csc sinh cosh tanh coth".split(), 1e9),
+    **dict.fromkeys(("factorial", "factorial2", "binomial"), 1e6),
+    "exp": MAX_LOG,
+}
+"""Size of the arguments that a function is computed for."""
+_CHOSEN: dict[str, Callable[..., Any]] = {"abs": abs, "min": min, "max": max, "floor": math.floor, "ceil": math.ceil}
+_ARITHMETIC = {"add": operator.add, "mul": operator.mul, "div": operator.truediv}
+
+
+class Undefined(Exception):
+    """No value at this point: division by zero, a root of a negative number, a logarithm of zero."""
+
+
+class _Irrational(Exception):
+    """The constant has no exact value as a fraction."""
+
+
+Point = Callable[[str], Fraction]
+"""The value of each symbol by its name."""
+
+
+def no_symbols(name: str) -> Fraction:
+    """The point of a constant."""
+    raise Undefined
+
+
+@functools.cache
+def precise() -> Any:
+    """The mpmath context of `DIGITS` digits."""
+    import mpmath
+
+    context = mpmath.mp.clone()
+    context.dps = DIGITS
+    return context
+
+
+def subtrees(node: Node) -> Iterator[Node]:
+    """The node and everything below it."""
+    yield node
+    for arg in node.args:
+        yield from subtrees(arg)
+
+
+def substituted(node: Node, values: Mapping[str, Node]) -> Node:
+    """The expression with symbols replaced by expressions."""
+    if node.kind == "sym":
+        return values.get(node.name, node)
+    return replace(node, args=tuple(substituted(arg, values) for arg in node.args))
+
+
+def symbols(node: Node) -> frozenset[str]:
+    """Names of the free symbols and unknown functions."""
+    return frozenset(
+        part.name + ("()" if part.kind == "apply" else "") for part in subtrees(node) if part.kind in ("sym", "apply")
+    )
+
+
+def is_decimal(node: Node) -> bool:
+    """Whether a number with a decimal point occurs."""
+    return any(part.kind == "num" and part.name == "." for part in subtrees(node))
+
+
+def is_complex(node: Node) -> bool:
+    return any((part.kind, part.name) in (("const", "i"), ("call", "cis")) for part in subtrees(node))
+
+
+def rational_value(node: Node) -> Fraction | None:
+    """Exact value of a rational constant; None when it is not made of rational operations. Raises TooLarge,
+    Undefined."""
+    try:
+        value: Fraction = value_at(node, None, no_symbols, real=True)
+    except _Irrational:
+        return None
+    return value
+
+
+def value_at(node: Node, context: Any, point: Point, real: bool) -> Any:
+    """Value of the expression at a point, in `context`: mpmath.fp, mp, or None for exact fractions.
+
+    real: roots and logarithms of negative numbers are undefined.
+
+    Raises Undefined, TooLarge.
+    """
+    try:
+        return _value(node, context, point, real)
+    except (ZeroDivisionError, ValueError) as error:
+        raise Undefined from error
+    except OverflowError as error:
+        raise TooLarge from error
+
+
+def _value(node: Node, context: Any, point: Point, real: bool) -> Any:
+    kind = node.kind
+    if kind in ("num", "sym"):
+        value = node.value if kind == "num" else point(node.name)
+        return value if context is None else context.mpf(value.numerator) / value.denominator
+    if context is None and kind in ("const", "apply"):
+        raise _Irrational
+    if kind == "const":
+        return {"pi": +context.pi, "e": +context.e, "i": context.mpc(0, 1)}[node.name]
+    values = [_value(arg, context, point, real) for arg in node.args]
+    if kind == "neg":
+        return -values[0]
+    if kind in _ARITHMETIC:
+        result = functools.reduce(_ARITHMETIC[kind], values)
+        if context is None and result.numerator.bit_length() + result.denominator.bit_length() > MAX_BITS:
+            raise TooLarge
+        return result
+    if kind == "apply":
+        return _unknown_function(node.name, values, context)
+    if context is None:
+        return _exact_power(*values) if kind == "pow" else _exact_call(node.name, values)
+    if kind == "call":
+        return _call(node.name, values, context, real)
+    base, exponent = values
+    if real and base < 0 and (odd_root := _odd_root(node.args[1])) is not None:
+        size = _power(-base, exponent, context, real)
+        return -size if odd_root.numerator % 2 else size
+    return _power(base, exponent, context, real)
+
+
+def _exact_power(base: Fraction, exponent: Fraction) -> Fraction:
+    if exponent.denominator != 1:
+        raise _Irrational
+    if base == 0 and exponent <= 0:
+        raise Undefined
+    if abs(base) == 1:
+        return base ** int(exponent % 2)
+    if max(base.numerator.bit_length(), base.denominator.bit_length()) * abs(exponent) > MAX_BITS:
+        # Perhaps still computable in floating point, which has its own limit.
+        raise _Irrational
+    return base ** int(exponent)
+
+
+def _exact_call(name: str, values: list[Fraction]) -> Fraction:
+    if name in _CHOSEN:
+        return Fraction(_CHOSEN[name](*values))
+    counted = all(value.denominator == 1 and 0 <= value <= MAX_FACTORIAL for value in values)
+    if not counted or name not in ("factorial", "factorial2", "binomial"):
+        raise _Irrational
+    integers = [int(value) for value in values]
+    if name == "factorial2":
+        return Fraction(math.prod(range(integers[0], 0, -2)))
+    return Fraction(math.factorial(integers[0]) if name == "factorial" else math.comb(*integers))
+
+
+def _unknown_function(name: str, values: list[Any], context: Any) -> Any:
+    """An arbitrary smooth function of the arguments, the same for the same name."""
+    seed = context.mpf(zlib.crc32(name.encode()) % 1009 + 1) / 512
+    return seed + sum(context.sin(value * (i + 1) + seed) for i, value in enumerate(values))
+
+
+def _odd_root(exponent: Node) -> Fraction | None:
+    """The exponent when it is a fraction p/q with an odd q > 1: a real power of a negative number."""
+    try:
+        value = rational_value(exponent)
+    except (Undefined, TooLarge):
+        return None
+    return value if value is not None and value.denominator > 1 and value.denominator % 2 else None
+
+
+def _power(base: Any, exponent: Any, context: Any, real: bool) -> Any:
+    if real and base < 0 and exponent != int(exponent):
+        raise Undefined
+    if base == 0:
+        if context.re(exponent) <= 0:
+            raise Undefined
+        return base
+    if abs(exponent) > 1 and abs(exponent) * max(1, abs(context.log(abs(base)))) > MAX_LOG:
+        raise TooLarge
+    return base**exponent
+
+
+def _call(name: str, values: list[Any], context: Any, real: bool) -> Any:
+    x = values[0]
+    if any(abs(value) > _LARGEST.get(name, math.inf) for value in values):
+        raise TooLarge
+    if name in _CHOSEN and name not in ("floor", "ceil"):
+        return _CHOSEN[name](*values)
+    if name in ("ln", "log"):
+        if x == 0 or (real and x < 0):
+            raise Undefined
+        # Base 10 or base e is not said: both sides mean the same by it, so any fixed base will do.
+        return context.log(x) if name == "ln" else context.log(x) / context.log(values[1] if len(values) > 1 else 10)
+    if name == "cis":
+        return context.exp(context.mpc(0, 1) * x)
+    # arcsin is asin, arsinh is asinh, arcosh is acosh.
+    name = re.sub("^arc?(?!osh)", "a", name).replace("factorial2", "fac2")
+    # mpmath's double-precision context lacks the rarer inverse functions.
+    result = getattr(context if hasattr(context, name) else precise(), name)(*values)
+    if real and result.imag:
+        raise Undefined
+    return result
+
+
+DECIMAL_TOLERANCE = Fraction(1, 10_000)
+"""Relative error of a decimal that stands for a value without a finite decimal form (1/3, a root)."""
+PRECISE_POINTS = 3
+NEEDED_POINTS = 2
+FLOAT_TOLERANCE = 1e-9
+_BRANCHING = {"abs", "sqrt", "ln", "log", "min", "max"}
+_STEPS = {"floor", "ceil"}
+_SCALES: tuple[tuple[int | str, str], ...] = (
+    *(("1/4", "+"), ("1/4", "±"), ("1/12", "+"), ("1/12", "-"), ("5/4", "+"), ("5/4", "±"), ("1/80", "-"), (10, "+")),
+    *((10, "±"), ("1/4", "±"), ("1/12", "±"), (75, "±")),
+)
+
+
+def expressions_equal(a: Node, b: Node) -> bool:
+    """Whether two expressions are equal. Raises TooLarge when a magnitude is beyond what is computed here."""
+    decimal = is_decimal(a) or is_decimal(b)
+    if not symbols(a) and not symbols(b):
+        try:
+            exact_a, exact_b = rational_value(a), rational_value(b)
+        except Undefined:
+            return False
+        if exact_a is not None and exact_b is not None:
+            return values_equal(exact_a, exact_b, decimal=decimal)
+    tolerance = DECIMAL_TOLERANCE if decimal else None
+    real = not (is_complex(a) or is_complex(b))
+    verdict = _agree(a, b, real=real, tolerance=tolerance)
+    if verdict is None and real:
+        verdict = _agree(a, b, real=False, tolerance=tolerance)
+    return bool(verdict)
+
+
+def _alternates(node: Node) -> bool:
+    """Whether a formula such as (-1)^n has no real value between whole numbers."""
+    return any(
+        part.kind == "pow" and part.args[0].kind == "neg" and not symbols(part.args[0]) and symbols(part.args[1])
+        for part in subtrees(node)
+    )
+
+
+def values_equal(a: Fraction, b: Fraction, *, decimal: bool) -> bool:
+    """Equal, or within `DECIMAL_TOLERANCE` where one is a decimal and the other has no finite decimal form."""
+    if a == b:
+        return True
+    if not decimal or (finite_decimal(a) and finite_decimal(b)):
+        return False
+    return abs(a - b) <= DECIMAL_TOLERANCE * max(abs(a), abs(b))
+
+
+def finite_decimal(value: Fraction) -> bool:
+    """Whether the value has a finite decimal form, that is a denominator which divides a power of ten."""
+    return pow(10, value.denominator.bit_length(), value.denominator) == 0
+
+
+def _point(scale: Fraction | int | str, signs: str, index: int, spread: Fraction | int = 8) -> Point:
+    """Values of pseudo-random size, from `scale` to 1 + `spread` times it, that depend on name and index only."""
+
+    def value(name: str) -> Fraction:
+        seed = zlib.crc32(f"{index}:{name}".encode())
+        size = (1 + spread * Fraction(seed % 1_000_003, 1_000_003)) * Fraction(scale)
+        return -size if signs == "-" or (signs == "±" and seed // 1009 % 2) else size
+
+    return value
+
+
+def _integers(index: int) -> Point:
+    """Natural numbers."""
+    return lambda name: Fraction(index + zlib.crc32(name.encode()) % 5)
+
+
+def _points(a: Node, b: Node) -> Iterator[Point]:
+    """Fixed points; where functions branch also points next to, between and beyond all constants of both sides."""
+    names = symbols(a) | symbols(b)
+    if not names:
+        yield no_symbols
+        return
+    if _alternates(a) or _alternates(b):
+        yield from (_integers(index) for index in range(1, 13))
+        return
+    yield from (_point(scale, signs, index) for index, (scale, signs) in enumerate(_SCALES))
+    parts = [part for node in (a, b) for part in subtrees(node)]
+    calls = {part.name for part in parts if part.kind == "call" and symbols(part)}
+    if calls & _STEPS:
+        yield from (_point(3, "+", index) for index in range(20, 28))
+        yield from (_integers(index) for index in range(1, 13))
+    if calls & _BRANCHING:
+        constants = {part.value for part in parts if part.kind == "num" and part.value}
+        for index, candidate in enumerate(_candidates(list(constants)[:16])):
+            # Each symbol a little off in its own way, and several also with signs of their own.
+            yield from (_point(candidate, sign, index, Fraction(1, 100)) for sign in ("+±" if len(names) > 1 else "+"))
+
+
+def _candidates(constants: list[Fraction]) -> Iterator[Fraction]:
+    """Numbers between, around and beyond the constants and their negatives, and powers of two."""
+    known = sorted({sign * value for value in constants for sign in (1, -1)} | {Fraction(0)})
+    yield from ((low + high) / 2 for low, high in itertools.pairwise(known))
+    yield from (value * Fraction(tenths, 10) for value in known for tenths in (9, 11, 20) if value)
+    yield from (sign * Fraction(2) ** power for power in range(-10, 17, 2) for sign in (1, -1))
+
+
+def _agree(a: Node, b: Node, *, real: bool, tolerance: Fraction | None) -> bool | None:
+    """Whether the sides agree wherever both have a value; None when there are too few such points.
+
+    Raises TooLarge when no point has a value and one was too large for it.
+    """
+    # Of several letters some are positive by their meaning: (v/g)^{1/n} is v^{1/n}/g^{1/n}.
+    narrow = len(symbols(a)) == 1 and symbols(a) == symbols(b)
+    valid = checked = 0
+    too_large = False
+    for point in _points(a, b):
+        values = [_try(node, point, real) for node in (a, b)]
+        if any(isinstance(value, TooLarge) for value in values):
+            too_large = True
+            continue
+        undefined = [isinstance(value, Undefined) for value in values]
+        if any(undefined):
+            if narrow and not all(undefined):
+                # ln(x^2) has values where 2 ln x has none.
+                return False
+            continue
+        valid += 1
+        x, y = values
+        if checked < PRECISE_POINTS or abs(x - y) > FLOAT_TOLERANCE * max(abs(x), abs(y), 1e-9):
+            checked += 1
+            if not _equal_precisely(a, b, point, real, tolerance):
+                return False
+    if valid >= (NEEDED_POINTS if symbols(a) | symbols(b) else 1):
+        return True
+    if too_large:
+        raise TooLarge
+    return None
+
+
+def _try(node: Node, point: Point, real: bool) -> Any:
+    """The value in double precision, or the exception that says why there is none."""
+    try:
+        value = value_at(node, mpmath.fp, point, real)
+    except (Undefined, TooLarge) as error:
+        return error
+    if value != value:
+        return Undefined()
+    return TooLarge() if abs(value) > 1e290 or 0 < abs(value) < 1e-290 else value
+
+
+def _equal_precisely(a: Node, b: Node, point: Point, real: bool, tolerance: Fraction | None) -> bool:
+    context = precise()
+    try:
+        fine_a, fine_b = (value_at(node, context, point, real) for node in (a, b))
+    except Undefined:
+        return False
+    difference, scale = abs(fine_a - fine_b), max(abs(fine_a), abs(fine_b))
+    if tolerance is not None:
+        return bool(difference <= context.mpf(tolerance.numerator) / tolerance.denominator * scale)
+    return bool(difference <= context.mpf(10) ** (10 - DIGITS) * max(scale, context.mpf(10) ** -20))
+
+
+def proportional(a: Node, b: Node) -> int:
+    """Sign of c when a = c·b for a constant c other than 0; 0 when there is none.
+
+    Two equations `a = 0` and `b = 0` with a = c·b have the same solutions. Raises TooLarge.
+    """
+    elsewhere = {name: Node("sym", name=f"{name}'") for name in symbols(a) | symbols(b)}
+    products = [Node("mul", (a, substituted(b, elsewhere))), Node("mul", (substituted(a, elsewhere), b))]
+    if not expressions_equal(*products):
+        return 0
+    for point in _points(a, b):
+        values = [_try(node, point, real=True) for node in (a, b)]
+        if not any(isinstance(value, Exception) or value == 0 for value in values):
+            return 1 if is_complex(a) or is_complex(b) or values[0] / values[1] > 0 else -1
+    return 0

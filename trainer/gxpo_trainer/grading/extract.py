@@ -1,0 +1,233 @@
+"""Finding the final answer in a response.
+
+Order of trust: the last balanced ``\boxed{...}`` or a "final answer is" sentence, whichever comes later; then
+``####``; then "the answer is ..." in one of the languages of `words.toml`; then a response that is nothing but an
+answer; then the last formula or number of the last line. Boxes with nothing but "and", "or" or a comma between them
+make one list; of others the last one counts, for it corrects the earlier ones. Only the last `TAIL_CHARS` characters
+are read, so that the cost is bounded whatever the response holds.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gxpo_trainer.grading.boxes import JOINED, boxed_answer, find_boxes, response_tail
+from gxpo_trainer.grading.latex import FULL_WIDTH, FUNCTIONS
+from gxpo_trainer.grading.units import parse_unit, phrases
+
+MAX_ANSWER_CHARS = 4_000
+
+_PLAIN = FULL_WIDTH | dict.fromkeys(map(ord, "\u00a0\u2009\u202f"), " ")
+"""Full-width characters and special blanks as plain ones."""
+_IS = rf"(?<![A-Za-zÀ-ÿ])(?:{phrases('is')})(?![A-Za-zÀ-ÿ])|[:：=]"
+_FINAL = re.compile(rf"final\s+answer\b[^.\n$\\]{{0,100}}?(?:{_IS})\s*:?", re.IGNORECASE)
+_ANSWER = re.compile(
+    rf"(?<![A-Za-zÀ-ÿ])(?:{phrases('answer')})(?![A-Za-zÀ-ÿ])[^.。\n:：$=0-9\\]{{0,80}}?(?:\*\*|</?b>)?\s*(?:{_IS})\s*(?:\*\*)?\s*:?"
+    r"|<answer>",
+    re.IGNORECASE,
+)
+_LETTER = r"(?<![A-Za-z0-9\\$'{])\(?[A-J](?![A-Za-z0-9'’])\)?"
+_CHOICE = re.compile(rf"{_LETTER}(?:\s*(?:,|/|\bor\b|\band\b)\s*(?:and\s+|or\s+)?{_LETTER})*")
+"""A choice letter, with the others that "A or B", "(A), (C)" join to it."""
+_CHOICE_ANCHOR = re.compile(
+    rf"(?<![A-Za-zÀ-ÿ])(?:{phrases('answer')}|option|choice|opción|选项)(?![A-Za-zÀ-ÿ])"
+    r"|\b(?:therefore|so|it's|it is)\b",
+    re.IGNORECASE,
+)
+_TRAILING_ANCHORS = 4
+_VERB = re.compile(r"\b(?:is|are|equals)\s")
+_REMARK = re.compile(
+    r"(?<=[\w$%}*)])\s*"
+    r"(?:\((?=[^()]*[a-z]{2})|,?\s*(?:(?:which|because|since|that is|where|out of)\b|i\.e\.))",
+    re.IGNORECASE,
+)
+_SENTENCE_END = re.compile(r"(?<!i\.e)(?<!e\.g)[.!?]\s|。|\n")
+_SAID = re.compile(r"(?=(?:\b(?:is|are|has|have)\s+|\*\*)([^.*\n]+)\**\.?\s*$)")
+_NEGATED = re.compile(r"\bnot\s+(?:\w+\s+)?$", re.IGNORECASE)
+_OTHER_SCRIPT = re.compile(r"[\u0400-\u1fff\u3040-\uffef]")
+_HASHES = re.compile(r"(?:^[ \t]*|\s)#{4,}[ \t]*(?P<rest>[^\n#]+)$", re.MULTILINE)
+_FORMULA = re.compile(
+    r"\$\$(?P<a>(?:[^$\\]|\\.){1,1500}?)\$\$|\\\[(?P<b>(?:[^\\]|\\(?!\])){1,1500}?)\\\]"
+    r"|\\\((?P<c>(?:[^\\]|\\(?!\))){1,1500}?)\\\)|(?<!\\)\$(?P<d>(?:[^$\\\n]|\\.){1,1500}?)(?<!\\)\$",
+    re.DOTALL,
+)
+_NUMBER = re.compile(
+    r"(?<!\d)[-+]?\d*(?:√\s?\d+|\\(?:[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|sqrt\s*(?:\[\d\])?\s*\{[^{}]*\}))"
+    r"|(?<![A-Za-z0-9_.,])[-+]?(?:\d+\s*/\s*\d+|[$€£¥₹]?\s?"
+    r"(?:\d{1,3}(?:[ ,]\d{3})+(?!\d)|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d+)(?:[.,]\d+)?(?:[eE][-+]?\d+)?|\.\d+)"
+    r"(?:\s*(?:%|\\%|percent\b|pct\b))?"
+    r"|\(\s*-?[\d./]+(?:\s*,\s*-?[\d./]+)+\s*\)"
+)
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-zÀ-ÿ]{2,}")
+_TEXT_COMMAND = re.compile(
+    r"\\(?:begin|end|text|mathrm|mbox|textbf|mathbf|textnormal|operatorname|textit)\s*\{[^{}]*\}|\\[A-Za-z]+"
+)
+_MATH_WORDS = FUNCTIONS | set("and or percent pct percentage pi inf infty in dx dy dt degrees".split())
+
+
+def extract_answer(response: str) -> str:
+    """The final answer of a response; empty when it states none."""
+    text = response_tail(response).translate(_PLAIN)
+    finders = (_boxed_or_final, _hashes, _answer_sentence, _bare, _last_line)
+    return next((found for find in finders if (found := find(text))), "")
+
+
+def _boxed_or_final(text: str) -> str:
+    boxed = boxed_answer(text)
+    for anchor in reversed(list(_FINAL.finditer(text))[-_TRAILING_ANCHORS:]):
+        if boxed is not None and anchor.start() < boxed[1]:
+            break
+        answer = _sentence_answer(text[anchor.end() : anchor.end() + MAX_ANSWER_CHARS])
+        if answer and (boxed is None or re.search(r"[\d$\\]", answer)):
+            return answer
+    return "" if boxed is None else boxed[0].strip()
+
+
+def _hashes(text: str) -> str:
+    """The last `#### 42`; a heading with several words is none."""
+    found = [rest for match in _HASHES.finditer(text) if len(_words(rest := match["rest"].strip())) <= 3]
+    return found[-1] if found else ""
+
+
+def _answer_sentence(text: str) -> str:
+    ends = [anchor.end() for anchor in _ANSWER.finditer(text)][: -_TRAILING_ANCHORS - 1 : -1]
+    return next((answer for end in ends if (answer := _sentence_answer(text[end : end + MAX_ANSWER_CHARS]))), "")
+
+
+def _sentence_answer(rest: str) -> str:
+    """The answer at the head of `rest`: its formulas when it has some, else its first number, else its words."""
+    rest = re.sub(
+        r"^(?:[\"'`\s*]|<answer>)+|^\\(?=[\"'])", "", rest.partition("\n\n")[0].partition("</answer>")[0]
+    ).strip("\"' ")
+    if re.match(r"not\b", rest, re.IGNORECASE):
+        return ""
+    rest = _after_verb(rest)
+    groups = _formula_groups(rest)
+    if groups:
+        return _listed(rest, groups[0])
+    sentence = re.split(r"\.(?=\s|$)|。|\n|;\s(?=[A-Z])", rest, maxsplit=1)[0].strip().strip("*\"' ")
+    if len(_words(sentence)) <= 2 and not re.match(r"either\b", sentence) and not _OTHER_SCRIPT.search(sentence):
+        return sentence
+    return _numbers_of(sentence) or sentence
+
+
+def _numbers_of(sentence: str) -> str:
+    """The first number, or the numbers of "3 or 4"; behind a sum (`3 + 4 = 7`) its result."""
+    numbers = list(_NUMBER.finditer(sentence))
+    if not numbers:
+        return ""
+    parts = [numbers[0]]
+    for number in numbers[1:]:
+        between = sentence[parts[-1].end() : number.start()]
+        if re.fullmatch(r"\s*(?:,|,?\s*or|,?\s*and)\s*", between):
+            parts.append(number)
+        elif re.fullmatch(r"[^,;]{0,3}[-+*/×÷=][^,;]{0,40}", between):
+            parts = [number]
+        else:
+            break
+    return ", ".join(_with_unit(sentence, part) for part in parts)
+
+
+def _after_verb(rest: str) -> str:
+    """`The largest $n$ is 34. ...` -> `34. ...`: what the first sentence says after its last "is" or "are"."""
+    sentence_end = re.search(r"\.(?:\s|$)", rest)
+    for verb in reversed(list(_VERB.finditer(rest, 0, sentence_end.start() if sentence_end else len(rest)))):
+        if re.search(r"[0-9$\\]", rest[verb.end() :]):
+            return rest[verb.end() :]
+    return rest
+
+
+def extract_choice(response: str) -> str:
+    """The choice letters that a response without a box names in prose; empty when it has a box or names none."""
+    text = response_tail(response)
+    if find_boxes(text):
+        return ""
+    for anchor in reversed(list(_CHOICE_ANCHOR.finditer(text))[-_TRAILING_ANCHORS:]):
+        sentence = re.split(r"\.(?=\s+[A-Z])|\n\n", text[anchor.end() : anchor.end() + 200], maxsplit=1)[0]
+        for choice in _CHOICE.finditer(sentence):
+            if not _NEGATED.search(sentence, 0, choice.start()) and not _is_article(choice):
+                return _letters(choice.group())
+    head = re.match(r"\W*([A-J])(?=\W|$|[^\x00-\x7f])(?!\s*['’])(?!\s+[a-z])", text)
+    first = None if head is None else _CHOICE.search(text, max(0, head.start(1) - 1))
+    if first is not None:
+        return _letters(first.group())
+    letters = {
+        _letters(choice.group()) for choice in _CHOICE.finditer(text, text.rfind("\n") + 1) if not _is_article(choice)
+    }
+    return letters.pop() if len(letters) == 1 and len(text) < 400 else ""
+
+
+def _is_article(choice: re.Match[str]) -> bool:
+    """`A cat`, `I think`: a word of the sentence, not a choice."""
+    return choice.group() in ("A", "I") and re.match(r"\s+[a-z]", choice.string[choice.end() :]) is not None
+
+
+def _letters(choice: str) -> str:
+    return ", ".join(re.findall("[A-J]", choice))
+
+
+def _formula_groups(text: str) -> list[list[re.Match[str]]]:
+    """The formulas of `text`, those joined by "and", "or" or a comma together; prose between dollar signs is none."""
+    groups: list[list[re.Match[str]]] = []
+    for match in _FORMULA.finditer(text):
+        if len(_words(_formula_text(match))) > 2:
+            continue
+        between = text[groups[-1][-1].end() : match.start()] if groups else ""
+        if groups and len(between) <= 20 and JOINED.fullmatch(between):
+            groups[-1].append(match)
+        else:
+            groups.append([match])
+    return groups
+
+
+def _listed(text: str, group: list[re.Match[str]]) -> str:
+    """A group of formulas as one comma list, with the percent sign behind it."""
+    percent = re.match(r"\s*(?:\\?%|percent\b|pct\b)", text[group[-1].end() :])
+    return ", ".join(_formula_text(match) for match in group) + (percent.group() if percent else "")
+
+
+def _formula_text(match: re.Match[str]) -> str:
+    return next(group for group in match.groups() if group is not None).strip()
+
+
+def _words(text: str) -> list[str]:
+    """Words of natural language: no commands, no text inside formulas, no function names."""
+    return [word for word in _WORD.findall(_TEXT_COMMAND.sub(" ", text)) if word.lower() not in _MATH_WORDS]
+
+
+def _bare(text: str) -> str:
+    """A response that is nothing but an answer: one line, hardly a word of prose."""
+    if len(text) > 400 or "\n\n" in text:
+        return ""
+    prose = _FORMULA.sub(" ", text)
+    if re.search(r"[A-Za-zÀ-ÿ]{2,}\s*:", prose) or _OTHER_SCRIPT.search(prose):
+        return ""
+    return text if len(_words(prose)) <= (1 if prose == text else 0) else ""
+
+
+def _last_line(text: str) -> str:
+    """The last formula, or else the last number, of the last line that has one; short words stand as they are."""
+    text = text[-8_000:]
+    groups = _formula_groups(text)
+    start = max((match.end() for match in _SENTENCE_END.finditer(text[:-1])), default=0)
+    end = next((match.start() for match in _REMARK.finditer(text, start) if "which" not in match.group()), len(text))
+    found = _NUMBER.finditer(text, max(0, len(text) - 2_000))
+    stated = [number for number in found if not _NEGATED.search(text, max(0, number.start() - 40), number.start())]
+    numbers = [number for number in stated if number.end() <= end] or stated
+    if groups and not (numbers and numbers[-1].start() >= groups[-1][-1].end()):
+        return _listed(text, groups[-1])
+    if numbers:
+        listed = re.search(r"(?:[-\d.]+、)*$", text[: numbers[-1].start()])
+        return (listed.group() if listed else "") + _with_unit(text, numbers[-1])
+    line = text.rsplit("\n", 1)[-1].strip()
+    said = list(_SAID.finditer(line))
+    if said and len(said[-1][1].split()) <= 4 < len(line.split()):
+        return said[-1][1].strip("* ")
+    return line if len(line) <= 200 else ""
+
+
+def _with_unit(text: str, number: re.Match[str]) -> str:
+    """The number with the unit behind it, so that 7 days and 7 weeks differ."""
+    unit = re.match(r"\s?[A-Za-zμΩ]+(?:\s?/\s?[A-Za-z]+)?(?![A-Za-z])", text[number.end() : number.end() + 40])
+    known = unit is not None and parse_unit(unit.group()) is not None and len(unit.group().strip()) > 1
+    return (number.group() + (unit.group() if known and unit is not None else "")).strip()

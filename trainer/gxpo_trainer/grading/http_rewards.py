@@ -1,0 +1,229 @@
+"""The reward component `http`: a server answers with the reward of a response.
+
+One call is `POST url` with the body
+
+    {"problem": str, "gold": str, "answer": str, "response": str, "turns": [{"speaker", "text", "reward"}], "extra": {}}
+
+and the answer `{"reward": number}` with status 200. `answer` is the extracted final answer, or the response where there
+is none; `turns` is empty without an environment.
+
+Order of events for one body:
+
+    known -> its value
+    under way -> the value of that call
+    else waits for one of `concurrency` places -> deadline runs -> attempt, back-off, attempt, … -> value or failure
+
+The server is not trusted: redirects are not followed, at most `MAX_ANSWER_BYTES` are read whatever length is declared,
+compressed answers are not decoded, and every attempt has a connection of its own, so that bytes after an answer cannot
+be taken for the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import httpx
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    stop_after_attempt,
+    stop_before_delay,
+    wait_random_exponential,
+)
+
+from gxpo_trainer.config.tasks import HttpRewardConfig
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.types import HttpUsage
+
+MAX_ANSWER_BYTES = 64 * 1024
+CACHED_VALUES = 100_000
+"""Values kept per component; one takes about 200 bytes."""
+_RETRIED = (429, 502, 503, 504)
+_BACK_OFF = wait_random_exponential(multiplier=0.25, max=10.0)
+_SECONDS = re.compile(r"[0-9]{1,9}")
+"""`Retry-After` as seconds; a date is ignored."""
+
+
+class _Refused(Exception):
+    """The answer cannot be used; asking again would not help."""
+
+
+class _Unavailable(Exception):
+    """Asking again may help. retry_after_s: what the server asked for, 0 if nothing."""
+
+    def __init__(self, reason: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """Reward of one response, or None with the status that its verdict gets and the reason."""
+
+    value: float | None
+    usage: HttpUsage
+    failure: Literal["timeout", "error"] = "error"
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """Attempts of one call: how many, the seconds that they took, why the last one failed."""
+
+    number: int = 0
+    seconds: float = 0.0
+    reason: str = ""
+
+
+class HttpReward:
+    """One component `http` of a run. Its methods belong to one event loop.
+
+    token: sent as a bearer token, None for none. Raises ConfigError when the address cannot be used.
+    """
+
+    def __init__(self, config: HttpRewardConfig, token: str | None = None) -> None:
+        self.config = config
+        try:
+            self._url = httpx.URL(config.url)
+        except httpx.InvalidURL as error:
+            raise ConfigError(f"verifier.rewards: {config.url} is not a URL ({error})") from None
+        self._places = asyncio.Semaphore(config.concurrency)
+        self._values: OrderedDict[bytes, float] = OrderedDict()
+        self._under_way: dict[bytes, asyncio.Task[HttpAnswer]] = {}
+        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "Connection": "close"}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+        # A client would also keep the server's cookies, and parse the target of a redirect before it is refused.
+        self._transport = httpx.AsyncHTTPTransport(
+            verify=self._url.scheme == "https",  # loading certificates takes time
+            trust_env=False,
+            limits=httpx.Limits(max_keepalive_connections=0),
+        )
+
+    async def answer(self, body: Mapping[str, Any]) -> HttpAnswer:
+        """The server's reward for this body; never raises for what the server does."""
+        content = json.dumps(body, sort_keys=True).encode()
+        key = hashlib.sha256(content).digest()
+        if key in self._values:
+            self._values.move_to_end(key)
+            return HttpAnswer(self._values[key], HttpUsage(cache_hits=1))
+        if (under_way := self._under_way.get(key)) is not None:
+            return replace(await under_way, usage=HttpUsage(cache_hits=1))
+        task = self._under_way[key] = asyncio.create_task(self._call(content))
+        try:
+            answer = await task
+        finally:
+            del self._under_way[key]
+        if answer.value is not None:
+            self._values[key] = answer.value
+            if len(self._values) > CACHED_VALUES:
+                self._values.popitem(last=False)
+        return answer
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._transport.aclose()
+
+    async def _call(self, content: bytes) -> HttpAnswer:
+        """All attempts of one call within one deadline."""
+        config, attempts = self.config, _Attempts()
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(_Unavailable),
+            wait=_wait,
+            stop=stop_after_attempt(config.retries + 1) | stop_before_delay(config.deadline_s),
+            reraise=True,
+        )
+        value: float | None = None
+        failure: Literal["timeout", "error"] = "error"
+        try:
+            async with self._places, asyncio.timeout(config.deadline_s):
+                value = await retrying(self._attempt, content, attempts)
+        except TimeoutError:
+            failure = "timeout"
+            before = f"; the attempt before {attempts.reason}" if attempts.reason else ""
+            attempts.reason = f"no answer within deadline_s = {config.deadline_s:g}{before}"
+        except (_Refused, _Unavailable):
+            if attempts.number > 1:
+                attempts.reason += f" (attempt {attempts.number})"
+        usage = HttpUsage(attempts.number, attempts.seconds)
+        return HttpAnswer(
+            value, usage, failure, "" if value is not None else f"reward {config.label}: {attempts.reason}"
+        )
+
+    async def _attempt(self, content: bytes, attempts: _Attempts) -> float:
+        """One request. Raises _Unavailable, _Refused."""
+        attempts.number += 1
+        begin = time.perf_counter()
+        try:
+            request = httpx.Request("POST", self._url, headers=self._headers, content=content)
+            async with aclosing(await self._transport.handle_async_request(request)) as response:
+                _check_status(response)
+                return _reward(await _read(response))
+        except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
+            attempts.reason = f"failed with {type(error).__name__}: {error}".rstrip(": ")
+            raise _Unavailable(attempts.reason) from error
+        except httpx.HTTPError as error:
+            attempts.reason = f"failed with {type(error).__name__}: {error}"
+            raise _Refused(attempts.reason) from error
+        except (_Refused, _Unavailable) as error:
+            attempts.reason = str(error)
+            raise
+        finally:
+            attempts.seconds += time.perf_counter() - begin
+
+
+def _wait(state: RetryCallState) -> float:
+    """Seconds to the next attempt: random, growing, and no fewer than the server asked for."""
+    assert state.outcome is not None
+    error = state.outcome.exception()
+    asked = error.retry_after_s if isinstance(error, _Unavailable) else 0.0
+    return max(asked, _BACK_OFF(state))
+
+
+def _check_status(response: httpx.Response) -> None:
+    """Raises _Unavailable, _Refused."""
+    status = response.status_code
+    if status in _RETRIED:
+        asked = _SECONDS.fullmatch(response.headers.get("Retry-After", ""))
+        raise _Unavailable(f"was answered with HTTP {status}", float(asked[0]) if asked else 0.0)
+    if 300 <= status < 400:
+        place = response.headers.get("Location", "nowhere")
+        raise _Refused(f"was redirected to {place[:200]} (HTTP {status}); redirects are not followed")
+    if status != 200:
+        raise _Refused(f"was answered with HTTP {status}")
+
+
+async def _read(response: httpx.Response) -> bytes:
+    """The body as it arrives, not decoded. Raises _Refused when it is too long."""
+    body = bytearray()
+    async for part in response.aiter_raw():
+        body += part
+        if len(body) > MAX_ANSWER_BYTES:
+            raise _Refused(f"was answered with more than {MAX_ANSWER_BYTES // 1024} KiB")
+    return bytes(body)
+
+
+def _reward(body: bytes) -> float:
+    """The number of an answer. Raises _Refused."""
+    shown = repr(body[:80].decode(errors="replace"))
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        raise _Refused(f"was answered with {shown}, which is not JSON") from None
+    value = answer.get("reward") if isinstance(answer, dict) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _Refused(f'was answered with {shown}, which has no number "reward"')
+    if not abs(value) <= sys.float_info.max:
+        raise _Refused(f"was answered with {shown}; the reward must be a finite number")
+    return float(value)

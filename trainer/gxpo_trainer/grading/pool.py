@@ -1,0 +1,359 @@
+"""Killable verifier processes with a wall clock.
+
+Each worker is a thread with its own process; the threads take answers from one queue. Callers submit work with
+`submit` from any thread and wait for a future. Order of events for one answer:
+
+    queued -> sent, clock running -> verdict
+                        |-> deadline passed: process killed, verdict `wrong` or `timeout`
+                        |-> process died: retried in the next one; died twice: verdict `error`
+
+Which verdict a deadline gives depends on the CPU time of the process. An honest answer is judged in milliseconds; one
+that computes for most of the deadline evades a verdict and is `wrong`, with the reason in `detail`. Where
+the process did not get that CPU time (a busy machine), or where a reward component was running, it is `timeout`, which
+carries no reward. Start-up of a process (about two seconds, in parallel) is not charged to an answer.
+
+One worker process as its pool sees it: start, messages with a deadline, kill. The protocol is in `worker.py`.
+
+What every worker process that runs untrusted computations is started with: its environment, limits and lifetime.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import ctypes
+import json
+import os
+import queue
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import gxpo_trainer
+from gxpo_trainer.errors import VerifierFailed
+from gxpo_trainer.types import EVASION, Verdict
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """One thread per worker, a fixed hash seed (sympy orders by hashes), and this package on the path."""
+    package_root = str(Path(gxpo_trainer.__file__).resolve().parents[1])
+    inherited = environment.get("PYTHONPATH", "")
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    path = package_root + (os.pathsep + inherited if inherited else "")
+    return {**environment, **one_thread, "PYTHONHASHSEED": "0", "PYTHONPATH": path}
+
+
+def limit_process(memory_mb: int) -> None:
+    """Limit this process and its children to so much address space each, without core files; ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    limit = memory_mb * 1024 * 1024
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def die_with_parent(parent: int) -> None:
+    """SIGKILL to ourselves when the parent thread ends, also in the middle of a computation (Linux)."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        raise SystemExit("the parent of this worker has ended")
+
+
+def survive_parent() -> None:
+    """Undo `die_with_parent`: this process notices by itself that its parent has ended."""
+    _prctl(_PR_SET_PDEATHSIG, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends, so that none is out of reach (Linux)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value)
+
+
+Pair = tuple[str, str] | tuple[str, str, Mapping[str, Any]]
+"""Gold and response; a third entry, JSON-able, has `options` (VerifyOptions.to_dict), `context` (rewards), `status`."""
+
+READ_BYTES = 1 << 16
+
+
+class WorkerDied(Exception):
+    """The worker's end of the socket is closed."""
+
+
+class WorkerProcess:
+    """A verifier process and the socket to it.
+
+    Must be created by the thread that lives as long as the worker should: the worker asks the kernel to be killed
+    when its parent thread ends. rewards: (name, weight) of the components that it can score; empty: none.
+    """
+
+    def __init__(self, memory_mb: int, rewards: Sequence[tuple[str, float]] = ()) -> None:
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
+        self._socket, theirs = socket.socketpair()
+        module = "gxpo_trainer.grading.reward_worker" if rewards else "gxpo_trainer.grading.worker"
+        command = [sys.executable, "-m", module, str(memory_mb), str(os.getpid())]
+        with theirs:
+            self._process = subprocess.Popen(
+                command + ([json.dumps(list(rewards))] if rewards else []),
+                stdin=theirs.fileno(),
+                stdout=self._output,
+                stderr=self._output,
+                env=worker_environment(os.environ),
+            )
+        self._incoming = bytearray()
+        self._reported_cpu_s = 0.0
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def cpu_seconds(self) -> float:
+        """CPU time that the process has used since its last message, seconds; 0 when it has ended."""
+        try:
+            times = psutil.Process(self.pid).cpu_times()
+        except psutil.NoSuchProcess:
+            return 0.0
+        return float(times.user + times.system) - self._reported_cpu_s
+
+    def ask(self, pair: Pair, until: float) -> dict[str, Any] | None:
+        """Send a pair; the first message about it, as in `receive`."""
+        try:
+            self._socket.settimeout(max(1e-3, until - time.monotonic()))
+            self._socket.sendall(json.dumps(pair).encode() + b"\n")
+        except TimeoutError:
+            return None
+        except OSError as error:
+            raise WorkerDied(str(self.pid)) from error
+        return self.receive(until)
+
+    def receive(self, until: float) -> dict[str, Any] | None:
+        """The next message; None when none has come by `until` (monotonic clock). Raises WorkerDied."""
+        while (end := self._incoming.find(b"\n")) < 0:
+            try:
+                self._socket.settimeout(max(1e-3, until - time.monotonic()))
+                data = self._socket.recv(READ_BYTES)
+            except TimeoutError:
+                return None
+            except OSError:
+                data = b""
+            if not data:
+                raise WorkerDied(str(self.pid))
+            self._incoming += data
+        message: dict[str, Any] = json.loads(self._incoming[:end])
+        del self._incoming[: end + 1]
+        self._reported_cpu_s = message.pop("cpu", self._reported_cpu_s)
+        return message
+
+    def kill(self) -> None:
+        """Kill the process; a thread that waits for a message gets WorkerDied. Safe from any thread."""
+        self._process.kill()
+
+    def close(self) -> str:
+        """Kill and reap the process; returns the end of its output."""
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+        with self._output as output:
+            output.seek(max(0, output.seek(0, os.SEEK_END) - 2_000))
+            return output.read().decode(errors="replace")
+
+
+MAX_DEATHS = 2
+MAX_FAILED_STARTS = 3
+START_LIMIT_S = 120.0
+EVASION_CPU_SHARE = 0.5
+"""Share of the deadline, in CPU time, from which an answer without a verdict is `wrong`."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One call of `submit`: its verdicts, filled in any order, delivered together."""
+
+    future: concurrent.futures.Future[list[Verdict]]
+    verdicts: list[Verdict | None]
+    missing: int
+
+
+class VerifierPool:
+    """Verifies (gold, response) pairs in killable processes.
+
+    Args:
+        workers: processes, at least 1.
+        deadline_s: wall clock of one answer, seconds; past it the process is killed (see the module's text).
+        memory_mb: address-space limit of a process, MiB; an answer that reaches it gets the verdict `error`.
+        rewards: (name, weight) of the components that are scored for pairs with a `context`.
+
+    Raises:
+        ValueError: a setting out of range.
+        VerifierFailed: (from a future) workers cannot be started at all.
+    """
+
+    def __init__(
+        self,
+        workers: int = 2,
+        deadline_s: float = 5.0,
+        memory_mb: int = 2048,
+        rewards: Sequence[tuple[str, float]] = (),
+    ) -> None:
+        for name, value, least in (("workers", workers, 1), ("memory_mb", memory_mb, 256)):
+            if value < least:
+                raise ValueError(f"verifier.{name} is {value}; set it to at least {least}")
+        if not deadline_s > 0:
+            raise ValueError(f"verifier.deadline_s is {deadline_s}; set a positive number of seconds")
+        self.deadline_s = deadline_s
+        self._memory_mb = memory_mb
+        self._rewards = tuple(rewards)
+        self._queue: queue.SimpleQueue[tuple[_Job, int, Pair] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._jobs: set[_Job] = set()
+        self._failure: Exception | None = None
+        self._failed_starts = 0
+        self._processes: list[WorkerProcess | None] = [None] * workers
+        self._threads = [threading.Thread(target=self._run, args=(i,), daemon=True) for i in range(workers)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, pairs: Sequence[Pair]) -> concurrent.futures.Future[list[Verdict]]:
+        """Submit (gold, response) pairs; the future has one verdict per pair, in order. Thread-safe."""
+        future: concurrent.futures.Future[list[Verdict]] = concurrent.futures.Future()
+        if not pairs:
+            future.set_result([])
+            return future
+        job = _Job(future, [None] * len(pairs), len(pairs))
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            self._jobs.add(job)
+        for i, pair in enumerate(pairs):
+            self._queue.put((job, i, pair))
+        return future
+
+    def verify_many(self, pairs: Sequence[Pair]) -> list[Verdict]:
+        """One verdict per pair, in order; waits for all of them. Raises VerifierFailed."""
+        return self.submit(pairs).result()
+
+    def worker_pids(self) -> list[int]:
+        """Process ids of the current workers."""
+        return [process.pid for process in self._processes if process is not None]
+
+    def close(self) -> None:
+        """Kill the workers and fail what is still open. May be called twice."""
+        self._fail(RuntimeError("the verifier pool was closed before this answer was verified"))
+        for thread in self._threads:
+            thread.join()
+
+    def __enter__(self) -> VerifierPool:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _fail(self, failure: Exception) -> None:
+        """End the pool: every open future gets `failure`, every process is killed. The first failure counts."""
+        with self._lock:
+            if self._failure is not None:
+                return
+            self._failure = failure
+            jobs, self._jobs = self._jobs, set()
+        for job in jobs:
+            if job.future.set_running_or_notify_cancel():
+                job.future.set_exception(failure)
+        for process in self._processes:
+            self._queue.put(None)
+            if process is not None:
+                process.kill()
+
+    def _settle(self, job: _Job, index: int, verdict: Verdict) -> None:
+        """Record a verdict, and deliver its job's when it was the last."""
+        with self._lock:
+            job.verdicts[index] = verdict
+            job.missing -= 1
+            delivered = job.missing == 0 and job in self._jobs
+            if delivered:
+                self._jobs.remove(job)
+        if delivered and job.future.set_running_or_notify_cancel():
+            job.future.set_result([verdict for verdict in job.verdicts if verdict is not None])
+
+    # In the workers' threads, each with the number of its worker.
+
+    def _run(self, worker: int) -> None:
+        """Judge answers until the pool ends; the next process starts before there is an answer for it."""
+        try:
+            while self._process(worker) and (entry := self._queue.get()) is not None:
+                job, index, pair = entry
+                self._settle(job, index, self._verdict(worker, pair))
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._stop(worker)
+
+    def _process(self, worker: int) -> WorkerProcess:
+        """The worker's process, started where there is none.
+
+        Raises VerifierFailed after `MAX_FAILED_STARTS` in a row, and when the pool has ended.
+        """
+        while (process := self._processes[worker]) is None:
+            process = self._processes[worker] = WorkerProcess(self._memory_mb, self._rewards)
+            if self._failure is not None:
+                process.kill()
+            try:
+                ready = process.receive(time.monotonic() + START_LIMIT_S) is not None
+            except WorkerDied:
+                ready = False
+            output = "" if ready else self._stop(worker)
+            with self._lock:
+                self._failed_starts = 0 if ready else self._failed_starts + 1
+                failed = self._failed_starts
+            if failed >= MAX_FAILED_STARTS or self._failure is not None:
+                raise VerifierFailed(
+                    f"verifier workers cannot be started ({failed} attempts in a row); is "
+                    f"verifier.memory_mb = {self._memory_mb} enough? Last output: {output.strip() or '(none)'}"
+                )
+        return process
+
+    def _stop(self, worker: int) -> str:
+        """Kill the worker's process; the end of its output."""
+        process, self._processes[worker] = self._processes[worker], None
+        return "" if process is None else process.close()
+
+    def _verdict(self, worker: int, pair: Pair) -> Verdict:
+        """The verdict on one answer; one that crashes its process twice gets no third one."""
+        for _ in range(MAX_DEATHS):
+            try:
+                return self._judged(worker, pair)
+            except WorkerDied:
+                self._stop(worker)
+        return Verdict("error", None, 0.0, f"this answer crashed its worker process {MAX_DEATHS} times")
+
+    def _judged(self, worker: int, pair: Pair) -> Verdict:
+        """The process's verdict, or the pool's when the deadline passes first. Raises WorkerDied."""
+        process = self._process(worker)
+        since = time.monotonic()
+        until = since + self.deadline_s
+        message = process.ask(pair, until)
+        scoring = message == {"scoring": True}
+        if scoring:
+            message = process.receive(until)
+        if message is not None:
+            return Verdict(**message)
+        seconds = time.monotonic() - since
+        cpu_s = 0.0 if scoring else process.cpu_seconds()
+        self._stop(worker)
+        if cpu_s >= EVASION_CPU_SHARE * self.deadline_s:
+            return Verdict("wrong", None, seconds, f"{EVASION}: {cpu_s:.1f} s of CPU time without a verdict")
+        return Verdict("timeout", None, seconds, f"no verdict within verifier.deadline_s = {self.deadline_s:g} s")

@@ -1,0 +1,196 @@
+"""Sets of real numbers: intervals, unions, inequalities and `x \in S`, compared as sets.
+
+A set is its membership test and the points where membership may change. Two sets are equal when they agree at all
+those points, between them and beyond them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+import mpmath
+
+from gxpo_trainer.grading.equality import Undefined, no_symbols, subtrees, symbols, value_at
+from gxpo_trainer.grading.expression import Node, parse_expression
+from gxpo_trainer.grading.latex import TooLarge, Unsupported
+from gxpo_trainer.grading.scalar import read
+from gxpo_trainer.grading.structure import Answer, Matrix, Relation, Scalar, Sequence, Union, parse_answer
+from gxpo_trainer.grading.units import load
+
+TOLERANCE = 1e-10
+MAX_ENDS = 100
+_HOLDS = {"<": (-1,), ">": (1,), "\\le": (-1, 0), "\\ge": (1, 0), "\\ne": (-1, 1), "=": (0,)}
+"""Which orders of its sides a relation allows."""
+_NAME = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([a-z]\))?")
+_INFINITE = re.compile(r"([+-]?)\s*\\infty\s*")
+_SAMPLES = (0.0, 1.0, 2.718, 8.141)
+
+
+@dataclass(frozen=True, slots=True)
+class RealSet:
+    """`ends`: the finite points where membership may change. `variable`: the name that inequalities restrict."""
+
+    ends: tuple[float, ...]
+    contains: Callable[[float], bool]
+    variable: str = ""
+
+
+def real_sets_equal(gold: Answer, answer: Answer) -> bool | None:
+    """Whether both are sets of reals and equal; None when either is not (or both are plain tuples). Raises TooLarge."""
+    if not (_is_set_like(gold) or _is_set_like(answer)):
+        return None
+    a, b = _real_set(gold), _real_set(answer)
+    if a is None or b is None:
+        return None
+    return all(a.contains(x) == b.contains(x) for x in _probes(a.ends + b.ends))
+
+
+def _probes(ends: tuple[float, ...]) -> list[float]:
+    """The ends, points between them, and points beyond them."""
+    distinct: list[float] = []
+    for end in sorted(ends):
+        if not distinct or _order(distinct[-1], end):
+            distinct.append(end)
+    between = [(low + high) / 2 for low, high in itertools.pairwise(distinct)]
+    beyond = [sign * (1 + 2 * max(map(abs, distinct), default=0.0)) for sign in (-1, 1)]
+    return distinct + between + beyond
+
+
+def _order(a: float, b: float) -> int:
+    """-1, 0 or 1: a is less than, equal to (but for rounding), greater than b."""
+    if a == b or (math.isfinite(a - b) and abs(a - b) <= TOLERANCE * max(1.0, abs(a), abs(b))):
+        return 0
+    return -1 if a < b else 1
+
+
+def _is_set_like(answer: Answer) -> bool:
+    """Something that can only mean a set of reals, not a tuple or a list of numbers."""
+    if isinstance(answer, Relation):
+        return any(op != "=" and op != "\\approx" for op in answer.operators)
+    if isinstance(answer, Scalar):
+        return _named_set(answer.text) is not None
+    if isinstance(answer, Sequence) and not answer.opening:
+        return any(_is_set_like(item) for item in answer.items)
+    if isinstance(answer, Sequence):
+        return not answer.items or (answer.opening == "[") != (answer.closing == "]")
+    return isinstance(answer, Union)
+
+
+def _real_set(answer: Answer) -> RealSet | None:
+    """None when the answer is not a set of reals with numeric ends."""
+    if isinstance(answer, Scalar):
+        return _named_set(answer.text)
+    if isinstance(answer, Relation):
+        return _relation_set(answer)
+    if isinstance(answer, Matrix):
+        return None
+    if isinstance(answer, Union) or (
+        not answer.opening and all(isinstance(item, Relation) or _is_set_like(item) for item in answer.items)
+    ):
+        sets = [found for item in answer.items if (found := _real_set(item)) is not None]
+        variables = {one.variable for one in sets if one.variable}
+        return _together(sets) if len(sets) == len(answer.items) and len(variables) <= 1 else None
+    values = [value for item in answer.items if (value := _number(item.text)) is not None]
+    if len(values) != len(answer.items):
+        return None
+    if answer.opening in ("{", ""):
+        return _together([_interval(value, value, True, True) for value in values])
+    if len(values) != 2 or values[0] > values[1]:
+        return None
+    return _interval(values[0], values[1], answer.opening == "[", answer.closing == "]")
+
+
+def _interval(low: float, high: float, low_in: bool, high_in: bool) -> RealSet:
+    ends = tuple(end for end in (low, high) if math.isfinite(end))
+    return RealSet(ends, lambda x: _order(low, x) < low_in and _order(x, high) < high_in)
+
+
+def _together(sets: list[RealSet]) -> RealSet:
+    return RealSet(tuple(end for one in sets for end in one.ends), lambda x: any(one.contains(x) for one in sets))
+
+
+def _named_set(text: str) -> RealSet | None:
+    words = read(text).words
+    if words is not None:
+        everything, nothing = (words in load()["phrases"][kind] for kind in ("everything", "nothing"))
+        return RealSet((), lambda x: everything) if everything or nothing else None
+    removed = re.fullmatch(r"\\mathbb\{R\}\s*(?:\\setminus|-|/)\s*(?P<set>\\\{.*\\\})", text.strip())
+    points = None if removed is None else _real_set(parse_answer(removed["set"]))
+    return None if points is None else RealSet(points.ends, lambda x: not points.contains(x))
+
+
+def _relation_set(relation: Relation) -> RealSet | None:
+    r"""x < 3, 3 > 2x, 1 \le x < 2, x \ne 3, |x - 1| < 2, x \in [0, 1]: sides are piecewise linear in one variable."""
+    if relation.operators == ("\\in",) and _number(relation.sides[0]) is None:
+        return _real_set(parse_answer(relation.sides[1]))
+    if any(operator not in _HOLDS for operator in relation.operators):
+        return None
+    try:
+        sides = [_function(side) for side in relation.sides]
+        variables = frozenset[str]().union(*(symbols(node) for node in sides if isinstance(node, Node)))
+        if len(variables) != 1 or any(name.endswith("()") for name in variables):
+            return None
+        ends = [end for pair in itertools.pairwise(sides) for end in _roots(*pair)]
+    except (Unsupported, Undefined, TooLarge, TypeError):
+        return None
+    steps = list(zip(itertools.pairwise(sides), relation.operators, strict=True))
+    return RealSet(
+        tuple(ends),
+        lambda x: all(_order(_at(a, x), _at(b, x)) in _HOLDS[operator] for (a, b), operator in steps),
+        *variables,
+    )
+
+
+def _function(side: str) -> Node | float:
+    """A side as a number, or as an expression in its variable; one name such as f(x) is a variable."""
+    value = _number(side)
+    if value is not None:
+        return value
+    name = side.strip()
+    return Node("sym", name=name) if _NAME.fullmatch(name) else parse_expression(side)
+
+
+def _at(side: Node | float, x: float) -> float:
+    if not isinstance(side, Node):
+        return side
+    return float(value_at(side, mpmath.fp, lambda name: Fraction(x), real=True))
+
+
+def _roots(a: Node | float, b: Node | float) -> list[float]:
+    """Where two piecewise linear sides are equal, and where one of their pieces ends. Raises Unsupported for others."""
+    sides = [side for side in (a, b) if isinstance(side, Node) or math.isfinite(side)]
+    nodes = [part for side in sides if isinstance(side, Node) for part in subtrees(side)]
+    # Inner absolute values first, which stand behind the ones around them. An infinite side is never reached.
+    inner = [(part.args[0], 0.0) for part in reversed(nodes) if part.kind == "call" and part.name == "abs"]
+    roots: list[float] = []
+    for left, right in inner + ([(a, b)] if len(sides) == 2 else []):
+        for low, high in itertools.pairwise([-math.inf, *sorted(roots), math.inf]):
+            start = low if math.isfinite(low) else high if math.isfinite(high) else 0.0
+            step = (high - low) / _SAMPLES[-1] if math.isfinite(high - low) else 1.0 if high == math.inf else -1.0
+            first, *others = (_at(left, start + step * at) - _at(right, start + step * at) for at in _SAMPLES)
+            slope = others[0] - first
+            if any(_order(first + slope * at, other) for at, other in zip(_SAMPLES[1:], others, strict=True)):
+                raise Unsupported("not piecewise linear")
+            if slope and low <= start - step * first / slope <= high:
+                roots.append(start - step * first / slope)
+        if len(roots) > MAX_ENDS:
+            raise Unsupported("too many pieces")
+    return roots
+
+
+def _number(text: str) -> float | None:
+    r"""Value of a constant in double precision, \pm\infty included; None for everything else."""
+    infinite = _INFINITE.fullmatch(text.strip())
+    if infinite is not None:
+        return -math.inf if infinite[1] == "-" else math.inf
+    try:
+        node = parse_expression(text)
+        value = None if symbols(node) else value_at(node, mpmath.fp, no_symbols, real=True)
+    except (Unsupported, Undefined, TooLarge):
+        return None
+    return float(value) if isinstance(value, (int, float)) else None

@@ -1,0 +1,219 @@
+"""Reward components. Pure, except for `http`, which asks a server.
+
+A reward component is a class without constructor arguments, created once per worker process and called for each
+response:
+
+    from gxpo_trainer.grading.rewards import RewardInput
+
+    class Brevity:
+        def __call__(self, sample: RewardInput) -> float:
+            return 1.0 if sample.num_tokens <= 200 else 0.0
+
+The run file refers to it as `package.module:Class`. It runs only if the machine's administrator has listed it in the
+environment variable GXPO_REWARD_ALLOWLIST; see docs/evaluation.md.
+
+The interface of a reward component.
+
+Built-in reward components.
+
+Loads the reward components of a run file and computes scores.
+
+The author of a run file may not be trusted to run code on this machine. A class is therefore imported only if the
+environment of this process, which the machine's administrator controls, lists it.
+
+Addresses that reward components may call, and the tokens for them: both are the administrator's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.grading.boxes import count_boxes
+from gxpo_trainer.types import Utterance, Verdict, VerdictStatus
+
+
+@dataclass(frozen=True, slots=True)
+class RewardInput:
+    """One response with its problem and verdict.
+
+    problem: text before any template. gold: the final answer alone. num_tokens: those that the policy wrote.
+    truncated: cut at the length limit. status: correct, wrong or unparsed (timeouts and errors have no reward).
+    extracted: the final answer in the response, None if there is none or the environment gave the verdict. extra:
+    further JSON-serializable fields of the problem's row. turns: the conversation after the prompt; empty without an
+    environment, where `response` is all of it. environment_reward: sum of the environment's rewards, None where it gave
+    none.
+    """
+
+    problem: str
+    gold: str
+    response: str
+    num_tokens: int
+    truncated: bool
+    status: VerdictStatus
+    extracted: str | None
+    extra: Mapping[str, Any]
+    turns: tuple[Utterance, ...] = ()
+    environment_reward: float | None = None
+
+
+class Reward(Protocol):
+    """A component: maps a response to a finite number, as a pure function of its argument.
+
+    An exception or a non-finite value makes the verdict `error`, a call longer than `verifier.deadline_s` makes it
+    `timeout`; neither has a reward.
+    """
+
+    def __call__(self, sample: RewardInput) -> float: ...
+
+
+__all__ = ["Reward", "RewardInput"]
+
+
+class Correctness:
+    """1 if the final answer equals the gold answer, else 0."""
+
+    def __call__(self, sample: RewardInput) -> float:
+        return 1.0 if sample.status == "correct" else 0.0
+
+
+class Format:
+    """1 if the response is not truncated and has exactly one box, not counting its thinking part; else 0."""
+
+    def __call__(self, sample: RewardInput) -> float:
+        return 1.0 if not sample.truncated and count_boxes(sample.response) == 1 else 0.0
+
+
+class EnvironmentReward:
+    """Sum of the environment's rewards, 0 where it gave none."""
+
+    def __call__(self, sample: RewardInput) -> float:
+        return sample.environment_reward or 0.0
+
+
+OWN: dict[str, type[Reward]] = {"correctness": Correctness, "format": Format, "environment": EnvironmentReward}
+
+
+ALLOWLIST = "GXPO_REWARD_ALLOWLIST"
+
+
+def allowed_classes(environment: Mapping[str, str]) -> frozenset[str]:
+    """The comma-separated entries `package.module:Class` of the allowlist."""
+    return frozenset(name.strip() for name in environment.get(ALLOWLIST, "").split(",") if name.strip())
+
+
+def check_allowed(names: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Raises ConfigError for the first class that is not allowlisted. Imports nothing."""
+    allowed = allowed_classes(environment)
+    for name in names:
+        if name not in OWN and name not in allowed:
+            raise ConfigError(
+                f"verifier.rewards: the class {name!r} is not allowed on this machine; its administrator can list it "
+                f"in the environment variable {ALLOWLIST} (now {', '.join(sorted(allowed)) or 'empty'})"
+            )
+
+
+class RewardFailed(Exception):
+    """A component raised an exception or returned a non-finite number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """Components as (label, weight, component), in the order of the run file."""
+
+    parts: tuple[tuple[str, float, Reward], ...]
+
+    @classmethod
+    def load(cls, rewards: Sequence[tuple[str, float]], environment: Mapping[str, str]) -> Scorer:
+        """Import and create the components of (name, weight) pairs. Raises ConfigError."""
+        check_allowed([name for name, _ in rewards], environment)
+        return cls(tuple((name.rpartition(":")[2], weight, _build(name)) for name, weight in rewards))
+
+    def score(self, gold: str, response: str, verdict: Verdict, context: Mapping[str, Any]) -> dict[str, Any]:
+        """`components` and `score` of one response; empty when its verdict has no reward.
+
+        context: problem, num_tokens, truncated, extra; for an episode also turns, each speaker, text and reward, and
+        environment_reward. Raises RewardFailed.
+        """
+        if verdict.reward is None:
+            return {}
+        turns = tuple(Utterance(*turn) for turn in context.get("turns", ()))
+        sample = RewardInput(
+            gold=gold,
+            response=response,
+            status=verdict.status,
+            extracted=verdict.extracted,
+            **{**context, "turns": turns},
+        )
+        values = {label: _value(label, component, sample) for label, _, component in self.parts}
+        return {"components": values, "score": sum(weight * values[label] for label, weight, _ in self.parts)}
+
+
+def _build(name: str) -> Reward:
+    if name in OWN:
+        return OWN[name]()
+    module, _, attribute = name.partition(":")
+    try:
+        component: Reward = getattr(importlib.import_module(module), attribute)()
+    except Exception as error:  # third-party code may raise anything
+        raise ConfigError(
+            f"verifier.rewards: cannot create {name!r} ({type(error).__name__}: {error}); it must be a class without "
+            "constructor arguments on the import path of the verifier's machine"
+        ) from error
+    if not callable(component):
+        raise ConfigError(f"verifier.rewards: {name!r} is not callable; define __call__(sample) -> float")
+    return component
+
+
+def _value(label: str, component: Reward, sample: RewardInput) -> float:
+    try:
+        value = float(component(sample))
+    except MemoryError:
+        raise
+    except Exception as error:  # third-party code may raise anything
+        raise RewardFailed(f"reward {label}: {type(error).__name__}: {error}") from error
+    if not math.isfinite(value):
+        raise RewardFailed(f"reward {label} is {value}; it must be a finite number")
+    return value
+
+
+URLS = "GXPO_REWARD_URLS"
+TOKEN_FILE = "GXPO_REWARD_TOKEN_FILE"
+
+
+def check_urls(urls: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Raises ConfigError for the first address that is not listed, character by character, in GXPO_REWARD_URLS."""
+    listed = [url.strip() for url in environment.get(URLS, "").split(",") if url.strip()]
+    for url in urls:
+        if url not in listed:
+            raise ConfigError(
+                f"verifier.rewards: {url} is not an allowed address on this machine; its administrator can list it in "
+                f"the environment variable {URLS} (now {', '.join(listed) or 'empty'})"
+            )
+
+
+def tokens(environment: Mapping[str, str]) -> dict[str, str]:
+    """Address → bearer token, from the file that GXPO_REWARD_TOKEN_FILE names: lines `URL TOKEN`. Raises ConfigError.
+
+    A file, and not the variable itself, so that no list of processes or jobs shows a token.
+    """
+    if not (name := environment.get(TOKEN_FILE)):
+        return {}
+    try:
+        lines = Path(name).read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{TOKEN_FILE} = {name} cannot be read: {error}") from None
+    found = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        parts = line.split()
+        if len(parts) != 2:
+            raise ConfigError(f"{TOKEN_FILE} = {name}, line {number}: must be an address, a blank and a token")
+        found[parts[0]] = parts[1]
+    return found

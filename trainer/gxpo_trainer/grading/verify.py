@@ -1,0 +1,215 @@
+"""answer -> Verdict: extraction, cleaning, comparison by structure, and math-verify for what is left.
+
+`verify` is a pure function without a clock: `Verdict.seconds` is 0 here and set by the pool, which also enforces the
+deadline. Call nothing here on untrusted answers outside a killable process.
+
+Numbers within an absolute tolerance that the problem states (OlympiadBench's `error`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Sequence as Items
+from fractions import Fraction
+
+from gxpo_trainer.grading.boxes import every_box
+from gxpo_trainer.grading.compare import MAX_MATCHED, answers_equal, is_assignment, value_of
+from gxpo_trainer.grading.engine import nesting, parse_latex
+from gxpo_trainer.grading.equality import DIGITS, Undefined, no_symbols, precise, rational_value, value_at
+from gxpo_trainer.grading.expression import Node
+from gxpo_trainer.grading.extract import MAX_ANSWER_CHARS, extract_answer, extract_choice
+from gxpo_trainer.grading.latex import MAX_NESTING, TooLarge, clean, same_tokens
+from gxpo_trainer.grading.options import VerifyOptions
+from gxpo_trainer.grading.scalar import choice_letters, is_choice, read
+from gxpo_trainer.grading.structure import Answer, Relation, Scalar, Sequence, parse_answer, split_condition
+from gxpo_trainer.grading.units import Unit, parse_unit, split_unit
+from gxpo_trainer.types import EVASION, Verdict
+
+
+def within(gold: Answer, answer: Answer, tolerance: Items[float], unit: Unit | None) -> bool:
+    """Whether all values of the answer lie within the tolerance of the gold's, in any order. `unit`: of both.
+
+    False when a side is not made of real constants, or the numbers of values differ. Raises TooLarge.
+    """
+    golds, answers = _values(gold, unit), _values(answer, unit)
+    if golds is None or answers is None or len(golds) != len(answers) or len(golds) > MAX_MATCHED:
+        return False
+    # Of the decimal as it is written: 0.1 is one tenth.
+    limits = [Fraction(str(value)) for value in tolerance]
+    limits = limits if len(limits) == len(golds) else limits[:1] * len(golds)
+    left = list(answers)
+    # The tightest first, and each takes its nearest: right where golds are farther apart than their tolerances.
+    for limit, wanted in sorted(zip(limits, golds, strict=True)):
+        nearest = min(left, key=lambda value: abs(value - wanted))
+        if abs(nearest - wanted) > limit:
+            return False
+        left.remove(nearest)
+    return True
+
+
+def _values(answer: Answer, unit: Unit | None) -> list[Fraction] | None:
+    """The numbers of a scalar or of a list, in multiples of `unit`; None when a part is no real constant."""
+    if isinstance(answer, Relation) and is_assignment(answer):
+        return _values(Scalar(value_of(answer) or ""), unit)
+    if isinstance(answer, Sequence):
+        parts = [_values(item, unit) for item in answer.items]
+        return None if None in parts else [value for part in parts for value in part or ()]
+    reading = read(answer.text) if isinstance(answer, Scalar) else None
+    value = None if reading is None or reading.node is None else _constant_value(reading.node)
+    if value is None or reading is None or reading.unit is None or unit is None:
+        return None if value is None else [value]
+    return [value * reading.unit.size / unit.size] if reading.unit.dimension == unit.dimension else None
+
+
+def _constant_value(node: Node) -> Fraction | None:
+    """A real constant, exactly where it is rational, else to `DIGITS` digits; None for all else. Raises TooLarge."""
+    try:
+        exact = rational_value(node)
+        value = None if exact is not None else value_at(node, precise(), no_symbols, real=True)
+    except Undefined:
+        return None
+    if exact is None and not isinstance(value, precise().mpc) and precise().isfinite(value):
+        return Fraction(precise().nstr(value, DIGITS))
+    return exact
+
+
+_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
+_THOUSANDS = re.compile(r"(?<![\w.,])([1-9][0-9]{0,2}(?:,[0-9]{3})+)(?![\w,])")
+_DECIMAL_COMMA = re.compile(r"([+-]?[0-9]+),([0-9]+)")
+TOO_LARGE = f"{EVASION}: a magnitude beyond the bounds"
+
+
+def gold_answer(gold: str) -> str:
+    """The final answer of a gold: the gold itself, or what a worked solution boxes or calls its final answer."""
+    worked = "boxed" in gold or "inal answer" in gold.lower()
+    return (worked and extract_answer(gold)) or gold
+
+
+@functools.lru_cache(maxsize=4096)
+def _cleaned_gold(gold: str) -> str:
+    """Cached, because a gold is used for every sample of its group."""
+    return clean(gold_answer(gold))
+
+
+def parse_gold(gold: str) -> str:
+    """The cleaned gold. Raises ValueError when no verdict about it would be possible.
+
+    A gold is usable when it is a number, an expression, words, a list or set of such, or anything that math-verify
+    parses.
+    """
+    text = _cleaned_gold(gold) if len(gold_answer(gold)) <= MAX_ANSWER_CHARS else ""
+    if not text:
+        raise ValueError(
+            f"gold {gold[:80]!r} holds no answer; give the final answer alone, or a solution with a \\boxed"
+        )
+    if not _is_readable(text):
+        raise ValueError(f"gold {gold[:80]!r} cannot be parsed; write it as LaTeX that math-verify reads")
+    return text
+
+
+def _is_readable(text: str) -> bool:
+    """Whether the grammar here or math-verify reads a cleaned gold; a value too large for one may suit the other."""
+    answer = parse_answer(text)
+    if not isinstance(answer, Scalar) or re.fullmatch(r"(?=.*\w)[\w\s'.,:;%()-]+", answer.text):
+        return True
+    with contextlib.suppress(TooLarge):
+        if read(answer.text).node is not None:
+            return True
+    with contextlib.suppress(TooLarge):
+        return bool(parse_latex(text))
+    return False
+
+
+def verify(gold: str, response: str, options: VerifyOptions | None = None) -> Verdict:
+    """Whether the response's final answer is the gold. Pure; no time-out of its own (see `pool.VerifierPool`).
+
+    options: rules of the problem in addition to its gold; None for the common case.
+    """
+    rules = options or VerifyOptions()
+    answer = (is_choice(_cleaned_gold(gold)) and extract_choice(response)) or extract_answer(response)
+    if response.strip() == gold and gold:
+        return Verdict("correct", response.strip(), 0.0)
+    if not answer:
+        return Verdict("unparsed", None, 0.0, "no final answer found")
+    verdict = _judged(gold, answer, rules)
+    if rules.several and verdict.status != "correct":
+        # Several answers may stand in boxes of their own, with sentences between them.
+        together = every_box(response)
+        if together is not None and _judged(gold, together, rules).status == "correct":
+            return Verdict("correct", together, 0.0)
+    return verdict
+
+
+def _judged(gold: str, answer: str, rules: VerifyOptions) -> Verdict:
+    """The verdict on one final answer."""
+    if len(answer) > MAX_ANSWER_CHARS:
+        return Verdict("unparsed", answer[:MAX_ANSWER_CHARS], 0.0, f"final answer of {len(answer)} characters")
+    if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(gold):
+        plainly_equal = answer == gold
+        if plainly_equal or not rules.tolerance:
+            return Verdict("correct" if plainly_equal else "wrong", answer, 0.0)
+    if nesting(answer) > MAX_NESTING:
+        return Verdict("unparsed", answer, 0.0, f"brackets nested more than {MAX_NESTING} deep")
+    text = clean(answer)
+    if not text:
+        return Verdict("unparsed", answer, 0.0, "nothing is left of the final answer")
+    gold_text = _in_unit(_cleaned_gold(gold), rules)
+    try:
+        found = texts_equal(gold_text, text, several=rules.several)
+        if found is not True and rules.tolerance:
+            unit = parse_unit(rules.unit) if rules.unit else None
+            found = within(_gold_structure(gold_text), parse_answer(text), rules.tolerance, unit) or found
+    except TooLarge:
+        return Verdict("wrong", answer, 0.0, TOO_LARGE)
+    except RecursionError:
+        return Verdict("unparsed", answer, 0.0, "nested too deeply")
+    if found is None:
+        return Verdict("unparsed", answer, 0.0, "not a mathematical expression")
+    return Verdict("correct" if found else "wrong", answer, 0.0)
+
+
+def _in_unit(gold: str, rules: VerifyOptions) -> str:
+    """The gold with the unit that the problem states, unless it states one itself or is a list."""
+    if rules.unit is None or rules.several or parse_unit(rules.unit) is None or split_unit(gold)[1]:
+        return gold
+    return f"{gold} \\text{{{rules.unit}}}"
+
+
+def texts_equal(gold: str, answer: str, several: bool = False) -> bool | None:
+    """Whether two cleaned answers agree in one of their readings, of which a list of several answers has one; None when
+    undecided. Raises TooLarge."""
+    choice = None if several else choice_letters(gold, answer)
+    if choice is not None:
+        return choice
+    verdicts = []
+    for a, b in [(gold, answer)] if several else _readings(gold, answer):
+        verdict = answers_equal(_gold_structure(a), parse_answer(b))
+        if verdict:
+            return True
+        verdicts.append(verdict)
+    return None if None in verdicts else False
+
+
+_gold_structure = functools.lru_cache(maxsize=1024)(parse_answer)
+
+
+def _readings(gold: str, answer: str) -> list[tuple[str, str]]:
+    """Pairs to compare: as they stand; with 1,234 as a number instead of a list; with 1,22 as a decimal; without the
+    conditions behind them (`for all n`, `k \\in \\mathbb{Z}`)."""
+    pairs = [(gold, answer)]
+    if _THOUSANDS.search(gold) or _THOUSANDS.search(answer):
+        plain_gold, plain = (_THOUSANDS.sub(lambda match: match[1].replace(",", ""), s) for s in (gold, answer))
+        pairs.append((plain_gold, plain))
+    for comma, other in ((gold, answer), (answer, gold)):
+        # `1,22` as a gold may be a decimal; `2,1` is a list. As an answer to a gold of 2.1 it is a decimal.
+        few = comma is gold and len(comma.rpartition(",")[2]) < 2
+        value = split_unit(comma)[0]
+        if _DECIMAL_COMMA.fullmatch(value) and not few and re.match(r"[+-]?[0-9]*\.[0-9]+", other):
+            point = _DECIMAL_COMMA.sub(r"\1.\2", comma)
+            pairs.append((point, answer) if comma is gold else (gold, point))
+    (bare_gold, gold_condition), (bare_answer, condition) = split_condition(gold), split_condition(answer)
+    if bool(gold_condition) != bool(condition) or (condition and same_tokens(gold_condition, condition)):
+        pairs.append((bare_gold, bare_answer))
+    return pairs

@@ -1,0 +1,273 @@
+"""Log-probabilities of response tokens, in bounded memory.
+
+A causal LM's logits are [rows, width, vocabulary]: with a vocabulary of 152k and 4,096 tokens 2.5 GB in fp32, and
+several times that with softmax and gradient. The loss needs one number per response token, so only the positions that
+predict one pass through the head, in chunks; the backward pass recomputes each chunk's logits. If all logits fit into
+one chunk they are kept and not recomputed.
+
+Attention over rows of several sequences by torch's variable-length kernel, as an attention of transformers.
+
+`register()` adds it to transformers' registry of attention functions under the name `varlen`. transformers builds no
+mask for such a function; the sequence boundaries reach it as the keyword arguments of `sequence_boundaries`, which
+`flash_attention_2` takes too.
+
+Sizes of parameters that ZeRO-3 may have partitioned.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gxpo_trainer.algo.losses import TokenOutputs
+from gxpo_trainer.algo.packing import MicroBatch
+
+NAME = "varlen"
+VARIABLE_LENGTH = (NAME, "flash_attention_2")
+"""Attention functions that take sequence boundaries; for others transformers builds a dense mask of a packed row."""
+WINDOWED = frozenset({"full_attention", "sliding_attention"})
+"""Kinds of layers whose attention is causal within a sequence, over all of it or over a window."""
+
+
+def register() -> None:
+    """Make `attn_implementation="varlen"` known to transformers."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, varlen_attention)
+
+
+def layer_types(model_config: Any) -> frozenset[str]:
+    """Kinds of layers of a transformers config, such as `full_attention`, `sliding_attention`, `linear_attention`."""
+    return frozenset(getattr(model_config, "layer_types", None) or ["full_attention"])
+
+
+def sequence_boundaries(position_ids: Tensor) -> dict[str, Any]:
+    """Boundaries of the sequences in rows, as transformers names them; a sequence starts where its position is 0.
+
+    position_ids: int64[rows, width]. cu_seq_lens: int32[sequences + 1], in the order of the flattened rows.
+    """
+    flat = position_ids.flatten()
+    starts = (flat == 0).nonzero().flatten()
+    ends = torch.cat([starts, starts.new_tensor([flat.numel()])])
+    boundaries, longest = ends.to(torch.int32), int(ends.diff().max())
+    return {
+        "cu_seq_lens_q": boundaries,
+        "cu_seq_lens_k": boundaries,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+
+
+def varlen_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each sequence. query, key, value: [rows, heads, width, size], maybe with fewer key heads.
+
+    Returns [rows, width, heads, size]. Raises ValueError for what the kernel cannot compute.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    unsupported = [name for name in ("softcap", "s_aux") if others.get(name) is not None]
+    if unsupported or cu_seq_lens_q is None or max_length_q is None or attention_mask is not None:
+        what = unsupported[0] if unsupported else "rows without sequence boundaries"
+        raise ValueError(f'model.attention = "{NAME}" does not support {what}; set model.attention = "sdpa"')
+    rows, _, width, _ = query.shape
+    flat = [tensor.transpose(1, 2).flatten(0, 1).contiguous() for tensor in (query, key, value)]
+    output = varlen_attn(
+        *flat,
+        cu_seq_lens_q,
+        cu_seq_lens_q,
+        max_length_q,
+        max_length_q,
+        scale=scaling,
+        window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
+        enable_gqa=key.shape[1] != query.shape[1],
+    )
+    assert isinstance(output, Tensor), "without return_aux the kernel returns its output alone"
+    return output.unflatten(0, (rows, width)), None
+
+
+def num_elements(parameter: Tensor) -> int:
+    """Elements of the whole parameter; a partitioned one is empty, but knows its size."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
+def whole_shape(parameter: Tensor) -> tuple[int, ...]:
+    """Shape of the whole parameter."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+CHUNK_ELEMENTS = 2**25
+"""Maximum number of logits (tokens × vocabulary) in memory, per copy: 128 MB in fp32."""
+
+
+class PolicyModule(nn.Module):
+    """Wraps a transformers causal LM (with or without PEFT LoRA) to return log-probabilities of response tokens.
+
+    The backbone is called as a module, and the head's weight is a direct parameter of the submodule `scorer`, so
+    ZeRO-3's hooks gather both. The weight is shared with the model: `named_parameters()` lists it once, under the
+    model's name.
+
+    Raises ValueError for a model whose logits are not a plain linear map of its hidden states.
+    """
+
+    head: nn.Linear
+    backbone: nn.Module
+
+    def __init__(self, model: Any, *, chunk_elements: int = CHUNK_ELEMENTS) -> None:
+        super().__init__()
+        self.model = model
+        causal_lm = model.get_base_model() if hasattr(model, "get_base_model") else model
+        _check_plain_head(causal_lm)
+        self.scorer = TokenScorer(causal_lm.get_output_embeddings(), chunk_elements)
+        # Bypass module registration: both are already part of `model`.
+        object.__setattr__(self, "head", causal_lm.get_output_embeddings())
+        object.__setattr__(self, "backbone", getattr(causal_lm, causal_lm.base_model_prefix))
+
+    def forward(self, micro: MicroBatch, temperature: float, with_entropy: bool) -> TokenOutputs:
+        """log π(token), float32[T], with gradient; entropy of the predicting distribution, float32[T], without."""
+        if self.scorer.weight is not self.head.weight:
+            raise RuntimeError("the head's weight was replaced after PolicyModule was created; create it last")
+        output = self.backbone(
+            input_ids=micro.input_ids,
+            position_ids=micro.position_ids,
+            attention_mask=self._attention_mask(micro),
+            use_cache=False,
+            **(sequence_boundaries(micro.position_ids) if self._takes_boundaries else {}),
+        )
+        hidden = output.last_hidden_state.flatten(0, 1).index_select(0, micro.target_index)
+        logprobs, entropy = self.scorer(hidden, micro.target_ids, temperature, with_entropy)
+        return TokenOutputs(logprobs, entropy if with_entropy else None)
+
+    @property
+    def can_share_prompts(self) -> bool:
+        """Whether the `shared` layout supports this model: full attention with an explicit mask."""
+        config = self.model.config
+        return can_share_prompts(config._attn_implementation, layer_types(config))
+
+    @property
+    def _takes_boundaries(self) -> bool:
+        return self.model.config._attn_implementation in VARIABLE_LENGTH
+
+    def _attention_mask(self, micro: MicroBatch) -> Tensor | None:
+        mask = micro.attention_mask
+        if mask is None:
+            return None
+        if not self.can_share_prompts:
+            raise ValueError('learner.packing = "shared" needs full attention with sdpa or eager; use padded or packed')
+        if self.model.config._attn_implementation == "sdpa":
+            return mask
+        # The eager kernel adds its mask to the scores.
+        dtype = self.head.weight.dtype
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
+
+
+def can_share_prompts(attention: str, layers: frozenset[str]) -> bool:
+    """Whether rows may hold a prompt once for several responses: every layer must take an explicit mask."""
+    return attention in ("sdpa", "eager") and layers == {"full_attention"}
+
+
+class TokenScorer(nn.Module):
+    """log softmax(W h / temperature)[target] for T hidden states, through the head's own weight."""
+
+    def __init__(self, head: nn.Linear, chunk_elements: int) -> None:
+        super().__init__()
+        if chunk_elements < 1:
+            raise ValueError(f"chunk_elements = {chunk_elements}; set it to at least 1")
+        self.weight = head.weight
+        self.vocab_size = whole_shape(head.weight)[0]
+        self.chunk_elements = chunk_elements
+
+    def forward(self, hidden: Tensor, targets: Tensor, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor]:
+        """hidden [T, width], targets int64[T] → log-probabilities float32[T], entropies float32[T] (or empty)."""
+        chunk = max(1, self.chunk_elements // self.vocab_size)
+        result: tuple[Tensor, Tensor] = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
+            hidden, self.weight, targets, temperature, chunk, with_entropy
+        )
+        return result
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    """d logπ(y)/dz = onehot(y) − softmax(z), with z = W h / temperature."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int, with_entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        logprobs = hidden.new_empty(hidden.shape[0], dtype=dtype)
+        entropy = hidden.new_empty(hidden.shape[0] if with_entropy else 0, dtype=dtype)
+        probabilities = None
+        for part in _parts(hidden.shape[0], chunk):
+            log_softmax = _log_softmax(hidden[part], weight, temperature)
+            logprobs[part] = log_softmax.gather(1, targets[part, None]).squeeze(1)
+            if with_entropy:
+                probabilities = log_softmax.exp()
+                entropy[part] = -torch.linalg.vecdot(probabilities, log_softmax)
+            elif hidden.shape[0] <= chunk:
+                probabilities = log_softmax.exp_()
+        ctx.kept = hidden.shape[0] <= chunk
+        ctx.save_for_backward(hidden, weight, targets, *([probabilities] if ctx.kept else []))
+        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad_logprobs: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        hidden, weight, targets, *kept = ctx.saved_tensors
+        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        num_tokens = hidden.shape[0]
+        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
+        # Sums over many chunks are accumulated in fp32: bf16 rounding would distort GXPO's ratio g¹/g⁰.
+        sum_dtype = weight.dtype if kept else torch.promote_types(weight.dtype, torch.float32)
+        grad_weight = torch.zeros_like(weight, dtype=sum_dtype) if needs_weight else None
+        for part in _parts(num_tokens, ctx.chunk):
+            grad_logits = kept[0] if kept else _log_softmax(hidden[part], weight, ctx.temperature).exp_()
+            scale = grad_logprobs[part, None] / ctx.temperature
+            grad_logits = grad_logits * -scale if kept else grad_logits.mul_(-scale)
+            grad_logits.scatter_add_(1, targets[part, None], scale)
+            grad_logits = grad_logits.to(weight.dtype)
+            if grad_hidden is not None:
+                grad_hidden[part] = (grad_logits @ weight).to(hidden.dtype)
+            if grad_weight is not None:
+                grad_weight += grad_logits.T @ hidden[part].to(weight.dtype)
+        if grad_weight is not None:
+            grad_weight = grad_weight.to(weight.dtype)
+        return grad_hidden, grad_weight, None, None, None, None
+
+
+def _parts(num_tokens: int, chunk: int) -> list[slice]:
+    return [slice(start, min(start + chunk, num_tokens)) for start in range(0, num_tokens, chunk)]
+
+
+def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    """float32[chunk, vocabulary]; the product in the weight's precision, like the sampler's."""
+    logits = (hidden.to(weight.dtype) @ weight.T).to(torch.promote_types(weight.dtype, torch.float32))
+    if temperature != 1.0:
+        logits = logits / temperature
+    return torch.log_softmax(logits, dim=-1)
+
+
+def _check_plain_head(causal_lm: Any) -> None:
+    head = causal_lm.get_output_embeddings()
+    name = type(causal_lm).__name__
+    if not isinstance(head, nn.Linear) or head.bias is not None:
+        raise ValueError(
+            f"model.path: the head of {name} is {type(head).__name__}, not a linear map without bias; use another model"
+        )
+    for setting in ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier"):
+        value = getattr(causal_lm.config, setting, None)
+        if value not in (None, 1, 1.0):
+            raise ValueError(f"model.path: {name} has {setting} = {value}, which is not supported; use another model")

@@ -1,0 +1,286 @@
+"""Loads the policy and its tokenizer from an embedded starter, a local transformers folder or a hub name.
+
+Only safetensors weights are loaded, because pickled checkpoints can execute code. Dropout is disabled: look-ahead rules
+compare gradients of the same function over several passes.
+
+Whether a model can be split over the devices of one engine, from its config.json. Free of torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from gxpo_trainer.config import LoraConfig, ModelConfig
+from gxpo_trainer.config.engines import STARTER_POLICIES
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.planner.devices import uneven_split
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+STARTER_FOLDER, STARTER_TOOLS_FOLDER = (Path(__file__).with_name(name) for name in STARTER_POLICIES.values())
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+TOKENIZER_FIX = "save one to the model folder with tokenizer.save_pretrained"
+HUB_FILES = (
+    *("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json"),
+    *("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
+)
+"""What is loaded of a hub repository: weights as safetensors, configuration, tokenizer."""
+FOLDER_FIX = "set model.path to `starter`, to a folder written by save_pretrained, or to a hub name such as org/model"
+
+
+def resolve_model(config: ModelConfig) -> str:
+    """The folder of `model.path`; a hub name is downloaded or found in the hub's cache. Free of torch.
+
+    Raises ConfigError when a folder is missing or lacks its config, or its weights in safetensors form, and when the
+    hub does not have the name or the revision.
+    """
+    embedded = STARTER_POLICIES.get(config.path)
+    folder = Path(__file__).with_name(embedded) if embedded else Path(config.path).expanduser()
+    if folder.is_dir() or embedded:
+        if config.revision is not None:
+            raise ConfigError(
+                f"model.revision = {config.revision!r} but model.path = {config.path!r} is a folder; leave it out, or "
+                "set model.path to a hub name"
+            )
+        return str(_checked_folder(folder, config.path))
+    if folder.exists():
+        raise ConfigError(f"model.path = {config.path!r} is a file, not a model folder; {FOLDER_FIX}")
+    if not HUB_NAME.fullmatch(config.path):
+        raise ConfigError(f"model.path = {config.path!r}: the folder does not exist; {FOLDER_FIX}")
+    return str(_checked_folder(_snapshot(config), config.path))
+
+
+def pin_revision(config: ModelConfig) -> ModelConfig:
+    """For a hub name: with the commit that its revision stands for now, so that all processes load the same files."""
+    folder = Path(resolve_model(config))
+    if folder.parent.name != "snapshots" or Path(config.path).expanduser().is_dir():
+        return config
+    return config.model_copy(update={"revision": folder.name})
+
+
+def _snapshot(config: ModelConfig) -> Path:
+    from huggingface_hub import snapshot_download
+
+    patterns = [*HUB_FILES, "*.py"] if config.trust_remote_code else list(HUB_FILES)
+    try:
+        return Path(snapshot_download(config.path, revision=config.revision, allow_patterns=patterns))
+    except Exception as error:  # The hub client has no common base for offline, unknown name and no access.
+        raise ConfigError(
+            f"model.path = {config.path!r} with model.revision = {config.revision!r} cannot be loaded from the hub "
+            f"({type(error).__name__}: {_first_line(error)}); check both and the connection, or {FOLDER_FIX}"
+        ) from error
+
+
+def load_config(config: ModelConfig) -> Any:
+    """The model's transformers config without dropout. Raises ConfigError."""
+    from transformers import AutoConfig
+
+    try:
+        found = AutoConfig.from_pretrained(resolve_model(config), trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        raise _unloadable(config, error) from error
+    _without_dropout(found)
+    return found
+
+
+def load_policy(
+    config: ModelConfig,
+    *,
+    precision: Literal["fp32", "bf16"],
+    lora: LoraConfig | None = None,
+    device: torch.device | None = None,
+) -> PreTrainedModel:
+    """Load a causal LM with parameters in `precision`, in training mode without dropout, with PEFT if `lora` is set.
+
+    With LoRA only the adapter's parameters require a gradient. Adapters are initialized from torch's global generator.
+    device: None for the host, where the weights are pages of the model's files as far as their dtype allows.
+    Raises ConfigError for a model that is missing, is not a causal LM, or lacks the LoRA target modules.
+    """
+    import torch
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    from gxpo_trainer.learner import logprobs
+    from gxpo_trainer.learner.logprobs import num_elements
+
+    logging.disable_progress_bar()
+    if config.attention == logprobs.NAME:
+        logprobs.register()
+    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+    model_config = load_config(config)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            resolve_model(config),
+            config=model_config,
+            output_loading_info=True,
+            dtype=dtype,
+            device_map=None if device is None else {"": device},
+            attn_implementation="sdpa" if config.attention == "auto" else config.attention,
+            use_safetensors=True,
+            trust_remote_code=config.trust_remote_code,
+        )
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
+        raise _unloadable(config, error) from error
+    model, report = loaded
+    if config.attention == logprobs.NAME and not model._supports_attention_backend:
+        raise ConfigError(
+            f'model.attention = "{logprobs.NAME}" is not possible: {type(model).__name__} has an attention of its own; '
+            'set model.attention = "sdpa"'
+        )
+    if report["missing_keys"]:
+        # transformers initializes missing weights randomly.
+        raise ConfigError(
+            f"model.path = {config.path!r} lacks the weight {min(report['missing_keys'])} ("
+            f"{len(report['missing_keys'])} missing in total); use a complete checkpoint of a causal language model"
+        )
+    if config.recomputes_activations(sum(map(num_elements, model.parameters()))):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if lora is not None:
+        model = _with_adapter(model, lora)
+    # Gradient checkpointing is active in training mode only; dropout stays disabled.
+    model.train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return cast("PreTrainedModel", model)
+
+
+def policy_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Shape of every parameter by name; tied weights once. The model is built without memory. Raises ConfigError."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(load_config(config), trust_remote_code=config.trust_remote_code)
+    except (ValueError, ImportError) as error:
+        raise _unloadable(config, error) from error
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def saved_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor of a folder's model.safetensors, from its header."""
+    from safetensors import safe_open
+
+    with safe_open(folder / WEIGHTS[0], framework="pt") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (not a dict)
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """The model's tokenizer, padding with the end-of-sequence token if it has no padding token.
+
+    Raises ConfigError for a missing tokenizer or one without an end-of-sequence token.
+    """
+    from transformers import AutoTokenizer
+
+    source = resolve_model(config)
+    # Without a vocabulary transformers creates an empty tokenizer.
+    if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in VOCABULARIES):
+        raise ConfigError(
+            f"model.path = {config.path!r} has no tokenizer (none of {', '.join(VOCABULARIES)}); {TOKENIZER_FIX}"
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(
+            f"model.path = {config.path!r} has no usable tokenizer: {_first_line(error)}; {TOKENIZER_FIX}"
+        ) from error
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(
+            f"model.path = {config.path!r}: the tokenizer has no end-of-sequence token; set eos_token in "
+            "tokenizer_config.json"
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _checked_folder(folder: Path, setting: str) -> Path:
+    if not folder.is_dir():
+        raise ConfigError(f"model.path = {setting!r}: the folder {folder.name} does not exist; {FOLDER_FIX}")
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"model.path = {setting!r} has no config.json; {FOLDER_FIX}")
+    weights = [folder / name for name in WEIGHTS if (folder / name).is_file()]
+    if not weights:
+        raise ConfigError(
+            f"model.path = {setting!r} has neither {' nor '.join(WEIGHTS)}; "
+            "write the weights as safetensors with model.save_pretrained"
+        )
+    if weights[0].suffix == ".json":
+        shards = set(json.loads(weights[0].read_text(encoding="utf-8")).get("weight_map", {}).values())
+        missing = sorted(name for name in shards if not (folder / name).is_file())
+        if missing:
+            raise ConfigError(f"model.path = {setting!r} lacks the weight file {missing[0]}; copy the whole folder")
+    return folder
+
+
+def _unloadable(config: ModelConfig, error: Exception) -> ConfigError:
+    return ConfigError(f"model.path = {config.path!r} cannot be loaded: {_first_line(error)}; {FOLDER_FIX}")
+
+
+def _without_dropout(config: Any) -> None:
+    """Set every dropout probability of a transformers config, nested ones included, to 0."""
+    for name, value in vars(config).items():
+        if name.endswith(("dropout", "drop")) and isinstance(value, float):
+            setattr(config, name, 0.0)
+        elif hasattr(value, "model_type"):
+            _without_dropout(value)
+
+
+def _with_adapter(model: Any, lora: LoraConfig) -> Any:
+    from peft import LoraConfig as PeftLoraConfig
+    from peft import TaskType, get_peft_model
+
+    adapter = PeftLoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=0.0,
+        target_modules=list(lora.target_modules),
+        task_type=TaskType.CAUSAL_LM,
+    )
+    try:
+        # One dtype for all parameters; the engine keeps fp32 master weights of the adapter.
+        return get_peft_model(model, adapter, autocast_adapter_dtype=False)
+    except ValueError as error:
+        raise ConfigError(
+            f"learner.lora.target_modules = {list(lora.target_modules)} does not fit the model: {_first_line(error)}; "
+            "name linear layers of the model, e.g. q_proj, k_proj, v_proj, o_proj"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def check_tensor_parallel(folder: Path, tensor_parallel: int) -> None:
+    """Raise ConfigError when vLLM cannot give each device the same number of attention heads (`uneven_split`)."""
+    if tensor_parallel == 1:
+        return
+    sentence = uneven_split(*attention_heads(folder), tensor_parallel, f"the model in {folder.name}")
+    if sentence is not None:
+        raise ConfigError(sentence)
+
+
+def attention_heads(folder: Path) -> tuple[int, int]:
+    """Attention heads and key/value heads of a model folder. Raises ConfigError where its config.json lacks them."""
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path: config.json of {folder.name} cannot be read: {error}") from None
+    # Models with several inputs have the shape of their language model in `text_config`.
+    text: dict[str, Any] = config.get("text_config") or config
+    heads = text.get("num_attention_heads") or text.get("n_head")
+    if not isinstance(heads, int) or heads < 1:
+        raise ConfigError(
+            f"model.path: config.json of {folder.name} has no num_attention_heads, so placement.tensor_parallel "
+            "cannot be checked; set it to 1"
+        )
+    return heads, text.get("num_key_value_heads") or heads

@@ -1,0 +1,335 @@
+"""Prerequisites of a learner rank's engine: torch.distributed and DeepSpeed's settings.
+
+Loads policies so that no rank holds more of one than it keeps.
+
+| stage | while loading |
+|---|---|
+| 0, 1, 2 | transformers builds the model without memory and fills it tensor by tensor, on a GPU directly there |
+| 3 | every layer is partitioned as it is built; rank 0 reads the files, one layer at a time is whole |
+
+Which attention the learner's policy has, and which layout of rows goes with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from gxpo_trainer.algo.packing import Layout
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.learner.logprobs import (
+    NAME,
+    VARIABLE_LENGTH,
+    WINDOWED,
+    PolicyModule,
+    can_share_prompts,
+    layer_types,
+    num_elements,
+)
+from gxpo_trainer.learner.models import load_config, load_policy
+from gxpo_trainer.learner.shards import silence_memory_reports, skip_compiled_ops
+
+Device = Literal["cpu", "gpu"]
+MAX_BUCKET = 50_000_000
+"""Most elements DeepSpeed reduces at once. Its default of 5e8 reserves 2 GB of buffer whatever the model's size."""
+
+
+def join_process_group(*, rank: int, world_size: int, master_address: str, master_port: int, device: Device) -> None:
+    """Join the ranks of one learner: gloo on CPUs, NCCL on GPUs. Does nothing when the process has joined already.
+
+    Raises RuntimeError when the process belongs to a group of another size.
+    """
+    # Read by DeepSpeed at its import and at initialize; a launcher would set them.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu" if device == "cpu" else "cuda")
+    local_rank = 0 if device == "cpu" else rank % torch.cuda.device_count()
+    os.environ["LOCAL_RANK"] = str(local_rank)
+    if device == "gpu":
+        torch.cuda.set_device(local_rank)
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group(
+            "gloo" if device == "cpu" else "nccl",
+            init_method=f"tcp://{master_address}:{master_port}",
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(minutes=30),
+        )
+    elif torch.distributed.get_world_size() != world_size:
+        raise RuntimeError(
+            f"this process is one of {torch.distributed.get_world_size()} ranks already, "
+            f"but the learner has {world_size}; start each learner in separate processes"
+        )
+    import deepspeed
+
+    deepspeed.utils.logger.setLevel(logging.WARNING)
+    deepspeed.utils.logger.addFilter(_is_news)
+    warnings.filterwarnings("ignore", message="`torch.distributed.*is deprecated", category=FutureWarning)
+    if device == "cpu":
+        skip_compiled_ops()
+    deepspeed.init_distributed("gloo" if device == "cpu" else "nccl", auto_mpi_discovery=False, verbose=False)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for DeepSpeed's warning about every optimizer that is not its own: torch's are the ones tested here."""
+    return "untested optimizer" not in record.getMessage()
+
+
+def initialize_engine(
+    module: torch.nn.Module, optimizer: torch.optim.Optimizer | None, settings: dict[str, Any]
+) -> Any:  # deepspeed.DeepSpeedEngine, which has no types
+    """`deepspeed.initialize`; what it prints goes to the debug log."""
+    import deepspeed
+
+    silence_memory_reports()
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings)
+    logging.getLogger(__name__).debug("%s", printed.getvalue())
+    return engine
+
+
+def deepspeed_settings(*, zero_stage: int, precision: str, num_trainable: int, device: Device) -> dict[str, Any]:
+    """DeepSpeed's configuration. Clipping, schedule and accumulation are disabled, because the learner does them."""
+    bucket = min(max(num_trainable, 1024), MAX_BUCKET)
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.0,
+        "steps_per_print": None,
+        "zero_allow_untested_optimizer": True,
+        "bf16": {"enabled": precision == "bf16"},
+        # Sums over micro-batches and ranks in fp32: in bf16 their rounding errors would exceed the differences between
+        # two gradients.
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "communication_data_type": "fp32",
+        "zero_optimization": {
+            "stage": zero_stage,
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": 2 * ((bucket + 1) // 2),
+            "overlap_comm": device == "gpu",
+            "stage3_prefetch_bucket_size": bucket,
+            # Norms and biases stay whole on every rank; matrices are gathered when a layer needs them.
+            "stage3_param_persistence_threshold": min(10_000, num_trainable // 100),
+        },
+    }
+
+
+def build_optimizer(parameters: list[torch.nn.Parameter], settings: Any) -> torch.optim.Optimizer:
+    """The base optimizer of `learner.optimizer` (config.OptimizerConfig) over one group of parameters."""
+    if settings.name == "adamw":
+        # Fused: one pass over θ, m, v, g without temporaries, on CPUs too.
+        return torch.optim.AdamW(
+            parameters,
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.epsilon,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+    return torch.optim.SGD(
+        parameters,
+        lr=settings.learning_rate,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
+
+
+def load_partitioned(config: RunConfig, attention: str, device: torch.device) -> Any:
+    """The policy of `model`, partitioned at stage 3; under LoRA with the adapter. Collective.
+
+    Raises ConfigError as load_policy.
+    """
+    settings = config.learner
+    chosen = config.model.model_copy(update={"attention": attention})
+    with _partitioning(config):
+        return load_policy(
+            chosen,
+            precision=settings.precision,
+            lora=settings.lora,
+            device=device if device.type == "cuda" and settings.zero_stage < 3 else None,
+        )
+
+
+def open_engine(model: nn.Module, config: RunConfig, device: Device) -> tuple[Any, torch.optim.Optimizer]:
+    """The DeepSpeed engine of a loaded policy, and the base optimizer. Collective."""
+    policy = PolicyModule(model)
+    trainable = [p for p in policy.parameters() if p.requires_grad]
+    optimizer = build_optimizer(trainable, config.learner.optimizer)
+    return initialize_engine(policy, optimizer, _settings(config, trainable, device)), optimizer
+
+
+def open_frozen_engine(model: nn.Module, config: RunConfig, device: Device) -> Any:
+    """A DeepSpeed engine for the forward passes of a partitioned model. Collective."""
+    policy = PolicyModule(model)
+    return initialize_engine(policy, None, _settings(config, list(policy.parameters()), device))
+
+
+def _settings(config: RunConfig, parameters: list[nn.Parameter], device: Device) -> dict[str, Any]:
+    return deepspeed_settings(
+        zero_stage=config.learner.zero_stage,
+        precision=config.learner.precision,
+        num_trainable=sum(map(num_elements, parameters)),
+        device=device,
+    )
+
+
+@contextmanager
+def _partitioning(config: RunConfig) -> Iterator[None]:
+    """Within it, at stage 3, transformers builds its models under `deepspeed.zero.Init`."""
+    if config.learner.zero_stage < 3:
+        yield
+        return
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
+
+    # transformers keeps a weak reference only.
+    kept = HfDeepSpeedConfig(
+        {
+            "train_micro_batch_size_per_gpu": 1,
+            "bf16": {"enabled": config.learner.precision == "bf16"},
+            "data_types": {"keep_in_fp32_modules": _fp32_buffers(config)},
+            "zero_optimization": {"stage": 3},
+        }
+    )
+    try:
+        yield
+    finally:
+        del kept
+        unset_hf_deepspeed_config()
+
+
+def _fp32_buffers(config: RunConfig) -> list[str]:
+    """Name patterns of buffers that stay fp32 in bf16: those that transformers keeps, and the frequencies of rotary
+    embeddings, which `deepspeed.zero.Init` would round (far positions would then be off by whole tokens)."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(load_config(config.model)), None)
+    return ["inv_freq", *(getattr(kind, "_keep_in_fp32_modules_strict", None) or ())]
+
+
+MAX_DENSE_WIDTH = 4096
+"""Widest packed row for which a CPU builds a dense mask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Attention kernels for rows of several sequences that this process can run, in half precision."""
+
+    flash_attention_2: bool = False
+    varlen: bool = False
+
+
+def installed_kernels(device: Device) -> Kernels:
+    """torch's own kernel needs compute capability 8.0 (Ampere)."""
+    if device == "cpu":
+        return Kernels()
+    from transformers.utils.import_utils import is_flash_attn_2_available
+
+    ampere = torch.cuda.get_device_capability() >= (8, 0)
+    return Kernels(is_flash_attn_2_available(), ampere and torch.backends.cuda.is_flash_attention_available())
+
+
+def check_attention(config: RunConfig, device: Device) -> None:
+    """Raise ConfigError for settings that no kernel makes possible; the learner chooses from those that it has."""
+    layers = layer_types(load_config(config.model))
+    every = Kernels(device == "gpu", device == "gpu")
+    attention = choose_attention(config, device, every, layers)
+    choose_layout(config, device, attention, layers, can_share_prompts=can_share_prompts(attention, layers))
+
+
+def choose_attention(config: RunConfig, device: Device, kernels: Kernels, layers: frozenset[str]) -> str:
+    """transformers' name of the attention. layers: see models.varlen.layer_types.
+
+    | device | precision | `auto` |
+    |---|---|---|
+    | CPU | any | sdpa |
+    | GPU | fp32 | sdpa |
+    | GPU | bf16 | flash_attention_2 if installed, else varlen if the GPU and the layers allow it, else sdpa |
+
+    With `learner.packing = "shared"`, whose mask the other kernels do not take, `auto` is sdpa.
+
+    Raises ConfigError for a kernel that cannot run, and for packed rows that would need a dense mask.
+    """
+    chosen: str = config.model.attention
+    half = device == "gpu" and config.learner.precision == "bf16"
+    usable = {
+        "flash_attention_2": half and kernels.flash_attention_2,
+        NAME: half and kernels.varlen and layers <= WINDOWED,
+    }
+    if chosen == "auto" and config.learner.packing == "shared":
+        chosen = "sdpa"
+    elif chosen == "auto":
+        chosen = next((name for name in ("flash_attention_2", NAME) if usable[name]), "sdpa")
+    elif not usable.get(chosen, True):
+        raise ConfigError(_why_unusable(chosen, half, layers))
+    _refuse_dense_mask(config, device, chosen)
+    return chosen
+
+
+def choose_layout(
+    config: RunConfig, device: Device, attention: str, layers: frozenset[str], *, can_share_prompts: bool
+) -> Layout:
+    """What `learner.packing = "auto"` means: on a GPU packed rows where the attention takes their boundaries, else
+    padded ones; on a CPU shared prompts, since a dense mask over short rows is cheap there.
+
+    Raises ConfigError for packed rows in a model with layers that mix the sequences of a row, and for shared prompts
+    where the mask that separates the responses cannot be applied.
+    """
+    packing = config.learner.packing
+    if packing == "auto":
+        if device == "gpu":
+            return "packed" if attention in VARIABLE_LENGTH and layers <= WINDOWED else "padded"
+        return "shared" if can_share_prompts else "padded"
+    if packing == "packed" and not layers <= WINDOWED:
+        raise ConfigError(
+            f'learner.packing = "packed" but the model has {min(layers - WINDOWED)} layers, which would mix the '
+            'sequences of a row; set learner.packing = "padded" or "auto"'
+        )
+    if packing == "shared" and not can_share_prompts:
+        others = sorted(layers - {"full_attention"})
+        problem = f"the model has {others[0]} layers" if others else f'model.attention = "{attention}"'
+        raise ConfigError(
+            f'learner.packing = "shared" needs full attention by sdpa or eager, but {problem}; '
+            'set learner.packing = "auto"'
+        )
+    return packing
+
+
+def _why_unusable(chosen: str, half: bool, layers: frozenset[str]) -> str:
+    if not half:
+        problem = 'computes on GPUs in bf16 only; set learner.precision = "bf16" on a GPU, or'
+    elif chosen == "flash_attention_2":
+        problem = "needs the package flash-attn, which is not installed; install it, or"
+    elif not layers <= WINDOWED:
+        problem = f"cannot compute this model's {min(layers - WINDOWED)} layers;"
+    else:
+        problem = "needs a GPU of compute capability 8.0 or newer;"
+    return f'model.attention = "{chosen}" {problem} set model.attention = "auto"'
+
+
+def _refuse_dense_mask(config: RunConfig, device: Device, attention: str) -> None:
+    width = config.learner.token_budget
+    if config.learner.packing != "packed" or attention in VARIABLE_LENGTH:
+        return
+    if device == "cpu" and width <= MAX_DENSE_WIDTH:
+        return
+    fix = (
+        'set model.attention = "auto" and learner.precision = "bf16"'
+        if device == "gpu"
+        else f"set learner.token_budget to at most {MAX_DENSE_WIDTH}"
+    )
+    raise ConfigError(
+        f'learner.packing = "packed" with {attention} attention builds a dense mask of {width} × {width} tokens for '
+        f'each micro-batch; {fix}, or set learner.packing = "padded" or "auto"'
+    )

@@ -1,0 +1,280 @@
+"""A comparison as a PNG and as a self-contained HTML file.
+
+Colours, markers and dashes of the lines in pictures: one hue an update rule, as in the dashboard.
+
+Lines of one rule differ in shade, and all lines in marker and dash, so that grayscale prints are legible.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.lines import Line2D
+
+from gxpo_trainer.compare.curves import Axis, EvaluationCurve, RunCurves, mean_curve
+from gxpo_trainer.compare.evidence import percent, weigh
+from gxpo_trainer.compare.groups import Comparison, compare_groups, default_baseline
+from gxpo_trainer.compare.seeds import SeedGroup, seed_band
+from gxpo_trainer.compare.text_tables import all_tables
+from gxpo_trainer.config.rules import RULES
+
+HUES = ("#3f7fbf", "#b8621b", "#2b8a6e", "#8a63c9", "#b0478a", "#7a7f1c", "#a3593f", "#5f7a8c")
+"""By order of the rules, then for those that are unknown. A test holds that the dashboard has the same."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
+_TONES = (0.0, 0.35, -0.35, 0.55, -0.6)
+"""Of the first, second, … line of a rule: the share of white, or below 0 of black, mixed into its hue."""
+
+
+class LineStyle(NamedTuple):
+    """A line's colour (`#rrggbb`), marker and dash, as matplotlib takes them."""
+
+    color: str
+    marker: str
+    dash: Any
+
+
+def line_styles(rules: Sequence[str]) -> list[LineStyle]:
+    """The style of each line, given the label of its rule, such as `GXPO K=5`."""
+    seen: Counter[int] = Counter()
+    found = []
+    for number, label in enumerate(rules):
+        position = _position(label)
+        color = _toned(HUES[position % len(HUES)], _TONES[seen[position] % len(_TONES)])
+        found.append(LineStyle(color, MARKERS[number % len(MARKERS)], DASHES[number % len(DASHES)]))
+        seen[position] += 1
+    return found
+
+
+def _position(label: str) -> int:
+    """Place of the label's rule in the registry; the one after the last for an unknown rule."""
+    known = (number for number, rule in enumerate(RULES) if f"{label} ".startswith(f"{rule.label} "))
+    return next(known, len(RULES))
+
+
+def _toned(color: str, tone: float) -> str:
+    target = 1.0 if tone > 0 else 0.0
+    return to_hex([channel + abs(tone) * (target - channel) for channel in to_rgb(color)])
+
+
+_PANELS: tuple[tuple[Axis, str, float], ...] = (
+    ("steps", "Training steps", 1.0),
+    ("backward_passes", "Backward passes", 1.0),
+    ("hours", "Training time (minutes)", 60.0),
+)
+_WIDE_Z = 10.0
+_LEGEND_LINE = 110
+"""Pixels next to a label: line sample and padding."""
+_LEGEND_LABEL = 56
+PNG_NAME, HTML_NAME = "curves.png", "report.html"
+
+PAGE_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }
+p.evidence { border-left: 4px solid #3f7fbf; padding: .5rem 1rem; background: #f3f7fa; white-space: pre-line; }
+div.wide { overflow-x: auto; }
+table { border-collapse: collapse; margin: .5rem 0 1.5rem; font-variant-numeric: tabular-nums; }
+th, td { border-bottom: 1px solid #ccc; padding: .25rem .6rem; text-align: right; }
+th:first-child, td:first-child { text-align: left; }
+img { max-width: 100%; height: auto; }
+"""
+
+
+def write_report(
+    out_dir: Path,
+    groups: Sequence[SeedGroup],
+    *,
+    baseline: str | None = None,
+    smoothing: float = 0.0,
+    sampling_share: float | None = None,
+    title: str = "Comparison of runs",
+) -> Comparison:
+    """Write curves.png and report.html into out_dir and return the comparison that they show.
+
+    baseline: a group's name; by default the most accurate GRPO group, else the first group. Text from runs is escaped;
+    the HTML embeds the picture and loads nothing.
+    """
+    chosen = baseline or default_baseline(groups)
+    comparison = compare_groups(groups, chosen, smoothing=smoothing)
+    picture = draw_curves(groups, comparison, title=title)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    (out_dir / PNG_NAME).write_bytes(picture)
+    (out_dir / HTML_NAME).write_text(_page(groups, comparison, picture, title, sampling_share), encoding="utf-8")
+    return comparison
+
+
+def draw_curves(groups: Sequence[SeedGroup], comparison: Comparison, *, title: str = "Comparison of runs") -> bytes:
+    """PNG, 1500 × 1125: accuracy against steps, passes and minutes with 95% bands, and the gate's z-score.
+
+    Bands are intervals over problems for a single seed, t-intervals over seeds for several.
+    """
+    buffer = io.BytesIO()
+    compose(groups, comparison, title=title).savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def compose(groups: Sequence[SeedGroup], comparison: Comparison, *, title: str) -> Figure:
+    """The figure of `draw_curves`."""
+    figure = Figure(figsize=(12, 9), dpi=125, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    panels = figure.subplots(2, 2)
+    curves = [mean_curve([run.curve for run in group.runs]) for group in groups]
+    styles = line_styles([group.runs[0].rule for group in groups])
+    shade = 0.13 if len(groups) <= 4 else 0.06
+    for axes, (axis, label, unit) in zip(panels.flat[:3], _PANELS, strict=True):
+        for style, group, curve in zip(styles, groups, curves, strict=True):
+            _draw_accuracy(axes, style, group, curve, curve.cost(axis) * unit, shade)
+        axes.axhline(100 * comparison.target.accuracy, color="#555555", linewidth=1, linestyle=(0, (1, 2)))
+        axes.set(xlabel=label, ylabel="Accuracy (%)", ylim=_accuracy_limits(curves))
+        axes.grid(alpha=0.25)
+        axes.margins(x=0.03)
+    _draw_gates(panels[1, 1], groups, styles)
+    handles = [_handle(style, group) for style, group in zip(styles, groups, strict=True)]
+    best = f"best of {_short(comparison.baseline)} ({percent(comparison.target.accuracy)})"
+    handles.append(Line2D([], [], color="#555555", linewidth=1, linestyle=(0, (1, 2)), label=_literal(best)))
+    font = FontProperties(size=11)
+    columns = min(4, _columns(canvas, font, [str(handle.get_label()) for handle in handles]))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, prop=font)
+    figure.suptitle(f"{_literal(title)}\n{_band_note(groups)}", fontsize=13)
+    return figure
+
+
+def _draw_accuracy(
+    axes: Axes, style: LineStyle, group: SeedGroup, curve: EvaluationCurve, x: np.ndarray, shade: float
+) -> None:
+    low, high = seed_band(group, curve)
+    every = max(1, x.size // 40)
+    axes.plot(
+        x,
+        100 * curve.accuracy,
+        color=style.color,
+        marker=style.marker,
+        linestyle=style.dash,
+        linewidth=1.8,
+        markersize=6,
+        markevery=every,
+    )
+    if np.isfinite(low).any():
+        axes.fill_between(x, 100 * low, 100 * high, color=style.color, alpha=shade, linewidth=0)
+
+
+def _accuracy_limits(curves: Sequence[EvaluationCurve]) -> tuple[float, float]:
+    """Limits around the curves; the t-interval of two seeds can be wider than the axis."""
+    values = 100 * np.concatenate([curve.accuracy for curve in curves])
+    pad = max(5.0, 0.25 * float(values.max() - values.min()))
+    return max(0.0, float(values.min()) - pad), min(100.0, float(values.max()) + pad)
+
+
+def _draw_gates(axes: Axes, groups: Sequence[SeedGroup], styles: Sequence[LineStyle]) -> None:
+    """Draw z of each group's first seed, its threshold, and a ring at the shut-off step."""
+    gated = [
+        (style, group.runs[0]) for style, group in zip(styles, groups, strict=True) if group.runs[0].gate.steps.size
+    ]
+    axes.set(xlabel="Training steps", ylabel="z")
+    if not gated:
+        axes.set_title("Gate z-score", fontsize=11)
+        axes.set(xticks=(), yticks=())
+        axes.text(0.5, 0.5, "no gate values in these runs", transform=axes.transAxes, ha="center", color="#555555")
+        return
+    for style, run in gated:
+        _draw_gate(axes, style, run)
+    several = any(len(group.runs) > 1 for group in groups)
+    axes.set_title(
+        f"Gate z-score{' of the first seed' if several else ''} (line: threshold, ring: shut-off)", fontsize=11
+    )
+    if max(float(np.abs(run.gate.z[np.isfinite(run.gate.z)]).max(initial=0)) for _, run in gated) > _WIDE_Z:
+        axes.set_yscale("symlog", linthresh=2.0)
+    axes.grid(alpha=0.25)
+    axes.margins(x=0.03)
+
+
+def _draw_gate(axes: Axes, style: LineStyle, run: RunCurves) -> None:
+    gate = run.gate
+    every = max(1, gate.steps.size // 40)
+    axes.plot(
+        gate.steps,
+        gate.z,
+        color=style.color,
+        marker=style.marker,
+        linestyle=style.dash,
+        linewidth=1.3,
+        markersize=4,
+        markevery=every,
+    )
+    if gate.threshold is not None and np.isfinite(gate.threshold):
+        for threshold in (gate.threshold, -gate.threshold) if gate.two_sided else (gate.threshold,):
+            axes.axhline(threshold, color=style.color, linewidth=1.2, linestyle=style.dash, alpha=0.6)
+    if gate.shutoff_step is not None and gate.shutoff_step in gate.steps:
+        z = gate.z[np.flatnonzero(gate.steps == gate.shutoff_step)[0]]
+        axes.plot(
+            [gate.shutoff_step], [z], marker="o", markersize=14, fillstyle="none", color=style.color, markeredgewidth=2
+        )
+
+
+def _columns(canvas: FigureCanvasAgg, font: FontProperties, labels: Sequence[str]) -> int:
+    """Number of labels that fit next to each other."""
+    renderer = canvas.get_renderer()  # type: ignore[no-untyped-call]
+    widest = max(renderer.get_text_width_height_descent(label, font, ismath=False)[0] for label in labels)
+    return max(1, min(len(labels), int(canvas.figure.bbox.width / (widest + _LEGEND_LINE))))
+
+
+def _handle(style: LineStyle, group: SeedGroup) -> Line2D:
+    seeds = f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
+    label = _literal(_short(group.name) + seeds)
+    return Line2D([], [], color=style.color, marker=style.marker, linestyle=style.dash, linewidth=1.8, label=label)
+
+
+def _short(name: str) -> str:
+    """A long name with its middle elided, because groups differ at the ends of their names."""
+    half = _LEGEND_LABEL // 2
+    return name if len(name) <= _LEGEND_LABEL else f"{name[:half]}…{name[1 - half :]}"
+
+
+def _literal(text: str) -> str:
+    """Escape text for matplotlib: $ starts math mode, and labels with a leading _ are hidden."""
+    return text.replace("$", r"\$").replace("_", "\u200b_", 1) if text.startswith("_") else text.replace("$", r"\$")
+
+
+def _band_note(groups: Sequence[SeedGroup]) -> str:
+    numbers = {len(group.runs) for group in groups}
+    if numbers == {1}:
+        return "bands: 95% over problems; one seed only"
+    if 1 in numbers:
+        return "bands: 95% over seeds, over problems for single seeds"
+    return "means over seeds; bands: 95% over seeds"
+
+
+def _page(
+    groups: Sequence[SeedGroup], comparison: Comparison, picture: bytes, title: str, sampling_share: float | None
+) -> str:
+    image = base64.b64encode(picture).decode("ascii")
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{html.escape(title)}</title><style>{PAGE_STYLE}</style></head><body>",
+        f"<h1>{html.escape(title)}</h1>",
+        f'<p class="evidence">{html.escape(weigh(comparison).sentence)}</p>',
+        f'<img alt="Accuracy against steps, backward passes and minutes; gate z-score" '
+        f'src="data:image/png;base64,{image}">',
+    ]
+    for table in all_tables(groups, comparison, sampling_share):
+        parts.append(f'<h2>{html.escape(table.title)}</h2><div class="wide"><table><thead><tr>')
+        parts.append("".join(f'<th scope="col">{html.escape(name)}</th>' for name in table.header))
+        parts.append("</tr></thead><tbody>")
+        for row in table.rows:
+            parts.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>")
+        parts.append("</tbody></table></div>")
+    parts.append("</body></html>\n")
+    return "\n".join(parts)

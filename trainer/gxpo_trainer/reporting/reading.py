@@ -1,0 +1,142 @@
+"""Readers of a run's files.
+
+A run that recovers from a checkpoint continues as a new attempt and repeats steps. The readers merge attempts into one
+history: from its first reported step on, an attempt replaces all earlier ones, including steps that it has not reached
+again. No step occurs twice, and none of an abandoned history.
+
+Loads runs from their folders for a comparison. Free of torch; compare/rows.py turns rows into curves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gxpo_trainer.compare.curves import RunCurves
+from gxpo_trainer.compare.rows import SERIES_NAMES, STEP_TIMES, Series, run_curves
+from gxpo_trainer.compare.seeds import SeedGroup, group_by_config
+from gxpo_trainer.errors import DataError
+from gxpo_trainer.jsonl import Row, decode_number, read_lines
+
+METRICS, SAMPLES, EVALUATIONS, EVENTS = "metrics.jsonl", "samples.jsonl", "evaluations.jsonl", "events.jsonl"
+TIMELINE = "timeline.jsonl"
+IDENTITY = "run.json"
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """Rows of the merged history in order of steps, one per step, with float values.
+
+    path: metrics.jsonl or the run's folder; a missing file has no rows. Raises DataError (file and line) for a line
+    that is not a JSON object.
+    """
+    file = _locate(path, METRICS)
+    rows: dict[tuple[int, int], Row] = {}
+    for row in read_lines(file):
+        row["metrics"] = {name: decode_number(value) for name, value in row["metrics"].items()}
+        earlier = rows.get((row["attempt"], row["step"]))
+        rows[row["attempt"], row["step"]] = row | {"metrics": earlier["metrics"] | row["metrics"]} if earlier else row
+    return _one_history(list(rows.values()), _first_steps(rows.values()), key=lambda row: row["step"])
+
+
+def read_evaluations(path: Path) -> list[Row]:
+    """Evaluations of the merged history in order of steps, one per step and benchmark. See `read_metrics`."""
+    file = _locate(path, EVALUATIONS)
+    rows = list(read_lines(file))
+    for row in rows:
+        row["scores"] = {name: decode_number(value) for name, value in row["scores"].items()}
+        for name in ("backward_passes_total", "training_s", "tokens_total"):
+            if isinstance(row.get(name), str):
+                row[name] = decode_number(row[name])
+    return _one_history(rows, _metrics_first_steps(file), key=lambda row: (row["step"], row["benchmark"]))
+
+
+def read_samples(path: Path) -> list[Row]:
+    """Responses of the merged history in order of steps. See `read_metrics`."""
+    file = _locate(path, SAMPLES)
+    firsts = _metrics_first_steps(file)
+    return _one_history(list(read_lines(file)), firsts, key=lambda row: (row["step"], row["group"], row["sample"]))
+
+
+def read_events(path: Path) -> list[Row]:
+    """All events of all attempts, in the order of writing."""
+    return list(read_lines(_locate(path, EVENTS)))
+
+
+def read_identity(out_dir: Path) -> Row:
+    """run.json. Raises DataError when it is missing or damaged."""
+    path = out_dir / IDENTITY
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist; give the output folder of a run") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not valid JSON ({error}); restore it or give another run") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path} is not a JSON object; restore it or give another run")
+    return found
+
+
+def _locate(path: Path, name: str) -> Path:
+    return path / name if path.is_dir() else path
+
+
+def _first_steps(rows: Iterable[Row]) -> dict[int, int]:
+    """The first reported step of each attempt."""
+    firsts: dict[int, int] = {}
+    for row in rows:
+        firsts[row["attempt"]] = min(row["step"], firsts.get(row["attempt"], row["step"]))
+    return firsts
+
+
+def _metrics_first_steps(path: Path) -> dict[int, int]:
+    return _first_steps(read_lines(path.with_name(METRICS)))
+
+
+def _one_history(rows: list[Row], firsts: Mapping[int, int], key: Callable[[Row], Any]) -> list[Row]:
+    """Rows not replaced by a later attempt; of rows with equal keys the last one of the latest attempt."""
+    chosen: dict[Any, Row] = {}
+    for row in sorted(rows, key=lambda row: int(row["attempt"])):
+        replaced = any(attempt > row["attempt"] and row["step"] >= first for attempt, first in firsts.items())
+        if not replaced:
+            chosen[key(row)] = row
+    return [chosen[found] for found in sorted(chosen)]
+
+
+def load_run(out_dir: Path, benchmark: str | None = None, metric: str = "pass@1") -> RunCurves:
+    """Curves of one run from metrics.jsonl, evaluations.jsonl and run.json.
+
+    benchmark: a name; by default the macro average of all benchmarks, at the steps where all were evaluated.
+    metric: a name in `scores`. Raises DataError when the run has no such evaluation.
+    """
+    identity = read_identity(out_dir)
+    chosen = None if benchmark is None else [benchmark]
+    series = _series(read_metrics(out_dir))
+    try:
+        return run_curves(identity, read_evaluations(out_dir), series, benchmarks=chosen, metric=metric)
+    except DataError as error:
+        raise DataError(f"{out_dir / EVALUATIONS}: {error}") from None
+
+
+def group_runs(folders: Sequence[Path], benchmark: str | None = None, metric: str = "pass@1") -> list[SeedGroup]:
+    """Load runs and group those whose configs differ only in name and seed, in order of appearance.
+
+    Raises DataError when a group has a seed twice.
+    """
+    return group_by_config(
+        [(load_run(folder, benchmark, metric), read_identity(folder)["config"]) for folder in folders]
+    )
+
+
+def _series(rows: Sequence[Row]) -> Series:
+    """The metrics that curves need, as arrays, from rows in order of steps."""
+    found = {}
+    for name in (*SERIES_NAMES, *STEP_TIMES):
+        pairs = [(row["step"], row["metrics"][name]) for row in rows if name in row["metrics"]]
+        if pairs:
+            steps, values = np.array(pairs, dtype=np.float64).T
+            found[name] = (steps, values)
+    return found

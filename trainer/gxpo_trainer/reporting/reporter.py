@@ -1,0 +1,185 @@
+"""Writer of a run's files: metrics, samples, evaluations and events as JSON lines.
+
+    run.json            identity of the run (identity.py); written once, attempts are appended
+    metrics.jsonl       {"attempt", "step", "time", "metrics": {name: value}}
+    samples.jsonl       {"attempt", "step", "time", "prompt_id", ..., "verdict", "reward", "length"}, in an environment
+                        also {"turns": [{"speaker", "text", "reward"}], "end", "end_detail", "sampled_length"}
+    evaluations.jsonl   {"attempt", "step", "time", "benchmark", "scores": {...}, "per_problem": [...], ...}
+    events.jsonl        {"time", "kind", "message", ...}
+    timeline.jsonl      {"attempt", "step", "time", "begin", "spans": [[process, activity, begin, end], ...]}
+
+`time` is seconds since 1970; jsonl.py documents how lines and non-finite numbers are written.
+
+A run that recovers from a checkpoint continues as a new attempt and repeats steps; reading.py merges the attempts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from gxpo_trainer.jsonl import JsonLines, Row, plain, write_json
+from gxpo_trainer.reporting.reading import EVALUATIONS, EVENTS, IDENTITY, METRICS, SAMPLES, TIMELINE, read_identity
+from gxpo_trainer.types import Episode, Sample, ScoredGroup
+
+
+class Exporter(Protocol):
+    """Receives metric rows as they are written; see exporters.py."""
+
+    name: str
+
+    def write(self, row: Row) -> None: ...
+    def close(self) -> None: ...
+
+
+class RunReporter:
+    """Writes the files of one run. Not thread-safe.
+
+    Order: `start_attempt` first, then any of the log calls; `sync` before each checkpoint is published, so that no
+    checkpoint is newer than its metrics on disk; `close` at the end.
+
+    samples_per_step: groups per step written to samples.jsonl. exporters: receive each metric row after it is written;
+    one that raises is closed, recorded as an event and dropped, because its rows can be exported later from the file.
+    Raises TrainingError (`disk_full`) when the disk is full.
+    """
+
+    def __init__(
+        self,
+        out_dir: Path,
+        *,
+        samples_per_step: int = 4,
+        exporters: Iterable[Exporter] = (),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.out_dir = out_dir
+        out_dir.mkdir(parents=True, exist_ok=True)
+        self.attempt = 1
+        self._samples_per_step = samples_per_step
+        self._exporters = list(exporters)
+        self._clock = clock
+        self._files = {name: JsonLines(out_dir / name) for name in (METRICS, SAMPLES, EVALUATIONS, EVENTS, TIMELINE)}
+        for name, file in self._files.items():
+            if file.bytes_cut:
+                self.log_event("torn_line", f"{name}: cut {file.bytes_cut} bytes of an unfinished line", file=name)
+
+    def start_attempt(self, attempt: int, resume_step: int) -> None:
+        """Start `attempt`, whose first step is `resume_step + 1`; all following rows belong to it."""
+        if attempt < 1 or resume_step < 0:
+            raise ValueError(f"attempt = {attempt}, resume_step = {resume_step}: attempts count from 1, steps from 0")
+        self.attempt = attempt
+        how = "started" if attempt == 1 and resume_step == 0 else f"continues after step {resume_step}"
+        self.log_event("attempt", f"attempt {attempt} {how}", attempt=attempt, resume_step=resume_step)
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write one row for (attempt, step); a second row of a step adds its metrics to the first."""
+        row = {"attempt": self.attempt, "step": step, "time": self._clock(), "metrics": dict(metrics)}
+        self._files[METRICS].append(row)
+        for exporter in list(self._exporters):
+            self._export(exporter, row)
+
+    def log_samples(self, step: int, groups: Sequence[ScoredGroup]) -> None:
+        """The first `samples_per_step` groups, one line a response; what is missing (no answer) is null."""
+        now = self._clock()
+        for index, scored in enumerate(groups[: self._samples_per_step]):
+            prompt = scored.group.prompt
+            for number, (sample, verdict) in enumerate(zip(scored.group.samples, scored.verdicts, strict=True)):
+                row = {
+                    "attempt": self.attempt,
+                    "step": step,
+                    "time": now,
+                    "prompt_id": prompt.id,
+                    "group": index,
+                    "sample": number,
+                    "prompt": prompt.text,
+                    "response": sample.text,
+                    "extracted": verdict.extracted,
+                    "gold": prompt.gold,
+                    "verdict": verdict.status,
+                    "detail": verdict.detail,
+                    "reward": verdict.reward,
+                    "components": verdict.reward_components,
+                    "length": len(sample.token_ids),
+                    "truncated": sample.truncated,
+                    "weights_version": scored.group.weights_version,
+                }
+                if sample.episode is not None:
+                    row |= _episode_fields(sample, sample.episode)
+                if len(sample.versions) > 1:  # weights changed in flight: (version, number of tokens) of each part
+                    row["versions"] = sample.versions
+                self._files[SAMPLES].append(row)
+
+    def log_evaluation(self, step: int, record: Mapping[str, Any]) -> None:
+        """Write one evaluation; attempt, step and time are added to `record`."""
+        head = {"attempt": self.attempt, "step": step, "time": self._clock()}
+        self._files[EVALUATIONS].append({**head, **{k: v for k, v in record.items() if k not in head}})
+
+    def log_timeline(self, step: int, begin: float, spans: Iterable[tuple[str, str, float, float]]) -> None:
+        """What each process did in a step: (process, activity, begin, end), written relative to the step's begin."""
+        shown = [[process, activity, round(b - begin, 3), round(e - begin, 3)] for process, activity, b, e in spans]
+        head = {"attempt": self.attempt, "step": step, "time": self._clock()}
+        self._files[TIMELINE].append({**head, "begin": begin, "spans": shown})
+
+    def log_event(self, kind: str, message: str, **fields: Any) -> None:
+        """Write an event for the user: a restart, a fallback, a checkpoint, the end."""
+        self._files[EVENTS].append({"time": self._clock(), "kind": kind, "message": message, **fields})
+
+    def write_identity(self, identity: Mapping[str, Any]) -> None:
+        """Write run.json. A later attempt keeps the first identity and records what changed."""
+        path = self.out_dir / IDENTITY
+        head: Row = {"attempt": self.attempt, "time": self._clock()}
+        if not path.exists():
+            write_json(path, {**identity, "attempts": [head]})
+            return
+        first = read_identity(self.out_dir)
+        past = first.pop("attempts", [])
+        head["changed"] = {
+            name: {"first": first.get(name), "now": identity.get(name)}
+            for name in sorted({*first, *identity})
+            if plain(first.get(name)) != plain(identity.get(name))
+        }
+        write_json(path, {**first, "attempts": [*past, head]})
+
+    def sync(self) -> None:
+        """Flush everything written so far to disk (fsync)."""
+        for file in self._files.values():
+            file.sync()
+
+    def close(self) -> None:
+        for exporter in list(self._exporters):
+            self._close_exporter(exporter)
+        for file in self._files.values():
+            file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _export(self, exporter: Exporter, row: Row) -> None:
+        try:
+            exporter.write(row)
+        except Exception as error:  # an error of a logging library must not end a training run
+            message = f"{exporter.name}: {error}; disabled for this run, metrics.jsonl has every row"
+            self.log_event("exporter_failed", message, exporter=exporter.name)
+            self._close_exporter(exporter)
+
+    def _close_exporter(self, exporter: Exporter) -> None:
+        self._exporters.remove(exporter)
+        try:
+            exporter.close()
+        except Exception as error:  # see _export
+            self.log_event("exporter_failed", f"{exporter.name}: {error}", exporter=exporter.name)
+
+
+def _episode_fields(sample: Sample, episode: Episode) -> Row:
+    """Who said what, and how the episode ended; `length` also counts tokens that the environment wrote."""
+    turns = [{"speaker": turn.speaker, "text": turn.text, "reward": turn.reward} for turn in episode.turns]
+    return {
+        "turns": turns,
+        "end": episode.end,
+        "end_detail": episode.detail,
+        "sampled_length": sample.num_sampled,
+    }

@@ -1,0 +1,115 @@
+"""Tables of a comparison in the terminal.
+
+Output of `gxpo eval`: scores, differences to earlier scores, and published numbers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from gxpo_trainer.compare.evidence import weigh
+from gxpo_trainer.compare.groups import Comparison
+from gxpo_trainer.compare.intervals import paired_bootstrap
+from gxpo_trainer.compare.published import gxpo_paper, published_model
+from gxpo_trainer.compare.seeds import SeedGroup, incomparable
+from gxpo_trainer.compare.text_tables import all_tables
+
+
+def print_tables(
+    groups: Sequence[SeedGroup],
+    comparison: Comparison,
+    console: Console | None = None,
+    sampling_share: float | None = None,
+) -> None:
+    """Print the comparison's tables and its evidence statement."""
+    console = console if console is not None else Console()
+    for table in all_tables(groups, comparison, sampling_share):
+        shown = RichTable(
+            title=Text(table.title), title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False
+        )
+        for number, name in enumerate(table.header):
+            shown.add_column(Text(name), justify="left" if number == 0 else "right")
+        for row in table.rows:
+            shown.add_row(*(Text(cell) for cell in row))
+        console.print(shown)
+    console.print(Text(weigh(comparison).sentence))
+
+
+Record = Mapping[str, Any]
+
+
+def show(table: Table) -> None:
+    # Without a terminal rich assumes 80 columns, which would wrap the intervals.
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
+def scores_table(records: Sequence[Record], samples: int) -> Table:
+    """One row per benchmark: pass@1, pass@n and maj@n with their intervals, length, truncation."""
+    table = Table(title=f"{samples} samples per problem, 95% intervals")
+    names = dict.fromkeys(["pass@1", f"pass@{samples}", f"maj@{samples}"])
+    for column in ("benchmark", "problems", *names, "mean length", "truncated"):
+        table.add_column(column, justify="left" if column == "benchmark" else "right")
+    for record in records:
+        scores = record["scores"]
+        cells = [
+            f"{scores[name]:.1%} [{scores[f'{name}/ci_low']:.1%}, {scores[f'{name}/ci_high']:.1%}]" for name in names
+        ]
+        ends = [f"{scores['length_mean']:.0f}", f"{scores['truncated_fraction']:.1%}"]
+        table.add_row(record["benchmark"], str(record["num_problems"]), *cells, *ends)
+    return table
+
+
+def difference_table(records: Sequence[Record], earlier: Sequence[Record]) -> Table:
+    """Paired difference of pass@1 to the last earlier record of each benchmark, or why it is not comparable."""
+    table = Table(title="pass@1 against the earlier evaluation, 95% intervals, paired by problem")
+    for column in ("benchmark", "earlier", "now", "difference"):
+        table.add_column(column, justify="right" if column in ("earlier", "now") else "left")
+    last = {record["benchmark"]: record for record in earlier}
+    for record in records:
+        before = last.get(record["benchmark"])
+        if before is None:
+            table.add_row(record["benchmark"], "–", f"{record['scores']['pass@1']:.1%}", "not in the earlier file")
+            continue
+        ends = [f"{found['scores']['pass@1']:.1%}" for found in (before, record)]
+        table.add_row(record["benchmark"], *ends, _difference(record, before))
+    return table
+
+
+def _difference(record: Record, before: Record) -> str:
+    reasons = incomparable(record, before)
+    if reasons:
+        return "not comparable: " + "; ".join(reasons)
+    found = paired_bootstrap(record["per_problem"], before["per_problem"])
+    if found.low is None or found.high is None:
+        return f"{found.mean:+.1%}"
+    return f"{found.mean:+.1%} [{found.low:+.1%}, {found.high:+.1%}]"
+
+
+def published_table(records: Sequence[Record], model: str) -> Table | None:
+    """Our pass@1 and the paper's sampled pass@1 on the evaluated benchmarks; None if the paper has none of them.
+
+    Limited to the base model that `model` names, if it names one.
+    """
+    paper = gxpo_paper()
+    base = published_model(model)
+    rows = paper.sampled_scores(base)
+    ours = {record["benchmark"]: record["scores"]["pass@1"] for record in records}
+    shown = [name for name in ours if any(name in row.scores for row in rows)]
+    if not shown:
+        return None
+    caption = "For orientation only: the paper uses its own grader, templates and samples."
+    table = Table(title=f"sampled pass@1, published: {paper.source}", caption=caption)
+    for column in ("model", "rule", *shown):
+        table.add_column(column, justify="left" if column in ("model", "rule") else "right")
+    table.add_row(model, "this evaluation", *(f"{ours[name]:.1%}" for name in shown), end_section=True)
+    for row in rows:
+        table.add_row(row.model, row.label, *(f"{row.scores[name]:.1f}%" for name in shown))
+    return table

@@ -1,0 +1,434 @@
+"""Selection of each step's prompts and seeds, and the resulting rollouts.
+
+Batches of the strict loop: sampled by the weights that the learner is about to move.
+
+Batches that are sampled ahead of the learner.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gxpo_trainer.algo.batch import zero_variance
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.base import Phase
+from gxpo_trainer.data.prompts import PromptCursor, resolve_template
+from gxpo_trainer.errors import TrainingError
+from gxpo_trainer.rollout.engines import Engine
+from gxpo_trainer.rollout.pool import Collected, Collection, RolloutPool
+from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplingSettings
+from gxpo_trainer.rollout.weight_sync import PoolSync
+from gxpo_trainer.types import Group, HttpUsage, Prompt, ScoredGroup
+
+if TYPE_CHECKING:
+    from gxpo_trainer.rollout.pool import Collected, RolloutPool
+
+REPEATED = -1
+"""Round of prompts that are sampled again because their groups were too old."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """One step's scored groups. num_tokens counts all sampled tokens, including those of resampled groups, and none
+    that an environment wrote.
+
+    idle_fraction: see pool.Collected. engines_alive: engines that were ready at the end. http: cost of reward
+    components over HTTP, of resampled groups too; None in a run without them.
+    """
+
+    groups: list[ScoredGroup]
+    num_tokens: int
+    rollout_s: float
+    verify_s: float
+    num_resampled: int
+    sampling_s: float
+    idle_fraction: float = 0.0
+    engines_alive: int = 1
+    num_dropped: int = 0
+    http: HttpUsage | None = None
+
+
+class RolloutPlanner:
+    """Draws prompts with a resumable cursor, whose position is its only state."""
+
+    def __init__(
+        self, config: RunConfig, prompts: Sequence[Prompt], token_ids: Sequence[npt.NDArray[np.int32]]
+    ) -> None:
+        self.config = config
+        self._template = resolve_template(config.data.template, config.data.source)
+        self.prompts, self.token_ids = prompts, token_ids
+        self.sampling = SamplingSettings(
+            max_new_tokens=config.rollout.max_new_tokens,
+            temperature=config.rollout.temperature,
+            ignore_eos=config.rollout.ignore_eos,
+        )
+        self.restart()
+
+    def restart(self) -> None:
+        """Return to the first prompt of the first epoch."""
+        self.cursor = PromptCursor(len(self.prompts), seed=self.config.seed, shuffle=self.config.data.shuffle)
+
+    def collect(self, pool: RolloutPool, step: int, version: int) -> Rollouts:
+        """Sample and score one step's groups with the weights of `version`."""
+
+        def collect(requests: Sequence[SampleRequest]) -> Collected:
+            return pool.collect(requests, self.sampling, version)
+
+        prompts = self.cursor.next(self.config.rollout.prompts_per_step)
+        return self.complete(collect(self.requests(prompts, step)), step, collect)
+
+    def complete(
+        self, first: Collected, step: int, collect: Callable[[Sequence[SampleRequest]], Collected]
+    ) -> Rollouts:
+        """The step's rollouts from the groups of its first round.
+
+        With `zero_variance = "resample"`, groups with equal rewards are replaced by groups of other prompts, for at
+        most `resample_limit` rounds (dynamic sampling, DAPO, arXiv 2503.14476), which `collect` samples.
+        """
+        num_groups = self.config.rollout.prompts_per_step
+        kept: list[ScoredGroup] = []
+        flat: list[ScoredGroup] = []
+        tokens, rollout_s, verify_s, idle_s, rounds = 0, 0.0, 0.0, 0.0, 0
+        http: HttpUsage | None = None
+        resample = self.config.learner.loss.zero_variance == "resample"
+        limit = self.config.learner.loss.resample_limit if resample else 0
+        part = first
+        while True:
+            rollout_s, verify_s, rounds = rollout_s + part.rollout_s, verify_s + part.verify_s, rounds + 1
+            idle_s += part.idle_fraction * part.rollout_s
+            tokens += num_sampled(part.groups)
+            http = http_usage(part.groups, http)
+            for group in part.groups:
+                is_flat = resample and zero_variance([verdict.reward for verdict in group.verdicts])
+                (flat if is_flat else kept).append(group)
+            if len(kept) >= num_groups or rounds > limit:
+                break
+            part = collect(self.requests(self.cursor.next(num_groups - len(kept)), step, rounds))
+        # Fill up with zero-variance groups, which have no gradient, so that the batch keeps its size.
+        groups = kept + flat[: max(0, num_groups - len(kept))]
+        return Rollouts(
+            groups,
+            tokens,
+            rollout_s,
+            verify_s,
+            num_resampled=max(0, rounds - 1),
+            sampling_s=rollout_s,
+            idle_fraction=idle_s / rollout_s if rollout_s else 0.0,
+            engines_alive=part.engines_alive,
+            http=http,
+        )
+
+    def requests(
+        self, indices: Sequence[int], step: int, round_: int = 0, version: int | None = None
+    ) -> list[SampleRequest]:
+        """One request per prompt, seeded only in deterministic mode, which is slightly slower.
+
+        version: of the weights that sample, None for the step's own, step − 1.
+        """
+        return [
+            self._request(
+                self.prompts[index],
+                self.token_ids[index],
+                request_seed(self.config.seed, step, round_, position, version),
+            )
+            for position, index in enumerate(indices)
+        ]
+
+    def repeated(self, groups: Sequence[Group], step: int) -> list[SampleRequest]:
+        """Requests for the prompts of these groups again."""
+        return [
+            self._request(
+                group.prompt, group.prompt_token_ids, request_seed(self.config.seed, step, REPEATED, position)
+            )
+            for position, group in enumerate(groups)
+        ]
+
+    def _request(self, prompt: Prompt, token_ids: npt.NDArray[np.int32], seed: int) -> SampleRequest:
+        config = self.config
+        return SampleRequest(
+            prompt=prompt,
+            prompt_token_ids=token_ids,
+            num_samples=config.rollout.samples_per_prompt,
+            seed=seed if config.rollout.deterministic else None,
+            episode=EpisodeStart.of(prompt, self._template, seed, config.data.max_prompt_tokens)
+            if config.environment.multi_turn
+            else None,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.cursor.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.cursor.load_state_dict(state)
+
+
+def http_usage(groups: Sequence[ScoredGroup], before: HttpUsage | None = None) -> HttpUsage | None:
+    """Cost of the groups' reward components over HTTP, added to `before`; None without such components."""
+    found = [verdict.http for group in groups for verdict in group.verdicts if verdict.http is not None]
+    return sum(found, before or HttpUsage()) if found else before
+
+
+def num_sampled(groups: Sequence[ScoredGroup]) -> int:
+    """Tokens that the policy wrote."""
+    return sum(sample.num_sampled for scored in groups for sample in scored.group.samples)
+
+
+def request_seed(run_seed: int, step: int, round_: int, position: int, version: int | None = None) -> int:
+    """A 31-bit seed, a platform-independent hash of its arguments. version: None stands for step − 1."""
+    key = f"{run_seed}/{step}/{round_}/{position}"
+    if version is not None and version != step - 1:
+        key += f"/{version}"
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") >> 1
+
+
+class RolloutSource(Protocol):
+    """Where the training loop takes its batches from."""
+
+    sync_due: bool
+    """Whether a sync was put off that can be made now."""
+
+    def batch(self, step: int) -> Rollouts:
+        """The scored groups of this step."""
+
+    def sync(self, version: int) -> PoolSync | None:
+        """Bring the engines to the learner's weights; None: put off."""
+
+    def collect(
+        self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int, *, rewards: bool = True
+    ) -> Collected:
+        """Sample and score requests that belong to no step, by the weights of `version`."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    def restart(self) -> None:
+        """Return to the first prompt."""
+
+    def discard(self) -> None:
+        """Drop what was sampled for coming steps."""
+
+
+class OnPolicyRollouts:
+    """Samples a batch when its step begins; nothing is ever put off or discarded."""
+
+    sync_due = False
+
+    def __init__(self, pool: RolloutPool, planner: RolloutPlanner) -> None:
+        self._pool, self._planner = pool, planner
+        self.sync = pool.sync
+        self.collect = pool.collect
+        self.state_dict, self.load_state_dict = planner.state_dict, planner.load_state_dict
+        self.restart = planner.restart
+
+    def batch(self, step: int) -> Rollouts:
+        return self._planner.collect(self._pool, step, version=step - 1)
+
+    def discard(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """Requests of a coming step: prompts and their indices in the collection."""
+
+    prompts: list[int]
+    requests: list[int]
+    begun: float
+
+
+class AsyncRollouts:
+    """Samples the batches of coming steps while the learner updates.
+
+    With depth d = `rollout.async_depth`, version v of the weights samples the batches of steps up to v + 1 + d, so that
+    no batch is older than allowed. A batch always consists of the prompts that were drawn for it, however long they
+    take.
+
+    Order of step t: `batch(t)`, then `sync` if `sync_due`; the learner updates while `serve` keeps the engines at work;
+    `sync(t)`. Engines take new weights once all requests are finished, with `update_in_flight` at any time. In
+    deterministic mode `sync` waits for that moment, so that the batch of step t is always sampled by version t − 1 − d,
+    or by the version of the checkpoint before it where that is newer: a resumed run then samples what the
+    uninterrupted one would have.
+
+    An engine that starts again is synced while the learner is idle, and else with the next sync.
+    """
+
+    def __init__(self, config: RunConfig, pool: RolloutPool, planner: RolloutPlanner) -> None:
+        self._config, self._pool, self._planner = config, pool, planner
+        self._depth = config.rollout.async_depth
+        self._deterministic = config.rollout.deterministic
+        self._collection: Collection | None = None
+        self._planned: dict[int, _Planned] = {}
+        self._drawn: dict[int, list[int]] = {}
+        """Prompts of steps whose batches were under way at the checkpoint."""
+        self._next_step = 1
+        self._learner_version = self._engine_version = 0
+        self._learner_busy = self._syncing = False
+
+    # ---- a step ---------------------------------------------------------------------------------------------
+
+    def batch(self, step: int) -> Rollouts:
+        """The groups of this step, complete and scored."""
+        collection, planned = self._open(), self._planned.pop(step)
+        first = self._await(planned.requests)
+        rollouts = self._planner.complete(first, step, self._collect_now)
+        rollouts = self._replace_stale(rollouts, step)
+        collection.note_activity()
+        return replace(rollouts, sampling_s=time.perf_counter() - planned.begun - rollouts.verify_s)
+
+    @property
+    def sync_due(self) -> bool:
+        """Whether a sync was put off that can be made now."""
+        return self._engine_version < self._learner_version and (self._in_flight or self._open().resting)
+
+    def sync(self, version: int) -> PoolSync | None:
+        """Bring the engines to the learner's weights and plan the batches that they allow; None: put off."""
+        self._learner_version = version
+        if self._collection is not None and not self._in_flight:
+            while self._deterministic and not self._collection.resting:
+                self._collection.advance()
+            if not self._collection.resting:
+                return None
+        return self._sync_now()
+
+    def serve(self, calls: Sequence[Any], phase: Phase) -> list[Any]:
+        """Wait for one of the learner's calls and keep the engines at work meanwhile; those that are ready.
+
+        Raises Stalled when the learner does not answer within the time-out of `phase`, whatever the engines do.
+        """
+        group = self._pool.engines.placement.group
+        if self._collection is None or self._syncing:
+            return group.wait_for_one(calls, phase)
+        self._learner_busy = True
+        since = group.watch.working_s
+        try:
+            while not (ready := self._collection.advance(calls)):
+                group.watch.check_since(since, phase)
+            return ready
+        finally:
+            self._learner_busy = False
+
+    def collect(
+        self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int, *, rewards: bool = True
+    ) -> Collected:
+        """Sample and score requests that belong to no step, by `version` alone, which must be the learner's."""
+        self._open()
+        if self._engine_version != version:
+            while not (self._in_flight or self._open().resting):
+                self._open().advance()
+            self._sync_now()
+        own = [replace(request, sampling=sampling) for request in requests]
+        collected = self._await(self._open().add(own, rewards=rewards, first=True))
+        versions = {v for g in collected.groups for s in g.group.samples for v, _ in s.versions}
+        if not versions <= {version}:
+            raise TrainingError(f"versions {sorted(versions)} sampled what only version {version} should have sampled")
+        return collected
+
+    # ---- checkpoints and recovery ---------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The cursor, and the prompts of the batches under way, which a resumed run samples again."""
+        planned = {str(step): planned.prompts for step, planned in self._planned.items()}
+        return {**self._planner.state_dict(), "planned": planned}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._planner.load_state_dict(state)
+        self._drawn = {int(step): list(prompts) for step, prompts in state.get("planned", {}).items()}
+
+    def restart(self) -> None:
+        """Return to the first prompt."""
+        self._planner.restart()
+        self._drawn = {}
+
+    def discard(self) -> None:
+        """Drop all batches under way: the learner has lost the weights that sampled them."""
+        if self._collection is not None:
+            self._collection.abort()
+        self._collection = None
+        self._planned.clear()
+
+    # ---- inside ---------------------------------------------------------------------------------------------
+
+    @property
+    def _in_flight(self) -> bool:
+        return self._config.rollout.update_in_flight
+
+    def _open(self) -> Collection:
+        assert self._collection is not None, "sync comes first"
+        return self._collection
+
+    def _sync_now(self) -> PoolSync:
+        self._syncing = True
+        try:
+            synced = self._pool.sync(self._learner_version)
+        finally:
+            self._syncing = False
+        self._engine_version = self._learner_version
+        if self._collection is None:
+            self._collection = Collection(self._pool, self._planner.sampling, self._usable_engines)
+            self._next_step = self._learner_version + 1
+        self._collection.open_streams()
+        self._plan()
+        return synced
+
+    def _usable_engines(self) -> list[Engine]:
+        """Engines that hold a version; while the learner is idle, those that have started again are synced first."""
+        lost = [engine for engine in self._pool.engines.ready if engine.version is None]
+        if lost and not self._learner_busy and not self._syncing:
+            self._syncing = True
+            try:
+                self._pool.sync_engines(lost, self._learner_version)
+            finally:
+                self._syncing = False
+        return [engine for engine in self._pool.engines.ready if engine.version is not None]
+
+    def _plan(self) -> None:
+        """Request the batches that the engines' version may sample."""
+        last = self._engine_version + 1 + self._depth
+        every = self._config.checkpoint.every_steps
+        if self._deterministic and every:
+            last = min(last, (self._engine_version // every + 1) * every)
+        if self._config.budget.steps is not None:
+            last = min(last, self._config.budget.steps)
+        for step in range(self._next_step, last + 1):
+            size = self._config.rollout.prompts_per_step
+            prompts = self._drawn.pop(step, None) or self._planner.cursor.next(size).tolist()
+            requests = self._planner.requests(prompts, step, version=self._engine_version)
+            self._planned[step] = _Planned(prompts, self._open().add(requests), time.perf_counter())
+            self._next_step = step + 1
+
+    def _collect_now(self, requests: Sequence[SampleRequest]) -> Collected:
+        return self._await(self._open().add(requests, first=True))
+
+    def _await(self, indices: Sequence[int]) -> Collected:
+        begin = time.perf_counter()
+        while not self._open().complete(indices):
+            self._open().advance()
+        sampled = time.perf_counter()
+        groups = self._open().take(indices)
+        self._pool.reset_restarts()
+        alive = len(self._pool.engines.ready)
+        return Collected(groups, sampled - begin, time.perf_counter() - sampled, 0.0, alive)
+
+    def _replace_stale(self, rollouts: Rollouts, step: int) -> Rollouts:
+        """Drop groups that are older than allowed and sample their prompts again with the present weights."""
+        oldest = step - 1 - self._depth
+        stale = [scored.group for scored in rollouts.groups if scored.group.weights_version < oldest]
+        if not stale:
+            return rollouts
+        again = self._collect_now(self._planner.repeated(stale, step)).groups
+        kept = [scored for scored in rollouts.groups if scored.group.weights_version >= oldest]
+        return replace(
+            rollouts,
+            groups=kept + again,
+            num_tokens=rollouts.num_tokens + num_sampled(again),
+            num_dropped=len(stale),
+            http=http_usage(again, rollouts.http),
+        )

@@ -1,0 +1,327 @@
+"""The contract between an update rule and the learner that runs it.
+
+A rule decides how the parameters move during one training step. It has access to flat local shards of the fp32
+parameters and a few operations, but not to Ray, DeepSpeed, the model or the loss. The same rule thus runs on a
+two-parameter quadratic in a unit test and on eight ranks of ZeRO-3.
+
+Order of the operations in one step (the learner may rely on it):
+
+    backward → [read gradients] → optimizer_step → [read gradients, write parameters → publish] → backward → …
+
+Gradients are readable from the end of `backward()` until the next `backward()`, also after
+`optimizer_step()`. Parameters may be written in place at any time between passes; the forward pass uses
+them after `publish()`.
+
+The plain step that every rule falls back to, and sums over shards.
+
+What rules share that keep nothing between training steps.
+
+From a rule's settings to the rule. Settings classes are registered in config/rules.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from gxpo_trainer.config import RuleSettings
+from gxpo_trainer.types import Metrics, StepReport
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardResult:
+    """One full gradient of the step's batch.
+
+    loss: the scalar that was differentiated. grad_norm: global L2 norm before clipping. statistics: the
+    policy's metrics of this pass without the `policy/` prefix (loss, clip_fraction, kl, entropy, …).
+    A learner returns the same bits on every rank, so that all ranks take the same decisions.
+    """
+
+    loss: float
+    grad_norm: float
+    statistics: Metrics = field(default_factory=dict)
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+class Recurrence(Protocol):
+    """The base optimizer's element-wise update as a pure function of (θ, state, g, n).
+
+    Called on equally shaped flat tensors (whole shards or chunks of them); updates theta and the moments in
+    place. `step` is the 1-based number of this optimizer step (Adam's bias correction needs it).
+    """
+
+    @property
+    def learning_rate(self) -> float: ...
+
+    @property
+    def weight_decay(self) -> float:
+        """λ of a decay whose share of a step is −ηλθ, which the predictor `displacement` subtracts."""
+
+    @property
+    def moment_names(self) -> tuple[str, ...]: ...
+
+    def __call__(self, theta: Tensor, moments: Sequence[Tensor], gradient: Tensor, step: int) -> None: ...
+
+    def displacement(self, theta: Tensor, moments: Sequence[Tensor], gradient: Tensor, step: int) -> Tensor:
+        """What step number `step` adds to the theta before it, given the moments after it."""
+
+
+class OptimizerState(Protocol):
+    """Live view of the base optimizer's state, aligned with `parameters()`."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken so far; 0 before the first."""
+
+    def set_step(self, step: int) -> None: ...
+
+    def moments(self) -> dict[str, list[Tensor]]:
+        """The state tensors by name (AdamW: `exp_avg`, `exp_avg_sq`; SGD with momentum:
+        `momentum_buffer`), each a list shaped like `parameters()`; zeros before the first step.
+        Writing to them in place changes the optimizer."""
+
+
+class RuleLearner(Protocol):
+    """The operations of a learner that a rule uses. All ranks call them in the same order."""
+
+    def backward(self) -> BackwardResult:
+        """One full gradient of this step's batch at the published parameters, clipped; counts one pass."""
+
+    def optimizer_step(self) -> None:
+        """One step of the base optimizer on the clipped gradient; publishes the result."""
+
+    def parameters(self) -> list[Tensor]:
+        """Local fp32 master shards, flat, no copies, padding left out."""
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients that the optimizer uses (clipped), flat, shaped like `parameters()`."""
+
+    def recurrence(self) -> Recurrence | None:
+        """The optimizer's recurrence at the current learning rate; None when it has no element-wise form."""
+
+    def publish(self) -> None:
+        """Make written master parameters the ones that the forward pass uses."""
+
+    def all_reduce(self, scalars: Tensor) -> Tensor:
+        """Sum of a small float64 vector across ranks."""
+
+    def optimizer_state(self) -> OptimizerState:
+        """The optimizer's state, to save, restore or fast-forward."""
+
+
+class Rule(Protocol):
+    """One update rule. `state_dict` has everything that it keeps between training steps."""
+
+    name: ClassVar[str]
+
+    def step(self, learner: RuleLearner, *, last: bool = True) -> StepReport:
+        """Move the parameters by one step on the learner's current batch and report what was done.
+
+        last: False for all mini-batches of a training step but its last. A gate decides with the last one, once
+        per training step.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-serialisable state: gate window, shut-off step, step counter."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@runtime_checkable
+class BufferingRule(Protocol):
+    """What a rule that holds copies of shards between steps provides in addition to `Rule`."""
+
+    def release_buffers(self) -> None:
+        """Drop the copies: the learner is about to leave its devices. The next step takes them again."""
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """The point that K real optimizer steps on the batch reach from θ⁰, and the passes that they took."""
+
+    theta_k: list[Tensor]
+    backward_passes: int
+
+
+@runtime_checkable
+class LookAheadRule(Protocol):
+    """What a look-ahead rule provides for diagnostics in addition to `Rule`."""
+
+    trajectory: Trajectory | None
+    """A true K-step trajectory to measure the next step's θᴷ and θ̃ against; used once."""
+
+    @property
+    def look_ahead_steps(self) -> int:
+        """K of the next step; 0 after the gate has fired."""
+
+    def activity_threshold(self, learner: RuleLearner, gradients: Sequence[Tensor]) -> float:
+        """Gradients up to this size have no ratio; `gradients` are those of θ⁰."""
+
+
+CPU_CHUNK = 1 << 15
+"""Elements that a CPU core processes at a time, so that operands and temporaries stay in its L2 cache."""
+DEVICE_CHUNK = 1 << 25
+"""Elements that a GPU processes at a time: 256 MB for each float64 temporary, whatever the size of the shard."""
+
+
+def chunk_size(device: torch.device) -> int:
+    """Elements of a shard on `device` that one operation works on at most."""
+    return CPU_CHUNK if device.type == "cpu" else DEVICE_CHUNK
+
+
+def chunks(*shards: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """Equally placed slices of aligned shards, of at most `chunk_size` elements."""
+    for tensors in zip(*shards, strict=True):
+        size = chunk_size(tensors[0].device)
+        yield from zip(*(tensor.split(size) for tensor in tensors), strict=True)
+
+
+def reduce_sums(learner: RuleLearner, sums: Tensor) -> list[float]:
+    """A small float64 vector summed over ranks, as Python floats."""
+    return [float(x) for x in learner.all_reduce(sums)]
+
+
+def sum_over(learner: RuleLearner, function: Callable[..., Tensor], *shards: Sequence[Tensor]) -> list[float]:
+    """Σ over all coordinates of all ranks of a function that maps slices to a small float64 vector."""
+    total: Tensor | None = None
+    for parts in chunks(*shards):
+        value = function(*parts)
+        total = value if total is None else total + value
+    if total is None:
+        raise ValueError("the learner has no parameters on this rank")
+    return reduce_sums(learner, total)
+
+
+def snapshot(tensors: Sequence[Tensor], buffers: list[Tensor] | None) -> list[Tensor]:
+    """Copies of shards, into `buffers` where they are given."""
+    if buffers is None:
+        return [tensor.detach().clone() for tensor in tensors]
+    for buffer, tensor in zip(buffers, tensors, strict=True):
+        buffer.copy_(tensor)
+    return buffers
+
+
+def reposition(theta: Sequence[Tensor], theta0: Sequence[Tensor], alpha: float) -> None:
+    """θ ← θ⁰ + α(θ − θ⁰), in place; α = 1 leaves θ to the bit."""
+    if alpha == 1.0:
+        return
+    for live, start in zip(theta, theta0, strict=True):
+        live.sub_(start).mul_(alpha).add_(start)
+
+
+def policy_metrics(passes: Sequence[BackwardResult]) -> Metrics:
+    """`policy/…` of the last pass and `policy/pass<n>/…` of each, n from 1."""
+    out: Metrics = {}
+    for number, result in enumerate(passes, start=1):
+        named = {"loss": result.loss, **result.statistics}
+        out.update({f"policy/pass{number}/{name}": value for name, value in named.items()})
+        out.update({f"policy/{name}": value for name, value in named.items()})
+    return out
+
+
+def norm(learner: RuleLearner, shards: Sequence[Tensor]) -> float:
+    """‖shards‖ over all ranks, in float64; no copy beyond DEVICE_CHUNK elements."""
+    parts = [part for shard in shards for part in torch.split(shard, DEVICE_CHUNK)]
+    squares = [torch.linalg.vector_norm(part, dtype=torch.float64).square() for part in parts]
+    (square,) = reduce_sums(learner, torch.stack(squares).sum()[None])
+    return math.sqrt(square)
+
+
+def distance(learner: RuleLearner, left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
+    """‖left − right‖ over all ranks."""
+    (square,) = sum_over(learner, _square_distance, left, right)
+    return math.sqrt(square)
+
+
+def cosine(learner: RuleLearner, left: Sequence[Tensor], right: Sequence[Tensor]) -> float | None:
+    """cos(left, right) over all ranks; None when one of them is zero."""
+    dot, first, second = sum_over(learner, _dots, left, right)
+    return dot / math.sqrt(first * second) if first > 0 and second > 0 else None
+
+
+def rms(
+    learner: RuleLearner, shards: Sequence[Tensor], origin: Sequence[Tensor] | None = None, kept: float = 1.0
+) -> float:
+    """Root mean square of all coordinates of all ranks: of `shards`, or of shards − kept · origin."""
+
+    def square_and_count(value: Tensor, start: Tensor | None = None) -> Tensor:
+        change = value if start is None else value - start * kept
+        return _stack(change.square(), torch.ones_like(value))
+
+    square, count = sum_over(learner, square_and_count, shards, *([] if origin is None else [origin]))
+    return math.sqrt(square / count)
+
+
+def finish_plain_step(learner: RuleLearner, first: BackwardResult) -> StepReport:
+    """The optimizer step on a gradient that was just taken; skipped when that is not finite."""
+    metrics = {"grad/norm_g0": first.grad_norm, **policy_metrics([first])}
+    if not first.finite:
+        return StepReport(metrics, backward_passes=1, finite=False, fallback="the gradient is not finite")
+    learner.optimizer_step()
+    norm = last_step_norm(learner)
+    if norm is not None:
+        metrics["update/norm"] = norm
+    return StepReport(metrics, backward_passes=1)
+
+
+def last_step_norm(learner: RuleLearner) -> float | None:
+    """‖θ_after − θ_before‖ of the optimizer step just taken, without a copy of θ_before.
+
+    Computed from the moments after the step. With weight decay the parameters after the step replace those before it, a
+    relative error of ηλ. None without an element-wise recurrence.
+    """
+    recurrence = learner.recurrence()
+    if recurrence is None:
+        return None
+    state = learner.optimizer_state()
+    moments = state.moments()
+    names = recurrence.moment_names
+    step = state.step
+
+    def square(theta: Tensor, gradient: Tensor, *moment_parts: Tensor) -> Tensor:
+        change = recurrence.displacement(theta, moment_parts, gradient, step)
+        return _stack(change.square())
+
+    (total,) = sum_over(learner, square, learner.parameters(), learner.gradients(), *(moments[n] for n in names))
+    return math.sqrt(total)
+
+
+def _stack(*terms: Tensor) -> Tensor:
+    return torch.stack([term.sum(dtype=torch.float64) for term in terms])
+
+
+def _square_distance(left: Tensor, right: Tensor) -> Tensor:
+    return _stack((left - right).square())
+
+
+def _dots(left: Tensor, right: Tensor) -> Tensor:
+    return _stack(left * right, left.square(), right.square())
+
+
+class Stateless:
+    """An empty state in checkpoints."""
+
+    name: ClassVar[str]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            raise ValueError(f"{self.name} has no state, but was given {sorted(state)}")
+
+
+def make_rule(settings: RuleSettings) -> Rule:
+    """The rule that `learner.rule` asks for, in its starting state."""
+    module, _, name = settings.implementation.partition(":")
+    rule: Rule = getattr(importlib.import_module(module), name)(settings)
+    return rule

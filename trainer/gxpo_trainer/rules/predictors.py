@@ -1,0 +1,196 @@
+"""The predictors: how two probes become θᴷ, and the move part of the way to it.
+
+GXPO (arXiv 2605.06755) eq. 6–9. Per coordinate, with S_n(r) = 1 + r + … + rⁿ⁻¹:
+
+    r = g¹/g⁰,  scale = S_K(r)/S_2(r) where |g⁰| > δ, else 1
+    θᴷ = θ⁰ + (θ² − θ⁰)·scale,   θ̃ = θ⁰ + α(θᴷ − θ⁰)
+
+Differs from the paper: r and the scale are clamped as its authors' code does (a |g⁰| just over δ would
+otherwise produce an arbitrarily large step), and the scale is evaluated without 0/0 at r = ±1.
+
+Each function here is one fused pass over one slice of a shard: it reads the probes, writes θ̃ over θ², and
+returns the sums that the metrics need. A slice is a cache-sized chunk on a CPU; on a GPU it is a large one, and the
+function is compiled into one kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gxpo_trainer.config import GxpoRule
+from gxpo_trainer.rules.contract import Recurrence, RuleLearner, chunks, reduce_sums
+from gxpo_trainer.types import Metrics
+
+FIELDS = ("count", "active", "ratio", "ratio_square", "scale", "clipped", "ahead_square", "probed_square")
+"""The sums that a pass returns, float64 [8]; see `extrapolation_metrics`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The settings of one extrapolation, as numbers. α is a parameter because a diagnostic uses α = 1.
+
+    threshold: a coordinate is active where its first gradient (`displacement`: its first step) exceeds it; a tensor []
+    where it differs from step to step, because a number is compiled into the kernel.
+    """
+
+    k: int
+    alpha: float
+    threshold: float | Tensor
+    ratio_clip: tuple[float, float] | None
+    scale_clip: tuple[float, float] | None
+
+    @classmethod
+    def of(cls, settings: GxpoRule, alpha: float | None = None, threshold: float | Tensor | None = None) -> Plan:
+        ratio_clip = None if settings.ratio_clip == "none" else settings.ratio_clip
+        chosen = settings.alpha if alpha is None else alpha
+        bound = settings.delta if threshold is None else threshold
+        return cls(settings.k, chosen, bound, ratio_clip, settings.scale_bounds)
+
+
+def geometric_scale(ratio: Tensor, k: int) -> Tensor:
+    """S_K(r)/S_2(r), without 0/0 at r = ±1.
+
+    K even: Σ_{j<K/2} r^{2j}. K odd: Σ_{j<(K−1)/2} r^{2j} + r^{K−1}/(1+r), which has a true pole at r = −1.
+    K = 2 is exactly 1.
+    """
+    half = k // 2
+    square = ratio * ratio
+    total = torch.ones_like(ratio)
+    for _ in range(half - 1):
+        total = total * square + 1
+    if k % 2:
+        total = total + square**half / (1 + ratio)
+    return total
+
+
+def extrapolate_by_gradient(plan: Plan, theta: Tensor, theta0: Tensor, g0: Tensor, g1: Tensor) -> Tensor:
+    """The paper's rule on one slice. theta: θ² in, θ̃ out; all flat and equally long. Returns FIELDS."""
+    return _extrapolate(theta, theta0, g0, g1, g0.abs() > plan.threshold, plan)
+
+
+def extrapolate_by_displacement(plan: Plan, kept: float, theta: Tensor, theta0: Tensor, theta1: Tensor) -> Tensor:
+    """r = d¹/d⁰ with d the step that the optimizer took, without the weight decay: kept = 1 − ηλ."""
+    d0 = theta1 - theta0 * kept
+    d1 = theta - theta1 * kept
+    return _extrapolate(theta, theta0, d0, d1, d0.abs() > plan.threshold, plan)
+
+
+def extrapolate_by_replay(
+    plan: Plan,
+    recurrence: Recurrence,
+    step: int,
+    keep_moments: bool,
+    theta: Tensor,
+    theta0: Tensor,
+    g0: Tensor,
+    g1: Tensor,
+    *moments: Tensor,
+) -> Tensor:
+    """Run the optimizer itself for n = 2 … K−1 on gₙ = g¹·rⁿ⁻¹, r clamped to [0, 1].
+
+    theta: θ² in, θ̃ out. `step` counts the optimizer steps so far, both probes included. The moments are
+    read, and written only when `keep_moments` (probe state `fast_forward`).
+    """
+    active = g0.abs() > plan.threshold
+    raw = torch.where(active, g1 / g0, 1.0)
+    ratio = raw.clamp(0.0, 1.0)
+    ahead = theta.clone()
+    state = moments if keep_moments else [moment.clone() for moment in moments]
+    gradient = g1.clone()
+    for n in range(2, plan.k):
+        gradient.mul_(ratio)
+        recurrence(ahead, state, gradient, step + n - 1)
+    sums = _sums(active, ratio, torch.zeros_like(ratio), raw != ratio, ahead - theta0, theta - theta0)
+    _move(theta, theta0, ahead - theta0, plan.alpha)
+    return sums
+
+
+def replay_constant_gradient(
+    plan: Plan,
+    recurrence: Recurrence,
+    step: int,
+    keep_moments: bool,
+    theta: Tensor,
+    theta0: Tensor,
+    g0: Tensor,
+    *moments: Tensor,
+) -> Tensor:
+    """One probe: run the optimizer for n = 1 … K−1 on the constant gradient g⁰. theta: θ¹ in, θ̃ out."""
+    ahead = theta.clone()
+    state = moments if keep_moments else [moment.clone() for moment in moments]
+    for n in range(1, plan.k):
+        recurrence(ahead, state, g0, step + n)
+    active = g0.abs() > plan.threshold
+    nothing = torch.zeros_like(g0)
+    sums = _sums(active, nothing, nothing, torch.zeros_like(active), ahead - theta0, nothing)
+    _move(theta, theta0, ahead - theta0, plan.alpha)
+    return sums
+
+
+def run_over_shards(
+    learner: RuleLearner, function: Callable[..., Tensor], settings: Sequence[Any], shards: Sequence[Sequence[Tensor]]
+) -> dict[str, float]:
+    """One fused pass `function(*settings, *slices)` over all local shards; the FIELDS summed over ranks."""
+    kernel = _compiled(function) if shards[0] and shards[0][0].is_cuda else function
+    total = torch.zeros(len(FIELDS), dtype=torch.float64, device=shards[0][0].device)
+    for parts in chunks(*shards):
+        total += kernel(*settings, *parts)
+    return dict(zip(FIELDS, reduce_sums(learner, total), strict=True))
+
+
+def extrapolation_metrics(sums: dict[str, float], predictor: str, probes: int) -> Metrics:
+    """`gxpo/…` from the sums: retention and scale over active coordinates, the clamped r as used."""
+    active = sums["active"]
+    out: Metrics = {"gxpo/inactive_fraction": 1 - active / sums["count"]}
+    if probes == 1:
+        return out
+    if sums["probed_square"] > 0:
+        out["gxpo/displacement_ratio"] = math.sqrt(sums["ahead_square"] / sums["probed_square"])
+    if active > 0:
+        mean = sums["ratio"] / active
+        out["gxpo/retention_mean"] = mean
+        out["gxpo/retention_std"] = math.sqrt(max(0.0, sums["ratio_square"] / active - mean * mean))
+        out["gxpo/ratio_clipped_fraction"] = sums["clipped"] / active
+        if predictor != "replay":
+            out["gxpo/scale_mean"] = sums["scale"] / active
+    return out
+
+
+def _extrapolate(theta: Tensor, theta0: Tensor, first: Tensor, second: Tensor, active: Tensor, plan: Plan) -> Tensor:
+    raw = torch.where(active, second / first, 1.0)
+    ratio = raw if plan.ratio_clip is None else raw.clamp(*plan.ratio_clip)
+    scale = geometric_scale(ratio, plan.k)
+    if plan.scale_clip is not None:
+        scale = scale.clamp(*plan.scale_clip)
+    scale = torch.where(active, scale, 1.0)
+    probed = theta - theta0
+    ahead = probed * scale
+    sums = _sums(active, ratio, scale, raw != ratio, ahead, probed)
+    _move(theta, theta0, ahead, plan.alpha)
+    return sums
+
+
+def _move(theta: Tensor, theta0: Tensor, ahead: Tensor, alpha: float) -> None:
+    """θ̃ = θ⁰ + α(θᴷ − θ⁰), in place."""
+    theta.copy_(theta0 + alpha * ahead)
+
+
+def _sums(active: Tensor, ratio: Tensor, scale: Tensor, clipped: Tensor, ahead: Tensor, probed: Tensor) -> Tensor:
+    held = active.to(ratio.dtype)
+    ratio = ratio * held
+    terms = (held, ratio, ratio * ratio, scale * held, (clipped & active).to(ratio.dtype), ahead**2, probed**2)
+    count = torch.full((), active.numel(), dtype=torch.float64, device=active.device)
+    return torch.stack([count, *(term.sum(dtype=torch.float64) for term in terms)])
+
+
+@functools.cache
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same arithmetic as one GPU kernel that reads each operand once."""
+    return torch.compile(function, dynamic=True)

@@ -1,0 +1,242 @@
+"""Resources and Ray options of each process of a run.
+
+Logical CPUs are fractional. A request above Ray's total would leave an actor pending indefinitely, so it is rejected
+before anything starts.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.engines import Transport, choose_transport
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.runtime.placement_group import Bundles, RunPlacementGroup, run_bundles
+
+
+class TooFewGpus(ConfigError):
+    """The settings cannot be used with the cluster's GPUs, but could be with more."""
+
+    reason = "no_resources"
+
+
+@dataclass(slots=True)
+class Placement:
+    """The settings of `placement` with every automatic value resolved.
+
+    Order: `decide`, before Ray runs; `settle` once connected to a Ray cluster, which may have GPUs that this process
+    does not see; `resolve_transport` once the actors run and their nodes are known.
+    """
+
+    config: RunConfig
+    device: Literal["cpu", "gpu"]
+    learner_threads: int
+    sampler_threads: int
+    """Of each device of an engine."""
+    group: RunPlacementGroup = field(default_factory=RunPlacementGroup)
+    device_reason: str = "placement.device"
+    """Why `device` has its value, for the log."""
+    colocated: bool = False
+    """Whether learner ranks and engines share devices."""
+    resident: bool = False
+    """Whether shared devices hold learner and engines at once, so that neither has to leave."""
+    transport: Transport = "shared_memory"
+    """How weights reach the engines."""
+
+    @classmethod
+    def decide(cls, config: RunConfig) -> Placement:
+        """Resolve `auto` values. Raises ConfigError when a GPU is requested and none is visible."""
+        requested = config.placement
+        visible = visible_gpus()
+        joins = ray_address(config) is not None
+        if requested.device == "gpu" and not visible and not joins:
+            raise ConfigError('placement.device = "gpu" but no GPU is visible; set it to "cpu" or "auto"')
+        device: Literal["cpu", "gpu"] = (
+            "gpu" if requested.device == "gpu" or (requested.device == "auto" and visible) else "cpu"
+        )
+        reason = f'placement.device = "{requested.device}"'
+        if requested.device == "auto":
+            reason += f" and {visible or 'no'} GPU{'' if visible == 1 else 's'} visible on this machine"
+        cores = usable_cores()
+        learner_threads = requested.learner_threads or max(1, cores // max(1, requested.learner_ranks))
+        sampler_threads = requested.sampler_threads or max(1, cores // requested.sampler_devices)
+        placement = cls(config, device, learner_threads, sampler_threads, device_reason=reason)
+        if not joins:
+            placement._settle_sharing(visible)
+        return placement
+
+    def settle(self, cluster: dict[str, float]) -> None:
+        """Resolve `placement.device` and `placement.colocate` from the resources of the Ray cluster.
+
+        Raises TooFewGpus when the cluster has no GPU and this machine has, and where sharing for want of GPUs rules
+        out sampling ahead or the transport; `bundles` are then those that would do. Raises ConfigError when the
+        transport cannot work.
+        """
+        found, requested = int(cluster.get("GPU", 0)), self.config.placement
+        if requested.device == "auto":
+            if not found and (visible := visible_gpus()):
+                self.device = "gpu"
+                self._settle_sharing(found)
+                raise TooFewGpus(
+                    f'placement.device = "auto", but {visible} GPUs are visible on this machine and the Ray cluster '
+                    'has none; set placement.device to "gpu" or "cpu"'
+                )
+            self.device = "gpu" if found else "cpu"
+            self.device_reason = (
+                f'placement.device = "auto" and {found or "no"} GPU{"" if found == 1 else "s"} in the Ray cluster'
+            )
+        self._settle_sharing(found)
+
+    def _settle_sharing(self, gpus: int) -> None:
+        requested, depth = self.config.placement, self.config.rollout.async_depth
+        separate = requested.num_gpus(colocated=False)
+        scarce = self.device == "gpu" and gpus < separate
+        self.colocated = requested.can_colocate and (requested.colocate is True or scarce)
+        try:
+            if self.colocated and depth:
+                raise ConfigError(
+                    f"rollout.async_depth = {depth} samples while the learner updates, so they cannot share GPUs: "
+                    f"{separate} are needed and {gpus} are here; add GPUs, lower learner_ranks or samplers, or set "
+                    "rollout.async_depth = 0"
+                )
+            self.resolve_transport(requested.strategy != "split")
+        except ConfigError as error:
+            if not self.colocated or requested.colocate is True:
+                raise
+            self.colocated = False
+            raise TooFewGpus(str(error)) from None
+
+    def resolve_transport(self, one_node: bool) -> Transport:
+        """Set and return `transport`; one_node: learner and all engines are on one node.
+
+        Raises ConfigError for a requested transport that cannot work there.
+        """
+        try:
+            self.transport = choose_transport(
+                self.config.placement.weight_transport, self.device, self.colocated, one_node
+            )
+        except ValueError as error:
+            raise ConfigError(f"placement: {error}") from None
+        return self.transport
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that the run reserves."""
+        return self.config.placement.num_gpus(colocated=self.colocated) if self.device == "gpu" else 0
+
+    @property
+    def _shares_gpus(self) -> bool:
+        return self.colocated and self.device == "gpu"
+
+    def learner_options(self, rank: int = 0) -> dict[str, Any]:
+        """Ray options of one learner rank, placed in the reserved group."""
+        variables = _thread_variables(self.learner_threads)
+        variables["DS_ACCELERATOR"] = "cuda" if self.device == "gpu" else "cpu"
+        if self._shares_gpus:
+            # The engine holds the bundle's GPUs. With num_gpus = 0 Ray keeps CUDA_VISIBLE_DEVICES unless it is told to
+            # clear it.
+            variables["CUDA_VISIBLE_DEVICES"] = self.group.learner_device(rank)
+            variables["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+        return {
+            **self.group.learner_options(rank),
+            "num_cpus": self.config.placement.learner_cpus,
+            "num_gpus": 1 if self.device == "gpu" and not self.colocated else 0,
+            "runtime_env": {"env_vars": variables},
+        }
+
+    def sampler_options(self, index: int = 0) -> dict[str, Any]:
+        """Ray options of one engine, placed in the reserved group."""
+        variables = {
+            **_thread_variables(self.sampler_threads),
+            "VLLM_CPU_KVCACHE_SPACE": str(self.config.rollout.cpu_kv_cache_gib),
+        }
+        if self.device == "cpu":
+            variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        if self._shares_gpus:
+            # While the engine runs, no task can ask for the ids of the GPUs it holds.
+            self.group.devices(index)
+        return {
+            **self.group.sampler_options(index),
+            "num_cpus": self.config.placement.sampler_cpus,
+            "num_gpus": self.config.placement.tensor_parallel if self.device == "gpu" else 0,
+            "runtime_env": {"env_vars": variables},
+        }
+
+    def verifier_options(self) -> dict[str, Any]:
+        """Ray options of the verifier."""
+        return {
+            **self.group.sampler_options(0),
+            "num_cpus": self.config.placement.verifier_cpus,
+            "num_gpus": 0,
+            "max_concurrency": 64,
+            "runtime_env": {"env_vars": _thread_variables(1)},
+        }
+
+    def environment_options(self) -> dict[str, Any]:
+        """Ray options of the environments' actor. It is placed with the verifier and shares its logical CPUs, because
+        a run waits for one or the other."""
+        return {**self.verifier_options(), "num_cpus": 0, "max_concurrency": 10_000}
+
+    def check_fits(self, cluster: dict[str, float]) -> None:
+        """Check this run's total request. Raises ConfigError (`no_resources`) when it exceeds Ray's resources."""
+        p, cpus, gpus = self.config.placement, self.config.placement.num_cpus, self.num_gpus
+        if cpus > cluster.get("CPU", 0) + 1e-9:
+            raise ConfigError(
+                f"placement requires {cpus:g} logical CPUs (learner_ranks × learner_cpus + samplers × sampler_cpus + "
+                f"verifier_cpus) but Ray has {cluster.get('CPU', 0):g}; lower these settings (fractions are allowed)",
+                reason="no_resources",
+            )
+        if gpus > cluster.get("GPU", 0) + 1e-9:
+            total = (
+                "learner_ranks, shared with the engines"
+                if self.colocated
+                else "learner_ranks + samplers × tensor_parallel"
+            )
+            share = "" if p.can_colocate else ", or share GPUs: set learner_ranks = samplers × tensor_parallel"
+            raise ConfigError(
+                f"placement requires {gpus} GPUs ({total}) but Ray has {cluster.get('GPU', 0):g}; lower these "
+                f"settings or add workers{share}",
+                reason="no_resources",
+            )
+
+    def bundles(self) -> Bundles:
+        """Bundles of the run's placement group."""
+        return run_bundles(self.config.placement, self.device, colocated=self.colocated)
+
+
+def ray_address(config: RunConfig) -> str | None:
+    """Address of the Ray to join: `placement.ray_address`, else RAY_ADDRESS (set in Ray jobs). None: start one."""
+    return config.placement.ray_address or os.environ.get("RAY_ADDRESS") or None
+
+
+def usable_cores() -> int:
+    """Number of cores available to this process."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _thread_variables(count: int) -> dict[str, str]:
+    """Environment variables of a process with `count` threads; Ray would set OMP_NUM_THREADS from logical CPUs."""
+    return {
+        "OMP_NUM_THREADS": str(count),
+        "MKL_NUM_THREADS": str(count),
+        # Sampler, learner and verifier share the cores, so waiting threads must yield soon: libgomp's default of
+        # spinning for milliseconds makes steps several times slower.
+        "GOMP_SPINCOUNT": "3000",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def visible_gpus() -> int:
+    """Number of CUDA devices visible to this process, without importing torch.
+
+    Counted by Ray, as it does for a node that starts here: NVML, which also answers where /proc/driver/nvidia does not
+    exist (WSL 2).
+    """
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if hidden is not None:
+        return len([entry for entry in hidden.split(",") if entry.strip() not in ("", "-1")])
+    from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
+
+    return NvidiaGPUAcceleratorManager.get_current_node_num_accelerators()

@@ -1,0 +1,305 @@
+"""Bundles of a run's placement group, and the bundle of each process. Pure.
+
+The Ray placement group of a run: all of its bundles are reserved, or none.
+
+It is created before any actor, so two runs cannot each hold half of what they need, and Ray's autoscaler sees the
+demand of a run that waits. The reservation outlives its actors: a restarted actor returns to its bundle, which Ray
+reschedules when its node dies.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gxpo_trainer.config import PlacementConfig
+from gxpo_trainer.config.base import Phase
+from gxpo_trainer.errors import ConfigError, GxpoError, TrainingError
+from gxpo_trainer.runtime.progress import ProgressWatch
+
+Bundle = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Bundles:
+    """What a run reserves.
+
+    resources: of each bundle. strategy: Ray's. learner: bundle of each rank. engines: bundle of each engine; the
+    verifier is in that of the first.
+    """
+
+    resources: tuple[Bundle, ...]
+    strategy: Literal["PACK", "STRICT_SPREAD"]
+    learner: tuple[int, ...]
+    engines: tuple[int, ...]
+
+    def total(self) -> Bundle:
+        """Sum of all bundles."""
+        return total_of(self.resources)
+
+    @property
+    def largest(self) -> Bundle:
+        """The bundle with the most GPUs, then CPUs."""
+        return max(self.resources, key=_size)
+
+    def too_large(self, nodes: Sequence[Mapping[str, float]]) -> Bundle | None:
+        """The largest bundle that exceeds every node, if one does: a bundle is never divided among nodes.
+
+        nodes: their resources, used or not. Those without a GPU (of a run on CPUs: without CPUs) do not count, and
+        without any other there is no answer: workers of any size may join.
+        """
+        kind = "GPU" if "GPU" in self.largest else "CPU"
+        workers = [node for node in nodes if node.get(kind, 0.0) > 0]
+        found = [bundle for bundle in self.resources if all(_shortage(bundle, worker) for worker in workers)]
+        return max(found, key=_size) if workers and found else None
+
+    def shortage(self, has: Mapping[str, float]) -> Bundle:
+        """By how much the sum of the bundles exceeds the resources `has`; empty where it does not."""
+        return _shortage(self.total(), has)
+
+
+def run_bundles(p: PlacementConfig, device: Literal["cpu", "gpu"], *, colocated: bool) -> Bundles:
+    """Separate: a bundle for each rank, then one for each engine. Colocated: one for each engine and its ranks.
+
+    `strategy = "split"`: all ranks in one bundle and all engines in another, on different nodes.
+    """
+    ranks, samplers, t = p.learner_ranks, p.samplers, p.tensor_parallel
+    if colocated:
+        shared = [_bundle(p.sampler_cpus + t * p.learner_cpus, t, device) for _ in range(samplers)]
+        shared[0]["CPU"] += p.verifier_cpus
+        return Bundles(tuple(shared), "PACK", tuple(rank // t for rank in range(ranks)), tuple(range(samplers)))
+    if p.strategy == "split":
+        learner = _bundle(ranks * p.learner_cpus, ranks, device)
+        engines = _bundle(samplers * p.sampler_cpus + p.verifier_cpus, p.sampler_devices, device)
+        return Bundles((learner, engines), "STRICT_SPREAD", (0,) * ranks, (1,) * samplers)
+    separate = [_bundle(p.learner_cpus, 1, device) for _ in range(ranks)]
+    separate += [_bundle(p.sampler_cpus, t, device) for _ in range(samplers)]
+    separate[ranks]["CPU"] += p.verifier_cpus
+    return Bundles(tuple(separate), "PACK", tuple(range(ranks)), tuple(range(ranks, ranks + samplers)))
+
+
+def total_of(resources: Iterable[Mapping[str, float]]) -> Bundle:
+    """Sum by name."""
+    total: Bundle = {}
+    for one in resources:
+        for name, count in one.items():
+            total[name] = total.get(name, 0.0) + count
+    return total
+
+
+def _size(bundle: Bundle) -> tuple[float, float]:
+    return bundle.get("GPU", 0.0), bundle["CPU"]
+
+
+def _shortage(needed: Mapping[str, float], has: Mapping[str, float]) -> Bundle:
+    return {name: n - has.get(name, 0.0) for name, n in needed.items() if n > has.get(name, 0.0) + 1e-9}
+
+
+def _bundle(cpus: float, gpus: int, device: Literal["cpu", "gpu"]) -> Bundle:
+    return {"CPU": cpus} | ({"GPU": float(gpus)} if device == "gpu" else {})
+
+
+def describe(resources: Mapping[str, float]) -> str:
+    """GPUs and CPUs in words: `1 GPU and 0.75 CPUs`."""
+    parts = [
+        f"{count:.6g} {name}{'' if count == 1 else 's'}"
+        for name, count in (("GPU", resources.get("GPU", 0.0)), ("CPU", resources.get("CPU", 0.0)))
+        if count
+    ]
+    return " and ".join(parts) or "no CPUs"
+
+
+MIN_WAIT_S = 30.0
+"""Free bundles are placed in milliseconds; those that another run is releasing take seconds."""
+_POLL_S = 5.0
+_MAX_BACKOFF_S = 16.0
+
+
+@dataclass(slots=True)
+class RunPlacementGroup:
+    """The group and the bundle of each actor.
+
+    Order: `create`, `is_ready` until it is, then actors with the options of their bundles, `remove`. Without a group
+    (`handle` is None) Ray places the actors.
+    """
+
+    handle: Any = None
+    bundles: Bundles | None = None
+    wait_s: float = MIN_WAIT_S
+    watch: ProgressWatch = field(default_factory=ProgressWatch)
+    _reserved: Any = None
+    _devices: dict[int, tuple[str, list[str]]] = field(default_factory=dict)
+    """Node and GPU ids of each bundle that was asked for them."""
+
+    def create(self, bundles: Bundles) -> None:
+        """Request the bundles in place of those requested before; until they are ready, Ray tries to place them."""
+        import ray
+
+        self.remove()
+        self.handle = ray.util.placement_group(list(bundles.resources), strategy=bundles.strategy)
+        self._reserved = self.handle.ready()
+        self.bundles = bundles
+
+    def is_ready(self, timeout_s: float) -> bool:
+        """Whether all bundles have been reserved, waiting up to `timeout_s`."""
+        import ray
+
+        # `PlacementGroup.wait` counts whole seconds: with a fraction it returns at once.
+        return bool(ray.wait([self._reserved], timeout=timeout_s)[0])
+
+    @property
+    def on_several_nodes(self) -> bool:
+        """Whether a lost bundle can move to another node."""
+        import ray
+
+        return self.handle is not None and len([node for node in ray.nodes() if node["Alive"]]) > 1
+
+    def get(self, call: Any, phase: Phase) -> Any:
+        """`ray.get` for an actor call. Raises TrainingError (`no_resources`) when the actor's node stays lost, Stalled
+        when the call does not return within the time-out of `phase`."""
+        self.wait_for_one([call], phase)
+        return result_of(call)
+
+    def wait_for_one(self, calls: Sequence[Any], phase: Phase) -> list[Any]:
+        """Wait until one of these actor calls or streams is ready; which. Raises as `get` does."""
+        import ray
+
+        self.watch.begin(phase)
+        while not (ready := ray.wait(list(calls), num_returns=1, timeout=min(_POLL_S, self.watch.remaining_s))[0]):
+            if self.handle is not None:
+                # A call to an actor whose bundle cannot be rescheduled never returns.
+                begin = time.monotonic()
+                self._await_rescheduling()
+                self.watch.excuse(time.monotonic() - begin)
+            self.watch.check()
+        self.watch.progressed()
+        return list(ready)
+
+    def _await_rescheduling(self) -> None:
+        if not self.handle.wait(timeout_seconds=math.ceil(self.wait_s)):
+            raise TrainingError(
+                f"a node of this run was lost, and no other node had room for its processes within "
+                f"{self.wait_s:.0f} s (placement.wait_s); add workers, then retry",
+                reason="no_resources",
+            )
+
+    def back_off(self, restarts: int) -> None:
+        """Sleep before the n-th restart of an actor: until Ray notices a lost node (about 30 s) it schedules actors
+        there, which die at once."""
+        if self.on_several_nodes:
+            time.sleep(min(2.0**restarts, _MAX_BACKOFF_S))
+
+    def remove(self) -> None:
+        """Remove the placement group; Ray kills its actors."""
+        if self.handle is not None:
+            import ray
+
+            ray.util.remove_placement_group(self.handle)
+            self.handle = self.bundles = None
+            self._devices.clear()
+
+    def learner_options(self, rank: int) -> dict[str, Any]:
+        """Ray options that place learner rank `rank` in its bundle."""
+        return self._bundle_options(self.bundles.learner[rank]) if self.bundles else {}
+
+    def sampler_options(self, index: int) -> dict[str, Any]:
+        """Ray options that place engine `index`; the verifier is with the first."""
+        return self._bundle_options(self.bundles.engines[index]) if self.bundles else {}
+
+    def _bundle_options(self, bundle: int) -> dict[str, Any]:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self.handle, bundle)}
+
+    def learner_device(self, rank: int) -> str:
+        """GPU id of a learner rank that shares its bundle with an engine; each rank of a bundle has its own."""
+        assert self.bundles is not None
+        bundle = self.bundles.learner[rank]
+        return self.devices(bundle)[self.bundles.learner[:rank].count(bundle)]
+
+    def devices(self, bundle: int) -> list[str]:
+        """GPU ids of a bundle on its node, sorted; call it before an engine that occupies them starts in a new place.
+
+        The ids are asked for again when Ray has rescheduled the bundle, that is when its node has changed. Ray gives
+        the engine the same ids in any order: match devices by id or UUID, not by position.
+        """
+        import ray
+
+        self._await_rescheduling()
+        node = str(ray.util.placement_group_table(self.handle)["bundles_to_node_id"][bundle])
+        if self._devices.get(bundle, ("", []))[0] != node:
+            assert self.bundles is not None
+            gpus = self.bundles.resources[bundle]["GPU"]
+            ask = ray.remote(_visible_devices).options(num_cpus=0, num_gpus=gpus, **self._bundle_options(bundle))
+            self._devices[bundle] = (node, sorted(self.get(ask.remote(), "setup")))
+        return self._devices[bundle][1]
+
+
+def _visible_devices() -> list[str]:
+    """Ids of the GPUs that Ray has assigned to this task, as CUDA_VISIBLE_DEVICES names them."""
+    import ray
+
+    return [str(gpu) for gpu in ray.get_runtime_context().get_accelerator_ids()["GPU"]]
+
+
+def result_of(call: Any) -> Any:
+    """`ray.get`, which raises a GxpoError of an actor with its message alone; Ray's own begins with the traceback."""
+    import ray
+
+    try:
+        return ray.get(call)
+    except GxpoError as error:
+        cause = getattr(error, "cause", None)
+        if not isinstance(cause, GxpoError):
+            raise
+        raise cause from error
+
+
+def missing(bundles: Bundles, available: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:
+    """What the bundles wait for, such as `3 GPUs and 2 CPUs`. nodes: resources of the cluster's nodes, used or not."""
+    too_large = bundles.too_large(nodes)
+    if too_large is not None:
+        return f"a node with {describe(too_large)}"
+    short = bundles.shortage(available)
+    if short and bundles.shortage(total_of(nodes)):
+        # Runs that end cannot help.
+        return f"{describe(short)} (the cluster has {describe(total_of(nodes))} in total)"
+    if short:
+        return describe(short)
+    if bundles.strategy == "STRICT_SPREAD":
+        return "a second node"
+    # The sum fits, but no node has room for one of the bundles.
+    return f"a node with {describe(bundles.largest)}"
+
+
+def unplaced(bundles: Bundles, nodes: Sequence[Mapping[str, float]], waited_s: float) -> ConfigError:
+    """The error (`no_resources`) of bundles that Ray could not reserve. nodes: resources of the cluster's nodes."""
+    requested = _counted([describe(bundle) for bundle in bundles.resources], "; ")
+    found = _counted([describe(node) for node in nodes], "; ") or "nothing"
+    separate = bundles.strategy == "STRICT_SPREAD"
+    workers = "add workers"
+    too_large = bundles.too_large(nodes)
+    if too_large is not None:
+        found += f", and none can hold {describe(too_large)}"
+        workers = f"add a node with at least {describe(too_large)}"
+    elif short := bundles.shortage(total_of(nodes)):
+        found += f", {describe(short)} too few"
+        workers = f"add workers with at least {describe(bundles.largest)} each"
+    else:
+        found += ", partly used by other runs"
+    fixes = ["lower the placement settings", workers, "raise placement.wait_s"]
+    fixes += ['set placement.strategy = "pack"'] if separate else []
+    return ConfigError(
+        f"placement requires {requested}{' on separate nodes' if separate else ''}, which Ray could not reserve within "
+        f"{waited_s:.0f} s; its nodes have {found}: {', '.join(fixes[:-1])}, or {fixes[-1]}",
+        reason="no_resources",
+    )
+
+
+def _counted(texts: list[str], separator: str) -> str:
+    """Equal texts once, with their number."""
+    return separator.join(text if count == 1 else f"{count} × ({text})" for text, count in Counter(texts).items())

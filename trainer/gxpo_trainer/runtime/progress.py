@@ -1,0 +1,151 @@
+"""When a run last made progress, and how long each phase may make none.
+
+A thread that notices a run whose main thread makes no progress.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from gxpo_trainer.config.base import Phase, TimeoutsConfig
+from gxpo_trainer.errors import Stalled
+
+MAIN_THREAD_GRACE_S = 30.0
+"""Time beyond its limit that the main thread has to notice a stall by itself, before the watchdog ends the process."""
+
+
+class ProgressWatch:
+    """Time since the last progress. One thread reports progress, another may read it.
+
+    A wait for an actor is a phase: `begin` before it, `check` while it lasts, `progressed` after each answer. Between
+    waits the last phase continues, so a main thread that hangs anywhere is noticed. clock: monotonic seconds.
+    """
+
+    def __init__(self, timeouts: TimeoutsConfig | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.timeouts = timeouts or TimeoutsConfig()
+        self.phase: Phase = "setup"
+        self._stalled_s = 0.0
+        self._clock = clock
+        self._since = clock()
+
+    def begin(self, phase: Phase) -> None:
+        """Enter a phase, or wait for its next answer."""
+        self.phase, self._since = phase, self._clock()
+
+    def progressed(self) -> None:
+        self._since = self._clock()
+
+    def excuse(self, seconds: float) -> None:
+        """Do not count a time in which progress was impossible, such as a wait for a lost node or a stopped process."""
+        self._since += seconds
+        self._stalled_s += seconds
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last progress."""
+        return self._clock() - self._since
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds without progress after which the present phase has stalled."""
+        return self.timeouts.limit_s(self.phase)
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until the phase counts as stalled, not negative."""
+        return max(0.0, self.limit_s - self.idle_s)
+
+    @property
+    def working_s(self) -> float:
+        """A clock that stands still while the run is stalled or excused; only differences have a meaning."""
+        return self._clock() - self._stalled_s
+
+    def check(self) -> None:
+        """Raise Stalled when the phase has made no progress within its limit."""
+        if self.remaining_s > 0:
+            return
+        self._stalled_s += self.idle_s
+        error = self.describe()
+        self.progressed()
+        raise error
+
+    def check_since(self, begin: float, phase: Phase) -> None:
+        """Raise Stalled when `phase`, begun at `begin` of `working_s`, has lasted beyond its limit.
+
+        For a call during which others make progress, which would hide that this one does not return.
+        """
+        lasted = self.working_s - begin
+        if lasted > self.timeouts.limit_s(phase):
+            self._stalled_s += lasted
+            raise _stalled(phase, lasted, self.timeouts)
+
+    def describe(self) -> Stalled:
+        """The error of the present phase."""
+        return _stalled(self.phase, self.idle_s, self.timeouts)
+
+
+def _stalled(phase: Phase, seconds: float, timeouts: TimeoutsConfig) -> Stalled:
+    doing = "setting up" if phase == "setup" else phase
+    setting = f"timeouts.{phase}_s = {timeouts.limit_s(phase):g}"
+    return Stalled(f"no progress for {seconds:.0f} s while {doing} ({setting})")
+
+
+_NOTICE_S = 60.0
+"""Time without progress after which it is shown with the phase."""
+
+_PAUSED_S = 10.0
+"""A poll that is this late was not late by load: the process was stopped."""
+
+
+class Watchdog:
+    """Calls `on_stall` once, from its own thread, when a phase exceeds its limit by `grace_s`.
+
+    Waits for actors end at the limit by themselves and are recovered; what is left is a main thread that hangs in its
+    own code, such as a write to a file server that does not answer. show_idle: called with whole minutes without
+    progress (0 when there is progress again) and the phase's limit in seconds. A pause of the whole process (SIGSTOP)
+    is not counted.
+    """
+
+    def __init__(
+        self,
+        watch: ProgressWatch,
+        on_stall: Callable[[Stalled], None],
+        show_idle: Callable[[int, float], None] = lambda minutes, limit_s: None,
+        *,
+        grace_s: float = MAIN_THREAD_GRACE_S,
+        poll_s: float = 1.0,
+    ) -> None:
+        self._watch, self._on_stall, self._show_idle = watch, on_stall, show_idle
+        self._grace_s, self._poll_s = grace_s, poll_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._watch.progressed()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        polled, shown = time.monotonic(), 0
+        while not self._stop.wait(self._poll_s):
+            paused_s = time.monotonic() - polled - self._poll_s
+            polled = time.monotonic()
+            if paused_s > _PAUSED_S:
+                self._watch.excuse(paused_s)
+            if self._watch.idle_s > self._watch.limit_s + self._grace_s:
+                self._on_stall(self._watch.describe())
+                return
+            minutes = int(self._watch.idle_s / 60) if self._watch.idle_s >= _NOTICE_S else 0
+            if minutes != shown:
+                shown = minutes
+                self._show_idle(minutes, self._watch.limit_s)

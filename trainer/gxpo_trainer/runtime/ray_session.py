@@ -1,0 +1,249 @@
+"""The Ray instance of a run: a local one on loopback, or a running cluster.
+
+The Python stacks of an actor's process that hangs, read without its help.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gxpo_trainer.errors import TrainingError
+from gxpo_trainer.runtime.placement import Placement, TooFewGpus, ray_address, usable_cores, visible_gpus
+from gxpo_trainer.runtime.placement_group import MIN_WAIT_S, missing, unplaced
+
+OBJECT_STORE_BYTES = 512 * 1024 * 1024
+START_ATTEMPTS = 3
+_POLL_S = 0.5
+_FIRST_POLL_S = 2.0
+"""A group that fits is ready in milliseconds, and is not reported as waiting."""
+
+
+def check_machine(placement: Placement) -> None:
+    """Refuse what exceeds this machine, where `connect_ray` will start a Ray of its own. Raises ConfigError."""
+    import ray
+
+    if ray_address(placement.config) is None and not ray.is_initialized():
+        placement.check_fits({"CPU": usable_cores(), "GPU": visible_gpus()})
+
+
+def start_ray(placement: Placement) -> bool:
+    """`connect_ray` and `reserve`; returns whether the caller must call `ray.shutdown`."""
+    import ray
+
+    owned = connect_ray(placement)
+    try:
+        reserve(placement, owned=owned)
+    except BaseException:
+        if owned:
+            ray.shutdown()
+        raise
+    return owned
+
+
+def connect_ray(placement: Placement) -> bool:
+    """Connect to the Ray of `ray_address`, or start one on loopback; returns whether the caller must shut it down.
+
+    Actors are unnamed, so runs that share a Ray cannot interfere. Raises TrainingError when Ray is unreachable.
+    """
+    import ray
+
+    if ray.is_initialized():
+        return False
+    # Silence the notice, at each start, that token authentication is enabled.
+    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
+    address = ray_address(placement.config)
+    common: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
+    if address is None:
+        _start_local(common)
+    else:
+        _connect(address, common)
+    return True
+
+
+def reserve(
+    placement: Placement,
+    *,
+    owned: bool,
+    on_wait: Callable[[str], None] = lambda missing: None,
+    before_request: Callable[[Mapping[str, float]], None] = lambda cluster: None,
+) -> None:
+    """Create the run's placement group and wait until it is ready. Raises ConfigError (`no_resources`) when it is not.
+
+    owned: what `connect_ray` returned. A Ray that this process has started is complete: what exceeds it is refused at
+    once. In a running cluster nodes may join and other runs release theirs, up to `placement.wait_s`; what joins may
+    change device and sharing, and with them the bundles. Whether nodes can join is not known: Ray has no public way to
+    tell whether it has an autoscaler, and workers of other hosts join without one. Settings that no further GPU makes
+    possible are refused at once.
+
+    on_wait: called while the run waits, about twice a second, with what is missing; an exception of it ends the wait.
+    before_request: called with the cluster's resources before bundles are requested, which an autoscaler may answer
+    with new nodes; an exception of it refuses the run.
+    """
+    import ray
+
+    joined = not owned or ray_address(placement.config) is not None
+    if not joined:
+        placement.check_fits(ray.cluster_resources())
+    wait_s = max(MIN_WAIT_S, placement.config.placement.wait_s) if joined else MIN_WAIT_S
+    group = placement.group
+    group.wait_s = max(MIN_WAIT_S, placement.config.placement.wait_s)
+    deadline = time.monotonic() + wait_s
+    timeout_s = _FIRST_POLL_S
+    try:
+        while True:
+            refused = _settle(placement) if joined else None
+            bundles = placement.bundles()
+            if bundles != group.bundles:
+                before_request(ray.cluster_resources())
+                group.create(bundles)
+            elif not group.is_ready(timeout_s):
+                on_wait(missing(bundles, ray.available_resources(), _nodes()))
+                timeout_s = _POLL_S
+                if time.monotonic() >= deadline:
+                    raise refused or unplaced(bundles, _nodes(), wait_s)
+            elif refused is None:
+                return
+    except BaseException:
+        group.remove()
+        raise
+
+
+def _settle(placement: Placement) -> TooFewGpus | None:
+    """Resolve what depends on the cluster, or the reason why it needs more GPUs; nodes with them may be joining."""
+    import ray
+
+    try:
+        placement.settle(ray.cluster_resources())
+    except TooFewGpus as error:
+        return error
+    return None
+
+
+def _nodes() -> list[dict[str, float]]:
+    """Resources of each node of the cluster, used or not."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def this_node() -> str:
+    """Id of the Ray node of this process."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def _connect(address: str, common: dict[str, Any]) -> None:
+    """Join a running Ray."""
+    import ray
+
+    try:
+        ray.init(address=address, **common)
+    except Exception as error:
+        ray.shutdown()
+        raise TrainingError(
+            f"cannot connect to Ray at {address} ({error}); check placement.ray_address or RAY_ADDRESS",
+            reason="setup_failed",
+        ) from error
+
+
+def _start_local(common: dict[str, Any]) -> None:
+    """Start Ray on loopback. Retried, because a busy machine can miss Ray's node start timeout of 30 s."""
+    import ray
+    from ray._private import ray_constants
+
+    # Where a cluster is possible Ray replaces 127.0.0.1 with the host's external address.
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
+    # Ray's default niceness of 15 starves sampler and learner on a machine that also runs other work.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    for attempt in range(1, START_ATTEMPTS + 1):
+        try:
+            ray.init(
+                address="local",  # never connect to another Ray on this machine
+                num_cpus=usable_cores(),
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                _node_ip_address="127.0.0.1",
+                **common,
+            )
+            return
+        except Exception as error:
+            ray.shutdown()
+            if attempt == START_ATTEMPTS:
+                raise TrainingError(
+                    f"Ray did not start on this machine ({error}); check free memory and CPU load",
+                    reason="no_resources",
+                ) from error
+
+
+_SIGNAL = signal.SIGUSR2
+_FILE = "gxpo-stacks"
+_WRITE_S = 3.0
+_NODE_S = 20.0
+_STACKS_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class TracedProcess:
+    """A process that writes its stacks on a signal. node: Ray's id; descriptor: of its file, which has no name."""
+
+    node: str
+    pid: int
+    descriptor: int
+
+
+def trace_this_process() -> TracedProcess:
+    """Let this process write the stacks of its threads when asked; it then needs no thread that still runs Python."""
+    descriptor = os.memfd_create(_FILE)
+    faulthandler.register(_SIGNAL, descriptor, all_threads=True)
+    return TracedProcess(this_node(), os.getpid(), descriptor)
+
+
+def print_stacks(name: str, process: TracedProcess | None) -> None:
+    """Print the stacks of a hung process, on any node, into the log of the run. process: None while it has not told."""
+    found = stacks_of(process) if process is not None else "it hangs before it could be traced"
+    print(f"the stacks of the {name} follow\n{found}", file=sys.stderr, flush=True)
+
+
+def stacks_of(process: TracedProcess) -> str:
+    """The stacks of a process of any node, or why there are none."""
+    if process.node == this_node():
+        return stacks(process.pid, process.descriptor)
+    import ray
+
+    there: Any = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(process.node, soft=False)
+    read = ray.remote(stacks).options(num_cpus=0, scheduling_strategy=there)
+    try:
+        return str(ray.get(read.remote(process.pid, process.descriptor), timeout=_NODE_S))
+    except ray.exceptions.RayError as error:
+        return f"they cannot be read from its node ({str(error).splitlines()[0]})"
+
+
+def stacks(pid: int, descriptor: int) -> str:
+    """The stacks of a process of this host, or why there are none."""
+    file = Path(f"/proc/{pid}/fd/{descriptor}")
+    try:
+        if _FILE not in file.readlink().name:  # another process has its number now, and would end by the signal
+            return "the process has ended"
+        before = file.stat().st_size
+        os.kill(pid, _SIGNAL)
+        deadline, size = time.monotonic() + _WRITE_S, before
+        while time.monotonic() < deadline:
+            time.sleep(_STACKS_POLL_S)
+            now = file.stat().st_size
+            if now == size > before:
+                return file.read_bytes()[before:].decode(errors="replace").rstrip()
+            size = now
+    except OSError as error:
+        return f"the process has ended or cannot be read ({error.strerror})"
+    return "it takes no signals: it is stopped, or the kernel does not return from a call"

@@ -1,0 +1,248 @@
+"""Weight transport on one host: two alternating buckets under /dev/shm.
+
+Weight transport between GPUs: one broadcast per bucket from learner rank 0 to every engine worker.
+
+Weight transport on shared GPUs: engine workers map the learner's bucket, without a copy through the host.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing import reductions
+
+from gxpo_trainer.errors import TrainingError, WeightsUnavailable
+from gxpo_trainer.runtime.locks import OwnedDirectory
+from gxpo_trainer.weights.buckets import BucketPacker, WeightBucket, read_only_view
+
+SHM_ROOT = Path("/dev/shm")
+PREFIX = "gxpo-weights-"
+
+
+class SharedMemoryPublisher:
+    """Writes buckets into two alternating files in a private directory (mode 0700).
+
+    An engine that still loads a bucket thus never reads parts of the next.
+    """
+
+    def __init__(self, root: Path = SHM_ROOT) -> None:
+        self._owned = OwnedDirectory(root, PREFIX)
+        self.directory = self._owned.path
+        self._buffers = [torch.empty(0, dtype=torch.uint8)] * 2
+        self._turn = 0
+
+    def publish(self, packer: BucketPacker, version: int, index: int) -> WeightBucket:
+        """Copy the next tensors of `packer` (any device) into shared memory. Raises TrainingError (disk_full)."""
+        self._turn ^= 1
+        entries, size = packer.pack(self._buffer)
+        return WeightBucket(version, index, packer.empty, entries, size, "shared_memory", str(self._path()))
+
+    def buffer(self, bucket: WeightBucket) -> torch.Tensor:
+        """The newest bucket, uint8[num_bytes]; overwritten by the next but one."""
+        return self._buffers[self._turn][: bucket.num_bytes]
+
+    def store(self, content: torch.Tensor) -> str:
+        """Copy a received buffer into shared memory; its path. For engines that received it by another transport."""
+        self._turn ^= 1
+        self._buffer(content.numel())[: content.numel()].copy_(content)
+        return str(self._path())
+
+    def close(self) -> None:
+        """Remove the directory; the memory is freed when the engines have unmapped it."""
+        self._owned.close()
+
+    def _path(self) -> Path:
+        return self.directory / f"buffer-{self._turn}"
+
+    def _buffer(self, size: int) -> torch.Tensor:
+        """The current buffer as uint8[>= size], grown as needed with its contents kept."""
+        buffer = self._buffers[self._turn]
+        if buffer.numel() >= size:
+            return buffer
+        descriptor = os.open(self._path(), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            # Allocated up front: writing to a full tmpfs through a mapping raises SIGBUS.
+            os.posix_fallocate(descriptor, 0, size)
+            buffer = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
+        except OSError as error:
+            message = (
+                f"Cannot allocate a weight bucket of {size / 2**30:.2g} GiB in {self.directory.parent} "
+                f"({error.strerror}), which must hold two of them in addition to Ray's object store; raise shm_size "
+                "(RAY_SHM_SIZE in docker-compose.yml)"
+            )
+            raise TrainingError(message, reason="disk_full") from error
+        finally:
+            os.close(descriptor)
+        self._buffers[self._turn] = buffer
+        return buffer
+
+
+class SharedMemoryReader:
+    """Maps published buckets, keeping the two files of one publisher mapped."""
+
+    def __init__(self) -> None:
+        self._maps: dict[tuple[int, int, int], torch.Tensor] = {}
+
+    def read(self, bucket: WeightBucket) -> torch.Tensor:
+        """The bucket's buffer, uint8[>= num_bytes], read-only. Raises WeightsUnavailable when the file is gone."""
+        try:
+            descriptor = os.open(bucket.location, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise WeightsUnavailable(
+                f"weights version {bucket.version} was published in {bucket.location}, which does not exist on this "
+                "host: either the publisher has closed, or learner and sampler are on different hosts"
+            ) from error
+        try:
+            status = os.fstat(descriptor)
+            key = (status.st_dev, status.st_ino, status.st_size)
+            if key not in self._maps:
+                self._maps = dict(list(self._maps.items())[-1:])
+                mapped = mmap.mmap(descriptor, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ)
+                self._maps[key] = read_only_view(mapped)
+            return self._maps[key]
+        finally:
+            os.close(descriptor)
+
+
+TIMEOUT_S = 120.0
+"""A member that does not join or answer within this time is dead; the group is then built again."""
+BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
+
+
+class BroadcastGroup:
+    """A process group separate from those of DeepSpeed and vLLM: NCCL on GPUs, Gloo on CPUs.
+
+    member 0 is learner rank 0. Raises WeightsUnavailable when the group cannot be formed or a member is lost.
+    """
+
+    def __init__(self, address: str, port: int, member: int, size: int, device: torch.device) -> None:
+        timeout = timedelta(seconds=TIMEOUT_S)
+        try:
+            store = dist.TCPStore(address, port, size, is_master=member == 0, timeout=timeout)
+            if device.type == "cuda":
+                self._group: Any = _nccl_group(store, member, size, timeout)
+            else:
+                self._group = dist.ProcessGroupGloo(store, member, size, timeout)
+        except (RuntimeError, dist.DistError) as error:
+            raise WeightsUnavailable(f"the weight broadcast group could not be formed: {error}") from error
+
+    def broadcast(self, buffer: torch.Tensor) -> None:
+        """Send member 0's buffer, uint8[n] on the group's device, into every other member's."""
+        try:
+            self._group.broadcast(buffer, 0).wait()
+        except (RuntimeError, dist.DistError) as error:
+            raise WeightsUnavailable(f"a member of the weight broadcast group was lost: {error}") from error
+
+
+def _nccl_group(store: Any, member: int, size: int, timeout: timedelta) -> Any:
+    """A group whose `wait` returns once the data is there, and raises after `timeout` without it.
+
+    Without TORCH_NCCL_BLOCKING_WAIT a thread of the group ends the process instead, also where `wait` itself is given
+    a timeout. The constructor reads the variable; groups of DeepSpeed and vLLM keep their own behaviour.
+    """
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    before = os.environ.get(BLOCKING_WAIT)
+    os.environ[BLOCKING_WAIT] = "1"
+    try:
+        return dist.ProcessGroupNCCL(store, member, size, options)
+    finally:
+        if before is None:
+            del os.environ[BLOCKING_WAIT]
+        else:
+            os.environ[BLOCKING_WAIT] = before
+
+
+class BroadcastPublisher:
+    """Packs a bucket on the learner's device; `send` broadcasts it while the engines receive."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.group: BroadcastGroup | None = None
+        self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
+
+    def publish(self, packer: BucketPacker, version: int, index: int) -> WeightBucket:
+        """Pack the next tensors of `packer`; call `send` for it before the next bucket."""
+        entries, size = packer.pack(self._allocate)
+        return WeightBucket(version, index, packer.empty, entries, size, "nccl")
+
+    def buffer(self, bucket: WeightBucket) -> torch.Tensor:
+        """The newest bucket, uint8[num_bytes]."""
+        return self._buffer[: bucket.num_bytes]
+
+    def send(self, bucket: WeightBucket) -> None:
+        if self.group is None:
+            raise TrainingError("the weight broadcast group does not exist; join it before sending")
+        self.group.broadcast(self.buffer(bucket))
+
+    def close(self) -> None:
+        self.group = None
+
+    def _allocate(self, size: int) -> torch.Tensor:
+        self._buffer = grown(self._buffer, size)
+        return self._buffer
+
+
+def grown(buffer: torch.Tensor, size: int) -> torch.Tensor:
+    """`buffer`, or a copy of it with room for `size` bytes; at least doubled, so that growing costs little."""
+    if buffer.numel() >= size:
+        return buffer
+    larger = torch.empty(max(size, 2 * buffer.numel()), dtype=torch.uint8, device=buffer.device)
+    larger[: buffer.numel()].copy_(buffer)
+    return larger
+
+
+STORAGE_DEVICE = 6
+"""Argument of `rebuild_cuda_tensor` with the index of the device, as the process that exported the tensor counts."""
+
+
+class CudaIpcPublisher:
+    """Packs each bucket into one of two buffers on this rank's GPU and exports a handle.
+
+    Every rank publishes, because a worker can map only memory of its own GPU; `LearnerGroup` merges the handles.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers = [torch.empty(0, dtype=torch.uint8, device=device) for _ in range(2)]
+        self._turn = 0
+
+    def publish(self, packer: BucketPacker, version: int, index: int) -> WeightBucket:
+        """Pack the next tensors of `packer` and export the buffer."""
+        self._turn ^= 1
+        entries, size = packer.pack(self._allocate)
+        torch.cuda.synchronize(self._device)
+        _, handle = reductions.reduce_tensor(self._buffers[self._turn])
+        location = {device_id(self._device): handle}
+        return WeightBucket(version, index, packer.empty, entries, size, "cuda_ipc", location)
+
+    def buffer(self, bucket: WeightBucket) -> torch.Tensor:
+        """The newest bucket, uint8[num_bytes]."""
+        return self._buffers[self._turn][: bucket.num_bytes]
+
+    def close(self) -> None:
+        self._buffers = []
+
+    def _allocate(self, size: int) -> torch.Tensor:
+        self._buffers[self._turn] = grown(self._buffers[self._turn], size)
+        return self._buffers[self._turn]
+
+
+def open_handle(bucket: WeightBucket, device: torch.device) -> torch.Tensor:
+    """The bucket's buffer on this worker's GPU, uint8[>= num_bytes]."""
+    handle: list[Any] = list(bucket.location[device_id(device)])
+    # Processes number GPUs differently: the learner sees its own as 0, worker r of an engine as r.
+    handle[STORAGE_DEVICE] = device.index
+    buffer: torch.Tensor = reductions.rebuild_cuda_tensor(*handle)
+    return buffer
+
+
+def device_id(device: torch.device) -> str:
+    """UUID of a GPU, the same in every process."""
+    return str(torch.cuda.get_device_properties(device).uuid)

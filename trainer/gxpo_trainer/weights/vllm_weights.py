@@ -1,0 +1,271 @@
+"""Loads and reads back the weights of vLLM's model in one worker, for vLLM 0.32.
+
+vLLM renames these internals between releases; only `layout.py`, `adapters.py` and this file use them.
+
+On a CPU vLLM packs the matrix of each linear layer for oneDNN (`layer.cpu_linear`) and drops the plain one; the head
+keeps both. With tied embeddings an update of the plain matrix leaves the packed copy stale. Here packed layers are
+always repacked after an update and read back through the packed product: the identity matrix times the packed weights
+gives the weights bit for bit (each output is one weight plus exact zeros), except that -0.0 becomes +0.0. A packed copy
+is thus compared as strictly as a plain tensor.
+
+Where each tensor of a checkpoint is in one worker's part of vLLM's model, for vLLM 0.32.
+
+vLLM fuses layers (q, k and v into one matrix) and, with tensor parallelism, gives each worker rows or columns of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.weights.buckets import TensorEntry
+
+BASE_LAYER = ".base_layer"
+"""Where vLLM keeps a linear layer that it has wrapped for LoRA."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Checkpoint rows [first_row, first_row + num_rows), columns `columns` (None: all) of tensor `name`, which are
+    rows [start, start + num_rows) of `module.attribute`. A scalar has one row."""
+
+    name: str
+    module: Any  # a torch.nn.Module with vLLM's own attributes
+    path: str
+    attribute: str
+    start: int
+    num_rows: int
+    first_row: int = 0
+    columns: tuple[int, int] | None = None
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.num_rows
+
+    def part_of(self, tensor: torch.Tensor, first_row: int = 0) -> tuple[torch.Tensor, int]:
+        """This worker's part of `tensor`, rows of the checkpoint from `first_row` on, and its first row in the slot."""
+        if not tensor.ndim:
+            return tensor, 0
+        low = max(self.first_row, first_row)
+        high = max(low, min(self.first_row + self.num_rows, first_row + tensor.shape[0]))
+        part = tensor[low - first_row : high - first_row]
+        if self.columns is not None:
+            part = part[:, self.columns[0] : self.columns[1]]
+        return part, low - self.first_row
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """slots: by checkpoint name. tied_heads: path and module of heads that share the embedding's weights. lookups:
+    embeddings that are used by row, so that a packed copy of them is not read."""
+
+    slots: dict[str, Slot]
+    tied_heads: list[tuple[str, Any]]
+    lookups: set[Any]
+
+    def require(self, names: Iterable[str]) -> None:
+        """Raise ConfigError for tensors without a slot: they could be loaded neither in buckets nor verified."""
+        missing = sorted({name for name in names if name not in self.slots})
+        if missing:
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise ConfigError(
+                f"model.path: the sampler has no place for {', '.join(missing[:3])}{more}, so its weights cannot be "
+                "synced and verified. Models with experts and checkpoints with fused projections are not supported; "
+                "choose a dense model whose projections are separate tensors, such as Qwen2, Qwen3 or Llama"
+            )
+
+
+def layout_of(model: torch.nn.Module) -> Layout:
+    """The layout of a loaded model. A layer that cannot be mapped is left out; see `Layout.require`."""
+    from vllm.model_executor.layers.linear import LinearBase
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+    fused: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
+    embeddings = {id(m.weight) for m in model.modules() if type(m) is VocabParallelEmbedding and m.weight is not None}
+    found = Layout({}, [], set())
+    for path, module in model.named_modules():
+        if isinstance(module, ParallelLMHead) and id(module.weight) in embeddings:
+            found.tied_heads.append((path, module))
+            continue
+        for attribute, parameter in module.named_parameters(recurse=False):
+            if isinstance(module, LinearBase):
+                slots = _linear_slots(path, module, attribute, fused)
+            elif isinstance(module, VocabParallelEmbedding):
+                if not isinstance(module, ParallelLMHead):
+                    found.lookups.add(module)
+                slots = iter([_vocabulary_slot(path, module, attribute)])
+            else:
+                rows = parameter.shape[0] if parameter.ndim else 1
+                slots = iter([Slot(f"{path}.{attribute}", module, path, attribute, 0, rows)])
+            found.slots.update({slot.name: slot for slot in slots})
+    return found
+
+
+def _vocabulary_slot(path: str, module: Any, attribute: str) -> Slot:
+    """Rows of this worker; vLLM pads the vocabulary, so the last worker's matrix may have more."""
+    first = module.shard_indices.org_vocab_start_index
+    return Slot(
+        f"{path}.{attribute}", module, path, attribute, 0, module.shard_indices.org_vocab_end_index - first, first
+    )
+
+
+def _linear_slots(path: str, module: Any, attribute: str, fused: Mapping[str, Sequence[str]]) -> Iterator[Slot]:
+    from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
+
+    plain = path.removesuffix(BASE_LAYER)
+    parent, _, leaf = plain.rpartition(".")
+    names = list(fused.get(leaf, (leaf,)))
+    sizes: list[int] = list(module.output_partition_sizes)
+    if len(names) != len(sizes):
+        return
+    rank = module.tp_rank
+    columns = None
+    if isinstance(module, RowParallelLinear) and attribute == "weight":
+        width = module.input_size_per_partition
+        columns = (rank * width, (rank + 1) * width)
+    start = 0
+    for index, (name, size) in enumerate(zip(names, sizes, strict=True)):
+        shard = rank
+        if index and hasattr(module, "num_kv_head_replicas"):
+            # Several workers hold the same key and value heads where there are fewer heads than workers.
+            shard = rank // module.num_kv_head_replicas
+        first_row = shard * size if isinstance(module, ColumnParallelLinear) else 0
+        full = f"{parent}.{name}" if parent else name
+        yield Slot(f"{full}.{attribute}", module, path, attribute, start, size, first_row, columns)
+        start += size
+
+
+Published = Sequence[tuple[TensorEntry, torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Readback:
+    """This worker's part of one tensor as the model uses it.
+
+    location: where it was read, for messages. packed: it was read from a packed copy, which turns -0.0 into +0.0.
+    """
+
+    slot: Slot
+    location: str
+    tensor: torch.Tensor
+    packed: bool
+
+
+class VllmWeights:
+    """The weights of one worker's model."""
+
+    def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
+        self.model, self.dtype = model, dtype
+        self._layout = layout_of(model)
+        self._identities: dict[tuple[int, torch.device], torch.Tensor] = {}
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        """Tensors that can be loaded in place and read back, by checkpoint name."""
+        return self._layout.slots
+
+    def load(self, published: Published) -> None:
+        """Load this worker's parts of checkpoint tensors (any device, any dtype) and repack packed layers.
+
+        A subset may be given; the other rows of a fused layer keep their values. Raises ValueError for a wrong shape,
+        ConfigError for tensors without a slot.
+        """
+        self._layout.require(entry.name for entry, _ in published)
+        with torch.inference_mode():
+            self._load_in_place(published)
+            self.repack_heads()
+
+    def repack_heads(self) -> None:
+        """Repack tied heads from the embedding they share."""
+        for _, head in self._layout.tied_heads:
+            if _is_packed(head):
+                head.quant_method.process_weights_after_loading(head)
+
+    def read_back(self) -> Iterator[Readback]:
+        """Yield this worker's part of every mapped tensor, packed copies through their packed product.
+
+        A tied head yields the embedding a second time, read through the head. Tensors may share memory with the live
+        model and must not be modified.
+        """
+        fused: dict[tuple[str, str], torch.Tensor] = {}
+        with torch.inference_mode():
+            for slot in self.slots.values():
+                key = (slot.path, slot.attribute)
+                if key not in fused:
+                    fused[key] = self._read(slot.module, slot.attribute)
+                location = f"{slot.path}.{slot.attribute}[{slot.start}:{slot.stop}]"
+                packed = self._uses_packed_copy(slot.module, slot.attribute)
+                rows = fused[key][slot.start : slot.stop] if fused[key].ndim else fused[key]
+                yield Readback(slot, location, rows, packed)
+            for path, head in self._layout.tied_heads:
+                slot = next(s for s in self.slots.values() if getattr(s.module, s.attribute) is head.weight)
+                if _is_packed(head):
+                    rows = self._read(head, "weight")[slot.start : slot.stop]
+                    yield Readback(slot, f"{path} (packed copy)", rows, True)
+
+    def _load_in_place(self, published: Published) -> None:
+        given: dict[str, int] = {}
+        for entry, tensor in published:
+            slot = self.slots[entry.name]
+            rows = slot.part_of(tensor, entry.first_row)[0].shape[0] if tensor.ndim else 1
+            given[f"{slot.path}.{slot.attribute}"] = given.get(f"{slot.path}.{slot.attribute}", 0) + rows
+        repack: dict[str, tuple[Any, torch.Tensor]] = {}
+        for entry, tensor in published:
+            slot = self.slots[entry.name]
+            part, at = slot.part_of(tensor, entry.first_row)
+            if self._uses_packed_copy(slot.module, slot.attribute):
+                if slot.path not in repack:
+                    whole = given[f"{slot.path}.weight"] == sum(slot.module.output_partition_sizes)
+                    repack[slot.path] = (slot.module, self._writable(slot.module, whole))
+                target = repack[slot.path][1]
+            else:
+                target = getattr(slot.module, slot.attribute)
+            rows_of = target[slot.start + at : slot.start + at + part.shape[0]] if part.ndim else target
+            if rows_of.shape != part.shape:
+                raise ValueError(f"{entry.name} has shape {tuple(part.shape)}, the sampler's is {tuple(rows_of.shape)}")
+            rows_of.copy_(part)
+        for module, weight in repack.values():
+            if module.weight.numel() == 0:
+                module.weight = torch.nn.Parameter(weight, requires_grad=False)
+            module.quant_method.process_weights_after_loading(module)
+
+    def _writable(self, module: Any, whole: bool) -> torch.Tensor:
+        """A plain matrix for a packed layer: the live one if vLLM kept it, else a new one. whole: all rows come."""
+        if module.weight.numel():
+            live: torch.Tensor = module.weight.data
+            return live
+        if whole:
+            return torch.empty(sum(module.output_partition_sizes), _in_features(module), dtype=self.dtype)
+        return self._read(module, "weight").clone()
+
+    def _read(self, module: Any, attribute: str) -> torch.Tensor:
+        parameter: torch.Tensor = getattr(module, attribute)
+        if not self._uses_packed_copy(module, attribute):
+            return parameter.detach()
+        # [in, in] @ packed [in, out] -> [in, out]; transposed it is the checkpoint's [out, in].
+        product: Callable[..., torch.Tensor] = module.cpu_linear
+        return product(self._identity(_in_features(module), parameter.device), parameter, None).t()
+
+    def _uses_packed_copy(self, module: Any, attribute: str) -> bool:
+        """Whether the forward pass uses a packed copy of this parameter, rather than a row lookup."""
+        return attribute == "weight" and _is_packed(module) and module not in self._layout.lookups
+
+    def _identity(self, size: int, device: torch.device) -> torch.Tensor:
+        key = (size, device)
+        if key not in self._identities:
+            self._identities[key] = torch.eye(size, dtype=self.dtype, device=device)
+        return self._identities[key]
+
+
+def _is_packed(module: Any) -> bool:
+    return hasattr(module, "cpu_linear")
+
+
+def _in_features(module: Any) -> int:
+    """Of a split linear layer, one that every worker holds whole, or an embedding."""
+    names = ("input_size_per_partition", "input_size", "embedding_dim")
+    return int(next(size for name in names if (size := getattr(module, name, None)) is not None))

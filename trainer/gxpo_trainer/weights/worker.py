@@ -1,0 +1,338 @@
+"""What gxpo adds to vLLM's workers (`worker_extension_cls`): one process per device of an engine.
+
+Errors are returned as `WorkerError`, because an exception in a worker process would end the engine.
+
+One engine worker's side of a sync: load its parts of the published tensors and verify them.
+
+LoRA adapters in vLLM: each version is written as a PEFT adapter, loaded under a new id, and read back.
+
+The adapter is sent instead of the merged weights: merged into bf16, most of a small adapter is rounded away.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from gxpo_trainer.config import LoraConfig
+from gxpo_trainer.errors import ConfigError, WeightSyncMismatch
+from gxpo_trainer.runtime.processes import peak_resident_bytes, write_errors
+from gxpo_trainer.weights.buckets import (
+    SyncReport,
+    TensorEntry,
+    WeightBucket,
+    checksum,
+    dtype_name,
+    tensors_of,
+    without_signed_zeros,
+)
+from gxpo_trainer.weights.transports import BroadcastGroup, SharedMemoryReader, grown
+from gxpo_trainer.weights.vllm_weights import BASE_LAYER, Published, Readback, VllmWeights, layout_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """Rows [at, at + num_rows) of a slot after a sync, and the published part that they must equal."""
+
+    entry: TensorEntry
+    at: int
+    num_rows: int
+    checksum: int
+
+
+class WeightReceiver:
+    """Loads buckets into one worker and, after the last of a version, verifies all weights."""
+
+    def __init__(self, weights: VllmWeights, device: torch.device) -> None:
+        self.weights, self._device = weights, device
+        self._shared_memory = SharedMemoryReader()
+        self._group: BroadcastGroup | None = None
+        self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
+        self._expected: dict[str, list[_Expected]] = {}
+        self._num_bytes, self._load_s = 0, 0.0
+
+    def join(self, address: str, port: int, member: int, size: int) -> None:
+        """Join the broadcast group; every member must call it at the same time."""
+        self._group = BroadcastGroup(address, port, member, size, self._device)
+
+    def receive(self, bucket: WeightBucket) -> SyncReport | None:
+        """Load a bucket; after the last one read everything back, compare, and report.
+
+        Tensors that the version omits keep their weights and are compared with their last published entry. Raises
+        WeightSyncMismatch (tensor, location, both checksums) on a difference, also when the engine's dtype cannot
+        represent the published values: publish in the engine's dtype. Raises ConfigError for tensors that the model
+        has no slot for.
+        """
+        started = time.perf_counter()
+        if bucket.index == 0:
+            self._num_bytes, self._load_s = 0, 0.0
+        published = list(tensors_of(bucket, self._read(bucket)))
+        self.weights.load(published)
+        for entry, tensor in published:
+            self._expect(entry, tensor)
+        loaded = time.perf_counter()
+        self._num_bytes += bucket.num_bytes
+        self._load_s += loaded - started
+        if not bucket.last:
+            return None
+        num_checked = self.verify(published)
+        return SyncReport(
+            version=bucket.version,
+            num_bytes=self._num_bytes,
+            num_checked=num_checked,
+            load_s=self._load_s,
+            verify_s=time.perf_counter() - loaded,
+            peak_bytes=peak_resident_bytes(),
+        )
+
+    def verify_checkpoint(self, folder: Path) -> int:
+        """Compare the weights vLLM loaded from `folder` with its .safetensors files; returns the number of comparisons.
+
+        This verifies the layout, including the shards of tensor parallelism, against vLLM's own loader. `receive`
+        writes and reads through the same layout, so it cannot detect an error in it. Tensors without a slot are left
+        out: some folders have ones that no model uses, such as a second copy of a tied head.
+        """
+        self._expected = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118
+                    tensor = without_signed_zeros(tensors.get_tensor(name).to(self.weights.dtype))
+                    entry = TensorEntry(name, dtype_name(tensor.dtype), tuple(tensor.shape), 0, checksum(tensor))
+                    self._expect(entry, tensor)
+        return self.verify()
+
+    def verify(self, published: Published = ()) -> int:
+        """Compare this worker's part of every tensor with its latest published entry.
+
+        published: tensors that are still available, for the error message. Returns the number of comparisons.
+        """
+        num_checked = 0
+        for read in self.weights.read_back():
+            for expected in self._expected.get(read.slot.name, ()):
+                num_checked += 1
+                tensor = _rows(read, expected)
+                if checksum(tensor) != expected.checksum:
+                    location = f"{read.location}, {dtype_name(read.tensor.dtype)}"
+                    raise WeightSyncMismatch(_mismatch(expected, location, tensor, read, published))
+        return num_checked
+
+    def _read(self, bucket: WeightBucket) -> torch.Tensor:
+        """The bucket's buffer. Raises WeightsUnavailable."""
+        if bucket.transport == "shared_memory":
+            return self._shared_memory.read(bucket)
+        if bucket.transport == "cuda_ipc":
+            from gxpo_trainer.weights.transports import open_handle
+
+            return open_handle(bucket, self._device)
+        from vllm.utils.nccl import unpinned_nccl_env
+
+        assert self._group is not None, "join the broadcast group before the first bucket"
+        self._buffer = grown(self._buffer, bucket.num_bytes)
+        # The first broadcast creates the communicator. Batch-invariant engines pin NCCL settings that the learner does
+        # not have, and a communicator whose members differ in them hangs.
+        with unpinned_nccl_env():
+            self._group.broadcast(self._buffer[: bucket.num_bytes])
+        return self._buffer
+
+    def _expect(self, entry: TensorEntry, tensor: torch.Tensor) -> None:
+        slot = self.weights.slots.get(entry.name)
+        if slot is None:
+            return
+        if entry.first_row == 0:
+            self._expected[entry.name] = []
+        part, at = slot.part_of(tensor, entry.first_row)
+        if part.shape == tensor.shape:
+            value = entry.checksum
+        elif checksum(tensor) != entry.checksum:
+            raise WeightSyncMismatch(f"weight {entry.name}: the bucket was overwritten after its publication")
+        else:
+            value = checksum(part)
+        num_rows = part.shape[0] if part.ndim else 1
+        if num_rows:
+            self._expected[entry.name].append(_Expected(entry, at, num_rows, value))
+
+
+def _rows(read: Readback, expected: _Expected) -> torch.Tensor:
+    """The read rows in the published dtype. A kernel may keep a bias in a wider type (AMX), which converts exactly."""
+    tensor = read.tensor[expected.at : expected.at + expected.num_rows] if read.tensor.ndim else read.tensor
+    tensor = tensor.to(getattr(torch, expected.entry.dtype))
+    return tensor if read.packed else without_signed_zeros(tensor)
+
+
+def _mismatch(expected: _Expected, location: str, tensor: torch.Tensor, read: Readback, published: Published) -> str:
+    entry = expected.entry
+    message = (
+        f"weight {entry.name}: the learner published checksum {expected.checksum:016x} ({entry.dtype}, shape "
+        f"{list(entry.shape)}), the sampler holds {checksum(tensor):016x} (shape {list(tensor.shape)}) in {location}"
+    )
+    found = next((value for other, value in published if other is entry), None)
+    if found is None:
+        return message
+    part, _ = read.slot.part_of(found, entry.first_row)
+    if part.shape != tensor.shape:
+        return message
+    if checksum(found) != entry.checksum:
+        return message + "; the bucket was overwritten after its publication"
+    if not bool(torch.isfinite(part).all()):
+        return message + "; the published tensor is not finite"
+    difference = (part.to(tensor.device).double() - tensor.double()).abs()
+    return message + f"; {int((difference > 0).sum())} elements differ, at most by {float(difference.max()):.3g}"
+
+
+PEFT_PREFIX = "base_model.model."
+_WEIGHTS = "adapter_model.safetensors"
+
+
+class AdapterFolder:
+    """Collects the buckets of one version in a PEFT folder under `root`, one folder at a time."""
+
+    def __init__(self, root: Path, settings: LoraConfig) -> None:
+        self._root, self._settings = root, settings
+        self._tensors: dict[str, torch.Tensor] = {}
+        self.checksums: dict[str, int] = {}
+        """Published checksum of each tensor of the version."""
+
+    @property
+    def scaling(self) -> float:
+        """Factor of B·A in the adapted layer."""
+        return self._settings.alpha / self._settings.rank
+
+    def add(self, bucket: WeightBucket, buffer: torch.Tensor) -> Path | None:
+        """Copy a bucket's tensors; after the last bucket of a version its folder. Raises OSError on a full disk."""
+        if bucket.index == 0:
+            self._tensors = {}
+            self.checksums = {}
+        for entry, tensor in tensors_of(bucket, buffer):
+            assert entry.first_row == 0, "a LoRA matrix fits a bucket"
+            self._tensors[entry.name] = tensor.cpu().clone()
+            self.checksums[entry.name] = entry.checksum
+        if not bucket.last:
+            return None
+        for earlier in self._root.glob("version-*"):
+            shutil.rmtree(earlier)
+        folder = self._root / f"version-{bucket.version}"
+        folder.mkdir()
+        config = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "bias": "none",
+            "r": self._settings.rank,
+            "lora_alpha": self._settings.alpha,
+            "target_modules": list(self._settings.target_modules),
+        }
+        (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+        with write_errors():
+            save_file(self._tensors, folder / _WEIGHTS, metadata={"format": "pt"})
+        return folder
+
+
+def verify_adapter(
+    model: torch.nn.Module, manager: Any, adapter_id: int, folder: Path, checksums: dict[str, int], scaling: float
+) -> int:
+    """Compare the active adapter's matrices in one worker with the published ones, bit for bit.
+
+    vLLM multiplies B by the scaling when it activates an adapter. Returns the number of comparisons. Raises
+    WeightSyncMismatch, and ConfigError for an adapted layer that vLLM stores in another layout.
+    """
+    if adapter_id not in manager.lora_index_to_id:
+        raise WeightSyncMismatch(f"LoRA adapter {adapter_id} is not active in the sampler; sync again")
+    index = manager.lora_index_to_id.index(adapter_id)
+    published = load_file(folder / _WEIGHTS)
+    for name, tensor in published.items():
+        if checksum(tensor) != checksums.get(name):
+            raise WeightSyncMismatch(f"LoRA matrix {name}: the sampler received other values than were published")
+    layout = layout_of(model)
+    layers = {path: module for path, module in model.named_modules() if hasattr(module, "lora_a_stacked")}
+    checked = 0
+    adapted = {
+        name: name.removeprefix(PEFT_PREFIX).removesuffix(".lora_A.weight")
+        for name in sorted(published)
+        if name.endswith(".lora_A.weight")
+    }
+    layout.require(f"{plain}.weight" for plain in adapted.values())
+    for name, plain in adapted.items():
+        slot = layout.slots[f"{plain}.weight"]
+        module: Any = layers[slot.path.removesuffix(BASE_LAYER)]
+        fused = [s.start for s in layout.slots.values() if (s.path, s.attribute) == (slot.path, slot.attribute)]
+        position = sorted(fused).index(slot.start)
+        a, b = module.lora_a_stacked[position][index, 0], module.lora_b_stacked[position][index, 0]
+        down, up = published[name], published[name.replace("lora_A", "lora_B")]
+        if slot.columns is not None:
+            down = down[:, slot.columns[0] : slot.columns[1]]
+        else:
+            up = slot.part_of(up)[0]
+        for what, held, wanted in (("A", a, down.to(a.dtype)), ("B", b, up.to(b.dtype) * scaling)):
+            checked += 1
+            held = held[: wanted.shape[0], : wanted.shape[1]].cpu()
+            if not torch.equal(held, wanted):
+                difference = float((held.double() - wanted.double()).abs().max())
+                raise WeightSyncMismatch(
+                    f"LoRA matrix {what} of {plain}: the sampler's differs from the learner's by up to {difference:.3g}"
+                )
+    return checked
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerError:
+    """What a worker could not do. Not an exception itself: of a returned one vLLM's executor of several workers makes a
+    RuntimeError of its own."""
+
+    error: Exception
+
+
+class WeightSyncExtension:
+    """Mixed into vLLM's worker class; called through `collective_rpc`."""
+
+    model_runner: Any
+    device: Any
+
+    @property
+    def gxpo_receiver(self) -> WeightReceiver:
+        found = vars(self).get("_gxpo_receiver")
+        if found is None:
+            model = self.model_runner.get_model()
+            dtype = self.model_runner.model_config.dtype
+            found = WeightReceiver(VllmWeights(model, dtype), self.device)
+            self._gxpo_receiver = found
+        return found
+
+    def gxpo_receive(self, bucket: WeightBucket) -> SyncReport | WorkerError | None:
+        """See WeightReceiver.receive."""
+        try:
+            return self.gxpo_receiver.receive(bucket)
+        except (WeightSyncMismatch, ConfigError, ValueError) as error:
+            return WorkerError(error)
+
+    def gxpo_verify_checkpoint(self, folder: str) -> int | WorkerError:
+        """See WeightReceiver.verify_checkpoint."""
+        try:
+            return self.gxpo_receiver.verify_checkpoint(Path(folder))
+        except WeightSyncMismatch as error:
+            return WorkerError(error)
+
+    def gxpo_verify_adapter(
+        self, adapter_id: int, folder: str, checksums: dict[str, int], scaling: float
+    ) -> int | WorkerError:
+        """See adapters.verify_adapter."""
+        manager = self.model_runner.lora_manager._adapter_manager
+        try:
+            model = self.model_runner.get_model()
+            return verify_adapter(model, manager, adapter_id, Path(folder), checksums, scaling)
+        except (WeightSyncMismatch, ConfigError) as error:
+            return WorkerError(error)
+
+    def gxpo_join_broadcast(self, address: str, port: int, first_member: int, size: int) -> WorkerError | None:
+        """Join the broadcast group as member `first_member` + this worker's rank."""
+        try:
+            self.gxpo_receiver.join(address, port, first_member + int(vars(self).get("rank", 0)), size)
+        except WeightSyncMismatch as error:
+            return WorkerError(error)
+        return None
