@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed-$(DEVICE)-$(shell cat $(SOURCES) | sha256sum | cut -
 # a launch of a run takes twice the CPU time. The installer leaves the compiling to the first import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo up test check bench gpu-check fuzz mutants lock lock-gpu docs screenshots compose-test
+.PHONY: help setup demo up test check types bench gpu-check fuzz mutants lock lock-gpu docs screenshots compose-test
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,9 +39,12 @@ test: setup  ## the whole test suite, in JOBS processes
 check: setup  ## ruff, mypy (strict), import-linter, and a strict build of the documentation
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy trainer/gxpo_trainer services/gxpo_services dashboard/gxpo_dashboard client/gxpo_client benchmarks docs_build tools
+	$(MAKE) --no-print-directory types
 	$(VENV)/bin/lint-imports --no-cache
 	$(PYTHON) -m docs_build build
+
+types: setup  ## mypy, strict
+	$(VENV)/bin/mypy trainer/gxpo_trainer services/gxpo_services dashboard/gxpo_dashboard client/gxpo_client benchmarks docs_build tools
 
 bench: setup  ## measure against named peers; prints and saves JSON
 	$(PYTHON) -m benchmarks

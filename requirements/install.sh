@@ -1,16 +1,28 @@
 #!/usr/bin/env bash
 # Create VENV and install the locked lists into it, then the project itself, editable. Called by `make setup`.
 #
-# usage: install.sh VENV DEVICE        DEVICE is cpu or gpu
+# usage: install.sh VENV DEVICE             DEVICE is cpu or gpu
+#        install.sh VENV DEVICE packages    only that device's list, into an environment that exists: for images
 #
 # uv installs the lists when pip can get it (40 s instead of 160 s on two cores), under pip's own settings for
-# indexes, link folders and certificates; without uv, pip installs the same lists.
+# indexes, link folders and certificates; without uv, pip installs the same lists. Builds of torch that are on
+# PyTorch's own index only come from there, through uv, which knows its address.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-venv=$1 device=$2
-lists=(-r "requirements/$device.txt" -r requirements/dev.txt)
+venv=$1 device=$2 part=${3:-all}
+lists=(-r "requirements/$device.txt")
+[ "$part" = packages ] || lists+=(-r requirements/dev.txt)
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
+fail() { echo "setup: $*" >&2; exit 1; }
+
+# The locked lists have wheels of vLLM, torch and DeepSpeed for one system.
+case "$(uname -s) $(uname -m)" in
+    "Linux x86_64") ;;
+    Linux*) fail "gxpo is installed from wheels for x86-64; this machine is $(uname -m) (ARM has none yet). Use an x86-64 machine." ;;
+    Darwin*) fail "gxpo needs Linux on x86-64, and vLLM has no wheel for macOS. Use a Linux machine, or docker compose there." ;;
+    *) fail "gxpo needs Linux on x86-64; this is $(uname -s). Use a Linux machine or, on Windows, WSL 2." ;;
+esac
 
 if [ ! -x "$venv/bin/python" ]; then
     python=""
@@ -20,8 +32,9 @@ if [ ! -x "$venv/bin/python" ]; then
             break
         fi
     done
-    [ -n "$python" ] || { echo "setup: Python 3.11 or 3.12 is needed; install it and run make setup again" >&2; exit 1; }
-    "$python" -m venv "$venv" || { echo "setup: $python cannot make a virtual environment; install its venv module" >&2; exit 1; }
+    [ -n "$python" ] || fail "Python 3.11 or 3.12 is needed ($(python3 --version 2>/dev/null || echo 'no python3') is here; 3.13" \
+        "and newer have no wheels of vLLM yet); install one and run make setup again"
+    "$python" -m venv "$venv" || fail "$python cannot make a virtual environment; install its venv module"
 fi
 pip=("$venv/bin/python" -m pip --disable-pip-version-check)
 
@@ -33,30 +46,36 @@ with_uv() {
     local options=(--no-deps --quiet --index-strategy unsafe-best-match) value
     for value in $(setting find-links); do options+=(--find-links "$value"); done
     for value in $(setting extra-index-url); do options+=(--extra-index-url "$value"); done
+    for value in $(setting trusted-host); do options+=(--allow-insecure-host "$value"); done
     value=$(setting index-url)
     [ -z "$value" ] || options+=(--default-index "$value")
     value=$(setting cert)
     [ -z "$value" ] || export SSL_CERT_FILE=$value
-    "$venv/bin/uv" pip install --python "$venv/bin/python" "${options[@]}" "${lists[@]}" >"$log" 2>&1
+    "$venv/bin/uv" pip install --python "$venv/bin/python" "${options[@]}" "$@" >"$log" 2>&1
 }
 
 torch=$(grep -E '^torch==' "requirements/$device.txt")
 no_torch() { grep -qF "$torch" "$log" && grep -qiE 'no version of|no matching distribution|not found|no wheels' "$log"; }
 explain_torch() {
-    echo "setup: pip finds no $torch on this machine. Add PyTorch's CPU wheel index through PIP_EXTRA_INDEX_URL" \
-        "(its address is on PyTorch's own install page) and run make setup again." >&2
-    exit 1
+    fail "neither the configured package index nor PyTorch's own has $torch for this machine, or the latter cannot be" \
+        "reached. Behind a mirror, add its copy of PyTorch's index through PIP_EXTRA_INDEX_URL and run make setup again."
 }
+backend=cpu
+[ "$device" = cpu ] || backend=cu130
 
-echo "setup: installing the $device list into $venv (about 3 GB; a minute or a few)"
-if ! with_uv; then
-    if no_torch; then explain_torch; fi
-    if ! "${pip[@]}" install --no-deps --no-compile "${lists[@]}" >"$log" 2>&1; then
-        if no_torch; then explain_torch; fi
-        tail -n 15 "$log" >&2
-        echo "setup: the installation failed; its last lines are above" >&2
-        exit 1
+if [ "$device" = cpu ]; then size="1.0 GB to download, 3.5 GB on disk"; else size="several GB, CUDA included"; fi
+echo "setup: installing the $device list into $venv ($size; a minute or a few)"
+give_up() { tail -n 15 "$log" >&2; fail "the installation failed; its last lines are above"; }
+if ! with_uv "${lists[@]}"; then
+    if ! no_torch && ! "${pip[@]}" install --no-deps --no-compile "${lists[@]}" >"$log" 2>&1; then
+        no_torch || give_up
+    fi
+    if no_torch; then
+        [ -x "$venv/bin/uv" ] || explain_torch
+        echo "setup: the configured package index has no $torch; fetching it from PyTorch's own (--torch-backend=$backend)"
+        with_uv --torch-backend="$backend" "$torch" || { tail -n 5 "$log" >&2; explain_torch; }
+        with_uv "${lists[@]}" || give_up
     fi
 fi
-"${pip[@]}" install --quiet --no-deps --no-build-isolation --editable .
+[ "$part" = packages ] || "${pip[@]}" install --quiet --no-deps --no-build-isolation --editable .
 echo "setup: done"
