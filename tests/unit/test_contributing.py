@@ -1,4 +1,4 @@
-"""The tree in CONTRIBUTING.md names the folders that there are."""
+"""The tree in CONTRIBUTING.md and the pages name files that there are."""
 
 from __future__ import annotations
 
@@ -46,3 +46,13 @@ def test_all_that_the_tree_names_exists() -> None:
 def test_the_tree_names_every_subpackage(package: str) -> None:
     folders = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
     assert folders - named()[package] == set()
+
+
+def test_every_source_file_that_a_page_names_exists() -> None:
+    """`rules/gxpo.py` is meant from a package's root, `tests/…` and `benchmarks/…` from the repository's."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    source = re.compile(r"`((?:\w+/)+\w+\.py)`")
+    named = {(page.name, path) for page in pages for path in source.findall(page.read_text(encoding="utf-8"))}
+    assert len(named) > 20
+    bases = [ROOT, *(ROOT / package for package in PACKAGES), *(ROOT / package.split("/")[0] for package in PACKAGES)]
+    assert [(page, path) for page, path in sorted(named) if not any((base / path).exists() for base in bases)] == []
