@@ -5,11 +5,10 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from docs_build import commands, metrics, rest
+from docs_build import commands, metrics, rest, settings
 from gxpo_services.app import create_app
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.cli import build_parser
-from gxpo_trainer.config import docs as settings
 
 
 def pages() -> dict[str, str]:

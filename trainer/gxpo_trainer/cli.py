@@ -1,41 +1,21 @@
-"""The `gxpo` command: `main` gathers the commands; one module each, which imports what it needs when it runs.
-
-The `gxpo` command. Arguments are parsed before heavy modules are imported.
+"""The `gxpo` command, and its commands that work without a service.
 
 Each package registers its commands in the entry-point group `gxpo.commands`; an entry point is a function
 `register(subparsers)` that adds one command and sets its default `run` to a function `run(args) -> int | None`.
+Arguments are parsed before heavy modules are imported: a command imports what it needs when it runs.
 
 Exit codes: 0 success, 1 failure, 2 invalid usage, config or data, 130 interrupted.
-
-`python -m gxpo_trainer.cli` is `gxpo`.
-
-Arguments and argument types shared by several commands.
-
-`gxpo train`: train a policy on this machine or a Ray cluster.
-
-`gxpo config`: print a preset, check a run file, list all settings.
-
-`gxpo plan`: memory, time and cost of a run before it starts.
-
-`gxpo eval`: evaluate a model on benchmarks, without a run.
-
-`gxpo grade`: verify the answers of a file.
-
-`gxpo report`: compare runs on disk; prints tables and writes figures and an HTML page.
-
-`gxpo study`: execute the runs of a study, show how far it is, write its report.
-
-`gxpo checkpoints`: list a run's checkpoints, or export a policy from one.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,10 +73,10 @@ def add_set(parser: argparse.ArgumentParser) -> None:
 
 
 def names(text: str) -> tuple[str, ...]:
-    found = tuple(name.strip() for name in text.split(",") if name.strip())
-    if not found:
+    listed = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not listed:
         raise argparse.ArgumentTypeError("must contain at least one name")
-    return found
+    return listed
 
 
 def positive(text: str) -> int:
@@ -105,26 +85,20 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be a number from 0 up to, not including, 1")
-    return value
+def _number(accepts: Callable[[float], bool], words: str) -> Callable[[str], float]:
+    """Argument type of the numbers that `accepts` accepts."""
+
+    def parse(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if accepts(float(text)):
+                return float(text)
+        raise argparse.ArgumentTypeError(f"{text}: must be {words}")
+
+    return parse
 
 
-def positive_seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not seconds > 0:
-        raise argparse.ArgumentTypeError(f"{text}: must be a number of seconds above 0")
-    return seconds
-
-
+share = _number(lambda value: 0 <= value < 1, "a number from 0 up to, not including, 1")
+positive_seconds = _number(lambda value: value > 0, "a number of seconds above 0")
 LOGGERS = ("tensorboard", "wandb")
 
 
@@ -210,7 +184,8 @@ def run_config(args: argparse.Namespace) -> int:
         print(json.dumps(RunConfig.model_json_schema(), indent=2, ensure_ascii=False))
     elif args.check is not None:
         config = config_io.load_run(args.check, args.set)
-        print(f"{args.check}: {_summary(config)}")
+        bounds = [f"{name} {value}" for name, value in config.budget.model_dump().items() if value is not None]
+        print(f"{args.check}: valid, rule {config.learner.rule.name}, budget {', '.join(bounds)}")
     else:
         config = (
             config_io.load_preset(args.preset, args.set) if args.preset else config_io.load_run(args.file, args.set)
@@ -218,14 +193,8 @@ def run_config(args: argparse.Namespace) -> int:
         if args.format == "json":
             print(config_io.to_json(config))
         else:
-            print(config_io.to_toml(config, comments=_comments(config)), end="")
+            print(config_io.to_toml(config, _comments(config)), end="")
     return 0
-
-
-def _summary(config: RunConfig) -> str:
-    budget = {name: value for name, value in config.budget.model_dump().items() if value is not None}
-    bounds = ", ".join(f"{name} {value}" for name, value in budget.items())
-    return f"valid, rule {config.learner.rule.name}, budget {bounds}"
 
 
 def _gpus(p: PlacementConfig) -> str:
@@ -280,11 +249,13 @@ def run_plan(args: argparse.Namespace) -> int:
     """Print the plan; exit code 0 when the run fits, else 1."""
     from gxpo_trainer.config.io import load_run
     from gxpo_trainer.planner import inputs_of, make_plan, report
-    from gxpo_trainer.planner.devices import assumptions_for
+    from gxpo_trainer.planner.devices import CPU, DEFAULT_GPU, assumptions_for, device_named, host
     from gxpo_trainer.planner.timing import calibrate
 
     config = load_run(args.config, args.set)
-    device = _device(args.gpu, config, wants_gpus=args.gpus is not None)
+    gpu = args.gpu or (DEFAULT_GPU if args.gpus is not None or config.placement.device == "gpu" else CPU)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    device = host(memory) if gpu.lower() == CPU else device_named(gpu)
     inputs = inputs_of(config, _shape(config.model), device, args.gpus)
     assumed = assumptions_for(device)
     if args.calibrate:
@@ -295,19 +266,6 @@ def run_plan(args: argparse.Namespace) -> int:
     else:
         print(report.to_text(plan, config.name))
     return 0 if plan.fits else 1
-
-
-def _device(name: str | None, config: RunConfig, *, wants_gpus: bool) -> Device:
-    """The device asked for; without a name a default GPU for runs on GPUs, else this host."""
-    import os
-
-    from gxpo_trainer.planner.devices import CPU, DEFAULT_GPU, device_named, host
-
-    if name is None:
-        name = DEFAULT_GPU if wants_gpus or config.placement.device == "gpu" else CPU
-    if name.lower() != CPU:
-        return device_named(name)
-    return host(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def _shape(model: ModelConfig) -> ModelShape:
@@ -521,8 +479,8 @@ def show_status(args: argparse.Namespace) -> int:
     for name, arm in study.arms.items():
         rate = best_rate(study, name, results)
         done = sum(key.stage == "report" and key.arm == name for key in results)
-        found = "not tuned yet" if rate is None else f"best learning rate {rate:g}"
-        print(f"  {arm.label}: {found}, {done} of {len(study.seeds)} seeds done")
+        tuned = "not tuned yet" if rate is None else f"best learning rate {rate:g}"
+        print(f"  {arm.label}: {tuned}, {done} of {len(study.seeds)} seeds done")
     return 0
 
 
@@ -607,8 +565,15 @@ def run_checkpoints(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace, store: CheckpointStore, steps: list[int]) -> None:
-    """Write the policy of the last of `steps`, or one extrapolated from them. Raises CheckpointError."""
+    """Write the policy of the last of `steps`, or one extrapolated from the run's initial one through those at `steps`.
+
+    Raises CheckpointError.
+    """
+    from gxpo_trainer.config.io import build
     from gxpo_trainer.errors import CheckpointError
+    from gxpo_trainer.learner.models import resolve_model
+    from gxpo_trainer.learner.policies import combine, line_weights
+    from gxpo_trainer.reporting.reading import read_identity
     from gxpo_trainer.runtime.processes import write_errors
     from gxpo_trainer.training.checkpoints import export_policy
 
@@ -616,25 +581,15 @@ def _export(args: argparse.Namespace, store: CheckpointStore, steps: list[int]) 
         with write_errors():
             if args.extrapolate is None:
                 export_policy(store.load(steps[-1]), args.export, adapter=args.adapter)
-            else:
-                _extrapolate(args, store, steps)
+                return
+            chosen = steps if args.line else steps[-1:]
+            initial = Path(resolve_model(build(read_identity(args.folder)["config"]).model))
+            folders = [initial, *(store.load(step).policy for step in chosen)]
+            combine(folders, line_weights([0, *chosen], args.extrapolate * chosen[-1]), args.export)
     except OSError as error:
         # copytree collects (source, target, reason) of all files.
         reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error
         raise CheckpointError(f"cannot write {args.export} ({reason}); free space or choose another folder") from error
-
-
-def _extrapolate(args: argparse.Namespace, store: CheckpointStore, steps: list[int]) -> None:
-    """Write the policy extrapolated from the run's initial one and the checkpoints at `steps`."""
-    from gxpo_trainer.config.io import build
-    from gxpo_trainer.learner.models import resolve_model
-    from gxpo_trainer.learner.policies import combine, line_weights
-    from gxpo_trainer.reporting.reading import read_identity
-
-    chosen = steps if args.line else steps[-1:]
-    initial = Path(resolve_model(build(read_identity(args.folder)["config"]).model))
-    folders = [initial, *(store.load(step).policy for step in chosen)]
-    combine(folders, line_weights([0, *chosen], args.extrapolate * chosen[-1]), args.export)
 
 
 if __name__ == "__main__":

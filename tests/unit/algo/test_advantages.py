@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo_trainer.algo.batch import advantage_metrics, group_advantages, reward_metrics, zero_variance
+from gxpo_trainer.algo.batch import group_advantages, reward_metrics, zero_variance
 
 REWARDS = st.lists(st.one_of(st.none(), st.sampled_from([0.0, 0.1, 0.5, 1.0])), min_size=1, max_size=12)
 
@@ -82,8 +82,3 @@ def test_two_rewards_have_a_standard_deviation() -> None:
 def test_metrics_without_data_are_left_out() -> None:
     assert reward_metrics([[None, None]]) == {}
     assert "reward/std" not in reward_metrics([[1.0, None]])
-    assert advantage_metrics([]) == {}
-
-
-def test_advantage_metric_is_the_mean_size() -> None:
-    assert advantage_metrics([1.5, -0.5, -0.5, -0.5]) == {"policy/advantage_abs_mean": pytest.approx(0.75)}

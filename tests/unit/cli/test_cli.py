@@ -10,14 +10,8 @@ from pathlib import Path
 import pytest
 
 from gxpo_trainer import cli
-from gxpo_trainer import cli as checkpoints
-from gxpo_trainer import cli as config
-from gxpo_trainer import cli as eval
-from gxpo_trainer import cli as grade
-from gxpo_trainer import cli as report
-from gxpo_trainer import cli as train
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config.io import load_preset, preset_names
+from gxpo_trainer.config.io import preset_names
 from gxpo_trainer.config.tasks import EnvironmentConfig
 from gxpo_trainer.errors import ConfigError, Diverged
 from gxpo_trainer.training import evaluate_model
@@ -32,7 +26,8 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         run("--help")
     assert ended.value.code == 0
     out = capsys.readouterr().out
-    assert all(f"    {name} " in out for name in ("train", "eval", "grade", "config", "report"))
+    commands = ("train", "eval", "grade", "config", "report", "study", "plan", "checkpoints", "submit", "up")
+    assert all(f"    {name}" in out for name in commands)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +138,7 @@ def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_train_hands_over_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[argparse.Namespace] = []
-    monkeypatch.setattr(train, "run", lambda args: seen.append(args))
+    monkeypatch.setattr(cli, "run_train", lambda args: seen.append(args))
     assert run("train", "r.toml", "--set", "a=1", "--set", "b=2", "--out", "o", "--resume", "--log", "wandb") == 0
     (args,) = seen
     assert (args.config, args.set, args.out) == (Path("r.toml"), ["a=1", "b=2"], Path("o"))
@@ -152,7 +147,7 @@ def test_train_hands_over_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_eval_hands_over_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[argparse.Namespace] = []
-    monkeypatch.setattr(eval, "run", lambda args: seen.append(args) or 1)
+    monkeypatch.setattr(cli, "run_eval", lambda args: seen.append(args) or 1)
     assert run("eval", "--model", "m", "--benchmark", "math500, gsm8k", "--samples", "4") == 1
     assert (seen[0].model, seen[0].benchmark, seen[0].samples) == ("m", ("math500", "gsm8k"), 4)
 
@@ -177,7 +172,7 @@ def test_eval_refuses_an_engine_that_cannot_split_the_heads_before_anything_star
 
 def test_eval_plays_in_the_environment_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[argparse.Namespace] = []
-    monkeypatch.setattr(eval, "run", lambda args: seen.append(args) or 0)
+    monkeypatch.setattr(cli, "run_eval", lambda args: seen.append(args) or 0)
     mine = ("eval", "--model", "starter", "--benchmark", "b", "--max-new-tokens", "40")
     run(*mine)
     changes = ("name=calculator", "max_turns=3", "max_observation_tokens=20")
@@ -230,7 +225,7 @@ def test_an_error_becomes_one_message_and_its_exit_code(
     def fail(args: argparse.Namespace) -> int:
         raise error
 
-    monkeypatch.setattr(report, "run", fail)
+    monkeypatch.setattr(cli, "run_report", fail)
     assert run("report", "runs/a") == code
     assert capsys.readouterr().err == message
 
@@ -239,21 +234,6 @@ def test_an_unforeseen_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch
     def fail(args: argparse.Namespace) -> int:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(report, "run", fail)
+    monkeypatch.setattr(cli, "run_report", fail)
     with pytest.raises(ZeroDivisionError):
         run("report", "runs/a")
-
-
-def test_presets_print_as_they_load(capsys: pytest.CaptureFixture[str]) -> None:
-    run("config", "--preset", "paper-7b-lora", "--format", "json")
-    assert (
-        json.loads(capsys.readouterr().out)["learner"]["lora"]["rank"] == load_preset("paper-7b-lora").learner.lora.rank
-    )  # type: ignore[union-attr]
-
-
-def test_every_registered_command_has_help_and_something_to_run() -> None:
-    parser = argparse.ArgumentParser()
-    subparsers = parser.add_subparsers()
-    for command in (checkpoints, config, eval, grade, report, train):
-        command.register(subparsers)
-    assert all(choice.get_default("run") for choice in subparsers.choices.values())

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from docs_build.settings import render_page, undescribed
 from gxpo_trainer.config import GxpoRule, RunConfig
-from gxpo_trainer.config.docs import render_page, undescribed
 from gxpo_trainer.config.io import build
 from gxpo_trainer.errors import ConfigError
 

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from docs_build.settings import INTRODUCTION
 from gxpo_trainer.config import GateConfig, SfpoGateConfig
-from gxpo_trainer.config.docs import INTRODUCTION
-from gxpo_trainer.rules.gate import alarm_probability, describe, expected_false_alarm_step, student_t_tail
+from gxpo_trainer.rules.gate import alarm_probability, describe, expected_false_alarm_step
 
 
 def simulated_first_alarms(gate: GateConfig, runs: int, seed: int = 0) -> np.ndarray:
@@ -28,19 +28,6 @@ def simulated_first_alarms(gate: GateConfig, runs: int, seed: int = 0) -> np.nda
         alive = alive[~fired]
         past = np.concatenate([past, value[:, None]], axis=1)[~fired][:, -gate.window :]
     return first
-
-
-def test_student_t_tail_matches_closed_forms() -> None:
-    # ν = 1 (Cauchy): 1/2 − atan(x)/π.  ν = 2: (1 − x/√(2 + x²))/2.
-    for x in (-3.0, -0.5, 0.0, 0.3, 1.0, 7.0):
-        assert student_t_tail(x, 1) == pytest.approx(0.5 - math.atan(x) / math.pi, abs=1e-14)
-        assert student_t_tail(x, 2) == pytest.approx((1 - x / math.sqrt(2 + x * x)) / 2, abs=1e-14)
-
-
-def test_student_t_tail_matches_printed_quantiles() -> None:
-    # Upper 2.5 % points of the usual table: 3.182 (ν = 3), 2.228 (10), 2.045 (29), 1.984 (100).
-    for degrees, quantile in ((3, 3.182446), (10, 2.228139), (29, 2.045230), (100, 1.983972)):
-        assert student_t_tail(quantile, degrees) == pytest.approx(0.025, abs=1e-7)
 
 
 def test_a_long_window_gives_the_normal_tail() -> None:
@@ -111,5 +98,3 @@ def test_the_documented_figure_for_the_defaults_is_right() -> None:
 def test_fewer_than_two_past_values_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 2 past values"):
         alarm_probability(1.0, 1)
-    with pytest.raises(ValueError, match="degrees = 0"):
-        student_t_tail(1.0, 0)

@@ -117,7 +117,8 @@ def test_a_transport_that_the_settled_placement_rules_out_is_refused() -> None:
 
 def test_an_evaluation_reserves_engines_and_no_learner() -> None:
     config = RunConfig.model_validate({"placement": {"ray_address": "head:6379", "sampler_cpus": 0.5}})
-    placement = Placement.decide(config.model_copy(update={"placement": config.placement.without_learner()}))
+    engines = config.placement.model_copy(update={"learner_ranks": 0})
+    placement = Placement.decide(config.model_copy(update={"placement": engines}))
     placement.settle({"CPU": 4.0, "GPU": 1.0})
     bundles = placement.bundles()
     assert (placement.device, placement.colocated, placement.num_gpus) == ("gpu", False, 1)

@@ -1,15 +1,12 @@
-"""Group-relative advantages: A = (R − mean(R_group)) / (std(R_group) + ε).
-
-GRPO as in DeepSeekMath (arXiv 2402.03300, eq. 4). Without the division it is Dr. GRPO's advantage (arXiv
-2503.20783), which does not favour groups that are nearly all correct or nearly all wrong. The standard deviation is
-the sample one (n − 1), as in common implementations.
-
-A reward of None (the verifier timed out or failed) is no evidence about the policy: such a sample is excluded from the
-mean and the spread of its group and gets no advantage. Pure numpy.
-
-From scored groups to the sequences of a step, and to each rank's share of them.
+"""From scored groups to advantages, the sequences of a step, and each rank's share of them. Pure numpy.
 
     scored groups ──make_batch──▶ StepBatch ──mini_batches──▶ ──shard──▶ one StepBatch per rank
+
+Advantages are relative to the group: A = (R − mean(R_group)) / (std(R_group) + ε), as in DeepSeekMath (arXiv
+2402.03300, eq. 4). Without the division it is Dr. GRPO's advantage (arXiv 2503.20783), which does not favour groups
+that are nearly all correct or nearly all wrong. The standard deviation is the sample one (n − 1), as in common
+implementations. A reward of None (the verifier timed out or failed) is no evidence about the policy: such a sample is
+excluded from the mean and the spread of its group and gets no advantage.
 
 Only tokens that the policy sampled are targets. What an environment wrote in between (`ScoredSequence.sampled`) is
 input that later tokens attend to, and appears in no loss, ratio, statistic or denominator.
@@ -17,8 +14,6 @@ input that later tokens attend to, and appears in no loss, ratio, statistic or d
 The denominators of the loss (`LossScale`) are those of the whole step batch over all ranks, and every token carries
 its final weight. A plain sum over micro-batches and ranks is therefore the loss of the batch, and accumulated gradients
 equal those of one large batch, however it is divided.
-
-The learning rate of a training step: one per step, however many optimizer steps the rule takes in it.
 """
 
 from __future__ import annotations
@@ -92,13 +87,6 @@ def reward_metrics(groups: Sequence[Rewards]) -> Metrics:
     if values.size > 1:
         metrics["reward/std"] = float(values.std(ddof=1))
     return metrics
-
-
-def advantage_metrics(advantages: Sequence[float]) -> Metrics:
-    """`policy/advantage_abs_mean` over the sequences that are in the loss; empty when there are none."""
-    if not len(advantages):
-        return {}
-    return {"policy/advantage_abs_mean": float(np.abs(np.asarray(advantages, dtype=np.float64)).mean())}
 
 
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum"]
@@ -226,7 +214,9 @@ def make_batch(scored: Sequence[ScoredGroup], loss: LossConfig, token_limit: int
                     group=number,
                 )
             )
-    metrics = reward_metrics(rewards) | advantage_metrics([s.advantage for s in sequences if s.in_loss])
+    metrics = reward_metrics(rewards)
+    if sizes := [abs(sequence.advantage) for sequence in sequences if sequence.in_loss]:
+        metrics["policy/advantage_abs_mean"] = float(np.mean(sizes))
     return with_scale(sequences, token_limit), metrics
 
 
@@ -290,8 +280,9 @@ def shard(batch: StepBatch, num_ranks: int) -> list[StepBatch]:
 
 
 def learning_rate(settings: OptimizerConfig, step: int, total_steps: int | None) -> float:
-    """η at training step `step`, counted from 1. total_steps: needed by the decaying schedules.
+    """η at training step `step`, counted from 1, however many optimizer steps the rule takes in it.
 
+    total_steps: needed by the decaying schedules.
     Warm-up is linear up to η at step `warmup_steps`; `linear` and `cosine` then fall to 0 after `total_steps`.
     """
     base = settings.learning_rate

@@ -1,4 +1,4 @@
-"""pass@k, maj@n and their bootstrap intervals. Pure numpy.
+"""pass@k, maj@n and the bootstrap interval of their mean. Pure numpy.
 
 pass@k is the unbiased estimator 1 − C(n−c, k)/C(n, k) of Chen et al. (arXiv 2107.03374): the probability that at
 least one of k samples, drawn without replacement from n of which c are correct, is correct. pass@1 is c/n.
@@ -11,8 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-
-FloatArray = npt.NDArray[np.float64]
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
@@ -69,32 +67,16 @@ def bootstrap_interval(
 
     Raises ValueError for no values, values that are not finite, or a confidence outside (0, 1).
     """
-    return stratified_bootstrap_interval([values], confidence=confidence, num_resamples=num_resamples, seed=seed)
-
-
-def stratified_bootstrap_interval(
-    strata: Sequence[npt.ArrayLike], *, confidence: float = 0.95, num_resamples: int = 2000, seed: int = 0
-) -> tuple[float, float]:
-    """The same for the macro average over benchmarks: problems are resampled within each benchmark."""
     if not 0 < confidence < 1 or num_resamples < 1:
         raise ValueError(f"confidence = {confidence}, num_resamples = {num_resamples}; use (0, 1) and at least 1")
-    arrays = [np.asarray(values, dtype=np.float64) for values in strata]
-    if not arrays or any(values.ndim != 1 or not values.size or not np.isfinite(values).all() for values in arrays):
+    scores = np.asarray(values, dtype=np.float64)
+    if scores.ndim != 1 or not scores.size or not np.isfinite(scores).all():
         raise ValueError("values must be one-dimensional, finite and not empty; give one score per problem")
+    # Scores take few distinct values (c/n), so a resample is drawn as multinomial counts of them: the same
+    # distribution as drawing problems, without an array of num_resamples × num_problems indices.
+    distinct, counts = np.unique(scores, return_counts=True)
     rng = np.random.default_rng(seed)
-    means = np.mean([_resampled_means(values, num_resamples, rng) for values in arrays], axis=0)
+    means = rng.multinomial(scores.size, counts / scores.size, size=num_resamples) @ distinct / scores.size
     tail = 50 * (1 - confidence)
     low, high = np.percentile(means, [tail, 100 - tail])
     return float(low), float(high)
-
-
-def _resampled_means(values: FloatArray, num_resamples: int, rng: np.random.Generator) -> FloatArray:
-    """Means of resamples, float64[num_resamples].
-
-    Scores take few distinct values (c/n), so a resample is drawn as multinomial counts of them: the same
-    distribution as drawing problems, without an array of num_resamples × num_problems indices.
-    """
-    distinct, counts = np.unique(values, return_counts=True)
-    drawn = rng.multinomial(values.size, counts / values.size, size=num_resamples)
-    means: FloatArray = drawn @ distinct / values.size
-    return means

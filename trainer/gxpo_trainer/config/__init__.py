@@ -1,8 +1,8 @@
 """Every setting of a run, typed, documented and checked once, at the edge.
 
-One file per section of the run file (`model`, `data`, `rollout`, `environment`, `verifier`, `learner`, `rules` for
-`learner.rule`, `evaluation`, `placement`); `run` has RunConfig and the small sections. `io` reads
-files and presets, `messages` turns validation errors into one line per setting, `docs` writes docs/configuration.md.
+Sections of the run file: `tasks` (data, environment, verifier, evaluation), `engines` (model, rollout, placement),
+`rules` (learner.rule), `base` (timeouts), `run` (RunConfig, learner and the small sections). `io` reads files and
+presets, `messages` turns validation errors into one line per setting.
 
 Free of torch, so that `gxpo config --check FILE` takes less than half a second. An unknown or contradictory setting is
 an error that names it; what depends on the machine (folders, devices) is checked by `training.prepare` before anything

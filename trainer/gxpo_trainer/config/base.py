@@ -1,7 +1,4 @@
-"""Base class and types of all settings.
-
-Settings of `timeouts`: how long each phase may make no progress.
-"""
+"""Base class and types of all settings, and the time-outs of a run's phases."""
 
 from __future__ import annotations
 
@@ -47,8 +44,8 @@ def idle_phase(phase: str, minutes: int, limit_s: float) -> str:
 
 def half_of_limit_passed(phase: str | None) -> bool:
     """Whether half of the time-out has passed without progress, by the words of `idle_phase`."""
-    found = _IDLE.search(phase or "")
-    return found is not None and 2 * int(found[1]) >= float(found[2])
+    idle = _IDLE.search(phase or "")
+    return idle is not None and 2 * int(idle[1]) >= float(idle[2])
 
 
 class TimeoutsConfig(Settings):

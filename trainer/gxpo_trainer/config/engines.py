@@ -1,11 +1,4 @@
-"""Settings of the policy.
-
-Settings of sampling.
-
-Settings of placement: which processes run where.
-
-How weights reach the engines: the choice, and what cannot work. Pure.
-"""
+"""Settings of the policy, of sampling, and of placement: which processes run where, how weights reach the engines."""
 
 from __future__ import annotations
 
@@ -202,10 +195,6 @@ class PlacementConfig(Settings):
     )
     max_restarts: int = Field(3, ge=0, description="Recoveries of a learner from its checkpoint before giving up.")
 
-    def without_learner(self) -> PlacementConfig:
-        """The same for an evaluation, which has engines and a verifier only."""
-        return self.model_copy(update={"learner_ranks": 0})
-
     @property
     def sampler_devices(self) -> int:
         """Devices of all engines together."""
@@ -238,19 +227,14 @@ class PlacementConfig(Settings):
                 'colocate = true puts learner and engines on the same devices, strategy = "split" on different nodes; '
                 'set colocate = false or strategy = "pack"'
             )
-        self._check_transport()
-        return self
-
-    def _check_transport(self) -> None:
-        """Raise ValueError for a transport that works neither on CPUs nor on GPUs, shared or not, as far as the
-        settings leave these open."""
+        # A transport must work on CPUs or on GPUs, shared or not, as far as the settings leave these open.
         devices: tuple[Literal["cpu", "gpu"], ...] = ("cpu", "gpu") if self.device == "auto" else (self.device,)
         sharing = (True, False) if self.colocate == "auto" and self.can_colocate else (self.colocate is True,)
         refusals = []
         for device, colocated in product(devices, sharing):
             try:
                 choose_transport(self.weight_transport, device, colocated, one_node=self.strategy != "split")
-                return
+                return self
             except ValueError as error:
                 refusals.append(error)
         raise refusals[-1]

@@ -88,7 +88,7 @@ def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[
     for path, value in parsed:
         keys = path.split(".")
         section = result
-        default: Any = _defaults()
+        default: Any = RunConfig().model_dump()
         for key in keys[:-1]:
             default = default.get(key) if isinstance(default, dict) else None
             if not isinstance(section.get(key), dict):
@@ -98,10 +98,6 @@ def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[
             section.clear()
         section[keys[-1]] = value
     return result
-
-
-def _defaults() -> dict[str, Any]:
-    return RunConfig().model_dump()
 
 
 def _parse_override(text: str) -> tuple[str, Any]:
@@ -151,14 +147,12 @@ def _without_none(part: BaseModel) -> dict[str, Any]:
         if isinstance(value, BaseModel):
             result[name] = _without_none(value)
         elif value is not None:
-            result[name] = [_plain_item(item) for item in value] if isinstance(value, tuple) else value
+            items = value if isinstance(value, tuple) else ()
+            listed = [_without_none(item) if isinstance(item, BaseModel) else item for item in items]
+            result[name] = listed if isinstance(value, tuple) else value
         elif field.default is not None:
             result[name] = "none"
     return result
-
-
-def _plain_item(item: Any) -> Any:
-    return _without_none(item) if isinstance(item, BaseModel) else item
 
 
 def to_json(config: RunConfig) -> str:

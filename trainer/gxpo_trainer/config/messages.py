@@ -1,7 +1,4 @@
-"""Converts pydantic's errors to one line per setting: `learner.rule.k = 1: must be at least 2 …`.
-
-Also has the tree of settings by dotted path, for overrides, suggestions and the generated page.
-"""
+"""The tree of settings by dotted path, and pydantic's errors as one line per setting: `learner.rule.k = 1: must …`."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 
 from gxpo_trainer.config.rules import RULES, RuleSettings, in_words, rule_names
 from gxpo_trainer.config.run import RunConfig
@@ -38,19 +34,17 @@ def is_optional(annotation: Any) -> bool:
     return type(None) in typing.get_args(annotation)
 
 
-def walk(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tuple[str, type[BaseModel], FieldInfo]]:
-    """(dotted path, class that owns the field, field) for all settings, sections before their contents."""
+def _walk(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
-        path = f"{prefix}{name}"
-        yield path, model, field
+        yield f"{prefix}{name}"
         for part in submodels(field.annotation):
-            yield from walk(part, f"{path}.")
+            yield from _walk(part, f"{prefix}{name}.")
 
 
 @functools.cache
 def setting_paths() -> tuple[str, ...]:
-    """Every dotted path once, sections included, in the order of the classes."""
-    return tuple(dict.fromkeys(path for path, _, _ in walk()))
+    """Every dotted path once, sections before their contents, in the order of the classes."""
+    return tuple(dict.fromkeys(_walk(RunConfig)))
 
 
 @functools.lru_cache(maxsize=256)  # each of a sweep's runs has the same mistyped paths
@@ -184,15 +178,15 @@ def _parts(error: Any, root: type[BaseModel]) -> tuple[str, str, str]:
 
 def _merged(error: ValidationError, root: type[BaseModel]) -> list[tuple[str, str, str]]:
     """(path, value, message) of each setting; the errors of its alternative forms are one message."""
-    found: dict[tuple[str, str], list[str]] = {}
+    by_setting: dict[tuple[str, str], list[str]] = {}
     for part in error.errors(include_url=False)[:MOST_ERRORS]:
         path, value, message = _parts(part, root)
-        messages = found.setdefault((path, value), [])
+        messages = by_setting.setdefault((path, value), [])
         if message not in messages:
             messages.append(message)
     return [
         (path, value, messages[0] + "".join(f", or {other.removeprefix('must be ')}" for other in messages[1:]))
-        for (path, value), messages in found.items()
+        for (path, value), messages in by_setting.items()
     ]
 
 

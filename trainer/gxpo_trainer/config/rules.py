@@ -1,9 +1,7 @@
-"""What an update rule declares in addition to its settings, for the rest of the product.
+"""Settings of the update rules, one class per rule, and what each declares for the rest of the product.
 
 Cost preview, command line, sweeps, comparison and (through the JSON schema) the dashboard read these declarations;
-their code contains no rule's name. Free of torch: `implementation` is a reference that `rules.registry` resolves.
-
-Settings and declarations of the update rules, one class per rule, and the registry that `learner.rule` reads.
+their code contains no rule's name. Free of torch: `implementation` is a reference that `rules.contract` resolves.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, FiniteFloat, GetCoreSchemaHandler, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
 from gxpo_trainer.config.base import Settings
@@ -91,7 +89,7 @@ class RuleSettings(Settings):
     """baseline: plain optimizer steps, to compare look-ahead rules with. control: a rule that exists to tell what a
     look-ahead adds; it stands in no list of rules to choose between, but can be trained as any other."""
     implementation: ClassVar[str]
-    """`module:Class` of the rule on the contract of rules/base.py; the class takes these settings."""
+    """`module:Class` of the rule on the contract of rules/contract.py; the class takes these settings."""
     passes: ClassVar[PassCount] = PassCount(1)
     gate_signal: ClassVar[GateSignal | None] = None
     symbols: ClassVar[Mapping[str, str]] = {}
@@ -171,6 +169,20 @@ class RuleSettings(Settings):
         }
 
 
+def _at_least_two(value: int) -> int:
+    if value < 2:
+        raise ValueError("must be at least 2: the rule needs two steps to look ahead; set it to 2 or more")
+    return value
+
+
+def _unit_interval(value: float) -> float:
+    if not 0.0 <= value <= 1.0:
+        raise ValueError("must lie in [0, 1]: it is the share of the way to the look-ahead point")
+    return value
+
+
+Depth = Annotated[int, AfterValidator(_at_least_two)]
+Share = Annotated[float, AfterValidator(_unit_interval)]
 _SYMBOLS = {"k": "K", "alpha": "α", "gate.threshold": "τ"}
 _PAPER_THRESHOLD, _PAPER_SFPO_THRESHOLD = 0.5, 2.0
 """Thresholds of the GXPO paper for GXPO and for SFPO."""
@@ -205,12 +217,9 @@ class SfpoRule(RuleSettings):
     label_settings: ClassVar[tuple[str, ...]] = ("k",)
 
     name: Literal["sfpo"] = "sfpo"
-    k: int = Field(3, description="K: fast steps.")
-    alpha: float = Field(0.8, description="α: share of the way from θ⁰ to θᴷ.")
+    k: Depth = Field(3, description="K: fast steps.")
+    alpha: Share = Field(0.8, description="α: share of the way from θ⁰ to θᴷ.")
     gate: SfpoGateConfig = SfpoGateConfig()
-
-    _check_k = field_validator("k")(lambda cls, value: _at_least_two(value))
-    _check_alpha = field_validator("alpha")(lambda cls, value: _unit_interval(value))
 
     def shard_buffers(self, num_moments: int) -> int:
         """θ⁰."""
@@ -218,7 +227,6 @@ class SfpoRule(RuleSettings):
 
     @property
     def learning_rate_factor(self) -> float | None:
-        """See rule_base.RuleSettings."""
         return self.alpha * self.k + 1
 
     @classmethod
@@ -250,8 +258,8 @@ class GxpoRule(RuleSettings):
     sweep_base: ClassVar[bool] = True
 
     name: Literal["gxpo"] = "gxpo"
-    k: int = Field(5, description="K: virtual depth.")
-    alpha: float = Field(0.5, description="α: share of the way from θ⁰ to θᴷ.")
+    k: Depth = Field(5, description="K: virtual depth.")
+    alpha: Share = Field(0.5, description="α: share of the way from θ⁰ to θᴷ.")
     delta: FiniteFloat = Field(1e-8, ge=0, description="δ: a coordinate is active where |g⁰| > δ.")
     activity: Literal["delta", "rms"] = Field(
         "delta",
@@ -274,9 +282,6 @@ class GxpoRule(RuleSettings):
     )
     gate: GateConfig = GateConfig()
 
-    _check_k = field_validator("k")(lambda cls, value: _at_least_two(value))
-    _check_alpha = field_validator("alpha")(lambda cls, value: _unit_interval(value))
-
     @model_validator(mode="after")
     def _consistent(self) -> GxpoRule:
         if self.probes == 1 and self.predictor != "replay":
@@ -294,7 +299,6 @@ class GxpoRule(RuleSettings):
 
     @property
     def learning_rate_factor(self) -> float | None:
-        """See rule_base.RuleSettings."""
         return self.alpha * self.k + 1
 
     @classmethod
@@ -326,9 +330,7 @@ class EpochsRule(RuleSettings):
     label_settings: ClassVar[tuple[str, ...]] = ("k",)
 
     name: Literal["epochs"] = "epochs"
-    k: int = Field(3, description="K: optimizer steps on a batch.")
-
-    _check_k = field_validator("k")(lambda cls, value: _at_least_two(value))
+    k: Depth = Field(3, description="K: optimizer steps on a batch.")
 
     def shard_buffers(self, num_moments: int) -> int:
         """θ⁰, to measure the step."""
@@ -409,15 +411,3 @@ class _Registered:
 
 
 RuleConfig = Annotated[RuleSettings, _Registered()]
-
-
-def _at_least_two(value: int) -> int:
-    if value < 2:
-        raise ValueError("must be at least 2: the rule needs two steps to look ahead; set it to 2 or more")
-    return value
-
-
-def _unit_interval(value: float) -> float:
-    if not 0.0 <= value <= 1.0:
-        raise ValueError("must lie in [0, 1]: it is the share of the way to the look-ahead point")
-    return value

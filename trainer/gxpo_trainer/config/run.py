@@ -1,7 +1,4 @@
-"""Settings of the learner: loss, optimizer, adapters, ZeRO.
-
-RunConfig: a whole run, and the sections without a file of their own.
-"""
+"""RunConfig, a whole run; the learner's settings (loss, optimizer, adapters, ZeRO) and the small sections."""
 
 from __future__ import annotations
 
@@ -102,13 +99,8 @@ class LossConfig(Settings):
 
     def resolved(self, async_depth: int) -> LossConfig:
         """The same with automatic values replaced by those that this depth implies."""
-        implied = ("learner", "token_truncate" if async_depth else "none")
-        update = {
-            name: value
-            for name, value in zip(("proximal", "correction"), implied, strict=True)
-            if getattr(self, name) == "auto"
-        }
-        return self.model_copy(update=update)
+        implied = {"proximal": "learner", "correction": "token_truncate" if async_depth else "none"}
+        return self.model_copy(update={name: value for name, value in implied.items() if getattr(self, name) == "auto"})
 
 
 class OptimizerConfig(Settings):

@@ -1,11 +1,5 @@
-"""Settings of the training problems.
-
-Settings of the environment that answers the policy between its turns.
-
-Settings of scoring: the verifier and the components of the reward.
-
-Settings of evaluation.
-"""
+"""Settings of what is learned: training problems, the environment between the policy's turns, the verifier and the
+components of the reward, and the benchmarks."""
 
 from __future__ import annotations
 
@@ -138,11 +132,9 @@ class RewardConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _nothing_of_http(cls, values: Any) -> Any:
-        foreign = (
-            {*values} & ({*HttpRewardConfig.model_fields} - {*cls.model_fields}) if isinstance(values, dict) else ()
-        )
-        if foreign:
-            raise ValueError(f'{", ".join(sorted(foreign))}: only for name = "{HTTP}"; remove it or set that name')
+        http_only = {*HttpRewardConfig.model_fields} - {*cls.model_fields}
+        if misplaced := sorted(http_only.intersection(values)) if isinstance(values, dict) else ():
+            raise ValueError(f'{", ".join(misplaced)}: only for name = "{HTTP}"; remove it or set that name')
         return values
 
     @property

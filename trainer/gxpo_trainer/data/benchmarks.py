@@ -1,6 +1,6 @@
-"""The named benchmarks: source of each, and one small function per peculiarity of its rows.
+"""Evaluation benchmarks: problems with gold answers, and their hashes.
 
-Loads evaluation benchmarks: problems with gold answers, and their hashes.
+A named benchmark is a BenchmarkSpec: where its copy is, and one small function per peculiarity of its rows.
 """
 
 from __future__ import annotations
@@ -138,14 +138,8 @@ BENCHMARKS = {
 }  # fmt: skip
 """Benchmarks by name, in the order of the GXPO paper's tables, AIME24 last."""
 
-_BY_ANY_NAME = {name: spec for spec in BENCHMARKS.values() for name in spec.names}
-
-
-def find_spec(name: str) -> BenchmarkSpec | None:
-    """The benchmark with this name or alias."""
-    return _BY_ANY_NAME.get(name)
-
-
+BY_ANY_NAME = {name: spec for spec in BENCHMARKS.values() for name in spec.names}
+"""Benchmarks by name or alias."""
 HELD_OUT_SEED = 0
 """Every run evaluates the same held-out problems of the embedded task, so that seeds are comparable."""
 HELD_OUT_PROBLEMS = 512
@@ -175,11 +169,11 @@ def load_benchmark(
     name: a named benchmark, `word_problems` (the embedded task's held-out set), or a .jsonl file with the fields of
     `data`. Raises ConfigError for an unknown name or template, DataError for missing or invalid data.
     """
-    spec = find_spec(name)
+    spec = BY_ANY_NAME.get(name)
     files: dict[str, str] = {}
     if name == EMBEDDED:
-        found = generate("heldout", evaluation.num_problems or HELD_OUT_PROBLEMS, HELD_OUT_SEED, data.difficulty)
-        prompts = tuple(item.prompt for item in found)
+        generated = generate("heldout", evaluation.num_problems or HELD_OUT_PROBLEMS, HELD_OUT_SEED, data.difficulty)
+        prompts = tuple(problem.prompt for problem in generated)
         label, template = EMBEDDED, resolve_template(evaluation.template, EMBEDDED, "evaluation.template")
     elif name.endswith(".jsonl"):
         loaded = load_prompts(data.model_copy(update={"source": name, "levels": None}), 0, gold_check)
@@ -196,8 +190,13 @@ def load_benchmark(
     else:
         known = ", ".join((EMBEDDED, *BENCHMARKS))
         raise ConfigError(f"evaluation.benchmarks: {name!r} is unknown; use {known}, or the path of a .jsonl file")
-    evaluated, left_out = prompts[: evaluation.num_problems], prompts[len(prompts[: evaluation.num_problems]) :]
-    return Benchmark(label, evaluated, template, _hash(evaluated), files, left_out)
+    evaluated = prompts[: evaluation.num_problems]
+    rows = []
+    for prompt in evaluated:
+        options = prompt.extra.get(EXTRA_KEY)
+        rows.append((prompt.id, prompt.text, prompt.gold, *([] if options is None else [options.to_dict()])))
+    digest = hashlib.sha256(json.dumps(rows, ensure_ascii=False).encode()).hexdigest()
+    return Benchmark(label, evaluated, template, digest, files, left_out=prompts[len(evaluated) :])
 
 
 def locate(spec: BenchmarkSpec, data_root: str | None) -> list[Path]:
@@ -228,9 +227,9 @@ def locate(spec: BenchmarkSpec, data_root: str | None) -> list[Path]:
 
 def _files_in(folder: Path, spec: BenchmarkSpec) -> list[Path]:
     if spec.pattern is not None:
-        found = sorted(path for path in folder.rglob(spec.pattern) if path.suffix in SUFFIXES)
-        if found:
-            return found
+        files = sorted(path for path in folder.rglob(spec.pattern) if path.suffix in SUFFIXES)
+        if files:
+            return files
     for split in dict.fromkeys((spec.split, "test")):
         for subset in dict.fromkeys((spec.subset, None)):
             with suppress(DataError):
@@ -261,12 +260,3 @@ def _template(data: DataConfig, evaluation: EvaluationConfig, default: str) -> s
     if chosen == "auto":
         chosen, setting = data.template, "data.template"
     return resolve_template(default if chosen == "auto" else chosen, "", setting)
-
-
-def _hash(prompts: tuple[Prompt, ...]) -> str:
-    """SHA-256 of ids, texts, golds and verification options."""
-    rows = []
-    for prompt in prompts:
-        options = prompt.extra.get(EXTRA_KEY)
-        rows.append((prompt.id, prompt.text, prompt.gold, *([] if options is None else [options.to_dict()])))
-    return hashlib.sha256(json.dumps(rows, ensure_ascii=False).encode()).hexdigest()

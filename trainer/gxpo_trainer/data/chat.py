@@ -18,12 +18,9 @@ Messages = Sequence[Mapping[str, Any]]
 """Messages of a chat template: `role` and `content`."""
 
 _QUESTION, _ANSWER, _OBSERVATION = "question", "answer", "observation"
+_EXCHANGE = ({"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER})
 _ANSWERS = (_ANSWER, f"<think>\nthought\n</think>\n\n{_ANSWER}")
 """Turns that a template may rewrite: some leave the reasoning of earlier turns out."""
-
-
-def has_chat_template(tokenizer: Any) -> bool:
-    return bool(getattr(tokenizer, "chat_template", None))
 
 
 def render_messages(messages: Messages, tokenizer: Any) -> npt.NDArray[np.int32]:
@@ -31,7 +28,7 @@ def render_messages(messages: Messages, tokenizer: Any) -> npt.NDArray[np.int32]
 
     Without a chat template the messages' texts are joined by newlines.
     """
-    if has_chat_template(tokenizer):
+    if getattr(tokenizer, "chat_template", None):
         ids = tokenizer(_rendered(tokenizer, messages, opened=True), add_special_tokens=False)["input_ids"]
     else:
         ids = tokenizer("\n".join(message["content"] for message in messages))["input_ids"]
@@ -40,18 +37,18 @@ def render_messages(messages: Messages, tokenizer: Any) -> npt.NDArray[np.int32]
 
 def chat_template_problem(tokenizer: Any) -> str | None:
     """Why a conversation of several turns cannot be rendered with the chat template; None when it can."""
-    if not has_chat_template(tokenizer):
+    if not getattr(tokenizer, "chat_template", None):
         return None
     for answer in _ANSWERS:
         # The first turn of the policy, and a later one.
-        for before in ([], [_message("user", _QUESTION), _message("assistant", answer)]):
-            messages = [*before, _message("user", _QUESTION), _message("assistant", answer)]
+        turn = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": answer}]
+        for messages in (turn, turn + turn):
             try:
-                shown = _rendered(tokenizer, messages, opened=False)
-                continued = _rendered(tokenizer, [*messages, _message("user", _OBSERVATION)], opened=True)
+                rendered = _rendered(tokenizer, messages, opened=False)
+                continued = _rendered(tokenizer, [*messages, {"role": "user", "content": _OBSERVATION}], opened=True)
             except Exception as error:  # a template may raise anything
                 return f"it fails on a conversation of several turns ({type(error).__name__}: {error})"
-            if not continued.startswith(shown):
+            if not continued.startswith(rendered):
                 return "it renders an earlier turn of the policy differently once another message follows"
     if _end_of_answer(tokenizer) is None:
         return "it ends the policy's turn without a special token"
@@ -66,7 +63,7 @@ class ObservationEncoder:
 
     def __init__(self, tokenizer: Any, max_tokens: int) -> None:
         self._tokenizer, self._max_tokens = tokenizer, max_tokens
-        self._begin = _end_of_answer(tokenizer) if has_chat_template(tokenizer) else None
+        self._begin = _end_of_answer(tokenizer) if getattr(tokenizer, "chat_template", None) else None
         if (overhead := len(self._tokens(""))) >= max_tokens:
             raise ConfigError(
                 f"environment.max_observation_tokens = {max_tokens} leaves no room for an observation: its role tokens "
@@ -95,31 +92,23 @@ class ObservationEncoder:
     def _tokens(self, observation: str) -> list[int]:
         text = f"\n{observation}\n"
         if self._begin is not None:
-            messages = [*_exchange(), _message("user", observation)]
+            messages = [*_EXCHANGE, {"role": "user", "content": observation}]
             text = _rendered(self._tokenizer, messages, opened=True)[self._begin :]
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _end_of_answer(tokenizer: Any) -> int | None:
     """Place after the special token that ends the policy's turn in the rendering of one exchange; None without one."""
-    shown = _rendered(tokenizer, _exchange(), opened=False)
-    after = shown.rindex(_ANSWER) + len(_ANSWER)
+    rendered = _rendered(tokenizer, _EXCHANGE, opened=False)
+    after = rendered.rindex(_ANSWER) + len(_ANSWER)
     special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    found = [(shown.find(token, after), token) for token in special | {*tokenizer.all_special_tokens}]
-    places = [(place, len(token)) for place, token in found if place >= 0]
+    tokens = special | {*tokenizer.all_special_tokens}
+    places = [(rendered.find(token, after), len(token)) for token in tokens if token in rendered[after:]]
     if not places:
         return None
     # Of two tokens at the same place the longer one is meant.
     place, length = min(places, key=lambda pair: (pair[0], -pair[1]))
     return place + length
-
-
-def _exchange() -> list[dict[str, str]]:
-    return [_message("user", _QUESTION), _message("assistant", _ANSWER)]
-
-
-def _message(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
 
 
 def _rendered(tokenizer: Any, messages: Messages, *, opened: bool) -> str:

@@ -50,8 +50,8 @@ class Overlap:
 def words(text: str) -> list[str]:
     """The text's lower-case words, numbers, LaTeX commands and operators, without layout and punctuation."""
     text = text if text.isascii() else unicodedata.normalize("NFKC", text).translate(_TYPOGRAPHY)
-    found: list[str] = _TOKEN.findall(_LAYOUT.sub(" ", text.lower()))
-    return [_SYNONYMS.get(word, word) for word in found] if "\\" in text else found
+    tokens: list[str] = _TOKEN.findall(_LAYOUT.sub(" ", text.lower()))
+    return [_SYNONYMS.get(token, token) for token in tokens] if "\\" in text else tokens
 
 
 def find_overlap(train: Sequence[Prompt], benchmarks: Mapping[str, Sequence[Prompt]]) -> Overlap:
@@ -61,49 +61,48 @@ def find_overlap(train: Sequence[Prompt], benchmarks: Mapping[str, Sequence[Prom
     shingles: list[frozenset[str]] = []
     containing: dict[str, list[int]] = {}
     for index, (_, prompt) in enumerate(evaluated):
-        found = words(prompt.text)
-        texts.setdefault(" ".join(found), index)
-        shingles.append(frozenset(_shingles(found)))
+        tokens = words(prompt.text)
+        texts.setdefault(" ".join(tokens), index)
+        shingles.append(frozenset(_shingles(tokens)))
         for shingle in shingles[-1]:
             containing.setdefault(shingle, []).append(index)
     exact: list[Duplicate] = []
     near: list[Duplicate] = []
     for prompt in train:
-        found = words(prompt.text)
-        same = texts.get(" ".join(found))
-        best = (same, 1.0) if same is not None else _nearest(found, shingles, containing)
+        tokens = words(prompt.text)
+        same = texts.get(" ".join(tokens))
+        best = (same, 1.0) if same is not None else _nearest(tokens, shingles, containing)
         if best is not None:
             name, other = evaluated[best[0]]
             (near if same is None else exact).append(Duplicate(prompt.id, name, other.id, best[1]))
     return Overlap(tuple(exact), tuple(near))
 
 
-def _shingles(found: list[str]) -> list[str]:
+def _shingles(tokens: list[str]) -> list[str]:
     """All runs of SHINGLE words; none for a shorter text, which has exact duplicates only."""
-    return [" ".join(found[i : i + SHINGLE]) for i in range(len(found) - SHINGLE + 1)]
+    return [" ".join(tokens[i : i + SHINGLE]) for i in range(len(tokens) - SHINGLE + 1)]
 
 
 def _nearest(
-    found: list[str], shingles: list[frozenset[str]], containing: Mapping[str, list[int]]
+    tokens: list[str], shingles: list[frozenset[str]], containing: Mapping[str, list[int]]
 ) -> tuple[int, float] | None:
     """Index and similarity of the most similar text with a similarity of at least NEAR.
 
     Such a text shares at least NEAR of this one's shingles, so any subset of more than 1 − NEAR of them contains a
     shared one. Looking up that many is enough to find all candidates.
     """
-    num = len(found) - SHINGLE + 1
-    few = int(num * (1 - NEAR) + 1e-9) + 1
+    shingles_of_text = _shingles(tokens)
+    few = int(len(shingles_of_text) * (1 - NEAR) + 1e-9) + 1
     candidates: set[int] = set()
     seen: set[str] = set()
-    for i in range(max(num, 0)):
-        shingle = " ".join(found[i : i + SHINGLE])
+    for shingle in shingles_of_text:
         seen.add(shingle)
         candidates.update(containing.get(shingle, ()))
         if len(seen) >= few:
             break
     if not candidates:
         return None
-    own = set(_shingles(found))
+    own = set(shingles_of_text)
     similarity = {index: len(own & shingles[index]) / len(own | shingles[index]) for index in sorted(candidates)}
     best = max(similarity, key=similarity.__getitem__)
     return (best, similarity[best]) if similarity[best] >= NEAR else None

@@ -1,9 +1,8 @@
 """Loads training prompts from the embedded task, a file, a folder in hub layout or the hub, and tokenizes them.
 
 Free of torch; tokenizers are those of transformers. Rows are rejected, with file and line, if they are not objects,
-lack the prompt or the answer, repeat an id, or have a gold answer that the verifier cannot parse.
-
-Resumable selection of each step's prompts: one permutation per epoch.
+lack the prompt or the answer, repeat an id, or have a gold answer that the verifier cannot parse. PromptCursor selects
+each step's prompts, and can be resumed.
 """
 
 from __future__ import annotations
@@ -162,11 +161,8 @@ def final_answer(answer: str) -> str:
 
 def read_level(value: Any) -> int | None:
     """The difficulty level of MATH as a number, from 5, "5" or "Level 5"; None for anything else."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
-        return value
-    match = re.fullmatch(r"(?:Level\s+)?(\d+)", value.strip()) if isinstance(value, str) else None
+    text = str(value).strip() if isinstance(value, str | int) else ""
+    match = re.fullmatch(r"(?:Level\s+)?(\d+)", text)
     return int(match[1]) if match else None
 
 
@@ -191,8 +187,8 @@ def json_extra(prompt: Prompt) -> dict[str, Any]:
     """Further fields of the problem as JSON values, without its verification options."""
     extra = {name: value for name, value in prompt.extra.items() if name != EXTRA_KEY}
     # A parquet row may hold dates and other values without a JSON form.
-    found: dict[str, Any] = json.loads(json.dumps(extra, default=str))
-    return found
+    plain: dict[str, Any] = json.loads(json.dumps(extra, default=str))
+    return plain
 
 
 def render(prompt: Prompt, tokenizer: Any, template: str) -> npt.NDArray[np.int32]:

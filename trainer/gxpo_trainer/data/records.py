@@ -61,9 +61,9 @@ def files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:
     for home in _homes(subset):
         for suffix in (".parquet", ".jsonl"):
             patterns = (f"{split}-*{suffix}", f"{split}{suffix}", f"{split}/*{suffix}")
-            found = sorted({file for pattern in patterns for file in (folder / home).glob(pattern)})
-            if found:
-                return found
+            files = sorted({file for pattern in patterns for file in (folder / home).glob(pattern)})
+            if files:
+                return files
     present = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.suffix in SUFFIXES)
     if not present:
         raise DataError(f"{folder} contains no .jsonl or .parquet file; set data.source to a folder that does")

@@ -45,65 +45,60 @@ class _Family:
     """A kind of problem. Steps use the text's numbers a, b, c, d and earlier results x, y."""
 
     name: str
-    difficulty: Difficulty
     steps: tuple[str, ...]
     ranges: dict[str, tuple[int, int]]
     text: str
+
+    @property
+    def difficulty(self) -> Difficulty:
+        return DIFFICULTIES[len(self.steps) - 1]
 
 
 _FAMILIES = (
     _Family(
         "gain",
-        "easy",
         ("a+b",),
         {"a": (5, 60), "b": (3, 39)},
         "{name} has {a} {things}. {who} gets {b} more. How many does {name} have now?",
     ),
     _Family(
         "loss",
-        "easy",
         ("a-b",),
         {"a": (12, 90), "b": (3, 60)},
         "{name} has {a} {things}. {who} gives away {b}. How many are left?",
     ),
     _Family(
         "bags",
-        "easy",
         ("a*b",),
         {"a": (2, 9), "b": (2, 12)},
         "{name} buys {a} bags with {b} {things} in each bag. How many are there?",
     ),
     _Family(
         "share",
-        "easy",
         ("a/b",),
         {"a": (6, 96), "b": (2, 9)},
         "{name} shares {a} {things} equally among {b} friends. How many does each friend get?",
     ),
     _Family(
         "gain_loss",
-        "medium",
         ("a+b", "x-c"),
         {"a": (5, 60), "b": (3, 39), "c": (3, 40)},
         "{name} has {a} {things}, gets {b} more and gives away {c}. How many are left?",
     ),
     _Family(
         "stock_and_bags",
-        "medium",
         ("b*c", "a+x"),
         {"a": (5, 40), "b": (2, 9), "c": (2, 9)},
         "{name} has {a} {things} and buys {b} bags of {c} {things}. How many does {name} have now?",
     ),
     _Family(
         "bags_loss",
-        "medium",
         ("a*b", "x-c"),
         {"a": (2, 9), "b": (2, 12), "c": (3, 40)},
         "{name} buys {a} bags of {b} {things} and gives away {c}. How many are left?",
     ),
     _Family(
         "share_and_stock",
-        "medium",
         ("a/b", "c+x"),
         {"a": (6, 81), "b": (2, 9), "c": (3, 40)},
         "{a} {things} are shared equally among {b} friends. {name}, one of them, has {c} already. "
@@ -111,35 +106,30 @@ _FAMILIES = (
     ),
     _Family(
         "join_and_box",
-        "medium",
         ("a+b", "x/c"),
         {"a": (3, 50), "b": (3, 40), "c": (2, 9)},
         "{name} puts {a} red and {b} blue {things} equally into {c} boxes. How many are in each box?",
     ),
     _Family(
         "more_together",
-        "medium",
         ("a+b", "a+x"),
         {"a": (5, 40), "b": (3, 30)},
         "{name} has {a} {things}. {other} has {b} more than {name}. How many do they have together?",
     ),
     _Family(
         "two_kinds",
-        "hard",
         ("a*b", "c*d", "x+y"),
         {"a": (2, 9), "b": (2, 9), "c": (2, 9), "d": (2, 9)},
         "{name} buys {a} bags of {b} {things} and {c} boxes of {d} {things}. How many are there?",
     ),
     _Family(
         "stock_bags_loss",
-        "hard",
         ("b*c", "a+x", "y-d"),
         {"a": (5, 40), "b": (2, 9), "c": (2, 9), "d": (3, 40)},
         "{name} has {a} {things}, buys {b} bags of {c} {things} and gives away {d}. How many are left?",
     ),
     _Family(
         "bags_loss_share",
-        "hard",
         ("a*b", "x-c", "y/d"),
         {"a": (2, 9), "b": (2, 12), "c": (3, 40), "d": (2, 9)},
         "{name} buys {a} bags of {b} {things}, gives away {c} and puts the rest equally into {d} boxes. "
@@ -147,7 +137,6 @@ _FAMILIES = (
     ),
     _Family(
         "more_together_share",
-        "hard",
         ("a+b", "a+x", "y/c"),
         {"a": (5, 40), "b": (3, 30), "c": (2, 9)},
         "{name} has {a} {things}. {other} has {b} more than {name}. They share them all equally among {c} friends. "
@@ -155,7 +144,6 @@ _FAMILIES = (
     ),
     _Family(
         "savings",
-        "hard",
         ("a*b", "x-c", "d+y"),
         {"a": (2, 9), "b": (2, 12), "c": (3, 40), "d": (3, 40)},
         "{name} finds {a} {things} a day for {b} days, gives away {c} and then gets {d} more. "
@@ -254,23 +242,15 @@ def _work_out(family: _Family, numbers: dict[str, int]) -> _Worked | None:
         match = re.fullmatch(r"(\w)([-+*/])(\w)", step)
         assert match is not None
         left, operator, right = values[match[1]], match[2], values[match[3]]
-        outcome = _apply(left, operator, right)
-        if outcome is None:
+        result = {"+": left + right, "-": left - right, "*": left * right, "/": left // right}[operator]
+        if not 2 <= result <= MAX_NUMBER or (operator == "/" and left % right):
             return None
-        result = values[target] = outcome
+        values[target] = result
         lines.append(f"{left}{operator}{right}={result}")
         # 3+5 and 5+3 are one calculation, so both are in the same split.
         first, second = sorted((left, right)) if operator in "+*" else (left, right)
         canonical.append(f"{first}{operator}{second}")
     return _Worked(numbers, tuple(lines), ";".join(canonical), result)
-
-
-def _apply(left: int, operator: str, right: int) -> int | None:
-    if operator == "/":
-        outcome, remainder = divmod(left, right)
-        return outcome if remainder == 0 and outcome >= 2 else None
-    outcome = {"+": left + right, "-": left - right, "*": left * right}[operator]
-    return outcome if 2 <= outcome <= MAX_NUMBER else None
 
 
 def _in_words(rng: random.Random, family: _Family, worked: _Worked) -> WordProblem:

@@ -46,7 +46,7 @@ from gxpo_trainer.types import Metrics
 
 
 class DeepSpeedLearner:
-    """rules.base.RuleLearner on one rank. All ranks call all methods in the same order (SPMD).
+    """rules.contract.RuleLearner on one rank. All ranks call all methods in the same order (SPMD).
 
     Order within a step: `load_batch` → [`fix_old_logprobs`] → the rule's verbs → `full_weights` for the sync.
     `load_batches` and `use_batch` do the same for several mini-batches of one rollout.

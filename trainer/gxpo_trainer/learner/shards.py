@@ -168,7 +168,7 @@ def spans_of(segments: Sequence[Segment]) -> list[Span]:
 
 
 class ShardState:
-    """The base optimizer's state, aligned with `parameters()`; see rules.base.OptimizerState.
+    """The base optimizer's state, aligned with `parameters()`; see rules.contract.OptimizerState.
 
     It exists from the start, all zeros, so that a rule may copy or write it before the first step.
     """

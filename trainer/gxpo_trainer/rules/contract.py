@@ -12,11 +12,8 @@ Gradients are readable from the end of `backward()` until the next `backward()`,
 `optimizer_step()`. Parameters may be written in place at any time between passes; the forward pass uses
 them after `publish()`.
 
-The plain step that every rule falls back to, and sums over shards.
-
-What rules share that keep nothing between training steps.
-
-From a rule's settings to the rule. Settings classes are registered in config/rules.py.
+Below the contract: what rules are built from (copies, sums and norms over shards, the plain step that every rule falls
+back to) and `make_rule`.
 """
 
 from __future__ import annotations
@@ -238,13 +235,21 @@ def norm(learner: RuleLearner, shards: Sequence[Tensor]) -> float:
 
 def distance(learner: RuleLearner, left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
     """‖left − right‖ over all ranks."""
-    (square,) = sum_over(learner, _square_distance, left, right)
+
+    def square_distance(a: Tensor, b: Tensor) -> Tensor:
+        return _sums((a - b).square())
+
+    (square,) = sum_over(learner, square_distance, left, right)
     return math.sqrt(square)
 
 
 def cosine(learner: RuleLearner, left: Sequence[Tensor], right: Sequence[Tensor]) -> float | None:
     """cos(left, right) over all ranks; None when one of them is zero."""
-    dot, first, second = sum_over(learner, _dots, left, right)
+
+    def dots(a: Tensor, b: Tensor) -> Tensor:
+        return _sums(a * b, a.square(), b.square())
+
+    dot, first, second = sum_over(learner, dots, left, right)
     return dot / math.sqrt(first * second) if first > 0 and second > 0 else None
 
 
@@ -255,7 +260,7 @@ def rms(
 
     def square_and_count(value: Tensor, start: Tensor | None = None) -> Tensor:
         change = value if start is None else value - start * kept
-        return _stack(change.square(), torch.ones_like(value))
+        return _sums(change.square(), torch.ones_like(value))
 
     square, count = sum_over(learner, square_and_count, shards, *([] if origin is None else [origin]))
     return math.sqrt(square / count)
@@ -284,31 +289,23 @@ def last_step_norm(learner: RuleLearner) -> float | None:
         return None
     state = learner.optimizer_state()
     moments = state.moments()
-    names = recurrence.moment_names
     step = state.step
 
     def square(theta: Tensor, gradient: Tensor, *moment_parts: Tensor) -> Tensor:
-        change = recurrence.displacement(theta, moment_parts, gradient, step)
-        return _stack(change.square())
+        return _sums(recurrence.displacement(theta, moment_parts, gradient, step).square())
 
-    (total,) = sum_over(learner, square, learner.parameters(), learner.gradients(), *(moments[n] for n in names))
+    named = (moments[name] for name in recurrence.moment_names)
+    (total,) = sum_over(learner, square, learner.parameters(), learner.gradients(), *named)
     return math.sqrt(total)
 
 
-def _stack(*terms: Tensor) -> Tensor:
+def _sums(*terms: Tensor) -> Tensor:
+    """float64[len(terms)]."""
     return torch.stack([term.sum(dtype=torch.float64) for term in terms])
 
 
-def _square_distance(left: Tensor, right: Tensor) -> Tensor:
-    return _stack((left - right).square())
-
-
-def _dots(left: Tensor, right: Tensor) -> Tensor:
-    return _stack(left * right, left.square(), right.square())
-
-
 class Stateless:
-    """An empty state in checkpoints."""
+    """A rule that keeps nothing between training steps: an empty state in checkpoints."""
 
     name: ClassVar[str]
 

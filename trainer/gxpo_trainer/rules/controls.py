@@ -1,4 +1,6 @@
-"""Several epochs on one batch: K plain optimizer steps, θᴷ kept; K backward passes a batch.
+"""Controls: rules that tell what a look-ahead adds.
+
+Epochs, K plain optimizer steps on one batch, K backward passes:
 
     θⁿ⁺¹ = OptimStep(θⁿ, g(θⁿ)), n = 0 … K − 1,   θ ← θᴷ
 
@@ -6,7 +8,7 @@ The point that SFPO and GXPO look ahead to, taken for real and without a correct
 look-ahead from the additional updates. PPO (Schulman et al. 2017, arXiv 1707.06347) calls its repetitions epochs as
 well. Differs from it: each epoch is one full-batch step.
 
-Extragradient (Korpelevich 1976): 2 backward passes a batch.
+Extragradient (Korpelevich 1976), 2 backward passes a batch:
 
     θ¹ = OptimStep(θ⁰, g(θ⁰))                            probe
     θ̃ = θ⁰ + α(θ¹ − θ⁰)
@@ -15,7 +17,7 @@ Extragradient (Korpelevich 1976): 2 backward passes a batch.
 Unlike a look-ahead with reposition, the parameters move by one optimizer step only: the probe decides where the
 gradient is taken and is undone. α = 1 is the extragradient method, α = ½ the midpoint method.
 
-Differs from the source: the step is the base optimizer's, AdamW included, and the optimizer does not see the probe.
+Differs from Korpelevich: the step is the base optimizer's, AdamW included, and the optimizer does not see the probe.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class Epochs(Stateless):
         self.settings = settings or EpochsRule()
 
     def step(self, learner: RuleLearner, *, last: bool = True) -> StepReport:
-        """See rules.base.Rule. A later gradient that is not finite ends the step at the point reached."""
+        """See contract.Rule. A later gradient that is not finite ends the step at the point reached."""
         passes = [learner.backward()]
         if not passes[0].finite:
             return finish_plain_step(learner, passes[0])
@@ -79,7 +81,7 @@ class Extragradient(Stateless):
         self._moments: dict[str, list[Tensor]] = {}
 
     def step(self, learner: RuleLearner, *, last: bool = True) -> StepReport:
-        """See rules.base.Rule. A second gradient that is not finite leaves θ¹, the plain step."""
+        """See contract.Rule. A second gradient that is not finite leaves θ¹, the plain step."""
         theta0 = self._theta0 = snapshot(learner.parameters(), self._theta0)
         passes = [learner.backward()]
         if not passes[0].finite:
@@ -105,7 +107,7 @@ class Extragradient(Stateless):
         return self._report(learner, passes, theta0, cos)
 
     def release_buffers(self) -> None:
-        """See rules.base.BufferingRule."""
+        """See contract.BufferingRule."""
         self._theta0, self._moments = None, {}
 
     def _report(

@@ -75,7 +75,8 @@ def prediction_error(
         return torch.stack([(p - t).square().sum(), t.square().sum(), p.square().sum(), (p * t).sum()])
 
     error, true, predicted, dot = sum_over(learner, sums, theta_k, truth.theta_k, theta0)
-    out: Metrics = {"gxpo/theta_k_error": distributed_median(learner, _distance, theta_k, truth.theta_k)}
+    distance = distributed_median(learner, lambda left, right: (left - right).abs(), theta_k, truth.theta_k)
+    out: Metrics = {"gxpo/theta_k_error": distance}
     if true > 0:
         out["gxpo/theta_k_relative_error"] = math.sqrt(error / true)
     if true > 0 and predicted > 0:
@@ -131,17 +132,10 @@ def distributed_median(learner: RuleLearner, function: Callable[..., Tensor], *s
     low = 0.0
     for _ in range(64):
         middle = (low + high) / 2
-
-        def below(*parts: Tensor, bound: float = middle) -> Tensor:
-            return (function(*parts) <= bound).sum(dtype=torch.float64).reshape(1)
-
-        (reached,) = sum_over(learner, below, *shards)
+        counts = ((function(*parts) <= middle).sum(dtype=torch.float64) for parts in chunks(*shards))
+        (reached,) = reduce_sums(learner, torch.stack(list(counts)).sum()[None])
         if reached >= total / 2:
             high = middle
         else:
             low = middle
     return high
-
-
-def _distance(left: Tensor, right: Tensor) -> Tensor:
-    return (left - right).abs()

@@ -1,24 +1,18 @@
 """The z-score gate that ends the look-ahead (GXPO, algorithm 1, lines on the stopping rule; SFPO, eq. 9).
 
 Differs from the papers: the warm-up and ε are settings, the spread is the population std, and a third mode
-re-arms the gate. Pure Python on floats: every rank sees the same value, so every rank decides the same.
+re-arms the gate. Pure Python on floats, without torch: every rank sees the same value, so every rank decides the same.
 
-What rules share that look K steps ahead until their gate fires.
-
-When the gate fires on noise alone, for a given threshold, window and warm-up.
-
-Not in the papers. Assume that corrective norms are independent draws of one normal distribution, so that every
-firing is a false alarm. At the (n+1)-th value the gate compares x with the mean m and population std s of the
-last N = min(n, w) values. With the sample std u = s·√(N/(N−1)), (x − m) / (u·√(1 + 1/N)) follows Student's t
-with N − 1 degrees of freedom, so
+False alarms (`expected_false_alarm_step`, printed by `gxpo config`) are not in the papers. Assume that corrective
+norms are independent draws of one normal distribution, so that every firing is a false alarm. At the (n+1)-th value the
+gate compares x with the mean m and population std s of the last N = min(n, w) values. With the sample std
+u = s·√(N/(N−1)), (x − m) / (u·√(1 + 1/N)) follows Student's t with N − 1 degrees of freedom, so
 
     z = (x − m) / s = t_{N−1} · √((N + 1) / (N − 1)),    P(z ≥ τ) = P(t_{N−1} ≥ τ·√((N − 1) / (N + 1))),
 
 exactly. The expected step of the first alarm then treats steps as independent, which they are not quite: a large
 value that fires no gate widens the window it enters. Against simulation the stated step is late by at most 2 % at
 τ ≤ 1, by 8 % at τ = 2 and window 30, by 15 % at window 5. The gate's ε is neglected.
-
-Pure and free of torch: `gxpo config` prints it.
 """
 
 from __future__ import annotations
@@ -107,7 +101,9 @@ class Gate:
             self.state.active = False
             self.state.shutoff_step = step
             self.state.cooldown = self.settings.rearm_after
-        self._admit(value)
+        self.state.num_seen += 1
+        self.state.window.append(value)
+        del self.state.window[: -self.settings.window]
         return reading
 
     def observe_inactive(self, value: float) -> Reading | None:
@@ -142,19 +138,12 @@ class Gate:
         self.state = GateState(**state)
 
     def _fires(self, z: float) -> bool:
-        # Finiteness first: an infinite τ never fires, not even on an infinite z.
-        if self.settings.mode == "never" or not math.isfinite(self.settings.threshold):
-            return False
-        return self._deviation(z) >= self.settings.threshold
+        # An infinite τ never fires, not even on an infinite z.
+        return self.settings.can_fire and self._deviation(z) >= self.settings.threshold
 
     def _deviation(self, z: float) -> float:
         """What both thresholds are compared with."""
         return abs(z) if self.settings.two_sided else z
-
-    def _admit(self, value: float) -> None:
-        self.state.num_seen += 1
-        self.state.window.append(value)
-        del self.state.window[: -self.settings.window]
 
 
 class GatedLookAhead:
@@ -167,7 +156,7 @@ class GatedLookAhead:
 
     @property
     def look_ahead_steps(self) -> int:
-        """See rules.base.LookAheadRule."""
+        """See contract.LookAheadRule."""
         return self._k if self.gate.active else 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -186,8 +175,9 @@ def alarm_probability(threshold: float, num_past: int, *, two_sided: bool = Fals
         return 0.0  # The gate tests for finiteness first: an infinite τ of either sign never fires.
     if two_sided and threshold <= 0:
         return 1.0
-    quantile = threshold * math.sqrt((num_past - 1) / (num_past + 1))
-    tail = student_t_tail(quantile, num_past - 1)
+    from scipy.special import stdtr  # Student's t; here, because it loads slowly
+
+    tail = float(stdtr(num_past - 1, -threshold * math.sqrt((num_past - 1) / (num_past + 1))))
     return 2 * tail if two_sided else tail
 
 
@@ -210,7 +200,9 @@ def describe(gate: GateConfig) -> str:
     step = expected_false_alarm_step(gate)
     if math.isinf(step):
         return "The gate never fires: the look-ahead stays on to the end."
-    return f"On noise alone the gate is expected to fire at step {_rounded(step)}; a real change fires it earlier."
+    # Two significant digits, the precision of the estimate.
+    rounded = str(round(step)) if step < 100 else f"{float(f'{step:.2g}'):,.0f}" if step < 1e6 else f"{step:.0e}"
+    return f"On noise alone the gate is expected to fire at step {rounded}; a real change fires it earlier."
 
 
 def _step_probability(gate: GateConfig, step: int) -> float:
@@ -219,31 +211,3 @@ def _step_probability(gate: GateConfig, step: int) -> float:
     if num_past < gate.warmup:
         return 0.0
     return alarm_probability(gate.threshold, min(num_past, gate.window), two_sided=gate.two_sided)
-
-
-def _rounded(step: float) -> str:
-    """Two significant digits, the precision of the estimate."""
-    if step < 100:
-        return str(round(step))
-    return f"{float(f'{step:.2g}'):,.0f}" if step < 1e6 else f"{step:.0e}"
-
-
-def student_t_tail(quantile: float, degrees: int) -> float:
-    """P(t ≥ quantile) of Student's t with a whole number of degrees of freedom.
-
-    The finite trigonometric series of Abramowitz & Stegun 26.7.3 and 26.7.4; absolute error about 1e-16 per
-    degree of freedom.
-    """
-    if degrees < 1:
-        raise ValueError(f"degrees = {degrees}: must be at least 1")
-    angle = math.atan(abs(quantile) / math.sqrt(degrees))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    # central = P(|t| ≤ |quantile|); term_j is the j-th power of cos θ times its ratio of double factorials.
-    odd = degrees % 2 == 1
-    term, total = (cosine, 0.0) if odd else (1.0, 0.0)
-    for index in range(1 if odd else 0, degrees - 1, 2):
-        total += term
-        term *= cosine * cosine * (index + 1) / (index + 2)
-    central = 2 / math.pi * (angle + sine * total) if odd else sine * total
-    tail = max(0.0, (1 - central) / 2)
-    return tail if quantile >= 0 else 1 - tail

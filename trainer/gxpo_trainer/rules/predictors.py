@@ -8,9 +8,9 @@ GXPO (arXiv 2605.06755) eq. 6–9. Per coordinate, with S_n(r) = 1 + r + … + r
 Differs from the paper: r and the scale are clamped as its authors' code does (a |g⁰| just over δ would
 otherwise produce an arbitrarily large step), and the scale is evaluated without 0/0 at r = ±1.
 
-Each function here is one fused pass over one slice of a shard: it reads the probes, writes θ̃ over θ², and
-returns the sums that the metrics need. A slice is a cache-sized chunk on a CPU; on a GPU it is a large one, and the
-function is compiled into one kernel.
+A predictor is an object (`make_predictor`); its arithmetic is a function on one slice of a shard, fused into one pass:
+it reads the probes, writes θ̃ over θ², and returns the sums that the metrics need. A slice is a cache-sized chunk on a
+CPU; on a GPU it is a large one, and the function is compiled into one kernel.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from gxpo_trainer.config import GxpoRule
-from gxpo_trainer.rules.contract import Recurrence, RuleLearner, chunks, reduce_sums
+from gxpo_trainer.rules.contract import Recurrence, RuleLearner, chunks, reduce_sums, rms
 from gxpo_trainer.types import Metrics
 
 FIELDS = ("count", "active", "ratio", "ratio_square", "scale", "clipped", "ahead_square", "probed_square")
-"""The sums that a pass returns, float64 [8]; see `extrapolation_metrics`."""
+"""The sums that a pass returns, float64 [8]; see `Predictor.metrics`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def extrapolate_by_replay(
         gradient.mul_(ratio)
         recurrence(ahead, state, gradient, step + n - 1)
     sums = _sums(active, ratio, torch.zeros_like(ratio), raw != ratio, ahead - theta0, theta - theta0)
-    _move(theta, theta0, ahead - theta0, plan.alpha)
+    theta.copy_(theta0 + plan.alpha * (ahead - theta0))
     return sums
 
 
@@ -130,37 +130,8 @@ def replay_constant_gradient(
     active = g0.abs() > plan.threshold
     nothing = torch.zeros_like(g0)
     sums = _sums(active, nothing, nothing, torch.zeros_like(active), ahead - theta0, nothing)
-    _move(theta, theta0, ahead - theta0, plan.alpha)
+    theta.copy_(theta0 + plan.alpha * (ahead - theta0))
     return sums
-
-
-def run_over_shards(
-    learner: RuleLearner, function: Callable[..., Tensor], settings: Sequence[Any], shards: Sequence[Sequence[Tensor]]
-) -> dict[str, float]:
-    """One fused pass `function(*settings, *slices)` over all local shards; the FIELDS summed over ranks."""
-    kernel = _compiled(function) if shards[0] and shards[0][0].is_cuda else function
-    total = torch.zeros(len(FIELDS), dtype=torch.float64, device=shards[0][0].device)
-    for parts in chunks(*shards):
-        total += kernel(*settings, *parts)
-    return dict(zip(FIELDS, reduce_sums(learner, total), strict=True))
-
-
-def extrapolation_metrics(sums: dict[str, float], predictor: str, probes: int) -> Metrics:
-    """`gxpo/…` from the sums: retention and scale over active coordinates, the clamped r as used."""
-    active = sums["active"]
-    out: Metrics = {"gxpo/inactive_fraction": 1 - active / sums["count"]}
-    if probes == 1:
-        return out
-    if sums["probed_square"] > 0:
-        out["gxpo/displacement_ratio"] = math.sqrt(sums["ahead_square"] / sums["probed_square"])
-    if active > 0:
-        mean = sums["ratio"] / active
-        out["gxpo/retention_mean"] = mean
-        out["gxpo/retention_std"] = math.sqrt(max(0.0, sums["ratio_square"] / active - mean * mean))
-        out["gxpo/ratio_clipped_fraction"] = sums["clipped"] / active
-        if predictor != "replay":
-            out["gxpo/scale_mean"] = sums["scale"] / active
-    return out
 
 
 def _extrapolate(theta: Tensor, theta0: Tensor, first: Tensor, second: Tensor, active: Tensor, plan: Plan) -> Tensor:
@@ -173,13 +144,8 @@ def _extrapolate(theta: Tensor, theta0: Tensor, first: Tensor, second: Tensor, a
     probed = theta - theta0
     ahead = probed * scale
     sums = _sums(active, ratio, scale, raw != ratio, ahead, probed)
-    _move(theta, theta0, ahead, plan.alpha)
+    theta.copy_(theta0 + plan.alpha * ahead)  # θ̃ = θ⁰ + α(θᴷ − θ⁰)
     return sums
-
-
-def _move(theta: Tensor, theta0: Tensor, ahead: Tensor, alpha: float) -> None:
-    """θ̃ = θ⁰ + α(θᴷ − θ⁰), in place."""
-    theta.copy_(theta0 + alpha * ahead)
 
 
 def _sums(active: Tensor, ratio: Tensor, scale: Tensor, clipped: Tensor, ahead: Tensor, probed: Tensor) -> Tensor:
@@ -190,7 +156,148 @@ def _sums(active: Tensor, ratio: Tensor, scale: Tensor, clipped: Tensor, ahead: 
     return torch.stack([count, *(term.sum(dtype=torch.float64) for term in terms)])
 
 
-@functools.cache
-def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same arithmetic as one GPU kernel that reads each operand once."""
-    return torch.compile(function, dynamic=True)
+@dataclass
+class Buffers:
+    """Shard-sized copies, overwritten by every step while the gate is active; kept only to save the allocation."""
+
+    theta0: list[Tensor] | None = None
+    probe: list[Tensor] | None = None
+    """g⁰, or θ¹ for the predictor `displacement`; None with one probe."""
+    moments: dict[str, list[Tensor]] | None = None
+
+    def count(self) -> int:
+        """Shard-sized buffers held."""
+        return sum(x is not None for x in (self.theta0, self.probe)) + len(self.moments or {})
+
+
+class Predictor:
+    """The paper's predictor, by gradients: r = g¹/g⁰. The others differ in what the class attributes and methods say.
+
+    num_probes: passes before the extrapolation. holds_gradient, holds_point: whether `Buffers.probe` is g⁰ or θ¹.
+    """
+
+    num_probes: ClassVar[int] = 2
+    holds_gradient: ClassVar[bool] = True
+    holds_point: ClassVar[bool] = False
+    _has_scale: ClassVar[bool] = True
+
+    def __init__(self, settings: GxpoRule) -> None:
+        self.settings = settings
+
+    def extrapolate(
+        self, learner: RuleLearner, buffers: Buffers, theta: Sequence[Tensor], *, trial: bool = False
+    ) -> dict[str, float]:
+        """Overwrite `theta`, the point after the probes, with θ̃; returns the FIELDS summed over ranks.
+
+        trial: with θᴷ instead (α = 1), and the optimizer's moments stay as they are.
+        """
+        g0 = required(buffers.probe)
+        plan = self._plan(theta, activity_threshold(self.settings, learner, g0), trial)
+        shards = [theta, required(buffers.theta0), g0, learner.gradients()]
+        return _run_over_shards(learner, extrapolate_by_gradient, [plan], shards)
+
+    def metrics(self, sums: dict[str, float]) -> Metrics:
+        """`gxpo/…` from the sums: retention and scale over active coordinates, the clamped r as used."""
+        active = sums["active"]
+        out: Metrics = {"gxpo/inactive_fraction": 1 - active / sums["count"]}
+        if self.num_probes == 1:
+            return out
+        if sums["probed_square"] > 0:
+            out["gxpo/displacement_ratio"] = math.sqrt(sums["ahead_square"] / sums["probed_square"])
+        if active > 0:
+            mean = sums["ratio"] / active
+            out["gxpo/retention_mean"] = mean
+            out["gxpo/retention_std"] = math.sqrt(max(0.0, sums["ratio_square"] / active - mean * mean))
+            out["gxpo/ratio_clipped_fraction"] = sums["clipped"] / active
+            if self._has_scale:
+                out["gxpo/scale_mean"] = sums["scale"] / active
+        return out
+
+    def _plan(self, theta: Sequence[Tensor], threshold: float, trial: bool) -> Plan:
+        varies = self.settings.activity == "rms"
+        bound = torch.tensor(threshold, device=theta[0].device) if varies else threshold
+        return Plan.of(self.settings, 1.0 if trial else None, bound)
+
+
+class DisplacementPredictor(Predictor):
+    """By the steps that the optimizer took: r = d¹/d⁰. Needs no element-wise recurrence."""
+
+    holds_gradient = False
+    holds_point = True
+
+    def extrapolate(
+        self, learner: RuleLearner, buffers: Buffers, theta: Sequence[Tensor], *, trial: bool = False
+    ) -> dict[str, float]:
+        # A step carries the learning rate: |d⁰| > ηδ, which for plain gradient descent is the paper's |g⁰| > δ.
+        recurrence = learner.recurrence()
+        rate, decay = (recurrence.learning_rate, recurrence.weight_decay) if recurrence else (1.0, 0.0)
+        kept = 1 - rate * decay
+        theta0, theta1 = required(buffers.theta0), required(buffers.probe)
+        threshold = rate * self.settings.delta
+        if self.settings.activity == "rms":
+            threshold = self.settings.activity_rms * rms(learner, theta1, theta0, kept)
+        plan = self._plan(theta, threshold, trial)
+        return _run_over_shards(learner, extrapolate_by_displacement, [plan, kept], [theta, theta0, theta1])
+
+
+class ReplayPredictor(Predictor):
+    """By the optimizer's own recurrence on virtual gradients, with two probes."""
+
+    _has_scale = False
+
+    def extrapolate(
+        self, learner: RuleLearner, buffers: Buffers, theta: Sequence[Tensor], *, trial: bool = False
+    ) -> dict[str, float]:
+        gradients, recurrence, state = learner.gradients(), required(learner.recurrence()), learner.optimizer_state()
+        probes = [gradients] if self.num_probes == 1 else [required(buffers.probe), gradients]
+        plan = self._plan(theta, activity_threshold(self.settings, learner, probes[0]), trial)
+        moments = [state.moments()[name] for name in recurrence.moment_names]
+        keep_moments = self.settings.probe_state == "fast_forward" and not trial
+        function = replay_constant_gradient if self.num_probes == 1 else extrapolate_by_replay
+        shards = [theta, required(buffers.theta0), *probes, *moments]
+        return _run_over_shards(learner, function, [plan, recurrence, state.step, keep_moments], shards)
+
+
+class ConstantReplayPredictor(ReplayPredictor):
+    """By the optimizer's recurrence on the one gradient g⁰."""
+
+    num_probes = 1
+    holds_gradient = False
+
+
+def make_predictor(settings: GxpoRule, *, has_recurrence: bool) -> Predictor:
+    """The predictor of these settings; `displacement` replaces `replay` where the optimizer has no recurrence."""
+    if settings.predictor == "gradient":
+        return Predictor(settings)
+    if settings.predictor == "displacement" or not has_recurrence:
+        return DisplacementPredictor(settings)
+    return (ConstantReplayPredictor if settings.probes == 1 else ReplayPredictor)(settings)
+
+
+def activity_threshold(settings: GxpoRule, learner: RuleLearner, gradients: Sequence[Tensor]) -> float:
+    """Gradients up to this size have no ratio; `gradients` are those of θ⁰."""
+    return settings.delta if settings.activity == "delta" else settings.activity_rms * rms(learner, gradients)
+
+
+_T = TypeVar("_T")
+
+
+def required(value: _T | None) -> _T:
+    """A value that the step's own order guarantees."""
+    assert value is not None
+    return value
+
+
+def _run_over_shards(
+    learner: RuleLearner, function: Callable[..., Tensor], settings: Sequence[Any], shards: Sequence[Sequence[Tensor]]
+) -> dict[str, float]:
+    """One fused pass `function(*settings, *slices)` over all local shards; the FIELDS summed over ranks."""
+    # On a GPU the same arithmetic is one kernel that reads each operand once.
+    kernel = _compile(function, dynamic=True) if shards[0] and shards[0][0].is_cuda else function
+    total = torch.zeros(len(FIELDS), dtype=torch.float64, device=shards[0][0].device)
+    for parts in chunks(*shards):
+        total += kernel(*settings, *parts)
+    return dict(zip(FIELDS, reduce_sums(learner, total), strict=True))
+
+
+_compile = functools.cache(torch.compile)

@@ -27,7 +27,7 @@ class AdamWRecurrence:
     moment_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
     def __call__(self, theta: Tensor, moments: Sequence[Tensor], gradient: Tensor, step: int) -> None:
-        """One step in place; see rules.base.Recurrence."""
+        """One step in place; see contract.Recurrence."""
         first, second = moments
         first.lerp_(gradient, 1 - self.beta1)
         second.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
@@ -56,7 +56,7 @@ class SGDRecurrence:
         return ("momentum_buffer",) if self.momentum else ()
 
     def __call__(self, theta: Tensor, moments: Sequence[Tensor], gradient: Tensor, step: int) -> None:
-        """One step in place; see rules.base.Recurrence."""
+        """One step in place; see contract.Recurrence."""
         if self.momentum:
             moments[0].mul_(self.momentum).add_(gradient)
             if self.weight_decay:

@@ -44,7 +44,7 @@ class SFPO(GatedLookAhead):
         self.trajectory: Trajectory | None = None
 
     def step(self, learner: RuleLearner, *, last: bool = True) -> StepReport:
-        """See rules.base.Rule."""
+        """See contract.Rule."""
         if self.gate.active:
             self._theta0 = snapshot(learner.parameters(), self._theta0)
         first = learner.backward()
@@ -67,11 +67,11 @@ class SFPO(GatedLookAhead):
         return report
 
     def release_buffers(self) -> None:
-        """See rules.base.BufferingRule."""
+        """See contract.BufferingRule."""
         self._theta0 = None
 
     def activity_threshold(self, learner: RuleLearner, gradients: Sequence[Tensor]) -> float:
-        """See rules.base.LookAheadRule."""
+        """See contract.LookAheadRule."""
         return 0.0
 
     def _look_ahead(self, learner: RuleLearner, first: BackwardResult, theta0: list[Tensor]) -> StepReport:

@@ -120,7 +120,7 @@ def _config(args: argparse.Namespace, model: str) -> RunConfig:
     # What the environment may write is known once its settings are.
     observed = with_length(2**31).environment.observation_tokens
     config = with_length(max_new_tokens + observed + 1024)
-    return config.model_copy(update={"placement": config.placement.without_learner()})
+    return config.model_copy(update={"placement": config.placement.model_copy(update={"learner_ranks": 0})})
 
 
 def _evaluate(

@@ -45,14 +45,14 @@ def render_page() -> str:
 
 def undescribed(model: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:
     """Paths of leaf settings without a description, except choices, whose values describe them."""
-    found = []
+    missing = []
     for name, field in model.model_fields.items():
         parts = submodels(field.annotation)
         for part in parts:
-            found += undescribed(part, f"{prefix}{name}.")
+            missing += undescribed(part, f"{prefix}{name}.")
         if not parts and not field.description and not _is_choice(field.annotation):
-            found.append(f"{prefix}{name}")
-    return found
+            missing.append(f"{prefix}{name}")
+    return missing
 
 
 def _sections(model: type[BaseModel], prefix: str, *, one_of_several: bool = False) -> list[str]:
