@@ -96,7 +96,7 @@ def compare(
     time = step_time(run.inputs, assumed, load, run.inputs.rule, gate_open=True)
     # Memory is counted from the process before its model on both sides.
     allocated = learner_parts(run.inputs, replace(assumed, runtime_bytes=0), load)
-    planned_bytes = sum(part.num_bytes for part in allocated)
+    planned_bytes = sum(allocated.values())
     assert run.memory_bytes is not None
     print(
         f"{name}: step {time.total:.2f} s planned, {run.metrics['time/step_s']:.2f} s measured; "

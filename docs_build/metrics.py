@@ -6,7 +6,7 @@ from gxpo_trainer.reporting.metric_table import SECTIONS, Section
 
 INTRODUCTION = """# Metrics
 
-<!-- Written by `make docs` from trainer/gxpo_trainer/reporting/metric_table.py; edit the descriptions there. -->
+<!-- Written by `make docs` from trainer/gxpo_trainer/reporting/metrics.toml; edit the descriptions there. -->
 
 For readers of curves: every metric that a run can report, by its full name. The dashboard, the API, exports and
 `metrics.jsonl` use the same names.
@@ -26,7 +26,7 @@ def render_page() -> str:
 
 
 def _section(section: Section) -> str:
-    rows = [(", ".join(f"`{name}`" for name in row.names), row.meaning) for row in section.metrics]
+    rows = [(", ".join(f"`{name}`" for name in names), meaning) for names, meaning in section.metrics.items()]
     lines = ["| name | meaning |", "|---|---|", *(f"| {_cell(names)} | {_cell(meaning)} |" for names, meaning in rows)]
     note = f"{section.note}\n\n" if section.note else ""
     return f"\n## {section.title}\n\n{note}" + "\n".join(lines) + "\n"

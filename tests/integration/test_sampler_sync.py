@@ -17,11 +17,12 @@ import torch
 from sampler_actor import END, FIRST_LETTER, LETTERS, BreakableSamplerActor, save_experts, save_policy
 from transformers import PreTrainedModel
 
+from gxpo_trainer.config.engines import WEIGHT_BUCKET_BYTES
 from gxpo_trainer.errors import ConfigError, WeightSyncMismatch
 from gxpo_trainer.rollout.engine_actor import remote_sampler
 from gxpo_trainer.rollout.requests import SampleRequest, SamplerSettings, SamplingSettings
 from gxpo_trainer.types import Group, Prompt
-from gxpo_trainer.weights.buckets import BUCKET_BYTES, BucketPacker, SyncReport
+from gxpo_trainer.weights.buckets import BucketPacker, SyncReport
 from gxpo_trainer.weights.transports import SharedMemoryPublisher
 
 pytestmark = pytest.mark.engine
@@ -49,7 +50,7 @@ class Pair:
             for parameter in self.model.parameters():
                 parameter.add_(torch.randn_like(parameter) * size)
 
-    def sync(self, capacity: int = BUCKET_BYTES) -> SyncReport:
+    def sync(self, capacity: int = WEIGHT_BUCKET_BYTES) -> SyncReport:
         """Publish the model's weights and load them, bucket by bucket."""
         self.version += 1
         packer = BucketPacker(self.model.named_parameters(), capacity=capacity)

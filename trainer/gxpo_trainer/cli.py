@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import shutil
 import signal
@@ -249,13 +250,14 @@ def run_plan(args: argparse.Namespace) -> int:
     """Print the plan; exit code 0 when the run fits, else 1."""
     from gxpo_trainer.config.io import load_run
     from gxpo_trainer.planner import inputs_of, make_plan, report
-    from gxpo_trainer.planner.devices import CPU, DEFAULT_GPU, assumptions_for, device_named, host
+    from gxpo_trainer.planner.devices import CPU, DEFAULT_GPU, assumptions_for, device_named
     from gxpo_trainer.planner.timing import calibrate
 
     config = load_run(args.config, args.set)
     gpu = args.gpu or (DEFAULT_GPU if args.gpus is not None or config.placement.device == "gpu" else CPU)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    device = host(memory) if gpu.lower() == CPU else device_named(gpu)
+    device = device_named(gpu)
+    if device.kind == "cpu":
+        device = dataclasses.replace(device, memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     inputs = inputs_of(config, _shape(config.model), device, args.gpus)
     assumed = assumptions_for(device)
     if args.calibrate:

@@ -37,7 +37,7 @@ BASE = replace(EXACT, engine_bytes=500)
 def measured(inputs: Inputs, assumed: Assumptions) -> Mapping[str, float]:
     load = workload_of(inputs, assumed)
     time = step_time(inputs, assumed, load, inputs.rule, gate_open=True)
-    allocated = sum(part.num_bytes for part in learner_parts(inputs, assumed, load))
+    allocated = sum(learner_parts(inputs, assumed, load).values())
     return {
         "rollout/length_mean": load.response,
         "rollout/prompt_length_mean": load.prompt,
@@ -81,7 +81,7 @@ def test_a_plan_calibrated_to_one_run_gives_that_runs_times_and_memory() -> None
     own = next(rule for rule in plan.rules if rule.own)
     assert own.time.total == pytest.approx(metrics["time/step_s"], rel=1e-6)
     assert own.time.sampling == pytest.approx(metrics["time/rollout_s"], rel=1e-6)
-    learner = sum(part.num_bytes for part in learner_parts(inputs, plan.assumed, plan.load))
+    learner = sum(learner_parts(inputs, plan.assumed, plan.load).values())
     assert learner == pytest.approx(metrics["system/learner_peak_bytes"], rel=1e-3)
 
 

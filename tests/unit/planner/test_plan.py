@@ -155,10 +155,10 @@ def test_shared_devices_are_resident_where_both_fit_and_alternate_where_not() ->
     assert [phase.name for phase in (sampling, update, sync)] == ["sampling", "update", "sync"]
     # Two buckets of 1448 values in bf16 stay with the learner's runtime; everything else of it is on the host.
     cache = ["sampler weights", "sampler working memory", "KV cache"]
-    assert [part.name for part in sampling.parts] == ["runtime", "published weights", *cache, "sampler runtime"]
-    assert sampling.parts[1].num_bytes == 2 * 2 * 1448
-    kept = {part.name for part in update.parts} - {"activations", "logits"}
-    assert {part.name for part in sync.parts} == {*kept, "sampler weights"}
+    assert list(sampling.parts) == ["runtime", "published weights", *cache, "sampler runtime"]
+    assert sampling.parts["published weights"] == 2 * 2 * 1448
+    kept = update.parts.keys() - {"activations", "logits"}
+    assert sync.parts.keys() == {*kept, "sampler weights"}
 
 
 def test_auto_shares_devices_where_there_are_too_few_and_the_counts_match() -> None:

@@ -33,5 +33,4 @@ def test_a_new_rule_stands_extended_the_others_with_its_own_buffers() -> None:
     assert [rule.label for rule in extended.rules] == ["GRPO", "SFPO K=3", "GXPO K=5", "Thrice"]
     (planned,) = (rule for rule in own.rules if rule.own)
     assert (planned.label, planned.backward_passes) == ("Thrice", 30)
-    parts = {part.name: part.num_bytes for part in own.fit.phases[0].parts}
-    assert parts["rule buffers"] == 5 * 4 * 724
+    assert own.fit.phases[0].parts["rule buffers"] == 5 * 4 * 724

@@ -173,7 +173,7 @@ def test_what_cannot_be_written_is_still_sent(tmp_path: Path, server: IngestServ
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("gxpo_trainer.reporting.outcome.write_json", full)
+    monkeypatch.setattr("gxpo_trainer.training.launch.write_json", full)
     error = OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(OSError, match="No space"), Launch(tmp_path, service(server)):
         raise error

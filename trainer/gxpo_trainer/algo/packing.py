@@ -24,11 +24,9 @@ import torch
 from torch import Tensor
 
 from gxpo_trainer.algo.batch import Aggregation, StepBatch, prompt_groups
+from gxpo_trainer.config.engines import ATTENTION_BREAK_EVEN
 
 Layout = Literal["padded", "shared", "packed"]
-
-ATTENTION_BREAK_EVEN = 1024
-"""Row width at which dense attention costs about as much as the rest of the model; `shared` fills rows by it."""
 
 
 @dataclass(slots=True)

@@ -65,20 +65,20 @@ class EvaluationCurve:
         values: Floats = getattr(self, axis)
         return values
 
+    def point(self, index: int, accuracy: float) -> Point:
+        """The costs of one evaluation with its accuracy, which may be averaged."""
+        return Point(float(accuracy), *(float(self.cost(axis)[index]) for axis in AXES))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GateTrace:
     """The gate's z-score at the steps that have one; `threshold` is τ, None without a gate."""
 
-    steps: Floats
-    z: Floats
+    steps: Floats = field(default_factory=lambda: np.empty(0))
+    z: Floats = field(default_factory=lambda: np.empty(0))
     threshold: float | None = None
     shutoff_step: int | None = None
     two_sided: bool = False
-
-
-def no_gate() -> GateTrace:
-    return GateTrace(np.empty(0), np.empty(0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +94,7 @@ class RunCurves:
     rule: str
     seed: int
     curve: EvaluationCurve
-    gate: GateTrace = field(default_factory=no_gate)
+    gate: GateTrace = field(default_factory=GateTrace)
     conditions: Mapping[str, str] = field(default_factory=dict)
     hardware: Mapping[str, str] = field(default_factory=dict)
     sampling_share: float | None = None
@@ -145,14 +145,14 @@ def peak(curve: EvaluationCurve, smoothing: float = 0.0) -> Point:
     values = smooth(curve.accuracy, smoothing)
     best = np.flatnonzero(values == values.max())
     index = min(best, key=lambda i: (curve.steps[i], curve.backward_passes[i]))
-    return _point(curve, values, int(index))
+    return curve.point(index, values[index])
 
 
 def first_reaching(curve: EvaluationCurve, target: float, smoothing: float = 0.0) -> Point | None:
     """The first evaluation whose (averaged) accuracy is at least `target`, None when there is none."""
     values = smooth(curve.accuracy, smoothing)
     reached = np.flatnonzero(values >= target)
-    return _point(curve, values, int(reached[0])) if reached.size else None
+    return curve.point(reached[0], values[reached[0]]) if reached.size else None
 
 
 def crossing(curve: EvaluationCurve, target: float, axis: Axis) -> float | None:
@@ -217,7 +217,3 @@ def mean_curve(curves: Sequence[EvaluationCurve]) -> EvaluationCurve:
         per_problem=mean("per_problem") if same else None,
         problem_ids=curves[0].problem_ids if same else (),
     )
-
-
-def _point(curve: EvaluationCurve, values: Floats, index: int) -> Point:
-    return Point(float(values[index]), *(float(curve.cost(axis)[index]) for axis in AXES))

@@ -1,13 +1,11 @@
-"""Figures of comparisons as text: percentages, differences, durations and ratios. Pure.
-
-The client formats the figures of single runs; a test holds that both write a duration alike.
-
-The result of a comparison in words. Pure.
+"""The result of a comparison in words, and its figures as text: percentages, differences, durations, ratios. Pure.
 
 A candidate is supported on an axis only if it shares at least MIN_SEEDS seeds with the baseline, each of them reached
 the baseline's peak, the interval of its speed-up over seeds is entirely above 1, and the runs had the same data and
 settings (for time also the same hardware). Otherwise the missing evidence is listed. There is no correction for
 multiple comparisons: of twenty ineffective candidates one is expected to look supported.
+
+The client formats the figures of single runs; a test holds that both write a duration alike.
 """
 
 from __future__ import annotations
@@ -16,16 +14,13 @@ import math
 from dataclasses import dataclass
 
 from gxpo_trainer.compare.curves import Axis, Point
-from gxpo_trainer.compare.groups import BudgetResult, Comparison, GroupResult
+from gxpo_trainer.compare.groups import Comparison, GroupResult
 from gxpo_trainer.compare.intervals import Interval
 
 UNKNOWN = "–"
-_COMPARED: dict[Axis, tuple[str, str]] = {
-    "steps": ("fewer", "steps"),
-    "backward_passes": ("fewer", "backward passes"),
-    "hours": ("less", "time"),
-    "tokens": ("fewer", "tokens"),
-}
+MIN_SEEDS = 3
+COSTS: tuple[Axis, ...] = ("steps", "backward_passes", "hours")
+NAMES: dict[Axis, str] = {"steps": "steps", "backward_passes": "backward passes", "hours": "time", "tokens": "tokens"}
 
 
 def percent(value: float) -> str:
@@ -57,17 +52,25 @@ def hours(value: float) -> str:
     return f"{total // 86400} d {total % 86400 // 3600} h"
 
 
+def amount(axis: Axis, cost: float) -> str:
+    """A cost as `12` or, of an axis in hours, as a duration."""
+    if cost != cost:
+        return UNKNOWN
+    return hours(cost) if axis == "hours" else f"{cost:.0f}"
+
+
 def ratio(speed_up: float, axis: Axis) -> str:
     """Cost of the baseline / cost of the candidate as what it is: 2 → `2.0× fewer`, 0.5 → `2.0× more`."""
     larger = max(speed_up, 1 / speed_up)
     if f"{larger:.1f}" == "1.0":
         return "equal"
-    return f"{larger:.1f}× {_COMPARED[axis][0] if speed_up > 1 else 'more'}"
+    smaller = "less" if axis == "hours" else "fewer"
+    return f"{larger:.1f}× {smaller if speed_up > 1 else 'more'}"
 
 
 def ratio_words(speed_up: float, axis: Axis) -> str:
     """The same with its noun: `2.0× fewer steps`, `equal time`."""
-    return f"{ratio(speed_up, axis)} {_COMPARED[axis][1]}"
+    return f"{ratio(speed_up, axis)} {NAMES[axis]}"
 
 
 def ratio_interval(interval: Interval, axis: Axis) -> str:
@@ -86,12 +89,6 @@ def ratio_bounds(interval: Interval, axis: Axis) -> str:
     else:
         bounds = f"{ratio(interval.low, axis)} to {ratio(interval.high, axis)}"
     return "" if bounds == "equal to equal" else f" ({bounds})"
-
-
-MIN_SEEDS = 3
-COSTS: tuple[Axis, ...] = ("steps", "backward_passes", "hours")
-_SUPERLATIVE = {"steps": "fewest steps", "backward_passes": "fewest backward passes", "hours": "least time"}
-_NOUN = {"steps": "steps", "backward_passes": "backward passes", "hours": "time"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,34 +143,27 @@ def _equal_budgets(group: GroupResult, baseline: str) -> str:
     """
     words = []
     for axis in COSTS:
-        found = [result for result in group.budgets if result.axis == axis and result.over_seeds]
-        if not found or not (last := max(found, key=lambda result: result.budget)).evaluated_from:
-            continue
-        if last.over_seeds:
-            words.append(f"{points(last.over_seeds.mean)} at equal {_NOUN[axis]} ({_amount(axis, last)})")
+        results = [result for result in group.budgets if result.axis == axis and result.over_seeds]
+        last = max(results, key=lambda result: result.budget, default=None)
+        if last is not None and last.over_seeds and last.evaluated_from:
+            # How far before the budget a run was last evaluated, where that is more than a tenth.
+            early = last.evaluated_from < 0.9 * last.budget
+            since = f", evaluated from {amount(axis, last.evaluated_from)} on" if early else ""
+            budget = f"{amount(axis, last.budget)}{since}"
+            words.append(f"{points(last.over_seeds.mean)} at equal {NAMES[axis]} ({budget})")
     return f"{group.name} against {baseline}, in points: {', '.join(words)}." if words else ""
-
-
-def _amount(axis: Axis, result: BudgetResult) -> str:
-    """The budget, and how far before it a run was last evaluated where that is more than a tenth."""
-
-    def shown(cost: float) -> str:
-        return hours(cost) if axis == "hours" else f"{cost:.0f}"
-
-    early = result.evaluated_from < 0.9 * result.budget
-    return shown(result.budget) + (f", evaluated from {shown(result.evaluated_from)} on" if early else "")
 
 
 def _winners(comparison: Comparison) -> str:
     """The groups that reach the target at the lowest cost, per axis, including the baseline."""
-    reached = [group for group in comparison.groups if group.match is not None]
     words = []
     for axis in COSTS:
-        costs = [(point.cost(axis), group.name) for group in reached if (point := group.match) is not None]
-        known = [(cost, name) for cost, name in costs if not math.isnan(cost)]
-        if known:
-            least = min(cost for cost, _ in known)
-            words.append(f"{_SUPERLATIVE[axis]}: {' and '.join(name for cost, name in known if cost == least)}")
+        costs = {group.name: group.match.cost(axis) for group in comparison.groups if group.match is not None}
+        least = min((cost for cost in costs.values() if not math.isnan(cost)), default=None)
+        if least is not None:
+            superlative = "least" if axis == "hours" else "fewest"
+            names = " and ".join(name for name, cost in costs.items() if cost == least)
+            words.append(f"{superlative} {NAMES[axis]}: {names}")
     return f"To that accuracy, {'; '.join(words)}." if words else ""
 
 
@@ -181,7 +171,7 @@ def _supports(comparison: Comparison, group: GroupResult, axis: Axis) -> bool:
     interval = group.seed_speed_ups[axis]
     if interval is None or interval.low is None or interval.num < max(group.num_paired, MIN_SEEDS):
         return False
-    comparable = not any(axis == "hours" or not found.hardware for found in comparison.differences)
+    comparable = not any(axis == "hours" or not difference.hardware for difference in comparison.differences)
     return comparable and group.num_reached == group.num_paired and interval.low > 1
 
 
@@ -198,12 +188,9 @@ def _verdict(comparison: Comparison, candidates: list[GroupResult], supported: d
     if not claims:
         return f"Inconclusive: {most} shared seeds support no advantage over {baseline}."
     rest = len(candidates) - len(claims)
-    others = f" No advantage is supported for the {_others(rest)}." if rest else ""
+    others = "other configuration" if rest == 1 else f"{rest} other configurations"
+    others = f" No advantage is supported for the {others}." if rest else ""
     return f"To reach the best accuracy of {baseline}, {'; '.join(claims)}.{others}"
-
-
-def _others(num: int) -> str:
-    return "other configuration" if num == 1 else f"{num} other configurations"
 
 
 def _claim(group: GroupResult, axes: tuple[Axis, ...]) -> str:
@@ -227,12 +214,12 @@ def _over_seeds(comparison: Comparison, group: GroupResult, supported: tuple[Axi
         return ""
     level = f"{100 * comparison.level:g}%"
     bounds = ", ".join(
-        f"{_NOUN[axis]} {ratio_interval(interval, axis)}"
+        f"{NAMES[axis]} {ratio_interval(interval, axis)}"
         for axis in COSTS
         if (interval := group.seed_speed_ups[axis]) and interval.low is not None
     )
     seen = f"{group.name}: {group.num_reached} of {group.num_paired} seeds reached the baseline's peak"
-    held = " and ".join(_NOUN[axis] for axis in supported)
+    held = " and ".join(NAMES[axis] for axis in supported)
     claim = f"supported: less {held}" if held else "no advantage is supported"
     return f"{seen}{f'; {level} intervals over seeds: {bounds}' if bounds else ''}; {claim}."
 
@@ -248,23 +235,17 @@ def _missing(comparison: Comparison, candidates: list[GroupResult]) -> list[str]
             seeds = "1 seed" if unreached == 1 else f"{unreached} seeds"
             missing.append(f"longer runs of {group.name} ({seeds} did not reach the target)")
         open_axes = [
-            _NOUN[axis]
+            NAMES[axis]
             for axis in COSTS
             if (interval := group.seed_speed_ups[axis]) and not interval.excludes(1.0) and interval.low is not None
         ]
         if open_axes and group.num_paired >= MIN_SEEDS:
             missing.append(f"more seeds of {group.name}: its interval includes no difference in {', '.join(open_axes)}")
-    unequal = [found.setting for found in comparison.differences if not found.hardware]
-    if unequal:
-        missing.append(f"equal conditions (these differ: {_some(unequal)})")
-    if any(found.hardware for found in comparison.differences):
-        names = [found.setting for found in comparison.differences if found.hardware]
-        missing.append(f"equal hardware for the times (these differ: {_some(names)})")
+    for hardware, what in ((False, "equal conditions"), (True, "equal hardware for the times")):
+        if names := [difference.setting for difference in comparison.differences if difference.hardware == hardware]:
+            more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+            missing.append(f"{what} (these differ: {', '.join(names[:6])}{more})")
     return missing
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
 def _costs(point: Point) -> str:

@@ -4,8 +4,7 @@ A group is one configuration run with several seeds. Tables show the mean curve 
 each run with the baseline's run of the same seed, which removes the variance due to the seed. curves.py has the
 definitions.
 
-When a look-ahead pays: its speed-up in time as a function of the share of a step that sampling takes. Pure.
-
+`Payoff` states when a look-ahead pays: its speed-up in time as a function of the share of a step that sampling takes.
 A baseline step is 1 = s + u: sampling and verifying s, one update u = 1 − s. A candidate's step samples as much and
 updates p times, p its backward passes a step. It reaches the baseline's accuracy in 1/r of the steps:
 
@@ -136,13 +135,13 @@ def compare_groups(
     chosen = budgets if budgets is not None else common_budgets(groups)
     wanted = [(axis, budget) for axis in AXES for budget in chosen.get(axis, ())]
     ends = {group.name: _ends(group, wanted, smoothing) for group in groups}
-    versus = [_Versus(group, reference, smoothing, level, ends[group.name], ends[baseline]) for group in groups]
-    intervals = _over_problems([one.differences(wanted) for one in versus], level, num_resamples, seed)
+    pairings = [_Pairing(group, reference, smoothing, level, ends[group.name], ends[baseline]) for group in groups]
+    intervals = _over_problems([pairing.differences(wanted) for pairing in pairings], level, num_resamples, seed)
     results = []
-    for one, over_problems in zip(versus, intervals, strict=True):
-        found = [one.at(axis, budget, over_problems) for axis, budget in wanted]
-        row = _convergence(one.group, reference, target, smoothing, level)
-        results.append(replace(row, budgets=tuple(budget for budget in found if budget)))
+    for pairing, over_problems in zip(pairings, intervals, strict=True):
+        at_budgets = (pairing.at(axis, budget, over_problems) for axis, budget in wanted)
+        row = _convergence(pairing.group, reference, target, smoothing, level)
+        results.append(replace(row, budgets=tuple(budget for budget in at_budgets if budget)))
     return Comparison(baseline, target, level, smoothing, tuple(results), tuple(find_differences(groups, baseline)))
 
 
@@ -156,8 +155,8 @@ def default_baseline(groups: Sequence[SeedGroup]) -> str:
         return math.fsum(run.curve.accuracy[-1] for run in group.runs) / len(group.runs)
 
     for label in rule_labels("baseline"):
-        if found := [group for group in groups if group.name.startswith(label)]:
-            return max(found, key=accuracy).name
+        if baselines := [group for group in groups if group.name.startswith(label)]:
+            return max(baselines, key=accuracy).name
     return groups[0].name
 
 
@@ -185,18 +184,18 @@ def _convergence(group: SeedGroup, reference: SeedGroup, target: Point, smoothin
     seeds = tuple(_seed_result(run, reference.by_seed.get(run.seed), smoothing) for run in group.runs)
     seed_speed_ups: dict[Axis, Interval | None] = {}
     for axis in AXES:
-        ratios = [ratio for found in seeds if (ratio := found.speed_ups[axis]) is not None]
+        ratios = [ratio for seed in seeds if (ratio := seed.speed_ups[axis]) is not None]
         seed_speed_ups[axis] = ratio_interval(ratios, level) if ratios else None
     return GroupResult(
         name=group.name,
         seeds=tuple(run.seed for run in group.runs),
         shutoff_steps=tuple(run.gate.shutoff_step for run in group.runs),
-        final=Point(float(curve.accuracy[-1]), *(float(curve.cost(axis)[-1]) for axis in AXES)),
+        final=curve.point(-1, curve.accuracy[-1]),
         peak=peak(curve, smoothing),
         match=match,
         speed_ups={axis: speed_up(target, match, axis) for axis in AXES},
-        num_paired=sum(found.target is not None for found in seeds),
-        num_reached=sum(found.match is not None for found in seeds),
+        num_paired=sum(seed.target is not None for seed in seeds),
+        num_reached=sum(seed.match is not None for seed in seeds),
         seed_speed_ups=seed_speed_ups,
         by_seed=seeds,
         budgets=(),
@@ -228,7 +227,7 @@ Indices = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Versus:
+class _Pairing:
     """A group against the baseline at several budgets."""
 
     group: SeedGroup
@@ -245,13 +244,13 @@ class _Versus:
         if len(points) < len(own):
             return None
         others = self.reference_ends[axis, budget].values()
-        found = self._found(axis, budget)
+        pairs = self._points(axis, budget)
         return BudgetResult(
             axis=axis,
             budget=float(budget),
             accuracy=mean_interval([point.accuracy for point in points], self.level),
-            over_seeds=mean_interval([a.accuracy - b.accuracy for a, b in found], self.level) if found else None,
-            over_problems=over_problems.get(_indices(found)),
+            over_seeds=mean_interval([a.accuracy - b.accuracy for a, b in pairs], self.level) if pairs else None,
+            over_problems=over_problems.get(_indices(pairs)),
             all_reached=all(point is not None and point.reached for point in (*own, *others)),
             evaluated_from=min(point.spent for point in (*own, *others) if point is not None),
         )
@@ -264,23 +263,23 @@ class _Versus:
         pairs = self._pairs()
         if len({run.curve.problem_ids for pair in pairs for run in pair}) > 1:
             return {}
-        found: dict[Indices, Floats] = {}
-        for indices in {_indices(self._found(axis, budget)) for axis, budget in budgets}:
+        differences: dict[Indices, Floats] = {}
+        for indices in {_indices(self._points(axis, budget)) for axis, budget in budgets}:
             rows = []
-            for (run, other), (own, others) in zip(pairs, indices, strict=False):
-                scores, against = (_problem_scores(*one, self.smoothing) for one in ((run, own), (other, others)))
-                if scores is not None and against is not None:
-                    rows.append(scores - against)
+            for (run, other), (index, other_index) in zip(pairs, indices, strict=False):
+                own, reference = self._scores(run, index), self._scores(other, other_index)
+                if own is not None and reference is not None:
+                    rows.append(own - reference)
             if rows and len(rows) == len(pairs):
-                found[indices] = np.mean(rows, axis=0)
-        return found
+                differences[indices] = np.mean(rows, axis=0)
+        return differences
 
-    def _found(self, axis: Axis, budget: float) -> list[tuple[BudgetPoint, BudgetPoint]]:
+    def _points(self, axis: Axis, budget: float) -> list[tuple[BudgetPoint, BudgetPoint]]:
         """Both runs of each pair at a budget; empty unless all have an evaluation within it."""
         pairs = self._pairs()
         ends, others = self.ends[axis, budget], self.reference_ends[axis, budget]
-        found = [(a, b) for run, _ in pairs if (a := ends[run.seed]) and (b := others[run.seed])]
-        return found if len(found) == len(pairs) else []
+        points = [(a, b) for run, _ in pairs if (a := ends[run.seed]) and (b := others[run.seed])]
+        return points if len(points) == len(pairs) else []
 
     def _pairs(self) -> list[tuple[RunCurves, RunCurves]]:
         if self.group.name == self.reference.name:
@@ -288,9 +287,16 @@ class _Versus:
         others = self.reference.by_seed
         return [(run, others[run.seed]) for run in self.group.runs if run.seed in others]
 
+    def _scores(self, run: RunCurves, index: int) -> Floats | None:
+        """Per-problem scores at one evaluation, smoothed like the accuracy."""
+        if run.curve.per_problem is None:
+            return None
+        scores: Floats = run.curve.per_problem[index]
+        return scores if self.smoothing == 0 else smooth(run.curve.per_problem[: index + 1], self.smoothing)[-1]
 
-def _indices(found: Sequence[tuple[BudgetPoint, BudgetPoint]]) -> Indices:
-    return tuple((a.index, b.index) for a, b in found)
+
+def _indices(pairs: Sequence[tuple[BudgetPoint, BudgetPoint]]) -> Indices:
+    return tuple((a.index, b.index) for a, b in pairs)
 
 
 def _over_problems(
@@ -301,24 +307,13 @@ def _over_problems(
     for number, differences in enumerate(wanted):
         for indices, difference in differences.items():
             by_length.setdefault(difference.size, []).append((number, indices))
-    found: list[dict[Indices, Interval]] = [{} for _ in wanted]
+    results: list[dict[Indices, Interval]] = [{} for _ in wanted]
     for keys in by_length.values():
         rows = np.stack([wanted[number][indices] for number, indices in keys])
         intervals = shared_bootstrap(rows, level=level, num_resamples=num_resamples, seed=seed)
         for (number, indices), interval in zip(keys, intervals, strict=True):
-            found[number][indices] = interval
-    return found
-
-
-def _problem_scores(run: RunCurves, index: int, smoothing: float) -> Floats | None:
-    """Per-problem scores at one evaluation, smoothed like the accuracy."""
-    if run.curve.per_problem is None:
-        return None
-    if smoothing == 0:
-        scores: Floats = run.curve.per_problem[index]
-    else:
-        scores = smooth(run.curve.per_problem[: index + 1], smoothing)[-1]
-    return scores
+            results[number][indices] = interval
+    return results
 
 
 SHARES = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95)
@@ -371,5 +366,5 @@ def payoff_of(group: GroupResult, baseline: GroupResult) -> Payoff | None:
     ratio = group.seed_speed_ups["steps"]
     if ratio is None or group.num_reached < group.num_paired or group.name == baseline.name:
         return None
-    per_step = [found.final.backward_passes / found.final.steps for found in (group, baseline)]
-    return Payoff(ratio, per_step[0] / per_step[1])
+    own, reference = (result.final.backward_passes / result.final.steps for result in (group, baseline))
+    return Payoff(ratio, own / reference)

@@ -39,8 +39,8 @@ class HeatMap:
 
 def varied_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Settings with more than one value among the runs, in order of appearance."""
-    names = dict.fromkeys(name for one in settings for name in one)
-    return [name for name in names if len({_key(one.get(name)) for one in settings}) > 1]
+    names = dict.fromkeys(name for run in settings for name in run)
+    return [name for name in names if len({_key(run.get(name)) for run in settings}) > 1]
 
 
 def heat_map(
@@ -54,13 +54,13 @@ def heat_map(
     if x == y:
         raise ValueError(f"x and y are both {x}; choose two settings")
     for name in (x, y):
-        if any(name not in one for one in settings):
+        if any(name not in run for run in settings):
             raise ValueError(f"{name} is not a setting of every run")
-    x_values, y_values = (_in_order([one[name] for one in settings]) for name in (x, y))
+    x_values, y_values = (_in_order([run[name] for run in settings]) for name in (x, y))
+    columns, rows = ([_key(value) for value in values] for values in (x_values, y_values))
     members_of: dict[tuple[int, int], list[int]] = {}
-    for index, one in enumerate(settings):
-        key = ([_key(v) for v in y_values].index(_key(one[y])), [_key(v) for v in x_values].index(_key(one[x])))
-        members_of.setdefault(key, []).append(index)
+    for index, run in enumerate(settings):
+        members_of.setdefault((rows.index(_key(run[y])), columns.index(_key(run[x]))), []).append(index)
     cells = []
     for (row, column), members in sorted(members_of.items()):
         known = [float(v) for i in members if (v := values[i]) is not None and math.isfinite(v)]
@@ -73,11 +73,9 @@ def heat_map(
 
 def _in_order(values: Sequence[Any]) -> list[Any]:
     """Unique values; numbers ascending, anything else in order of appearance."""
-    found = list({_key(value): value for value in values}.values())
-    numbers = [_number(value) for value in found]
-    if any(number is None for number in numbers):
-        return found
-    return [value for _, value in sorted(zip(numbers, found, strict=True), key=lambda pair: float(pair[0] or 0.0))]
+    unique = list({_key(value): value for value in values}.values())
+    numeric = all(_number(value) is not None for value in unique)
+    return sorted(unique, key=lambda value: _number(value) or 0.0) if numeric else unique
 
 
 def _key(value: Any) -> str:

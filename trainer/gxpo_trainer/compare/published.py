@@ -52,10 +52,10 @@ class PublishedPaper:
 
     def table(self, name: str) -> PublishedTable:
         """A table by name. Raises KeyError listing the known names."""
-        found = {table.name: table for table in self.tables}
-        if name not in found:
-            raise KeyError(f"no published table {name!r}; choose one of {', '.join(found)}")
-        return found[name]
+        by_name = {table.name: table for table in self.tables}
+        if name not in by_name:
+            raise KeyError(f"no published table {name!r}; choose one of {', '.join(by_name)}")
+        return by_name[name]
 
     def sampled_scores(self, model: str | None = None) -> tuple[PublishedScores, ...]:
         """Table 1, of one base model by its published name or of all models."""
@@ -77,6 +77,6 @@ def published_model(path: str) -> str | None:
 
     `Qwen/Qwen2.5-1.5B-Instruct` and `runs/qwen2.5-1.5b-gxpo` are Qwen2.5-1.5B.
     """
-    names = dict.fromkeys(row.model for row in gxpo_paper().sampled_scores())
-    found = [name for name in names if re.search(rf"(?<![0-9a-z.]){re.escape(name)}(?![0-9a-z.])", path, re.IGNORECASE)]
-    return found[0] if len(found) == 1 else None
+    models = dict.fromkeys(row.model for row in gxpo_paper().sampled_scores())
+    named = [m for m in models if re.search(rf"(?<![0-9a-z.]){re.escape(m)}(?![0-9a-z.])", path, re.IGNORECASE)]
+    return named[0] if len(named) == 1 else None

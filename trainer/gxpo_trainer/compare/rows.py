@@ -1,14 +1,14 @@
 """Converts a run's rows to curves. Pure: no files, no database.
 
-Rows are those of evaluations.jsonl (see records/reporter.py), of the merged history; `identity` is run.json, of which
+Rows are those of evaluations.jsonl (see reporting/reporter.py), of the merged history; `identity` is run.json, of which
 `config` is required. `gxpo report` reads them from disk, the service from its tables.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -44,11 +44,10 @@ SERIES_NAMES = (*COST_METRICS.values(), GATE_Z, _THRESHOLD, _SHUTOFF)
 STEP_TIMES = ("time/rollout_s", "time/verify_s", "time/step_s")
 """The metrics of `sampling_share`."""
 
-FREE = ("name", "seed", "learner.rule", "learner.optimizer.learning_rate", "budget", "checkpoint", "diagnostics")
+_FREE = re.compile(r"(name|seed|learner\.rule|learner\.optimizer\.learning_rate|budget|checkpoint|diagnostics)(\.|$)")
 """Settings in which compared runs may differ: those under test, and those that do not affect accuracy."""
-SPEED = ("placement", "rollout.gpu_memory_utilization", "rollout.cpu_kv_cache_gib", "rollout.max_num_seqs")
+_SPEED = re.compile(r"(placement|rollout\.(gpu_memory_utilization|cpu_kv_cache_gib|max_num_seqs))(\.|$)")
 """Settings that affect times, but not accuracy."""
-_NOT_COMPARED = (*FREE, *SPEED)
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 _WORDS = {None: "null", True: "true", False: "false"}
 _PACKAGES = ("torch", "vllm", "deepspeed", "transformers", "peft", "math-verify")
@@ -116,20 +115,21 @@ def benchmark_names(evaluations: Iterable[Row]) -> list[str]:
 def decode_evaluation(row: Mapping[str, Any]) -> Row:
     """Decode the numbers of a JSON row. Raises DataError for a row that is not an evaluation."""
     try:
-        found = dict(row)
-        found["step"], found["benchmark"] = int(row["step"]), str(row["benchmark"])
-        found["scores"] = {str(name): decode_number(value) for name, value in row["scores"].items()}
-        for name in _COST_FIELDS.values():
-            if row.get(name) is not None:
-                found[name] = decode_number(row[name])
         # Thousands of values per row; numpy also parses the strings for NaN and infinities.
-        found["per_problem"] = np.array(row.get("per_problem") or (), dtype=np.float64)
-        found["problem_ids"] = list(row.get("problem_ids") or ())
-        if found["per_problem"].ndim != 1:
+        per_problem = np.array(row.get("per_problem") or (), dtype=np.float64)
+        if per_problem.ndim != 1:
             raise ValueError("per_problem is not a list of numbers")
+        return {
+            **row,
+            "step": int(row["step"]),
+            "benchmark": str(row["benchmark"]),
+            "scores": {str(name): decode_number(value) for name, value in row["scores"].items()},
+            **{name: decode_number(row[name]) for name in _COST_FIELDS.values() if row.get(name) is not None},
+            "per_problem": per_problem,
+            "problem_ids": list(row.get("problem_ids") or ()),
+        }
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"a row is not an evaluation ({type(error).__name__}: {error})") from None
-    return found
 
 
 def rule_label(config: Mapping[str, Any]) -> str:
@@ -148,16 +148,6 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             flat[f"{prefix}{name}"] = _ENCODER.encode(item)
     return flat
-
-
-def is_under(name: str, prefixes: Sequence[str]) -> bool:
-    """Whether a dotted path is one of `prefixes` or lies under one."""
-    return name in prefixes or name.startswith(_dotted(tuple(prefixes)))
-
-
-@functools.cache
-def _dotted(prefixes: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"{prefix}." for prefix in prefixes)
 
 
 def _curve(points: list[list[Row]], series: Series, metric: str, with_problems: bool) -> EvaluationCurve:
@@ -194,8 +184,8 @@ def _cost(row: Row, series: Series, axis: Axis) -> float:
     if value is None:
         steps, values = series.get(COST_METRICS[axis], _NO_VALUES)
         index = int(np.searchsorted(steps, row["step"]))
-        is_there = index < steps.size and steps[index] == row["step"]
-        value = values[index] if is_there else 0.0 if row["step"] == 0 else math.nan
+        is_known = index < steps.size and steps[index] == row["step"]
+        value = values[index] if is_known else 0.0 if row["step"] == 0 else math.nan
     return float(value) if math.isfinite(value) else math.nan
 
 
@@ -209,19 +199,20 @@ def _per_problem(points: list[list[Row]]) -> tuple[npt.NDArray[np.float64] | Non
     for rows in points:
         scores = [np.asarray(row.get("per_problem", ()), dtype=np.float64) for row in rows]
         same = all(row.get("problem_ids", ()) == own for row, own in zip(rows, names, strict=True))
-        if not same or any(one.size != len(own) or not own for one, own in zip(scores, names, strict=True)):
+        if not same or any(row.size != len(own) or not own for row, own in zip(scores, names, strict=True)):
             return None, ()
-        total = sum(one.size for one in scores)
-        table.append(np.concatenate([one * (total / (len(rows) * one.size)) for one in scores]))
-    found = np.stack(table)
-    if not np.isfinite(found).all():
+        total = sum(row.size for row in scores)
+        table.append(np.concatenate([row * (total / (len(rows) * row.size)) for row in scores]))
+    whole = np.stack(table)
+    if not np.isfinite(whole).all():
         return None, ()
-    return found, tuple(f"{row['benchmark']}/{name}" for row, own in zip(points[0], names, strict=True) for name in own)
+    return whole, tuple(f"{row['benchmark']}/{name}" for row, own in zip(points[0], names, strict=True) for name in own)
 
 
 def _gate(series: Series, config: Mapping[str, Any]) -> GateTrace:
     steps, z = series.get(GATE_Z, _NO_VALUES)
-    threshold, shutoff = (_last(series, name) for name in (_THRESHOLD, _SHUTOFF))
+    ends = (series.get(name, _NO_VALUES)[1] for name in (_THRESHOLD, _SHUTOFF))
+    threshold, shutoff = (float(values[-1]) if values.size else None for values in ends)
     gate = config["learner"]["rule"].get("gate") or {}
     return GateTrace(
         steps=steps,
@@ -232,27 +223,26 @@ def _gate(series: Series, config: Mapping[str, Any]) -> GateTrace:
     )
 
 
-def _last(series: Series, name: str) -> float | None:
-    _, values = series.get(name, _NO_VALUES)
-    return float(values[-1]) if values.size else None
-
-
 def _conditions(
     identity: Mapping[str, Any], settings: Mapping[str, str], evaluations: Mapping[str, Row]
 ) -> dict[str, str]:
-    found = {name: value for name, value in settings.items() if not is_under(name, _NOT_COMPARED)}
-    found["policy_sha256"] = str(identity.get("policy_sha256"))
-    found["code.sha256"] = str((identity.get("code") or {}).get("sha256"))
-    found |= {f"data_sha256.{name}": str(value) for name, value in (identity.get("data_sha256") or {}).items()}
     packages = identity.get("packages") or {}
-    found |= {f"package.{name}": str(packages[name]) for name in _PACKAGES if name in packages}
-    for name, row in evaluations.items():
-        for key in ("data_sha256", "sampling", "template", "num_problems", "samples_per_prompt"):
-            found[f"eval.{name}.{key}"] = json.dumps(row.get(key), sort_keys=True, ensure_ascii=False)
-    return found
+    recorded = ("data_sha256", "sampling", "template", "num_problems", "samples_per_prompt")
+    return {
+        **{name: value for name, value in settings.items() if not (_FREE.match(name) or _SPEED.match(name))},
+        "policy_sha256": str(identity.get("policy_sha256")),
+        "code.sha256": str((identity.get("code") or {}).get("sha256")),
+        **{f"data_sha256.{name}": str(value) for name, value in (identity.get("data_sha256") or {}).items()},
+        **{f"package.{name}": str(packages[name]) for name in _PACKAGES if name in packages},
+        **{
+            f"eval.{name}.{key}": json.dumps(row.get(key), sort_keys=True, ensure_ascii=False)
+            for name, row in evaluations.items()
+            for key in recorded
+        },
+    }
 
 
 def _hardware(identity: Mapping[str, Any], settings: Mapping[str, str]) -> dict[str, str]:
     machine = identity.get("hardware") or {}
-    found = {name: json.dumps(machine.get(name)) for name in ("cpu", "usable_cores", "accelerators")}
-    return found | {name: value for name, value in settings.items() if is_under(name, SPEED)}
+    stated = {name: json.dumps(machine.get(name)) for name in ("cpu", "usable_cores", "accelerators")}
+    return stated | {name: value for name, value in settings.items() if _SPEED.match(name)}

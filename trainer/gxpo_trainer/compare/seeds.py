@@ -1,8 +1,7 @@
-"""Groups runs by configuration, names the groups and computes bands over seeds. Pure.
+"""Seed groups: runs grouped and named by configuration, bands over their seeds, and what differs between them. Pure.
 
-Differences between compared runs: in conditions, which invalidate a comparison, and in settings under test.
-
-Comparability of evaluation records: rows of evaluations.jsonl and of `gxpo eval --out`. Pure.
+Unequal conditions invalidate a comparison; settings under test may differ. `incomparable` judges single evaluation
+records: rows of evaluations.jsonl and of `gxpo eval --out`.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ def group_by_config(runs: Sequence[tuple[RunCurves, Mapping[str, Any]]]) -> list
         if any(run.seed == other.seed for other in members.setdefault(key, [])):
             raise DataError(f"{run.name}: another run has the same config and seed {run.seed}; remove one of the two")
         members[key].append(run)
-    labels = group_labels({key: found[0].rule for key, found in members.items()}, configs)
-    return [SeedGroup(labels[key], tuple(found)) for key, found in members.items()]
+    labels = group_labels({key: group[0].rule for key, group in members.items()}, configs)
+    return [SeedGroup(labels[key], tuple(group)) for key, group in members.items()]
 
 
 def config_key(config: Mapping[str, Any]) -> str:
@@ -88,12 +87,12 @@ def _disambiguate(label: str, configs: Mapping[str, Mapping[str, str]]) -> dict[
     names = dict.fromkeys(name for config in configs.values() for name in config)
     differ = [n for n in names if n != _RATE and len({config.get(n) for config in configs.values()}) > 1]
     differ.sort(key=lambda name: not name.startswith("learner.rule."))
-    found = dict.fromkeys(configs, label)
-    for count in range(min(2, len(differ)), len(differ) + 1):
-        found = {key: " ".join([label, *(_word(n, config) for n in differ[:count])]) for key, config in configs.items()}
-        if len(set(found.values())) == len(found):
-            return found
-    return {key: f"{name} #{number}" for number, (key, name) in enumerate(found.items(), start=1)}
+    labels = dict.fromkeys(configs, label)
+    for num in range(min(2, len(differ)), len(differ) + 1):
+        labels = {key: " ".join([label, *(_word(n, config) for n in differ[:num])]) for key, config in configs.items()}
+        if len(set(labels.values())) == len(labels):
+            return labels
+    return {key: f"{name} #{number}" for number, (key, name) in enumerate(labels.items(), start=1)}
 
 
 def _word(name: str, config: Mapping[str, str]) -> str:
@@ -109,20 +108,14 @@ def seed_band(group: SeedGroup, curve: EvaluationCurve, level: float = 0.95) -> 
     """
     if len(group.runs) == 1:
         return curve.ci_low, curve.ci_high
-    low, high = [], []
-    for step in curve.steps:
-        values = [float(run.curve.accuracy[np.searchsorted(run.curve.steps, step)]) for run in group.runs]
-        interval = mean_interval(values, level)
-        low.append(interval.low)
-        high.append(interval.high)
-    return np.clip(np.array(low, dtype=np.float64), 0, 1), np.clip(np.array(high, dtype=np.float64), 0, 1)
+    at_steps = [run.curve.accuracy[np.searchsorted(run.curve.steps, curve.steps)] for run in group.runs]
+    intervals = [mean_interval(values, level) for values in zip(*at_steps, strict=True)]
+    bounds = np.array([(interval.low, interval.high) for interval in intervals], dtype=np.float64)
+    return np.clip(bounds[:, 0], 0, 1), np.clip(bounds[:, 1], 0, 1)
 
 
 def _body(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in ("name", "seed")}
-
-
-UNSTATED = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,19 +134,22 @@ def find_differences(groups: Sequence[SeedGroup], baseline: str | None = None) -
     problems); without a shared seed the sets of values are compared. A missing setting counts as `unknown`.
     """
     reference = next((group for group in groups if group.name == baseline), groups[0])
-    found = []
+    differences = []
     for hardware in (False, True):
-        stated = {group.name: {run.seed: _stated(run, hardware) for run in group.runs} for group in groups}
+        stated = {
+            group.name: {run.seed: run.hardware if hardware else run.conditions for run in group.runs}
+            for group in groups
+        }
         settings = sorted({key for runs in stated.values() for values in runs.values() for key in values})
         for setting in settings:
             by_seed = {
-                name: {seed: values.get(setting, UNSTATED) for seed, values in runs.items()}
+                name: {seed: values.get(setting, "unknown") for seed, values in runs.items()}
                 for name, runs in stated.items()
             }
             if any(_unequal(values, by_seed[reference.name]) for values in by_seed.values()):
-                shown = {name: tuple(dict.fromkeys(values.values())) for name, values in by_seed.items()}
-                found.append(Difference(setting, shown, hardware))
-    return found
+                unique = {name: tuple(dict.fromkeys(values.values())) for name, values in by_seed.items()}
+                differences.append(Difference(setting, unique, hardware))
+    return differences
 
 
 def differing_settings(configs: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str | None]]:
@@ -161,10 +157,6 @@ def differing_settings(configs: Mapping[str, Mapping[str, str]]) -> dict[str, di
     names = dict.fromkeys(name for config in configs.values() for name in config)
     rows = {name: {group: config.get(name) for group, config in configs.items()} for name in names}
     return {name: values for name, values in rows.items() if len(set(values.values())) > 1}
-
-
-def _stated(run: RunCurves, hardware: bool) -> Mapping[str, str]:
-    return run.hardware if hardware else run.conditions
 
 
 def _unequal(values: Mapping[int, str], reference: Mapping[int, str]) -> bool:

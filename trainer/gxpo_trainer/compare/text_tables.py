@@ -12,13 +12,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from gxpo_trainer.compare.curves import Axis, at_budget, mean_curve
-from gxpo_trainer.compare.evidence import UNKNOWN, hours, percent, points, ratio, ratio_interval
+from gxpo_trainer.compare.evidence import (
+    COSTS,
+    NAMES,
+    UNKNOWN,
+    amount,
+    percent,
+    points,
+    ratio,
+    ratio_interval,
+)
 from gxpo_trainer.compare.groups import Comparison, GroupResult, payoff_of
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.seeds import SeedGroup
 
-_AXES: tuple[Axis, ...] = ("steps", "backward_passes", "hours")
-_NAMES = {"steps": "steps", "backward_passes": "backward passes", "hours": "time", "tokens": "tokens"}
 _MAX_ROWS = 12
 
 
@@ -52,17 +59,17 @@ def result_table(comparison: Comparison) -> Table:
     header = ("run", "seeds", "accuracy", "steps", "backward passes", "time", "shut-off step")
     rows = []
     for group in comparison.groups:
-        costs = (_cost(axis, group.final.cost(axis)) for axis in _AXES)
+        costs = (amount(axis, group.final.cost(axis)) for axis in COSTS)
         rows.append((group.name, str(len(group.seeds)), percent(group.final.accuracy), *costs, _shut(group)))
     return Table("Result at the end", header, tuple(rows))
 
 
 def convergence_table(comparison: Comparison) -> Table:
     """One row per group: its peak, the cost to match the baseline's peak, and speed-ups."""
-    header = ("run", "best", "at step", *(f"{_NAMES[axis]} to match" for axis in _AXES))
+    header = ("run", "best", "at step", *(f"{NAMES[axis]} to match" for axis in COSTS))
     rows = []
     for group in comparison.groups:
-        costs = (_match(group, axis) for axis in _AXES)
+        costs = (_match(group, axis) for axis in COSTS)
         rows.append((group.name, percent(group.peak.accuracy), f"{group.peak.steps:.0f}", *costs))
     target = comparison.target
     best = f"best of {comparison.baseline}: {percent(target.accuracy)} at step {target.steps:.0f}"
@@ -76,8 +83,8 @@ def best_table(comparison: Comparison) -> Table:
     rows = []
     for group in comparison.groups:
         whole, best = group.final, group.peak
-        spent = (_cost("backward_passes", whole.backward_passes), _cost("hours", whole.hours))
-        to_best = (_cost(axis, best.cost(axis)) for axis in _AXES)
+        spent = (amount("backward_passes", whole.backward_passes), amount("hours", whole.hours))
+        to_best = (amount(axis, best.cost(axis)) for axis in COSTS)
         rows.append((group.name, _shut(group), *spent, percent(best.accuracy), *to_best))
     return Table("Own best", header, tuple(rows))
 
@@ -88,18 +95,16 @@ def budget_table(comparison: Comparison) -> Table:
     rows = []
     keys = list(dict.fromkeys((b.axis, b.budget) for group in comparison.groups for b in group.budgets))
     for axis, budget in keys:
-        amount = _amount(axis, budget)
         for number, group in enumerate(comparison.groups):
-            shown = amount if number == 0 else ""
-            found = next((b for b in group.budgets if (b.axis, b.budget) == (axis, budget)), None)
-            if found is None:
-                rows.append((shown, group.name, *[UNKNOWN] * 4))
+            head = (_budget(axis, budget) if number == 0 else "", group.name)
+            result = next((b for b in group.budgets if (b.axis, b.budget) == (axis, budget)), None)
+            if result is None:
+                rows.append((*head, *[UNKNOWN] * 4))
                 continue
-            reached = "" if found.all_reached else " (ended before)"
-            seeds, problems = found.over_seeds, found.over_problems
-            mean = points(seeds.mean) if seeds else UNKNOWN
-            cells = (percent(found.accuracy.mean) + reached, mean, _bounds(seeds), _bounds(problems))
-            rows.append((shown, group.name, *cells))
+            reached = "" if result.all_reached else " (ended before)"
+            mean = points(result.over_seeds.mean) if result.over_seeds else UNKNOWN
+            intervals = (_bounds(result.over_seeds), _bounds(result.over_problems))
+            rows.append((*head, percent(result.accuracy.mean) + reached, mean, *intervals))
     level = f"{100 * comparison.level:g}%"
     return Table(f"Accuracy at equal budgets (points; {level} intervals of the difference)", header, tuple(rows))
 
@@ -117,14 +122,13 @@ def equal_cost_table(
     """
     columns = [(budget, benchmark) for budget in budgets for benchmark in by_benchmark]
     several = len(by_benchmark) > 1
-    heads = [_amount(axis, budget) + (f" {benchmark}" if several else "") for budget, benchmark in columns]
+    heads = [_budget(axis, budget) + (f" {benchmark}" if several else "") for budget, benchmark in columns]
     rows = []
     for name in order:
-        found = [_mean_at(by_benchmark[benchmark], name, axis, budget, smoothing) for budget, benchmark in columns]
-        average = float(np.mean(found)) if found else math.nan
-        rows.append((name, *(percent(value) for value in found), percent(average)))
-    titles = {"steps": "steps", "backward_passes": "backward passes", "hours": "time", "tokens": "tokens"}
-    return Table(f"Accuracy at equal {titles[axis]}", ("run", *heads, "average"), tuple(rows))
+        means = [_mean_at(by_benchmark[benchmark], name, axis, budget, smoothing) for budget, benchmark in columns]
+        average = float(np.mean(means)) if means else math.nan
+        rows.append((name, *(percent(mean) for mean in means), percent(average)))
+    return Table(f"Accuracy at equal {NAMES[axis]}", ("run", *heads, "average"), tuple(rows))
 
 
 def curve_table(groups: Sequence[SeedGroup]) -> Table:
@@ -137,13 +141,12 @@ def curve_table(groups: Sequence[SeedGroup]) -> Table:
     for step in steps:
         cells = [f"{step:.0f}"]
         for curve in curves:
-            found = np.flatnonzero(curve.steps == step)
-            if found.size == 0:
+            indices = np.flatnonzero(curve.steps == step)
+            if indices.size == 0:
                 cells.append(UNKNOWN)
                 continue
-            i = int(found[0])
-            minutes = 60 * float(curve.hours[i])
-            spent = f"{_cost('backward_passes', curve.backward_passes[i])}, {minutes:.1f}"
+            i = indices[0]
+            spent = f"{amount('backward_passes', curve.backward_passes[i])}, {60 * curve.hours[i]:.1f}"
             cells.append(f"{100 * curve.accuracy[i]:.1f} ({spent})")
         rows.append(tuple(cells))
     header = ("step", *(group.name for group in groups))
@@ -154,8 +157,8 @@ def difference_table(comparison: Comparison) -> Table:
     """Settings and hardware that differ between groups."""
     names = [group.name for group in comparison.groups]
     rows = tuple(
-        (found.setting + (" (hardware)" if found.hardware else ""), *(" / ".join(found.values[n]) for n in names))
-        for found in comparison.differences
+        (row.setting + (" (hardware)" if row.hardware else ""), *(" / ".join(row.values[name]) for name in names))
+        for row in comparison.differences
     )
     return Table("Not equal in these runs", ("setting", *names), rows)
 
@@ -187,21 +190,15 @@ def payoff_table(comparison: Comparison, share: float, source: str) -> Table:
             continue
         even = payoff.break_even if payoff.passes != 1 else None
         times = (payoff.speed_up(share), payoff.speed_up(share, asynchronous=True))
-        cells = (ratio_interval(payoff.steps, "steps"), *(ratio_interval(found, "hours") for found in times))
+        cells = (ratio_interval(payoff.steps, "steps"), *(ratio_interval(time, "hours") for time in times))
         rows.append((group.name, *cells, f"{payoff.passes:.2f}", _share_of_step(even)))
     header = ("run", "steps", "time", "time, asynchronous", "passes per step", "pays above a share of")
     title = f"When it pays: sampling takes {100 * share:.0f}% of a step of {baseline.name} ({source})"
     return Table(title, header, tuple(rows))
 
 
-def _cost(axis: Axis, value: float) -> str:
-    if value != value:
-        return UNKNOWN
-    return hours(value) if axis == "hours" else f"{value:.0f}"
-
-
-def _amount(axis: Axis, budget: float) -> str:
-    return hours(budget) if axis == "hours" else f"{budget:.0f} {_NAMES[axis]}"
+def _budget(axis: Axis, budget: float) -> str:
+    return amount(axis, budget) + ("" if axis == "hours" else f" {NAMES[axis]}")
 
 
 def _shut(group: GroupResult) -> str:
@@ -220,9 +217,9 @@ def _mean_at(groups: Sequence[SeedGroup], name: str, axis: Axis, budget: float, 
 def _match(group: GroupResult, axis: Axis) -> str:
     if group.match is None:
         return "not reached"
-    found = group.speed_ups[axis]
-    words = "" if found is None else ratio(found, axis).replace("equal", "1.00×")
-    return _cost(axis, group.match.cost(axis)) + (f" ({words})" if words else "")
+    speed_up = group.speed_ups[axis]
+    words = "" if speed_up is None else ratio(speed_up, axis).replace("equal", "1.00×")
+    return amount(axis, group.match.cost(axis)) + (f" ({words})" if words else "")
 
 
 def _bounds(interval: Interval | None) -> str:

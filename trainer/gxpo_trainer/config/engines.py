@@ -14,6 +14,16 @@ STARTER_POLICIES = {"starter": "starter_policy", "starter-tools": "starter_tools
 CHECKPOINTING_FROM = 1_000_000_000
 """Parameters from which `gradient_checkpointing = "auto"` recomputes: below, activations rarely fill a GPU."""
 
+# Sizes of the engines that a plan of memory and time counts as well.
+GRADIENT_BUCKET = 50_000_000
+"""Most elements DeepSpeed reduces at once. Its default of 5e8 reserves 2 GB of buffer whatever the model's size."""
+WEIGHT_BUCKET_BYTES = 512 * 2**20
+"""Largest bucket of a sync. Two are in use at a time: one is filled while the engines load the other."""
+LOGITS_CHUNK = 2**25
+"""Maximum number of logits (tokens × vocabulary) in memory, per copy: 128 MB in fp32."""
+ATTENTION_BREAK_EVEN = 1024
+"""Row width at which dense attention costs about as much as the rest of the model; `shared` fills rows by it."""
+
 
 class ModelConfig(Settings):
     """The policy."""

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from gxpo_trainer.algo.losses import TokenOutputs
 from gxpo_trainer.algo.packing import MicroBatch
+from gxpo_trainer.config.engines import LOGITS_CHUNK
 
 NAME = "varlen"
 VARIABLE_LENGTH = (NAME, "flash_attention_2")
@@ -109,10 +110,6 @@ def whole_shape(parameter: Tensor) -> tuple[int, ...]:
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
-CHUNK_ELEMENTS = 2**25
-"""Maximum number of logits (tokens × vocabulary) in memory, per copy: 128 MB in fp32."""
-
-
 class PolicyModule(nn.Module):
     """Wraps a transformers causal LM (with or without PEFT LoRA) to return log-probabilities of response tokens.
 
@@ -126,7 +123,7 @@ class PolicyModule(nn.Module):
     head: nn.Linear
     backbone: nn.Module
 
-    def __init__(self, model: Any, *, chunk_elements: int = CHUNK_ELEMENTS) -> None:
+    def __init__(self, model: Any, *, chunk_elements: int = LOGITS_CHUNK) -> None:
         super().__init__()
         self.model = model
         causal_lm = model.get_base_model() if hasattr(model, "get_base_model") else model

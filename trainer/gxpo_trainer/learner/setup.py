@@ -28,6 +28,7 @@ from torch import nn
 
 from gxpo_trainer.algo.packing import Layout
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.engines import GRADIENT_BUCKET
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.learner.logprobs import (
     NAME,
@@ -42,8 +43,6 @@ from gxpo_trainer.learner.models import load_config, load_policy
 from gxpo_trainer.learner.shards import silence_memory_reports, skip_compiled_ops
 
 Device = Literal["cpu", "gpu"]
-MAX_BUCKET = 50_000_000
-"""Most elements DeepSpeed reduces at once. Its default of 5e8 reserves 2 GB of buffer whatever the model's size."""
 
 
 def join_process_group(*, rank: int, world_size: int, master_address: str, master_port: int, device: Device) -> None:
@@ -101,7 +100,7 @@ def initialize_engine(
 
 def deepspeed_settings(*, zero_stage: int, precision: str, num_trainable: int, device: Device) -> dict[str, Any]:
     """DeepSpeed's configuration. Clipping, schedule and accumulation are disabled, because the learner does them."""
-    bucket = min(max(num_trainable, 1024), MAX_BUCKET)
+    bucket = min(max(num_trainable, 1024), GRADIENT_BUCKET)
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,

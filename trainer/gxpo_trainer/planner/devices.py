@@ -1,14 +1,11 @@
-"""Devices that a plan can be made for, and what is assumed about their use; the numbers are in devices.toml.
-
-Whether the attention heads of a model can be divided among the devices of one engine.
-"""
+"""Devices that a plan can be made for (devices.toml), and what is assumed about their use."""
 
 from __future__ import annotations
 
 import functools
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from typing import Literal
 
@@ -132,10 +129,10 @@ def devices() -> dict[str, Device]:
 
 def device_named(name: str) -> Device:
     """A device by its name. Raises ConfigError naming the known ones."""
-    found = devices().get(name.lower())
-    if found is None:
-        raise ConfigError(f"there is no device {name!r} in the planner's table; choose from {', '.join(devices())}")
-    return found
+    known = devices()
+    if name.lower() not in known:
+        raise ConfigError(f"there is no device {name!r} in the planner's table; choose from {', '.join(known)}")
+    return known[name.lower()]
 
 
 def devices_of_cluster(resource_names: Iterable[str]) -> tuple[Device, ...]:
@@ -144,13 +141,8 @@ def devices_of_cluster(resource_names: Iterable[str]) -> tuple[Device, ...]:
     Several where devices of different memory share Ray's name; none for unknown GPUs and for GPUs of different kinds.
     """
     kinds = {name.partition(":")[2] for name in resource_names if name.startswith("accelerator_type:")}
-    found = [device for device in devices().values() if kinds and kinds <= set(device.ray_names)]
-    return tuple(sorted(found, key=lambda device: device.memory_bytes))
-
-
-def host(memory_bytes: int) -> Device:
-    """The device `cpu` with the memory of a host."""
-    return replace(device_named(CPU), memory_bytes=memory_bytes)
+    candidates = [device for device in devices().values() if kinds and kinds <= set(device.ray_names)]
+    return tuple(sorted(candidates, key=lambda device: device.memory_bytes))
 
 
 _MOST_DEVICES = 1024

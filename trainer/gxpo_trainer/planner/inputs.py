@@ -1,11 +1,7 @@
-"""Everything a plan depends on, as one record; `inputs_of` is the only place that reads a RunConfig.
+"""Everything a plan depends on: the model's shape, the run's settings as `Inputs`, and the tokens of a step.
 
-The shape of a transformer: parameters, floating-point operations and bytes that follow from its config.json.
-
-Decoder-only models with gated MLPs, dense or with experts. Biases and the norms of queries and keys are counted;
-rotary embeddings have no parameters.
-
-Token counts of a step: what the samplers generate and what the learner's rows hold.
+`inputs_of` is the only place that reads a RunConfig. Shapes are those of decoder-only models with gated MLPs, dense or
+with experts. Biases and the norms of queries and keys are counted; rotary embeddings have no parameters.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gxpo_trainer.config import BudgetConfig, RuleSettings, RunConfig
-from gxpo_trainer.config.engines import STARTER_POLICIES, Transport, choose_transport
+from gxpo_trainer.config.engines import ATTENTION_BREAK_EVEN, STARTER_POLICIES, Transport, choose_transport
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner.devices import Assumptions, Device, uneven_split
 
@@ -156,13 +152,13 @@ def read_shape(model_path: str) -> ModelShape:
 
     Never contacts a hub. Raises ConfigError for a folder without a readable config.json and for another hub name.
     """
-    # By path: the package `models` is above this one.
+    # By path: the package `learner` is above this one.
     embedded = STARTER_POLICIES.get(model_path)
-    folder = Path(__file__).parents[1] / "learner" / embedded if embedded else Path(model_path)
-    known = _known_models().get(model_path)
-    if known is not None and not folder.expanduser().is_dir():
-        return shape_of(known, model_path)
-    return read_folder(folder.expanduser(), model_path)
+    folder = Path(__file__).parents[1] / "learner" / embedded if embedded else Path(model_path).expanduser()
+    known: dict[str, Any] = tomllib.loads((resources.files(__package__) / "models.toml").read_text(encoding="utf-8"))
+    if model_path in known and not folder.is_dir():
+        return shape_of(known[model_path], model_path)
+    return read_folder(folder, model_path)
 
 
 def read_folder(folder: Path, model_path: str) -> ModelShape:
@@ -179,10 +175,6 @@ def read_folder(folder: Path, model_path: str) -> ModelShape:
     if not isinstance(body, dict):
         raise ConfigError(f"{where}: its config.json is not a JSON object; restore it")
     return shape_of(body, where)
-
-
-def _known_models() -> dict[str, Any]:
-    return tomllib.loads((resources.files(__package__) / "models.toml").read_text(encoding="utf-8"))
 
 
 Rows = Literal["padded", "shared", "packed"]
@@ -356,10 +348,6 @@ def _rows(config: RunConfig, on_gpu: bool) -> Rows:
         return "shared"
     dense = config.model.attention in ("sdpa", "eager")
     return "packed" if config.learner.precision == "bf16" and not dense else "padded"
-
-
-ATTENTION_BREAK_EVEN = 1024
-"""As in algo.batch: the width of a row at which dense attention costs about as much as the rest of the model."""
 
 
 @dataclass(frozen=True, slots=True)

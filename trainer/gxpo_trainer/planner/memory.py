@@ -14,30 +14,22 @@ Each buffer of a rule is one more fp32 shard. tests/unit/planner checks the tabl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gxpo_trainer.config.engines import GRADIENT_BUCKET, LOGITS_CHUNK, WEIGHT_BUCKET_BYTES
 from gxpo_trainer.planner.devices import Assumptions
 from gxpo_trainer.planner.inputs import Inputs, Workload, peak_tokens
 
-BUCKET = 50_000_000
-"""Most elements that DeepSpeed reduces at once (learner.process_group.MAX_BUCKET)."""
-WEIGHT_BUCKET = 512 * 2**20
-"""Most bytes of weights that are sent at a time (sync.buckets.BUCKET_BYTES)."""
 LIVE_PARAMETERS = 1_000_000_000
 """Elements that DeepSpeed keeps gathered at stage 3, its default."""
-LOGITS_CHUNK = 2**25
-"""Logits in memory at a time (models.logprobs.CHUNK_ELEMENTS)."""
 LOGITS_COPIES = 3
 BATCHED_TOKENS = 8192
 """Most tokens that vLLM runs through the model at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A named share of a device's memory."""
-
-    name: str
-    num_bytes: int
+Parts = Mapping[str, int]
+"""Bytes by the name of what they hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +37,27 @@ class Phase:
     """What one device holds at a time. limit: its usable bytes, 0 where that is not known."""
 
     name: str
-    parts: tuple[Part, ...]
+    parts: Parts
     limit: int
 
     @property
     def num_bytes(self) -> int:
-        return sum(part.num_bytes for part in self.parts)
+        return sum(self.parts.values())
 
     @property
     def fits(self) -> bool:
         return not self.limit or self.num_bytes <= self.limit
 
 
-def learner_parts(inputs: Inputs, assumed: Assumptions, load: Workload, *, publishes: bool = True) -> tuple[Part, ...]:
+def learner_parts(inputs: Inputs, assumed: Assumptions, load: Workload, *, publishes: bool = True) -> Parts:
     """One learner rank at its peak, in the backward pass, with the rule's look-ahead on. Empty parts are left out.
 
     publishes: whether it is rank 0, which on a host holds the weights that samplers read.
     """
     shard = inputs.shard
+    weight_ranks = inputs.learner_ranks if inputs.zero_stage == 3 else 1
     parts = {
-        "weights": forward_weights(inputs),
+        "weights": -(-inputs.parameters // weight_ranks) * inputs.item,
         "fp32 masters": 4 * shard if inputs.zero_stage else 0,
         "gradients": gradient_bytes(inputs),
         "optimizer": 4 * inputs.num_moments * shard,
@@ -75,14 +68,8 @@ def learner_parts(inputs: Inputs, assumed: Assumptions, load: Workload, *, publi
         "logits": logits_bytes(inputs, load),
         "published weights": published_bytes(inputs) if publishes else 0,
     }
-    counted = [Part(name, int(size * assumed.memory_factor)) for name, size in parts.items() if size]
-    return (*counted, Part("runtime", assumed.runtime_bytes + assumed.engine_bytes))
-
-
-def forward_weights(inputs: Inputs) -> int:
-    """Weights of the forward pass on one rank."""
-    share = inputs.learner_ranks if inputs.zero_stage == 3 else 1
-    return -(-inputs.parameters // share) * inputs.item
+    counted = {name: int(size * assumed.memory_factor) for name, size in parts.items() if size}
+    return counted | {"runtime": assumed.runtime_bytes + assumed.engine_bytes}
 
 
 def published_bytes(inputs: Inputs) -> int:
@@ -91,7 +78,7 @@ def published_bytes(inputs: Inputs) -> int:
     if not inputs.on_gpu:
         return 2 * inputs.shape.parameters * inputs.sampler_item
     sent = inputs.trainable if inputs.adapter_rank else inputs.shape.parameters
-    return 2 * min(WEIGHT_BUCKET, sent * inputs.sampler_item)
+    return 2 * min(WEIGHT_BUCKET_BYTES, sent * inputs.sampler_item)
 
 
 def gradient_bytes(inputs: Inputs) -> int:
@@ -105,9 +92,9 @@ def gradient_bytes(inputs: Inputs) -> int:
 
 def communication_bytes(inputs: Inputs) -> int:
     """Reduction buckets, and at stage 3 the parameters that are gathered at a time."""
-    bucket = min(max(inputs.trainable, 1024), BUCKET)
+    bucket = min(max(inputs.trainable, 1024), GRADIENT_BUCKET)
     if inputs.zero_stage == 0:
-        return 4 * min(inputs.trainable, 10 * BUCKET) if inputs.learner_ranks > 1 else 0
+        return 4 * min(inputs.trainable, 10 * GRADIENT_BUCKET) if inputs.learner_ranks > 1 else 0
     buckets = 4 * bucket * (2 if inputs.on_gpu else 1)
     if inputs.zero_stage < 3:
         return buckets
@@ -168,12 +155,13 @@ class SamplerMemory:
     sequences: int
     longest_fits: bool
 
-    def parts(self) -> tuple[Part, ...]:
-        return (
-            Part("sampler weights", self.weights),
-            Part("sampler working memory", self.working),
-            Part("KV cache", max(0, self.kv)),
-        )
+    @property
+    def parts(self) -> Parts:
+        return {
+            "sampler weights": self.weights,
+            "sampler working memory": self.working,
+            "KV cache": max(0, self.kv),
+        }
 
 
 def sampler_memory(inputs: Inputs, load: Workload) -> SamplerMemory:

@@ -1,17 +1,13 @@
-"""From inputs to a plan: memory by device and phase, whether it fits, seconds and cost of the whole budget.
+"""From inputs to a plan: whether every phase fits its device, what to change if not, seconds and cost of the budget.
 
-What to change when a run does not fit: settings are tried in order until it does.
-
-Settings that leave the result as it is come first (ZeRO, checkpointing, token budget), then those of the cluster, then
-those that change the run (precision, LoRA).
-
-Whether a run fits: every phase of every kind of device against its memory.
+Changes are tried in order until the run fits: first settings that leave the result as it is (placement, ZeRO,
+checkpointing, token budget, the sampler's memory), then those that change what is trained (precision, LoRA).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
@@ -20,7 +16,7 @@ from gxpo_trainer.config import RuleSettings
 from gxpo_trainer.config.rules import compared_rules, rule_name
 from gxpo_trainer.planner.devices import Assumptions, assumptions_for
 from gxpo_trainer.planner.inputs import Inputs, Reference, Workload, workload_of
-from gxpo_trainer.planner.memory import Part, Phase, SamplerMemory, learner_parts, sampler_memory
+from gxpo_trainer.planner.memory import Parts, Phase, SamplerMemory, learner_parts, sampler_memory
 from gxpo_trainer.planner.timing import StepTime, step_time
 
 MARGIN = 0.15
@@ -50,49 +46,39 @@ def fit_of(inputs: Inputs, assumed: Assumptions) -> Fit:
     """Phases, and the first problem with them."""
     load = workload_of(inputs, assumed)
     learner, sampler = learner_parts(inputs, assumed, load), sampler_memory(inputs, load)
-    limit, runtime = inputs.device.memory_bytes, Part("sampler runtime", assumed.runtime_bytes)
-    sampling = (*sampler.parts(), runtime)
+    limit, sampling = inputs.device.memory_bytes, {**sampler.parts, "sampler runtime": assumed.runtime_bytes}
     phases: tuple[Phase, ...]
     resident = True
     if not inputs.on_gpu:
-        others = learner_parts(inputs, assumed, load, publishes=False) * (inputs.learner_ranks - 1)
-        phases = (Phase("all processes", _summed((*learner, *others, *sampling * inputs.samplers)), limit),)
+        other = learner_parts(inputs, assumed, load, publishes=False)
+        processes = [learner, *[other] * (inputs.learner_ranks - 1), *[sampling] * inputs.samplers]
+        names = dict.fromkeys(name for parts in processes for name in parts)
+        total = {name: sum(parts.get(name, 0) for parts in processes) for name in names}
+        phases = (Phase("all processes", total, limit),)
     elif not inputs.shared:
         phases = (Phase("learner", learner, limit), Phase("sampler", sampling, limit))
     else:
-        both = Phase("learner and sampler", (*learner, *sampling), limit)
+        both = Phase("learner and sampler", {**learner, **sampling}, limit)
         # Running out of memory costs a run, parking a second: both stay only where the learner may take MARGIN more.
-        more = sum(part.num_bytes for part in learner) * MARGIN
+        more = sum(learner.values()) * MARGIN
         resident = not limit or both.num_bytes + more <= limit
-        phases = (both,) if resident else _alternating(assumed, learner, sampler, sampling, limit)
+        phases = (both,) if resident else _alternating(assumed, learner, sampling, limit)
     problem = _problem(inputs, phases, sampler)
     over = [phase.num_bytes / phase.limit for phase in phases if not phase.fits]
     return Fit(phases, sampler, resident, problem, problem is not None and max(over, default=math.inf) > 1 + MARGIN)
 
 
-def _alternating(
-    assumed: Assumptions, learner: tuple[Part, ...], sampler: SamplerMemory, sampling: tuple[Part, ...], limit: int
-) -> tuple[Phase, ...]:
+def _alternating(assumed: Assumptions, learner: Parts, sampling: Parts, limit: int) -> tuple[Phase, ...]:
     """Shared devices whose phases alternate: the learner is parked while sampling, the sampler sleeps in the update,
-    and a sync needs the weights of both (cluster.shared_devices)."""
-    runtime = Part("runtime", assumed.runtime_bytes)
-    published = tuple(part for part in learner if part.name == "published weights")
-    asleep = Part("sampler asleep", assumed.runtime_bytes)
-    held = tuple(part for part in learner if part.name not in ("activations", "logits"))
-    weights = Part("sampler weights", sampler.weights)
+    and a sync needs the weights of both (runtime.shared_devices)."""
+    published = {name: size for name, size in learner.items() if name == "published weights"}
+    held = {name: size for name, size in learner.items() if name not in ("activations", "logits")}
+    weights, asleep = {"sampler weights": sampling["sampler weights"]}, {"sampler asleep": assumed.runtime_bytes}
     return (
-        Phase("sampling", (runtime, *published, *sampling), limit),
-        Phase("update", (*learner, asleep), limit),
-        Phase("sync", (*held, weights, asleep), limit),
+        Phase("sampling", {"runtime": assumed.runtime_bytes, **published, **sampling}, limit),
+        Phase("update", {**learner, **asleep}, limit),
+        Phase("sync", {**held, **weights, **asleep}, limit),
     )
-
-
-def _summed(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """Parts of equal names as one."""
-    sizes: dict[str, int] = {}
-    for part in parts:
-        sizes[part.name] = sizes.get(part.name, 0) + part.num_bytes
-    return tuple(Part(name, size) for name, size in sizes.items())
 
 
 def _problem(inputs: Inputs, phases: tuple[Phase, ...], sampler: SamplerMemory) -> str | None:
@@ -126,7 +112,7 @@ def advise(inputs: Inputs, assumed: Assumptions) -> str:
     """One sentence: the problem, the settings and values that solve it, or that none do."""
     problem = fit_of(inputs, assumed).problem
     for find in (_neutral, _any):
-        changes = _single(inputs, assumed, find) or _pair(inputs, assumed, find) or _several(inputs, assumed, find)
+        changes = _one_or_two(inputs, assumed, find) or _several(inputs, assumed, find)
         if changes:
             return f"{problem}; set {' and '.join(changes)}"
     return (
@@ -135,12 +121,11 @@ def advise(inputs: Inputs, assumed: Assumptions) -> str:
     )
 
 
-def _single(inputs: Inputs, assumed: Assumptions, find: Finder) -> list[str]:
-    return next(([text] for text, changed in find(inputs) if fit_of(changed, assumed).fits), [])
-
-
-def _pair(inputs: Inputs, assumed: Assumptions, find: Finder) -> list[str]:
-    """Two settings that fit together, though one alone may make things worse."""
+def _one_or_two(inputs: Inputs, assumed: Assumptions, find: Finder) -> list[str]:
+    """A setting that suffices, else two that fit together, though one alone may make things worse."""
+    for text, changed in find(inputs):
+        if fit_of(changed, assumed).fits:
+            return [text]
     for first, changed in find(inputs):
         for second, both in find(changed):
             if _setting(first) != _setting(second) and fit_of(both, assumed).fits:
@@ -178,9 +163,7 @@ def _excess(inputs: Inputs, assumed: Assumptions) -> tuple[int, int, int]:
 
 def _neutral(inputs: Inputs) -> Iterator[Change]:
     """Single settings that may help and leave the result as it is, the mildest first."""
-    yield from _placements(inputs)
-    yield from _learner(inputs)
-    yield from _sampler(inputs)
+    yield from (*_placements(inputs), *_learner(inputs), *_sampler(inputs))
 
 
 def _any(inputs: Inputs) -> Iterator[Change]:
@@ -335,6 +318,5 @@ def _steps(inputs: Inputs, load: Workload, step_s: float, passes: int) -> int | 
         (None if budget.hours is None else budget.hours * 3600, step_s),
         (budget.tokens, inputs.sequences * load.response),
     )
-    found = [bound / used for bound, used in bounds if bound is not None]
-    steps = min(found, default=math.inf)
+    steps = min((bound / used for bound, used in bounds if bound is not None), default=math.inf)
     return max(1, math.ceil(steps - 1e-9)) if math.isfinite(steps) else None

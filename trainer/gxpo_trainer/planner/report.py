@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from pydantic import BaseModel, Field
 
-from gxpo_trainer.planner.devices import GIB, Assumptions, Device
+from gxpo_trainer.planner.devices import GIB
 from gxpo_trainer.planner.plan import Plan, RulePlan, gib
 from gxpo_trainer.planner.timing import StepTime
 
@@ -82,27 +82,26 @@ def view_of(plan: Plan) -> PlanView:
                 phase=phase.name,
                 needed_bytes=phase.num_bytes,
                 limit_bytes=phase.limit or None,
-                parts=[PlannedPart(name=part.name, bytes=part.num_bytes) for part in phase.parts],
+                parts=[PlannedPart(name=name, bytes=num_bytes) for name, num_bytes in phase.parts.items()],
             )
             for phase in plan.fit.phases
         ],
         kv_cache_bytes=max(0, plan.fit.sampler.kv),
         kv_cache_sequences=plan.fit.sampler.sequences,
-        rules=[_rule_view(rule) for rule in plan.rules],
+        rules=[
+            PlannedRule(
+                label=rule.label,
+                own=rule.own,
+                backward_passes_per_step=rule.passes_per_step,
+                seconds=PlannedSeconds(**asdict(rule.time), step=rule.time.total),
+                steps=rule.steps,
+                backward_passes=rule.backward_passes,
+                hours=rule.hours,
+                gpu_hours=rule.gpu_hours,
+            )
+            for rule in plan.rules
+        ],
         assumptions=assumption_lines(plan),
-    )
-
-
-def _rule_view(rule: RulePlan) -> PlannedRule:
-    return PlannedRule(
-        label=rule.label,
-        own=rule.own,
-        backward_passes_per_step=rule.passes_per_step,
-        seconds=PlannedSeconds(**asdict(rule.time), step=rule.time.total),
-        steps=rule.steps,
-        backward_passes=rule.backward_passes,
-        hours=rule.hours,
-        gpu_hours=rule.gpu_hours,
     )
 
 
@@ -126,7 +125,7 @@ def _memory_lines(plan: Plan) -> list[str]:
         limit = f" of {gib(phase.limit)}" if phase.limit else ""
         where = "host" if not plan.inputs.on_gpu else "device"
         lines.append(f"Memory per {where}, {phase.name}: {size(phase.num_bytes)}{limit and limit + ' GiB'}")
-        lines += [f"  {part.name:<24}{size(part.num_bytes):>12}" for part in phase.parts]
+        lines += [f"  {name:<24}{size(num_bytes):>12}" for name, num_bytes in phase.parts.items()]
     sampler = plan.fit.sampler
     lines.append(f"The KV cache of a sampler holds {sampler.sequences:,} sequences of mean length.")
     if plan.inputs.on_gpu and plan.inputs.shared:
@@ -166,36 +165,23 @@ def _columns(cells: list[str]) -> str:
 
 def assumption_lines(plan: Plan) -> list[str]:
     """What the plan assumes, one sentence a line."""
-    inputs, load = plan.inputs, plan.load
-    shape = inputs.shape
-    lengths = f"mean prompt {load.prompt:.0f} and response {load.response:.0f} tokens"
+    inputs, load, assumed = plan.inputs, plan.load, plan.assumed
+    shape, device = inputs.shape, inputs.device
+    memory = f"{device.memory_bytes / GIB:.1f} GiB" if device.memory_bytes else "memory not known"
     observed = (
         [f"environment: {load.observation:.0f} tokens a response in addition"] if inputs.observation_limit else []
     )
     return [
         f"model: {shape.parameters:,} parameters, {shape.layers} layers of width {shape.hidden}, "
         f"{shape.vocabulary:,} tokens; {inputs.trainable:,} trainable",
-        _device_line(inputs.device, inputs.precision),
+        f"device: {device.name}, {memory}, {device.flops(inputs.precision) / 1e12:g} TFLOP/s in {inputs.precision}, "
+        f"{device.memory_bandwidth / 1e9:g} GB/s memory, {device.link_bandwidth / 1e9:g} GB/s to other devices, "
+        f"{device.host_bandwidth / 1e9:g} GB/s to the host",
         f"placement: {inputs.learner_ranks} learner ranks at ZeRO stage {inputs.zero_stage}, "
         f"{inputs.samplers} samplers, tensor_parallel {inputs.tensor_parallel}, weights by {inputs.transport}",
-        f"lengths: {lengths} ({plan.assumed.prompt_fraction:.0%} and "
-        f"{load.response / inputs.response_limit:.0%} of their limits)",
+        f"lengths: mean prompt {load.prompt:.0f} and response {load.response:.0f} tokens "
+        f"({assumed.prompt_fraction:.0%} and {load.response / inputs.response_limit:.0%} of their limits)",
         *observed,
-        *_efficiency_lines(plan.assumed),
-    ]
-
-
-def _device_line(device: Device, precision: str) -> str:
-    memory = f"{device.memory_bytes / GIB:.1f} GiB" if device.memory_bytes else "memory not known"
-    return (
-        f"device: {device.name}, {memory}, {device.flops(precision) / 1e12:g} TFLOP/s in {precision}, "
-        f"{device.memory_bandwidth / 1e9:g} GB/s memory, {device.link_bandwidth / 1e9:g} GB/s to other devices, "
-        f"{device.host_bandwidth / 1e9:g} GB/s to the host"
-    )
-
-
-def _efficiency_lines(assumed: Assumptions) -> list[str]:
-    return [
         f"learner: {assumed.utilization:.0%} of the FLOP/s, {1e3 * assumed.micro_batch_s:.3g} ms a micro-batch; "
         f"groups without a backward pass {assumed.zero_variance_fraction:.0%}",
         f"sampling: {assumed.sampling_efficiency:.0%} of bandwidth and FLOP/s, "

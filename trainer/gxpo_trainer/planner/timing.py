@@ -8,19 +8,20 @@
 On a host without GPUs all processes share one device, so that ranks and samplers do not multiply its speed, and
 asynchronous rollouts hide nothing. On devices of their own they hide the shorter of sampling and update.
 
-Assumptions fitted to runs: what `gxpo plan --calibrate RUN_DIR` replaces the defaults with.
-
-One run fixes one factor for each of the learner's time, the sampler's time and the learner's memory. Several runs of
-different sizes separate what grows with the work from what does not: a non-negative least-squares fit of two terms to
-relative errors.
+`calibrate` fits the assumptions to runs (`gxpo plan --calibrate`). One run fixes one factor for each of the learner's
+time, the sampler's time and the learner's memory. Several runs of different sizes separate what grows with the work
+from what does not: a non-negative least-squares fit of two terms to relative errors.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import Literal
+
+import numpy as np
 
 from gxpo_trainer.config import RuleSettings
 from gxpo_trainer.errors import ConfigError
@@ -60,7 +61,9 @@ def step_time(inputs: Inputs, assumed: Assumptions, load: Workload, rule: RuleSe
     passes = rule.passes_per_step(gate_open)
     forwards = (inputs.reference != "none") + (inputs.mini_batches > 1)
     learner = passes * pass_seconds(inputs, assumed, load) + passes * optimizer_seconds(inputs)
-    learner += forwards * forward_seconds(inputs, assumed, load) + reference_seconds(inputs)
+    learner += forwards * forward_seconds(inputs, assumed, load)
+    if inputs.reference == "whole" and inputs.zero_stage != 3 and inputs.on_gpu:  # copied from the host
+        learner += inputs.shape.parameters * inputs.item / inputs.device.host_bandwidth
     sampling = sampling_seconds(inputs, assumed, load)
     look_ahead = look_ahead_seconds(inputs, rule) if gate_open else 0.0
     overlaps = inputs.async_depth > 0 and not inputs.shared
@@ -93,34 +96,25 @@ def pass_flops(inputs: Inputs, load: Workload, zero_variance: float = 0.0) -> fl
     return forward_flops(inputs, load) * (1 + backward * moving)
 
 
-def learner_flops_per_second(inputs: Inputs) -> float:
-    """Dense products a second of all ranks together."""
-    return inputs.device.flops(inputs.precision) * (inputs.learner_ranks if inputs.on_gpu else 1)
+def _compute_seconds(inputs: Inputs, assumed: Assumptions, flops: float) -> float:
+    """Time of `flops` on all ranks together."""
+    speed = inputs.device.flops(inputs.precision) * (inputs.learner_ranks if inputs.on_gpu else 1)
+    return flops / speed / assumed.utilization
 
 
 def pass_seconds(inputs: Inputs, assumed: Assumptions, load: Workload) -> float:
     """One forward and backward pass over a step's batch, with the reduction of its gradient."""
-    flops = pass_flops(inputs, load, assumed.zero_variance_fraction)
-    compute = flops / learner_flops_per_second(inputs) / assumed.utilization
+    compute = _compute_seconds(inputs, assumed, pass_flops(inputs, load, assumed.zero_variance_fraction))
     compute += load.micro_batches * assumed.micro_batch_s
-    if inputs.zero_stage == 3 and inputs.on_gpu:
-        # Gathering for forward and backward is overlapped with computing.
-        return max(compute, 2 * load.micro_batches * gather_seconds(inputs)) + reduce_seconds(inputs, load)
     gathering = 2 * load.micro_batches * gather_seconds(inputs) if inputs.zero_stage == 3 else 0.0
-    return compute + gathering + reduce_seconds(inputs, load)
+    # On GPUs gathering for forward and backward is overlapped with computing.
+    return (max(compute, gathering) if inputs.on_gpu else compute + gathering) + reduce_seconds(inputs, load)
 
 
 def forward_seconds(inputs: Inputs, assumed: Assumptions, load: Workload) -> float:
     """A forward pass alone: the reference, or log π_old of several mini-batches."""
-    compute = forward_flops(inputs, load) / learner_flops_per_second(inputs) / assumed.utilization
+    compute = _compute_seconds(inputs, assumed, forward_flops(inputs, load))
     return compute + load.micro_batches * assumed.micro_batch_s / 3
-
-
-def reference_seconds(inputs: Inputs) -> float:
-    """Copying the reference from the host."""
-    if inputs.reference != "whole" or inputs.zero_stage == 3 or not inputs.on_gpu:
-        return 0.0
-    return inputs.shape.parameters * inputs.item / inputs.device.host_bandwidth
 
 
 def gather_seconds(inputs: Inputs) -> float:
@@ -231,38 +225,40 @@ def observe(name: str, inputs: Inputs, rows: Sequence[Mapping[str, float]]) -> O
     steps = steps[WARM_UP:] if len(steps) > WARM_UP else steps
     if not steps:
         raise ConfigError(f"--calibrate {name}: no step has {', '.join(REQUIRED)}; name the folder of a run with steps")
-    names = {key for row in steps for key in row}
-    medians = {key: statistics.median(row[key] for row in steps if key in row) for key in names}
-    peaks = [row["system/learner_peak_bytes"] for row in steps if "system/learner_peak_bytes" in row]
-    return Observation(name, inputs, medians | ({"system/learner_peak_bytes": max(peaks)} if peaks else {}))
+    medians = {key: median(row[key] for row in steps if key in row) for key in {key for row in steps for key in row}}
+    if (peak := "system/learner_peak_bytes") in medians:
+        medians[peak] = max(row[peak] for row in steps if peak in row)
+    return Observation(name, inputs, medians)
 
 
 def calibrate(base: Assumptions, runs: Sequence[Observation]) -> Assumptions:
     """`base` with everything that the runs measured in its place."""
     own = [lengths_of(base, run) for run in runs]
     pairs = list(zip(runs, own, strict=True))
-    work, fixed = fit_two([_learner_term(run, mine) for run, mine in pairs])
-    engine, scheduler = fit_two([_sampler_term(run, mine) for run, mine in pairs])
-
-    def mean(values: Sequence[float]) -> float:
-        return statistics.fmean(values)
-
-    fitted = replace(
+    work, fixed = fit_two([_time_term(run, mine, "update", "time/update_s") for run, mine in pairs])
+    engine, scheduler = fit_two([_time_term(run, mine, "sampling", "time/rollout_s") for run, mine in pairs])
+    factor, process = fit_two([term for run, mine in pairs if (term := _memory_term(base, run, mine))])
+    measures_memory = any(run.memory_bytes is not None for run in runs)
+    idle = [run.metrics["system/learner_idle_bytes"] for run in runs if "system/learner_idle_bytes" in run.metrics]
+    on_host = measures_memory and not runs[0].inputs.on_gpu and bool(idle)
+    return replace(
         base,
         utilization=base.utilization / work if work else 1.0,
         micro_batch_s=base.micro_batch_s * fixed,
         sampling_efficiency=base.sampling_efficiency / engine if engine else 1.0,
         decode_step_s=base.decode_step_s * scheduler,
         token_s=base.token_s * scheduler,
-        verify_s=mean([run.metrics.get("time/verify_s", base.verify_s) for run in runs]),
-        sync_s=mean([_fixed_sync(base, run) for run in runs]),
-        step_s=mean([_unnamed(run) for run in runs]),
-        prompt_fraction=mean([mine.prompt_fraction for mine in own]),
-        response_fraction=mean([mine.response_fraction for mine in own]),
-        zero_variance_fraction=mean([mine.zero_variance_fraction for mine in own]),
+        verify_s=fmean(run.metrics.get("time/verify_s", base.verify_s) for run in runs),
+        sync_s=fmean(_fixed_sync(base, run) for run in runs),
+        step_s=fmean(_unnamed(run) for run in runs),
+        runtime_bytes=int(fmean(idle)) if on_host else base.runtime_bytes,
+        engine_bytes=int(process * base.engine_bytes) if measures_memory else base.engine_bytes,
+        memory_factor=factor if measures_memory else base.memory_factor,
+        prompt_fraction=fmean(mine.prompt_fraction for mine in own),
+        response_fraction=fmean(mine.response_fraction for mine in own),
+        zero_variance_fraction=fmean(mine.zero_variance_fraction for mine in own),
         source=f"calibrated to {', '.join(run.name for run in runs)}",
     )
-    return _with_memory(fitted, runs, own)
 
 
 def lengths_of(base: Assumptions, run: Observation) -> Assumptions:
@@ -282,71 +278,51 @@ def fit_two(terms: Sequence[Term]) -> tuple[float, float]:
 
     One term, or terms that are multiples of each other, leave the shares as they are: x = y.
     """
-    rows = [(a / m, b / m) for a, b, m in terms if m > 0]
-    if not rows:
+    from scipy.optimize import nnls
+
+    rows = np.array([(a / m, b / m) for a, b, m in terms if m > 0]).reshape(-1, 2)
+    if not rows.size:
         return 1.0, 1.0
-    aa, bb, ab = (sum(r[i] * r[j] for r in rows) for i, j in ((0, 0), (1, 1), (0, 1)))
-    a, b = (sum(r[i] for r in rows) for i in (0, 1))
-    determinant = aa * bb - ab * ab
-    if len(rows) > 1 and determinant > 1e-6 * aa * bb:
-        x, y = (a * bb - b * ab) / determinant, (b * aa - a * ab) / determinant
-        if x >= 0 and y >= 0:
-            return x, y
-        return (a / aa, 0.0) if y < 0 else (0.0, b / bb)
-    total = [r[0] + r[1] for r in rows]
-    both = sum(total) / sum(value * value for value in total)
+    (aa, ab), (_, bb) = rows.T @ rows
+    if len(rows) > 1 and aa * bb - ab * ab > 1e-6 * aa * bb:
+        x, y = nnls(rows, np.ones(len(rows)))[0]
+        return float(x), float(y)
+    total = rows.sum(axis=1)
+    both = float(total.sum() / (total @ total))
     return both, both
 
 
-def _learner_term(run: Observation, assumed: Assumptions) -> Term:
-    whole = _modelled(run, assumed).update
-    work = _modelled(run, replace(assumed, micro_batch_s=0.0)).update
-    moved = _modelled(run, replace(assumed, micro_batch_s=0.0, utilization=math.inf)).update
-    return _term(whole, work, moved, run.metrics["time/update_s"])
+def _time_term(run: Observation, assumed: Assumptions, phase: Literal["update", "sampling"], metric: str) -> Term:
+    """A phase of the run's median step, with its look-ahead where the step took more than one pass."""
+
+    def modelled(assumed: Assumptions) -> float:
+        load = workload_of(run.inputs, assumed)
+        time = step_time(run.inputs, assumed, load, run.inputs.rule, gate_open=run.passes > 1.0)
+        return time.update if phase == "update" else time.sampling
+
+    growing = replace(assumed, micro_batch_s=0.0, decode_step_s=0.0, token_s=0.0)
+    work = modelled(growing)
+    moved = modelled(replace(growing, utilization=math.inf, sampling_efficiency=math.inf))
+    measured = run.metrics[metric]
+    # No factor changes what is moved; at most 99% of what was measured is put down to it.
+    return work - moved, modelled(assumed) - work, max(measured - moved, measured / 100)
 
 
-def _sampler_term(run: Observation, assumed: Assumptions) -> Term:
-    whole = _modelled(run, assumed).sampling
-    work = _modelled(run, replace(assumed, decode_step_s=0.0, token_s=0.0)).sampling
-    moved = _modelled(run, replace(assumed, decode_step_s=0.0, token_s=0.0, sampling_efficiency=math.inf)).sampling
-    return _term(whole, work, moved, run.metrics["time/rollout_s"])
-
-
-def _term(whole: float, work: float, moved: float, measured: float) -> Term:
-    """moved: what no factor changes; at most 99 % of what was measured is put down to it."""
-    return work - moved, whole - work, max(measured - moved, measured / 100)
-
-
-def _modelled(run: Observation, assumed: Assumptions) -> StepTime:
-    """The step that the run's median step was: with its look-ahead where it took more than one pass."""
-    inputs = run.inputs
-    return step_time(inputs, assumed, workload_of(inputs, assumed), inputs.rule, gate_open=run.passes > 1.0)
+def _memory_term(base: Assumptions, run: Observation, own: Assumptions) -> Term | None:
+    """The learner's counted bytes, those of its libraries, and the measured ones; None where they are not measured."""
+    if run.memory_bytes is None:
+        return None
+    counting = replace(own, memory_factor=1.0, runtime_bytes=0, engine_bytes=0)
+    counted = sum(learner_parts(run.inputs, counting, workload_of(run.inputs, counting)).values())
+    return float(counted), float(base.engine_bytes), run.memory_bytes
 
 
 def _fixed_sync(base: Assumptions, run: Observation) -> float:
-    load = workload_of(run.inputs, base)
-    moved = step_time(run.inputs, base, load, run.inputs.rule, gate_open=False).sync - base.sync_s
+    moved = sync_seconds(run.inputs)
     return max(0.0, run.metrics.get("time/sync_s", base.sync_s + moved) - moved)
 
 
 def _unnamed(run: Observation) -> float:
+    """Seconds of a step outside the phases that have a metric."""
     named = ("time/rollout_s", "time/verify_s", "time/update_s", "time/sync_s")
     return max(0.0, run.metrics["time/step_s"] - sum(run.metrics.get(name, 0.0) for name in named))
-
-
-def _with_memory(assumed: Assumptions, runs: Sequence[Observation], own: Sequence[Assumptions]) -> Assumptions:
-    """With the learner's memory: its process before the model, and the measured over the counted bytes after it."""
-    terms: list[Term] = []
-    for run, mine in zip(runs, own, strict=True):
-        counting = replace(mine, memory_factor=1.0, runtime_bytes=0, engine_bytes=0)
-        counted = sum(part.num_bytes for part in learner_parts(run.inputs, counting, workload_of(run.inputs, counting)))
-        if run.memory_bytes is not None:
-            terms.append((float(counted), float(assumed.engine_bytes), run.memory_bytes))
-    if not terms:
-        return assumed
-    factor, fixed = fit_two(terms)
-    idle = [run.metrics["system/learner_idle_bytes"] for run in runs if "system/learner_idle_bytes" in run.metrics]
-    on_host = not runs[0].inputs.on_gpu and bool(idle)
-    runtime = int(statistics.fmean(idle)) if on_host else assumed.runtime_bytes
-    engine = int(fixed * assumed.engine_bytes)
-    return replace(assumed, memory_factor=factor, runtime_bytes=runtime, engine_bytes=engine)

@@ -1,3 +1,1 @@
-""""""
-
-from __future__ import annotations
+"""The files of a run: writing, reading and uploading them, and their figures and tables."""

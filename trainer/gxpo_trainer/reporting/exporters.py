@@ -26,8 +26,8 @@ def make_exporters(
 
     Raises ConfigError, before anything is written, for an unknown name or a missing package.
     """
-    stripped = [name.strip() for name in (names.split(",") if isinstance(names, str) else names)]
-    selected = list(dict.fromkeys(name for name in stripped if name))
+    listed = names.split(",") if isinstance(names, str) else names
+    selected = list(dict.fromkeys(name.strip() for name in listed if name.strip()))
     for name in selected:
         if name not in EXPORTERS:
             raise ConfigError(f"--log {name}: unknown; choose from {', '.join(EXPORTERS)}")

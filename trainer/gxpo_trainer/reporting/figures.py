@@ -1,8 +1,7 @@
 """A comparison as a PNG and as a self-contained HTML file.
 
-Colours, markers and dashes of the lines in pictures: one hue an update rule, as in the dashboard.
-
-Lines of one rule differ in shade, and all lines in marker and dash, so that grayscale prints are legible.
+Each update rule has one hue, as in the dashboard. Lines of one rule differ in shade, and all lines in marker and dash,
+so that grayscale prints are legible.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from gxpo_trainer.compare.curves import Axis, EvaluationCurve, RunCurves, mean_c
 from gxpo_trainer.compare.evidence import percent, weigh
 from gxpo_trainer.compare.groups import Comparison, compare_groups, default_baseline
 from gxpo_trainer.compare.seeds import SeedGroup, seed_band
-from gxpo_trainer.compare.text_tables import all_tables
+from gxpo_trainer.compare.text_tables import Table, all_tables
 from gxpo_trainer.config.rules import RULES
 
 HUES = ("#3f7fbf", "#b8621b", "#2b8a6e", "#8a63c9", "#b0478a", "#7a7f1c", "#a3593f", "#5f7a8c")
@@ -45,28 +44,25 @@ class LineStyle(NamedTuple):
     marker: str
     dash: Any
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """For `Axes.plot`."""
+        return {"color": self.color, "marker": self.marker, "linestyle": self.dash}
+
 
 def line_styles(rules: Sequence[str]) -> list[LineStyle]:
     """The style of each line, given the label of its rule, such as `GXPO K=5`."""
-    seen: Counter[int] = Counter()
-    found = []
+    lines_of: Counter[int] = Counter()
+    styles = []
     for number, label in enumerate(rules):
-        position = _position(label)
-        color = _toned(HUES[position % len(HUES)], _TONES[seen[position] % len(_TONES)])
-        found.append(LineStyle(color, MARKERS[number % len(MARKERS)], DASHES[number % len(DASHES)]))
-        seen[position] += 1
-    return found
-
-
-def _position(label: str) -> int:
-    """Place of the label's rule in the registry; the one after the last for an unknown rule."""
-    known = (number for number, rule in enumerate(RULES) if f"{label} ".startswith(f"{rule.label} "))
-    return next(known, len(RULES))
-
-
-def _toned(color: str, tone: float) -> str:
-    target = 1.0 if tone > 0 else 0.0
-    return to_hex([channel + abs(tone) * (target - channel) for channel in to_rgb(color)])
+        places = (place for place, rule in enumerate(RULES) if f"{label} ".startswith(f"{rule.label} "))
+        place = next(places, len(RULES))
+        tone = _TONES[lines_of[place] % len(_TONES)]
+        red, green, blue = (c + abs(tone) * ((tone > 0) - c) for c in to_rgb(HUES[place % len(HUES)]))
+        color = to_hex((red, green, blue))
+        styles.append(LineStyle(color, MARKERS[number % len(MARKERS)], DASHES[number % len(DASHES)]))
+        lines_of[place] += 1
+    return styles
 
 
 _PANELS: tuple[tuple[Axis, str, float], ...] = (
@@ -80,7 +76,7 @@ _LEGEND_LINE = 110
 _LEGEND_LABEL = 56
 PNG_NAME, HTML_NAME = "curves.png", "report.html"
 
-PAGE_STYLE = """
+_PAGE_STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }
 p.evidence { border-left: 4px solid #3f7fbf; padding: .5rem 1rem; background: #f3f7fa; white-space: pre-line; }
 div.wide { overflow-x: auto; }
@@ -155,16 +151,7 @@ def _draw_accuracy(
 ) -> None:
     low, high = seed_band(group, curve)
     every = max(1, x.size // 40)
-    axes.plot(
-        x,
-        100 * curve.accuracy,
-        color=style.color,
-        marker=style.marker,
-        linestyle=style.dash,
-        linewidth=1.8,
-        markersize=6,
-        markevery=every,
-    )
+    axes.plot(x, 100 * curve.accuracy, **style.options, linewidth=1.8, markersize=6, markevery=every)
     if np.isfinite(low).any():
         axes.fill_between(x, 100 * low, 100 * high, color=style.color, alpha=shade, linewidth=0)
 
@@ -202,24 +189,14 @@ def _draw_gates(axes: Axes, groups: Sequence[SeedGroup], styles: Sequence[LineSt
 def _draw_gate(axes: Axes, style: LineStyle, run: RunCurves) -> None:
     gate = run.gate
     every = max(1, gate.steps.size // 40)
-    axes.plot(
-        gate.steps,
-        gate.z,
-        color=style.color,
-        marker=style.marker,
-        linestyle=style.dash,
-        linewidth=1.3,
-        markersize=4,
-        markevery=every,
-    )
+    axes.plot(gate.steps, gate.z, **style.options, linewidth=1.3, markersize=4, markevery=every)
     if gate.threshold is not None and np.isfinite(gate.threshold):
         for threshold in (gate.threshold, -gate.threshold) if gate.two_sided else (gate.threshold,):
             axes.axhline(threshold, color=style.color, linewidth=1.2, linestyle=style.dash, alpha=0.6)
     if gate.shutoff_step is not None and gate.shutoff_step in gate.steps:
         z = gate.z[np.flatnonzero(gate.steps == gate.shutoff_step)[0]]
-        axes.plot(
-            [gate.shutoff_step], [z], marker="o", markersize=14, fillstyle="none", color=style.color, markeredgewidth=2
-        )
+        ring: dict[str, Any] = {"marker": "o", "markersize": 14, "fillstyle": "none", "markeredgewidth": 2}
+        axes.plot([gate.shutoff_step], [z], color=style.color, **ring)
 
 
 def _columns(canvas: FigureCanvasAgg, font: FontProperties, labels: Sequence[str]) -> int:
@@ -232,7 +209,7 @@ def _columns(canvas: FigureCanvasAgg, font: FontProperties, labels: Sequence[str
 def _handle(style: LineStyle, group: SeedGroup) -> Line2D:
     seeds = f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
     label = _literal(_short(group.name) + seeds)
-    return Line2D([], [], color=style.color, marker=style.marker, linestyle=style.dash, linewidth=1.8, label=label)
+    return Line2D([], [], **style.options, linewidth=1.8, label=label)
 
 
 def _short(name: str) -> str:
@@ -243,7 +220,7 @@ def _short(name: str) -> str:
 
 def _literal(text: str) -> str:
     """Escape text for matplotlib: $ starts math mode, and labels with a leading _ are hidden."""
-    return text.replace("$", r"\$").replace("_", "\u200b_", 1) if text.startswith("_") else text.replace("$", r"\$")
+    return ("\u200b" if text.startswith("_") else "") + text.replace("$", r"\$")
 
 
 def _band_note(groups: Sequence[SeedGroup]) -> str:
@@ -260,21 +237,28 @@ def _page(
 ) -> str:
     image = base64.b64encode(picture).decode("ascii")
     parts = [
-        "<!doctype html>",
-        '<html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{html.escape(title)}</title><style>{PAGE_STYLE}</style></head><body>",
-        f"<h1>{html.escape(title)}</h1>",
         f'<p class="evidence">{html.escape(weigh(comparison).sentence)}</p>',
-        f'<img alt="Accuracy against steps, backward passes and minutes; gate z-score" '
+        '<img alt="Accuracy against steps, backward passes and minutes; gate z-score" '
         f'src="data:image/png;base64,{image}">',
     ]
     for table in all_tables(groups, comparison, sampling_share):
-        parts.append(f'<h2>{html.escape(table.title)}</h2><div class="wide"><table><thead><tr>')
-        parts.append("".join(f'<th scope="col">{html.escape(name)}</th>' for name in table.header))
-        parts.append("</tr></thead><tbody>")
-        for row in table.rows:
-            parts.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>")
-        parts.append("</tbody></table></div>")
-    parts.append("</body></html>\n")
-    return "\n".join(parts)
+        parts += [f"<h2>{html.escape(table.title)}</h2>", html_table(table)]
+    return html_page(title, [f"<h1>{html.escape(title)}</h1>", *parts])
+
+
+def html_page(title: str, parts: Sequence[str]) -> str:
+    """A page without scripts. parts: its body, escaped."""
+    head = [
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{html.escape(title)}</title><style>{_PAGE_STYLE}</style></head><body>",
+    ]
+    return "\n".join([*head, *parts, "</body></html>\n"])
+
+
+def html_table(table: Table, caption: str = "") -> str:
+    """A table whose text is escaped. caption: shown above it."""
+    head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in table.header)
+    rows = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>\n" for row in table.rows)
+    above = f"<caption>{html.escape(caption)}</caption>" if caption else ""
+    return f'<div class="wide"><table>{above}<thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table></div>'

@@ -24,13 +24,14 @@ def run_identity(
     policy_sha256: str | None = None,
     accelerators: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The content of run.json.
+    """The content of run.json. It names the hardware, but not the host.
 
     data_sha256: hash of each data file or generated set. policy: file or folder of the initial policy, hashed here
     unless `policy_sha256` is given. accelerators: device names, which only torch knows. Raises DataError.
     """
     if policy_sha256 is None and policy is not None:
         policy_sha256 = hash_path(policy)
+    packages = {name: dist.version for dist in importlib.metadata.distributions() if (name := dist.metadata["Name"])}
     return {
         "config": config.model_dump(mode="json"),
         "config_sha256": config.sha256(),
@@ -39,30 +40,19 @@ def run_identity(
             "sha256": hash_path(Path(gxpo_trainer.__file__).parent, suffix=".py"),
         },
         "python": platform.python_version(),
-        "packages": package_versions(),
-        "hardware": hardware(accelerators),
+        "packages": dict(sorted(packages.items(), key=lambda item: item[0].lower())),
+        "hardware": {
+            "cpu": _cpu_model(),
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            "accelerators": list(accelerators),
+            "system": platform.system(),
+        },
         "seeds": {"run": config.seed},
         "data_sha256": dict(sorted((data_sha256 or {}).items())),
         "policy_sha256": policy_sha256,
-    }
-
-
-def package_versions() -> dict[str, str]:
-    """Version of every installed distribution, sorted by name."""
-    found = {dist.metadata["Name"]: dist.version for dist in importlib.metadata.distributions()}
-    return {name: found[name] for name in sorted((name for name in found if name), key=str.lower)}
-
-
-def hardware(accelerators: Sequence[str] = ()) -> dict[str, Any]:
-    """CPU model, cores, usable cores, memory in bytes and accelerators, without the host name."""
-    return {
-        "cpu": _cpu_model(),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "accelerators": list(accelerators),
-        "system": platform.system(),
     }
 
 

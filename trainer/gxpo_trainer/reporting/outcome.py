@@ -1,9 +1,8 @@
-"""Outcome of a launch: outcome.json and the failure reason.
+"""Outcome of a launch: outcome.json, the failure reason, and whether the run should be launched again.
 
-Ray's report of processes that its memory monitor killed, in two sentences. Pure.
-
-The report is the text of ray.exceptions.OutOfMemoryError (Ray 2.56): about 4 KB with the node's memory, the killed
-workers and the largest processes of the node. Its "GB" are GiB.
+A kill by Ray's memory monitor is told in two sentences. Its report is the text of ray.exceptions.OutOfMemoryError
+(Ray 2.56): about 4 KB with the node's memory, the killed workers and the largest processes of the node, in "GB" that
+are GiB.
 """
 
 from __future__ import annotations
@@ -11,12 +10,10 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from gxpo_trainer.errors import GxpoError, Stalled
-from gxpo_trainer.jsonl import write_json
 
 _MARK = "running low on memory"
 _NODE = re.compile(r"\(IP: ([^,\s]+),[^)]*\) was ([\d.]+)GB used / ([\d.]+)GB limit")
@@ -74,10 +71,8 @@ def parse_memory_kill(report: str) -> MemoryKill | None:
     limit = f"{int(threshold[1]) / 2**30:.2f} of {total} GiB" if threshold else f"{total} GiB"
     names = ", ".join(map(str, killed))
     text = f"Ray killed {names}: node {address} had {used} GiB of memory in use, and its limit is {limit}."
-    found = MemoryKill(killed, largest, text)
-    if largest is not None and found.is_victim:
-        return MemoryKill(killed, largest, f"{text} {largest} used most.")
-    return found
+    kill = MemoryKill(killed, largest, text)
+    return replace(kill, text=f"{text} {largest} used most.") if kill.is_victim else kill
 
 
 OUTCOME = "outcome.json"
@@ -100,13 +95,6 @@ class Outcome:
     reason: str | None = None
     message: str = ""
     recoverable: bool = False
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def write(self, out_dir: Path) -> None:
-        """Replace outcome.json atomically. Raises OSError."""
-        write_json(out_dir / OUTCOME, self.as_dict())
 
 
 def failure_message(error: BaseException) -> str:
@@ -148,8 +136,7 @@ def is_recoverable(error: BaseException) -> bool:
 
 def _memory_kill(error: BaseException) -> MemoryKill | None:
     """The kill by Ray's memory monitor that led to an error, if any."""
-    found = (parse_memory_kill(str(cause)) for cause in _causes(error))
-    return next((kill for kill in found if kill is not None), None)
+    return next((kill for cause in _causes(error) if (kill := parse_memory_kill(str(cause)))), None)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -157,11 +144,11 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     queue: list[BaseException | None] = [error]
     while queue:
-        found = queue.pop(0)
-        if isinstance(found, BaseException) and id(found) not in seen:
-            seen.add(id(found))
-            yield found
-            queue += [found.__cause__, getattr(found, "cause", None)]
+        cause = queue.pop(0)
+        if isinstance(cause, BaseException) and id(cause) not in seen:
+            seen.add(id(cause))
+            yield cause
+            queue += [cause.__cause__, getattr(cause, "cause", None)]
 
 
 def _exhausted_resource(error: BaseException) -> str | None:

@@ -1,16 +1,14 @@
-"""Readers of a run's files.
+"""Readers of a run's files, as rows and as the curves of a comparison. Free of torch.
 
 A run that recovers from a checkpoint continues as a new attempt and repeats steps. The readers merge attempts into one
 history: from its first reported step on, an attempt replaces all earlier ones, including steps that it has not reached
 again. No step occurs twice, and none of an abandoned history.
-
-Loads runs from their folders for a comparison. Free of torch; compare/rows.py turns rows into curves.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +37,7 @@ def read_metrics(path: Path) -> list[Row]:
         row["metrics"] = {name: decode_number(value) for name, value in row["metrics"].items()}
         earlier = rows.get((row["attempt"], row["step"]))
         rows[row["attempt"], row["step"]] = row | {"metrics": earlier["metrics"] | row["metrics"]} if earlier else row
-    return _one_history(list(rows.values()), _first_steps(rows.values()), key=lambda row: row["step"])
+    return _merged(rows.values(), rows.values(), key=lambda row: row["step"])
 
 
 def read_evaluations(path: Path) -> list[Row]:
@@ -51,14 +49,14 @@ def read_evaluations(path: Path) -> list[Row]:
         for name in ("backward_passes_total", "training_s", "tokens_total"):
             if isinstance(row.get(name), str):
                 row[name] = decode_number(row[name])
-    return _one_history(rows, _metrics_first_steps(file), key=lambda row: (row["step"], row["benchmark"]))
+    return _merged(rows, read_lines(file.with_name(METRICS)), key=lambda row: (row["step"], row["benchmark"]))
 
 
 def read_samples(path: Path) -> list[Row]:
     """Responses of the merged history in order of steps. See `read_metrics`."""
     file = _locate(path, SAMPLES)
-    firsts = _metrics_first_steps(file)
-    return _one_history(list(read_lines(file)), firsts, key=lambda row: (row["step"], row["group"], row["sample"]))
+    metrics = read_lines(file.with_name(METRICS))
+    return _merged(read_lines(file), metrics, key=lambda row: (row["step"], row["group"], row["sample"]))
 
 
 def read_events(path: Path) -> list[Row]:
@@ -70,40 +68,34 @@ def read_identity(out_dir: Path) -> Row:
     """run.json. Raises DataError when it is missing or damaged."""
     path = out_dir / IDENTITY
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        identity = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist; give the output folder of a run") from error
     except ValueError as error:
         raise DataError(f"{path} is not valid JSON ({error}); restore it or give another run") from error
-    if not isinstance(found, dict):
+    if not isinstance(identity, dict):
         raise DataError(f"{path} is not a JSON object; restore it or give another run")
-    return found
+    return identity
 
 
 def _locate(path: Path, name: str) -> Path:
     return path / name if path.is_dir() else path
 
 
-def _first_steps(rows: Iterable[Row]) -> dict[int, int]:
-    """The first reported step of each attempt."""
+def _merged(rows: Iterable[Row], metrics: Iterable[Row], key: Callable[[Row], Any]) -> list[Row]:
+    """Rows not replaced by a later attempt; of rows with equal keys the last one of the latest attempt.
+
+    metrics: rows of metrics.jsonl, which state the first step of each attempt.
+    """
     firsts: dict[int, int] = {}
-    for row in rows:
+    for row in metrics:
         firsts[row["attempt"]] = min(row["step"], firsts.get(row["attempt"], row["step"]))
-    return firsts
-
-
-def _metrics_first_steps(path: Path) -> dict[int, int]:
-    return _first_steps(read_lines(path.with_name(METRICS)))
-
-
-def _one_history(rows: list[Row], firsts: Mapping[int, int], key: Callable[[Row], Any]) -> list[Row]:
-    """Rows not replaced by a later attempt; of rows with equal keys the last one of the latest attempt."""
     chosen: dict[Any, Row] = {}
     for row in sorted(rows, key=lambda row: int(row["attempt"])):
         replaced = any(attempt > row["attempt"] and row["step"] >= first for attempt, first in firsts.items())
         if not replaced:
             chosen[key(row)] = row
-    return [chosen[found] for found in sorted(chosen)]
+    return [row for _, row in sorted(chosen.items(), key=lambda item: item[0])]
 
 
 def load_run(out_dir: Path, benchmark: str | None = None, metric: str = "pass@1") -> RunCurves:
@@ -133,10 +125,10 @@ def group_runs(folders: Sequence[Path], benchmark: str | None = None, metric: st
 
 def _series(rows: Sequence[Row]) -> Series:
     """The metrics that curves need, as arrays, from rows in order of steps."""
-    found = {}
+    series = {}
     for name in (*SERIES_NAMES, *STEP_TIMES):
         pairs = [(row["step"], row["metrics"][name]) for row in rows if name in row["metrics"]]
         if pairs:
             steps, values = np.array(pairs, dtype=np.float64).T
-            found[name] = (steps, values)
-    return found
+            series[name] = (steps, values)
+    return series

@@ -22,7 +22,7 @@ from typing import Any, Protocol, Self
 
 from gxpo_trainer.jsonl import JsonLines, Row, plain, write_json
 from gxpo_trainer.reporting.reading import EVALUATIONS, EVENTS, IDENTITY, METRICS, SAMPLES, TIMELINE, read_identity
-from gxpo_trainer.types import Episode, Sample, ScoredGroup
+from gxpo_trainer.types import ScoredGroup
 
 
 class Exporter(Protocol):
@@ -104,8 +104,10 @@ class RunReporter:
                     "truncated": sample.truncated,
                     "weights_version": scored.group.weights_version,
                 }
-                if sample.episode is not None:
-                    row |= _episode_fields(sample, sample.episode)
+                if (episode := sample.episode) is not None:
+                    row["turns"] = [{"speaker": t.speaker, "text": t.text, "reward": t.reward} for t in episode.turns]
+                    # `length` also counts tokens that the environment wrote.
+                    row |= {"end": episode.end, "end_detail": episode.detail, "sampled_length": sample.num_sampled}
                 if len(sample.versions) > 1:  # weights changed in flight: (version, number of tokens) of each part
                     row["versions"] = sample.versions
                 self._files[SAMPLES].append(row)
@@ -117,9 +119,9 @@ class RunReporter:
 
     def log_timeline(self, step: int, begin: float, spans: Iterable[tuple[str, str, float, float]]) -> None:
         """What each process did in a step: (process, activity, begin, end), written relative to the step's begin."""
-        shown = [[process, activity, round(b - begin, 3), round(e - begin, 3)] for process, activity, b, e in spans]
+        relative = [[process, activity, round(b - begin, 3), round(e - begin, 3)] for process, activity, b, e in spans]
         head = {"attempt": self.attempt, "step": step, "time": self._clock()}
-        self._files[TIMELINE].append({**head, "begin": begin, "spans": shown})
+        self._files[TIMELINE].append({**head, "begin": begin, "spans": relative})
 
     def log_event(self, kind: str, message: str, **fields: Any) -> None:
         """Write an event for the user: a restart, a fallback, a checkpoint, the end."""
@@ -172,14 +174,3 @@ class RunReporter:
             exporter.close()
         except Exception as error:  # see _export
             self.log_event("exporter_failed", f"{exporter.name}: {error}", exporter=exporter.name)
-
-
-def _episode_fields(sample: Sample, episode: Episode) -> Row:
-    """Who said what, and how the episode ended; `length` also counts tokens that the environment wrote."""
-    turns = [{"speaker": turn.speaker, "text": turn.text, "reward": turn.reward} for turn in episode.turns]
-    return {
-        "turns": turns,
-        "end": episode.end,
-        "end_detail": episode.detail,
-        "sampled_length": sample.num_sampled,
-    }

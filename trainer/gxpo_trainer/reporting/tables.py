@@ -1,7 +1,4 @@
-"""Tables of a comparison in the terminal.
-
-Output of `gxpo eval`: scores, differences to earlier scores, and published numbers.
-"""
+"""Tables in the terminal: comparisons of runs, and the scores of `gxpo eval` with earlier and published ones."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from gxpo_trainer.compare.evidence import weigh
@@ -32,14 +28,14 @@ def print_tables(
     """Print the comparison's tables and its evidence statement."""
     console = console if console is not None else Console()
     for table in all_tables(groups, comparison, sampling_share):
-        shown = RichTable(
+        rendered = Table(
             title=Text(table.title), title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False
         )
         for number, name in enumerate(table.header):
-            shown.add_column(Text(name), justify="left" if number == 0 else "right")
+            rendered.add_column(Text(name), justify="left" if number == 0 else "right")
         for row in table.rows:
-            shown.add_row(*(Text(cell) for cell in row))
-        console.print(shown)
+            rendered.add_row(*(Text(cell) for cell in row))
+        console.print(rendered)
     console.print(Text(weigh(comparison).sentence))
 
 
@@ -78,8 +74,8 @@ def difference_table(records: Sequence[Record], earlier: Sequence[Record]) -> Ta
         if before is None:
             table.add_row(record["benchmark"], "–", f"{record['scores']['pass@1']:.1%}", "not in the earlier file")
             continue
-        ends = [f"{found['scores']['pass@1']:.1%}" for found in (before, record)]
-        table.add_row(record["benchmark"], *ends, _difference(record, before))
+        scores = [f"{each['scores']['pass@1']:.1%}" for each in (before, record)]
+        table.add_row(record["benchmark"], *scores, _difference(record, before))
     return table
 
 
@@ -87,10 +83,10 @@ def _difference(record: Record, before: Record) -> str:
     reasons = incomparable(record, before)
     if reasons:
         return "not comparable: " + "; ".join(reasons)
-    found = paired_bootstrap(record["per_problem"], before["per_problem"])
-    if found.low is None or found.high is None:
-        return f"{found.mean:+.1%}"
-    return f"{found.mean:+.1%} [{found.low:+.1%}, {found.high:+.1%}]"
+    interval = paired_bootstrap(record["per_problem"], before["per_problem"])
+    if interval.low is None or interval.high is None:
+        return f"{interval.mean:+.1%}"
+    return f"{interval.mean:+.1%} [{interval.low:+.1%}, {interval.high:+.1%}]"
 
 
 def published_table(records: Sequence[Record], model: str) -> Table | None:
@@ -99,17 +95,16 @@ def published_table(records: Sequence[Record], model: str) -> Table | None:
     Limited to the base model that `model` names, if it names one.
     """
     paper = gxpo_paper()
-    base = published_model(model)
-    rows = paper.sampled_scores(base)
+    rows = paper.sampled_scores(published_model(model))
     ours = {record["benchmark"]: record["scores"]["pass@1"] for record in records}
-    shown = [name for name in ours if any(name in row.scores for row in rows)]
-    if not shown:
+    benchmarks = [name for name in ours if any(name in row.scores for row in rows)]
+    if not benchmarks:
         return None
     caption = "For orientation only: the paper uses its own grader, templates and samples."
     table = Table(title=f"sampled pass@1, published: {paper.source}", caption=caption)
-    for column in ("model", "rule", *shown):
+    for column in ("model", "rule", *benchmarks):
         table.add_column(column, justify="left" if column in ("model", "rule") else "right")
-    table.add_row(model, "this evaluation", *(f"{ours[name]:.1%}" for name in shown), end_section=True)
+    table.add_row(model, "this evaluation", *(f"{ours[name]:.1%}" for name in benchmarks), end_section=True)
     for row in rows:
-        table.add_row(row.model, row.label, *(f"{row.scores[name]:.1f}%" for name in shown))
+        table.add_row(row.model, row.label, *(f"{row.scores[name]:.1f}%" for name in benchmarks))
     return table

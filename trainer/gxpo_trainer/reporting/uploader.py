@@ -59,20 +59,11 @@ def take_service(path: Path) -> ServiceAddress:
 
     All runs of a cluster have one account: what stays in its folder, the reward classes of other runs can read.
     """
-    address = _read_service(path)
     try:
-        path.unlink()
-    except OSError as error:
-        raise ConfigError(f"--service {path} cannot be removed: {error}") from None
-    return address
-
-
-def _read_service(path: Path) -> ServiceAddress:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        body = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"--service {path} cannot be read: {error}") from None
-    values = found if isinstance(found, dict) else {}
+    values = body if isinstance(body, dict) else {}
     fields = {"url": str, "run": str, "attempt": int, "token": str}
     bad = [name for name, kind in fields.items() if not isinstance(values.get(name), kind) or not values[name]]
     if bad:
@@ -86,6 +77,10 @@ def _read_service(path: Path) -> ServiceAddress:
         raise ConfigError(f"--service {path}: url = {address.url!r} is not a URL ({error})") from None
     if url.scheme not in ("http", "https") or not url.host:
         raise ConfigError(f"--service {path}: url = {address.url!r} must begin with http:// or https://")
+    try:
+        path.unlink()
+    except OSError as error:
+        raise ConfigError(f"--service {path} cannot be removed: {error}") from None
     return address
 
 
@@ -126,8 +121,7 @@ class Uploader:
             stop=stop_when_event_set(self._wake),
             retry_error_callback=lambda state: 0.0,
         )
-        self._follow = self._finishing = False
-        self._synced = False
+        self._follow = self._finishing = self._synced = False
         self._called = -float("inf")
         self._phase, self._sent_phase = PREPARING, ""
         self._request: ControlRequest | None = None
@@ -207,33 +201,33 @@ class Uploader:
             return 0.0
         phase, quiet_s = self._phase, time.monotonic() - self._called
         if not self._synced or phase != self._sent_phase or quiet_s >= self._timing.heartbeat:
-            self._call(self._queue.heartbeat(phase), None)
+            self._call(self._queue.body(phase=phase), None)
             self._sent_phase = phase
         return 0.0 if self._ended or self._finishing else self._timing.poll
 
     def _call(self, body: bytes, batch: Batch | None) -> None:
         self._called = time.monotonic()
         response = self._client.post(self._path, content=body)
-        status = response.status_code
+        status, answer = response.status_code, _json(response)
+        text = answer.get("detail") or answer.get("title") or response.text or response.reason_phrase
+        message = f"{status}: {str(text)[:300]}"
         if status == 200:
-            self._apply(_json(response), batch)
-        elif status in _FENCED and not _is_problem_of_service(response):
-            raise ServiceUnavailable(f"not an answer of the service, but for example of a proxy ({_message(response)})")
+            self._apply(answer, batch)
+        elif status in _FENCED and not str(answer.get("type")).startswith(_PROBLEMS):
+            raise ServiceUnavailable(f"not an answer of the service, but for example of a proxy ({message})")
         elif status == 410 and batch is not None and batch.content == "outcome":
             self._delivered = self._ended = True  # the response to an earlier attempt was lost
         elif status in _FENCED:
-            self._fenced = f"the service no longer accepts reports of this launch ({_message(response)})"
+            self._fenced = f"the service no longer accepts reports of this launch ({message})"
             self._ended = True
         elif batch is not None and status == 409:
-            offsets = _offsets(_json(response))
+            offsets = _offsets(answer)
             if offsets is None or not self._queue.conflict(offsets):
-                raise ServiceUnavailable(_message(response))
-        elif batch is not None and status == 413:
-            self._queue.too_large(_message(response))
-        elif batch is not None and status in (400, 422):
-            self._queue.rejected(_message(response))
+                raise ServiceUnavailable(message)
+        elif batch is not None and status in (400, 413, 422):
+            self._queue.refuse(message, too_large=status == 413)
         else:
-            raise ServiceUnavailable(_message(response))
+            raise ServiceUnavailable(message)
 
     def _apply(self, answer: Mapping[str, Any], batch: Batch | None) -> None:
         offsets = _offsets(answer)
@@ -250,25 +244,14 @@ class Uploader:
 
 def _json(response: httpx.Response) -> dict[str, Any]:
     try:
-        found = response.json()
+        body = response.json()
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _is_problem_of_service(response: httpx.Response) -> bool:
-    return str(_json(response).get("type")).startswith(_PROBLEMS)
+    return body if isinstance(body, dict) else {}
 
 
 def _offsets(answer: Mapping[str, Any]) -> dict[str, int] | None:
-    found = answer.get("offsets")
-    if not isinstance(found, dict) or not all(isinstance(found.get(kind), int) for kind in FILES):
+    offsets = answer.get("offsets")
+    if not isinstance(offsets, dict) or not all(isinstance(offsets.get(kind), int) for kind in FILES):
         return None
-    return {kind: found[kind] for kind in FILES}
-
-
-def _message(response: httpx.Response) -> str:
-    """The service's error message, shortened."""
-    answer = _json(response)
-    text = answer.get("detail") or answer.get("title") or response.text or response.reason_phrase
-    return f"{response.status_code}: {str(text)[:300]}"
+    return {kind: offsets[kind] for kind in FILES}

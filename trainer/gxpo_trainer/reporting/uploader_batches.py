@@ -12,14 +12,15 @@ it counts as a line. docs/service-protocol.md describes the protocol.
 
 from __future__ import annotations
 
-import bisect
 import json
-import math
 import os
+from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from gxpo_trainer.reporting.reading import EVALUATIONS, EVENTS, IDENTITY, METRICS, SAMPLES
@@ -31,34 +32,30 @@ MAX_ROWS = 200
 MAX_BYTES = 1_000_000
 MAX_EVENTS = 20
 """Rejections recorded as events, so that a service that rejects everything cannot fill events.jsonl."""
-_BLOCK = 1 << 18
 
 
 class LineTail:
     """A growing file of lines that can be read from any line. Unterminated lines are ignored; so is a missing file.
 
-    The byte position of one line per block is kept, so seeking forward reads nothing twice and seeking back reads at
-    most one block.
+    The byte at which each line begins is kept, so seeking reads nothing twice.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.line = 0
-        self._byte = 0
-        self._marks = [(0, 0)]
+        self._starts = array("q", [0])
 
     def seek(self, line: int) -> None:
         """Go to a line, or past the last whole line if the file is shorter."""
-        if line < self.line:
-            self.line, self._byte = self._marks[bisect.bisect_right(self._marks, (line, math.inf)) - 1]
-        if line == self.line or not self._has_more():
-            return
-        with self.path.open("rb") as file:
-            file.seek(self._byte)
-            begin = self._byte
-            while self.line < line and (block := file.read(_BLOCK)):
-                self._pass(block, begin, line - self.line)
-                begin += len(block)
+        self.line = len(self._starts) - 1
+        if line > self.line and self._has_more():
+            with self.path.open("rb") as file:
+                file.seek(self._starts[-1])
+                for text in islice(file, line - self.line):
+                    if not text.endswith(b"\n"):
+                        break
+                    self._starts.append(self._starts[-1] + len(text))
+        self.line = min(line, len(self._starts) - 1)
 
     def peek(self, max_lines: int, max_bytes: int, *, at_least_one: bool) -> list[bytes]:
         """The next lines without newlines, without moving. at_least_one: return one line even above `max_bytes`.
@@ -71,7 +68,7 @@ class LineTail:
         size = 0
         with self.path.open("rb") as file:
             os.fsync(file.fileno())
-            file.seek(self._byte)
+            file.seek(self._starts[self.line])
             while len(lines) < max_lines and (line := file.readline()).endswith(b"\n"):
                 size += len(line)
                 if size > max_bytes and (lines or not at_least_one):
@@ -80,21 +77,7 @@ class LineTail:
         return lines
 
     def _has_more(self) -> bool:
-        return self.path.exists() and self.path.stat().st_size > self._byte
-
-    def _pass(self, block: bytes, begin: int, limit: int) -> None:
-        """Advance past at most `limit` line ends of a block that begins at byte `begin`."""
-        found = block.count(b"\n")
-        if found <= limit:
-            end = block.rfind(b"\n") + 1
-        else:
-            found, end = limit, 0
-            for _ in range(limit):
-                end = block.index(b"\n", end) + 1
-        if found:
-            self.line, self._byte = self.line + found, begin + end
-            if self._byte - self._marks[-1][1] >= _BLOCK:
-                self._marks.append((self.line, self._byte))
+        return self.path.exists() and self.path.stat().st_size > self._starts[self.line]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +98,8 @@ class Batch:
 class BatchQueue:
     """Batches of the lines that the service does not have yet.
 
-    `next` returns the same batch until it is answered: `delivered` (200), `conflict` (409), `too_large` (413) or
-    `rejected` (422). Batches are idempotent by number: if a response is lost, sending the batch again returns the
+    `next` returns the same batch until it is answered: `delivered` (200), `conflict` (409) or `refuse` (400, 413, 422).
+    Batches are idempotent by number: if a response is lost, sending the batch again returns the
     current offsets. Identity and outcome get batches of their own, so that a rejected batch of rows can be bisected
     down to the invalid row.
     """
@@ -141,10 +124,6 @@ class BatchQueue:
     def offsets(self) -> dict[str, int]:
         return {kind: tail.line for kind, tail in self._tails.items()}
 
-    def heartbeat(self, phase: str) -> bytes:
-        """phase: what the launch is doing, in words."""
-        return self._body(None, {}, phase=phase)
-
     def set_outcome(self, outcome: Mapping[str, Any] | None) -> None:
         """Send the outcome as the last batch, after the last row."""
         self._outcome = outcome
@@ -156,8 +135,7 @@ class BatchQueue:
         if self._current is None and self.following:
             self._current = self._identity() or self._rows()
         if self._current is None and outcome is not None:
-            body = self._body(self._number, {}, outcome=json.dumps(outcome).encode())
-            self._current = Batch("outcome", body)
+            self._current = Batch("outcome", self.body(self._number, outcome=json.dumps(outcome).encode()))
         return self._current
 
     def seek(self, offsets: Mapping[str, int]) -> None:
@@ -185,21 +163,15 @@ class BatchQueue:
         self.seek(offsets)
         return self.offsets != before
 
-    def too_large(self, message: str) -> None:
-        """Halve the size limit of batches; skip a single row that is too large."""
+    def refuse(self, message: str, *, too_large: bool) -> None:
+        """Halve the size of batches, or their rows to find the invalid one; skip a single row."""
         batch = self._take()
-        if len(batch.rows) > 1:
+        if len(batch.rows) <= 1:
+            self._skip(batch, message)
+        elif too_large:
             self._max_bytes = batch.num_bytes // 2
         else:
-            self._skip(batch, message)
-
-    def rejected(self, message: str) -> None:
-        """Halve the number of rows to find the invalid one; skip a single row that is rejected."""
-        batch = self._take()
-        if len(batch.rows) > 1:
             self._max_rows = len(batch.rows) // 2
-        else:
-            self._skip(batch, message)
 
     def _take(self) -> Batch:
         batch, self._current = self._current, None
@@ -237,7 +209,7 @@ class BatchQueue:
         content = path.read_bytes()
         if not _is_object(content):
             return None
-        return Batch("identity", self._body(self._number, {}, identity=content), version=version)
+        return Batch("identity", self.body(self._number, identity=content), version=version)
 
     def _rows(self) -> Batch | None:
         lines: dict[str, list[bytes]] = {}
@@ -247,42 +219,39 @@ class BatchQueue:
             if kind in self._closed:
                 continue
             limit = min(MAX_ROWS, self._max_rows - len(rows))
-            found = tail.peek(limit, self._max_bytes - size, at_least_one=not rows)
-            added = [(kind, tail.line + index) for index in range(len(found))]
-            lines[kind] = [_row(line, row in self._skipped) for line, row in zip(found, added, strict=True)]
+            texts = tail.peek(limit, self._max_bytes - size, at_least_one=not rows)
+            added = [(kind, tail.line + index) for index in range(len(texts))]
+            lines[kind] = [
+                text if _is_object(text) and row not in self._skipped else b"null"
+                for text, row in zip(texts, added, strict=True)
+            ]
             rows += added
-            size += sum(map(len, found))
-        if not rows:
-            return None
-        return Batch("rows", self._body(self._number, lines), tuple(rows), size)
+            size += sum(map(len, texts))
+        return Batch("rows", self.body(self._number, lines), tuple(rows), size) if rows else None
 
-    def _body(
+    def body(
         self,
-        number: int | None,
-        rows: Mapping[str, Sequence[bytes]],
+        number: int | None = None,
+        rows: Mapping[str, Sequence[bytes]] = MappingProxyType({}),
         *,
         identity: bytes = b"null",
         outcome: bytes = b"null",
         phase: str | None = None,
     ) -> bytes:
-        """JSON body of a call. Lines are inserted as bytes, exactly as on disk."""
+        """JSON body of a call, by default of a heartbeat. Lines are inserted as bytes, exactly as on disk."""
         values = {"attempt": self._attempt, "batch": number, "phase": phase, "offsets": self.offsets}
         head = json.dumps(values)[:-1].encode()
         parts = [b', "%s": [%s]' % (kind.encode(), b",".join(rows.get(kind, ()))) for kind in FILES]
         return b"".join([head, *parts, b', "identity": ', identity, b', "outcome": ', outcome, b"}"])
 
 
-def _row(line: bytes, skipped: bool) -> bytes:
-    """The line, or null if it is skipped or not a JSON object."""
-    return b"null" if skipped or not _is_object(line) else line
-
-
 def _is_object(text: bytes) -> bool:
+    """Whether a line is a JSON object, without the NaN and infinities that `json` takes by default."""
+
+    def reject(constant: str) -> None:
+        raise ValueError(f"{constant} is not valid JSON")
+
     try:
-        return isinstance(json.loads(text, parse_constant=_reject_constant), dict)
+        return isinstance(json.loads(text, parse_constant=reject), dict)
     except ValueError:
         return False
-
-
-def _reject_constant(word: str) -> None:
-    raise ValueError(f"{word} is not valid JSON")

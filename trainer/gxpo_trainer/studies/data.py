@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -27,6 +26,8 @@ from gxpo_trainer.studies.runner import read_results
 
 STUDY, RUNS, EVALUATIONS = "study.json", "runs.parquet", "evaluations.parquet"
 _SECONDS = ("rollout", "verify", "update", "sync")
+_COLUMNS = ("backward_passes", "tokens", "hours", "accuracy", "ci_low", "ci_high")
+"""Arrays of a curve that evaluations.parquet has as numbers, besides the step."""
 MEDIANS = (
     "gxpo/retention_mean",
     "gxpo/retention_std",
@@ -55,8 +56,8 @@ class StudyData:
 
     def reported(self, arm: str) -> list[Row]:
         """Rows of an arm's reported runs, by seed."""
-        found = [row for row in self.runs if row["stage"] == "report" and row["arm"] == arm]
-        return sorted(found, key=lambda row: int(row["seed"]))
+        rows = [row for row in self.runs if row["stage"] == "report" and row["arm"] == arm]
+        return sorted(rows, key=lambda row: int(row["seed"]))
 
     def group(self, arm: str) -> SeedGroup | None:
         """Reported runs of an arm; None before its first."""
@@ -75,7 +76,8 @@ def collect(study: Study, root: Path) -> StudyData:
         raise DataError(f"{root} has no complete run of {study.name}; `gxpo study run` executes them")
     curves = {key: load_run(root / key.folder) for key in results if key.stage != "extrapolation"}
     runs = [_run_row(key, results[key], run, root / key.folder) for key, run in curves.items()]
-    runs += [_about(key, result) for key, result in results.items() if key not in curves]
+    # Evaluations of extrapolated weights have these columns alone.
+    runs += [asdict(key) | asdict(result) for key, result in results.items() if key not in curves]
     return StudyData(study, _conditions(study, root, curves), runs, curves)
 
 
@@ -101,7 +103,7 @@ def read(folder: Path) -> StudyData:
     by_run: dict[RunKey, list[Row]] = {}
     for row in rows:
         by_run.setdefault(key_of(row), []).append(row)
-    curves = {key: _curves(study, key, found) for key, found in by_run.items()}
+    curves = {key: _curves(study, key, own) for key, own in by_run.items()}
     return StudyData(study, about["conditions"], runs, curves)
 
 
@@ -109,10 +111,10 @@ def _run_row(key: RunKey, result: RunResult, run: RunCurves, folder: Path) -> Ro
     rows = read_metrics(folder)
     metrics = [row["metrics"] for row in rows]
     last = metrics[-1] if metrics else {}
-    seconds = {f"{name}_s": sum(float(m.get(f"time/{name}_s", 0.0)) for m in metrics) for name in _SECONDS}
-    medians = {name: _median(metrics, name) for name in MEDIANS}
+    values_of = {name: [float(m[name]) for m in metrics if name in m] for name in MEDIANS}
     return {
-        **_about(key, result),
+        **asdict(key),
+        **asdict(result),
         "peak": float(run.curve.accuracy.max()),
         # Checkpoints and evaluations have rows of their own.
         "steps": max((int(row["step"]) for row in rows), default=0),
@@ -120,19 +122,9 @@ def _run_row(key: RunKey, result: RunResult, run: RunCurves, folder: Path) -> Ro
         "diagnostic_passes": float(last.get("update/diagnostic_passes_total", 0.0)),
         "tokens": float(last.get("rollout/tokens_total", 0.0)),
         "training_s": float(last.get("time/training_s", 0.0)),
-        **seconds,
-        **medians,
+        **{f"{name}_s": sum(float(m.get(f"time/{name}_s", 0.0)) for m in metrics) for name in _SECONDS},
+        **{name: median(values) if values else None for name, values in values_of.items()},
     }
-
-
-def _about(key: RunKey, result: RunResult) -> Row:
-    """The columns that evaluations of extrapolated weights have too."""
-    return {**asdict(key), **asdict(result)}
-
-
-def _median(metrics: Sequence[Row], name: str) -> float | None:
-    values = [float(m[name]) for m in metrics if name in m]
-    return median(values) if values else None
 
 
 def _evaluation_rows(key: RunKey, run: RunCurves) -> list[Row]:
@@ -142,12 +134,7 @@ def _evaluation_rows(key: RunKey, run: RunCurves) -> list[Row]:
         {
             **asdict(key),
             "step": int(curve.steps[index]),
-            "backward_passes": float(curve.backward_passes[index]),
-            "tokens": float(curve.tokens[index]),
-            "hours": float(curve.hours[index]),
-            "accuracy": float(curve.accuracy[index]),
-            "ci_low": float(curve.ci_low[index]),
-            "ci_high": float(curve.ci_high[index]),
+            **{name: float(getattr(curve, name)[index]) for name in _COLUMNS},
             "per_problem": [] if scores is None else [float(score) for score in scores[index]],
             "problems_sha256": hashlib.sha256("\n".join(curve.problem_ids).encode()).hexdigest()[:16],
         }
@@ -159,13 +146,9 @@ def _curves(study: Study, key: RunKey, rows: list[Row]) -> RunCurves:
     rows = sorted(rows, key=lambda row: int(row["step"]))
     problems = len(rows[0]["per_problem"])
     digest = rows[0]["problems_sha256"]
-    columns = {name: np.array([float(row[name]) for row in rows]) for name in ("backward_passes", "tokens", "hours")}
     curve = EvaluationCurve(
         steps=np.array([float(row["step"]) for row in rows]),
-        **columns,
-        accuracy=np.array([row["accuracy"] for row in rows]),
-        ci_low=np.array([row["ci_low"] for row in rows]),
-        ci_high=np.array([row["ci_high"] for row in rows]),
+        **{name: np.array([float(row[name]) for row in rows]) for name in _COLUMNS},
         per_problem=np.array([row["per_problem"] for row in rows]) if problems else None,
         problem_ids=tuple(f"{digest}/{number}" for number in range(problems)),
     )

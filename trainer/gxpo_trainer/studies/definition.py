@@ -1,6 +1,4 @@
-"""A study's file: arms, seeds, one budget, and the learning rates that each arm is tuned over. Pure.
-
-From a study and the results so far to the runs that can start now. Pure.
+"""A study's file (arms, seeds, one budget, learning rates to tune over) and the runs that can start now. Pure.
 
 Arms are executed one after the other: first an arm's ladder, upwards until its accuracy falls, then all its reported
 seeds at the best rate, then what is evaluated of them. So an interrupted study has complete arms instead of many
@@ -93,12 +91,12 @@ class Study(Settings):
         for name in (self.name, *self.arms):
             if not _NAME.fullmatch(name):
                 raise ValueError(f"name {name!r} must consist of lower-case letters, digits and dashes, at most 40")
-        if self.baseline not in self.arms:
-            raise ValueError(f"baseline = {self.baseline!r} is no arm; choose one of {', '.join(self.arms)}")
-        if self.extrapolation is not None and self.extrapolation.arm not in self.arms:
-            raise ValueError(
-                f"extrapolation.arm = {self.extrapolation.arm!r} is no arm; choose one of {', '.join(self.arms)}"
-            )
+        named = {"baseline": self.baseline}
+        if self.extrapolation is not None:
+            named["extrapolation.arm"] = self.extrapolation.arm
+        for setting, value in named.items():
+            if value not in self.arms:
+                raise ValueError(f"{setting} = {value!r} is no arm; choose one of {', '.join(self.arms)}")
         if shared := set(self.seeds) & set(self.ladder.seeds):
             raise ValueError(
                 f"seeds {sorted(shared)} are used for tuning and reported; choose others in ladder.seeds, for an arm "
@@ -167,15 +165,15 @@ def best_rate(study: Study, arm: str, results: Results) -> float | None:
     """The rate with the highest mean accuracy over the ladder's seeds, the lowest of several; None while unknown."""
     source = study.arms[arm].learning_rate_of
     if source is not None:
-        found = best_rate(study, source, results)
-        return None if found is None else found * study.arms[arm].learning_rate_factor
+        rate = best_rate(study, source, results)
+        return None if rate is None else rate * study.arms[arm].learning_rate_factor
     means: dict[float, float] = {}
     for rate in study.ladder.learning_rates:
-        found_here = [results.get(key) for key in _rung(study, arm, rate)]
-        known = [result for result in found_here if result is not None]
-        if len(known) < len(found_here):
+        rung = _rung(study, arm, rate)
+        if any(key not in results for key in rung):
             return None
-        means[rate] = 0.0 if any(result.diverged for result in known) else fmean(r.accuracy for r in known)
+        ends = [results[key] for key in rung]
+        means[rate] = 0.0 if any(end.diverged for end in ends) else fmean(end.accuracy for end in ends)
         if means[rate] < max(means.values()) - study.ladder.drop:
             break
     return max(means, key=lambda rate: means[rate])

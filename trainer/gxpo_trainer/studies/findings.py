@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from gxpo_trainer.compare.curves import Axis, RunCurves, at_budget, crossing
+from gxpo_trainer.compare.curves import Axis, Floats, RunCurves, at_budget, crossing
 from gxpo_trainer.compare.groups import Payoff, compare_groups
 from gxpo_trainer.compare.intervals import (
     Interval,
@@ -118,7 +118,7 @@ class Findings:
 
     @property
     def candidates(self) -> tuple[ArmFindings, ...]:
-        return tuple(found for found in self.arms if found.arm != self.baseline.arm)
+        return tuple(arm for arm in self.arms if arm.arm != self.baseline.arm)
 
 
 def find(data: StudyData) -> Findings | None:
@@ -132,8 +132,9 @@ def find(data: StudyData) -> Findings | None:
     passes, steps = _adjusted([arm.passes for arm in arms]), _adjusted([arm.steps for arm in arms])
     arms = [replace(arm, passes=p, steps=s) for arm, p, s in zip(arms, passes, steps, strict=True)]
     missing = tuple(study.arms[arm].label for arm in study.arms if arm not in groups)
-    share = _sampling_share(data.reported(study.baseline))
-    return Findings(arms[0], tuple(arms), missing, share, _extrapolated(data))
+    rows = data.reported(study.baseline)
+    share = sum(row["rollout_s"] + row["verify_s"] for row in rows) / sum(row["training_s"] for row in rows)
+    return Findings(arms[0], tuple(arms), missing, float(share), _extrapolated(data))
 
 
 def equal_costs(
@@ -174,6 +175,8 @@ def _arm(data: StudyData, arm: str, group: SeedGroup, baseline: SeedGroup) -> Ar
     ratio = matches[-1].steps if matches[-1].reached == len(result.seeds) and not is_baseline else None
     ladder = _ladder(data, arm)
     rate = float(rows[0]["learning_rate"])
+    per_step = float(sum(row["backward_passes"] for row in rows) / sum(row["steps"] for row in rows))
+    medians = {name: [row[name] for row in rows if row[name] is not None] for name in MEDIANS}
     return ArmFindings(
         arm=arm,
         label=group.name,
@@ -187,8 +190,8 @@ def _arm(data: StudyData, arm: str, group: SeedGroup, baseline: SeedGroup) -> Ar
         passes=() if is_baseline else equal_costs(group, baseline, "backward_passes", data.study.compare_at),
         steps=() if is_baseline else equal_costs(group, baseline, "steps"),
         matches=matches,
-        payoff=None if ratio is None else Payoff(ratio, _passes_per_step(rows)),
-        medians={name: median(found) for name in MEDIANS if (found := [r[name] for r in rows if r[name] is not None])},
+        payoff=None if ratio is None else Payoff(ratio, per_step),
+        medians={name: median(values) for name, values in medians.items() if values},
     )
 
 
@@ -196,11 +199,12 @@ def _match(group: SeedGroup, baseline: SeedGroup, accuracy: float) -> Match:
     """Costs on the line between evaluations, for arms are evaluated at steps of different length."""
     ratios: dict[Axis, list[float]] = {"steps": [], "backward_passes": []}
     for run in group.runs:
-        for axis, found in ratios.items():
-            own, other = (crossing(one.curve, accuracy, axis) for one in (run, baseline.by_seed[run.seed]))
+        reference = baseline.by_seed[run.seed]
+        for axis, values in ratios.items():
+            own, other = (crossing(curve, accuracy, axis) for curve in (run.curve, reference.curve))
             if own and other:
-                found.append(other / own)
-    steps, passes = (ratio_interval(found) if found else None for found in ratios.values())
+                values.append(other / own)
+    steps, passes = (ratio_interval(values) if values else None for values in ratios.values())
     return Match(accuracy, len(ratios["steps"]), steps, passes)
 
 
@@ -256,22 +260,11 @@ def _over_problems(pairs: Sequence[tuple[RunCurves, RunCurves]], axis: Axis, cos
     """Mean over seeds of the difference per problem, resampling problems; None unless all runs have the same ones."""
     if len({run.curve.problem_ids for pair in pairs for run in pair}) > 1:
         return None
-    rows = []
-    for pair in pairs:
-        scores = []
-        for run in pair:
-            point = at_budget(run.curve, axis, cost)
-            if point is None or run.curve.per_problem is None:
-                return None
-            scores.append(run.curve.per_problem[point.index])
-        rows.append(scores[0] - scores[1])
-    return shared_bootstrap(np.mean(rows, axis=0)[None])[0]
 
+    def scores(run: RunCurves) -> Floats | None:
+        point = at_budget(run.curve, axis, cost)
+        return None if point is None or run.curve.per_problem is None else run.curve.per_problem[point.index]
 
-def _passes_per_step(rows: Sequence[Row]) -> float:
-    return float(sum(row["backward_passes"] for row in rows) / sum(row["steps"] for row in rows))
-
-
-def _sampling_share(rows: Sequence[Row]) -> float:
-    sampling = sum(row["rollout_s"] + row["verify_s"] for row in rows)
-    return float(sampling / sum(row["training_s"] for row in rows))
+    rows = [(scores(run), scores(other)) for run, other in pairs]
+    differences = [own - reference for own, reference in rows if own is not None and reference is not None]
+    return shared_bootstrap(np.mean(differences, axis=0)[None])[0] if len(differences) == len(rows) else None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -36,7 +35,7 @@ def draw_curves(groups: Mapping[str, SeedGroup], styles: Mapping[str, LineStyle]
             curve = mean_curve([run.curve for run in group.runs])
             x = curve.cost(axis) * unit
             low, high = seed_band(group, curve)
-            axes.plot(x, 100 * curve.accuracy, label=group.name, markersize=4, **_line(styles[arm]))
+            axes.plot(x, 100 * curve.accuracy, label=group.name, markersize=4, **styles[arm].options)
             axes.fill_between(x, 100 * low, 100 * high, color=styles[arm].color, alpha=0.08, linewidth=0)
         axes.set(xlabel=label, ylabel="Held-out accuracy (%)")
         axes.grid(alpha=0.25)
@@ -50,7 +49,7 @@ def draw_ladder(findings: Findings, styles: Mapping[str, LineStyle]) -> bytes:
     for arm in findings.arms:
         if arm.ladder:
             rates, accuracies, diverged = zip(*arm.ladder, strict=True)
-            axes.plot(rates, [100 * value for value in accuracies], label=arm.label, **_line(styles[arm.arm]))
+            axes.plot(rates, [100 * value for value in accuracies], label=arm.label, **styles[arm.arm].options)
             for rate, value, lost in zip(rates, accuracies, diverged, strict=True):
                 if lost:
                     axes.plot([rate], [100 * value], marker="x", markersize=12, color="#000000")
@@ -66,13 +65,12 @@ def draw_payoff(findings: Findings, styles: Mapping[str, LineStyle]) -> bytes:
     for arm in findings.arms:
         if arm.payoff is None:
             continue
-        found = [arm.payoff.speed_up(float(share)) for share in _SHARES]
-        axes.plot(
-            100 * _SHARES, [one.mean for one in found], label=arm.label, **(_line(styles[arm.arm]) | {"marker": ""})
-        )
-        low, high = ([getattr(one, bound) for one in found] for bound in ("low", "high"))
+        speed_ups = [arm.payoff.speed_up(float(share)) for share in _SHARES]
+        line = styles[arm.arm].options | {"marker": ""}
+        axes.plot(100 * _SHARES, [interval.mean for interval in speed_ups], label=arm.label, **line)
+        low, high = ([getattr(interval, bound) for interval in speed_ups] for bound in ("low", "high"))
         if None not in low:
-            axes.fill_between(100 * _SHARES, low, high, color=styles[arm.arm].color, alpha=0.08, linewidth=0)
+            axes.fill_between(100 * _SHARES, low, high, color=line["color"], alpha=0.08, linewidth=0)
     axes.axhline(1.0, color="#555555", linewidth=1, linestyle=":")
     axes.axvline(100 * findings.sampling_share, color="#555555", linewidth=1, linestyle="--", label="measured here")
     axes.set(xlabel="Share of a baseline step that sampling takes (%)", ylabel="Speed-up in time", yscale="log")
@@ -87,10 +85,6 @@ def _figure(size: tuple[float, float]) -> Figure:
     figure = Figure(figsize=size, dpi=125, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
-
-
-def _line(style: LineStyle) -> dict[str, Any]:
-    return {"color": style.color, "marker": style.marker, "linestyle": style.dash}
 
 
 def _png(figure: Figure) -> bytes:

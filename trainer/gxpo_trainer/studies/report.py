@@ -1,7 +1,4 @@
-"""The report of a study as Markdown and HTML with pictures. Every number comes from the study's data.
-
-The tables of a study's report, and how it writes accuracies, differences and shares.
-"""
+"""The report of a study as Markdown and HTML with tables and pictures. Every number comes from the study's data."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from gxpo_trainer.compare.groups import SHARES
 from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.published import gxpo_paper
 from gxpo_trainer.compare.text_tables import Table
-from gxpo_trainer.reporting.figures import PAGE_STYLE, line_styles
+from gxpo_trainer.reporting.figures import html_page, html_table, line_styles
 from gxpo_trainer.studies.data import StudyData, key_of
 from gxpo_trainer.studies.definition import run_config
 from gxpo_trainer.studies.findings import COLLAPSED, ArmFindings, EqualCost, Findings, Match, find
@@ -31,9 +28,9 @@ def equal_cost_table(findings: Findings, axis: str) -> Table:
     header = ("arm", "at", "accuracy", "baseline", "difference", "over problems", "p", "p (Holm)", "would show")
     empty = ["–"] * (len(header) - 1)
     rows = [
-        (found.label, *(empty if cost is None else _equal_cost_cells(cost)))
-        for found in findings.candidates
-        for cost in (getattr(found, axis) or (None,))
+        (arm.label, *(empty if cost is None else _equal_cost_cells(cost)))
+        for arm in findings.candidates
+        for cost in (getattr(arm, axis) or (None,))
     ]
     title = "Accuracy in %, differences in points with 95% intervals over seeds"
     return Table(title, header, tuple(rows))
@@ -56,14 +53,14 @@ def match_table(findings: Findings) -> Table:
     header = ("arm", "reach", "seeds that do", "steps", "backward passes")
     rows = [
         (
-            found.label,
+            arm.label,
             goal(match),
-            f"{match.reached} of {len(found.seeds)}",
+            f"{match.reached} of {len(arm.seeds)}",
             "–" if match.steps is None else ratio_interval(match.steps, "steps"),
             "–" if match.passes is None else ratio_interval(match.passes, "backward_passes"),
         )
-        for found in findings.candidates
-        for match in found.matches
+        for arm in findings.candidates
+        for match in arm.matches
     ]
     return Table(
         "Cost relative to the baseline's run of the same seed: geometric mean over the seeds, 95% intervals",
@@ -76,22 +73,22 @@ def payoff_table(findings: Findings) -> Table:
     shares = sorted({*SHARES, round(findings.sampling_share, 2)})
     header = ("arm", *(f"{100 * share:.0f}%" for share in shares), "asynchronous at 50%", "break-even")
     rows = []
-    for found in findings.candidates:
-        if found.payoff is not None:
-            values = [ratio(found.payoff.speed_up(share).mean, "hours") for share in shares]
-            overlapped = ratio(found.payoff.speed_up(0.5, asynchronous=True).mean, "hours")
-            even = share(found.payoff.break_even) if found.payoff.passes > 1 else "–"
-            rows.append((found.label, *values, overlapped, even))
+    for arm in findings.candidates:
+        if (payoff := arm.payoff) is not None:
+            values = [ratio(payoff.speed_up(share).mean, "hours") for share in shares]
+            overlapped = ratio(payoff.speed_up(0.5, asynchronous=True).mean, "hours")
+            even = share(payoff.break_even) if payoff.passes > 1 else "–"
+            rows.append((arm.label, *values, overlapped, even))
     title = f"Time to the same accuracy by share of sampling ({100 * findings.sampling_share:.0f}% in this study)"
     return Table(title, header, tuple(rows))
 
 
 def ladder_table(findings: Findings) -> Table:
-    rates = sorted({rate for found in findings.arms for rate, _, _ in found.ladder})
+    rates = sorted({rate for arm in findings.arms for rate, _, _ in arm.ladder})
     rows = []
-    for found in findings.arms:
-        by_rate = {rate: f"{100 * value:.1f}" + (" (diverged)" if lost else "") for rate, value, lost in found.ladder}
-        rows.append((found.label, *(by_rate.get(rate, "–") for rate in rates), f"{found.learning_rate:g}"))
+    for arm in findings.arms:
+        by_rate = {rate: f"{100 * value:.1f}" + (" (diverged)" if lost else "") for rate, value, lost in arm.ladder}
+        rows.append((arm.label, *(by_rate.get(rate, "–") for rate in rates), f"{arm.learning_rate:g}"))
     header = ("arm", *(f"{rate:g}" for rate in rates), "chosen")
     return Table("Accuracy in % at the tuning budget by learning rate", header, tuple(rows))
 
@@ -106,13 +103,13 @@ def diagnostics_table(findings: Findings) -> Table:
         "gxpo/inactive_fraction": "inactive",
     }
     rows = [
-        (found.label, *(_number(found.medians.get(name), ".3f") for name in names), percent(found.final))
-        for found in findings.arms
-        if found.medians
+        (arm.label, *(_number(arm.medians.get(name)) for name in names), percent(arm.final))
+        for arm in findings.arms
+        if arm.medians
     ]
     paper = next(row for row in gxpo_paper().table("active_phase").rows if row["k"] == PAPER_K)
     stated = (paper.get(name.partition("/")[2]) for name in names)
-    rows.append((f"paper, K={PAPER_K}", *(_number(value, ".3f") for value in stated), "–"))
+    rows.append((f"paper, K={PAPER_K}", *map(_number, stated), "–"))
     return Table("Medians", ("arm", *names.values(), "final accuracy"), tuple(rows))
 
 
@@ -140,11 +137,11 @@ def _with_bounds(interval: Interval, show: Callable[[float], str], unit: str) ->
 
 
 def _p_value(value: float | None) -> str:
-    return "< 0.001" if value is not None and value < 0.001 else _number(value, ".3f")
+    return "< 0.001" if value is not None and value < 0.001 else _number(value)
 
 
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
 
 
 IMAGES = "images"
@@ -182,7 +179,7 @@ def render_pictures(data: StudyData) -> dict[str, bytes]:
     findings = find(data)
     if findings is None:
         return {}
-    arms = [found.arm for found in findings.arms]
+    arms = [arm.arm for arm in findings.arms]
     groups = {arm: group for arm in arms if (group := data.group(arm)) is not None}
     styles = dict(zip(arms, line_styles(list(rule_labels(data, arms).values())), strict=True))
     name = data.study.name
@@ -226,7 +223,7 @@ def compose(data: StudyData) -> list[Block]:
         Picture(f"{name}-payoff.png", "Speed-up in time against the share of sampling, by arm"),
         *_weights_along_the_way(findings),
         "## Learning rates",
-        f"Each arm was tuned on seeds apart from the reported ones ({_listed(study.ladder.seeds)}), for "
+        f"Each arm was tuned on seeds apart from the reported ones ({', '.join(map(str, study.ladder.seeds))}), for "
         f"{study.ladder.backward_passes} backward passes a run, upwards until its accuracy fell by more than "
         f"{100 * study.ladder.drop:g} points.",
         ladder_table(findings),
@@ -250,15 +247,15 @@ def conclusion(data: StudyData, findings: Findings) -> list[str]:
         f"({base.learning_rate:g}), reaches {percent(base.final)}: mean and 95% interval over {len(base.seeds)} "
         "seeds. Every other arm is compared with it at its own best rate."
     ]
-    for spent in sorted({cost.cost for found in findings.candidates for cost in found.passes}):
-        pairs = [(found.label, cost) for found in findings.candidates for cost in found.passes if cost.cost == spent]
+    for spent in sorted({cost.cost for arm in findings.candidates for cost in arm.passes}):
+        pairs = [(arm.label, cost) for arm in findings.candidates for cost in arm.passes if cost.cost == spent]
         lines.append(f"At {spent:g} backward passes: {_by_claim(pairs)}.")
-    steps = [(f"{found.label} at {cost.cost:g}", cost) for found in findings.candidates for cost in found.steps]
+    steps = [(f"{arm.label} at {cost.cost:g}", cost) for arm in findings.candidates for cost in arm.steps]
     if steps:
         lines.append(f"At equal steps: {_by_claim(steps)}.")
-    lines += [f"{found.label} {_pays(found)}." for found in findings.candidates]
+    lines += [f"{arm.label} {_pays(arm)}." for arm in findings.candidates]
     if findings.missing:
-        lines.append(f"Not complete yet, and so not compared: {_listed(findings.missing)}.")
+        lines.append(f"Not complete yet, and so not compared: {', '.join(findings.missing)}.")
     return lines
 
 
@@ -266,24 +263,24 @@ def _by_claim(pairs: Sequence[tuple[str, EqualCost]]) -> str:
     """Labels with their differences, by what the corrected test carries and never more."""
     claims: dict[str, list[str]] = {"higher": [], "lower": [], _NOT_SHOWN: []}
     for label, cost in pairs:
-        shown = cost.adjusted is not None and cost.adjusted < 0.05
-        claim = ("higher" if cost.difference.mean > 0 else "lower") if shown else _NOT_SHOWN
+        significant = cost.adjusted is not None and cost.adjusted < 0.05
+        claim = ("higher" if cost.difference.mean > 0 else "lower") if significant else _NOT_SHOWN
         claims[claim].append(f"{label} {points(cost.difference)}")
-    return "; ".join(f"{claim}: {', '.join(found)}" for claim, found in claims.items() if found)
+    return "; ".join(f"{claim}: {', '.join(arms)}" for claim, arms in claims.items() if arms)
 
 
-def _pays(found: ArmFindings) -> str:
-    match = found.matches[-1]
-    if found.payoff is None:
-        return f"has no speed-up stated: {match.reached} of {len(found.seeds)} seeds reached {goal(match)}"
-    even = found.payoff.break_even if found.payoff.passes > 1 else None
-    ratio = found.payoff.steps
+def _pays(arm: ArmFindings) -> str:
+    match = arm.matches[-1]
+    if arm.payoff is None:
+        return f"has no speed-up stated: {match.reached} of {len(arm.seeds)} seeds reached {goal(match)}"
+    even = arm.payoff.break_even if arm.payoff.passes > 1 else None
+    ratio = arm.payoff.steps
     steps = f"needs {ratio_words(ratio.mean, 'steps')} to {goal(match)}{ratio_bounds(ratio, 'steps')}"
     if even is None:
         return steps
     if even.low is not None and even.high is not None and even.high < 1:
-        shown = f"{100 * max(0.0, even.high):.0f}%"
-        return f"{steps} and saves time where sampling takes {shown} of a step or more (break-even {share(even)})"
+        least = f"{100 * max(0.0, even.high):.0f}%"
+        return f"{steps} and saves time where sampling takes {least} of a step or more (break-even {share(even)})"
     if share(even) == NEVER:
         return f"{steps} and saves time at no share of sampling"
     return f"{steps}; no share of sampling is shown at which it saves time (break-even {share(even)})"
@@ -291,19 +288,19 @@ def _pays(found: ArmFindings) -> str:
 
 def _weights_along_the_way(findings: Findings) -> list[Block]:
     """The look-ahead that costs no pass; nothing for a study without it."""
-    found = findings.extrapolated
-    if found is None:
+    moved = findings.extrapolated
+    if moved is None:
         return []
-    row = (found.label, percent(found.before), percent(found.extrapolated), percent(found.after))
-    differences = (points(found.gained), points(found.missed))
-    header = ("arm", f"step {found.step}", f"extrapolated to {found.target:g}", f"step {found.target:g}")
+    row = (moved.label, percent(moved.before), percent(moved.extrapolated), percent(moved.after))
+    differences = (points(moved.gained), points(moved.missed))
+    header = ("arm", f"step {moved.step}", f"extrapolated to {moved.target:g}", f"step {moved.target:g}")
     return [
         "## Weights extrapolated along training",
-        f"The change of the weights up to step {found.step}, times {found.target / found.step:g}: a look-ahead that "
+        f"The change of the weights up to step {moved.step}, times {moved.target / moved.step:g}: a look-ahead that "
         "costs no pass.",
         Table(
             "Accuracy in %, and differences of the extrapolated weights in points, with 95% intervals over seeds",
-            (*header, f"to step {found.step}", f"to step {found.target:g}"),
+            (*header, f"to step {moved.step}", f"to step {moved.target:g}"),
             ((*row, *differences),),
         ),
     ]
@@ -312,40 +309,38 @@ def _weights_along_the_way(findings: Findings) -> list[Block]:
 def _method(data: StudyData, findings: Findings) -> list[str]:
     study = data.study
     versions = data.conditions.get("packages") or {}
-    shown = ", ".join(f"{name} {versions[name]}" for name in ("torch", "vllm", "deepspeed") if name in versions)
+    engines = ", ".join(f"{name} {versions[name]}" for name in ("torch", "vllm", "deepspeed") if name in versions)
+    num_tuned = sum(key.stage == "ladder" for key in data.curves)
+    ends = [
+        f"{arm.label} collapsed in {arm.collapsed} and diverged in {arm.diverged} of {len(arm.seeds)} runs"
+        for arm in findings.arms
+        if arm.collapsed or arm.diverged
+    ]
     lines = [
-        f"Preset `{study.preset}`, seeds {_listed(study.seeds)}, {study.backward_passes} backward passes a run, "
+        f"Preset `{study.preset}`, seeds {', '.join(map(str, study.seeds))}, "
+        f"{study.backward_passes} backward passes a run, "
         f"evaluated every {study.evaluate_every} passes.",
         *study.remarks,
         "Differences are paired by seed: t-intervals over seeds, bootstrap over problems, geometric means of ratios, "
         "Holm's correction over all comparisons of a table.",
         "`would show`: the smallest true difference that this number of seeds shows with 80% probability.",
-        f"Outcomes: {_outcomes(findings)}.",
-        f"Runs: {len(data.curves)}, of which {sum(key.stage == 'ladder' for key in data.curves)} for tuning. {shown}.",
+        f"Outcomes: {'; '.join(ends) or 'no reported run diverged or collapsed'} (a run collapses when it ends below "
+        f"{100 * COLLAPSED:.0f}% of its peak).",
+        f"Runs: {len(data.curves)}, of which {num_tuned} for tuning. {engines}.",
     ]
     unequal = data.conditions.get("unequal") or []
     if unequal:
-        lines.append(f"Conditions that differ between runs and should not: {_listed(unequal)}.")
+        lines.append(f"Conditions that differ between runs and should not: {', '.join(unequal)}.")
     return lines
-
-
-def _outcomes(findings: Findings) -> str:
-    bad = [
-        f"{found.label} collapsed in {found.collapsed} and diverged in {found.diverged} of {len(found.seeds)} runs"
-        for found in findings.arms
-        if found.collapsed or found.diverged
-    ]
-    rule = f"a run collapses when it ends below {100 * COLLAPSED:.0f}% of its peak"
-    return f"{'; '.join(bad) or 'no reported run diverged or collapsed'} ({rule})"
 
 
 def _open_questions(data: StudyData, findings: Findings) -> list[str]:
     lines = ["One task, one small policy: whether the order of arms holds for large models is not tested here."]
-    edge = [found.label for found in findings.arms if found.at_end_of_ladder]
+    edge = [arm.label for arm in findings.arms if arm.at_end_of_ladder]
     if edge:
-        lines.append(f"The best rate is the highest that was tried, so a better one may exist: {_listed(edge)}.")
+        lines.append(f"The best rate is the highest that was tried, so a better one may exist: {', '.join(edge)}.")
     if findings.missing:
-        lines.append(f"Arms without all seeds: {_listed(findings.missing)}.")
+        lines.append(f"Arms without all seeds: {', '.join(findings.missing)}.")
     if len(data.study.ladder.seeds) == 1:
         lines.append("Learning rates were chosen on one tuning seed, so neighbouring rates may be as good.")
     return lines
@@ -369,24 +364,15 @@ def as_markdown(blocks: Sequence[Block]) -> str:
 
 def as_html(title: str, blocks: Sequence[Block]) -> str:
     """A page without scripts; text is escaped."""
-    body = "\n".join(_html_block(block) for block in blocks)
-    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{PAGE_STYLE}</style>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
+    return html_page(title, [_html_block(block) for block in blocks])
 
 
 def _html_block(block: Block) -> str:
     if isinstance(block, Table):
-        head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in block.header)
-        rows = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>" for cells in block.rows)
-        caption = f"<caption>{html.escape(block.title)}</caption>"
-        return f'<div class="wide"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+        return html_table(block, block.title)
     if isinstance(block, Picture):
         return f'<img src="{IMAGES}/{html.escape(block.file)}" alt="{html.escape(block.alt)}">'
     if isinstance(block, list):
         return f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in block)}</ul>"
     level = len(block) - len(block.lstrip("#"))
     return f"<h{level}>{html.escape(block[level:].strip())}</h{level}>" if level else f"<p>{html.escape(block)}</p>"
-
-
-def _listed(items: Sequence[object]) -> str:
-    return ", ".join(map(str, items))

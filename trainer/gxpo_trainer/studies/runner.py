@@ -119,12 +119,10 @@ class StudyRunner:
 
 def read_results(study: Study, root: Path) -> dict[RunKey, RunResult]:
     """The results of all complete runs in a study's folder."""
-    found: dict[RunKey, RunResult] = {}
-    while True:
-        new = {key: result for key in pending(study, found) if (result := read_result(root, key)) is not None}
-        if not new:
-            return found
-        found |= new
+    results: dict[RunKey, RunResult] = {}
+    while new := {key: result for key in pending(study, results) if (result := read_result(root, key)) is not None}:
+        results |= new
+    return results
 
 
 def read_result(root: Path, key: RunKey) -> RunResult | None:

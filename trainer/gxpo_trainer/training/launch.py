@@ -8,12 +8,14 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Literal, Self
 
 from gxpo_trainer.config.base import idle_phase
 from gxpo_trainer.errors import Stalled, TrainingError
+from gxpo_trainer.jsonl import write_json
 from gxpo_trainer.reporting.outcome import OUTCOME, Outcome, failure_message, is_recoverable, reason_of
 from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.reporting.uploader import PREPARING, ControlRequest, ServiceAddress, Uploader
@@ -171,12 +173,12 @@ class Launch:
 
     def _write(self, outcome: Outcome) -> None:
         try:
-            outcome.write(self.out_dir)
+            write_json(self.out_dir / OUTCOME, asdict(outcome))
         except OSError as error:  # such as a full disk; the error that ended the run must still be reported
             _print(f"cannot write {self.out_dir / OUTCOME}: {error}")
 
     def _finish(self, uploader: Uploader, outcome: Outcome | None) -> None:
-        delivered = uploader.finish(outcome.as_dict() if outcome else None)
+        delivered = uploader.finish(asdict(outcome) if outcome else None)
         for message in uploader.take_events():
             _print(f"upload refused: {message}")
         if not delivered and uploader.fenced is None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gxpo_trainer.config.engines import Transport
+from gxpo_trainer.config.engines import WEIGHT_BUCKET_BYTES, Transport
 
 _CHUNK = 1 << 19  # words
 
@@ -75,8 +75,6 @@ def _splitmix64(counter: Any) -> Any:
         return z ^ (z >> np.uint64(31))
 
 
-BUCKET_BYTES = 512 * 2**20
-"""Largest bucket. Two are in use at a time: one is filled while the engines load the other."""
 _ALIGNMENT = 64
 
 
@@ -141,7 +139,7 @@ class BucketPacker:
         self,
         named_tensors: Iterator[tuple[str, torch.Tensor]],
         dtype: torch.dtype | None = None,
-        capacity: int = BUCKET_BYTES,
+        capacity: int = WEIGHT_BUCKET_BYTES,
     ) -> None:
         self._stream, self._dtype, self._capacity = named_tensors, dtype, capacity
         self._current = next(self._stream, None)
