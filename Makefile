@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed-$(DEVICE)-$(shell cat $(SOURCES) | sha256sum | cut -
 # a launch of a run takes twice the CPU time. The installer leaves the compiling to the first import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo up test check types bench gpu-check fuzz mutants lock lock-gpu docs screenshots compose-test
+.PHONY: help setup demo up test test-all check types bench gpu-check fuzz mutants lock lock-gpu docs screenshots compose-test
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,8 +33,13 @@ up: setup  ## start API, scheduler, Ray and dashboard on this machine; Ctrl-C en
 	$(VENV)/bin/gxpo up
 
 # One thread for each process of tests: several that wait spinning for each other take twice as long. Engines set their own.
-test: setup  ## the whole test suite, in JOBS processes
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PYTHON) -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+
+test: setup  ## each property once, on real engines where it needs them, in JOBS processes; see docs/tests.md
+	$(PYTEST)
+
+test-all: setup  ## every test: all combinations, both databases throughout, chaos, two nodes, tutorials with engines
+	$(PYTEST) --tier all
 
 check: setup  ## ruff, mypy (strict), import-linter, and a strict build of the documentation
 	$(VENV)/bin/ruff check .
@@ -50,7 +55,7 @@ bench: setup  ## measure against named peers; prints and saves JSON
 	$(PYTHON) -m benchmarks
 
 fuzz: setup  ## 20,000 generated requests to the API on each database, outside the suite
-	GXPO_FUZZ=50 $(PYTHON) -m pytest tests/integration/service/api/test_fuzz.py -n0 -s --timeout=0
+	GXPO_FUZZ=50 $(PYTHON) -m pytest --tier all tests/integration/service/api/test_fuzz.py -n0 -s --timeout=0
 
 mutants: setup  ## a mutation round over the pure modules, outside the suite (half an hour); see docs/mutants.md
 	PYTHONPATH=tests nice -n 10 $(PYTHON) -W ignore -m mutation --jobs $(JOBS) $(MUTANTS)

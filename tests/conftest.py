@@ -1,21 +1,57 @@
-"""The order in which several processes take the tests, what Hypothesis may judge, and the main module."""
+"""Tiers of tests, the order in which several processes take them, and what every test shares."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
+from support.durations import Durations
+from support.tiers import SELECTIONS, tier
 
 # A busy machine is no failure: no test depends on the clock.
 hypothesis.settings.register_profile("default", hypothesis.settings.default, deadline=None)
 hypothesis.settings.load_profile("default")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What starts engines first: a file of minutes that one process takes last is waited for by all others."""
-    items.sort(key=lambda item: item.get_closest_marker("engine") is None)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    choices = "; ".join(f"{name}: {what}" for name, what in SELECTIONS.items())
+    parser.addoption("--tier", choices=SELECTIONS, default="short", help=choices)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if file := os.environ.get("GXPO_TEST_TIMES"):
+        config.pluginmanager.register(Durations(Path(file).resolve()))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    selection = config.getoption("tier")
+    return (
+        f"tier: {selection}, {SELECTIONS[selection]} (--tier {'|'.join(SELECTIONS)}; what is named by id always runs)"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tier, and what was named by id; put what starts engines first.
+
+    A file of minutes that one process takes last is waited for by all others. Tests of one `xdist_group` share what is
+    started for them, so one process takes them all; a group is a file, unless a mark says otherwise.
+    """
+    selection = config.getoption("tier")
+    named = tuple(argument.split("::", 1)[1] for argument in config.args if "::" in argument)
+    kept = [
+        item
+        for item in items
+        if selection in ("all", tier(item)) or (named and item.nodeid.split("::", 1)[1].startswith(named))
+    ]
+    config.hook.pytest_deselected(items=[item for item in items if item not in {*kept}])
+    items[:] = sorted(kept, key=lambda item: item.get_closest_marker("engine") is None)
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 @pytest.fixture(autouse=True)

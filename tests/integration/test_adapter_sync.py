@@ -17,7 +17,7 @@ from sampler_actor import FIRST_LETTER, LETTERS, BreakableSamplerActor, save_pol
 
 from gxpo_trainer.config import LoraConfig
 from gxpo_trainer.errors import WeightSyncMismatch
-from gxpo_trainer.learner.publisher import adapter_weights
+from gxpo_trainer.learner.full_weights import adapter_weights
 from gxpo_trainer.rollout.engine_actor import remote_sampler
 from gxpo_trainer.rollout.requests import SampleRequest, SamplerSettings, SamplingSettings
 from gxpo_trainer.types import Prompt

@@ -104,6 +104,7 @@ def test_versions_are_one_step_behind_but_after_checkpoints(whole: Path) -> None
     assert not undocumented({name for row in rows for name in row})
 
 
+@pytest.mark.long("deaths, once more ahead of the learner")
 def test_a_learner_that_dies_with_batches_in_flight_repeats_no_sample(
     tmp_path: Path, small_run: Any, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +152,7 @@ def stopped(config: RunConfig, folder: Path, number: signal.Signals) -> int:
     return process.returncode
 
 
+@pytest.mark.long("deaths, once more ahead of the learner")
 def test_a_killed_driver_resumes_as_the_uninterrupted_run(tmp_path: Path, small_run: Any, whole: Path) -> None:
     stopped(ahead(small_run), tmp_path, signal.SIGKILL)
     out = tmp_path / "run"
@@ -159,6 +161,7 @@ def test_a_killed_driver_resumes_as_the_uninterrupted_run(tmp_path: Path, small_
     assert_equal_to_the_bit(out, whole)
 
 
+@pytest.mark.long("deaths, once more ahead of the learner")
 def test_a_terminated_run_leaves_no_step_and_no_sample_behind(tmp_path: Path, small_run: Any) -> None:
     """SIGTERM finds a batch under way, which the checkpoint does not contain: the resumed run samples its prompts."""
     assert stopped(ahead(small_run), tmp_path, signal.SIGTERM) == 128 + signal.SIGTERM
@@ -173,6 +176,7 @@ def test_a_terminated_run_leaves_no_step_and_no_sample_behind(tmp_path: Path, sm
     assert read_metrics(out)[done]["metrics"]["rollout/staleness_max"] == 0
 
 
+@pytest.mark.long("a whole run of what test_conversations proves")
 def test_weights_change_between_the_tokens_of_a_sample_which_names_the_versions(
     tmp_path: Path, small_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +261,7 @@ class Policies:
         return self._out / "checkpoints" / f"step-{version:08d}" / "policy"
 
 
+@pytest.mark.long("two further runs, for two depths")
 def test_a_learner_that_does_not_move_takes_the_same_gradients_at_any_depth(
     tmp_path: Path, small_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

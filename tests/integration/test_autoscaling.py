@@ -15,7 +15,7 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.reporting.reading import read_metrics
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long("autoscaling")]
 
 
 def test_a_run_brings_its_worker_and_lets_it_go(tmp_path: Path, small_run: Callable[..., RunConfig]) -> None:

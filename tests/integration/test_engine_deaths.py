@@ -151,6 +151,7 @@ def test_engines_that_die_in_any_phase_of_shared_gpus_come_back(fleet: Fleet, mo
     assert len(fleet.events) == 6
 
 
+@pytest.mark.long("further moments of a death")
 def test_an_engine_that_dies_beside_a_resident_learner_starts_when_it_is_idle(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +175,7 @@ def test_an_engine_that_dies_beside_a_resident_learner_starts_when_it_is_idle(
     assert all(engine.ready for engine in engines.all)
 
 
+@pytest.mark.long("further moments of a death")
 def test_scores_come_from_the_engines_that_are_left(fleet: Fleet) -> None:
     fleet.pool.devices = fleet.learners.devices = SeparateDevices()
     fleet.pool.engines.await_ready(every=True)
@@ -196,6 +198,7 @@ def shorten_timeout(actor: Any) -> None:
     broadcast.TIMEOUT_S = 15.0
 
 
+@pytest.mark.long("further moments of a death")
 @pytest.mark.parametrize("moment", ["open_broadcast", "send"])
 def test_a_broadcast_that_lost_a_member_is_sent_to_the_others(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -224,6 +227,7 @@ def test_a_broadcast_that_lost_a_member_is_sent_to_the_others(
     fleet.train(fleet.collect())
 
 
+@pytest.mark.long("further moments of a death")
 def test_a_learner_that_starts_again_opens_a_new_broadcast_group(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet.pool.devices = fleet.learners.devices = SeparateDevices()
     fleet.pool.engines.await_ready(every=True)

@@ -63,7 +63,9 @@ def assert_is_a_conversation(row: dict[str, Any]) -> int:
     return checked
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["strict", "ahead"])
+@pytest.mark.parametrize(
+    "ahead", [False, pytest.param(True, marks=pytest.mark.long("a second whole run"))], ids=["strict", "ahead"]
+)
 def test_a_run_learns_from_conversations(tmp_path: Path, small_run: Any, ahead: bool) -> None:
     rollout = {"async_depth": 1, "update_in_flight": True} if ahead else {}
     evaluation = {"num_problems": 48, "samples_per_prompt": 4}
@@ -96,6 +98,7 @@ def test_a_run_learns_from_conversations(tmp_path: Path, small_run: Any, ahead: 
     assert not [event for event in read_events(tmp_path / "run") if event["kind"] in ("verifier_failed", "stalled")]
 
 
+@pytest.mark.long("deaths, once more with environments")
 def test_a_learner_that_dies_in_the_middle_of_episodes_repeats_its_step_once(
     tmp_path: Path, small_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +134,7 @@ def test_a_learner_that_dies_in_the_middle_of_episodes_repeats_its_step_once(
     assert sum(map(assert_is_a_conversation, samples)) > 12
 
 
+@pytest.mark.long("two evaluations in full")
 def test_gxpo_eval_plays_in_the_environment(tmp_path: Path) -> None:
     common = ["eval", "--model", "starter-tools", "--benchmark", "word_problems", "--samples", "4", "--problems", "24"]
     played, single = tmp_path / "played.jsonl", tmp_path / "single.jsonl"
@@ -145,6 +149,7 @@ def test_gxpo_eval_plays_in_the_environment(tmp_path: Path) -> None:
     assert with_tool["scores"]["pass@1"] > without["scores"]["pass@1"]
 
 
+@pytest.mark.long("deaths, once more with environments")
 def test_seeded_conversations_do_not_depend_on_engines_and_their_deaths(small_run: Any) -> None:
     """The requests of a killed engine begin again in the other, with new episodes."""
     placement = {"learner_cpus": 0.1, "verifier_cpus": 0.1, "sampler_cpus": 0.3, "sampler_threads": 1, "samplers": 2}

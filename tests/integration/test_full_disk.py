@@ -18,7 +18,11 @@ from gxpo_trainer.reporting.reading import read_events, read_metrics
 from gxpo_trainer.training.launch import Launch
 from gxpo_trainer.training.run import train_run
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.usefixtures("ray_on_loopback"),
+    pytest.mark.long("a whole run of what test_learner_group proves"),
+]
 
 
 def limit_files(num_bytes: int) -> Callable[[Any], None]:

@@ -20,7 +20,7 @@ from gxpo_trainer.rollout.pool import RolloutPool
 from gxpo_trainer.rollout.verification import VerifierHandle
 from gxpo_trainer.training.run import train_run
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback"), pytest.mark.long("chaos at length")]
 
 
 class Stopper:

@@ -13,6 +13,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,26 @@ def learner_cases() -> dict[str, tuple[str, dict[str, Any]]]:
     return cases
 
 
+SHORT_CUTS = ((1, 0), (2, 3))
+"""Ranks and ZeRO stage of what `make test` runs: nothing is partitioned, or everything."""
+BASELINES = ((1, "bf16-1"), (1, "bf16-lora-1"), (1, "unclipped-2"))
+"""What the short tier needs besides."""
+
+
+def is_short(world: int, case: str | int) -> bool:
+    """Whether `make test` runs a case (`name-stage`), or a stage, on that many ranks."""
+    return (world, case) in BASELINES or (world, int(str(case).rpartition("-")[2])) in SHORT_CUTS
+
+
+def on_ranks(name: str, values: Sequence[str | int]) -> pytest.MarkDecorator:
+    """Parametrize `world` and `name`; what `make test` leaves out is marked."""
+    long = pytest.mark.long("further ZeRO stages and ranks")
+    both = [
+        pytest.param(world, value, marks=() if is_short(world, value) else long) for value in values for world in WORLDS
+    ]
+    return pytest.mark.parametrize(("world", name), both)
+
+
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A random Qwen2 whose width is odd, so that many tensors have an odd number of elements."""
@@ -99,17 +120,19 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Results:
-    """What the ranks saw, by world size; they run when it is first asked for."""
+    """What the ranks saw; those of a number of ranks and a tier start when one of their cases is first loaded."""
 
     def __init__(self, model: str, factory: pytest.TempPathFactory) -> None:
         self._model, self._factory = model, factory
-        self._folders: dict[int, Path] = {}
+        self._folders: dict[tuple[int, bool], Path] = {}
 
     def load(self, world: int, case: str) -> dict[str, Any]:
-        if world not in self._folders:
+        short = is_short(world, case)
+        if (world, short) not in self._folders:
             folder = self._factory.mktemp(f"world{world}")
-            self._folders[world] = run_ranks(world, self._model, folder, learner_cases())
-        return torch.load(self._folders[world] / f"{case}.pt", weights_only=True)
+            cases = {name: job for name, job in learner_cases().items() if is_short(world, name) == short}
+            self._folders[world, short] = run_ranks(world, self._model, folder, cases)
+        return torch.load(self._folders[world, short] / f"{case}.pt", weights_only=True)
 
 
 @pytest.fixture(scope="module")
@@ -179,8 +202,7 @@ def lora_reference(model_folder: str) -> dict[str, Any]:
 # ---- the properties -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("case", [*(f"steps-{s}" for s in STAGES), "one-pass-0", "one-pass-3", "packed-0", "packed-3",
+@on_ranks("case", [*(f"steps-{s}" for s in STAGES), "one-pass-0", "one-pass-3", "packed-0", "packed-3",
                                   "recomputed-0", "recomputed-3"])  # fmt: skip
 def test_two_adamw_steps_equal_plain_torch(results: Results, reference: dict[str, Any], world: int, case: str) -> None:
     found = results.load(world, case)
@@ -194,8 +216,7 @@ def test_two_adamw_steps_equal_plain_torch(results: Results, reference: dict[str
     assert found["optimizer_step"] == 2
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("case", [*(f"steps-lora-{s}" for s in STAGES), "recomputed-lora-3"])
+@on_ranks("case", [*(f"steps-lora-{s}" for s in STAGES), "recomputed-lora-3"])
 def test_two_lora_steps_equal_plain_torch(
     results: Results, lora_reference: dict[str, Any], world: int, case: str
 ) -> None:
@@ -206,8 +227,7 @@ def test_two_lora_steps_equal_plain_torch(
     assert found["num_parameters"] == sum(t.numel() for t in start.values())
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("stage", STAGES)
+@on_ranks("stage", STAGES)
 def test_full_weights_are_the_merged_plain_model(
     results: Results, lora_reference: dict[str, Any], reference: dict[str, Any], world: int, stage: int
 ) -> None:
@@ -222,8 +242,7 @@ def test_full_weights_are_the_merged_plain_model(
         torch.testing.assert_close(found[name], weight, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("stage", STAGES)
+@on_ranks("stage", STAGES)
 def test_gradients_stay_readable_after_the_step_and_all_shards_are_aligned(
     results: Results, reference: dict[str, Any], world: int, stage: int
 ) -> None:
@@ -236,8 +255,7 @@ def test_gradients_stay_readable_after_the_step_and_all_shards_are_aligned(
     assert results.load(world, f"steps-{stage}")["num_parameters"] == total
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("stage", STAGES)
+@on_ranks("stage", STAGES)
 def test_sequences_without_advantage_are_counted_but_not_backpropagated(
     results: Results, model_folder: str, world: int, stage: int
 ) -> None:
@@ -254,8 +272,7 @@ def test_sequences_without_advantage_are_counted_but_not_backpropagated(
         assert relative_error(*pair, *reference) < 1e-3
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("stage", STAGES)
+@on_ranks("stage", STAGES)
 def test_statistics_and_gap_do_not_depend_on_stage_or_world_size(
     results: Results, reference: dict[str, Any], world: int, stage: int
 ) -> None:
@@ -267,8 +284,7 @@ def test_statistics_and_gap_do_not_depend_on_stage_or_world_size(
     assert found["statistics"][0]["ratio_mean"] == pytest.approx(1.0, abs=1e-7)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("stage", STAGES)
+@on_ranks("stage", STAGES)
 def test_written_parameters_reach_the_forward_pass_when_published(
     results: Results, model_folder: str, world: int, stage: int
 ) -> None:
@@ -281,8 +297,7 @@ def test_written_parameters_reach_the_forward_pass_when_published(
     assert found["norm"] == pytest.approx(plain.gradient()[1], rel=1e-3)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("stage", STAGES[1:])
+@on_ranks("stage", STAGES[1:])
 def test_bf16_masters_are_fp32_and_published_rounded(results: Results, world: int, stage: int) -> None:
     found = results.load(world, f"bf16-written-{stage}")
     for name, before in found["before"].items():
@@ -290,8 +305,7 @@ def test_bf16_masters_are_fp32_and_published_rounded(results: Results, world: in
         assert torch.equal(found["after"][name], (before.float() * 1.5).bfloat16())
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("stage", STAGES[1:])
+@on_ranks("stage", STAGES[1:])
 def test_bf16_gradients_are_accumulated_in_fp32(
     results: Results, reference: dict[str, Any], world: int, stage: int
 ) -> None:
@@ -302,27 +316,23 @@ def test_bf16_gradients_are_accumulated_in_fp32(
     assert lora["norms"] == pytest.approx(results.load(1, "bf16-lora-1")["norms"], rel=2e-3)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("case", [*(f"rollback-{s}" for s in STAGES), "momentum-3"])
+@on_ranks("case", [*(f"rollback-{s}" for s in STAGES), "momentum-3"])
 def test_writing_the_optimizer_state_back_undoes_steps_bit_for_bit(results: Results, world: int, case: str) -> None:
     found = results.load(world, case)
     assert found == {"moved": True, "equal": True, "step": 3}
 
 
-@pytest.mark.parametrize("case", [*(f"parked-{s}" for s in STAGES), *(f"bf16-parked-{s}" for s in STAGES[1:])])
-@pytest.mark.parametrize("world", WORLDS)
+@on_ranks("case", [*(f"parked-{s}" for s in STAGES), *(f"bf16-parked-{s}" for s in STAGES[1:])])
 def test_a_learner_whose_memory_was_parked_continues_bit_for_bit(results: Results, world: int, case: str) -> None:
     assert set(results.load(world, case).values()) == {True}
 
 
-@pytest.mark.parametrize("stage", ENDS)
-@pytest.mark.parametrize("world", WORLDS)
+@on_ranks("stage", ENDS)
 def test_copies_of_a_rule_and_of_the_canary_leave_with_the_learner(results: Results, world: int, stage: int) -> None:
     assert set(results.load(world, f"parked-rank-{stage}").values()) == {True}
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("case", [*(f"loaded-{s}" for s in STAGES), "loaded-bf16-3", "loaded-lora-3"])
+@on_ranks("case", [*(f"loaded-{s}" for s in STAGES), "loaded-bf16-3", "loaded-lora-3"])
 def test_a_learner_starts_with_the_weights_and_buffers_of_the_whole_model(
     results: Results, world: int, case: str
 ) -> None:
@@ -331,8 +341,7 @@ def test_a_learner_starts_with_the_weights_and_buffers_of_the_whole_model(
     assert "lacks the weight" in found["refused"]
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("stage", STAGES)
+@on_ranks("stage", STAGES)
 def test_the_reference_is_the_start_policy_to_the_bit(
     results: Results, reference: dict[str, Any], world: int, stage: int
 ) -> None:
@@ -347,8 +356,7 @@ def test_the_reference_is_the_start_policy_to_the_bit(
         assert found["resident"] == 0
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("case", [*(f"checkpoint-{s}" for s in STAGES), *(f"bf16-checkpoint-{s}" for s in STAGES[1:])])
+@on_ranks("case", [*(f"checkpoint-{s}" for s in STAGES), *(f"bf16-checkpoint-{s}" for s in STAGES[1:])])
 def test_a_loaded_state_continues_bit_for_bit(results: Results, world: int, case: str) -> None:
     found = results.load(world, case)
     assert found["equal"]
@@ -361,16 +369,14 @@ def test_a_loaded_state_continues_bit_for_bit(results: Results, world: int, case
     assert all(reason in message for message, reason in zip(found["refused"], reasons, strict=True))
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("stage", STAGES)
+@on_ranks("stage", STAGES)
 def test_a_gxpo_step_equals_plain_torch(results: Results, model_folder: str, world: int, stage: int) -> None:
     found, expected = results.load(world, f"gxpo-{stage}"), gxpo_reference(model_folder)
     assert relative_error(found["before"], found["after"], expected["before"], expected["after"]) <= 1e-3
     assert (found["passes"], found["step"]) == (3, 4)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("case", [*(f"gxpo-{s}" for s in STAGES), *(f"replay-{s}" for s in ENDS)])
+@on_ranks("case", [*(f"gxpo-{s}" for s in STAGES), *(f"replay-{s}" for s in ENDS)])
 def test_a_rule_step_does_not_depend_on_stage_or_world_size(results: Results, world: int, case: str) -> None:
     found, single = results.load(world, case), results.load(1, f"{case.split('-')[0]}-0")
     assert relative_error(found["before"], found["after"], single["before"], single["after"]) <= 1e-3
@@ -378,9 +384,11 @@ def test_a_rule_step_does_not_depend_on_stage_or_world_size(results: Results, wo
         assert found["metrics"][name] == pytest.approx(value, rel=5e-3, abs=1e-5), name
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_unclipped_sgd_moves_along_the_gradient_itself(results: Results, model_folder: str, world: int) -> None:
-    found = results.load(world, "unclipped-2")
+@on_ranks("case", ["unclipped-2"])
+def test_unclipped_sgd_moves_along_the_gradient_itself(
+    results: Results, model_folder: str, world: int, case: str
+) -> None:
+    found = results.load(world, case)
     plain = PlainTorch(model_folder)
     start = plain.weights()
     _, norm, clipped = plain.gradient()
@@ -390,8 +398,7 @@ def test_unclipped_sgd_moves_along_the_gradient_itself(results: Results, model_f
     assert found["clipped"] == pytest.approx(found["norms"], rel=1e-6)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("stage", ENDS)
+@on_ranks("stage", ENDS)
 def test_old_logprobs_of_later_mini_batches_are_from_before_the_first_step(
     results: Results, reference: dict[str, Any], world: int, stage: int
 ) -> None:
@@ -403,8 +410,7 @@ def test_old_logprobs_of_later_mini_batches_are_from_before_the_first_step(
     assert found["gap"] == pytest.approx(reference["gap"], rel=1e-4)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("stage", STAGES)
+@on_ranks("stage", STAGES)
 def test_a_gradient_that_is_not_finite_is_refused_by_all_ranks_and_forgotten(
     results: Results, world: int, stage: int
 ) -> None:

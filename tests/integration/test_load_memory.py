@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long("a matrix of stages and dtypes")]
 
 RANKS = 2
 Measured = dict[tuple[str, int], list[dict[str, float]]]

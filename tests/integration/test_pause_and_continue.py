@@ -94,6 +94,7 @@ def test_a_resumed_run_is_the_uninterrupted_run_to_the_bit(tmp_path, small_run, 
     assert rows[3]["metrics"]["update/repeated_passes_total"] == twice > 0
 
 
+@pytest.mark.long("a whole run of what test_resharding proves")
 def test_a_run_goes_on_at_another_zero_stage_on_another_number_of_ranks(tmp_path, small_run, whole):
     """The third step starts from the same weights, so it samples the same answers; its gradient differs by rounding."""
     out = tmp_path / "run"
@@ -120,6 +121,7 @@ def test_a_run_goes_on_at_another_zero_stage_on_another_number_of_ranks(tmp_path
     assert found["grad/norm_g0"] == pytest.approx(expected["grad/norm_g0"], rel=1e-3)
 
 
+@pytest.mark.long("a pause without a service")
 def test_a_run_that_was_paused_is_the_uninterrupted_run_to_the_bit(tmp_path, small_run, whole, monkeypatch):
     """The pause comes between a step and the evaluation that is due after it."""
     out = tmp_path / "parts"

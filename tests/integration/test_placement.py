@@ -106,6 +106,7 @@ def test_a_run_on_cpus_with_a_transport_of_gpus_does_not_wait(two_cpus: str) -> 
         assert run.line().startswith('refused: placement: weight_transport = "nccl" needs GPUs, but this run uses CPUs')
 
 
+@pytest.mark.long("autoscaling")
 def test_a_cluster_grows_for_a_run_that_samples_ahead() -> None:
     gpus = {"CPU": 2, "GPU": 1}
     settings = {"device": "gpu", "async_depth": 1, "learner_cpus": 0.5, "sampler_cpus": 0.25}
@@ -115,6 +116,7 @@ def test_a_cluster_grows_for_a_run_that_samples_ahead() -> None:
         assert run.line() == "3 nodes"
 
 
+@pytest.mark.long("autoscaling")
 def test_a_cluster_without_workers_grows_for_a_run_and_shrinks_after_it() -> None:
     with running_head(0, autoscaling={"worker": {"CPU": 2}}) as address, runs(address, {}) as (run,):
         assert run.line() == "waiting for 2 CPUs (the cluster has no CPUs in total)"
@@ -133,6 +135,7 @@ def shared_gpus() -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.long("two nodes with GPUs")
 def test_each_learner_rank_shares_one_gpu_of_its_engine(shared_gpus: Any) -> None:
     assert shared_gpus["colocated"]
     first, second = (sorted(engine.split(",")) for engine in shared_gpus["engines"])
@@ -140,10 +143,12 @@ def test_each_learner_rank_shares_one_gpu_of_its_engine(shared_gpus: Any) -> Non
     assert shared_gpus["ranks"] == [*first, *second]
 
 
+@pytest.mark.long("two nodes with GPUs")
 def test_a_restarted_rank_gets_its_gpu_while_the_engine_holds_it(shared_gpus: Any) -> None:
     assert shared_gpus["restarted"] == [shared_gpus["ranks"][3]]
 
 
+@pytest.mark.long("two nodes with GPUs")
 def test_after_a_lost_node_the_gpus_of_the_new_one_are_used(shared_gpus: Any) -> None:
     assert sorted(shared_gpus["moved_engine"].split(",")) == ["6", "7"]
     assert shared_gpus["moved_rank"] == "6"

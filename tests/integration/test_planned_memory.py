@@ -18,7 +18,7 @@ from gxpo_trainer.planner.devices import assumptions_for, device_named
 from gxpo_trainer.planner.inputs import read_shape, workload_of
 from gxpo_trainer.planner.memory import learner_parts
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long("a matrix of stages, dtypes and rules")]
 
 WORLD = 2
 GXPO, SFPO, GRPO = {"name": "gxpo"}, {"name": "sfpo"}, {"name": "grpo"}

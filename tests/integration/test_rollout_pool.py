@@ -106,6 +106,7 @@ def test_a_tensor_parallel_engine_agrees_with_transformers_and_dies_with_its_wor
         pool.kill()
 
 
+@pytest.mark.long("a rare moment of a death")
 def test_an_engine_killed_in_its_start_is_restarted_and_one_that_cannot_start_ends_the_run(
     small_run: Any, tmp_path: Path
 ) -> None:

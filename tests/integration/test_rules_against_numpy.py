@@ -180,7 +180,12 @@ class Reference:
         self.theta = self.optim(theta, self.gradient(theta))
 
 
-@pytest.mark.parametrize("name", RULES)
+VARIANT = pytest.mark.long("variants of the predictor")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("grpo", "sfpo", "gradient") else VARIANT) for name in RULES]
+)
 def test_update_agrees_with_a_straight_line_reference(name):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -116,7 +116,9 @@ def start_actor(folder: Path, tensor_parallel: int = 1) -> Any:
     return remote_sampler(BreakableSamplerActor).options(**options).remote(settings)
 
 
-@pytest.fixture(scope="module", params=["tied", "untied"])
+@pytest.fixture(
+    scope="module", params=["tied", pytest.param("untied", marks=pytest.mark.long("the other kind of head"))]
+)
 def pair(request: pytest.FixtureRequest, cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp(request.param)
     torch.set_num_threads(1)

@@ -53,6 +53,7 @@ def test_an_outlier_of_the_gap_is_an_event_and_a_metric(grpo_run):
     assert [event["step"] for event in events] == [1, 2, 3]
 
 
+@pytest.mark.long("twenty steps; three of GXPO run in the short tier")
 def test_twenty_steps_of_gxpo_stay_on_policy_to_a_millionth(tmp_path, small_run):
     rule = {"name": "gxpo", "k": 5, "gate": {"threshold": 3.0, "warmup": 10}}
     config = small_run(
@@ -79,6 +80,7 @@ def test_twenty_steps_of_gxpo_stay_on_policy_to_a_millionth(tmp_path, small_run)
     assert named <= rows[-1]["time/step_s"]
 
 
+@pytest.mark.long("shared devices, once more with two engines and two ranks")
 def test_gxpo_at_another_temperature_takes_turns_with_its_engines(tmp_path, small_run, monkeypatch):
     """Two engines and two whole copies of the learner with shared devices; on CPUs vLLM ignores sleep and wake."""
     moves = []
@@ -168,6 +170,7 @@ def test_two_ranks_of_zero_2_with_lora_and_kl_train_and_export_an_adapter(tmp_pa
         assert left.allclose(right, atol=1e-6), name
 
 
+@pytest.mark.long("an adapter in another dtype")
 def test_an_adapter_in_bf16_passes_the_proofs_and_is_merged_in_fp32(tmp_path, small_run):
     import torch
     from safetensors.torch import load_file
@@ -191,6 +194,7 @@ def test_an_adapter_in_bf16_passes_the_proofs_and_is_merged_in_fp32(tmp_path, sm
     assert json.loads((folder / "policy" / "config.json").read_text())["dtype"] == "float32"
 
 
+@pytest.mark.long("a whole run with other data")
 def test_real_problems_train_a_qwen_shaped_policy_end_to_end(tmp_path, small_run):
     source = DATA / "math_train.jsonl"
     if not source.exists():

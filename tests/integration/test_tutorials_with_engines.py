@@ -10,7 +10,7 @@ from support.walkthrough import Reader, blocks, titled, tree_with_the_rule
 
 from gxpo_trainer.reporting.reading import read_metrics
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long("tutorials with engines")]
 PAGE = "tutorials/train-your-model.md"
 RULE = "--set learner.rule.name=lookahead --set learner.rule.k=2"
 

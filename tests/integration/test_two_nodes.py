@@ -34,6 +34,7 @@ def on_two_nodes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return out, done.stdout
 
 
+@pytest.mark.long("two nodes")
 def test_a_run_whose_learner_and_sampler_are_on_different_nodes(on_two_nodes: tuple[Path, str]) -> None:
     out, _ = on_two_nodes
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
@@ -65,11 +66,13 @@ def test_what_is_fetched_is_what_was_published(ray_on_loopback: None) -> None:
     local.close()
 
 
+@pytest.mark.long("two nodes")
 def test_weights_are_gone_for_other_nodes_with_the_learner_that_published_them(on_two_nodes: tuple[Path, str]) -> None:
     _, printed = on_two_nodes
     assert printed.splitlines()[-1].startswith("weights version 1 was lost from Ray's object store")
 
 
+@pytest.mark.long("two nodes")
 def test_the_stacks_of_a_process_on_another_node_are_read_there(on_two_nodes: tuple[Path, str]) -> None:
     _, printed = on_two_nodes
     assert "in wait_for_a_peer" in printed

@@ -24,6 +24,8 @@ from gxpo_services.outputs.metrics import decode, one_history
 from gxpo_services.run_states import TERMINAL
 from gxpo_trainer.jsonl import read_lines
 
+pytestmark = pytest.mark.long("chaos at length")
+
 STEPS = 16
 SCHEDULER = [str(Path(trainer.__file__).with_name("chaos_scheduler.py"))]
 QUICK = {

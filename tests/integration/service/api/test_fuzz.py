@@ -37,6 +37,8 @@ from sqlalchemy import Table
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import metadata
 
+pytestmark = pytest.mark.long("volume of generated requests")
+
 API = "/api/v1"
 CHECKS = [
     not_a_server_error,

@@ -18,6 +18,8 @@ from gxpo_services.scheduling import scheduler as module
 from gxpo_services.scheduling.scheduler import Scheduler
 from gxpo_services.settings import ServiceSettings
 
+pytestmark = pytest.mark.each_database
+
 NOW = 1_800_000_000.0
 WEEK_S = 7 * 24 * 3600
 BODY = {"preset": "demo", "name": "mine"}

@@ -17,6 +17,8 @@ from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import upgrade
 from gxpo_services.db.tables import Group
 
+pytestmark = pytest.mark.each_database
+
 
 @pytest.fixture
 def database(postgres: PostgresServer) -> Iterator[Database]:

@@ -17,6 +17,8 @@ from gxpo_services.outputs import events
 from gxpo_services.run_states import RunState
 from gxpo_services.runs.changes import last_event
 
+pytestmark = pytest.mark.each_database
+
 API = "/api/v1"
 WAITING = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
 

@@ -27,6 +27,8 @@ from gxpo_services.outputs.metric_series import Shape
 from gxpo_trainer.jsonl import plain
 from gxpo_trainer.reporting.reading import read_evaluations, read_metrics, read_samples
 
+pytestmark = pytest.mark.each_database
+
 NAMES = ("a", "b/c", "update/backward_passes_total", "rollout/tokens_total", "time/training_s", "eval/average/pass@1")
 VALUES = st.floats(-1e6, 1e6) | st.sampled_from([math.nan, math.inf, -math.inf])
 Rows = dict[str, list[dict[str, Any]]]

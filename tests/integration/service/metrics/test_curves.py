@@ -12,6 +12,8 @@ from support.reporting import body, launch, metric_row, send
 
 from gxpo_services.db.database import Database
 
+pytestmark = pytest.mark.each_database
+
 
 def grown(database: Database, steps: range, *, attempt: int = 1, launched: str | None = None, number: int = 1) -> str:
     """A run that reports loss = step/10 and its costs; 3 passes, 2 s, 50 tokens a step."""

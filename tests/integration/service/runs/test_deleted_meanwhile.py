@@ -19,6 +19,8 @@ from gxpo_services.runs import list as shown_repository
 from gxpo_services.runs import repository, service
 from gxpo_services.runs.changes import Changes
 
+pytestmark = pytest.mark.each_database
+
 API = "/api/v1"
 Delete = Callable[[str], None]
 

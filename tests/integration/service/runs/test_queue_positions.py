@@ -6,6 +6,7 @@ import random
 import sqlite3
 from pathlib import Path
 
+import pytest
 from sqlalchemy import event, insert, select, update
 from support import queued_runs as runs
 
@@ -13,6 +14,8 @@ from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Run
 from gxpo_services.run_states import RunState
 from gxpo_services.runs.list import shown_rows
+
+pytestmark = pytest.mark.each_database
 
 
 def add_queue(database: Database, amount: int) -> list[int]:

@@ -25,6 +25,8 @@ from gxpo_services.sweeps.service import make_group
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset
 
+pytestmark = pytest.mark.each_database
+
 API = "/api/v1"
 METRIC = "eval/average/pass@1"
 PRINCIPAL = Principal("t0", "tester", Role.SUBMITTER)

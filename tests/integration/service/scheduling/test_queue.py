@@ -21,6 +21,8 @@ from gxpo_services.scheduling import rounds
 from gxpo_services.scheduling.leases import MISFIT_S
 from gxpo_trainer.config import RunConfig
 
+pytestmark = pytest.mark.each_database
+
 S = RunState
 SCHEDULER = Path(__file__).parents[3] / "support" / "chaos_scheduler.py"
 

@@ -17,6 +17,8 @@ from gxpo_services.scheduling import retention
 from gxpo_services.scheduling.scheduler import CLEAN_EVERY_S
 from gxpo_services.settings import ServiceSettings
 
+pytestmark = pytest.mark.each_database
+
 DAY_S = 86_400.0
 FILES = ("train.log", "samples.jsonl", "metrics.jsonl")
 
