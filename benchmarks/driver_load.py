@@ -21,9 +21,9 @@ from gxpo_trainer.algo.batch import make_batch, shard
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.rollout.engines import Engine
 from gxpo_trainer.rollout.open_groups import Intake
-from gxpo_trainer.rollout.pool import RolloutPool
 from gxpo_trainer.rollout.requests import FinishedGroups, SampleRequest, SamplingSettings, StreamEnd
 from gxpo_trainer.runtime.placement import Placement
+from gxpo_trainer.training.runtime import build_pool
 from gxpo_trainer.types import Group, Prompt, Sample, Verdict
 
 ENGINES, HOSTS = 64, 4
@@ -122,7 +122,7 @@ def _measure() -> tuple[list[Figure], list[float]]:
             "placement": {"samplers": ENGINES},
         }
     )
-    pool = RolloutPool(config, Placement.decide(config), "none", lambda *_, **__: None, initial_version=0)
+    pool = build_pool(config, Placement.decide(config), "none", lambda *_, **__: None)
     options = {"num_cpus": 0, "max_concurrency": 2 * ENGINES}
     hosts = [ray.remote(StandInHost).options(**options).remote() for _ in range(HOSTS)]
     pool.engines.all = [

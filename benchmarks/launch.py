@@ -12,7 +12,7 @@ from benchmarks.rules import first_step_seconds
 ROUNDS = 3
 WITHOUT_GROUP = (
     "import sys; import gxpo_trainer.runtime.ray_session as session; from gxpo_trainer.cli import main; "
-    "session.reserve = lambda *_, **__: None; sys.exit(main(sys.argv[1:]))"
+    "session.reserve = lambda placement, **_: placement; sys.exit(main(sys.argv[1:]))"
 )
 
 

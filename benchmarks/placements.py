@@ -29,7 +29,7 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.jsonl import read_lines
 from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.reporting.reading import METRICS, read_events
-from gxpo_trainer.rollout.sources import RolloutPlanner
+from gxpo_trainer.rollout.sources import OnPolicyRollouts
 from gxpo_trainer.rollout.verification import VerifierHandle
 from gxpo_trainer.training.run import train_run
 
@@ -77,12 +77,12 @@ def config_of(name: str) -> RunConfig:
 @contextmanager
 def worker_killed_in_second_step(killed: list[int]) -> Iterator[None]:
     """Kill one worker of the second engine when the first groups of the second step have come."""
-    inner_collect, inner_submit = RolloutPlanner.collect, VerifierHandle.submit
+    inner_batch, inner_submit = OnPolicyRollouts.batch, VerifierHandle.submit
     present: dict[str, Any] = {}
 
-    def collect(self: Any, pool: Any, step: int, version: int) -> Any:
-        present.update(pool=pool, step=step)
-        return inner_collect(self, pool, step, version)
+    def batch(self: Any, step: int) -> Any:
+        present.update(pool=self._pool, step=step)
+        return inner_batch(self, step)
 
     def submit(self: Any, finished: Any, rewards: bool) -> Any:
         if present["step"] == 2 and not killed:
@@ -93,20 +93,21 @@ def worker_killed_in_second_step(killed: list[int]) -> Iterator[None]:
             os.kill(workers[0].pid, signal.SIGKILL)
         return inner_submit(self, finished, rewards)
 
-    RolloutPlanner.collect, VerifierHandle.submit = collect, submit  # type: ignore[method-assign]
+    OnPolicyRollouts.batch, VerifierHandle.submit = batch, submit  # type: ignore[method-assign]
     try:
         yield
     finally:
-        RolloutPlanner.collect, VerifierHandle.submit = inner_collect, inner_submit  # type: ignore[method-assign]
+        OnPolicyRollouts.batch, VerifierHandle.submit = inner_batch, inner_submit  # type: ignore[method-assign]
 
 
 @contextmanager
 def engines_killed(kills: int, killed: list[int], steps: list[Any]) -> Iterator[None]:
     """Kill two engines in each step, some while they sample and some later, until `kills` have died."""
-    inner, draw = RolloutPlanner.collect, random.Random(0)
+    inner, draw = OnPolicyRollouts.batch, random.Random(0)
     timers: list[threading.Timer] = []
 
-    def collect(self: Any, pool: Any, step: int, version: int) -> Any:
+    def batch(self: Any, step: int) -> Any:
+        pool = self._pool
         for timer in timers:
             timer.join()
         pool.engines.await_ready(every=True)
@@ -117,18 +118,18 @@ def engines_killed(kills: int, killed: list[int], steps: list[Any]) -> Iterator[
         for timer in timers:
             timer.start()
         killed.extend(pids)
-        found = inner(self, pool, step, version)
+        found = inner(self, step)
         groups = [group.group for group in found.groups]
         steps.append(
             [(group.prompt_token_ids.tolist(), [s.token_ids.tolist() for s in group.samples]) for group in groups]
         )
         return found
 
-    RolloutPlanner.collect = collect  # type: ignore[method-assign]
+    OnPolicyRollouts.batch = batch  # type: ignore[method-assign]
     try:
         yield
     finally:
-        RolloutPlanner.collect = inner  # type: ignore[method-assign]
+        OnPolicyRollouts.batch = inner  # type: ignore[method-assign]
 
 
 def _measure(name: str, out: Path) -> list[Figure]:

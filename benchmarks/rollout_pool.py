@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.measure import Figure, median, ratio, save
 from benchmarks.small_loop import small_loop
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.rollout.sources import RolloutPlanner
+from gxpo_trainer.rollout.sources import OnPolicyRollouts
 
 ROUNDS = 10
 MOST_SEQUENCES = 128
@@ -47,14 +47,14 @@ def config_of(samplers: int) -> RunConfig:
 
 @contextmanager
 def pool_of(samplers: int, cores: int = 2) -> Iterator[Any]:
-    """A pool on the starter policy, synced from a learner in this process, and a planner; all on so many cores."""
+    """A pool on the starter policy, synced from a learner in this process, and its rollouts; all on so many cores."""
     config, usable = config_of(samplers), os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(usable)[:cores])
     try:
         with small_loop(config) as loop, loop.learner() as (_, batches):
             loop.pool.sync(0)
             loop.pool.engines.await_ready(every=True)
-            yield loop.pool, batches.planner
+            yield loop.pool, batches.rollouts
     finally:
         os.sched_setaffinity(0, usable)
 
@@ -63,13 +63,13 @@ def main() -> None:
     rates: dict[tuple[int, int], list[float]] = {}
     syncs: dict[int, list[float]] = {}
     for samplers, cores in ((1, 1), (2, 2), (1, 2), (4, 2)):
-        with pool_of(samplers, cores) as (pool, planner):
+        with pool_of(samplers, cores) as (pool, rollouts):
             if cores == 2:
                 syncs[samplers] = [_seconds(lambda version: pool.sync(version), n + 1) for n in range(ROUNDS)]
             else:
                 pool.sync(ROUNDS)
             if samplers < 4:
-                rates[samplers, cores] = [_tokens_per_s(pool, planner, ROUNDS) for _ in range(ROUNDS)]
+                rates[samplers, cores] = [_tokens_per_s(rollouts, ROUNDS) for _ in range(ROUNDS)]
     figures: list[Figure] = [
         median("one engine, all on one core", rates[1, 1], "tokens/s"),
         median("one engine with a core to itself", rates[1, 2], "tokens/s"),
@@ -91,9 +91,9 @@ def _seconds(action: Any, *arguments: Any) -> float:
     return time.perf_counter() - begin
 
 
-def _tokens_per_s(pool: Any, planner: RolloutPlanner, version: int) -> float:
-    rollouts = planner.collect(pool, 1, version)
-    return rollouts.num_tokens / rollouts.rollout_s
+def _tokens_per_s(rollouts: OnPolicyRollouts, version: int) -> float:
+    batch = rollouts.batch(version + 1)
+    return batch.num_tokens / batch.rollout_s
 
 
 if __name__ == "__main__":

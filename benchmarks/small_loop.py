@@ -15,9 +15,10 @@ from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
 from gxpo_trainer.learner.models import STARTER_FOLDER, load_tokenizer
 from gxpo_trainer.learner.publisher import RankPublisher
 from gxpo_trainer.rollout.pool import RolloutPool
-from gxpo_trainer.rollout.sources import RolloutPlanner
+from gxpo_trainer.rollout.sources import OnPolicyRollouts, RolloutPlanner
 from gxpo_trainer.runtime.placement import Placement
-from gxpo_trainer.runtime.ray_session import start_ray
+from gxpo_trainer.runtime.ray_session import ray_session
+from gxpo_trainer.training.runtime import build_pool
 from gxpo_trainer.weights.buckets import WeightBucket
 
 PROMPT_TOKENS = 96
@@ -29,6 +30,7 @@ class SmallLoop:
 
     config: RunConfig
     pool: RolloutPool
+    source: InProcessSource
     prompts: TokenizedPrompts
     _version: int = field(default=0)
 
@@ -40,10 +42,10 @@ class SmallLoop:
             port = probe.getsockname()[1]
         learner = DeepSpeedLearner(self.config, master_port=port)
         publisher = RankPublisher(learner, self.config)
-        self.pool.source = InProcessSource(publisher)
         planner = RolloutPlanner(self.config, self.prompts.prompts, self.prompts.token_ids)
+        self.source.publisher = publisher
         try:
-            yield learner, Batches(self, planner)
+            yield learner, Batches(self, OnPolicyRollouts(self.pool, planner))
         finally:
             learner.close()
             publisher.close()
@@ -53,14 +55,15 @@ class SmallLoop:
         return self._version
 
 
-@dataclass(frozen=True)
+@dataclass
 class InProcessSource:
-    """A learner in this process as the pool's source of weights."""
+    """The present learner in this process as the pool's source of weights."""
 
-    publisher: RankPublisher
+    publisher: RankPublisher | None = None
     sender: None = None
 
     def next_bucket(self, version: int, index: int, nodes: Sequence[str]) -> tuple[WeightBucket, float | None]:
+        assert self.publisher is not None
         bucket, changed = self.publisher.next_bucket(version, index, "shared_memory")
         assert bucket is not None
         return bucket, changed
@@ -77,12 +80,12 @@ class Batches:
     """Step batches sampled by a learner's present weights."""
 
     loop: SmallLoop
-    planner: RolloutPlanner
+    rollouts: OnPolicyRollouts
 
     def next(self) -> StepBatch:
         version = self.loop.next_version()
         self.loop.pool.sync(version)
-        groups = self.planner.collect(self.loop.pool, version, version).groups
+        groups = self.rollouts.batch(version + 1).groups
         config = self.loop.config
         batch, _ = make_batch(groups, config.learner.loss, config.rollout.max_new_tokens)
         return batch
@@ -91,18 +94,15 @@ class Batches:
 @contextmanager
 def small_loop(config: RunConfig) -> Iterator[SmallLoop]:
     """Ray and a sampler of the starter policy on the embedded task; both end with the block."""
-    import ray
-
-    placement = Placement.decide(config)
-    start_ray(placement)
     template = resolve_template("auto", "word_problems")
     prompts = tokenize_prompts(
         load_prompts(config.data, 0).prompts, load_tokenizer(config.model), template, PROMPT_TOKENS
     )
-    pool = RolloutPool(config, placement, str(STARTER_FOLDER), lambda *_, **__: None)
-    try:
-        pool.start()
-        yield SmallLoop(config, pool, prompts)
-    finally:
-        pool.kill()
-        ray.shutdown()
+    source = InProcessSource()
+    with ray_session(Placement.decide(config)) as placement:
+        pool = build_pool(config, placement, str(STARTER_FOLDER), lambda *_, **__: None, source=source)
+        try:
+            pool.start()
+            yield SmallLoop(config, pool, source, prompts)
+        finally:
+            pool.kill()

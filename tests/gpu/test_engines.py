@@ -43,14 +43,9 @@ RULES: list[dict[str, Any]] = [
 def sharing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Whether learner and engines stay on a shared GPU together, or leave it to each other."""
     from gxpo_trainer.training import run
+    from gxpo_trainer.training.runtime import Fit
 
-    check_memory = run.check_memory
-
-    def decide(placement: Any, *arguments: Any) -> None:
-        check_memory(placement, *arguments)
-        placement.resident = request.param == "resident"
-
-    monkeypatch.setattr(run, "check_memory", decide)
+    monkeypatch.setattr(run, "check_memory", lambda *_: Fit(request.param == "resident"))
     return str(request.param)
 
 

@@ -78,7 +78,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     connect_ray(placement)
     begin = time.perf_counter()
-    reserve(placement, owned=False)
+    placement = reserve(placement, owned=False)
     found["reserve_s"] = time.perf_counter() - begin
     found["colocated"] = placement.colocated
     engines = [start(placement.sampler_options(index)) for index in range(2)]

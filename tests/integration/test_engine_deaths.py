@@ -25,7 +25,8 @@ from gxpo_trainer.rollout.pool import Collected, RolloutPool
 from gxpo_trainer.rollout.requests import SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.verification import VerifierHandle
 from gxpo_trainer.runtime.placement import Placement
-from gxpo_trainer.runtime.shared_devices import ResidentDevices, SeparateDevices, SharedDevices
+from gxpo_trainer.runtime.shared_devices import Devices, ResidentDevices, SharedDevices
+from gxpo_trainer.training.runtime import build_pool
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
 
@@ -51,8 +52,8 @@ class Fleet:
     events: list[str]
     version: int = -1
 
-    def share_devices(self) -> None:
-        devices = SharedDevices(self.pool.engines, self.learners, adapters=False)
+    def share(self, devices: Devices) -> None:
+        """From now on, as if the fleet had been built with these devices."""
         self.pool.devices = self.learners.devices = devices
         devices.learner_starts()
 
@@ -85,9 +86,9 @@ def fleet(ray_on_loopback: None, small_run: Any) -> Iterator[Fleet]:
     config = small_run(placement=PLACEMENT)
     placement = Placement.decide(config)
     events: list[str] = []
-    pool = RolloutPool(config, placement, str(STARTER_FOLDER), lambda kind, message, **_: events.append(message))
     learners = LearnerGroup(config, placement)
-    pool.source = learners
+    log_event = lambda kind, message, **_: events.append(message)  # noqa: E731
+    pool = build_pool(config, placement, str(STARTER_FOLDER), log_event, source=learners)
     pool.start()
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     try:
@@ -115,7 +116,7 @@ def kill_while_sampling(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> list[N
 
 def test_engines_that_die_in_any_phase_of_shared_gpus_come_back(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     engines = fleet.pool.engines
-    fleet.share_devices()
+    fleet.share(SharedDevices(engines, fleet.learners, adapters=False))
     fleet.sync()
     fleet.train(fleet.collect())
     # One of two, while the learner trains: the other samples, and the lost one joins the next collection.
@@ -156,8 +157,7 @@ def test_an_engine_that_dies_beside_a_resident_learner_starts_when_it_is_idle(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engines = fleet.pool.engines
-    fleet.pool.devices = fleet.learners.devices = ResidentDevices(engines)
-    fleet.learners.devices.learner_starts()
+    fleet.share(ResidentDevices(engines))
     fleet.sync()
     collected = fleet.collect()
     # During the update: it is not restarted until sampling begins.
@@ -177,7 +177,6 @@ def test_an_engine_that_dies_beside_a_resident_learner_starts_when_it_is_idle(
 
 @pytest.mark.long("further moments of a death")
 def test_scores_come_from_the_engines_that_are_left(fleet: Fleet) -> None:
-    fleet.pool.devices = fleet.learners.devices = SeparateDevices()
     fleet.pool.engines.await_ready(every=True)
     fleet.sync()
     fleet.collect()
@@ -204,10 +203,9 @@ def test_a_broadcast_that_lost_a_member_is_sent_to_the_others(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """`send`: in the middle of a broadcast; `open_broadcast`: while the group forms."""
-    fleet.pool.devices = fleet.learners.devices = SeparateDevices()
     fleet.pool.engines.await_ready(every=True)
     fleet.on_actors(shorten_timeout)
-    monkeypatch.setattr(fleet.learners.placement, "transport", "nccl")
+    monkeypatch.setattr(fleet.learners, "transport", "nccl")
     monkeypatch.setattr(fleet.learners, "_choose_transport", lambda nodes: "nccl")
     inner, killed = getattr(fleet.learners, moment), []
 
@@ -229,9 +227,8 @@ def test_a_broadcast_that_lost_a_member_is_sent_to_the_others(
 
 @pytest.mark.long("further moments of a death")
 def test_a_learner_that_starts_again_opens_a_new_broadcast_group(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet.pool.devices = fleet.learners.devices = SeparateDevices()
     fleet.pool.engines.await_ready(every=True)
-    monkeypatch.setattr(fleet.learners.placement, "transport", "nccl")
+    monkeypatch.setattr(fleet.learners, "transport", "nccl")
     monkeypatch.setattr(fleet.learners, "_choose_transport", lambda nodes: "nccl")
     fleet.sync()
     fleet.learners.restart()

@@ -21,10 +21,10 @@ from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.learner.models import load_tokenizer, resolve_model
 from gxpo_trainer.reporting.metric_table import undescribed
 from gxpo_trainer.reporting.reading import read_evaluations, read_events, read_metrics, read_samples
-from gxpo_trainer.rollout.pool import RolloutPool
 from gxpo_trainer.rollout.sources import AsyncRollouts, RolloutPlanner
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.training.run import train_run
+from gxpo_trainer.training.runtime import build_pool
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
 CALCULATION = re.compile(r"<calc>(\d+)([-+*])(\d+)</calc>")
@@ -159,12 +159,8 @@ def test_seeded_conversations_do_not_depend_on_engines_and_their_deaths(small_ru
     planner = RolloutPlanner(config, prompts.prompts, prompts.token_ids)
     wanted = planner.requests(range(24), step=1)
     events: list[str] = []
-    pool = RolloutPool(
-        config,
-        Placement.decide(config),
-        resolve_model(config.model),
-        lambda kind, message, **_: events.append(kind),
-        initial_version=0,
+    pool = build_pool(
+        config, Placement.decide(config), resolve_model(config.model), lambda kind, message, **_: events.append(kind)
     )
     try:
         pool.start()

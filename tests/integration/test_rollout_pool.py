@@ -23,6 +23,7 @@ from gxpo_trainer.learner.models import STARTER_FOLDER
 from gxpo_trainer.rollout.pool import RolloutPool
 from gxpo_trainer.rollout.requests import SamplingSettings
 from gxpo_trainer.runtime.placement import Placement
+from gxpo_trainer.training.runtime import build_pool
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
 
@@ -36,7 +37,7 @@ def make_pool(
     """A pool on the starter policy as it is, without a learner."""
     config = small_run(placement={**PLACEMENT, "samplers": samplers, **placement})
     log = lambda kind, message, **_: events.append(f"{kind}: {message}")  # noqa: E731
-    pool = RolloutPool(config, Placement.decide(config), str(model), log, initial_version=0)
+    pool = build_pool(config, Placement.decide(config), str(model), log)
     pool.start()
     return pool
 

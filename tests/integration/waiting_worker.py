@@ -37,7 +37,7 @@ def main() -> None:
     placement = Placement.decide(RunConfig.model_validate(json.loads(sys.argv[1])))
     connect_ray(placement)
     try:
-        reserve(placement, owned=True, on_wait=on_wait)
+        placement = reserve(placement, owned=True, on_wait=on_wait)
     except ConfigError as error:
         sys.exit(print(f"refused: {error}", flush=True))
     actor = ray.remote(Process).options(**placement.sampler_options(0)).remote()

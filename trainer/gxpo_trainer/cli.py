@@ -332,7 +332,7 @@ def register_eval(subparsers: Subparsers) -> None:
 
 
 def run_eval(args: argparse.Namespace) -> int:
-    from gxpo_trainer.training.evaluate_model import evaluate_model
+    from gxpo_trainer.training.evaluation import evaluate_model
 
     return evaluate_model(args)
 

@@ -14,7 +14,7 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import preset_names
 from gxpo_trainer.config.tasks import EnvironmentConfig
 from gxpo_trainer.errors import ConfigError, Diverged
-from gxpo_trainer.training import evaluate_model
+from gxpo_trainer.training import evaluation
 
 
 def run(*argv: str | Path) -> int:
@@ -162,8 +162,8 @@ def test_eval_refuses_an_engine_that_cannot_split_the_heads_before_anything_star
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     started: list[str] = []
-    monkeypatch.setattr(evaluate_model, "_evaluate", lambda *args: started.append("engine") or [])
-    monkeypatch.setattr(evaluate_model, "load_tokenizer", lambda model: started.append("tokenizer"))
+    monkeypatch.setattr(evaluation, "_sample_and_grade", lambda *args: started.append("engine") or [])
+    monkeypatch.setattr(evaluation, "load_tokenizer", lambda model: started.append("tokenizer"))
     three = ("--set", "placement.device=cpu", "--set", "placement.tensor_parallel=3")
     assert run("eval", "--model", "starter", "--benchmark", "word-problems", *three) == 2
     assert "placement.tensor_parallel = 3 does not divide the 4 attention heads" in capsys.readouterr().err
@@ -178,13 +178,13 @@ def test_eval_plays_in_the_environment_that_it_names(monkeypatch: pytest.MonkeyP
     changes = ("name=calculator", "max_turns=3", "max_observation_tokens=20")
     run(*mine, *(word for change in changes for word in ("--set", f"environment.{change}")))
     run(*mine, "--set", "environment.name=openenv")
-    single, played = (evaluate_model._config(args, "starter") for args in seen[:2])
+    single, played = (evaluation._config(args, "starter") for args in seen[:2])
     assert single.environment == EnvironmentConfig()
     assert played.environment == EnvironmentConfig(name="calculator", max_turns=3, max_observation_tokens=20)
     # Two observations have room in addition to the tokens of the policy.
     assert played.model.max_length == single.model.max_length + 40
     with pytest.raises(ConfigError, match=r"environment.name = .openenv. needs an address"):
-        evaluate_model._config(seen[2], "starter")
+        evaluation._config(seen[2], "starter")
 
 
 def graded(path: Path) -> list[str]:

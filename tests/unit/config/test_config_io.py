@@ -243,13 +243,12 @@ def test_paper_presets_evaluate_a_subset_along_the_run_and_all_problems_at_its_e
 
 @pytest.mark.parametrize("name", [name for name in preset_names() if name.startswith("paper-")])
 def test_paper_presets_fit_on_four_gpus(name: str) -> None:
-    placement = Placement(load_preset(name), "gpu", 1, 1)
-    placement.settle({"CPU": 16, "GPU": 4})
+    placement, _ = Placement(load_preset(name), "gpu", 1, 1).settle({"CPU": 16, "GPU": 4})
     assert placement.colocated
     placement.check_fits({"CPU": 16, "GPU": 4})
     with pytest.raises(ConfigError, match="requires 4 GPUs"):
         placement.check_fits({"CPU": 16, "GPU": 3})
-    placement.settle({"CPU": 16, "GPU": 8})
+    placement, _ = placement.settle({"CPU": 16, "GPU": 8})
     assert (placement.colocated, placement.num_gpus) == (False, 8)
 
 

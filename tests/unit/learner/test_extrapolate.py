@@ -81,7 +81,7 @@ def run_with_checkpoints(tmp_path):
     store = CheckpointStore(run / "checkpoints", CheckpointConfig(keep_last=3))
     for step, value in ((1, 2.0), (2, 1.0)):
         made = policy(tmp_path / f"made-{step}", [[value, 1.0 + value]])
-        store.save(step, {}, lambda folder, made=made: shutil.copytree(made, folder / "policy"))
+        store.save(step, {}, lambda folder, made=made: shutil.copytree(made, folder / "policy") and {})
     config = RunConfig(model={"path": str(start)}).model_dump(mode="json")
     (run / "run.json").write_text(json.dumps({"config": config}))
     return run

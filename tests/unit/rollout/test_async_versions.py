@@ -25,15 +25,12 @@ class StandInPool:
     def __init__(self) -> None:
         self.version = -1
         self.synced: list[int] = []
-        self.engines = SimpleNamespace(ready=[], placement=SimpleNamespace(group=RunPlacementGroup()))
+        self.engines, self.group = SimpleNamespace(ready=[]), RunPlacementGroup()
 
     def sync(self, version: int) -> str:
         self.version = version
         self.synced.append(version)
         return "synced"
-
-    def reset_restarts(self) -> None:
-        pass
 
 
 class StandInCollection:
@@ -214,7 +211,7 @@ def test_a_learner_that_stalls_is_noticed_although_the_engines_make_progress(mon
     rollouts, pool = make(config())
     rollouts.sync(0)
     now = [0.0]
-    pool.engines.placement.group.watch = watch = ProgressWatch(TimeoutsConfig(updating_s=60.0), lambda: now[0])
+    pool.group.watch = watch = ProgressWatch(TimeoutsConfig(updating_s=60.0), lambda: now[0])
 
     def sampled(calls: Any) -> list[Any]:
         now[0] += 25.0

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from gxpo_trainer.rollout.requests import SamplerSettings
-from gxpo_trainer.rollout.sampler import _set_environment
+from gxpo_trainer.rollout.sampler import set_environment
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def empty(monkeypatch: pytest.MonkeyPatch) -> None:
     ("device", "eager", "compiles"), [("cpu", True, False), ("cpu", False, True), ("gpu", True, True)]
 )
 def test_eager_cpu_sampler_disables_torch_compile(empty: None, device: str, eager: bool, compiles: bool) -> None:
-    _set_environment(SamplerSettings("model", 64, device=device, enforce_eager=eager))  # type: ignore[arg-type]
+    set_environment(SamplerSettings("model", 64, device=device, enforce_eager=eager))  # type: ignore[arg-type]
     assert ("TORCH_COMPILE_DISABLE" not in os.environ) == compiles
     assert ("VLLM_CPU_KVCACHE_SPACE" in os.environ) == (device == "cpu")
 
@@ -33,7 +33,7 @@ def test_eager_cpu_sampler_disables_torch_compile(empty: None, device: str, eage
 def test_deterministic_gpu_sampler_uses_batch_invariant_kernels(
     empty: None, device: str, deterministic: bool, expected: str | None
 ) -> None:
-    _set_environment(SamplerSettings("model", 64, device=device, deterministic=deterministic))  # type: ignore[arg-type]
+    set_environment(SamplerSettings("model", 64, device=device, deterministic=deterministic))  # type: ignore[arg-type]
     assert os.environ.get("VLLM_BATCH_INVARIANT") == expected
 
 
@@ -46,5 +46,5 @@ def test_vllm_knows_the_variable_for_batch_invariant_kernels() -> None:
 
 def test_variables_set_by_the_user_are_kept(empty: None) -> None:
     os.environ["TORCH_COMPILE_DISABLE"] = "0"
-    _set_environment(SamplerSettings("model", 64))
+    set_environment(SamplerSettings("model", 64))
     assert os.environ["TORCH_COMPILE_DISABLE"] == "0"

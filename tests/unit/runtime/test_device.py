@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,30 +11,35 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.runtime.placement import Placement, TooFewGpus, visible_gpus
 
-FOUR_GPUS = {"CPU": 16.0, "GPU": 4.0}
-
 
 @pytest.fixture(autouse=True)
 def head_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
-def decide(**settings: Any) -> Placement:
-    return Placement.decide(RunConfig.model_validate({"placement": {"ray_address": "head:6379", **settings}}))
+def decide(rollout: dict[str, Any] | None = None, **settings: Any) -> Placement:
+    body = {"placement": {"ray_address": "head:6379", **settings}, "rollout": rollout or {}}
+    return Placement.decide(RunConfig.model_validate(body))
+
+
+def settle(placement: Placement, **cluster: float) -> Placement:
+    """On a cluster that has enough GPUs."""
+    settled, shortage = placement.settle({"CPU": 16.0, **cluster})
+    assert shortage is None
+    return settled
 
 
 def test_the_gpus_of_the_cluster_count_and_not_those_of_the_head() -> None:
     placement = decide(learner_ranks=3)
     assert placement.device == "cpu"
-    placement.settle(FOUR_GPUS)
+    placement = settle(placement, GPU=4)
     assert placement.device == "gpu"
     assert placement.device_reason == 'placement.device = "auto" and 4 GPUs in the Ray cluster'
     assert placement.learner_options()["num_gpus"] == 1
 
 
 def test_a_cluster_without_gpus_means_cpu_and_says_so() -> None:
-    placement = decide()
-    placement.settle({"CPU": 4.0})
+    placement = settle(decide())
     assert (placement.device, placement.device_reason) == (
         "cpu",
         'placement.device = "auto" and no GPUs in the Ray cluster',
@@ -41,46 +47,38 @@ def test_a_cluster_without_gpus_means_cpu_and_says_so() -> None:
 
 
 def test_gpus_that_join_later_change_device_and_bundles() -> None:
-    placement = decide(learner_ranks=2, samplers=2)
-    placement.settle({"CPU": 4.0})
+    placement = settle(decide(learner_ranks=2, samplers=2))
     assert (placement.device, placement.num_gpus) == ("cpu", 0)
-    placement.settle({"CPU": 16.0, "GPU": 2.0})
+    placement = settle(placement, GPU=2)
     assert (placement.device, placement.colocated, placement.num_gpus) == ("gpu", True, 2)
-    placement.settle(FOUR_GPUS)
+    placement = settle(placement, GPU=4)
     assert (placement.colocated, placement.num_gpus) == (False, 4)
     assert [bundle["GPU"] for bundle in placement.bundles().resources] == [1, 1, 1, 1]
 
 
 def test_sampling_ahead_is_refused_where_learner_and_engines_would_share_gpus() -> None:
-    placement = decide(learner_ranks=2, samplers=2)
-    placement.config = placement.config.model_copy(
-        update={"rollout": placement.config.rollout.model_copy(update={"async_depth": 1})}
-    )
-    placement.settle(FOUR_GPUS)
-    assert not placement.colocated
-    with pytest.raises(TooFewGpus, match=r"rollout\.async_depth = 1 .* 4 are needed and 2 are here; add GPUs"):
-        placement.settle({"CPU": 16.0, "GPU": 2.0})
-    assert placement.bundles().total()["GPU"] == 4, "an autoscaler sees what would do"
+    placement = decide({"async_depth": 1}, learner_ranks=2, samplers=2)
+    assert not settle(placement, GPU=4).colocated
+    larger, shortage = placement.settle({"CPU": 16.0, "GPU": 2.0})
+    assert re.search(r"rollout\.async_depth = 1 .* 4 are needed and 2 are here; add GPUs", str(shortage))
+    assert larger.num_gpus == 4, "an autoscaler sees what would do"
 
 
 def test_a_cluster_with_too_few_gpus_may_grow() -> None:
-    placement = decide(learner_ranks=4)
-    placement.settle(FOUR_GPUS)
+    placement = settle(decide(learner_ranks=4), GPU=4)
     assert (placement.device, placement.colocated, placement.num_gpus) == ("gpu", False, 5)
 
 
 def test_gpus_here_and_none_in_the_cluster_are_ambiguous(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    placement = decide()
-    with pytest.raises(TooFewGpus, match="2 GPUs are visible on this machine and the Ray cluster has none"):
-        placement.settle({"CPU": 4.0})
+    placement, shortage = decide().settle({"CPU": 4.0})
+    assert "2 GPUs are visible on this machine and the Ray cluster has none" in str(shortage)
     assert placement.num_gpus == 1
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_a_device_that_is_named_stays(device: str) -> None:
-    placement = decide(device=device)
-    placement.settle(FOUR_GPUS if device == "cpu" else {"CPU": 4.0})
+    placement = settle(decide(device=device), GPU=4 if device == "cpu" else 0)
     assert (placement.device, placement.device_reason) == (device, f'placement.device = "{device}"')
 
 
@@ -94,22 +92,20 @@ def test_without_a_cluster_the_machine_decides(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_transport_follows_the_nodes_of_the_actors() -> None:
-    placement = decide(device="cpu")
-    placement.settle({"CPU": 4.0})
-    assert placement.transport == "shared_memory"
-    assert placement.resolve_transport(False) == placement.transport == "object_store"
+    placement = settle(decide(device="cpu"))
+    assert placement.transport(one_node=True) == "shared_memory"
+    assert placement.transport(one_node=False) == "object_store"
     fixed = decide(device="cpu", weight_transport="shared_memory")
     with pytest.raises(ConfigError, match="on different nodes"):
-        fixed.resolve_transport(False)
+        fixed.transport(one_node=False)
 
 
 def test_a_transport_that_the_settled_placement_rules_out_is_refused() -> None:
     shared = decide(learner_ranks=4, samplers=4, weight_transport="nccl")
-    with pytest.raises(TooFewGpus, match="rejects duplicate devices"):
-        shared.settle(FOUR_GPUS)
-    assert shared.num_gpus == 8
-    shared.settle({"CPU": 16.0, "GPU": 8.0})
-    assert shared.transport == "nccl"
+    larger, shortage = shared.settle({"CPU": 16.0, "GPU": 4.0})
+    assert "rejects duplicate devices" in str(shortage)
+    assert larger.num_gpus == 8
+    assert settle(shared, GPU=8).transport(one_node=True) == "nccl"
     with pytest.raises(ConfigError, match="needs GPUs") as refused:
         decide(weight_transport="nccl").settle({"CPU": 4.0})
     assert not isinstance(refused.value, TooFewGpus), "waiting cannot help a run that uses CPUs"
@@ -119,7 +115,7 @@ def test_an_evaluation_reserves_engines_and_no_learner() -> None:
     config = RunConfig.model_validate({"placement": {"ray_address": "head:6379", "sampler_cpus": 0.5}})
     engines = config.placement.model_copy(update={"learner_ranks": 0})
     placement = Placement.decide(config.model_copy(update={"placement": engines}))
-    placement.settle({"CPU": 4.0, "GPU": 1.0})
+    placement = settle(placement, GPU=1)
     bundles = placement.bundles()
     assert (placement.device, placement.colocated, placement.num_gpus) == ("gpu", False, 1)
     assert bundles.resources == ({"CPU": 0.75, "GPU": 1},)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ def test_split_gives_all_ranks_one_bundle_on_another_node_than_the_samplers() ->
 )
 def test_each_process_uses_its_bundle(settings: dict[str, Any], learner: list[int], engines: list[int]) -> None:
     decided = placement(learner_ranks=3, **settings)
-    decided.group = RunPlacementGroup(object(), decided.bundles())
+    decided = replace(decided, group=RunPlacementGroup(object(), decided.bundles()))
     ranks = [decided.learner_options(rank)["scheduling_strategy"] for rank in range(3)]
     assert [strategy.placement_group_bundle_index for strategy in ranks] == learner
     samplers = [decided.sampler_options(index)["scheduling_strategy"] for index in range(2)]

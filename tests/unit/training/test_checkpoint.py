@@ -17,6 +17,7 @@ def parts(content: bytes = b"weights"):
         (folder / "learner" / "rank-0.safetensors").write_bytes(content)
         (folder / "policy").mkdir()
         (folder / "policy" / "model.safetensors").write_bytes(content * 2)
+        return {"gate": 1}
 
     return write
 
@@ -30,7 +31,7 @@ def test_what_was_saved_is_loaded(tmp_path):
     subject.save(7, {"cursor": {"epoch": 1}}, parts())
     loaded = subject.latest()
     assert loaded.step == 7
-    assert loaded.state["cursor"] == {"epoch": 1}
+    assert (loaded.state["cursor"], loaded.state["rule"]) == ({"epoch": 1}, {"gate": 1})
     assert (loaded.policy / "model.safetensors").read_bytes() == b"weightsweights"
 
 

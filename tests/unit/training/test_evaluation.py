@@ -10,7 +10,8 @@ import numpy as np
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.benchmarks import Benchmark
 from gxpo_trainer.environments.contract import Problem
-from gxpo_trainer.training.evaluation import Evaluator, TokenizedBenchmark
+from gxpo_trainer.training.evaluation import Evaluator
+from gxpo_trainer.training.prepare import TokenizedBenchmark
 from gxpo_trainer.types import Group, Prompt, Sample, ScoredGroup, Verdict
 
 IDS = np.array([1, 2], dtype=np.int32)

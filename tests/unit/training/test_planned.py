@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from gxpo_trainer.config.io import load_preset
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import reserve
-from gxpo_trainer.training.run import check_memory
+from gxpo_trainer.training.runtime import Fit, check_memory
 
 CLUSTER = {"CPU": 64.0, "GPU": 4.0}
 L4, H200 = {"accelerator_type:L4": 1.0}, {"accelerator_type:H200": 1.0}
@@ -44,8 +45,7 @@ def test_what_fits_or_is_not_known_is_not_refused(tmp_path: Path) -> None:
     check_memory(placement, str(tmp_path), CLUSTER | H200)
     check_memory(placement, str(tmp_path), CLUSTER)
     check_memory(placement, str(tmp_path / "nothing"), CLUSTER | L4)
-    placement.device = "cpu"
-    check_memory(placement, str(tmp_path), CLUSTER | L4)
+    assert check_memory(replace(placement, device="cpu"), str(tmp_path), CLUSTER | L4) == Fit()
 
 
 def test_a_name_of_several_memory_sizes_refuses_only_what_fits_none_of_them(tmp_path: Path) -> None:
@@ -59,10 +59,8 @@ def test_a_name_of_several_memory_sizes_refuses_only_what_fits_none_of_them(tmp_
 
 def test_what_stays_on_the_device_at_once_is_decided_by_the_smaller_memory(tmp_path: Path) -> None:
     placement = a_run(tmp_path, layers=40)
-    check_memory(placement, str(tmp_path), CLUSTER | A100 | LABELLED_80G)
-    assert placement.resident
-    check_memory(placement, str(tmp_path), CLUSTER | A100)
-    assert not placement.resident
+    assert check_memory(placement, str(tmp_path), CLUSTER | A100 | LABELLED_80G).resident
+    assert not check_memory(placement, str(tmp_path), CLUSTER | A100).resident
 
 
 def test_nothing_is_checked_while_gpus_that_join_may_be_of_another_kind(tmp_path: Path) -> None:
@@ -84,6 +82,6 @@ def test_a_run_that_cannot_fit_is_refused_before_its_request_can_bring_nodes(
         reserve(
             placement,
             owned=False,
-            before_request=lambda cluster: check_memory(placement, str(tmp_path), cluster),
+            before_request=lambda settled, cluster: check_memory(settled, str(tmp_path), cluster),
         )
     assert requested == []

@@ -21,7 +21,7 @@ from gxpo_trainer.reporting.reading import read_events
 from gxpo_trainer.reporting.reporter import RunReporter
 from gxpo_trainer.training.checkpoints import check_same_run
 from gxpo_trainer.training.prepare import prepare
-from gxpo_trainer.training.run import _record_data, train_run
+from gxpo_trainer.training.run import record_data, train_run
 
 PROBLEM = "Anna has {} apples. She gets {} more. How many does Anna have now?"
 
@@ -55,7 +55,7 @@ def test_a_training_problem_that_is_evaluated_is_excluded_and_reported(config: A
     prepared = prepare(config(), tmp_path / "run", resume=False)
     assert [prompt.id for prompt in prepared.prompts.prompts] == ["3+4", "7+8"]
     with RunReporter(tmp_path / "run") as reporter:
-        _record_data(prepared.data, reporter)
+        record_data(prepared.data, reporter)
     (event,) = read_events(tmp_path / "run")
     assert (event["kind"], event["setting"]) == ("problems_left_out", "data.contamination")
     assert event["message"] == "data.contamination excluded 1 training problems"
@@ -87,7 +87,7 @@ def test_training_prompts_that_are_too_long_are_counted_and_reported(
     prepared = prepare(config(**changes), tmp_path / "run", resume=False)
     assert [prompt.id for prompt in prepared.prompts.prompts] == ["3+4", "5+6"]
     with RunReporter(tmp_path / "run") as reporter:
-        _record_data(prepared.data, reporter)
+        record_data(prepared.data, reporter)
     (event,) = read_events(tmp_path / "run")
     assert (event["kind"], event["setting"]) == ("problems_left_out", setting)
     assert event["message"] == f"{setting} excluded 1 training problems"

@@ -26,10 +26,12 @@ class World:
         self.scales: list[float] = []
 
     # LearnerGroup
-    def on_devices(self, method: str, *arguments: Any) -> None:
-        if method == "perturb":
-            self.scales.append(arguments[0])
-        self.learner = self.effect(arguments[0]) if method == "perturb" else 0.0
+    def perturb(self, scale: float, seed: int) -> None:
+        self.scales.append(scale)
+        self.learner = self.effect(scale)
+
+    def restore(self) -> None:
+        self.learner = 0.0
 
     def gap(self, batch: Any) -> tuple[float, float]:
         held = [sequence for share in shard(batch, self.ranks) for sequence in share.sequences]

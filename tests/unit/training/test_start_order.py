@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.data.prompts import TokenizedPrompts
 from gxpo_trainer.rollout.engines import Engines
-from gxpo_trainer.rollout.pool import RolloutPool
-from gxpo_trainer.rollout.sources import RolloutPlanner
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.training.controller import Controller
+from gxpo_trainer.training.runtime import Fit, build_runtime
 from gxpo_trainer.types import Prompt
 
 
@@ -29,19 +29,18 @@ def test_engines_measure_their_gpus_before_a_learner_rank_starts(
     """vLLM sizes its KV cache by the device's free memory, so a learner that loads meanwhile would shrink it."""
     config = RunConfig.model_validate({"placement": {"colocate": True}})
     placement = Placement.decide(config)
-    placement.resident = resident
-    pool = RolloutPool(config, placement, "model", lambda *_, **__: None)
+    prompts = TokenizedPrompts((Prompt("0", "", ""),), (np.ones(3, np.int32),), 0)
+    runtime = build_runtime(config, placement, "model", prompts, lambda *_, **__: None, fit=Fit(resident))
     log: list[str] = []
 
     def start_rank(*_: Any, **__: Any) -> None:
         raise LearnerStarted
 
     monkeypatch.setattr("gxpo_trainer.learner.group.ray.remote", start_rank)
-    monkeypatch.setattr(pool, "start", lambda: log.append("engines start"))
+    monkeypatch.setattr(runtime.pool, "start", lambda: log.append("engines start"))
     monkeypatch.setattr(Engines, "await_ready", lambda self, *, every: log.append(f"await every engine: {every}"))
     unused = cast(Any, SimpleNamespace(out_dir=tmp_path))
-    planner = RolloutPlanner(config, [Prompt("0", "", "")], [np.ones(3, np.int32)])
-    controller = Controller(config, placement, pool, planner, unused, unused, unused, unused)
+    controller = Controller(runtime, unused, unused, unused, unused)
     with pytest.raises(LearnerStarted):
         controller.run(None)
     assert log == ["engines start", "await every engine: True"]

@@ -1,7 +1,7 @@
 """The learner for the controller: all ranks as one.
 
-Every call goes to all ranks at once (SPMD); rank 0 answers. When a rank dies its peers may hang in a collective, so the
-whole group is ended and rebuilt.
+Every call goes to all ranks at once (SPMD); rank 0's result is returned. When a rank dies its peers may hang in a
+collective, so the whole group is ended and rebuilt.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from gxpo_trainer.runtime.ray_session import TracedProcess, print_stacks
 from gxpo_trainer.runtime.shared_devices import Devices, SeparateDevices
 from gxpo_trainer.weights.buckets import WeightBucket
 
-_PHASES: dict[str, Phase] = {"setup": "setup", "save": "checkpointing", "load": "checkpointing"}
-"""Phases of methods that are not part of an update."""
 MOST_STARTS = 5
 """Starts of a learner that died, within one recovery, on a Ray of several nodes."""
 CLOSE_S = 30.0
@@ -37,18 +35,26 @@ class LearnerGroup:
     """All ranks as one learner.
 
     Order: `start`, then calls; after LearnerDied: `restart`, then `load` (or nothing, for the start policy).
+
+    wait_for_one: waits until at least one of several calls is ready and returns those that are; raises Stalled.
+    Asynchronous sampling serves the engines meanwhile. share: makes what decides who has the GPUs, where learner and
+    engines share them. Every method raises LearnerDied when a rank dies or stalls during the call.
     """
 
-    def __init__(self, config: RunConfig, placement: Placement) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        placement: Placement,
+        *,
+        wait_for_one: Callable[[Sequence[Any], Phase], Sequence[Any]] | None = None,
+        share: Callable[[LearnerGroup], Devices] = lambda _: SeparateDevices(),
+    ) -> None:
         self.config, self.placement = config, placement
         self.ranks: list[Any] = []
-        self.devices: Devices = SeparateDevices()
-        """Decides who has the GPUs, where learner and engines share them."""
-        self.wait_for_one: Callable[[Sequence[Any], Phase], Sequence[Any]] = placement.group.wait_for_one
-        """Waits until one of several calls is ready, and returns those that are; raises Stalled. Asynchronous sampling
-        serves the engines meanwhile."""
+        self.devices = share(self)
+        self.transport = placement.transport(one_node=config.placement.strategy != "split")
+        self._wait_for_one = wait_for_one or placement.group.wait_for_one
         self._processes: list[TracedProcess] = []
-        self.transport: Transport = "shared_memory"
 
     def start(self) -> None:
         """Start all ranks and wait until their engines are built."""
@@ -64,7 +70,8 @@ class LearnerGroup:
             self._processes = [self.placement.group.get(call, "setup") for call in traced]
         except (ray.exceptions.RayActorError, Stalled) as error:
             raise LearnerDied(str(error).strip().splitlines()[0]) from error
-        self.all("setup", address, port, self.placement.device, self.placement.learner_threads)
+        settings = address, port, self.placement.device, self.placement.learner_threads
+        self._get([rank.setup.remote(*settings) for rank in self.ranks], "setup")
 
     def restart(self) -> None:
         """Kill the remaining ranks, which may hang in a collective, and start all of them again.
@@ -93,23 +100,41 @@ class LearnerGroup:
             ray.wait(calls, num_returns=len(calls), timeout=CLOSE_S)
         self.kill()
 
-    def all(self, method: str, *arguments: Any) -> Any:
-        """Call a method on every rank; rank 0's result. Raises LearnerDied when a rank dies during the call."""
-        phase = _PHASES.get(method, "updating")
-        return self._get([getattr(rank, method).remote(*arguments) for rank in self.ranks], phase)[0]
-
-    def on_devices(self, method: str, *arguments: Any) -> Any:
-        """`all`, for methods that use the learner's weights."""
-        self.devices.need("updating")
-        return self.all(method, *arguments)
+    def attention(self) -> str:
+        """See LearnerRank.attention."""
+        name: str = self._get([rank.attention.remote() for rank in self.ranks], "updating")[0]
+        return name
 
     def park(self) -> None:
-        """Move the learner's memory to the host; see learner.parking."""
-        self.all("park")
+        """Move the learner's memory to the host."""
+        self._get([rank.park.remote() for rank in self.ranks], "updating")
 
     def unpark(self) -> None:
         """Move the learner's memory back."""
-        self.all("unpark")
+        self._get([rank.unpark.remote() for rank in self.ranks], "updating")
+
+    def perturb(self, scale: float, seed: int) -> None:
+        """See LearnerRank.perturb."""
+        self.devices.need("updating")
+        self._get([rank.perturb.remote(scale, seed) for rank in self.ranks], "updating")
+
+    def restore(self) -> None:
+        """See LearnerRank.restore."""
+        self.devices.need("updating")
+        self._get([rank.restore.remote() for rank in self.ranks], "updating")
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Fill a checkpoint folder; the rule's state. Raises OSError when a rank cannot write."""
+        self.devices.need("updating")
+        state: dict[str, Any] = self._get([rank.save.remote(str(folder)) for rank in self.ranks], "checkpointing")[0]
+        return state
+
+    def load(self, folder: Path, rule_state: dict[str, Any]) -> str | None:
+        """Continue from the learner's files of a checkpoint; what was resharded, None for the same layout."""
+        self.devices.need("updating")
+        calls = [rank.load.remote(str(folder), rule_state) for rank in self.ranks]
+        resharded: str | None = self._get(calls, "checkpointing")[0]
+        return resharded
 
     def nodes(self) -> list[str]:
         """The Ray node of each rank."""
@@ -137,7 +162,7 @@ class LearnerGroup:
 
     def open_broadcast(self, num_workers: int) -> tuple[str, int, Any] | None:
         """Open a broadcast group of rank 0 and `num_workers` engine workers; None where no transport needs one."""
-        if self.placement.transport != "nccl" or self.config.learner.lora is not None:
+        if self.transport != "nccl" or self.config.learner.lora is not None:
             return None
         address, port = self._get([self.ranks[0].endpoint.remote()], "syncing")[0]
         return address, port, self.ranks[0].join_broadcast.remote(address, port, 1 + num_workers)
@@ -157,23 +182,14 @@ class LearnerGroup:
         """See LearnerRank.gap."""
         self.devices.need("updating")
         shares = shard(batch, len(self.ranks))
-        found: tuple[float, float] = self._get(
-            [rank.gap.remote(share) for rank, share in zip(self.ranks, shares, strict=True)], "updating"
-        )[0]
-        return found
-
-    def writer(self, collected: dict[str, Any]) -> Callable[[Path], None]:
-        """For CheckpointStore.save: fills a checkpoint folder and leaves the rule's state in `collected`."""
-
-        def write(folder: Path) -> None:
-            collected.update(self.on_devices("save", str(folder)))
-
-        return write
+        calls = [rank.gap.remote(share) for rank, share in zip(self.ranks, shares, strict=True)]
+        gaps: tuple[float, float] = self._get(calls, "updating")[0]
+        return gaps
 
     def _choose_transport(self, nodes: Sequence[str]) -> Transport:
         """The run's transport; an adapter is small and always goes through the host."""
         one_node = {*nodes} == {self.nodes()[0]}
-        chosen: Transport = self.placement.resolve_transport(one_node)
+        chosen = self.placement.transport(one_node=one_node)
         if self.config.learner.lora is not None and chosen in ("nccl", "cuda_ipc"):
             return "shared_memory" if one_node else "object_store"
         return chosen
@@ -184,7 +200,7 @@ class LearnerGroup:
         pending = list(calls)
         try:
             while pending:
-                ready = self.wait_for_one(pending, phase)
+                ready = self._wait_for_one(pending, phase)
                 pending = [call for call in pending if call not in ready]
                 result_of(ready)
             return list(result_of(calls))

@@ -6,8 +6,6 @@ everything so far as its prompt, most of which the prefix cache holds. Replies a
 in the engine's (`proceed`), between two of its steps and never in the middle of a sync.
 
 Tokens that the policy sampled are decoded for its environment, and never tokenized again.
-
-Course of one episode: what the policy and the environment said, and what happens next. Pure.
 """
 
 from __future__ import annotations
@@ -32,7 +30,10 @@ from gxpo_trainer.types import Episode, EpisodeEnd, Group, Sample, Utterance
 
 
 class Conversation:
-    """Order: `opened`, then `said` and `answered` in turn, until one of them has ended the episode."""
+    """Course of one episode: what the policy and the environment wrote, and what happens next. Pure.
+
+    Order: `open`, then `add_turn` and `add_reply` in turn, until one of them has ended the episode.
+    """
 
     def __init__(self, max_turns: int) -> None:
         self._max_turns = max_turns
@@ -42,14 +43,14 @@ class Conversation:
         self.end: EpisodeEnd | None = None
         self._detail = ""
 
-    def opened(self, reply: Reply) -> Observation | None:
+    def open(self, reply: Reply) -> Observation | None:
         """The first messages; None: the episode has ended."""
         if isinstance(reply.answer, Observation):
             return reply.answer
         self._end_without_answer(reply)
         return None
 
-    def said(self, text: str, *, complete: bool) -> bool:
+    def add_turn(self, text: str, *, complete: bool) -> bool:
         """The policy wrote a turn. complete: to its end token; a turn that was cut ends the episode.
 
         Returns whether the environment has to answer.
@@ -60,7 +61,7 @@ class Conversation:
             self.end = "length"
         return complete
 
-    def answered(self, reply: Reply, *, room: bool) -> str | None:
+    def add_reply(self, reply: Reply, *, room: bool) -> str | None:
         """The observation that the policy sees next; None: the episode has ended. room: for another sampled token."""
         turn = reply.answer
         if not isinstance(turn, Turn):
@@ -106,8 +107,8 @@ class _Episode:
 
 @dataclass(slots=True, eq=False)
 class _OpenGroup:
-    """messages, prompt: the first messages of its episodes, None before the first reply; `refusal` says why they cannot
-    be used."""
+    """messages, prompt: the first messages of its episodes, None before the first reply; refusal: why they cannot be
+    used."""
 
     index: int
     request: SampleRequest
@@ -141,12 +142,12 @@ class Conversations:
         self._in_engine: dict[int, _Episode] = {}
         """By the id of their response."""
         self._replies: deque[tuple[_Episode, Future[Reply]]] = deque()
-        self._asked = 0
+        self._num_calls = 0
         """Calls whose replies were not handled yet."""
 
     @property
     def waiting(self) -> bool:
-        return self._asked > 0
+        return self._num_calls > 0
 
     def begin(self, index: int, request: SampleRequest) -> None:
         assert request.episode is not None, "a request to an engine with environments names no episode"
@@ -156,7 +157,7 @@ class Conversations:
             name = f"{self._key}/{index}/{number}"
             group.episodes.append(_Episode(name, number, group, Conversation(self._config.max_turns)))
         for episode in group.episodes:
-            self._ask(episode)
+            self._call(episode)
 
     def finish(self, responses: Sequence[Response]) -> CompleteGroups:
         complete = []
@@ -164,25 +165,25 @@ class Conversations:
             episode = self._in_engine.pop(id(response))
             turn = response.token_ids[episode.turn_begin :]
             text = self._tokenizer.decode(turn, skip_special_tokens=True)
-            if episode.conversation.said(text, complete=finish_reason(response) == "stop"):
-                self._ask(episode)
+            if episode.conversation.add_turn(text, complete=finish_reason(response) == "stop"):
+                self._call(episode)
             else:
-                complete += self._ended(episode)
+                complete += self._end(episode)
         return complete
 
     def proceed(self) -> CompleteGroups:
         """Raises what a call raised: no environment can be run at all."""
         complete = []
         while self._replies:
-            episode, answered = self._replies.popleft()
-            self._asked -= 1
-            reply = answered.result()
+            episode, future = self._replies.popleft()
+            self._num_calls -= 1
+            reply = future.result()
             if episode.response is None:
                 self._open(episode, reply)
             else:
                 self._continue(episode, episode.response, reply)
             if episode.conversation.end is not None:
-                complete += self._ended(episode)
+                complete += self._end(episode)
         return complete
 
     def close(self) -> None:
@@ -192,24 +193,23 @@ class Conversations:
                     self._environments.end(episode.name)
         self._groups.clear()
 
-    def _ask(self, episode: _Episode) -> None:
-        self._asked += 1
+    def _call(self, episode: _Episode) -> None:
+        """Call the episode's environment."""
+        self._num_calls += 1
         start = episode.group.start
         call = Call(episode.name, start.problem, start.seed, episode.conversation.actions)
-
-        def answered(future: Future[Reply]) -> None:
-            self._intake.post(lambda: self._replies.append((episode, future)))
-
-        self._environments.advance(call).add_done_callback(answered)
+        self._environments.advance(call).add_done_callback(
+            lambda future: self._intake.post(lambda: self._replies.append((episode, future)))
+        )
 
     def _open(self, episode: _Episode, reply: Reply) -> None:
         """The environment has begun: start the first turn."""
-        observation = episode.conversation.opened(reply)
+        observation = episode.conversation.open(reply)
         if observation is None:
             return
         group = episode.group
         if group.messages is None:
-            self._show(group, observation)
+            self._render(group, observation)
         elif group.messages != observation.messages:
             episode.conversation.fail(
                 f"{self._config.name}.reset returned other messages for the same problem and seed; all episodes of a "
@@ -223,7 +223,7 @@ class Conversations:
         (episode.response,) = self._engine.submit(group.prompt.tolist(), group.sampling, [seed])
         self._in_engine[id(episode.response)] = episode
 
-    def _show(self, group: _OpenGroup, observation: Observation) -> None:
+    def _render(self, group: _OpenGroup, observation: Observation) -> None:
         """Render the first messages of a group."""
         group.messages = observation.messages
         try:
@@ -244,7 +244,7 @@ class Conversations:
     def _continue(self, episode: _Episode, response: Response, reply: Reply) -> None:
         """The environment has answered: start the next turn."""
         limit = episode.group.sampling.max_new_tokens
-        observation = episode.conversation.answered(reply, room=response.num_sampled < limit)
+        observation = episode.conversation.add_reply(reply, room=response.num_sampled < limit)
         if observation is None:
             return
         turn = len(episode.conversation.actions)
@@ -253,7 +253,7 @@ class Conversations:
         episode.turn_begin = len(response.token_ids)
         self._in_engine[id(response)] = episode
 
-    def _ended(self, episode: _Episode) -> CompleteGroups:
+    def _end(self, episode: _Episode) -> CompleteGroups:
         """Release the episode's process; its group, if it is complete now."""
         self._environments.end(episode.name)
         group = episode.group
@@ -272,8 +272,8 @@ def _sample(episode: _Episode) -> Sample:
     conversation, response = episode.conversation, episode.response
     text = "\n".join(conversation.actions)
     if response is None:
-        ids, logprobs, sampled = (np.zeros(0, dtype=kind) for kind in (np.int32, np.float32, np.bool_))
-        return Sample(text, ids, logprobs, "stop", (), sampled, conversation.episode)
+        nothing = np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.bool_)
+        return Sample(text, *nothing[:2], "stop", (), nothing[2], conversation.episode)
     token_ids = np.asarray(response.token_ids, dtype=np.int32)
     reason: Literal["stop", "length"] = "length" if conversation.end == "length" else "stop"
     return Sample(text, token_ids, response.logprobs, reason, response.versions, response.sampled, conversation.episode)

@@ -7,10 +7,10 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ from gxpo_trainer.runtime.ray_session import trace_this_process
 if TYPE_CHECKING:
     from gxpo_trainer.environments.contract import Environments
     from gxpo_trainer.weights.buckets import SyncReport, WeightBucket
+
+
+T = TypeVar("T")
 
 
 class SamplerActor:
@@ -84,30 +87,37 @@ class SamplerActor:
         """End a stream without its unfinished requests."""
         self._intake(stream_id).abort()
 
-    @ray.method(concurrency_group="weights")
-    def in_stream(self, stream_id: int, method: str, *arguments: Any) -> Any:
-        """Call a method of this actor in the thread of a stream, between two of its decoding steps."""
-        return self._intake(stream_id).call(lambda: getattr(self, method)(*arguments))
-
     def score(self, token_ids: Sequence[npt.NDArray[np.int32]]) -> list[npt.NDArray[np.float32]]:
-        with self._dies_with_its_workers():
-            return self._sampler.score(token_ids)
+        """See Sampler.score."""
+        return self._run(lambda: self._sampler.score(token_ids))
 
-    def receive(self, bucket: WeightBucket) -> SyncReport | None:
-        with self._dies_with_its_workers():
-            return self._sampler.receive(bucket)
+    def receive(self, bucket: WeightBucket, *, stream_id: int | None = None) -> SyncReport | None:
+        """See Sampler.receive. stream_id: of an open stream, in the concurrency group `weights`; see `_run`."""
+        return self._run(lambda: self._sampler.receive(bucket), stream_id)
 
     def sleep(self, discard_weights: bool) -> None:
-        with self._dies_with_its_workers():
-            self._sampler.sleep(discard_weights=discard_weights)
+        """See Sampler.sleep."""
+        self._run(lambda: self._sampler.sleep(discard_weights=discard_weights))
 
     def wake(self, what: Literal["weights", "kv_cache"]) -> None:
-        with self._dies_with_its_workers():
-            self._sampler.wake(what)
+        """See Sampler.wake."""
+        self._run(lambda: self._sampler.wake(what))
 
-    def join_broadcast(self, address: str, port: int, first_member: int, size: int) -> None:
-        with self._dies_with_its_workers():
-            self._sampler.join_broadcast(address, port, first_member, size)
+    def join_broadcast(
+        self, address: str, port: int, first_member: int, size: int, *, stream_id: int | None = None
+    ) -> None:
+        """Make every worker a member of the weight broadcast group. stream_id: as for `receive`."""
+        arguments = address, port, first_member, size
+        self._run(lambda: self._sampler.weights.call_workers("gxpo_join_broadcast", *arguments), stream_id)
+
+    def _run(self, function: Callable[[], T], stream_id: int | None = None) -> T:
+        """Call a function of the sampler; with a stream in its thread, between two of its decoding steps."""
+
+        def guarded() -> T:
+            with self._dies_with_its_workers():
+                return function()
+
+        return guarded() if stream_id is None else self._intake(stream_id).call(guarded)
 
     @contextmanager
     def _dies_with_its_workers(self) -> Iterator[None]:

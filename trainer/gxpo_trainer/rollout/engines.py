@@ -1,14 +1,11 @@
-"""Handles of a run's sampling engines: start, restart, and which of them are ready.
-
-Which engine samples which request. Pure: no Ray, no clock.
-"""
+"""A run's sampling engines: start, restart, which of them are ready, and which samples which request."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +21,7 @@ from gxpo_trainer.rollout.requests import SamplerSettings
 from gxpo_trainer.runtime.locks import remove_if_abandoned
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import TracedProcess, print_stacks
+from gxpo_trainer.weights.buckets import WeightBucket
 
 Event = Callable[..., None]
 """log_event(kind, message, **fields)"""
@@ -60,11 +58,19 @@ class Engine:
         """Ray's id of its node; empty until it was ready once."""
         return self.process.node if self.process is not None else ""
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the engine. While a stream is open, the engine runs it between two decoding steps."""
-        if self.stream_id is not None:
-            return self.actor.in_stream.remote(self.stream_id, method, *arguments)
-        return getattr(self.actor, method).remote(*arguments)
+    def receive(self, bucket: WeightBucket) -> Any:
+        """Call SamplerActor.receive."""
+        return self._between_steps(self.actor.receive, bucket)
+
+    def join_broadcast(self, address: str, port: int, first_member: int, size: int) -> Any:
+        """Call SamplerActor.join_broadcast."""
+        return self._between_steps(self.actor.join_broadcast, address, port, first_member, size)
+
+    def _between_steps(self, method: Any, *arguments: Any) -> Any:
+        """Call a method of the actor, which runs it between two decoding steps while a stream is open."""
+        if self.stream_id is None:
+            return method.remote(*arguments)
+        return method.options(concurrency_group="weights").remote(*arguments, stream_id=self.stream_id)
 
     @property
     def ready(self) -> bool:
@@ -76,29 +82,38 @@ class Engine:
 
 
 class Engines:
-    """Starts N engines and restarts those that die, while the others continue."""
+    """Starts N engines and restarts those that die, while the others continue.
 
-    def __init__(self, config: RunConfig, placement: Placement, settings: SamplerSettings, log_event: Event) -> None:
-        self._config, self.placement, self._settings, self._log_event = config, placement, settings, log_event
-        self.environments: Environments | None = None
-        """What answers the policy between its turns, set before `start`."""
-        self.attempt = 1
-        self.may_start = True
+    attempt: of the run, for new seeds. initial_version: version of the weights in the model folder; None when a sync
+    comes first.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        placement: Placement,
+        model_folder: str,
+        log_event: Event,
+        *,
+        attempt: int = 1,
+        initial_version: int | None = None,
+    ) -> None:
+        self.placement, self.log_event = placement, log_event
+        self._config, self._attempt = config, attempt
+        self._settings = sampler_settings(config, placement, model_folder, initial_version)
+        self._environments: Environments | None = None
+        self._may_start = True
         """False while the learner uses the GPUs that it shares with the engines."""
         self.all: list[Engine] = []
 
-    def start(self) -> None:
-        """Start all engines without waiting for them."""
+    def start(self, environments: Environments | None = None) -> None:
+        """Start all engines without waiting for them. environments: what answers the policy between its turns."""
+        self._environments = environments
         self.all = [Engine(index, *self._new_actor(index, 1)) for index in range(self._config.placement.samplers)]
 
     @property
     def ready(self) -> list[Engine]:
         return [engine for engine in self.all if engine.ready]
-
-    @property
-    def all_lost(self) -> bool:
-        """Whether every engine died while none may start."""
-        return all(engine.actor is None for engine in self.all)
 
     def await_ready(self, *, every: bool) -> None:
         """Wait until an engine is ready, or every one. Raises TrainingError when an engine cannot start."""
@@ -142,7 +157,7 @@ class Engines:
                 raise TrainingError(f"the {name} cannot start: {cause}") from error
         engine.restarts += 1
         what = "stalled" if isinstance(error, Stalled) else "died"
-        self._log_event("sampler_restarted", f"the {name} {what} ({cause}) and was restarted", sampler=engine.index)
+        self.log_event("sampler_restarted", f"the {name} {what} ({cause}) and was restarted", sampler=engine.index)
         if isinstance(error, Stalled):
             print_stacks(name, engine.process)
         engine.process = None
@@ -151,17 +166,17 @@ class Engines:
         # An unreachable actor may still be alive and hold its resources.
         ray.kill(engine.actor, no_restart=True)
         engine.actor = engine.status = engine.version = engine.stream_id = None
-        if self.may_start:
+        if self._may_start:
             self._start_again(engine)
 
     def hold_starts(self) -> None:
         """Wait for engines that are starting; those that die from now on are restarted by `allow_starts`."""
         self.await_ready(every=True)
-        self.may_start = False
+        self._may_start = False
 
     def allow_starts(self) -> None:
         """Start the engines that died since `hold_starts`."""
-        self.may_start = True
+        self._may_start = True
         for engine in self.all:
             if engine.actor is None:
                 self._start_again(engine)
@@ -169,30 +184,30 @@ class Engines:
     def sleep(self, *, discard_weights: bool) -> None:
         """Free the engines' GPUs for the learner; an engine that dies while asleep is restarted by `wake`."""
         self.hold_starts()
-        self.answers([(engine, engine.actor.sleep.remote(discard_weights)) for engine in self.ready])
+        self.results([(engine, engine.actor.sleep.remote(discard_weights)) for engine in self.ready])
 
     def wake(self, what: Literal["weights", "kv_cache"]) -> None:
         """Give the engines their memory back. With the KV cache all GPUs are theirs: lost engines start."""
-        self.answers([(engine, engine.actor.wake.remote(what)) for engine in self.ready])
+        self.results([(engine, engine.actor.wake.remote(what)) for engine in self.ready])
         if what == "kv_cache":
             self.allow_starts()
 
-    def answers(self, calls: Sequence[tuple[Engine, Any]], phase: Phase = "syncing") -> list[Any]:
-        """Answers to actor calls; an engine that died or stalled meanwhile is restarted and has none.
+    def results(self, calls: Sequence[tuple[Engine, Any]], phase: Phase = "syncing") -> list[Any]:
+        """Results of actor calls; an engine that died or stalled meanwhile is restarted and has none.
 
         Raises WeightsUnavailable, but only after all calls, so that every death is known by then.
         """
-        found, unavailable = [], None
+        results, unavailable = [], None
         for engine, call in calls:
             try:
-                found.append(self.placement.group.get(call, phase))
+                results.append(self.placement.group.get(call, phase))
             except (ray.exceptions.RayActorError, Stalled) as error:
                 self.restart(engine, error)
             except WeightsUnavailable as error:
                 unavailable = error
         if unavailable is not None:
             raise unavailable
-        return found
+        return results
 
     def _start_again(self, engine: Engine) -> None:
         if len(self.all) == 1 or engine.restarts > 1:
@@ -212,12 +227,16 @@ class Engines:
 
     def _new_actor(self, index: int, start: int) -> tuple[Any, Any]:
         # A new seed for each start: the same one would repeat the first responses of the run.
-        key = f"{self._config.seed}/{self.attempt}/{start}" + (f"/{index}" if index else "")
-        seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") >> 1
+        key = f"{self._config.seed}/{self._attempt}/{start}" + (f"/{index}" if index else "")
+        settings = replace(self._settings, seed=seed_of(key))
         options = self.placement.sampler_options(index)
-        settings = replace(self._settings, seed=seed)
-        actor = remote_sampler().options(**options).remote(settings, self.environments)
+        actor = remote_sampler().options(**options).remote(settings, self._environments)
         return actor, actor.status.remote()
+
+
+def seed_of(key: str) -> int:
+    """A 31-bit seed, a platform-independent hash of the key."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") >> 1
 
 
 def _raised(text: str) -> str:
@@ -229,13 +248,10 @@ def _raised(text: str) -> str:
 
 
 def sampler_settings(
-    config: RunConfig, placement: Placement, model_folder: str, initial_version: int | None = None
+    config: RunConfig, placement: Placement, model_folder: str, initial_version: int | None
 ) -> SamplerSettings:
-    """Settings of a run's engines; the dtype follows `learner.precision` unless `rollout.dtype` is set.
-
-    initial_version: version of the weights in the model folder; None when a sync comes first.
-    """
-    automatic = "float32" if config.learner.precision == "fp32" else "bfloat16"
+    """Settings of a run's engines; the dtype follows `learner.precision` unless `rollout.dtype` is set."""
+    automatic: Literal["float32", "bfloat16"] = "float32" if config.learner.precision == "fp32" else "bfloat16"
     return SamplerSettings(
         model=model_folder,
         max_length=config.model.max_length,
@@ -282,7 +298,7 @@ class Dispatcher:
         self._max_sequences = max_sequences
         self._waiting: deque[int] = deque()
         self._loads: dict[int, _Load] = {}
-        self._finished: set[int] = set()
+        self.finished: set[int] = set()
         self.add(tokens, sequences)
 
     def add(self, tokens: Sequence[int], sequences: Sequence[int], *, first: bool = False) -> list[int]:
@@ -299,11 +315,7 @@ class Dispatcher:
     @property
     def done(self) -> bool:
         """Whether every request that was added is finished."""
-        return len(self._finished) == len(self._tokens)
-
-    def finished(self, indices: Iterable[int]) -> bool:
-        """Whether these requests are finished."""
-        return self._finished.issuperset(indices)
+        return len(self.finished) == len(self._tokens)
 
     def open_requests(self, engine: int) -> int:
         """Number of unfinished requests of an engine."""
@@ -341,5 +353,5 @@ class Dispatcher:
         load.open.discard(index)
         load.tokens -= self._tokens[index]
         load.sequences -= self._sequences[index]
-        self._finished.add(index)
+        self.finished.add(index)
         return True

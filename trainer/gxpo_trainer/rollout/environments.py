@@ -1,13 +1,11 @@
-"""The environments of a run as an engine calls them.
-
-A thread watches the actor while calls are waiting. When the actor does not answer within `PROBE_LIMIT_S`, it is killed;
-Ray restarts it and repeats the calls. A call that was running in `MAX_DEATHS` actors that died fails alone; when the
-actor does not answer `MAX_SILENT` times in a row, all calls fail with a TrainingError.
-
-The environments of a run as a Ray actor, which all engines share.
+"""The environments of a run: a Ray actor that all engines share, and its handle in each engine.
 
 The actor is asynchronous; its processes do the work. Ray restarts it when it dies and calls it again for what was
 running; as each call has the history of its episode, the episodes continue.
+
+In each engine a thread watches the actor while calls are waiting. When the actor does not answer within
+`PROBE_LIMIT_S`, it is killed; Ray restarts it and repeats the calls. A call that was running in `MAX_DEATHS` actors
+that died fails alone; when the actor does not answer `MAX_SILENT` times in a row, all calls fail with a TrainingError.
 """
 
 from __future__ import annotations
@@ -33,6 +31,7 @@ PROBE_LIMIT_S = 60.0
 """The actor's event loop answers in milliseconds; it takes seconds to start on a busy machine."""
 MAX_SILENT = 5
 MAX_DEATHS = 5
+CLOSE_LIMIT_S = 10.0
 
 
 @dataclass(slots=True, eq=False)
@@ -68,28 +67,21 @@ class EnvironmentHandle:
 
     def _settle(self, waiting: _Waiting, done: Future[Reply]) -> None:
         error = done.exception()
-        if error is None:
-            self._finish(waiting, done.result())
-        elif isinstance(error, ray.exceptions.RayActorError):
+        if isinstance(error, ray.exceptions.RayActorError):
             first_line = str(error).strip().splitlines()[0]
-            self._fail(waiting, TrainingError(f"the environment actor died ({first_line})", reason="setup_failed"))
-        else:
-            self._fail(waiting, error)
+            error = TrainingError(f"the environment actor died ({first_line})", reason="setup_failed")
+        self._finish(waiting, done.result() if error is None else error)
 
-    def _finish(self, waiting: _Waiting, reply: Reply) -> None:
-        if self._forget(waiting):
-            waiting.future.set_result(reply)
-
-    def _fail(self, waiting: _Waiting, error: BaseException) -> None:
-        if self._forget(waiting):
-            waiting.future.set_exception(error)
-
-    def _forget(self, waiting: _Waiting) -> bool:
-        """Whether the call was still waiting."""
+    def _finish(self, waiting: _Waiting, reply: Reply | BaseException) -> None:
+        """Resolve a call unless it is resolved already."""
         with self._watching():
-            known = waiting in self._waiting
+            if waiting not in self._waiting:
+                return
             self._waiting.discard(waiting)
-            return known
+        if isinstance(reply, BaseException):
+            waiting.future.set_exception(reply)
+        else:
+            waiting.future.set_result(reply)
 
     def _watching(self) -> threading.Condition:
         """The lock of `_waiting`; starts the thread at the first call."""
@@ -112,9 +104,8 @@ class EnvironmentHandle:
             for waiting in known:
                 if silent >= MAX_SILENT:
                     times = f"{MAX_SILENT} times in a row, each time for {PROBE_LIMIT_S:g} s"
-                    self._fail(
-                        waiting, TrainingError(f"the environment actor did not answer {times}", reason="stalled")
-                    )
+                    error = TrainingError(f"the environment actor did not answer {times}", reason="stalled")
+                    self._finish(waiting, error)
                 elif waiting.deaths >= MAX_DEATHS:
                     detail = f"the environment actor died {waiting.deaths} times while this call was running"
                     self._finish(waiting, Reply(None, "error", detail))
@@ -135,9 +126,6 @@ class EnvironmentHandle:
                     waiting.deaths += 1
         self._pid = pid
         return True
-
-
-CLOSE_LIMIT_S = 10.0
 
 
 class EnvironmentActor:

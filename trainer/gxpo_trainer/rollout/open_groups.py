@@ -1,6 +1,6 @@
-"""Groups whose samples an engine is generating, as single turns. Conversations: conversations.py.
+"""Requests on their way into a running engine, and groups whose samples it is generating as single turns.
 
-Requests on their way into a running engine: filled by one thread, emptied by the engine's.
+Groups of conversations: conversations.py.
 """
 
 from __future__ import annotations
@@ -30,11 +30,9 @@ class TurnEngine(Protocol):
 
     def submit(self, prompt: Sequence[int], sampling: SamplingSettings, seeds: Sequence[int | None]) -> list[Response]:
         """Start a response for each seed."""
-        ...
 
     def extend(self, response: Response, token_ids: Sequence[int], seed: int | None) -> None:
         """Continue a finished response after tokens that an environment wrote."""
-        ...
 
 
 class OpenGroups(Protocol):
@@ -43,23 +41,18 @@ class OpenGroups(Protocol):
     @property
     def waiting(self) -> bool:
         """Whether a sample waits for an environment."""
-        ...
 
     def begin(self, index: int, request: SampleRequest) -> None:
         """Start the samples of a request."""
-        ...
 
     def finish(self, responses: Sequence[Response]) -> CompleteGroups:
         """Groups that these responses completed."""
-        ...
 
     def proceed(self) -> CompleteGroups:
         """Continue samples that waited; groups that are complete now."""
-        ...
 
     def close(self) -> None:
         """Drop all samples."""
-        ...
 
 
 class SingleTurns:
@@ -76,8 +69,13 @@ class SingleTurns:
 
     def begin(self, index: int, request: SampleRequest) -> None:
         """Raises ValueError when the prompt leaves no room for `max_new_tokens`."""
-        sampling = request.sampling or self._sampling
-        self._check_length(request, sampling)
+        sampling, length = request.sampling or self._sampling, len(request.prompt_token_ids)
+        if not 0 < length <= self._max_length - sampling.max_new_tokens:
+            raise ValueError(
+                f"prompt {request.prompt.id} has {length} tokens; with max_new_tokens = {sampling.max_new_tokens} that "
+                f"must be between {sampling.max_new_tokens + 1} and model.max_length = {self._max_length}; lower "
+                "data.max_prompt_tokens or raise model.max_length"
+            )
         seeds = [sample_seed(request.seed, number) for number in range(request.num_samples)]
         responses = self._engine.submit(request.prompt_token_ids.tolist(), sampling, seeds)
         self._running[index] = request, responses
@@ -100,18 +98,12 @@ class SingleTurns:
     def close(self) -> None:
         pass
 
-    def _check_length(self, request: SampleRequest, sampling: SamplingSettings) -> None:
-        needed = len(request.prompt_token_ids) + sampling.max_new_tokens
-        if needed > self._max_length or not len(request.prompt_token_ids):
-            raise ValueError(
-                f"prompt {request.prompt.id} has {len(request.prompt_token_ids)} tokens; with max_new_tokens = "
-                f"{sampling.max_new_tokens} that must be between {sampling.max_new_tokens + 1} and model.max_length = "
-                f"{self._max_length}; lower data.max_prompt_tokens or raise model.max_length"
-            )
-
     def _group(self, request: SampleRequest, responses: list[Response]) -> Group:
         texts = self._tokenizer.batch_decode([r.token_ids for r in responses], skip_special_tokens=True)
-        samples = tuple(_sample(r, text) for r, text in zip(responses, texts, strict=True))
+        samples = tuple(
+            Sample(text, np.asarray(r.token_ids, dtype=np.int32), r.logprobs, finish_reason(r), r.versions)
+            for r, text in zip(responses, texts, strict=True)
+        )
         oldest = min(version for response in responses for version, _ in response.versions)
         return Group(request.prompt, request.prompt_token_ids, samples, oldest)
 
@@ -129,11 +121,6 @@ def finish_reason(response: Response) -> Literal["stop", "length"]:
     if response.finish_reason not in ("stop", "length"):
         raise TrainingError(f"the sampler finished a response with reason {response.finish_reason!r}")
     return cast(Literal["stop", "length"], response.finish_reason)
-
-
-def _sample(response: Response, text: str) -> Sample:
-    token_ids = np.asarray(response.token_ids, dtype=np.int32)
-    return Sample(text, token_ids, response.logprobs, finish_reason(response), response.versions)
 
 
 Indexed = tuple[int, SampleRequest]

@@ -2,13 +2,12 @@
 
 Any actor may die at any time. The unfinished requests of a dead engine go to the others at once; the engine is
 restarted, synced and takes requests again. Groups are keyed by the index of their request, so none is lost or counted
-twice, and no answer is dropped because it is slow.
-
-Requests under way in the engines of a pool: their streams, finished groups, verdicts.
+twice, and no response is dropped because it is slow.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,31 +19,157 @@ import ray
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.base import Phase
 from gxpo_trainer.errors import Stalled, TrainingError
-from gxpo_trainer.rollout.engines import Dispatcher, Engine, Engines, Event, sampler_settings
+from gxpo_trainer.rollout.engines import Dispatcher, Engine, Engines
 from gxpo_trainer.rollout.environments import RunEnvironments
 from gxpo_trainer.rollout.requests import FinishedGroups, SampleRequest, SamplingSettings, StreamEnd
 from gxpo_trainer.rollout.timeline import Timeline
 from gxpo_trainer.rollout.verification import Submitted, VerifierHandle
 from gxpo_trainer.rollout.weight_sync import PoolSync, WeightSource, WeightSync
-from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.placement_group import result_of
 from gxpo_trainer.runtime.shared_devices import Devices, SeparateDevices
 from gxpo_trainer.types import Group, ScoredGroup, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """Scored groups in the order of the requests.
+
+    rollout_s: time until the last group was sampled; verify_s: scoring time after that, not overlapped by sampling.
+    idle_fraction: share of `rollout_s` in which an engine did not sample, mean over engines.
+    """
+
+    groups: list[ScoredGroup]
+    rollout_s: float
+    verify_s: float
+    idle_fraction: float
+    engines_alive: int
+
+
+class RolloutPool:
+    """The engines, the verifier and the environments of a run.
+
+    Order: `start`, `sync` of a first version, then `collect` for that version; `sync` and `collect` never overlap.
+
+    source: publishes the weights; None when the engines keep those of their model folder. devices: decides who has the
+    GPUs, where learner and engines share them.
+    """
+
+    def __init__(
+        self, config: RunConfig, engines: Engines, *, source: WeightSource | None = None, devices: Devices | None = None
+    ) -> None:
+        self.config, self.engines = config, engines
+        self.devices = devices or SeparateDevices()
+        self.group = engines.placement.group
+        self.verifier = VerifierHandle(config, engines.placement, engines.log_event)
+        self.environments = RunEnvironments(config, engines.placement)
+        self.timeline = Timeline()
+        self.stream_ids = itertools.count(1)
+        self._source = source
+        self._weight_sync = WeightSync(engines, config.placement.tensor_parallel)
+
+    def start(self) -> None:
+        """Start all actors without waiting; the first call waits for them."""
+        self.engines.start(self.environments.start())
+        self.verifier.start()
+
+    def nodes(self) -> list[str]:
+        """Ray nodes of the engines that are ready."""
+        return [engine.node for engine in self.engines.ready]
+
+    def sync(self, version: int) -> PoolSync:
+        """Load the source's weights into every engine and verify them. Raises WeightSyncMismatch, LearnerDied.
+
+        An engine that is still starting is synced when it joins a collection.
+        """
+        first = all(engine.version is None for engine in self.engines.all)
+        while True:
+            if all(engine.actor is None for engine in self.engines.all):  # they died while none may start
+                self.devices.engines_start()
+            self.devices.need("syncing")
+            self.engines.await_ready(every=first)
+            if (synced := self.sync_engines(self.engines.ready, version)) is not None:
+                return synced
+
+    def score(self, token_ids: Sequence[npt.NDArray[np.int32]], version: int) -> list[list[npt.NDArray[np.float32]]]:
+        """Log-probabilities of the given token lists by each engine that holds `version`, float32[length - 1] each.
+
+        An engine that dies is left out; when all have died, the first that starts again is synced.
+        """
+        self.devices.need("sampling")
+        while True:
+            calls = [(engine, engine.actor.score.remote(list(token_ids))) for engine in self.catch_up(version)]
+            if scores := self.engines.results(calls, "sampling"):
+                return scores
+            self.engines.await_ready(every=False)
+
+    def collect(
+        self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int, *, rewards: bool = True
+    ) -> Collected:
+        """Sample and score all requests with the weights of `version`. rewards: also compute reward components."""
+        self.devices.need("sampling")
+        collection = Collection(self, sampling, lambda: self.catch_up(version))
+        indices = collection.add(requests, rewards=rewards)
+        watch = self.group.watch
+        begin = watch.working_s
+        try:
+            while not collection.complete(indices):
+                collection.advance()
+            collection.finish()
+        except BaseException:
+            collection.abort()
+            raise
+        sampled = watch.working_s
+        groups = collection.take(indices)
+        return Collected(
+            groups,
+            rollout_s=sampled - begin,
+            verify_s=watch.working_s - sampled,
+            idle_fraction=collection.idle_fraction(sampled - begin),
+            engines_alive=len(self.engines.ready),
+        )
+
+    def catch_up(self, version: int) -> list[Engine]:
+        """Sync the ready engines that hold another version, all of them at once; those that then hold `version`.
+
+        Where engines and learner alternate, no engine may be sampling: all of them sleep while the weights are sent.
+        """
+        if any(engine.version != version for engine in self.engines.ready):
+            self.devices.need("syncing")  # may wait for engines that are starting, which are behind as well
+            self.sync_engines([engine for engine in self.engines.ready if engine.version != version], version)
+            self.devices.need("sampling")
+        return [engine for engine in self.engines.ready if engine.version == version]
+
+    def sync_engines(self, engines: Sequence[Engine], version: int) -> PoolSync | None:
+        """Sync these engines, also while they are sampling; None when all of them died."""
+        if self._source is None:
+            raise TrainingError("this pool has no source of weights; its engines keep those of the model folder")
+        processes = ["learner", *(engine.name for engine in engines)]
+        for process in processes:
+            self.timeline.enter(process, "syncing")
+        try:
+            return self._weight_sync.run(self._source, version, engines)
+        finally:
+            for process in processes:
+                self.timeline.enter(process, None)
+
+    def kill(self) -> None:
+        """Kill all actors."""
+        self.engines.kill()
+        self.verifier.kill()
+        self.environments.kill()
 
 
 class Collection:
     """Samples and scores requests that are added at any time.
 
     Order: `add` and `advance` until the requests are `complete`, `take` their groups; `finish` or `abort` at the end.
-    An engine that dies is restarted; its requests go to the others at once.
 
     engines: those that may sample now; called when an engine has become ready, and while none is sampling.
     """
 
     def __init__(self, pool: RolloutPool, sampling: SamplingSettings, engines: Callable[[], list[Engine]]) -> None:
         self._pool, self._sampling, self._engines = pool, sampling, engines
-        self._group = pool.engines.placement.group
-        self._stream_id = pool.next_stream()
+        self._stream_id = next(pool.stream_ids)
         self._streams: dict[Any, tuple[Engine, Any]] = {}
         """The engine of each stream, and its actor when the stream was opened."""
         self._requests: dict[int, SampleRequest] = {}
@@ -77,7 +202,7 @@ class Collection:
 
     def complete(self, indices: Iterable[int]) -> bool:
         """Whether these requests have their groups."""
-        return self._dispatcher.finished(indices)
+        return self._dispatcher.finished.issuperset(indices)
 
     def advance(self, calls: Sequence[Any] = ()) -> list[Any]:
         """Give the engines their requests, wait until something is ready and handle it.
@@ -89,14 +214,23 @@ class Collection:
                 self._forget(stream)
         if not self._streams:
             self.open_streams()
-        self._submit()
+        assigned = self._dispatcher.assign()
+        for engine, _ in self._streams.values():
+            if indices := assigned.get(engine.index):
+                requests = [(index, self._requests[index]) for index in indices]
+                engine.actor.submit.remote(self._stream_id, requests, False)
+        self.note_activity()
         starting = {engine.status: engine for engine in self._pool.engines.all if engine.starting}
         ready = self._wait_for_one(calls, starting)
-        for found in ready:
-            if found in self._streams:
-                self._receive(found)
-            elif found in starting:
-                self._admit(starting[found])
+        for item in ready:
+            if item in self._streams:
+                self._receive(item)
+            elif item in starting:
+                settled = self._pool.engines.settle(starting[item])
+                # Where engines and learner alternate, all engines sleep while a restarted one is synced, so that one
+                # has to wait until no other samples.
+                if settled and not (self._streams and self._pool.devices.alternate):
+                    self.open_streams()
         self._note_verdicts()
         return [call for call in calls if call in ready]
 
@@ -113,7 +247,7 @@ class Collection:
     def take(self, indices: Sequence[int]) -> list[ScoredGroup]:
         """The groups of complete requests in this order, with their verdicts; waits for the latter."""
         wanted = {*indices}
-        calls = {call: found for call, found in self._pending.items() if not wanted.isdisjoint(found.indices)}
+        calls = {call: item for call, item in self._pending.items() if not wanted.isdisjoint(item.indices)}
         rewards = any(self._rewards[index] for index in indices)
         self._verdicts.update(self._pool.verifier.await_verdicts(calls, rewards))
         for call in calls:
@@ -121,6 +255,8 @@ class Collection:
         for index in indices:
             del self._requests[index], self._rewards[index]
         self._note_verdicts()
+        for engine in self._pool.engines.ready:
+            engine.restarts = 0  # requests were completed: only restarts after this moment are restarts in a row
         return [ScoredGroup(self._groups.pop(index), tuple(self._verdicts.pop(index))) for index in indices]
 
     def finish(self) -> None:
@@ -129,8 +265,8 @@ class Collection:
             if engine.actor is actor:
                 actor.submit.remote(self._stream_id, [], True)
         while self._streams:
-            for ready in self._wait_for_one((), {}):
-                self._receive(ready)
+            for stream in self._wait_for_one((), {}):
+                self._receive(stream)
 
     def abort(self) -> None:
         """End all streams; their unfinished requests are dropped."""
@@ -155,68 +291,47 @@ class Collection:
         """The calls, streams and starting engines that are ready next; none after a stall, when the engines with
         open requests were restarted."""
         working = not self._dispatcher.done
-        phase: Phase = "updating" if calls and not working else "sampling" if self._samples_rewards else "evaluating"
+        training = not self._rewards or any(self._rewards.values())  # and no evaluation
+        phase: Phase = "updating" if calls and not working else "sampling" if training else "evaluating"
         try:
-            return self._group.wait_for_one([*calls, *self._streams, *starting], phase)
+            return self._pool.group.wait_for_one([*calls, *self._streams, *starting], phase)
         except Stalled as error:
             pending = [s for s, (engine, _) in self._streams.items() if self._dispatcher.open_requests(engine.index)]
             if calls and not pending and not starting:
                 raise  # the learner's
             for stream in pending if working else [*self._streams]:
-                engine, actor = self._streams[stream]
-                self._forget(stream)
+                engine, actor = self._forget(stream)
                 if engine.actor is actor:
                     self._pool.engines.restart(engine, error)
             for engine in starting.values():
                 self._pool.engines.restart(engine, error)
             return []
 
-    @property
-    def _samples_rewards(self) -> bool:
-        """Whether requests under way belong to training and not to an evaluation."""
-        return not self._rewards or any(self._rewards.values())
-
-    def _submit(self) -> None:
-        """Give every engine its next requests."""
-        assigned = self._dispatcher.assign()
-        for engine, _ in self._streams.values():
-            if indices := assigned.get(engine.index):
-                requests = [(index, self._requests[index]) for index in indices]
-                engine.actor.submit.remote(self._stream_id, requests, False)
-        self.note_activity()
-
-    def _admit(self, engine: Engine) -> None:
-        """A restarted engine takes requests; where engines and learner alternate, once no other samples: all of them
-        sleep while the weights are sent."""
-        if self._pool.engines.settle(engine) and not (self._streams and self._pool.devices.alternate):
-            self.open_streams()
-
     def _receive(self, stream: Any) -> None:
         """Take one item of a stream; a group goes to the verifier by reference."""
-        engine, actor = self._streams[stream]
         try:
             reference = next(stream)
             item = result_of(reference)
         except StopIteration:
             self._forget(stream)
-            return
         except ray.exceptions.RayActorError as error:
-            self._forget(stream)
+            engine, actor = self._forget(stream)
             if engine.actor is actor:
                 self._pool.engines.restart(engine, error)
-            return
-        if isinstance(item, StreamEnd):
-            self._busy_s.append(item.busy_s)
         else:
-            self._keep(engine, reference, item)
+            if isinstance(item, StreamEnd):
+                self._busy_s.append(item.busy_s)
+            else:
+                self._keep(self._streams[stream][0], reference, item)
 
-    def _forget(self, stream: Any) -> None:
-        """The stream has ended; unfinished requests of its engine wait again."""
+    def _forget(self, stream: Any) -> tuple[Engine, Any]:
+        """The engine and the actor of a stream that has ended; the engine's unfinished requests wait again."""
         engine, actor = self._streams.pop(stream)
         self._dispatcher.remove_engine(engine.index)
         self._pool.timeline.enter(engine.name, None)
         if engine.actor is actor:
             engine.stream_id = None
+        return engine, actor
 
     def _keep(self, engine: Engine, reference: Any, item: FinishedGroups) -> None:
         fresh = [self._dispatcher.finish(engine.index, index) for index in item.indices]
@@ -234,150 +349,3 @@ class Collection:
             self._unscored -= {*ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]}
             if not self._unscored:
                 self._pool.timeline.enter("verifier", None)
-
-
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """Scored groups in the order of the requests.
-
-    rollout_s: time until the last group was sampled; verify_s: scoring time after that, not overlapped by sampling.
-    idle_fraction: share of `rollout_s` in which an engine did not sample, mean over engines.
-    """
-
-    groups: list[ScoredGroup]
-    rollout_s: float
-    verify_s: float
-    idle_fraction: float
-    engines_alive: int
-
-
-class RolloutPool:
-    """Owns the engines, the verifier and the environments.
-
-    Order: `start`, `sync` of a first version, then `collect` for that version; `sync` and `collect` never overlap.
-    source: publishes the weights; None when the engines keep those of their model folder.
-    """
-
-    def __init__(
-        self,
-        config: RunConfig,
-        placement: Placement,
-        model_folder: str,
-        log_event: Event,
-        *,
-        source: WeightSource | None = None,
-        initial_version: int | None = None,
-    ) -> None:
-        self.config = config
-        self.source = source
-        self.devices: Devices = SeparateDevices()
-        """Decides who has the GPUs, where learner and engines share them."""
-        settings = sampler_settings(config, placement, model_folder, initial_version)
-        self.engines = Engines(config, placement, settings, log_event)
-        self.verifier = VerifierHandle(config, placement, log_event)
-        self.environments = RunEnvironments(config, placement)
-        self._weight_sync = WeightSync(self.engines, config.placement.tensor_parallel)
-        self.timeline = Timeline()
-        self._streams = 0
-
-    def start(self) -> None:
-        """Start all actors without waiting; the first call waits for them."""
-        self.engines.environments = self.environments.start()
-        self.engines.start()
-        self.verifier.start()
-
-    def nodes(self) -> list[str]:
-        """Ray nodes of the engines that are ready."""
-        return [engine.node for engine in self.engines.ready]
-
-    def sync(self, version: int) -> PoolSync:
-        """Load the source's weights into every engine and verify them. Raises WeightSyncMismatch, LearnerDied.
-
-        An engine that is still starting is synced when it joins a collection.
-        """
-        first = all(engine.version is None for engine in self.engines.all)
-        while True:
-            if self.engines.all_lost:
-                self.devices.engines_start()
-            self.devices.need("syncing")
-            self.engines.await_ready(every=first)
-            if (synced := self.sync_engines(self.engines.ready, version)) is not None:
-                return synced
-
-    def score(self, token_ids: Sequence[npt.NDArray[np.int32]], version: int) -> list[list[npt.NDArray[np.float32]]]:
-        """Log-probabilities of the given token lists by each engine that holds `version`, float32[length - 1] each.
-
-        An engine that dies is left out, unless none is left: then the first that starts again is synced.
-        """
-        self.devices.need("sampling")
-        while True:
-            calls = [(engine, engine.actor.score.remote(list(token_ids))) for engine in self.catch_up(version)]
-            if scores := self.engines.answers(calls, "sampling"):
-                return scores
-            self.engines.await_ready(every=False)
-
-    def collect(
-        self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int, *, rewards: bool = True
-    ) -> Collected:
-        """Sample and score all requests with the weights of `version`. rewards: also compute reward components."""
-        self.devices.need("sampling")
-        collection = Collection(self, sampling, lambda: self.catch_up(version))
-        indices = collection.add(requests, rewards=rewards)
-        watch = self.engines.placement.group.watch
-        begin = watch.working_s
-        try:
-            while not collection.complete(indices):
-                collection.advance()
-            collection.finish()
-        except BaseException:
-            collection.abort()
-            raise
-        sampled = watch.working_s
-        groups = collection.take(indices)
-        self.reset_restarts()
-        return Collected(
-            groups,
-            rollout_s=sampled - begin,
-            verify_s=watch.working_s - sampled,
-            idle_fraction=collection.idle_fraction(sampled - begin),
-            engines_alive=len(self.engines.ready),
-        )
-
-    def reset_restarts(self) -> None:
-        """Requests were completed: only restarts after this moment are restarts in a row."""
-        for engine in self.engines.ready:
-            engine.restarts = 0
-
-    def kill(self) -> None:
-        """Kill all actors."""
-        self.engines.kill()
-        self.verifier.kill()
-        self.environments.kill()
-
-    def next_stream(self) -> int:
-        self._streams += 1
-        return self._streams
-
-    def catch_up(self, version: int) -> list[Engine]:
-        """Sync the ready engines that hold another version, all of them at once; those that then hold `version`.
-
-        Where engines and learner alternate, no engine may be sampling: all of them sleep while the weights are sent.
-        """
-        if any(engine.version != version for engine in self.engines.ready):
-            self.devices.need("syncing")  # may wait for engines that are starting, which are behind as well
-            self.sync_engines([engine for engine in self.engines.ready if engine.version != version], version)
-            self.devices.need("sampling")
-        return [engine for engine in self.engines.ready if engine.version == version]
-
-    def sync_engines(self, engines: Sequence[Engine], version: int) -> PoolSync | None:
-        """Sync these engines, also while they are sampling; None when all of them died."""
-        if self.source is None:
-            raise TrainingError("this pool has no source of weights; its engines keep those of the model folder")
-        processes = ["learner", *(engine.name for engine in engines)]
-        for process in processes:
-            self.timeline.enter(process, "syncing")
-        try:
-            return self._weight_sync.run(self.source, version, engines)
-        finally:
-            for process in processes:
-                self.timeline.enter(process, None)

@@ -78,8 +78,11 @@ class Sampler:
         return self._stream(intake, sampling)
 
     def _stream(self, intake: Intake, sampling: SamplingSettings) -> Iterator[FinishedGroups | StreamEnd]:
-        groups = self._open_groups(intake, sampling)
-        busy_s = 0.0
+        config, busy_s = self._settings.environment, 0.0
+        common = self, self._tokenizer, sampling, self._settings.max_length
+        groups: OpenGroups = SingleTurns(*common)
+        if self.environments is not None and config is not None:
+            groups = Conversations(*common, environments=self.environments, config=config, intake=intake)
         try:
             while not intake.aborted:
                 intake.run_calls(wait=self.version is None)
@@ -102,14 +105,6 @@ class Sampler:
         finally:
             self._driver.abort()
             groups.close()
-
-    def _open_groups(self, intake: Intake, sampling: SamplingSettings) -> OpenGroups:
-        limit, config = self._settings.max_length, self._settings.environment
-        if self.environments is None or config is None:
-            return SingleTurns(self, self._tokenizer, sampling, limit)
-        return Conversations(
-            self, self._tokenizer, sampling, limit, environments=self.environments, config=config, intake=intake
-        )
 
     def submit(self, prompt: Sequence[int], sampling: SamplingSettings, seeds: Sequence[int | None]) -> list[Response]:
         """Start a response for each seed."""
@@ -164,10 +159,6 @@ class Sampler:
         """Whether a worker process of a tensor-parallel engine has died; the engine is then unusable."""
         return bool(getattr(self._llm.llm_engine.model_executor, "is_failed", False))
 
-    def join_broadcast(self, address: str, port: int, first_member: int, size: int) -> None:
-        """Make every worker a member of the weight broadcast group; see sync.broadcast.BroadcastGroup."""
-        self.weights.call_workers("gxpo_join_broadcast", address, port, first_member, size)
-
     @property
     def _current_weights(self) -> dict[str, Any]:
         """Of a request to vLLM. The salt excludes prefix-cache blocks computed with earlier weights."""
@@ -178,11 +169,12 @@ class Sampler:
 
 def import_engine(settings: SamplerSettings) -> None:
     """Set the environment, which vLLM reads at import, and import it. Later calls in a process have no effect."""
-    _set_environment(settings)
+    set_environment(settings)
     import vllm.entrypoints.llm  # noqa: F401
 
 
-def _set_environment(settings: SamplerSettings) -> None:
+def set_environment(settings: SamplerSettings) -> None:
+    """Set the variables that vLLM and its threads read; those that the user has set are kept."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -226,7 +218,9 @@ def _engine_arguments(settings: SamplerSettings) -> dict[str, Any]:
     if settings.adapter is not None:
         arguments["enable_lora"] = True
         arguments["max_loras"] = 1
-        arguments["max_lora_rank"] = lora_rank_limit(settings.adapter.rank)
+        # The smallest limit that vLLM supports.
+        limits = (8, 16, 32, 64, 128, 256, 320, 512)
+        arguments["max_lora_rank"] = next(limit for limit in limits if settings.adapter.rank <= limit)
     if settings.device == "cpu":
         # Samples of a prompt share its full blocks; the default of 128 tokens is longer than most prompts.
         arguments["block_size"] = 32
@@ -236,8 +230,3 @@ def _engine_arguments(settings: SamplerSettings) -> dict[str, Any]:
     else:
         arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
     return arguments
-
-
-def lora_rank_limit(rank: int) -> int:
-    """The smallest rank limit that vLLM supports and that `rank` fits."""
-    return next(limit for limit in (8, 16, 32, 64, 128, 256, 320, 512) if rank <= limit)

@@ -1,17 +1,13 @@
-"""Selection of each step's prompts and seeds, and the resulting rollouts.
-
-Batches of the strict loop: sampled by the weights that the learner is about to move.
-
-Batches that are sampled ahead of the learner.
+"""Batches of the training loop: each step's prompts and seeds, sampled by the weights that the learner is about to
+move, or ahead of the learner.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,14 +17,11 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.base import Phase
 from gxpo_trainer.data.prompts import PromptCursor, resolve_template
 from gxpo_trainer.errors import TrainingError
-from gxpo_trainer.rollout.engines import Engine
+from gxpo_trainer.rollout.engines import Engine, seed_of
 from gxpo_trainer.rollout.pool import Collected, Collection, RolloutPool
 from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.weight_sync import PoolSync
 from gxpo_trainer.types import Group, HttpUsage, Prompt, ScoredGroup
-
-if TYPE_CHECKING:
-    from gxpo_trainer.rollout.pool import Collected, RolloutPool
 
 REPEATED = -1
 """Round of prompts that are sampled again because their groups were too old."""
@@ -64,25 +57,18 @@ class RolloutPlanner:
         self.config = config
         self._template = resolve_template(config.data.template, config.data.source)
         self.prompts, self.token_ids = prompts, token_ids
-        self.sampling = SamplingSettings(
-            max_new_tokens=config.rollout.max_new_tokens,
-            temperature=config.rollout.temperature,
-            ignore_eos=config.rollout.ignore_eos,
-        )
+        rollout = config.rollout
+        self.sampling = SamplingSettings(rollout.max_new_tokens, rollout.temperature, rollout.ignore_eos)
         self.restart()
 
     def restart(self) -> None:
         """Return to the first prompt of the first epoch."""
         self.cursor = PromptCursor(len(self.prompts), seed=self.config.seed, shuffle=self.config.data.shuffle)
 
-    def collect(self, pool: RolloutPool, step: int, version: int) -> Rollouts:
-        """Sample and score one step's groups with the weights of `version`."""
-
-        def collect(requests: Sequence[SampleRequest]) -> Collected:
-            return pool.collect(requests, self.sampling, version)
-
-        prompts = self.cursor.next(self.config.rollout.prompts_per_step)
-        return self.complete(collect(self.requests(prompts, step)), step, collect)
+    def draw(self, count: int) -> list[int]:
+        """Indices of the next prompts."""
+        indices: list[int] = self.cursor.next(count).tolist()
+        return indices
 
     def complete(
         self, first: Collected, step: int, collect: Callable[[Sequence[SampleRequest]], Collected]
@@ -95,34 +81,32 @@ class RolloutPlanner:
         num_groups = self.config.rollout.prompts_per_step
         kept: list[ScoredGroup] = []
         flat: list[ScoredGroup] = []
-        tokens, rollout_s, verify_s, idle_s, rounds = 0, 0.0, 0.0, 0.0, 0
-        http: HttpUsage | None = None
+        parts: list[Collected] = []
         resample = self.config.learner.loss.zero_variance == "resample"
         limit = self.config.learner.loss.resample_limit if resample else 0
         part = first
         while True:
-            rollout_s, verify_s, rounds = rollout_s + part.rollout_s, verify_s + part.verify_s, rounds + 1
-            idle_s += part.idle_fraction * part.rollout_s
-            tokens += num_sampled(part.groups)
-            http = http_usage(part.groups, http)
+            parts.append(part)
             for group in part.groups:
                 is_flat = resample and zero_variance([verdict.reward for verdict in group.verdicts])
                 (flat if is_flat else kept).append(group)
-            if len(kept) >= num_groups or rounds > limit:
+            if len(kept) >= num_groups or len(parts) > limit:
                 break
-            part = collect(self.requests(self.cursor.next(num_groups - len(kept)), step, rounds))
-        # Fill up with zero-variance groups, which have no gradient, so that the batch keeps its size.
-        groups = kept + flat[: max(0, num_groups - len(kept))]
+            part = collect(self.requests(self.draw(num_groups - len(kept)), step, len(parts)))
+        sampled = [group for part in parts for group in part.groups]
+        rollout_s = sum(part.rollout_s for part in parts)
+        idle_s = sum(part.idle_fraction * part.rollout_s for part in parts)
         return Rollouts(
-            groups,
-            tokens,
+            # Filled up with zero-variance groups, which have no gradient, so that the batch keeps its size.
+            kept + flat[: max(0, num_groups - len(kept))],
+            num_sampled(sampled),
             rollout_s,
-            verify_s,
-            num_resampled=max(0, rounds - 1),
+            sum(part.verify_s for part in parts),
+            num_resampled=len(parts) - 1,
             sampling_s=rollout_s,
             idle_fraction=idle_s / rollout_s if rollout_s else 0.0,
-            engines_alive=part.engines_alive,
-            http=http,
+            engines_alive=parts[-1].engines_alive,
+            http=http_usage(sampled),
         )
 
     def requests(
@@ -162,17 +146,11 @@ class RolloutPlanner:
             else None,
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self.cursor.state_dict())
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.cursor.load_state_dict(state)
-
 
 def http_usage(groups: Sequence[ScoredGroup], before: HttpUsage | None = None) -> HttpUsage | None:
     """Cost of the groups' reward components over HTTP, added to `before`; None without such components."""
-    found = [verdict.http for group in groups for verdict in group.verdicts if verdict.http is not None]
-    return sum(found, before or HttpUsage()) if found else before
+    usage = [verdict.http for group in groups for verdict in group.verdicts if verdict.http is not None]
+    return sum(usage, before or HttpUsage()) if usage else before
 
 
 def num_sampled(groups: Sequence[ScoredGroup]) -> int:
@@ -181,18 +159,22 @@ def num_sampled(groups: Sequence[ScoredGroup]) -> int:
 
 
 def request_seed(run_seed: int, step: int, round_: int, position: int, version: int | None = None) -> int:
-    """A 31-bit seed, a platform-independent hash of its arguments. version: None stands for step − 1."""
+    """A seed from its arguments alone. version: None stands for step − 1."""
     key = f"{run_seed}/{step}/{round_}/{position}"
     if version is not None and version != step - 1:
         key += f"/{version}"
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") >> 1
+    return seed_of(key)
 
 
 class RolloutSource(Protocol):
-    """Where the training loop takes its batches from."""
+    """Where the training loop takes its batches from.
 
-    sync_due: bool
-    """Whether a sync was put off that can be made now."""
+    Order of step t: `batch(t)`, then `sync` if `sync_due`; `serve` while the learner updates; `sync(t)`.
+    """
+
+    @property
+    def sync_due(self) -> bool:
+        """Whether a sync was put off that can be made now."""
 
     def batch(self, step: int) -> Rollouts:
         """The scored groups of this step."""
@@ -200,20 +182,26 @@ class RolloutSource(Protocol):
     def sync(self, version: int) -> PoolSync | None:
         """Bring the engines to the learner's weights; None: put off."""
 
+    def serve(self, calls: Sequence[Any], phase: Phase) -> list[Any]:
+        """Wait for one of the learner's calls; those that are ready. Raises Stalled when the learner does not return
+        within the time-out of `phase`, whatever the engines do."""
+
     def collect(
         self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int, *, rewards: bool = True
     ) -> Collected:
-        """Sample and score requests that belong to no step, by the weights of `version`."""
+        """Sample and score requests that belong to no step, by the weights of `version`, the learner's."""
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        """The position in the prompts, for a checkpoint."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from the position of a checkpoint."""
 
     def restart(self) -> None:
         """Return to the first prompt."""
 
     def discard(self) -> None:
-        """Drop what was sampled for coming steps."""
+        """Drop what was sampled for coming steps: the learner has lost the weights that sampled it."""
 
 
 class OnPolicyRollouts:
@@ -223,13 +211,21 @@ class OnPolicyRollouts:
 
     def __init__(self, pool: RolloutPool, planner: RolloutPlanner) -> None:
         self._pool, self._planner = pool, planner
-        self.sync = pool.sync
-        self.collect = pool.collect
-        self.state_dict, self.load_state_dict = planner.state_dict, planner.load_state_dict
+        self.sync, self.collect, self.serve = pool.sync, pool.collect, pool.group.wait_for_one
         self.restart = planner.restart
 
     def batch(self, step: int) -> Rollouts:
-        return self._planner.collect(self._pool, step, version=step - 1)
+        def collect(requests: Sequence[SampleRequest]) -> Collected:
+            return self._pool.collect(requests, self._planner.sampling, step - 1)
+
+        prompts = self._planner.draw(self._planner.config.rollout.prompts_per_step)
+        return self._planner.complete(collect(self._planner.requests(prompts, step)), step, collect)
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self._planner.cursor.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._planner.cursor.load_state_dict(state)
 
     def discard(self) -> None:
         pass
@@ -251,11 +247,10 @@ class AsyncRollouts:
     no batch is older than allowed. A batch always consists of the prompts that were drawn for it, however long they
     take.
 
-    Order of step t: `batch(t)`, then `sync` if `sync_due`; the learner updates while `serve` keeps the engines at work;
-    `sync(t)`. Engines take new weights once all requests are finished, with `update_in_flight` at any time. In
-    deterministic mode `sync` waits for that moment, so that the batch of step t is always sampled by version t − 1 − d,
-    or by the version of the checkpoint before it where that is newer: a resumed run then samples what the
-    uninterrupted one would have.
+    `serve` keeps the engines at work. They take new weights once all requests are finished, with `update_in_flight` at
+    any time. In deterministic mode `sync` waits for that moment, so that the batch of step t is always sampled by
+    version t − 1 − d, or by the version of the checkpoint before it where that is newer: a resumed run then samples
+    what the uninterrupted one would have.
 
     An engine that starts again is synced while the learner is idle, and else with the next sync.
     """
@@ -263,7 +258,7 @@ class AsyncRollouts:
     def __init__(self, config: RunConfig, pool: RolloutPool, planner: RolloutPlanner) -> None:
         self._config, self._pool, self._planner = config, pool, planner
         self._depth = config.rollout.async_depth
-        self._deterministic = config.rollout.deterministic
+        self._deterministic, self._in_flight = config.rollout.deterministic, config.rollout.update_in_flight
         self._collection: Collection | None = None
         self._planned: dict[int, _Planned] = {}
         self._drawn: dict[int, list[int]] = {}
@@ -275,7 +270,6 @@ class AsyncRollouts:
     # ---- a step ---------------------------------------------------------------------------------------------
 
     def batch(self, step: int) -> Rollouts:
-        """The groups of this step, complete and scored."""
         collection, planned = self._open(), self._planned.pop(step)
         first = self._await(planned.requests)
         rollouts = self._planner.complete(first, step, self._collect_now)
@@ -285,7 +279,6 @@ class AsyncRollouts:
 
     @property
     def sync_due(self) -> bool:
-        """Whether a sync was put off that can be made now."""
         return self._engine_version < self._learner_version and (self._in_flight or self._open().resting)
 
     def sync(self, version: int) -> PoolSync | None:
@@ -299,11 +292,7 @@ class AsyncRollouts:
         return self._sync_now()
 
     def serve(self, calls: Sequence[Any], phase: Phase) -> list[Any]:
-        """Wait for one of the learner's calls and keep the engines at work meanwhile; those that are ready.
-
-        Raises Stalled when the learner does not answer within the time-out of `phase`, whatever the engines do.
-        """
-        group = self._pool.engines.placement.group
+        group = self._pool.group
         if self._collection is None or self._syncing:
             return group.wait_for_one(calls, phase)
         self._learner_busy = True
@@ -318,7 +307,6 @@ class AsyncRollouts:
     def collect(
         self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int, *, rewards: bool = True
     ) -> Collected:
-        """Sample and score requests that belong to no step, by `version` alone, which must be the learner's."""
         self._open()
         if self._engine_version != version:
             while not (self._in_flight or self._open().resting):
@@ -336,29 +324,23 @@ class AsyncRollouts:
     def state_dict(self) -> dict[str, Any]:
         """The cursor, and the prompts of the batches under way, which a resumed run samples again."""
         planned = {str(step): planned.prompts for step, planned in self._planned.items()}
-        return {**self._planner.state_dict(), "planned": planned}
+        return {**self._planner.cursor.state_dict(), "planned": planned}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._planner.load_state_dict(state)
+        self._planner.cursor.load_state_dict(state)
         self._drawn = {int(step): list(prompts) for step, prompts in state.get("planned", {}).items()}
 
     def restart(self) -> None:
-        """Return to the first prompt."""
         self._planner.restart()
         self._drawn = {}
 
     def discard(self) -> None:
-        """Drop all batches under way: the learner has lost the weights that sampled them."""
         if self._collection is not None:
             self._collection.abort()
         self._collection = None
         self._planned.clear()
 
     # ---- inside ---------------------------------------------------------------------------------------------
-
-    @property
-    def _in_flight(self) -> bool:
-        return self._config.rollout.update_in_flight
 
     def _open(self) -> Collection:
         assert self._collection is not None, "sync comes first"
@@ -399,7 +381,7 @@ class AsyncRollouts:
             last = min(last, self._config.budget.steps)
         for step in range(self._next_step, last + 1):
             size = self._config.rollout.prompts_per_step
-            prompts = self._drawn.pop(step, None) or self._planner.cursor.next(size).tolist()
+            prompts = self._drawn.pop(step, None) or self._planner.draw(size)
             requests = self._planner.requests(prompts, step, version=self._engine_version)
             self._planned[step] = _Planned(prompts, self._open().add(requests), time.perf_counter())
             self._next_step = step + 1
@@ -413,9 +395,8 @@ class AsyncRollouts:
             self._open().advance()
         sampled = time.perf_counter()
         groups = self._open().take(indices)
-        self._pool.reset_restarts()
-        alive = len(self._pool.engines.ready)
-        return Collected(groups, sampled - begin, time.perf_counter() - sampled, 0.0, alive)
+        verify_s = time.perf_counter() - sampled
+        return Collected(groups, sampled - begin, verify_s, 0.0, len(self._pool.engines.ready))
 
     def _replace_stale(self, rollouts: Rollouts, step: int) -> Rollouts:
         """Drop groups that are older than allowed and sample their prompts again with the present weights."""

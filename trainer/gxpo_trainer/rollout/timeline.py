@@ -27,12 +27,9 @@ class Timeline:
     """Records activities as they change; `cut` returns those of a window and forgets what lies before it."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+        self.now = clock
         self._current: dict[str, tuple[Activity, float]] = {}
         self._spans: list[Span] = []
-
-    def now(self) -> float:
-        return self._clock()
 
     def enter(self, process: str, activity: Activity | None) -> None:
         """The process begins this activity, in place of the one before; None: it becomes idle."""
@@ -63,28 +60,28 @@ class Timeline:
         return sorted(span for span in clipped if span.begin < span.end)
 
 
-def seconds(spans: Iterable[Span], activity: Activity | None = None) -> float:
-    """Total length of the spans, of one activity or of all. Spans of several processes add up."""
-    return sum(span.end - span.begin for span in spans if activity in (None, span.activity))
+def seconds(spans: Iterable[Span]) -> float:
+    """Total length of the spans. Those of several processes add up."""
+    return sum(span.end - span.begin for span in spans)
 
 
-def overlap_fraction(spans: Iterable[Span], one: Activity, other: Activity) -> float | None:
-    """Time in which some process does `one` while some does `other`, as a share of the shorter of the two.
+def overlap_fraction(spans: Iterable[Span], first: Activity, second: Activity) -> float | None:
+    """Time in which some process does `first` while some does `second`, as a share of the shorter of the two.
 
     1: the shorter is hidden behind the longer. None when one of them does not occur.
     """
     changes = sorted(
         change
         for span in spans
-        if span.activity in (one, other)
+        if span.activity in (first, second)
         for change in ((span.begin, span.activity, 1), (span.end, span.activity, -1))
     )
     running, totals, both, since = Counter[str](), Counter[str](), 0.0, 0.0
     for moment, activity, change in changes:
-        active = [name for name in (one, other) if running[name]]
+        active = [name for name in (first, second) if running[name]]
         totals.update(dict.fromkeys(active, moment - since))
         both += moment - since if len(active) == 2 else 0.0
         running[activity] += change
         since = moment
-    shorter = min(totals[one], totals[other])
+    shorter = min(totals[first], totals[second])
     return both / shorter if shorter else None

@@ -1,9 +1,8 @@
 """The verifier as a Ray actor: scores groups while the sampler is still sampling.
 
 The actor is asynchronous, so many groups can be in flight. The pool's worker processes do the work, and servers that
-of components over HTTP; the actor itself imports neither torch nor vLLM.
-
-The run's verifier actor, restarted when it dies; groups lost with it are submitted again.
+of components over HTTP; the actor itself imports neither torch nor vLLM. `VerifierHandle` restarts an actor that dies
+and submits the groups that were lost with it again.
 """
 
 from __future__ import annotations
@@ -69,10 +68,10 @@ class VerifierActor:
     async def _verdicts(self, group: Group, components: bool) -> tuple[Verdict, ...]:
         """Verdicts of a group, from its episodes where they decide, and else from the worker processes."""
         verdicts = [episode_verdict(sample) for sample in group.samples]
-        asked = [i for i, given in enumerate(verdicts) if given is None or (components and given.reward is not None)]
-        pairs = pairs_of(group, [(group.samples[i], verdicts[i]) for i in asked], components)
-        found = await asyncio.wrap_future(self._pool.submit(pairs))
-        for i, verdict in zip(asked, found, strict=True):
+        open_ = [i for i, verdict in enumerate(verdicts) if not verdict or (components and verdict.reward is not None)]
+        pairs = pairs_of(group, [(group.samples[i], verdicts[i]) for i in open_], components)
+        graded = await asyncio.wrap_future(self._pool.submit(pairs))
+        for i, verdict in zip(open_, graded, strict=True):
             verdicts[i] = verdict
         return tuple(verdict for verdict in verdicts if verdict)
 
@@ -81,13 +80,13 @@ class VerifierActor:
         if verdict.reward is None:
             return replace(verdict, http=HttpUsage())
         body = http_body(group, sample, verdict)
-        answers = await asyncio.gather(*(component.answer(body) for component in http))
-        usage = sum((answer.usage for answer in answers), HttpUsage())
+        responses = await asyncio.gather(*(component.answer(body) for component in http))
+        usage = sum((response.usage for response in responses), HttpUsage())
         values = dict(verdict.components or {})
-        for component, answer in zip(http, answers, strict=True):
-            if answer.value is None:
-                return Verdict(answer.failure, verdict.extracted, verdict.seconds, answer.detail, http=usage)
-            values[component.config.label] = answer.value
+        for component, response in zip(http, responses, strict=True):
+            if response.value is None:
+                return Verdict(response.failure, verdict.extracted, verdict.seconds, response.detail, http=usage)
+            values[component.config.label] = response.value
         components = {reward.label: values[reward.label] for reward in self._config.rewards}
         score = sum(reward.weight * values[reward.label] for reward in self._config.rewards)
         return replace(verdict, components=components, score=score, http=usage)
@@ -136,7 +135,7 @@ def episode_verdict(sample: Sample) -> Verdict | None:
 def pairs_of(group: Group, samples: Sequence[tuple[Sample, Verdict | None]], components: bool) -> list[Pair]:
     """Worker input for each sample of the group: gold, response and, where needed, options and reward context.
 
-    samples: with the verdict that the episode gave, if any; their components alone are left to compute.
+    samples: with the verdict that the episode gave, if any; only their components remain to be computed.
     """
     options = group.prompt.extra.get(EXTRA_KEY)
     shared: dict[str, Any] = {} if options is None else {"options": options.to_dict()}
@@ -146,11 +145,11 @@ def pairs_of(group: Group, samples: Sequence[tuple[Sample, Verdict | None]], com
     context = {"problem": group.prompt.text, "extra": json_extra(group.prompt)}
 
     def of_sample(sample: Sample, given: Verdict | None) -> dict[str, Any]:
-        found = {**context, "num_tokens": sample.num_sampled, "truncated": sample.truncated}
+        own = {**context, "num_tokens": sample.num_sampled, "truncated": sample.truncated}
         if (episode := sample.episode) is not None:
             turns = [(turn.speaker, turn.text, turn.reward) for turn in episode.turns]
-            found |= {"turns": turns, "environment_reward": episode.reward}
-        return {"context": found} if given is None else {"context": found, "status": given.status}
+            own |= {"turns": turns, "environment_reward": episode.reward}
+        return {"context": own} if given is None else {"context": own, "status": given.status}
 
     return [(gold, sample.text, {**shared, **of_sample(sample, given)}) for sample, given in samples]
 
@@ -218,7 +217,8 @@ class VerifierHandle:
             lost: list[Submitted] = []
             for reference, submitted in pending.items():
                 try:
-                    verdicts.update(zip(submitted.indices, self._verdicts(reference), strict=True))
+                    scored = self._placement.group.get(reference, "verifying")
+                    verdicts.update(zip(submitted.indices, scored, strict=True))
                 except (ray.exceptions.RayActorError, Stalled) as error:
                     if not lost:
                         restarts += 1
@@ -226,9 +226,6 @@ class VerifierHandle:
                     lost.append(submitted)
             pending = {self.submit(submitted.groups, rewards): submitted for submitted in lost}
         return verdicts
-
-    def _verdicts(self, reference: Any) -> Any:
-        return self._placement.group.get(reference, "verifying")
 
     def kill(self) -> None:
         if self.actor is not None:

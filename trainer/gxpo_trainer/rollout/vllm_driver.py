@@ -44,10 +44,10 @@ class Response:
     @property
     def sampled(self) -> npt.NDArray[np.bool_]:
         """bool[length]: False where an environment wrote the token."""
-        found = np.ones(len(self.token_ids), dtype=np.bool_)
+        sampled = np.ones(len(self.token_ids), dtype=np.bool_)
         for begin, end in self.observed:
-            found[begin:end] = False
-        return found
+            sampled[begin:end] = False
+        return sampled
 
     @property
     def num_sampled(self) -> int:

@@ -58,18 +58,18 @@ class WeightSync:
         """
         for engine in engines:
             engine.version = None
-        left = list(engines)
-        while left:
+        pending = list(engines)
+        while pending:
             try:
-                synced = self._send(source, version, left)
+                synced = self._send(source, version, pending)
             except WeightsUnavailable as error:
                 self._members = []
-                survivors = [engine for engine in left if engine.ready]
-                if len(survivors) == len(left):
+                survivors = [engine for engine in pending if engine.ready]
+                if len(survivors) == len(pending):
                     raise LearnerDied(f"its published weights are unavailable ({error})") from error
-                left = survivors
+                pending = survivors
                 continue
-            for engine in left:
+            for engine in pending:
                 if engine.ready:
                     engine.version = version
             return synced
@@ -85,7 +85,7 @@ class WeightSync:
             bucket, changed = source.next_bucket(version, index, nodes)
             self._finish(loading, sending)
             self._check_members(engines)
-            loading = [(engine, engine.call("receive", bucket)) for engine in engines if engine.ready]
+            loading = [(engine, engine.receive(bucket)) for engine in engines if engine.ready]
             if not loading:
                 return None
             sending = source.send(bucket)
@@ -98,14 +98,14 @@ class WeightSync:
         return PoolSync(max(reports, key=lambda report: report.load_s + report.verify_s), changed)
 
     def _finish(self, calls: list[tuple[Engine, Any]], sending: Any) -> list[Any]:
-        """Answers of the engines that are left, once the source has sent its bucket. Raises WeightsUnavailable."""
-        answers = self._engines.answers(calls)
+        """Results of the engines that are left, once the source has sent its bucket. Raises WeightsUnavailable."""
+        results = self._engines.results(calls)
         if sending is not None:
             try:
                 self._engines.placement.group.get(sending, "syncing")
             except (ray.exceptions.RayActorError, Stalled) as error:
                 raise LearnerDied(str(error).strip().splitlines()[0]) from error
-        return answers
+        return results
 
     def _check_members(self, engines: Sequence[Engine]) -> None:
         """Raise WeightsUnavailable before a broadcast that a dead member would block."""
@@ -125,7 +125,7 @@ class WeightSync:
         address, port, pending = opened
         self._members = members
         calls = [
-            (engine, engine.call("join_broadcast", address, port, 1 + place * size, 1 + workers))
+            (engine, engine.join_broadcast(address, port, 1 + place * size, 1 + workers))
             for place, engine in enumerate(engines)
         ]
         self._finish(calls, pending)

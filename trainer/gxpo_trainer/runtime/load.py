@@ -1,7 +1,4 @@
-"""Load of the controller's host: processor, memory, disk, network and GPUs.
-
-Load of the GPUs of the controller's host, read from NVML, NVIDIA's management library.
-"""
+"""Load of the controller's host: processor, memory, disk, network, and GPUs by NVML, NVIDIA's management library."""
 
 from __future__ import annotations
 
@@ -46,14 +43,14 @@ class GpuLoad:
 
     def metrics(self) -> Metrics:
         """Mean utilization in percent and largest memory in use in bytes, of the samples since `begin_step`."""
-        found: Metrics = {}
+        metrics: Metrics = {}
         with self._lock:
             for gpu in self._gpus:
                 if gpu.utilization:
-                    found[f"system/gpu{gpu.index}/utilization_percent"] = sum(gpu.utilization) / len(gpu.utilization)
+                    metrics[f"system/gpu{gpu.index}/utilization_percent"] = sum(gpu.utilization) / len(gpu.utilization)
                 if gpu.memory:
-                    found[f"system/gpu{gpu.index}/memory_bytes"] = float(max(gpu.memory))
-        return found
+                    metrics[f"system/gpu{gpu.index}/memory_bytes"] = float(max(gpu.memory))
+        return metrics
 
     def _run(self) -> None:
         while True:
@@ -86,9 +83,6 @@ def _find_gpus() -> list[_Gpu]:
         return []
 
 
-_LOOPBACK = "lo"
-
-
 @dataclass(frozen=True, slots=True)
 class Reading:
     """Counters of the host at a time.
@@ -116,14 +110,14 @@ class HostLoad:
 
     def metrics(self) -> Metrics:
         """Load since `begin_step` in percent of all cores, memory in use and free disk in bytes, bytes per second."""
-        found: Metrics = {
+        free = _or_none(lambda: psutil.disk_usage(str(self._folder)).free)
+        return {
             "system/cpu_percent": psutil.cpu_percent(),
             "system/memory_bytes": float(psutil.virtual_memory().used),
             **rates(self._begin, read_counters()),
             **self._gpus.metrics(),
+            **({} if free is None else {"system/disk_free_bytes": float(free)}),
         }
-        free = _or_none(lambda: psutil.disk_usage(str(self._folder)).free)
-        return found if free is None else {**found, "system/disk_free_bytes": float(free)}
 
 
 def read_counters() -> Reading:
@@ -144,13 +138,13 @@ def rates(begin: Reading, end: Reading) -> Metrics:
 
 
 def _written() -> int | None:
-    found = psutil.disk_io_counters()
-    return None if found is None else int(found.write_bytes)
+    disks = psutil.disk_io_counters()
+    return None if disks is None else int(disks.write_bytes)
 
 
 def _network(field: str) -> int | None:
-    found = psutil.net_io_counters(pernic=True)
-    return sum(int(getattr(nic, field)) for name, nic in found.items() if name != _LOOPBACK) if found else None
+    interfaces = psutil.net_io_counters(pernic=True)
+    return sum(int(getattr(nic, field)) for name, nic in interfaces.items() if name != "lo") if interfaces else None
 
 
 def _or_none(read: Callable[[], int | None]) -> int | None:

@@ -1,6 +1,7 @@
-"""A directory that belongs to one process, which may be killed: the next owner removes what it left.
+"""Folders that belong to one process, by a lock that the kernel releases when the process ends, even by a kill.
 
-One trainer per folder: a lock that the kernel releases when its process ends.
+`OwnedDirectory` is private to a process, and the next owner removes one whose owner died. `RunLock` allows one trainer
+per run folder.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ from filelock import FileLock, Timeout
 
 from gxpo_trainer.errors import ConfigError, TrainingError
 
+LOCK = ".lock"
+WAIT_S = 60.0
+"""Time to wait for an earlier trainer of the folder, which may be about to end."""
+_POLL_S = 0.2
+
 
 class OwnedDirectory:
     """A private directory (mode 0700) of this process, called `prefix` and a random suffix, under `root`.
@@ -33,11 +39,8 @@ class OwnedDirectory:
         lock.acquire()
         # Renamed after it is locked: `remove_abandoned` considers final names only.
         self.path = fresh.rename(root / fresh.name.removeprefix("."))
-        self._close = weakref.finalize(self, _remove, self.path, lock)
-
-    def close(self) -> None:
-        """Remove the directory and everything in it."""
-        self._close()
+        self.close = weakref.finalize(self, _remove, self.path, lock)
+        """Removes the directory and everything in it."""
 
 
 def remove_abandoned(root: Path, prefix: str) -> list[Path]:
@@ -65,12 +68,6 @@ def _owner_lock(directory: Path) -> FileLock:
 def _remove(directory: Path, lock: FileLock) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     lock.release()
-
-
-LOCK = ".lock"
-WAIT_S = 60.0
-"""Time to wait for an earlier trainer of the folder, which may be about to end."""
-_POLL_S = 0.2
 
 
 class RunLock:

@@ -1,19 +1,21 @@
 """Resources and Ray options of each process of a run.
 
-Logical CPUs are fractional. A request above Ray's total would leave an actor pending indefinitely, so it is rejected
-before anything starts.
+Logical CPUs are fractional. A request above Ray's total is rejected before anything starts: its actor would stay
+pending.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.engines import Transport, choose_transport
 from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.runtime.placement_group import Bundles, RunPlacementGroup, run_bundles
+from gxpo_trainer.runtime.placement_group import MIN_WAIT_S, Bundles, RunPlacementGroup, run_bundles
+from gxpo_trainer.runtime.progress import ProgressWatch
 
 
 class TooFewGpus(ConfigError):
@@ -22,32 +24,31 @@ class TooFewGpus(ConfigError):
     reason = "no_resources"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Placement:
     """The settings of `placement` with every automatic value resolved.
 
-    Order: `decide`, before Ray runs; `settle` once connected to a Ray cluster, which may have GPUs that this process
-    does not see; `resolve_transport` once the actors run and their nodes are known.
+    `decide` makes it before Ray runs. `settle` makes that of a Ray cluster, which may have GPUs that this process does
+    not see; both share the placement group.
+
+    sampler_threads: of each device of an engine. device_reason: why `device` has its value, for the log. colocated:
+    whether learner ranks and engines share devices.
     """
 
     config: RunConfig
     device: Literal["cpu", "gpu"]
     learner_threads: int
     sampler_threads: int
-    """Of each device of an engine."""
     group: RunPlacementGroup = field(default_factory=RunPlacementGroup)
     device_reason: str = "placement.device"
-    """Why `device` has its value, for the log."""
     colocated: bool = False
-    """Whether learner ranks and engines share devices."""
-    resident: bool = False
-    """Whether shared devices hold learner and engines at once, so that neither has to leave."""
-    transport: Transport = "shared_memory"
-    """How weights reach the engines."""
 
     @classmethod
-    def decide(cls, config: RunConfig) -> Placement:
-        """Resolve `auto` values. Raises ConfigError when a GPU is requested and none is visible."""
+    def decide(cls, config: RunConfig, watch: ProgressWatch | None = None) -> Placement:
+        """Resolve `auto` values. Raises ConfigError when a GPU is requested and none is visible.
+
+        watch: notices actors that make no progress.
+        """
         requested = config.placement
         visible = visible_gpus()
         joins = ray_address(config) is not None
@@ -62,79 +63,74 @@ class Placement:
         cores = usable_cores()
         learner_threads = requested.learner_threads or max(1, cores // max(1, requested.learner_ranks))
         sampler_threads = requested.sampler_threads or max(1, cores // requested.sampler_devices)
-        placement = cls(config, device, learner_threads, sampler_threads, device_reason=reason)
-        if not joins:
-            placement._settle_sharing(visible)
+        group = RunPlacementGroup(watch=watch or ProgressWatch(), wait_s=max(MIN_WAIT_S, requested.wait_s))
+        placement = cls(config, device, learner_threads, sampler_threads, group, reason)
+        if joins:
+            return placement
+        placement, shortage = placement._share(visible)
+        if shortage is not None:
+            raise shortage
         return placement
 
-    def settle(self, cluster: dict[str, float]) -> None:
-        """Resolve `placement.device` and `placement.colocate` from the resources of the Ray cluster.
+    def settle(self, cluster: Mapping[str, float]) -> tuple[Placement, TooFewGpus | None]:
+        """The placement on a Ray cluster of these resources, and why it needs more GPUs than the cluster has.
 
-        Raises TooFewGpus when the cluster has no GPU and this machine has, and where sharing for want of GPUs rules
-        out sampling ahead or the transport; `bundles` are then those that would do. Raises ConfigError when the
-        transport cannot work.
+        It does when the cluster has no GPU and this machine has, and where sharing for want of GPUs rules out sampling
+        ahead or the transport; its bundles are those that would do. Raises ConfigError when no further GPU would help.
         """
-        found, requested = int(cluster.get("GPU", 0)), self.config.placement
-        if requested.device == "auto":
-            if not found and (visible := visible_gpus()):
-                self.device = "gpu"
-                self._settle_sharing(found)
-                raise TooFewGpus(
+        gpus, settled = int(cluster.get("GPU", 0)), self
+        if self.config.placement.device == "auto":
+            if not gpus and (visible := visible_gpus()):
+                settled, shortage = replace(self, device="gpu")._share(gpus)
+                return settled, shortage or TooFewGpus(
                     f'placement.device = "auto", but {visible} GPUs are visible on this machine and the Ray cluster '
                     'has none; set placement.device to "gpu" or "cpu"'
                 )
-            self.device = "gpu" if found else "cpu"
-            self.device_reason = (
-                f'placement.device = "auto" and {found or "no"} GPU{"" if found == 1 else "s"} in the Ray cluster'
-            )
-        self._settle_sharing(found)
+            number = f"{gpus or 'no'} GPU{'' if gpus == 1 else 's'}"
+            reason = f'placement.device = "auto" and {number} in the Ray cluster'
+            settled = replace(self, device="gpu" if gpus else "cpu", device_reason=reason)
+        return settled._share(gpus)
 
-    def _settle_sharing(self, gpus: int) -> None:
+    def _share(self, gpus: int) -> tuple[Placement, TooFewGpus | None]:
+        """Resolve `colocated` on so many GPUs."""
         requested, depth = self.config.placement, self.config.rollout.async_depth
         separate = requested.num_gpus(colocated=False)
         scarce = self.device == "gpu" and gpus < separate
-        self.colocated = requested.can_colocate and (requested.colocate is True or scarce)
+        shared = replace(self, colocated=requested.can_colocate and (requested.colocate is True or scarce))
         try:
-            if self.colocated and depth:
+            if shared.colocated and depth:
                 raise ConfigError(
                     f"rollout.async_depth = {depth} samples while the learner updates, so they cannot share GPUs: "
                     f"{separate} are needed and {gpus} are here; add GPUs, lower learner_ranks or samplers, or set "
                     "rollout.async_depth = 0"
                 )
-            self.resolve_transport(requested.strategy != "split")
+            shared.transport(one_node=requested.strategy != "split")
         except ConfigError as error:
-            if not self.colocated or requested.colocate is True:
+            if not shared.colocated or requested.colocate is True:
                 raise
-            self.colocated = False
-            raise TooFewGpus(str(error)) from None
+            return replace(self, colocated=False), TooFewGpus(str(error))
+        return shared, None
 
-    def resolve_transport(self, one_node: bool) -> Transport:
-        """Set and return `transport`; one_node: learner and all engines are on one node.
+    def transport(self, *, one_node: bool) -> Transport:
+        """How weights reach the engines; one_node: learner and all engines are on one node.
 
         Raises ConfigError for a requested transport that cannot work there.
         """
         try:
-            self.transport = choose_transport(
-                self.config.placement.weight_transport, self.device, self.colocated, one_node
-            )
+            return choose_transport(self.config.placement.weight_transport, self.device, self.colocated, one_node)
         except ValueError as error:
             raise ConfigError(f"placement: {error}") from None
-        return self.transport
 
     @property
     def num_gpus(self) -> int:
         """GPUs that the run reserves."""
         return self.config.placement.num_gpus(colocated=self.colocated) if self.device == "gpu" else 0
 
-    @property
-    def _shares_gpus(self) -> bool:
-        return self.colocated and self.device == "gpu"
-
     def learner_options(self, rank: int = 0) -> dict[str, Any]:
         """Ray options of one learner rank, placed in the reserved group."""
         variables = _thread_variables(self.learner_threads)
         variables["DS_ACCELERATOR"] = "cuda" if self.device == "gpu" else "cpu"
-        if self._shares_gpus:
+        if self.colocated and self.device == "gpu":
             # The engine holds the bundle's GPUs. With num_gpus = 0 Ray keeps CUDA_VISIBLE_DEVICES unless it is told to
             # clear it.
             variables["CUDA_VISIBLE_DEVICES"] = self.group.learner_device(rank)
@@ -154,7 +150,7 @@ class Placement:
         }
         if self.device == "cpu":
             variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-        if self._shares_gpus:
+        if self.colocated and self.device == "gpu":
             # While the engine runs, no task can ask for the ids of the GPUs it holds.
             self.group.devices(index)
         return {
@@ -179,7 +175,7 @@ class Placement:
         a run waits for one or the other."""
         return {**self.verifier_options(), "num_cpus": 0, "max_concurrency": 10_000}
 
-    def check_fits(self, cluster: dict[str, float]) -> None:
+    def check_fits(self, cluster: Mapping[str, float]) -> None:
         """Check this run's total request. Raises ConfigError (`no_resources`) when it exceeds Ray's resources."""
         p, cpus, gpus = self.config.placement, self.config.placement.num_cpus, self.num_gpus
         if cpus > cluster.get("CPU", 0) + 1e-9:

@@ -1,6 +1,4 @@
-"""Bundles of a run's placement group, and the bundle of each process. Pure.
-
-The Ray placement group of a run: all of its bundles are reserved, or none.
+"""The Ray placement group of a run: the bundle of each process, reserved all at once or not at all.
 
 It is created before any actor, so two runs cannot each hold half of what they need, and Ray's autoscaler sees the
 demand of a run that waits. The reservation outlives its actors: a restarted actor returns to its bundle, which Ray
@@ -9,6 +7,7 @@ reschedules when its node dies.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import Counter
@@ -37,29 +36,16 @@ class Bundles:
     learner: tuple[int, ...]
     engines: tuple[int, ...]
 
-    def total(self) -> Bundle:
-        """Sum of all bundles."""
-        return total_of(self.resources)
-
-    @property
-    def largest(self) -> Bundle:
-        """The bundle with the most GPUs, then CPUs."""
-        return max(self.resources, key=_size)
-
     def too_large(self, nodes: Sequence[Mapping[str, float]]) -> Bundle | None:
         """The largest bundle that exceeds every node, if one does: a bundle is never divided among nodes.
 
         nodes: their resources, used or not. Those without a GPU (of a run on CPUs: without CPUs) do not count, and
         without any other there is no answer: workers of any size may join.
         """
-        kind = "GPU" if "GPU" in self.largest else "CPU"
+        kind = "GPU" if any("GPU" in bundle for bundle in self.resources) else "CPU"
         workers = [node for node in nodes if node.get(kind, 0.0) > 0]
-        found = [bundle for bundle in self.resources if all(_shortage(bundle, worker) for worker in workers)]
-        return max(found, key=_size) if workers and found else None
-
-    def shortage(self, has: Mapping[str, float]) -> Bundle:
-        """By how much the sum of the bundles exceeds the resources `has`; empty where it does not."""
-        return _shortage(self.total(), has)
+        oversized = [bundle for bundle in self.resources if all(_shortage(bundle, worker) for worker in workers)]
+        return max(oversized, key=_size) if workers and oversized else None
 
 
 def run_bundles(p: PlacementConfig, device: Literal["cpu", "gpu"], *, colocated: bool) -> Bundles:
@@ -85,13 +71,12 @@ def run_bundles(p: PlacementConfig, device: Literal["cpu", "gpu"], *, colocated:
 def total_of(resources: Iterable[Mapping[str, float]]) -> Bundle:
     """Sum by name."""
     total: Bundle = {}
-    for one in resources:
-        for name, count in one.items():
-            total[name] = total.get(name, 0.0) + count
+    for name, count in itertools.chain.from_iterable(bundle.items() for bundle in resources):
+        total[name] = total.get(name, 0.0) + count
     return total
 
 
-def _size(bundle: Bundle) -> tuple[float, float]:
+def _size(bundle: Mapping[str, float]) -> tuple[float, float]:
     return bundle.get("GPU", 0.0), bundle["CPU"]
 
 
@@ -124,7 +109,7 @@ class RunPlacementGroup:
     """The group and the bundle of each actor.
 
     Order: `create`, `is_ready` until it is, then actors with the options of their bundles, `remove`. Without a group
-    (`handle` is None) Ray places the actors.
+    (`handle` is None) Ray places the actors. wait_s: for the bundle of a lost node.
     """
 
     handle: Any = None
@@ -154,9 +139,7 @@ class RunPlacementGroup:
     @property
     def on_several_nodes(self) -> bool:
         """Whether a lost bundle can move to another node."""
-        import ray
-
-        return self.handle is not None and len([node for node in ray.nodes() if node["Alive"]]) > 1
+        return self.handle is not None and len(alive_nodes()) > 1
 
     def get(self, call: Any, phase: Phase) -> Any:
         """`ray.get` for an actor call. Raises TrainingError (`no_resources`) when the actor's node stays lost, Stalled
@@ -168,15 +151,16 @@ class RunPlacementGroup:
         """Wait until one of these actor calls or streams is ready; which. Raises as `get` does."""
         import ray
 
-        self.watch.begin(phase)
-        while not (ready := ray.wait(list(calls), num_returns=1, timeout=min(_POLL_S, self.watch.remaining_s))[0]):
+        watch = self.watch
+        watch.begin(phase)
+        while not (ready := ray.wait([*calls], num_returns=1, timeout=min(_POLL_S, watch.remaining_s))[0]):
             if self.handle is not None:
                 # A call to an actor whose bundle cannot be rescheduled never returns.
                 begin = time.monotonic()
                 self._await_rescheduling()
-                self.watch.excuse(time.monotonic() - begin)
-            self.watch.check()
-        self.watch.progressed()
+                watch.excuse(time.monotonic() - begin)
+            watch.check()
+        watch.progressed()
         return list(ready)
 
     def _await_rescheduling(self) -> None:
@@ -246,6 +230,13 @@ def _visible_devices() -> list[str]:
     return [str(gpu) for gpu in ray.get_runtime_context().get_accelerator_ids()["GPU"]]
 
 
+def alive_nodes() -> list[dict[str, float]]:
+    """Resources of each node of the cluster, used or not."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+
+
 def result_of(call: Any) -> Any:
     """`ray.get`, which raises a GxpoError of an actor with its message alone; Ray's own begins with the traceback."""
     import ray
@@ -261,45 +252,42 @@ def result_of(call: Any) -> Any:
 
 def missing(bundles: Bundles, available: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:
     """What the bundles wait for, such as `3 GPUs and 2 CPUs`. nodes: resources of the cluster's nodes, used or not."""
-    too_large = bundles.too_large(nodes)
-    if too_large is not None:
+    if (too_large := bundles.too_large(nodes)) is not None:
         return f"a node with {describe(too_large)}"
-    short = bundles.shortage(available)
-    if short and bundles.shortage(total_of(nodes)):
-        # Runs that end cannot help.
-        return f"{describe(short)} (the cluster has {describe(total_of(nodes))} in total)"
-    if short:
-        return describe(short)
+    needed, in_total = total_of(bundles.resources), total_of(nodes)
+    if short := _shortage(needed, available):
+        # Where the whole cluster is too small, runs that end cannot help.
+        hopeless = f" (the cluster has {describe(in_total)} in total)" if _shortage(needed, in_total) else ""
+        return describe(short) + hopeless
     if bundles.strategy == "STRICT_SPREAD":
         return "a second node"
     # The sum fits, but no node has room for one of the bundles.
-    return f"a node with {describe(bundles.largest)}"
+    return f"a node with {describe(max(bundles.resources, key=_size))}"
 
 
 def unplaced(bundles: Bundles, nodes: Sequence[Mapping[str, float]], waited_s: float) -> ConfigError:
     """The error (`no_resources`) of bundles that Ray could not reserve. nodes: resources of the cluster's nodes."""
-    requested = _counted([describe(bundle) for bundle in bundles.resources], "; ")
-    found = _counted([describe(node) for node in nodes], "; ") or "nothing"
+    requested, present = _counted(bundles.resources), _counted(nodes) or "nothing"
     separate = bundles.strategy == "STRICT_SPREAD"
     workers = "add workers"
-    too_large = bundles.too_large(nodes)
-    if too_large is not None:
-        found += f", and none can hold {describe(too_large)}"
+    if (too_large := bundles.too_large(nodes)) is not None:
+        present += f", and none can hold {describe(too_large)}"
         workers = f"add a node with at least {describe(too_large)}"
-    elif short := bundles.shortage(total_of(nodes)):
-        found += f", {describe(short)} too few"
-        workers = f"add workers with at least {describe(bundles.largest)} each"
+    elif short := _shortage(total_of(bundles.resources), total_of(nodes)):
+        present += f", {describe(short)} too few"
+        workers = f"add workers with at least {describe(max(bundles.resources, key=_size))} each"
     else:
-        found += ", partly used by other runs"
+        present += ", partly used by other runs"
     fixes = ["lower the placement settings", workers, "raise placement.wait_s"]
     fixes += ['set placement.strategy = "pack"'] if separate else []
     return ConfigError(
         f"placement requires {requested}{' on separate nodes' if separate else ''}, which Ray could not reserve within "
-        f"{waited_s:.0f} s; its nodes have {found}: {', '.join(fixes[:-1])}, or {fixes[-1]}",
+        f"{waited_s:.0f} s; its nodes have {present}: {', '.join(fixes[:-1])}, or {fixes[-1]}",
         reason="no_resources",
     )
 
 
-def _counted(texts: list[str], separator: str) -> str:
-    """Equal texts once, with their number."""
-    return separator.join(text if count == 1 else f"{count} × ({text})" for text, count in Counter(texts).items())
+def _counted(resources: Iterable[Mapping[str, float]]) -> str:
+    """Equal nodes or bundles once, with their number."""
+    numbers = Counter(map(describe, resources))
+    return "; ".join(text if count == 1 else f"{count} × ({text})" for text, count in numbers.items())

@@ -1,7 +1,4 @@
-"""Memory and garbage collection of one process.
-
-Failed writes of libraries in Rust.
-"""
+"""Memory, garbage collection and failed writes of one process."""
 
 from __future__ import annotations
 
@@ -48,8 +45,8 @@ def write_errors() -> Iterator[None]:
     except OSError:
         raise
     except Exception as error:
-        found = re.search(r"\(os error (\d+)\)$", str(error))
-        if found is None:
+        match = re.search(r"\(os error (\d+)\)$", str(error))
+        if match is None:
             raise
-        number = int(found[1])
+        number = int(match[1])
         raise OSError(number, os.strerror(number)) from error

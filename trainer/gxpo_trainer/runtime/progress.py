@@ -1,14 +1,10 @@
-"""When a run last made progress, and how long each phase may make none.
-
-A thread that notices a run whose main thread makes no progress.
-"""
+"""When a run last made progress, and a thread that notices when its main thread makes none for too long."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from gxpo_trainer.config.base import Phase, TimeoutsConfig
@@ -16,6 +12,10 @@ from gxpo_trainer.errors import Stalled
 
 MAIN_THREAD_GRACE_S = 30.0
 """Time beyond its limit that the main thread has to notice a stall by itself, before the watchdog ends the process."""
+_NOTICE_S = 60.0
+"""Time without progress after which it is shown with the phase."""
+_PAUSED_S = 10.0
+"""A poll that is this late was not late by load: the process was stopped."""
 
 
 class ProgressWatch:
@@ -69,7 +69,7 @@ class ProgressWatch:
         if self.remaining_s > 0:
             return
         self._stalled_s += self.idle_s
-        error = self.describe()
+        error = _stalled(self.phase, self.idle_s, self.timeouts)
         self.progressed()
         raise error
 
@@ -83,22 +83,11 @@ class ProgressWatch:
             self._stalled_s += lasted
             raise _stalled(phase, lasted, self.timeouts)
 
-    def describe(self) -> Stalled:
-        """The error of the present phase."""
-        return _stalled(self.phase, self.idle_s, self.timeouts)
-
 
 def _stalled(phase: Phase, seconds: float, timeouts: TimeoutsConfig) -> Stalled:
     doing = "setting up" if phase == "setup" else phase
     setting = f"timeouts.{phase}_s = {timeouts.limit_s(phase):g}"
     return Stalled(f"no progress for {seconds:.0f} s while {doing} ({setting})")
-
-
-_NOTICE_S = 60.0
-"""Time without progress after which it is shown with the phase."""
-
-_PAUSED_S = 10.0
-"""A poll that is this late was not late by load: the process was stopped."""
 
 
 class Watchdog:
@@ -129,9 +118,7 @@ class Watchdog:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop.set()
         self._thread.join()
 
@@ -143,7 +130,7 @@ class Watchdog:
             if paused_s > _PAUSED_S:
                 self._watch.excuse(paused_s)
             if self._watch.idle_s > self._watch.limit_s + self._grace_s:
-                self._on_stall(self._watch.describe())
+                self._on_stall(_stalled(self._watch.phase, self._watch.idle_s, self._watch.timeouts))
                 return
             minutes = int(self._watch.idle_s / 60) if self._watch.idle_s >= _NOTICE_S else 0
             if minutes != shown:

@@ -1,6 +1,5 @@
-"""The Ray instance of a run: a local one on loopback, or a running cluster.
-
-The Python stacks of an actor's process that hangs, read without its help.
+"""The Ray instance of a run: a local one on loopback, or a running cluster; and the Python stacks of an actor's process
+that hangs, read without its help.
 """
 
 from __future__ import annotations
@@ -11,20 +10,23 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.runtime.placement import Placement, TooFewGpus, ray_address, usable_cores, visible_gpus
-from gxpo_trainer.runtime.placement_group import MIN_WAIT_S, missing, unplaced
+from gxpo_trainer.runtime.placement_group import MIN_WAIT_S, alive_nodes, missing, unplaced
 
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
 START_ATTEMPTS = 3
 _POLL_S = 0.5
 _FIRST_POLL_S = 2.0
 """A group that fits is ready in milliseconds, and is not reported as waiting."""
+_STACKS_SIGNAL, _STACKS_FILE = signal.SIGUSR2, "gxpo-stacks"
+_STACKS_WRITE_S, _STACKS_POLL_S, _STACKS_NODE_S = 3.0, 0.1, 20.0
 
 
 def check_machine(placement: Placement) -> None:
@@ -35,18 +37,18 @@ def check_machine(placement: Placement) -> None:
         placement.check_fits({"CPU": usable_cores(), "GPU": visible_gpus()})
 
 
-def start_ray(placement: Placement) -> bool:
-    """`connect_ray` and `reserve`; returns whether the caller must call `ray.shutdown`."""
+@contextmanager
+def ray_session(placement: Placement) -> Iterator[Placement]:
+    """`connect_ray` and `reserve`; the placement on this Ray. All that was started ends with the block."""
     import ray
 
     owned = connect_ray(placement)
     try:
-        reserve(placement, owned=owned)
-    except BaseException:
+        yield reserve(placement, owned=owned)
+    finally:
+        placement.group.remove()
         if owned:
             ray.shutdown()
-        raise
-    return owned
 
 
 def connect_ray(placement: Placement) -> bool:
@@ -64,88 +66,7 @@ def connect_ray(placement: Placement) -> bool:
     common: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
     if address is None:
         _start_local(common)
-    else:
-        _connect(address, common)
-    return True
-
-
-def reserve(
-    placement: Placement,
-    *,
-    owned: bool,
-    on_wait: Callable[[str], None] = lambda missing: None,
-    before_request: Callable[[Mapping[str, float]], None] = lambda cluster: None,
-) -> None:
-    """Create the run's placement group and wait until it is ready. Raises ConfigError (`no_resources`) when it is not.
-
-    owned: what `connect_ray` returned. A Ray that this process has started is complete: what exceeds it is refused at
-    once. In a running cluster nodes may join and other runs release theirs, up to `placement.wait_s`; what joins may
-    change device and sharing, and with them the bundles. Whether nodes can join is not known: Ray has no public way to
-    tell whether it has an autoscaler, and workers of other hosts join without one. Settings that no further GPU makes
-    possible are refused at once.
-
-    on_wait: called while the run waits, about twice a second, with what is missing; an exception of it ends the wait.
-    before_request: called with the cluster's resources before bundles are requested, which an autoscaler may answer
-    with new nodes; an exception of it refuses the run.
-    """
-    import ray
-
-    joined = not owned or ray_address(placement.config) is not None
-    if not joined:
-        placement.check_fits(ray.cluster_resources())
-    wait_s = max(MIN_WAIT_S, placement.config.placement.wait_s) if joined else MIN_WAIT_S
-    group = placement.group
-    group.wait_s = max(MIN_WAIT_S, placement.config.placement.wait_s)
-    deadline = time.monotonic() + wait_s
-    timeout_s = _FIRST_POLL_S
-    try:
-        while True:
-            refused = _settle(placement) if joined else None
-            bundles = placement.bundles()
-            if bundles != group.bundles:
-                before_request(ray.cluster_resources())
-                group.create(bundles)
-            elif not group.is_ready(timeout_s):
-                on_wait(missing(bundles, ray.available_resources(), _nodes()))
-                timeout_s = _POLL_S
-                if time.monotonic() >= deadline:
-                    raise refused or unplaced(bundles, _nodes(), wait_s)
-            elif refused is None:
-                return
-    except BaseException:
-        group.remove()
-        raise
-
-
-def _settle(placement: Placement) -> TooFewGpus | None:
-    """Resolve what depends on the cluster, or the reason why it needs more GPUs; nodes with them may be joining."""
-    import ray
-
-    try:
-        placement.settle(ray.cluster_resources())
-    except TooFewGpus as error:
-        return error
-    return None
-
-
-def _nodes() -> list[dict[str, float]]:
-    """Resources of each node of the cluster, used or not."""
-    import ray
-
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
-def this_node() -> str:
-    """Id of the Ray node of this process."""
-    import ray
-
-    return str(ray.get_runtime_context().get_node_id())
-
-
-def _connect(address: str, common: dict[str, Any]) -> None:
-    """Join a running Ray."""
-    import ray
-
+        return True
     try:
         ray.init(address=address, **common)
     except Exception as error:
@@ -154,6 +75,73 @@ def _connect(address: str, common: dict[str, Any]) -> None:
             f"cannot connect to Ray at {address} ({error}); check placement.ray_address or RAY_ADDRESS",
             reason="setup_failed",
         ) from error
+    return True
+
+
+def reserve(
+    placement: Placement,
+    *,
+    owned: bool,
+    on_wait: Callable[[str], None] = lambda missing: None,
+    before_request: Callable[[Placement, Mapping[str, float]], object] = lambda placement, cluster: None,
+) -> Placement:
+    """Create the run's placement group and wait until it is ready; the placement on this Ray.
+
+    Raises ConfigError (`no_resources`) when the group does not get ready.
+
+    owned: what `connect_ray` returned. A Ray that this process has started is complete: what exceeds it is refused at
+    once. In a running cluster nodes may join and other runs release theirs, up to `placement.wait_s`; what joins may
+    change device and sharing, and with them the bundles. Whether nodes can join is not known: Ray has no public way to
+    tell whether it has an autoscaler, and workers of other hosts join without one. Settings that no further GPU makes
+    possible are refused at once.
+
+    on_wait: called while the run waits, about twice a second, with what is missing; an exception of it ends the wait.
+    before_request: called with the placement and the cluster's resources before bundles are requested, which an
+    autoscaler may answer with new nodes; an exception of it refuses the run.
+    """
+    import ray
+
+    joined = not owned or ray_address(placement.config) is not None
+    if not joined:
+        placement.check_fits(cluster_resources())
+    wait_s = max(MIN_WAIT_S, placement.config.placement.wait_s) if joined else MIN_WAIT_S
+    group = placement.group
+    refused: TooFewGpus | None = None
+    deadline = time.monotonic() + wait_s
+    timeout_s = _FIRST_POLL_S
+    try:
+        while True:
+            if joined:  # nodes with GPUs may have joined, or be joining
+                placement, refused = placement.settle(cluster_resources())
+            bundles = placement.bundles()
+            if bundles != group.bundles:
+                before_request(placement, cluster_resources())
+                group.create(bundles)
+            elif not group.is_ready(timeout_s):
+                available = ray.available_resources()  # type: ignore[no-untyped-call]
+                on_wait(missing(bundles, available, alive_nodes()))
+                timeout_s = _POLL_S
+                if time.monotonic() >= deadline:
+                    raise refused or unplaced(bundles, alive_nodes(), wait_s)
+            elif refused is None:
+                return placement
+    except BaseException:
+        group.remove()
+        raise
+
+
+def cluster_resources() -> dict[str, float]:
+    """Resources of all nodes of the cluster, used or not."""
+    import ray
+
+    return dict(ray.cluster_resources())  # type: ignore[no-untyped-call]
+
+
+def this_node() -> str:
+    """Id of the Ray node of this process."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
 
 
 def _start_local(common: dict[str, Any]) -> None:
@@ -186,13 +174,6 @@ def _start_local(common: dict[str, Any]) -> None:
                 ) from error
 
 
-_SIGNAL = signal.SIGUSR2
-_FILE = "gxpo-stacks"
-_WRITE_S = 3.0
-_NODE_S = 20.0
-_STACKS_POLL_S = 0.1
-
-
 @dataclass(frozen=True, slots=True)
 class TracedProcess:
     """A process that writes its stacks on a signal. node: Ray's id; descriptor: of its file, which has no name."""
@@ -204,15 +185,15 @@ class TracedProcess:
 
 def trace_this_process() -> TracedProcess:
     """Let this process write the stacks of its threads when asked; it then needs no thread that still runs Python."""
-    descriptor = os.memfd_create(_FILE)
-    faulthandler.register(_SIGNAL, descriptor, all_threads=True)
+    descriptor = os.memfd_create(_STACKS_FILE)
+    faulthandler.register(_STACKS_SIGNAL, descriptor, all_threads=True)
     return TracedProcess(this_node(), os.getpid(), descriptor)
 
 
 def print_stacks(name: str, process: TracedProcess | None) -> None:
     """Print the stacks of a hung process, on any node, into the log of the run. process: None while it has not told."""
-    found = stacks_of(process) if process is not None else "it hangs before it could be traced"
-    print(f"the stacks of the {name} follow\n{found}", file=sys.stderr, flush=True)
+    text = stacks_of(process) if process is not None else "it hangs before it could be traced"
+    print(f"the stacks of the {name} follow\n{text}", file=sys.stderr, flush=True)
 
 
 def stacks_of(process: TracedProcess) -> str:
@@ -221,10 +202,10 @@ def stacks_of(process: TracedProcess) -> str:
         return stacks(process.pid, process.descriptor)
     import ray
 
-    there: Any = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(process.node, soft=False)
-    read = ray.remote(stacks).options(num_cpus=0, scheduling_strategy=there)
+    on_its_node: Any = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(process.node, soft=False)
+    read = ray.remote(stacks).options(num_cpus=0, scheduling_strategy=on_its_node)
     try:
-        return str(ray.get(read.remote(process.pid, process.descriptor), timeout=_NODE_S))
+        return str(ray.get(read.remote(process.pid, process.descriptor), timeout=_STACKS_NODE_S))
     except ray.exceptions.RayError as error:
         return f"they cannot be read from its node ({str(error).splitlines()[0]})"
 
@@ -233,11 +214,11 @@ def stacks(pid: int, descriptor: int) -> str:
     """The stacks of a process of this host, or why there are none."""
     file = Path(f"/proc/{pid}/fd/{descriptor}")
     try:
-        if _FILE not in file.readlink().name:  # another process has its number now, and would end by the signal
+        if _STACKS_FILE not in file.readlink().name:  # another process has its number now, and would end by the signal
             return "the process has ended"
         before = file.stat().st_size
-        os.kill(pid, _SIGNAL)
-        deadline, size = time.monotonic() + _WRITE_S, before
+        os.kill(pid, _STACKS_SIGNAL)
+        deadline, size = time.monotonic() + _STACKS_WRITE_S, before
         while time.monotonic() < deadline:
             time.sleep(_STACKS_POLL_S)
             now = file.stat().st_size

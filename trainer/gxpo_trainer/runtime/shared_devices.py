@@ -6,8 +6,7 @@
 | updating | asleep | on the GPU |
 | syncing | weights awake, no KV cache | on the GPU |
 
-Callers state the phase that they need; the order of the transitions keeps the sum of both within the GPU: what leaves
-goes first.
+Callers state the phase that they need; what leaves the GPU goes first, so the sum of both always fits.
 
 An engine measures the free memory of its GPU when it starts and sizes its KV cache by it, so engines start in the
 phase `sampling` only, while the learner's memory does not change. That also holds where both fit at once and nothing
@@ -22,31 +21,29 @@ Phase = Literal["sampling", "updating", "syncing"]
 
 
 class SharingEngines(Protocol):
-    def hold_starts(self) -> None:
-        """Wait for engines that are starting; those that die from now on stay down until `allow_starts`."""
+    """The part of `rollout.engines.Engines` that shared GPUs need."""
 
-    def allow_starts(self) -> None:
-        """Start the engines that died meanwhile."""
+    def hold_starts(self) -> None: ...
 
-    def sleep(self, *, discard_weights: bool) -> None:
-        """Free the engines' memory; discard_weights: a sync brings them again, so no copy on the host is needed."""
+    def allow_starts(self) -> None: ...
 
-    def wake(self, what: Literal["weights", "kv_cache"]) -> None:
-        """Allocate an engine's weights or its KV cache again."""
+    def sleep(self, *, discard_weights: bool) -> None: ...
+
+    def wake(self, what: Literal["weights", "kv_cache"]) -> None: ...
 
 
 class SharingLearner(Protocol):
-    def park(self) -> None:
-        """Move the learner's memory to the host."""
+    """The part of `learner.group.LearnerGroup` that shared GPUs need."""
 
-    def unpark(self) -> None:
-        """Move the learner's memory back."""
+    def park(self) -> None: ...
+
+    def unpark(self) -> None: ...
 
 
-class Devices(Protocol):
-    """What learner and engines see: they name the phase that they need."""
+class Devices:
+    """What learner and engines call; here each has GPUs of its own, so nothing moves."""
 
-    alternate: bool
+    alternate = False
     """Whether engines and learner leave the GPUs to each other, so that no engine may sample during a sync."""
 
     def need(self, phase: Phase, *, sync_follows: bool = False) -> None:
@@ -59,25 +56,12 @@ class Devices(Protocol):
         """All engines were lost while the learner had the GPUs: it leaves, and they start."""
 
 
-class SeparateDevices:
-    """Learner and engines have devices of their own: nothing moves."""
-
-    alternate = False
-
-    def need(self, phase: Phase, *, sync_follows: bool = False) -> None:
-        pass
-
-    def learner_starts(self) -> None:
-        pass
-
-    def engines_start(self) -> None:
-        pass
+class SeparateDevices(Devices):
+    """Learner and engines have devices of their own."""
 
 
-class ResidentDevices:
+class ResidentDevices(Devices):
     """Shared GPUs that hold learner and engines at once: nothing moves, but engines start while the learner is idle."""
-
-    alternate = False
 
     def __init__(self, engines: SharingEngines) -> None:
         self._engines = engines
@@ -95,7 +79,7 @@ class ResidentDevices:
         self._engines.allow_starts()
 
 
-class SharedDevices:
+class SharedDevices(Devices):
     """Switches between the phases. Begins in `sampling`: the engines are built first, then the learner.
 
     adapters: the engines' base weights never come again, so they are kept on the host while the engines sleep.
@@ -113,11 +97,24 @@ class SharedDevices:
         if phase == self.phase:
             return
         if phase == "sampling":
-            self._sample()
+            if self._weights_lost:
+                raise RuntimeError("the engines gave up their weights; sync before sampling")
+            self._learner.park()
+            if self.phase == "updating":
+                self._engines.wake("weights")
+            self._engines.wake("kv_cache")
         elif phase == "updating":
-            self._update(discard=sync_follows and not self._adapters)
+            discard = sync_follows and not self._adapters
+            self._engines.sleep(discard_weights=discard)
+            self._weights_lost = discard
+            if self.phase == "sampling":
+                self._learner.unpark()
         else:
-            self._sync()
+            if self.phase == "sampling":
+                self._engines.sleep(discard_weights=not self._adapters)
+                self._learner.unpark()
+            self._engines.wake("weights")
+            self._weights_lost = False
         self.phase = phase
 
     def learner_starts(self) -> None:
@@ -131,24 +128,3 @@ class SharedDevices:
         self._learner.park()
         self._engines.wake("kv_cache")
         self.phase, self._weights_lost = "sampling", False
-
-    def _sample(self) -> None:
-        if self._weights_lost:
-            raise RuntimeError("the engines gave up their weights; sync before sampling")
-        self._learner.park()
-        if self.phase == "updating":
-            self._engines.wake("weights")
-        self._engines.wake("kv_cache")
-
-    def _update(self, *, discard: bool) -> None:
-        self._engines.sleep(discard_weights=discard)
-        self._weights_lost = discard
-        if self.phase == "sampling":
-            self._learner.unpark()
-
-    def _sync(self) -> None:
-        if self.phase == "sampling":
-            self._engines.sleep(discard_weights=not self._adapters)
-            self._learner.unpark()
-        self._engines.wake("weights")
-        self._weights_lost = False

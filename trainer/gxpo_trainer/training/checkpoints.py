@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, verified by hash before use, few kept.
+"""Checkpoints: written whole or not at all, verified by hash before use, few kept; and whether a config may resume one.
 
     checkpoints/step-00000040/
         manifest.json             sha256 of every other file; written last
@@ -7,12 +7,9 @@
         policy/                   a plain transformers folder (weights merged under LoRA)
         adapter/                  the adapter alone, under LoRA
 
-A checkpoint is built in a hidden folder and renamed, so a crash or a full disk does not affect earlier ones. Free of
-torch: the ranks write their own files.
-
-Whether a config may resume a run, and as which attempt: settings that affect results must be equal.
-
-The ZeRO stage and the number of learner ranks may change: a checkpoint is resharded as it loads (learner.rank_state).
+A checkpoint is built in a hidden folder and renamed, so a crash or a full disk does not affect earlier ones. The ranks
+write their own files. A run resumes with equal values of all settings that affect results; the ZeRO stage and the
+number of learner ranks may change, because a checkpoint is resharded as it loads (learner.rank_state).
 """
 
 from __future__ import annotations
@@ -38,6 +35,20 @@ _PREFIX = "step-"
 _HIDDEN = ("partial", "replaced", "dropped")
 """Suffixes of hidden folders: being written, replaced by the same step's next checkpoint, being deleted."""
 FORMAT = 2
+MAY_CHANGE = ("name", "budget", "checkpoint", "placement", "verifier", "evaluation", "diagnostics", "timeouts")
+"""Parts that do not change what a training step computes; but `verifier.rewards` does."""
+MAY_CHANGE_WITHIN = {
+    "model": {"gradient_checkpointing"},
+    "learner": {"zero_stage", "token_budget"},
+    "rollout": {
+        "logprob_gap_mean_limit",
+        "logprob_gap_max_limit",
+        "gpu_memory_utilization",
+        "cpu_kv_cache_gib",
+        "max_num_seqs",
+    },
+}
+"""Settings of other parts that change a step by rounding at most: memory, and limits that end a run or warn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,27 +89,29 @@ class CheckpointStore:
         """A name of a step's folder under which it does not count as a checkpoint."""
         return self.root / f".{self.path(step).name}.{suffix}"
 
-    def _remove_leftovers(self) -> None:
-        for suffix in _HIDDEN:
-            for path in self.root.glob(f".{_PREFIX}*.{suffix}"):
-                shutil.rmtree(path, ignore_errors=True)
-
     def save(
-        self, step: int, state: dict[str, Any], write_parts: Callable[[Path], None], *, score: float | None = None
+        self,
+        step: int,
+        state: dict[str, Any],
+        write_parts: Callable[[Path], dict[str, Any]],
+        *,
+        score: float | None = None,
     ) -> Path:
         """Write one checkpoint atomically and delete those that need not be kept.
 
-        write_parts(folder) fills `learner/` and `policy/`. score: what `keep_best` ranks by. Raises OSError when
-        the disk is full; the partial checkpoint is deleted, and earlier ones are unchanged. Only the process that owns
-        the run may call it: what a killed one was writing or deleting is removed.
+        write_parts(folder) fills `learner/` and `policy/` and returns the state of the rule. score: what `keep_best`
+        ranks by. Raises OSError when the disk is full; the partial checkpoint is deleted, and earlier ones are
+        unchanged. Only the process that owns the run may call it: what a killed one was writing or deleting is removed.
         """
         self.root.mkdir(parents=True, exist_ok=True)
-        self._remove_leftovers()
+        for suffix in _HIDDEN:
+            for unfinished in self.root.glob(f".{_PREFIX}*.{suffix}"):
+                shutil.rmtree(unfinished, ignore_errors=True)
         work = self._hidden(step, "partial")
         try:
             (work / LEARNER).mkdir(parents=True)
-            write_parts(work)
-            write_json(work / STATE, {**state, "step": step, "score": score})
+            rule = write_parts(work)
+            write_json(work / STATE, {**state, "rule": rule, "step": step, "score": score})
             hashes = {str(p.relative_to(work)): hash_path(p) for p in sorted(work.rglob("*")) if p.is_file()}
             write_json(work / MANIFEST, {"format": FORMAT, "step": step, "sha256": hashes})
             _sync_tree(work)
@@ -210,31 +223,14 @@ def _sync_tree(folder: Path) -> None:
     sync_folder(folder)
 
 
-MAY_CHANGE = ("name", "budget", "checkpoint", "placement", "verifier", "evaluation", "diagnostics", "timeouts")
-"""Parts that do not change what a training step computes; but `verifier.rewards` does."""
-MAY_CHANGE_WITHIN = {
-    "model": {"gradient_checkpointing"},
-    "learner": {"zero_stage", "token_budget"},
-    "rollout": {
-        "logprob_gap_mean_limit",
-        "logprob_gap_max_limit",
-        "gpu_memory_utilization",
-        "cpu_kv_cache_gib",
-        "max_num_seqs",
-    },
-}
-"""Settings of other parts that change a step by rounding at most: memory, and limits that end a run or warn."""
-
-
 def check_same_run(checkpoint: Checkpoint, config: RunConfig, out_dir: Path) -> None:
     """Raises CheckpointError naming the first setting that differs from the run that wrote the checkpoint."""
     # Read as a config of today: a setting that is newer than the run has its default in both.
     begun = build(read_identity(out_dir)["config"], source=str(out_dir / IDENTITY))
-    then, now = (_decisive(found.model_dump(mode="json")) for found in (begun, config))
+    then, now = (_decisive(c.model_dump(mode="json")) for c in (begun, config))
     for part in now:
-        place = _difference(part, then.get(part), now[part])
-        if place is not None:
-            name, before, after = place
+        if (difference := _difference(part, then.get(part), now[part])) is not None:
+            name, before, after = difference
             raise CheckpointError(
                 f"{checkpoint.path} was written with {name} = {before!r}, this run has {after!r}; "
                 "resume with the earlier value, or start a new run in another folder"
@@ -248,26 +244,34 @@ def _decisive(config: dict[str, Any]) -> dict[str, Any]:
     return kept | {"verifier": {"rewards": config["verifier"].get("rewards")}}
 
 
+def _difference(name: str, then: Any, now: Any) -> tuple[str, Any, Any] | None:
+    if isinstance(then, dict) and isinstance(now, dict):
+        for key in sorted({*then, *now}):
+            difference = _difference(f"{name}.{key}", then.get(key), now.get(key))
+            if difference is not None:
+                return difference
+        return None
+    return None if then == now else (name, then, now)
+
+
 def check_same_model(checkpoint: Checkpoint, config: RunConfig, out_dir: Path, policy_sha256: str) -> None:
     """Raises CheckpointError when `model.path` is not the model that the run began with, or that was checkpointed.
 
     policy_sha256: of the files at `model.path` now.
     """
-    way_out = (
-        f"set model.path (now {config.model.path!r}) to the model of the run, or start a new run in another folder"
-    )
+    fix = f"set model.path (now {config.model.path!r}) to the model of the run, or start a new run in another folder"
     begun = read_identity(out_dir).get("policy_sha256")
     if begun is not None and begun != policy_sha256:
         raise CheckpointError(
             f"{out_dir} began with another model: its files have the hash {begun[:12]}, those at model.path "
-            f"{policy_sha256[:12]}; {way_out}"
+            f"{policy_sha256[:12]}; {fix}"
         )
     saved, here = saved_shapes(checkpoint.policy), policy_shapes(config.model)
     for name in sorted({*saved, *here}):
         if saved.get(name) != here.get(name):
-            then, now = (found.get(name, "nothing") for found in (saved, here))
+            then, now = (shapes.get(name, "nothing") for shapes in (saved, here))
             raise CheckpointError(
-                f"{checkpoint.path} is of another model: it has {then} for {name}, that of model.path {now}; {way_out}"
+                f"{checkpoint.path} is of another model: it has {then} for {name}, that of model.path {now}; {fix}"
             )
 
 
@@ -287,13 +291,3 @@ def repeated_passes(out_dir: Path, checkpoint: Checkpoint | None) -> float:
         return 0.0
     kept = float(checkpoint.state["counters"]["backward_passes"]) if checkpoint is not None else 0.0
     return float(rows[-1][total] + rows[-1].get("update/repeated_passes_total", 0.0) - kept)
-
-
-def _difference(name: str, then: Any, now: Any) -> tuple[str, Any, Any] | None:
-    if isinstance(then, dict) and isinstance(now, dict):
-        for key in sorted({*then, *now}):
-            found = _difference(f"{name}.{key}", then.get(key), now.get(key))
-            if found is not None:
-                return found
-        return None
-    return None if then == now else (name, then, now)

@@ -1,8 +1,8 @@
 """The training loop: sample → score → update → sync → report, until the first budget is reached.
 
 `Controller.run` is the whole run, `Controller.step` one step. What a step needs from Ray, vLLM and DeepSpeed is in
-`rollout`, `learner` and `sync`. Every checkpoint has the state that a crash must not lose: `Counters`, the cursor and
-the rule's state.
+`rollout`, `learner` and `weights`. Every checkpoint has the state that a crash must not lose: `Counters`, the cursor
+and the rule's state.
 """
 
 from __future__ import annotations
@@ -10,28 +10,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from gxpo_trainer.algo.batch import learning_rate, make_batch, mini_batches
-from gxpo_trainer.config import BudgetConfig, RunConfig
+from gxpo_trainer.config import BudgetConfig
 from gxpo_trainer.errors import Diverged, LearnerDied, TrainingError
-from gxpo_trainer.learner.group import LearnerGroup
 from gxpo_trainer.learner.rank import StepResult
 from gxpo_trainer.reporting.reporter import RunReporter
-from gxpo_trainer.rollout.pool import RolloutPool
-from gxpo_trainer.rollout.sources import AsyncRollouts, OnPolicyRollouts, RolloutPlanner, Rollouts, RolloutSource
+from gxpo_trainer.reporting.uploader import ControlRequest
+from gxpo_trainer.rollout.sources import Rollouts
 from gxpo_trainer.runtime.load import HostLoad
-from gxpo_trainer.runtime.placement import Placement
-from gxpo_trainer.runtime.shared_devices import ResidentDevices, SharedDevices
 from gxpo_trainer.training import proofs
 from gxpo_trainer.training.checkpoints import Checkpoint, CheckpointStore
 from gxpo_trainer.training.evaluation import Evaluator
 from gxpo_trainer.training.progress import TrainingProgress
+from gxpo_trainer.training.runtime import Runtime
 from gxpo_trainer.training.step_metrics import (
+    charted_spans,
     oldest_version,
     overlap_metrics,
     rollout_metrics,
-    shown_processes,
     staleness_metrics,
 )
 from gxpo_trainer.types import Metrics
@@ -42,7 +40,7 @@ MOST_NONFINITE = 3
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Totals since the start of the run, over its merged history (see records/reading.py)."""
+    """Totals since the start of the run, over its merged history (see reporting/reading.py)."""
 
     step: int = 0
     backward_passes: float = 0.0
@@ -69,42 +67,33 @@ class Counters:
 
 
 class Controller:
-    """Drives one run. Built by `train_run`, which also closes what it opens."""
+    """Drives one run, whose parts `build_runtime` has made; `train_run` closes them.
+
+    attempt: number of this attempt. repeated_passes: backward passes that earlier attempts spent on steps which this
+    one repeats.
+    """
 
     def __init__(
         self,
-        config: RunConfig,
-        placement: Placement,
-        pool: RolloutPool,
-        planner: RolloutPlanner,
+        runtime: Runtime,
         evaluator: Evaluator,
         reporter: RunReporter,
         store: CheckpointStore,
         progress: TrainingProgress,
-        control_request: Callable[[], Literal["pause", "cancel"] | None] = lambda: None,
+        *,
+        attempt: int = 1,
+        repeated_passes: float = 0.0,
+        control_request: Callable[[], ControlRequest | None] = lambda: None,
         enter_phase: Callable[[str], None] = lambda phase: None,
     ) -> None:
-        self.config = config
-        self.control_request, self.enter_phase = control_request, enter_phase
-        self.pool, self.planner, self.evaluator = pool, planner, evaluator
+        self.config, self.watch = runtime.config, runtime.watch
+        self.learners, self.pool, self.planner = runtime.learners, runtime.pool, runtime.planner
+        self.rollouts, self.evaluator = runtime.rollouts, evaluator
         self.reporter, self.store, self.progress = reporter, store, progress
-        self.watch = placement.group.watch
-        self.learners = LearnerGroup(config, placement)
-        self.rollouts: RolloutSource = OnPolicyRollouts(pool, planner)
-        if config.rollout.async_depth:
-            ahead = AsyncRollouts(config, pool, planner)
-            self.rollouts, self.learners.wait_for_one = ahead, ahead.serve
-        pool.source = self.learners
-        if placement.colocated:
-            adapters = config.learner.lora is not None
-            pool.devices = self.learners.devices = (
-                ResidentDevices(pool.engines)
-                if placement.resident
-                else SharedDevices(pool.engines, self.learners, adapters=adapters)
-            )
+        self.control_request, self.enter_phase = control_request, enter_phase
         self.host = HostLoad(reporter.out_dir)
-        self.counters = Counters()
-        self.attempt = 1
+        self.counters = Counters(repeated_passes=repeated_passes)
+        self.attempt = attempt
         self._elapsed_base = 0.0
         self._begun = time.perf_counter()
         self._score: float | None = None
@@ -127,7 +116,7 @@ class Controller:
         proofs.canary(self.config, self.learners, self.pool, self.planner)
         self._sync()
         self._log_placement()
-        self.reporter.log_event("attention", f"attention: {self.learners.all('attention')}")
+        self.reporter.log_event("attention", f"attention: {self.learners.attention()}")
         self.ready = True
         evaluation_due = resume_from.state.get("evaluation_owed") if resume_from else self.config.evaluation.at_start
         if evaluation_due and self.control_request() is None:
@@ -153,7 +142,10 @@ class Controller:
                 self._checkpoint(last=True)
             return request
         if ended is not None:
-            self._finish()
+            if self._evaluated != step:
+                self._evaluate()
+            if self._saved != step:
+                self._checkpoint(last=True)
             return ended
         self.step()
         return None
@@ -177,7 +169,16 @@ class Controller:
         outlier = None
         if oldest_version(rollouts) == number - 1:
             outlier = proofs.check_gap(self.config, result.gap_mean, result.gap_max, number)
-        synced.update(self._advance(number, result, rollouts.num_tokens))
+        old = self.counters
+        self.counters = replace(
+            old,
+            step=number,
+            backward_passes=old.backward_passes + result.backward_passes,
+            diagnostic_passes=old.diagnostic_passes + result.diagnostic_passes,
+            tokens=old.tokens + rollouts.num_tokens,
+            nonfinite=0 if result.finite else old.nonfinite + 1,
+        )
+        synced.update(self._sync())
         metrics.update(result.metrics)
         metrics.update(rollout_metrics(rollouts, result, version=number - 1, total=self.counters.tokens))
         if self.config.rollout.async_depth:
@@ -192,27 +193,18 @@ class Controller:
         spent = self.watch.working_s - begin - result.diagnostics_s
         self.counters = replace(self.counters, training_s=self.counters.training_s + spent)
         self._report(number, metrics, rollouts, result, spent)
-        self.reporter.log_timeline(number, window, shown_processes(spans))
-        self._check_finite(result)
+        self.reporter.log_timeline(number, window, charted_spans(spans))
+        if self.counters.nonfinite >= MOST_NONFINITE:
+            raise Diverged(
+                f"loss or gradient norm was not finite in {MOST_NONFINITE} steps in a row up to step {number}; lower "
+                "learner.optimizer.learning_rate or max_grad_norm"
+            )
         if self._due(number, "evaluate") and self.control_request() is None:
             self._evaluate()
         if self._due(number, "checkpoint"):
             self._checkpoint()
 
     # ---- parts of a step ------------------------------------------------------------------------------------
-
-    def _advance(self, number: int, result: StepResult, tokens: int) -> Metrics:
-        """Count the step and sync the sampler; returns what the sync measured."""
-        old = self.counters
-        self.counters = replace(
-            old,
-            step=number,
-            backward_passes=old.backward_passes + result.backward_passes,
-            diagnostic_passes=old.diagnostic_passes + result.diagnostic_passes,
-            tokens=old.tokens + tokens,
-            nonfinite=0 if result.finite else old.nonfinite + 1,
-        )
-        return self._sync()
 
     def _sync(self) -> Metrics:
         begin = time.perf_counter()
@@ -267,13 +259,6 @@ class Controller:
             self.reporter.log_event("gate_fired", f"step {number}: the gate ended the look-ahead ({why})", step=number)
         self.progress.update(number, metrics)
 
-    def _check_finite(self, result: StepResult) -> None:
-        if self.counters.nonfinite >= MOST_NONFINITE:
-            raise Diverged(
-                f"loss or gradient norm was not finite in {MOST_NONFINITE} steps in a row up to step "
-                f"{self.counters.step}; lower learner.optimizer.learning_rate or max_grad_norm"
-            )
-
     def _due(self, step: int, what: str) -> bool:
         every = {
             "evaluate": self.config.evaluation.every_steps,
@@ -281,9 +266,6 @@ class Controller:
             "trajectory": self.config.diagnostics.trajectory_every,
         }[what]
         return every > 0 and step % every == 0
-
-    def _wants_evaluation(self, step: int) -> bool:
-        return self._due(step, "evaluate") if step else self.config.evaluation.at_start
 
     def _evaluate(self) -> None:
         self.enter_phase("evaluating")
@@ -311,21 +293,19 @@ class Controller:
         save the policy, it raises TrainingError."""
         self.enter_phase("checkpointing")
         begin = time.perf_counter()
-        rule: dict[str, Any] = {}
         step = self.counters.step
+        evaluated = self._evaluated == step
+        wanted = self._due(step, "evaluate") if step else self.config.evaluation.at_start
         state: dict[str, Any] = {
             "counters": asdict(replace(self.counters, elapsed_s=self._elapsed())),
             "cursor": self.rollouts.state_dict(),
             "attempt": self.attempt,
             "config_sha256": self.config.sha256(),
-            "evaluation_owed": self._evaluated != step and self._wants_evaluation(step),
-            "rule": rule,
+            "evaluation_owed": wanted and not evaluated,
         }
         self.reporter.sync()
         try:
-            self.store.save(
-                step, state, self.learners.writer(rule), score=self._score if self._evaluated == step else None
-            )
+            self.store.save(step, state, self.learners.save, score=self._score if evaluated else None)
         except OSError as error:
             cause = getattr(error, "cause", error)  # without a rank's stack
             self.reporter.log_event("checkpoint_failed", f"step {step}: {cause}", step=step)
@@ -345,7 +325,7 @@ class Controller:
         if checkpoint is None:
             self.reporter.start_attempt(self.attempt, self.counters.step)
             return
-        resharded = self.learners.on_devices("load", str(checkpoint.learner), checkpoint.state["rule"])
+        resharded = self.learners.load(checkpoint.learner, checkpoint.state["rule"])
         if resharded is not None:
             self.reporter.log_event("resharded", resharded, step=checkpoint.step)
             self.progress.message(resharded)
@@ -381,13 +361,6 @@ class Controller:
             raise TrainingError(f"the learner died again during its recovery: {second}") from second
         where = f"step {checkpoint.step}" if checkpoint else "the start"
         self.progress.message(f"the learner died; attempt {self.attempt} continues from {where}")
-
-    def _finish(self) -> None:
-        step = self.counters.step
-        if self._evaluated != step:
-            self._evaluate()
-        if self._saved != step:
-            self._checkpoint(last=True)
 
     def _elapsed(self) -> float:
         return self._elapsed_base + time.perf_counter() - self._begun

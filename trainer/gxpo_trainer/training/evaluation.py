@@ -1,4 +1,4 @@
-"""Benchmarks during a run and after it, on the sampler of the run.
+"""Benchmarks during a run, on its sampler, and `gxpo eval` of a transformers folder, an adapter or a hub model.
 
 n responses per problem at temperature 1: pass@1 is their mean, pass@k the unbiased estimator, maj@n that of the
 majority's answer; 95% intervals by bootstrap over problems.
@@ -6,51 +6,67 @@ majority's answer; 95% intervals by bootstrap over problems.
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import importlib.metadata
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from rich.console import Console
 
 from gxpo_trainer import __version__
 from gxpo_trainer.algo.passk import bootstrap_interval, majority_at_n, pass_at_k
 from gxpo_trainer.config import RunConfig
-from gxpo_trainer.data.benchmarks import Benchmark
+from gxpo_trainer.config.engines import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE, STARTER_POLICIES
+from gxpo_trainer.config.io import build
+from gxpo_trainer.environments.host import check_environment
+from gxpo_trainer.errors import ConfigError, DataError
+from gxpo_trainer.jsonl import plain, read_lines
+from gxpo_trainer.learner.models import check_tensor_parallel, load_tokenizer, resolve_model
+from gxpo_trainer.learner.policies import base_of, is_adapter, merge_adapter
+from gxpo_trainer.reporting.identity import hash_path
+from gxpo_trainer.reporting.tables import difference_table, published_table, scores_table, show
+from gxpo_trainer.rollout.pool import Collected
 from gxpo_trainer.rollout.requests import EpisodeStart, SampleRequest, SamplingSettings
 from gxpo_trainer.rollout.sources import request_seed
+from gxpo_trainer.runtime.placement import Placement
+from gxpo_trainer.runtime.ray_session import ray_session
+from gxpo_trainer.training.prepare import TokenizedBenchmark, check_conversations, tokenized_benchmarks
+from gxpo_trainer.training.runtime import build_pool
 from gxpo_trainer.types import Metrics, ScoredGroup
 
-if TYPE_CHECKING:
-    from gxpo_trainer.rollout.pool import RolloutPool
-    from gxpo_trainer.rollout.sources import RolloutSource
+
+class Collector(Protocol):
+    """What samples for an evaluation: a pool, or the source of a run's rollouts."""
+
+    def collect(
+        self, requests: Sequence[SampleRequest], sampling: SamplingSettings, version: int, *, rewards: bool = True
+    ) -> Collected: ...
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizedBenchmark:
-    """A benchmark with its prompts rendered for one tokenizer. token_ids: int32[length] each.
-
-    left_out_ids: those of `benchmark.left_out`, for a full evaluation; empty where none will be made.
-    """
-
-    benchmark: Benchmark
-    token_ids: Sequence[npt.NDArray[np.int32]]
-    left_out_ids: Sequence[npt.NDArray[np.int32]] = ()
+_RECORDED = {"name", "max_turns", "max_observation_tokens"}
+"""Settings of the environment in a record."""
 
 
 class Evaluator:
     """Runs the configured benchmarks and turns verdicts into scores."""
 
-    def __init__(self, config: RunConfig, benchmarks: Sequence[TokenizedBenchmark]) -> None:
+    def __init__(
+        self, config: RunConfig, benchmarks: Sequence[TokenizedBenchmark], *, temperature: float = 1.0
+    ) -> None:
         self.config = config
         self._multi_turn = config.environment.multi_turn
         self.benchmarks = benchmarks
         limit = config.evaluation.max_new_tokens or config.rollout.max_new_tokens
-        self.sampling = SamplingSettings(max_new_tokens=limit, temperature=1.0)
+        self.sampling = SamplingSettings(max_new_tokens=limit, temperature=temperature)
 
     def run(
-        self, pool: RolloutPool | RolloutSource, *, step: int, version: int, full: bool = False
+        self, collector: Collector, *, step: int, version: int, full: bool = False
     ) -> tuple[list[dict[str, Any]], Metrics]:
         """All benchmarks by the weights of `version`: records for evaluations.jsonl, and `eval/…` metrics.
 
@@ -61,7 +77,7 @@ class Evaluator:
         metrics: Metrics = {}
         for tokenized in self.benchmarks:
             name = tokenized.benchmark.name
-            groups = self._sample(pool, tokenized, version, full=full)
+            groups = self._sample(collector, tokenized, version, full=full)
             record = self._record(tokenized, groups[: len(tokenized.token_ids)], version)
             records.append(record)
             metrics.update({f"eval/{name}/{score}": value for score, value in record["scores"].items()})
@@ -82,7 +98,7 @@ class Evaluator:
         return f"step {step} pass@1: " + ", ".join(parts)
 
     def _sample(
-        self, pool: RolloutPool | RolloutSource, tokenized: TokenizedBenchmark, version: int, *, full: bool
+        self, collector: Collector, tokenized: TokenizedBenchmark, version: int, *, full: bool
     ) -> list[ScoredGroup]:
         """The subset's groups; with `full` those of the other problems after them."""
         seeded = self.config.rollout.deterministic
@@ -96,7 +112,7 @@ class Evaluator:
             seed = request_seed(self.config.seed, -1, 0, place)
             episode = EpisodeStart.of(prompt, tokenized.benchmark.template, seed) if self._multi_turn else None
             requests.append(SampleRequest(prompt, ids, n, seed if seeded else None, episode=episode))
-        return pool.collect(requests, self.sampling, version, rewards=False).groups
+        return collector.collect(requests, self.sampling, version, rewards=False).groups
 
     def _record(self, tokenized: TokenizedBenchmark, groups: Sequence[ScoredGroup], version: int) -> dict[str, Any]:
         benchmark = tokenized.benchmark
@@ -117,22 +133,10 @@ class Evaluator:
                 "seeded": self.config.rollout.deterministic,
             },
             "template": benchmark.template,
-            "versions": grader_versions(),
-            **self._environment(),
+            # What a verdict may depend on.
+            "versions": {"gxpo": __version__, "math-verify": importlib.metadata.version("math-verify")},
+            **({"environment": self.config.environment.model_dump(include=_RECORDED)} if self._multi_turn else {}),
         }
-
-    def _environment(self) -> dict[str, Any]:
-        """What answered the policy; nothing where every response is a single turn."""
-        if not self._multi_turn:
-            return {}
-        return {
-            "environment": self.config.environment.model_dump(include={"name", "max_turns", "max_observation_tokens"})
-        }
-
-
-def grader_versions() -> dict[str, str]:
-    """Versions that a verdict may depend on."""
-    return {"gxpo": __version__, "math-verify": importlib.metadata.version("math-verify")}
 
 
 def score_groups(groups: Sequence[ScoredGroup], *, seed: int) -> tuple[Metrics, list[float]]:
@@ -167,3 +171,118 @@ def _with_interval(scores: Metrics, name: str, values: npt.NDArray[np.float64], 
     low, high = bootstrap_interval(values, seed=seed)
     scores[name] = float(values.mean())
     scores[f"{name}/ci_low"], scores[f"{name}/ci_high"] = low, high
+
+
+def evaluate_model(args: argparse.Namespace) -> int:
+    """`gxpo eval`: sample, grade and print tables; with --out also write one JSON line per benchmark."""
+    if not LOWEST_TEMPERATURE <= args.temperature <= HIGHEST_TEMPERATURE:
+        raise ConfigError(
+            f"--temperature {args.temperature}: must be from {LOWEST_TEMPERATURE:g} to {HIGHEST_TEMPERATURE:g}; "
+            "pass@k needs distinct samples"
+        )
+    earlier = None if args.against is None else _earlier(args.against)
+    with _merged_model(args.model) as path:
+        config = _config(args, path)
+        placement = Placement.decide(config)
+        folder = resolve_model(config.model)
+        check_tensor_parallel(Path(folder), config.placement.tensor_parallel)
+        tokenizer = load_tokenizer(config.model)
+        check_conversations(config, tokenizer)
+        benchmarks = tokenized_benchmarks(config, tokenizer)
+        first = benchmarks[0].benchmark
+        start = EpisodeStart.of(first.prompts[0], first.template, config.seed)
+        check_environment(config.environment, start.problem, start.seed)
+        evaluator = Evaluator(config, benchmarks, temperature=args.temperature)
+        identity = _identity(args.model, folder)
+        records = [{**identity, **record} for record in _sample_and_grade(config, placement, folder, evaluator)]
+    if args.out is not None:
+        lines = [json.dumps(plain(record), ensure_ascii=False) for record in records]
+        Path(args.out).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    show(scores_table(records, args.samples))
+    if earlier is not None:
+        show(difference_table(records, earlier))
+    if args.compare_published:
+        table = published_table(records, args.model)
+        if table is not None:
+            show(table)
+        else:
+            Console(stderr=True).print("eval: no published numbers of these benchmarks", markup=False)
+    return 0
+
+
+def _sample_and_grade(
+    config: RunConfig, placement: Placement, folder: str, evaluator: Evaluator
+) -> list[dict[str, Any]]:
+    """Records of all benchmarks, on engines that live as long as this call."""
+    console = Console(stderr=True)
+
+    def log_event(kind: str, message: str, **_: object) -> None:
+        console.print(f"eval: {kind}: {message}", markup=False)
+
+    with ray_session(placement) as settled:
+        pool = build_pool(config, settled, folder, log_event)
+        try:
+            pool.start()
+            with console.status("sampling and grading"):
+                return evaluator.run(pool, step=0, version=0)[0]
+        finally:
+            pool.kill()
+
+
+@contextlib.contextmanager
+def _merged_model(model: str) -> Iterator[str]:
+    """The model to load; an adapter is merged into its base in a temporary folder."""
+    folder = Path(model).expanduser()
+    if not is_adapter(folder):
+        yield model
+        return
+    with tempfile.TemporaryDirectory(prefix="gxpo-eval-") as temporary:
+        merge_adapter(folder, Path(temporary) / "model")
+        yield str(Path(temporary) / "model")
+
+
+def _identity(model: str, folder: str) -> dict[str, Any]:
+    """Name and hash of the evaluated model; of an adapter also the hash of its base."""
+    given = Path(model).expanduser()
+    if is_adapter(given):
+        base = Path(base_of(given))
+        base_sha256 = hash_path(base) if base.is_dir() else None
+        return {"model": model, "policy_sha256": hash_path(given), "base_sha256": base_sha256}
+    return {"model": model, "policy_sha256": hash_path(Path(folder)) if Path(folder).is_dir() else None}
+
+
+def _earlier(path: Path) -> list[dict[str, Any]]:
+    """Records of an earlier --out file, or of a run's evaluations.jsonl. Raises DataError."""
+    if not path.is_file():
+        raise DataError(f"--against {path}: the file does not exist; give one written by --out")
+    records = list(read_lines(path))
+    if not records or any("benchmark" not in record or "scores" not in record for record in records):
+        raise DataError(f"--against {path}: contains no evaluations; give a file written by --out")
+    return records
+
+
+def _config(args: argparse.Namespace, model: str) -> RunConfig:
+    """A run config with the settings of the evaluation. Raises ConfigError."""
+    max_new_tokens = args.max_new_tokens or (48 if args.model in STARTER_POLICIES else 3072)
+
+    def with_length(max_length: int) -> RunConfig:
+        body = {
+            "name": "eval",
+            "seed": args.seed,
+            "model": {"path": model, "max_length": max_length},
+            "rollout": {"max_new_tokens": max_new_tokens, "samples_per_prompt": max(2, args.samples)},
+            "evaluation": {
+                "benchmarks": list(args.benchmark),
+                "data_root": None if args.data_root is None else str(args.data_root),
+                "template": args.template,
+                "samples_per_prompt": args.samples,
+                "num_problems": args.problems,
+                "max_new_tokens": max_new_tokens,
+            },
+        }
+        return build(body, args.set, source="gxpo eval")
+
+    # What the environment may write is known once its settings are.
+    observed = with_length(2**31).environment.observation_tokens
+    config = with_length(max_new_tokens + observed + 1024)
+    return config.model_copy(update={"placement": config.placement.model_copy(update={"learner_ranks": 0})})

@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.data.benchmarks import Benchmark, load_benchmark
 from gxpo_trainer.data.chat import ObservationEncoder, chat_template_problem
@@ -22,11 +25,23 @@ from gxpo_trainer.reporting.reading import IDENTITY
 from gxpo_trainer.rollout.requests import EpisodeStart
 from gxpo_trainer.rollout.verification import check_rewards
 from gxpo_trainer.runtime.placement import Placement, ray_address
+from gxpo_trainer.runtime.progress import ProgressWatch
 from gxpo_trainer.runtime.ray_session import check_machine
 from gxpo_trainer.training.checkpoints import Checkpoint, CheckpointStore, check_same_model, check_same_run
-from gxpo_trainer.training.evaluation import TokenizedBenchmark
 
 CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedBenchmark:
+    """A benchmark with its prompts rendered for one tokenizer. token_ids: int32[length] each.
+
+    left_out_ids: those of `benchmark.left_out`, for a full evaluation; empty where none will be made.
+    """
+
+    benchmark: Benchmark
+    token_ids: Sequence[npt.NDArray[np.int32]]
+    left_out_ids: Sequence[npt.NDArray[np.int32]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +62,25 @@ class Prepared:
     """Why newer checkpoints were skipped."""
 
 
-def prepare(config: RunConfig, out_dir: Path, *, resume: bool, continue_run: bool = False) -> Prepared:
+def prepare(
+    config: RunConfig,
+    out_dir: Path,
+    *,
+    resume: bool = False,
+    continue_run: bool = False,
+    watch: ProgressWatch | None = None,
+) -> Prepared:
     """Check the machine, the model, the data and the output folder, without writing anything.
 
     resume: the folder must contain a run with a valid newest checkpoint. continue_run: it may contain one, which
-    resumes from its newest valid checkpoint, or from the start.
+    resumes from its newest valid checkpoint, or from the start. watch: notices processes that make no progress.
     """
-    placement = Placement.decide(config)
+    placement = Placement.decide(config, watch)
     check_machine(placement)
     if not (resume or continue_run) and (out_dir / IDENTITY).exists():
         raise ConfigError(f"--out {out_dir} already contains a run; add --resume, or choose another folder")
     config = config.model_copy(update={"model": pin_revision(config.model)})
-    placement.config = config
+    placement = replace(placement, config=config)
     store = CheckpointStore(out_dir / CHECKPOINTS, config.checkpoint)
     checkpoint, skipped = _checkpoint_to_resume(store, config, out_dir, resume=resume, continue_run=continue_run)
     model_folder = resolve_model(config.model)
@@ -82,29 +104,22 @@ def prepare(config: RunConfig, out_dir: Path, *, resume: bool, continue_run: boo
     start = EpisodeStart.of(prompts.prompts[0], template, config.seed)
     check_environment(config.environment, start.problem, start.seed)
     return Prepared(
-        config,
-        out_dir,
-        placement,
-        model_folder,
-        policy_sha256,
-        data,
-        prompts,
-        benchmarks,
-        store,
-        checkpoint,
-        skipped,
+        config, out_dir, placement, model_folder, policy_sha256, data, prompts, benchmarks, store, checkpoint, skipped
     )
 
 
-def prompt_room(config: RunConfig, max_new_tokens: int) -> int:
-    """Tokens of the model's length that responses leave for a prompt."""
-    return config.model.max_length - max_new_tokens - config.environment.observation_tokens
+def prompt_limit(config: RunConfig, section: str, max_new_tokens: int) -> tuple[int, str, str]:
+    """Tokens of the model's length that responses leave for a prompt, what that follows from, and how to enlarge it.
 
-
-def room_setting(config: RunConfig, max_new_tokens: str) -> tuple[str, str]:
-    """What the room of `prompt_room` follows from, and how to enlarge it. max_new_tokens: name of that setting."""
-    observed = " − what environment turns write" if config.environment.observation_tokens else ""
-    return f"model.max_length − {max_new_tokens}{observed}", f"raise model.max_length or lower {max_new_tokens}"
+    section: that of the setting `max_new_tokens`.
+    """
+    observed = config.environment.observation_tokens
+    written = " − what environment turns write" if observed else ""
+    return (
+        config.model.max_length - max_new_tokens - observed,
+        f"model.max_length − {section}.max_new_tokens{written}",
+        f"raise model.max_length or lower {section}.max_new_tokens",
+    )
 
 
 def fitting_prompts(
@@ -114,11 +129,11 @@ def fitting_prompts(
 
     Raises DataError when none is left, with the setting that limits them.
     """
-    longest, setting, fix = config.data.max_prompt_tokens, "data.max_prompt_tokens", "raise it"
-    room = prompt_room(config, config.rollout.max_new_tokens)
-    if room < longest:
-        longest = room
-        setting, fix = room_setting(config, "rollout.max_new_tokens")
+    longest, setting, fix = min(
+        (config.data.max_prompt_tokens, "data.max_prompt_tokens", "raise it"),
+        prompt_limit(config, "rollout", config.rollout.max_new_tokens),
+        key=lambda limit: limit[0],
+    )
     prompts = tokenize_prompts(data.prompts, tokenizer, template, longest, setting=setting, fix=fix)
     if prompts.num_too_long:
         data = replace(data, num_left_out={**data.num_left_out, setting: prompts.num_too_long})
@@ -142,24 +157,22 @@ def check_conversations(config: RunConfig, tokenizer: Any) -> None:
 def tokenized_benchmarks(config: RunConfig, tokenizer: Any) -> list[TokenizedBenchmark]:
     """The benchmarks of `evaluation`, rendered. Raises ConfigError when a prompt does not fit the model."""
     limit = config.evaluation.max_new_tokens or config.rollout.max_new_tokens
-    room = prompt_room(config, limit)
-    section = "evaluation" if config.evaluation.max_new_tokens else "rollout"
-    setting, fix = room_setting(config, f"{section}.max_new_tokens")
-    found = []
+    longest, setting, fix = prompt_limit(config, "evaluation" if config.evaluation.max_new_tokens else "rollout", limit)
+    tokenized: list[TokenizedBenchmark] = []
     for name in config.evaluation.benchmarks:
-        benchmark: Benchmark = load_benchmark(name, config.data, config.evaluation, gold_problem)
-        if any(benchmark.name == other.benchmark.name for other in found):
+        benchmark = load_benchmark(name, config.data, config.evaluation, gold_problem)
+        if any(benchmark.name == other.benchmark.name for other in tokenized):
             raise ConfigError(f"evaluation.benchmarks: two have the name {benchmark.name}; rename the file of one")
         problems = benchmark.prompts + (benchmark.left_out if config.evaluation.full_at_end else ())
-        fitted = tokenize_prompts(problems, tokenizer, benchmark.template, room, setting=setting, fix=fix)
+        fitted = tokenize_prompts(problems, tokenizer, benchmark.template, longest, setting=setting, fix=fix)
         if fitted.num_too_long:
             raise ConfigError(
                 f"evaluation.benchmarks: {fitted.num_too_long} prompts of {name} leave no room for {limit} new tokens "
                 f"in model.max_length = {config.model.max_length}; raise it or lower evaluation.max_new_tokens"
             )
         count = len(benchmark.prompts)
-        found.append(TokenizedBenchmark(benchmark, fitted.token_ids[:count], fitted.token_ids[count:]))
-    return found
+        tokenized.append(TokenizedBenchmark(benchmark, fitted.token_ids[:count], fitted.token_ids[count:]))
+    return tokenized
 
 
 def gold_problem(gold: str) -> str | None:

@@ -1,6 +1,6 @@
 """Proofs that sampler and learner have the same weights; a failed one ends the run with both figures.
 
-Every sync compares the checksums of all weights (sync/receiver.py). Every step compares the sampler's and the
+Every sync compares the checksums of all weights (weights/worker.py). Every step compares the sampler's and the
 learner's log-probabilities of the step's responses. At the start a canary changes the weights visibly and checks that
 the sampler follows, because at tiny learning rates the effect of one stale version is lost in the noise.
 """
@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gxpo_trainer.algo.batch import ScoredSequence, with_scale
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.errors import VerifierFailed, WeightSyncMismatch
+from gxpo_trainer.learner.group import LearnerGroup
+from gxpo_trainer.rollout.pool import RolloutPool
+from gxpo_trainer.rollout.sources import RolloutPlanner
 from gxpo_trainer.types import ScoredGroup
-
-if TYPE_CHECKING:
-    from gxpo_trainer.learner.group import LearnerGroup
-    from gxpo_trainer.rollout.pool import RolloutPool
-    from gxpo_trainer.rollout.sources import RolloutPlanner
 
 CANARY_PROMPTS = 8
 """Fewest prompts of the canary; with more learner ranks one for each."""
@@ -85,25 +82,25 @@ def canary(config: RunConfig, learners: LearnerGroup, pool: RolloutPool, planner
         """The largest gap of any engine after a sync, and the scores of the first."""
         pool.sync(version)
         scores = pool.score(prompts, version)
-        return max(_gap(learners, prompts, found) for found in scores), scores[0]
+        return max(_gap(learners, prompts, of_engine) for of_engine in scores), scores[0]
 
     before, start = gap(-1)
     try:
         moved = _perturb(config, learners, lambda: _gap(learners, prompts, start), CANARY_EFFECT * limit)
         perturbed, scores = gap(-2)
     finally:
-        learners.on_devices("restore")
+        learners.restore()
     restored, _ = gap(-3)
     # In bf16 the rounding error grows with the size of the log-probabilities, which a strong perturbation raises.
     follows = limit if config.compares_in_fp32 else max(limit, moved / CANARY_EFFECT)
-    for when, found, allowed in (
+    for when, measured, allowed in (
         ("at the start", before, limit),
         ("after a perturbation", perturbed, follows),
         ("after the perturbation was undone", restored, limit),
     ):
-        if not found <= allowed:
+        if not measured <= allowed:
             raise WeightSyncMismatch(
-                f"canary: sampler and learner differ by {found:.3g} on average {when}, the limit is {allowed:.3g} "
+                f"canary: sampler and learner differ by {measured:.3g} on average {when}, the limit is {allowed:.3g} "
                 f"(the perturbation moved the learner by {moved:.3g})"
             )
     sampler_moved = float(np.mean(np.abs(np.concatenate(scores) - np.concatenate(start))))
@@ -120,7 +117,7 @@ def _perturb(config: RunConfig, learners: LearnerGroup, measure: Callable[[], fl
     """Perturb the learner until `measure` reaches `wanted`; what it then is. Raises WeightSyncMismatch."""
     scale, moved = CANARY_SCALE, 0.0
     for _ in range(CANARY_DOUBLINGS):
-        learners.on_devices("perturb", scale, config.seed)
+        learners.perturb(scale, config.seed)
         moved = measure()
         if moved >= wanted:
             return moved
@@ -135,7 +132,7 @@ def _gap(learners: LearnerGroup, token_ids: Sequence[np.ndarray], scores: Sequen
     """Mean |sampler − learner| over all tokens of the lists but each one's first."""
     limit = max(len(ids) for ids in token_ids)
     sequences = [
-        ScoredSequence(ids[:1], ids[1:], 0.0, np.asarray(found, dtype=np.float32)[-(len(ids) - 1) :])
-        for ids, found in zip(token_ids, scores, strict=True)
+        ScoredSequence(ids[:1], ids[1:], 0.0, np.asarray(logprobs, dtype=np.float32)[-(len(ids) - 1) :])
+        for ids, logprobs in zip(token_ids, scores, strict=True)
     ]
     return learners.gap(with_scale(sequences, limit))[0]

@@ -1,60 +1,30 @@
-"""A whole run from a config: check everything first, then start the engines, train, and clean up.
-
-What the planner decides before a run's engines start: refusal, and whether shared GPUs hold everything at once.
-"""
+"""A whole run from a config: check everything first, then start the engines, train, and clean up."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import ray
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.data.prompts import PromptSet
-from gxpo_trainer.errors import ConfigError
-from gxpo_trainer.planner import fits_resident, inputs_of, make_plan, refusal
-from gxpo_trainer.planner.devices import devices_of_cluster
-from gxpo_trainer.planner.inputs import read_folder
 from gxpo_trainer.reporting.exporters import make_exporters
 from gxpo_trainer.reporting.identity import run_identity
 from gxpo_trainer.reporting.reporter import RunReporter
+from gxpo_trainer.reporting.uploader import ControlRequest
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.progress import ProgressWatch, Watchdog
+from gxpo_trainer.runtime.ray_session import cluster_resources, connect_ray, reserve
 from gxpo_trainer.training.checkpoints import next_attempt, repeated_passes
+from gxpo_trainer.training.controller import Controller
+from gxpo_trainer.training.evaluation import Evaluator
 from gxpo_trainer.training.launch import Launch
 from gxpo_trainer.training.prepare import Prepared, prepare
 from gxpo_trainer.training.progress import TrainingProgress
-
-if TYPE_CHECKING:
-    from gxpo_trainer.reporting.uploader import ControlRequest
-    from gxpo_trainer.training.controller import Controller
-
-
-def check_memory(placement: Placement, model_folder: str, cluster: Mapping[str, float]) -> None:
-    """Raise ConfigError (`no_resources`) with the planner's sentence for a run that cannot fit, else set
-    `placement.resident`.
-
-    Where Ray's name for the GPUs stands for several memory sizes, a run is refused only when it fits none of them, and
-    resident only when it is on all of them. Nothing is checked on CPUs, on GPUs that the planner does not know, and for
-    models whose shape it cannot read; nor while the cluster has fewer GPUs than the run needs, because those that join
-    may be of another kind.
-    """
-    config = placement.config
-    devices = devices_of_cluster(cluster)
-    if placement.device != "gpu" or not devices or cluster.get("GPU", 0) < placement.num_gpus:
-        return
-    try:
-        shape = read_folder(Path(model_folder), config.model.path)
-    except ConfigError:
-        return
-    plans = [make_plan(inputs_of(config, shape, device, placement.num_gpus)) for device in devices]
-    placement.resident = all(fits_resident(plan) for plan in plans)
-    sentences = [refusal(plan) for plan in plans]
-    if None not in sentences:
-        raise ConfigError(sentences[-1], reason="no_resources")
-
+from gxpo_trainer.training.runtime import Runtime, build_runtime, check_memory
 
 CONFIG_COPY = "config.toml"
 
@@ -93,15 +63,14 @@ def train_in_launch(
     out_dir = launch.out_dir
     watch = ProgressWatch(config.timeouts)
     with Watchdog(watch, launch.end_stalled, launch.show_idle):
-        prepared = prepare(config, out_dir, resume=resume, continue_run=continue_run)
-        prepared.placement.group.watch = watch
+        prepared = prepare(config, out_dir, resume=resume, continue_run=continue_run, watch=watch)
         exporters = make_exporters(loggers, out_dir, run_name=config.name, config=config.model_dump(mode="json"))
         with (
             RunReporter(out_dir, exporters=exporters) as reporter,
-            progress or TrainingProgress(config.budget, name=config.name) as shown,
+            progress or TrainingProgress(config.budget, name=config.name) as display,
         ):
             launch.begin(reporter)
-            ended = _run(prepared, launch, reporter, shown)
+            ended = _run(prepared, launch, reporter, display)
     launch.end(ended)
     return ended
 
@@ -114,30 +83,48 @@ def describe_end(ended: str, launch: Launch) -> str:
 
 def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: TrainingProgress) -> str:
     """Start Ray and the engines, run the controller, and end all processes."""
-    import ray
-
-    from gxpo_trainer.runtime.ray_session import connect_ray
-
-    ours, controller = False, None
+    owned = False
+    runtime: Runtime | None = None
+    controller: Controller | None = None
+    config, checkpoint = prepared.config, prepared.checkpoint
     try:
-        ours = connect_ray(prepared.placement)
+        owned = connect_ray(prepared.placement)
         launch.watch_sigterm()
-        request = _reserve(prepared, launch, reporter, progress, owned=ours)
-        if request is not None:
-            _record_end(request, launch, reporter)
-            return request
-        # Again: the GPUs of nodes that joined meanwhile are known now.
-        check_memory(prepared.placement, prepared.model_folder, ray.cluster_resources())
-        controller = _controller(prepared, launch, reporter, progress)
-        reporter.attempt = controller.attempt
+        placement = _reserve(prepared, launch, reporter, progress, owned=owned)
+        attempt = next_attempt(prepared.out_dir, checkpoint)
+        runtime = build_runtime(
+            config,
+            placement,
+            prepared.model_folder,
+            prepared.prompts,
+            reporter.log_event,
+            # Again: the GPUs of nodes that joined meanwhile are known now.
+            fit=check_memory(placement, prepared.model_folder, cluster_resources()),
+            attempt=attempt,
+        )
+        controller = Controller(
+            runtime,
+            Evaluator(config, prepared.benchmarks),
+            reporter,
+            prepared.store,
+            progress,
+            attempt=attempt,
+            repeated_passes=repeated_passes(prepared.out_dir, checkpoint),
+            control_request=launch.control_request,
+            enter_phase=launch.enter_phase,
+        )
+        reporter.attempt = attempt
         _write_identity(prepared, launch, reporter)
         for problem in prepared.skipped:
             reporter.log_event("checkpoint_skipped", problem)
-        _record_data(prepared.data, reporter)
+        record_data(prepared.data, reporter)
         progress.message("starting sampler and learner")
-        ended = controller.run(prepared.checkpoint)
+        ended = controller.run(checkpoint)
         _record_end(ended, launch, reporter)
         return ended
+    except _StoppedWaiting as stopped:
+        _record_end(stopped.request, launch, reporter)
+        return stopped.request
     except (KeyboardInterrupt, SystemExit):
         reporter.log_event("interrupted", "stopped from outside; --resume continues from the last checkpoint")
         raise
@@ -147,80 +134,46 @@ def _run(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: Tr
         reporter.log_event(kind, f"{type(error).__name__}: {error}", reason=reason)
         raise
     finally:
-        if controller is not None:
-            controller.learners.close()
-            controller.pool.kill()
+        if runtime is not None:
+            runtime.close()
         prepared.placement.group.remove()
-        if ours:
+        if owned:
             ray.shutdown()
 
 
 class _StoppedWaiting(Exception):
     """A pause or cancel request arrived before the run's resources."""
 
+    def __init__(self, request: ControlRequest) -> None:
+        self.request = request
+
 
 def _reserve(
     prepared: Prepared, launch: Launch, reporter: RunReporter, progress: TrainingProgress, *, owned: bool
-) -> ControlRequest | None:
-    """Reserve the run's resources, and report what it waits for; the request that ended the wait, else None."""
-    from gxpo_trainer.runtime.ray_session import reserve
-
-    placement = prepared.placement
-    request: ControlRequest | None = None
+) -> Placement:
+    """Reserve the run's resources, and report what it waits for. Raises _StoppedWaiting."""
 
     def on_wait(missing: str) -> None:
-        nonlocal request
-        placement.group.watch.progressed()  # placement.wait_s bounds this wait
+        prepared.placement.group.watch.progressed()  # placement.wait_s bounds this wait
         if (phase := f"waiting for {missing}") != launch.phase:
             launch.enter_phase(phase)
             reporter.log_event("waiting", phase)
             progress.message(phase)
         if (request := launch.control_request()) is not None:
-            raise _StoppedWaiting
+            raise _StoppedWaiting(request)
 
-    try:
-        reserve(
-            placement,
-            owned=owned,
-            on_wait=on_wait,
-            before_request=lambda cluster: check_memory(placement, prepared.model_folder, cluster),
-        )
-    except _StoppedWaiting:
-        return request
+    def check(placement: Placement, cluster: Mapping[str, float]) -> None:
+        check_memory(placement, prepared.model_folder, cluster)
+
+    placement = reserve(prepared.placement, owned=owned, on_wait=on_wait, before_request=check)
     reporter.log_event("device", f"device {placement.device}: {placement.device_reason}", device=placement.device)
     if placement.colocated:
         shared = f"share {placement.num_gpus} GPUs" if placement.device == "gpu" else "take turns on the CPUs"
         reporter.log_event("colocated", f"learner and engines {shared}")
-    return None
+    return placement
 
 
-def _controller(prepared: Prepared, launch: Launch, reporter: RunReporter, progress: TrainingProgress) -> Controller:
-    """The controller of a new attempt, not yet started."""
-    from gxpo_trainer.rollout.pool import RolloutPool
-    from gxpo_trainer.rollout.sources import RolloutPlanner
-    from gxpo_trainer.training.controller import Controller, Counters
-    from gxpo_trainer.training.evaluation import Evaluator
-
-    config = prepared.config
-    pool = RolloutPool(config, prepared.placement, prepared.model_folder, reporter.log_event)
-    controller = Controller(
-        config,
-        prepared.placement,
-        pool,
-        RolloutPlanner(config, prepared.prompts.prompts, prepared.prompts.token_ids),
-        Evaluator(config, prepared.benchmarks),
-        reporter,
-        prepared.store,
-        progress,
-        launch.control_request,
-        launch.enter_phase,
-    )
-    controller.attempt = pool.engines.attempt = next_attempt(prepared.out_dir, prepared.checkpoint)
-    controller.counters = Counters(repeated_passes=repeated_passes(prepared.out_dir, prepared.checkpoint))
-    return controller
-
-
-def _record_data(data: PromptSet, reporter: RunReporter) -> None:
+def record_data(data: PromptSet, reporter: RunReporter) -> None:
     """Record excluded training problems, and near duplicates of evaluated ones for the user to check."""
     for setting, number in data.num_left_out.items():
         reporter.log_event("problems_left_out", f"{setting} excluded {number} training problems", setting=setting)

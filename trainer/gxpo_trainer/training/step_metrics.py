@@ -10,8 +10,9 @@ import numpy as np
 from gxpo_trainer.learner.rank import StepResult
 from gxpo_trainer.rollout.sources import Rollouts
 from gxpo_trainer.rollout.timeline import Span, overlap_fraction, seconds
-from gxpo_trainer.types import Metrics, Sample, ScoredGroup
+from gxpo_trainer.types import Metrics, Sample, ScoredGroup, VerdictStatus
 
+_UNSCORED: tuple[VerdictStatus, ...] = ("unparsed", "timeout", "error")
 MOST_ENGINES = 16
 """Engines in timeline.jsonl."""
 
@@ -23,8 +24,8 @@ def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, tot
     """
     samples = [sample for group in rollouts.groups for sample in group.group.samples]
     lengths = np.array([sample.num_sampled for sample in samples], dtype=np.float64)
-    found = [verdict for group in rollouts.groups for verdict in group.verdicts]
-    verdicts = [verdict.status for verdict in found]
+    verdicts = [verdict for group in rollouts.groups for verdict in group.verdicts]
+    statuses = Counter(verdict.status for verdict in verdicts)
     metrics: Metrics = {
         "rollout/tokens": float(rollouts.num_tokens),
         "rollout/tokens_total": float(total),
@@ -39,13 +40,13 @@ def rollout_metrics(rollouts: Rollouts, result: StepResult, *, version: int, tot
         "rollout/logprob_gap_max": result.gap_max,
         "rollout/weights_version": float(oldest_version(rollouts)),
         "rollout/staleness": float(version - oldest_version(rollouts)),
-        "reward/correctness": verdicts.count("correct") / len(verdicts),
+        "reward/correctness": statuses["correct"] / len(verdicts),
     }
     metrics.update(component_means(rollouts.groups))
     metrics.update(environment_metrics(samples))
-    for status in ("unparsed", "timeout", "error"):
-        metrics[f"verify/{status}_fraction"] = verdicts.count(status) / len(verdicts)
-    metrics["verify/evasion_fraction"] = sum(verdict.evades for verdict in found) / len(found)
+    for status in _UNSCORED:
+        metrics[f"verify/{status}_fraction"] = statuses[status] / len(verdicts)
+    metrics["verify/evasion_fraction"] = sum(verdict.evades for verdict in verdicts) / len(verdicts)
     if (http := rollouts.http) is not None:
         metrics["reward/http_calls"] = float(http.calls)
         metrics["reward/http_s"] = http.seconds
@@ -106,7 +107,7 @@ def overlap_metrics(spans: Sequence[Span], begin: float, num_engines: int) -> Me
     }
 
 
-def shown_processes(spans: Sequence[Span]) -> list[Span]:
+def charted_spans(spans: Sequence[Span]) -> list[Span]:
     """The spans of learner, verifier and the first engines: a picture has room for no more."""
     engines = {f"engine {index}" for index in range(MOST_ENGINES)}
     return [span for span in spans if span.process in engines or not span.process.startswith("engine")]
@@ -117,6 +118,8 @@ def component_means(groups: Sequence[ScoredGroup]) -> Metrics:
 
     Correctness is a metric of its own, whether it is a component or not: the share of verdicts of all samples.
     """
-    found = [verdict.reward_components for group in groups for verdict in group.verdicts if verdict.reward is not None]
-    names = [name for name in (found or [{}])[0] if name != "correctness"]
-    return {f"reward/{name}": float(np.mean([values[name] for values in found])) for name in names}
+    rewards = [
+        verdict.reward_components for group in groups for verdict in group.verdicts if verdict.reward is not None
+    ]
+    names = [name for name in (rewards or [{}])[0] if name != "correctness"]
+    return {f"reward/{name}": float(np.mean([values[name] for values in rewards])) for name in names}

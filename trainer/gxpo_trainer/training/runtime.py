@@ -1,0 +1,118 @@
+"""One way to build a run: every object that it is made of, each given to the constructor of those that use it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.base import Phase
+from gxpo_trainer.data.prompts import TokenizedPrompts
+from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.learner.group import LearnerGroup
+from gxpo_trainer.planner import fits_resident, inputs_of, make_plan, refusal
+from gxpo_trainer.planner.devices import devices_of_cluster
+from gxpo_trainer.planner.inputs import read_folder
+from gxpo_trainer.rollout.engines import Engines, Event
+from gxpo_trainer.rollout.pool import RolloutPool
+from gxpo_trainer.rollout.sources import AsyncRollouts, OnPolicyRollouts, RolloutPlanner, RolloutSource
+from gxpo_trainer.rollout.weight_sync import WeightSource
+from gxpo_trainer.runtime.placement import Placement
+from gxpo_trainer.runtime.progress import ProgressWatch
+from gxpo_trainer.runtime.shared_devices import Devices, ResidentDevices, SeparateDevices, SharedDevices
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How a run fits on its GPUs. resident: shared ones hold learner and engines at once, so neither has to leave."""
+
+    resident: bool = False
+
+
+def check_memory(placement: Placement, model_folder: str, cluster: Mapping[str, float]) -> Fit:
+    """How the run fits on GPUs of the cluster, by the planner. Raises ConfigError (`no_resources`) when it cannot.
+
+    Where Ray's name for the GPUs stands for several memory sizes, a run is refused only when it fits none of them, and
+    resident only when it is on all of them. Nothing is checked on CPUs, on GPUs that the planner does not know, and for
+    models whose shape it cannot read; nor while the cluster has fewer GPUs than the run needs, because those that join
+    may be of another kind.
+    """
+    config = placement.config
+    devices = devices_of_cluster(cluster)
+    if placement.device != "gpu" or not devices or cluster.get("GPU", 0) < placement.num_gpus:
+        return Fit()
+    try:
+        shape = read_folder(Path(model_folder), config.model.path)
+    except ConfigError:
+        return Fit()
+    plans = [make_plan(inputs_of(config, shape, device, placement.num_gpus)) for device in devices]
+    refusals = [sentence for sentence in map(refusal, plans) if sentence is not None]
+    if len(refusals) == len(plans):
+        raise ConfigError(refusals[-1], reason="no_resources")
+    return Fit(resident=all(fits_resident(plan) for plan in plans))
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What a run consists of while it trains. `close` ends its processes."""
+
+    config: RunConfig
+    learners: LearnerGroup
+    pool: RolloutPool
+    planner: RolloutPlanner
+    rollouts: RolloutSource
+
+    @property
+    def watch(self) -> ProgressWatch:
+        return self.pool.group.watch
+
+    def close(self) -> None:
+        self.learners.close()
+        self.pool.kill()
+
+
+def build_runtime(
+    config: RunConfig,
+    placement: Placement,
+    model_folder: str,
+    prompts: TokenizedPrompts,
+    log_event: Event,
+    *,
+    fit: Fit,
+    attempt: int = 1,
+) -> Runtime:
+    """The parts of a run, none of them started. attempt: of the run, for the engines' seeds."""
+    engines = Engines(config, placement, model_folder, log_event, attempt=attempt)
+
+    def share(learners: LearnerGroup) -> Devices:
+        if not placement.colocated:
+            return SeparateDevices()
+        if fit.resident:
+            return ResidentDevices(engines)
+        return SharedDevices(engines, learners, adapters=config.learner.lora is not None)
+
+    def wait_for_one(calls: Sequence[Any], phase: Phase) -> list[Any]:
+        return rollouts.serve(calls, phase)  # asynchronous rollouts serve the engines while the learner works
+
+    learners = LearnerGroup(config, placement, wait_for_one=wait_for_one, share=share)
+    pool = RolloutPool(config, engines, source=learners, devices=learners.devices)
+    planner = RolloutPlanner(config, prompts.prompts, prompts.token_ids)
+    rollouts: RolloutSource = (
+        AsyncRollouts(config, pool, planner) if config.rollout.async_depth else OnPolicyRollouts(pool, planner)
+    )
+    return Runtime(config, learners, pool, planner, rollouts)
+
+
+def build_pool(
+    config: RunConfig,
+    placement: Placement,
+    model_folder: str,
+    log_event: Event,
+    *,
+    source: WeightSource | None = None,
+) -> RolloutPool:
+    """A pool without a learner group. source: of its weights; None: it keeps version 0, that of the model folder."""
+    engines = Engines(config, placement, model_folder, log_event, initial_version=None if source else 0)
+    return RolloutPool(config, engines, source=source)
