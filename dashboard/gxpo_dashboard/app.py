@@ -12,8 +12,8 @@ from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.views import VIEWS
 
 
-def _nothing() -> None:
-    """Streamlit's pages are only entry points; see navigation.py."""
+def _entry_point() -> None:
+    """Streamlit's pages are only entry points; see permalinks.py."""
 
 
 @st.cache_resource
@@ -26,9 +26,9 @@ def _set_up() -> None:
 
 STYLE = Path(__file__).with_name("style.css")
 ICON = str(Path(__file__).with_name("icon.png"))
-entries = [st.Page(_nothing, title=title, url_path=name) for name, (title, _, _) in VIEWS.items()]
-entry = st.navigation([st.Page(_nothing, title="gxpo", default=True), *entries], position="hidden")
-view = permalinks.wanted(st.query_params, entry.url_path, list(VIEWS))
+entries = [st.Page(_entry_point, title=title, url_path=name) for name, (title, _, _) in VIEWS.items()]
+entry = st.navigation([st.Page(_entry_point, title="gxpo", default=True), *entries], position="hidden")
+view = permalinks.view_of(st.query_params, entry.url_path, list(VIEWS))
 title, _, show = VIEWS[view]
 st.set_page_config(page_title=f"{title} · gxpo", page_icon=ICON, layout="wide")
 st.html(STYLE)

@@ -1,7 +1,4 @@
-"""Labels and messages. Pure.
-
-Shared labels and messages, and escaping of untrusted text. Pure.
-"""
+"""Labels and messages of the pages, and escaping of untrusted text. Pure."""
 
 from __future__ import annotations
 
@@ -25,16 +22,11 @@ STATES: dict[str, str] = {
 }
 """A symbol and a word: colour is never the only cue."""
 STATE_COLORS: dict[str, str] = {
-    "queued": "gray",
-    "starting": "blue",
-    "running": "blue",
-    "recovering": "orange",
-    "pausing": "orange",
-    "paused": "orange",
-    "cancelling": "gray",
+    **dict.fromkeys(("queued", "cancelling", "cancelled"), "gray"),
+    **dict.fromkeys(("starting", "running"), "blue"),
+    **dict.fromkeys(("recovering", "pausing", "paused"), "orange"),
     "succeeded": "green",
     "failed": "red",
-    "cancelled": "gray",
 }
 TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
 
@@ -90,24 +82,22 @@ def with_formulas(text: str) -> str | None:
     A formula that could end early or load something stays text: KaTeX runs with `trust` off, and of the commands that
     it has then none leaves the formula.
     """
-    parts, end, found = [], 0, False
+    parts, end = [], 0
     for match in _FORMULA.finditer(text):
         body = next(part for part in match.groups() if part is not None).strip()
         if not body or "$" in body or "`" in body or _UNSAFE.search(body):
             continue
         parts += [_escaped_lines(text[end : match.start()]), f"${' '.join(body.split())}$"]
-        end, found = match.end(), True
-    return "".join([*parts, _escaped_lines(text[end:])]) if found else None
+        end = match.end()
+    return "".join([*parts, _escaped_lines(text[end:])]) if parts else None
 
 
 def _escaped_lines(text: str) -> str:
-    lines = text.split("\n")
-    return "  \n".join(_spaced(line) for line in lines)
-
-
-def _spaced(line: str) -> str:
-    """Escaped, with the blanks around the text."""
-    return f"{' ' if line[:1].isspace() else ''}{plain(line)}{' ' if line.strip() and line[-1:].isspace() else ''}"
+    """Each line escaped, with a blank where it begins or ends with one."""
+    return "  \n".join(
+        f"{' ' if line[:1].isspace() else ''}{plain(line)}{' ' if line.strip() and line[-1:].isspace() else ''}"
+        for line in text.split("\n")
+    )
 
 
 def number_of(number: int, what: str) -> str:
@@ -120,13 +110,9 @@ def comma_separated(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def state_word(state: str) -> str:
-    return STATES.get(state, state)
-
-
 def state_chip(state: str) -> str:
     """The state as a coloured badge in Markdown."""
-    return f":{STATE_COLORS.get(state, 'gray')}-badge[{plain(state_word(state))}]"
+    return f":{STATE_COLORS.get(state, 'gray')}-badge[{plain(STATES.get(state, state))}]"
 
 
 def why(run: Mapping[str, Any]) -> str:

@@ -1,15 +1,10 @@
-"""Widgets shared by several views.
-
-Pages of a list by the service's cursors.
-
-Widgets for charts, tables and untrusted text.
-"""
+"""Widgets that several views share: charts, tables, pages of a list, and untrusted text."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pandas as pd
@@ -25,8 +20,8 @@ def cursors(name: str, query: Any) -> list[str]:
     """Cursors of the pages up to the current one of the list `name`; another query starts at the first page."""
     if st.session_state.get(f"{name}_query") != query:
         st.session_state[f"{name}_query"], st.session_state[f"{name}_cursors"] = query, []
-    found: list[str] = st.session_state[f"{name}_cursors"]
-    return found
+    visited: list[str] = st.session_state[f"{name}_cursors"]
+    return visited
 
 
 def pager(name: str, visited: list[str], following: str | None, first: int, num: int, of: str = "") -> None:
@@ -71,21 +66,27 @@ def draw_first() -> None:
         time.sleep(_DRAWING_S)
 
 
-def chart(found: Chart, scope: str) -> None:
+def chart(chart: Chart, scope: str) -> None:
     """A chart with its summary, its data as a table and as CSV. `scope` makes keys of equal charts unique."""
     with st.container(border=True, height="stretch"):
-        st.markdown(f"##### {plain(found.title)}", help=plain(found.text))
-        key = f"{scope}-{found.key}"
-        if found.empty:
-            st.caption(found.summary)
+        st.markdown(f"##### {plain(chart.title)}", help=plain(chart.text))
+        key = f"{scope}-{chart.key}"
+        if chart.points.empty:
+            st.caption(chart.summary)
             return
-        spec = {**_FRAME, **found.spec, "datasets": dict(found.datasets)}
+        spec = {**_FRAME, **chart.spec, "datasets": dict(chart.datasets)}
         # Only a selection with a listener survives new data; this keeps the zoom.
-        zoom: dict[str, Any] = {"on_select": "rerun", "selection_mode": [ZOOM]} if found.zoomable else {}
-        st.vega_lite_chart(None, spec, key=key, alt=found.alt, width="stretch", height=found.height, **zoom)
-        if found.thinned:
-            st.caption(found.thinning)
-        data(found, key)
+        zoom: dict[str, Any] = {"on_select": "rerun", "selection_mode": [ZOOM]} if chart.zoomable else {}
+        st.vega_lite_chart(None, spec, key=key, alt=chart.alt, width="stretch", height=chart.height, **zoom)
+        if chart.thinned:
+            st.caption(chart.thinning)
+        drawer = st.expander("Data", key=f"{key}-data", on_change="rerun", icon=":material/table:")
+        if drawer.open:
+            with drawer:
+                st.caption(plain(chart.text))
+                frame = chart.table()
+                st.dataframe(frame, hide_index=True, height=260, key=f"{key}-table", alt=f"Data of: {chart.title}")
+                download("CSV", f"{key}.csv", lambda: csv_file(frame), f"{key}-csv")
 
 
 _LONG_TABLE = 16
@@ -106,35 +107,20 @@ _FRAME = {
 }
 
 
-def data(found: Chart, key: str) -> None:
-    """A chart's content as text and table, collapsed and built when it is opened."""
-    drawer = st.expander("Data", key=f"{key}-data", on_change="rerun", icon=":material/table:")
-    if drawer.open:
-        with drawer:
-            st.caption(plain(found.text))
-            frame = found.table()
-            st.dataframe(frame, hide_index=True, height=260, key=f"{key}-table", alt=f"Data of: {found.title}")
-            download("CSV", f"{key}.csv", lambda: csv_file(frame), f"{key}-csv")
-
-
 def text_table(frame: pd.DataFrame, title: str, *, closed: bool = False) -> None:
     """A table of escaped text in a card; a long one, or with `closed`, is collapsed and built when it is opened."""
     with st.container(border=True):
         st.markdown(f"##### {plain(title)}")
         if frame.empty:
             st.caption("No rows yet.")
-        elif not closed and len(frame) <= _LONG_TABLE:
-            _cells(frame, title)
-        else:
+            return
+        drawer = None
+        if closed or len(frame) > _LONG_TABLE:
             drawer = st.expander(f"{len(frame)} rows", key=f"table-{title}", on_change="rerun")
-            if drawer.open:
-                with drawer:
-                    _cells(frame, title)
-
-
-def _cells(frame: pd.DataFrame, title: str) -> None:
-    shown = frame.map(plain).rename(columns=plain)
-    st.table(shown, border="horizontal", hide_index=True, alt=title)
+        if drawer is None or drawer.open:
+            with drawer or nullcontext():
+                cells = frame.map(plain).rename(columns=plain)
+                st.table(cells, border="horizontal", hide_index=True, alt=title)
 
 
 def download(what: str, name: str, make: Callable[[], bytes], key: str) -> None:
@@ -148,12 +134,12 @@ def download(what: str, name: str, make: Callable[[], bytes], key: str) -> None:
 def grid(charts: Sequence[Chart], scope: str) -> None:
     """Charts in two columns; a single last one keeps its width."""
     for start in range(0, len(charts), 2):
-        for place, found in zip(st.columns(2), charts[start : start + 2], strict=False):
+        for place, item in zip(st.columns(2), charts[start : start + 2], strict=False):
             with place:
-                chart(found, scope)
+                chart(item, scope)
 
 
-def foreign(label: str, text: Any) -> None:
+def untrusted(label: str, text: Any) -> None:
     """Untrusted text, shown literally: no Markdown, HTML or links."""
     st.markdown(f"**{label}**")
     st.code(str(text) if text not in (None, "") else " ", language=None, wrap_lines=True)

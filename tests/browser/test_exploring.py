@@ -39,7 +39,9 @@ def test_the_pointer_marks_one_step_in_all_rows_and_the_legend_shows_one_run(sit
     boxes = dict(page.chart("explorer", TEXTS))
     left, top, right, bottom = boxes[names[0]]
     page.point_at("explorer", (left + right) / 2, (top + bottom) / 2, press=True)
-    shown = page.wait(lambda: page.chart("explorer", "view.data('shown_store').map(row => row.values)"), "the choice")
+    shown = page.wait(
+        lambda: page.chart("explorer", "view.data('selected_store').map(row => row.values)"), "the choice"
+    )
     assert {name for (name,) in shown} == {names[0]}, "in each row"
     page.choose("Hidden runs", names[0])
     page.wait(lambda: page.chart("explorer", SERIES) == names[1:], "the other run alone")

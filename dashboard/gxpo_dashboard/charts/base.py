@@ -5,8 +5,6 @@ swap the data of a drawn chart, which preserves zoom and hover; a changed specif
 
 Colour is never the only cue: series also differ in dash and, with few points, in shape, and every chart has a summary
 and a table.
-
-The points of a chart as a table. Pure.
 """
 
 from __future__ import annotations
@@ -20,35 +18,6 @@ import pandas as pd
 
 from gxpo_client.formats import figure
 from gxpo_dashboard.view_models.series import Points, Series
-
-BOUNDS = ("low", "high")
-
-
-def data_table(frame: pd.DataFrame, labels: Mapping[str, str]) -> pd.DataFrame:
-    """One row per x and one column per series if possible, otherwise the rows as they are.
-
-    A series with intervals has two more columns. labels: headers by column of `frame`. The step is a column where it is
-    not the x-axis.
-    """
-    titles = {name: heading(labels.get(name, name)) for name in frame.columns}
-    if not {"series", "x", "y"} <= set(frame.columns):
-        return frame.rename(columns=titles)
-    index = ["x", "step"] if "step" in frame and not frame["step"].eq(frame["x"]).all() else ["x"]
-    if frame.duplicated(["series", *index]).any():
-        return frame.rename(columns=titles)
-    bounds = [name for name in BOUNDS if name in frame and frame[name].notna().any()]
-    wide = frame.pivot(index=index, columns="series", values=["y", *bounds])
-    columns = {}
-    for series in dict.fromkeys(frame["series"]):
-        columns[series] = wide["y", series]
-        columns |= {f"{series}, {labels.get(name, name)}": wide[name, series] for name in bounds}
-    return pd.DataFrame(columns, index=wide.index).reset_index().rename(columns={name: titles[name] for name in index})
-
-
-def heading(label: str) -> str:
-    """A column header in sentence case; names with digits or symbols, such as `pass@1`, stay as they are."""
-    return label[:1].upper() + label[1:] if label.partition(" ")[0].isalpha() else label
-
 
 Spec = dict[str, Any]
 
@@ -64,6 +33,8 @@ TEXT = "currentColor"
 ZOOM = "zoom"
 NUMBER = ",.4~g"
 """Four significant digits, with an exponent only where needed."""
+EDGE = 6
+"""Padding in pixels: zoomable plots clip marks at their edge."""
 
 AXES = {
     "step": "training step",
@@ -73,6 +44,19 @@ AXES = {
 }
 AXIS_WORDS = {"step": "Steps", "backward_passes": "Backward passes", "time": "Hours", "tokens": "Tokens"}
 """Labels of the control of the x-axis."""
+BOUNDS = ("low", "high")
+POINTS = {"series": "str", "x": "float64", "y": "float64", "step": "int64"}
+INTERVALS = {"series": "str", "x": "float64", "y": "float64", "low": "float64", "high": "float64", "step": "int64"}
+PARTS = {"x": "float64", "series": "str", "y": "float64"}
+LABELS = {"y": "float64", "label": "str"}
+"""Columns of frequent datasets and their types."""
+SQUARES: Spec = {"orient": "top", "title": None, "symbolType": "square", "columns": 5}
+"""Legend of areas and bars."""
+
+
+def typed_frame(rows: Iterable[Sequence[Any]], **kinds: str) -> pd.DataFrame:
+    """Rows with the types of their columns (name → dtype), also without rows."""
+    return pd.DataFrame(list(rows), columns=list(kinds)).astype(kinds)
 
 
 @dataclass(frozen=True)
@@ -97,8 +81,8 @@ class Chart:
     thinned: str = ""
 
     @property
-    def empty(self) -> bool:
-        return bool(self.datasets["points"].empty)
+    def points(self) -> pd.DataFrame:
+        return self.datasets["points"]
 
     @property
     def text(self) -> str:
@@ -110,49 +94,67 @@ class Chart:
         """A sentence about thinned data, empty without."""
         return f"Thinned to {self.thinned}; the export in Compare has every step." if self.thinned else ""
 
+    @property
+    def series(self) -> list[str]:
+        """The series, in order."""
+        return list(dict.fromkeys(self.points["series"])) if "series" in self.points else []
+
     def table(self) -> pd.DataFrame:
-        """The points as a table, with one row per x and one column per series if possible."""
-        table = data_table(self.datasets["points"], self.labels)
+        """The points as a table: one row per x and one column per series if possible, otherwise the rows as they are.
+
+        A series with intervals has two more columns. `labels` are headers by column. The step is a column where it is
+        not the x-axis.
+        """
+        frame = self.points
+        titles = {name: heading(self.labels.get(name, name)) for name in frame.columns}
+        index = ["x", "step"] if "step" in frame and not frame["step"].eq(frame["x"]).all() else ["x"]
+        if not {"series", "x", "y"} <= set(frame.columns) or frame.duplicated(["series", *index]).any():
+            table = frame.rename(columns=titles)
+        else:
+            bounds = [name for name in BOUNDS if name in frame and frame[name].notna().any()]
+            wide = frame.pivot(index=index, columns="series", values=["y", *bounds])
+            columns = {}
+            for series in self.series:
+                columns[series] = wide["y", series]
+                columns |= {f"{series}, {self.labels.get(name, name)}": wide[name, series] for name in bounds}
+            table = pd.DataFrame(columns, index=wide.index).reset_index()
+            table = table.rename(columns={name: titles[name] for name in index})
         return table.assign(**{"Thinned to": self.thinned}) if self.thinned else table
+
+
+def heading(label: str) -> str:
+    """A column header in sentence case; names with digits or symbols, such as `pass@1`, stay as they are."""
+    return label[:1].upper() + label[1:] if label.partition(" ")[0].isalpha() else label
 
 
 def with_colors(chart: Chart, colors: Mapping[str, str]) -> Chart:
     """The chart with these colours of series; charts of other series, or with colours of their own, are unchanged."""
-    return replace(chart, spec=_colored(chart.spec, colors))
 
-
-def _colored(node: Any, colors: Mapping[str, str]) -> Any:
-    if isinstance(node, list):
-        return [_colored(item, colors) for item in node]
-    if not isinstance(node, dict):
+    def colored(node: Any) -> Any:
+        if isinstance(node, list):
+            return [colored(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        node = {name: colored(part) for name, part in node.items()}
+        encoding = node.get("color")
+        if isinstance(encoding, dict) and encoding.get("field") == "series":
+            names = encoding["scale"]["domain"]
+            if names and "range" not in encoding["scale"] and all(name in colors for name in names):
+                node["color"] = {**encoding, "scale": {**encoding["scale"], "range": [colors[name] for name in names]}}
         return node
-    found = {name: _colored(part, colors) for name, part in node.items()}
-    encoded = found.get("color")
-    if isinstance(encoded, dict) and encoded.get("field") == "series":
-        names = encoded["scale"]["domain"]
-        if names and "range" not in encoded["scale"] and all(name in colors for name in names):
-            scale = {**encoded["scale"], "range": [colors[name] for name in names]}
-            found["color"] = {**encoded, "scale": scale}
-    return found
 
-
-def series_of(chart: Chart) -> list[str]:
-    """The series of a chart, in order."""
-    frame = chart.datasets["points"]
-    return list(dict.fromkeys(frame["series"])) if "series" in frame else []
+    return replace(chart, spec=colored(chart.spec))
 
 
 def long_frame(series: Series, names: Mapping[str, str], x: str = "step") -> pd.DataFrame:
     """Metrics as rows (series, x, y, step); hours for `time`. Columns exist even without rows."""
-    rows: list[tuple[str, float, float, int]] = []
-    for name, label in names.items():
-        found = series.get(name)
-        if found:
-            rows += [
-                (label, axis_value(at, x), value, step)
-                for step, at, value in zip(found.steps, found.x, found.y, strict=True)
-            ]
-    return points_frame(rows)
+    rows = [
+        (label, axis_value(at, x), value, step)
+        for name, label in names.items()
+        if (points := series.get(name))
+        for step, at, value in zip(points.steps, points.x, points.y, strict=True)
+    ]
+    return typed_frame(rows, **POINTS)
 
 
 def axis_value(value: float, x: str) -> float:
@@ -160,21 +162,28 @@ def axis_value(value: float, x: str) -> float:
     return value / 3600 if x == "time" else value
 
 
-def thinned(*found: Points | None) -> str:
+def thinned(*series: Points | None) -> str:
     """Which points of long series are left, empty for all."""
-    return ", ".join(dict.fromkeys(points.thinned for points in found if points and points.thinned))
+    return ", ".join(dict.fromkeys(points.thinned for points in series if points and points.thinned))
 
 
 def value_at(points: Points | None, step: int, x: str = "step") -> float:
     """Position of a step on the x-axis: that of the last point at or before it, or NaN."""
     if x == "step":
         return float(step)
-    before = [at for at, seen in zip(points.x, points.steps, strict=True) if seen <= step] if points else []
+    before = [at for at, known in zip(points.x, points.steps, strict=True) if known <= step] if points else []
     return axis_value(before[-1], x) if before else math.nan
 
 
-EDGE = 6
-"""Padding in pixels: zoomable plots clip marks at their edge."""
+def near(frame: pd.DataFrame, most: int = 500) -> pd.DataFrame:
+    """At most `most` evenly spaced rows as hover points. The browser rebuilds its nearest-point index on new data,
+    which takes seconds for tens of thousands."""
+    return frame.iloc[:: max(1, math.ceil(len(frame) / most))]
+
+
+def quantity(field: str = "y", **properties: Any) -> Spec:
+    """Encoding of a numeric field."""
+    return {"field": field, "type": "quantitative", **properties}
 
 
 def x_encoding(x: str) -> Spec:
@@ -182,10 +191,8 @@ def x_encoding(x: str) -> Spec:
     if x in ("tokens", "backward_passes"):
         axis["format"] = "~s"
     if x == "step":
-        axis["format"] = ",d"
-        axis["tickMinStep"] = 1
-    scale = {"nice": False, "zero": False, "padding": EDGE}
-    return quantity("x", title=AXES[x], axis=axis, scale=scale)
+        axis |= {"format": ",d", "tickMinStep": 1}
+    return quantity("x", title=AXES[x], axis=axis, scale={"nice": False, "zero": False, "padding": EDGE})
 
 
 def y_encoding(title: str, form: str = NUMBER, zero: bool = False, log: bool = False) -> Spec:
@@ -196,6 +203,11 @@ def y_encoding(title: str, form: str = NUMBER, zero: bool = False, log: bool = F
     return quantity(title=title, axis=axis, scale=scale)
 
 
+def z_encoding() -> Spec:
+    """y-axis of gate z-scores, with room above τ for its label."""
+    return {**y_encoding("z-score"), "scale": {"zero": True, "nice": False, "padding": 18}}
+
+
 def legend(names: Sequence[str], marks: bool = False) -> Spec | None:
     """A legend above the plot, in as many columns as fit; None for a single series.
 
@@ -204,12 +216,11 @@ def legend(names: Sequence[str], marks: bool = False) -> Spec | None:
     if len(names) < 2:
         return None
     longest = max(len(name) for name in names)
-    columns = 4 if longest <= 14 else 3 if longest <= 22 else 2 if longest <= 36 else 1
     symbol: Spec = {"symbolStrokeWidth": 0} if marks else {"symbolType": "stroke", "symbolStrokeWidth": 2}
     return {
         "orient": "top",
         "direction": "horizontal",
-        "columns": columns,
+        "columns": 4 if longest <= 14 else 3 if longest <= 22 else 2 if longest <= 36 else 1,
         "title": None,
         "labelLimit": 420,
         **symbol,
@@ -220,35 +231,28 @@ def legend(names: Sequence[str], marks: bool = False) -> Spec | None:
     }
 
 
-def by_series(shown: Spec | None, names: Sequence[str], **scale: Any) -> Spec:
-    """An encoding by series, with the legend `shown`."""
+def by_series(legend: Spec | None, names: Sequence[str], **scale: Any) -> Spec:
+    """An encoding by series."""
     scale = {"domain": list(names), **scale}
-    return {"field": "series", "type": "nominal", "scale": scale, "legend": shown, "sort": None}
+    return {"field": "series", "type": "nominal", "scale": scale, "legend": legend, "sort": None}
 
 
-def color(names: Sequence[str], marks: bool = False) -> Spec:
-    """Colour encoding, shared by lines, points and bands, so that they have one legend."""
-    return by_series(legend(names, marks), names)
-
-
-def dash(names: Sequence[str], marks: bool = False) -> Spec:
+def line_styles(names: Sequence[str], marks: bool = False) -> dict[str, Spec]:
+    """Encodings by series: `color`, shared by lines, points and bands so that they have one legend, `strokeDash`, and
+    `shape` of points that are always drawn (`marks`)."""
+    key = legend(names, marks)
     dashes = [list(DASHES[i % len(DASHES)]) for i in range(len(names))]
-    return by_series(None if marks else legend(names), names, range=dashes)
-
-
-def shape(names: Sequence[str]) -> Spec:
-    return by_series(legend(names, marks=True), names, range=[SHAPES[i % len(SHAPES)] for i in range(len(names))])
-
-
-def quantity(field: str = "y", **properties: Any) -> Spec:
-    """Encoding of a numeric field."""
-    return {"field": field, "type": "quantitative", **properties}
+    return {
+        "color": by_series(key, names),
+        "strokeDash": by_series(None if marks else key, names, range=dashes),
+        "shape": by_series(key, names, range=[SHAPES[i % len(SHAPES)] for i in range(len(names))]),
+    }
 
 
 def layer(data: str, mark: str, encoding: Spec, *, params: Sequence[Spec] = (), **properties: Any) -> Spec:
     """Marks of the dataset `data`; properties: of the mark."""
-    found: Spec = {"data": {"name": data}, "mark": {"type": mark, **properties}, "encoding": encoding}
-    return {**found, "params": list(params)} if params else found
+    spec: Spec = {"data": {"name": data}, "mark": {"type": mark, **properties}, "encoding": encoding}
+    return {**spec, "params": list(params)} if params else spec
 
 
 def zoom_params() -> list[Spec]:
@@ -258,6 +262,11 @@ def zoom_params() -> list[Spec]:
 
 def hover_params() -> list[Spec]:
     return [{"name": "hover", "select": {"type": "point", "on": "pointerover", "nearest": True, "clear": "pointerout"}}]
+
+
+def on_hover(otherwise: int) -> Spec:
+    """Opacity of points: 1 under the pointer."""
+    return {"condition": {"param": "hover", "empty": False, "value": 1}, "value": otherwise}
 
 
 def tooltip(x: str, form: str, more: Iterable[Spec] = ()) -> list[Spec]:
@@ -272,87 +281,95 @@ def line_layers(
 ) -> list[Spec]:
     """Lines of the dataset `points`, and hover points: those of `near`, or with `marks` all points, always drawn, one
     shape per series."""
-    place = {"x": x_encoding(x), "y": y, "color": color(names, marks)}
+    styles = line_styles(names, marks)
+    place = {"x": x_encoding(x), "y": y, "color": styles["color"]}
     dots = {**place, "opacity": on_hover(1 if marks else 0), "tooltip": tooltip(x, form, more)}
     if marks:
-        dots["shape"] = shape(names)
+        dots["shape"] = styles["shape"]
     # ARIA descriptions of every point are expensive; the chart has one, and a table.
     quiet: Spec = {} if marks else {"aria": False}
-    lines = {**place, "strokeDash": dash(names, marks)}
+    lines = {**place, "strokeDash": styles["strokeDash"]}
     return [
         layer("points", "line", lines, params=zoom_params(), strokeWidth=2, interpolate="linear", **quiet),
         layer("points" if marks else "near", "point", dots, params=hover_params(), filled=True, size=55, **quiet),
     ]
 
 
-def on_hover(otherwise: int) -> Spec:
-    """Opacity of points: 1 under the pointer."""
-    return {"condition": {"param": "hover", "empty": False, "value": 1}, "value": otherwise}
+def interval_layers(names: Sequence[str], metric: str, x: str = "step") -> list[Spec]:
+    """Bands from `low` to `high`, where points without an interval leave a gap, and lines of scores with all points."""
+    # The title of the lines: Vega would join two different ones, and drop that of all layers for a missing one.
+    place = {"x": x_encoding(x), "y": quantity("low", title=metric), "y2": {"field": "high"}}
+    place["color"] = line_styles(names, marks=True)["color"]
+    band = layer("points", "area", place, aria=False, opacity=0.16)
+    band["transform"] = [{"filter": "isValid(datum.low) && isValid(datum.high)"}]
+    more = [{"field": name, "title": f"95% {name}", "format": ".1%"} for name in BOUNDS]
+    return [band, *line_layers(names, x, y_encoding(metric, ".0%"), marks=True, form=".1%", more=more)]
 
 
-def near(frame: pd.DataFrame, most: int = 500) -> pd.DataFrame:
-    """At most `most` evenly spaced rows as hover points. The browser rebuilds its nearest-point index on new data,
-    which takes seconds for tens of thousands."""
-    return frame.iloc[:: max(1, math.ceil(len(frame) / most))]
+def rule_layers(data: str, rule: Spec, words: Spec, along: Spec, place: Spec) -> list[Spec]:
+    """Rules of a dataset at `along` (the position's encoding), and their labels.
 
-
-def metric_chart(
-    key: str,
-    title: str,
-    series: Series,
-    names: Mapping[str, str],
-    *,
-    x: str = "step",
-    y_title: str,
-    form: str = NUMBER,
-    zero: bool = False,
-    log: bool = False,
-    say: Callable[[float], str] = figure,
-    note: str = "",
-) -> Chart:
-    """A chart of metrics of a run; `names`: metric → label. Metrics without points are omitted.
-
-    log: a logarithmic axis, without non-positive values. say: formats a value in the summary.
+    rule: properties of the rules. words: other position of the labels. place: properties of the labels.
     """
-    present = {name: label for name, label in names.items() if series.get(name)}
-    frame = long_frame(series, present, x)
-    if log:
-        frame.loc[frame["y"] <= 0, "y"] = math.nan
-    spec: Spec = {"layer": line_layers(list(present.values()), x, y_encoding(y_title, form, zero, log))}
-    words = [f"{label} {say(series[name].last)}" for name, label in present.items()]
-    newest = int(frame["step"].max()) if not frame.empty else 0
-    summary = f"At step {newest}: {', '.join(words)}." if words else "No data yet."
-    alt = f"{title}: {', '.join((present or names).values())} over {AXES[x]}"
-    datasets = {"points": frame, "near": near(frame)}
-    left = thinned(*(series[name] for name in present))
-    return Chart(key, title, spec, datasets, alt, summary, note, labels={"x": AXES[x]}, thinned=left)
+    text = {**along, **words, "text": {"field": "label"}}
+    return [
+        layer(data, "rule", along, aria=False, strokeWidth=2, **rule),
+        layer(data, "text", text, aria=False, color=TEXT, **place),
+    ]
 
 
 def threshold_layers() -> list[Spec]:
     """Labelled horizontal rules of the dataset `rules`."""
-    place: Spec = {"align": "right", "baseline": "bottom", "dx": -4, "dy": -3, "fontSize": 12, "fontWeight": 600}
-    words = {"y": quantity(), "x": {"value": "width"}, "text": {"field": "label"}}
-    return [
-        layer("rules", "rule", {"y": quantity()}, aria=False, strokeDash=[6, 4], strokeWidth=2, color=ALARM),
-        layer("rules", "text", words, aria=False, color=TEXT, **place),
-    ]
+    place = {"align": "right", "baseline": "bottom", "dx": -4, "dy": -3, "fontSize": 12, "fontWeight": 600}
+    rule = {"strokeDash": [6, 4], "color": ALARM}
+    return rule_layers("rules", rule, {"x": {"value": "width"}}, {"y": quantity()}, place)
 
 
-def z_encoding() -> Spec:
-    """y-axis of gate z-scores, with room above τ for its label."""
-    return {**y_encoding("z-score"), "scale": {"zero": True, "nice": False, "padding": 18}}
+@dataclass(frozen=True)
+class Plot:
+    """Metrics of a run that share a chart.
+
+    metrics: name → label. form: of the y-axis and tooltips. zero: whether the axis has 0. log: a logarithmic axis,
+    without non-positive values. say: formats a value in the summary. note: how to read it.
+    """
+
+    key: str
+    title: str
+    metrics: Mapping[str, str]
+    y_title: str
+    form: str = NUMBER
+    zero: bool = False
+    log: bool = False
+    say: Callable[[float], str] = figure
+    note: str = ""
 
 
-def typed_frame(rows: Iterable[Sequence[Any]], **kinds: str) -> pd.DataFrame:
-    """Rows with the types of their columns (name → dtype), also without rows."""
-    return pd.DataFrame(list(rows), columns=list(kinds)).astype(kinds)
+def metric_names(plots: Iterable[Plot]) -> tuple[str, ...]:
+    """The metrics of plots."""
+    return tuple(name for plot in plots for name in plot.metrics)
 
 
-def points_frame(rows: Iterable[Sequence[Any]]) -> pd.DataFrame:
-    """Rows (series, x, y, step)."""
-    return typed_frame(rows, series="str", x="float64", y="float64", step="int64")
+def metric_chart(plot: Plot, series: Series, x: str = "step") -> Chart:
+    """The chart of a plot. Metrics without points are omitted."""
+    present = {name: label for name, label in plot.metrics.items() if series.get(name)}
+    frame = long_frame(series, present, x)
+    if plot.log:
+        frame.loc[frame["y"] <= 0, "y"] = math.nan
+    y = y_encoding(plot.y_title, plot.form, plot.zero, plot.log)
+    words = ", ".join(f"{label} {plot.say(series[name].last)}" for name, label in present.items())
+    return Chart(
+        plot.key,
+        plot.title,
+        {"layer": line_layers(list(present.values()), x, y)},
+        {"points": frame, "near": near(frame)},
+        f"{plot.title}: {', '.join((present or plot.metrics).values())} over {AXES[x]}",
+        f"At step {int(frame['step'].max())}: {words}." if words else "No data yet.",
+        plot.note,
+        labels={"x": AXES[x]},
+        thinned=thinned(*(series[name] for name in present)),
+    )
 
 
-def labels_frame(rows: Iterable[tuple[float, str]], value: str = "y") -> pd.DataFrame:
-    """Rows (value, label)."""
-    return typed_frame(rows, **{value: "float64", "label": "str"})
+def metric_charts(plots: Iterable[Plot], series: Series, x: str) -> list[Chart]:
+    """Charts of plots; those whose metrics a run does not report are omitted."""
+    return [metric_chart(plot, series, x) for plot in plots if any(series.get(name) for name in plot.metrics)]

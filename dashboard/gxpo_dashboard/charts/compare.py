@@ -1,12 +1,9 @@
-"""Comparison charts: means with bands, gates, and heat maps of sweeps.
-
-Parallel coordinates of a sweep.
-"""
+"""Comparison charts: means with bands, gates, and heat maps and parallel coordinates of sweeps."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -15,16 +12,18 @@ from gxpo_client.formats import figure, known, percent
 from gxpo_dashboard.charts.base import (
     AXES,
     BOUNDS,
+    INTERVALS,
+    LABELS,
     MUTED,
+    POINTS,
     TEXT,
     Chart,
     Spec,
-    color,
-    labels_frame,
+    interval_layers,
     layer,
     line_layers,
+    line_styles,
     near,
-    points_frame,
     quantity,
     thinned,
     threshold_layers,
@@ -32,189 +31,116 @@ from gxpo_dashboard.charts.base import (
     x_encoding,
     z_encoding,
 )
-from gxpo_dashboard.charts.benchmarks import interval_layer, score_lines
 from gxpo_dashboard.view_models.series import Points, number
 
+Response = Mapping[str, Any]
 LINES = ("#8fbbe3", "#1d5a9e")
-_LABEL: Spec = {"aria": False, "align": "left", "dx": 8, "fontSize": 12}
+CELLS, NO_VALUE, CELL_TEXT = ("#eaf2fa", "#8fbbe3"), "#d5dbe1", "#0b131d"
 _BACKGROUND: Spec = {"expr": "background"}
 """The colour behind a chart, which depends on the page's mode: Streamlit sets it, and Vega has it as a signal."""
-
-
-def parallel_chart(runs: Sequence[Mapping[str, Any]], settings: Sequence[str], measure: str = "accuracy") -> Chart:
-    """Parallel coordinates of a sweep: an axis per setting and one of the runs' `score`, a line per run.
-
-    settings: dotted paths of `group_values`. measure: name of the score, a share. Values are placed by rank, so that
-    1e-5 and 1e-4 are as far apart as 1e-4 and 1e-3.
-    """
-    scored = [run for run in runs if known(number(run["score"]))]
-    axes = [*settings, measure]
-    values = {
-        path: sorted({setting_text(run["group_values"].get(path)) for run in scored}, key=_numeric_first)
-        for path in settings
-    }
-    scores = [number(run["score"]) for run in scored]
-    low, high = min(scores, default=0.0), max(scores, default=1.0)
-    rows, ticks = [], []
-    for run in scored:
-        score = number(run["score"])
-        for axis in axes:
-            word = percent(score) if axis == measure else setting_text(run["group_values"].get(axis))
-            place = (score - low) / (high - low or 1.0) if axis == measure else _rank(word, values[axis])
-            rows.append((run["name"], axis, place, word, score))
-    for axis in settings:
-        ticks += [(axis, _rank(word, values[axis]), word) for word in values[axis]]
-    ticks += [(measure, 0.0, percent(low)), (measure, 1.0, percent(high))] if scored else []
-    frame = typed_frame(rows, series="str", axis="str", y="float64", value="str", accuracy="float64")
-    x: Spec = {"field": "axis", "type": "nominal", "sort": axes, "title": None}
-    x |= {"axis": {"labelAngle": 0, "labelLimit": 300}, "scale": {"padding": 0.3}}
-    shade = quantity("accuracy", legend=None, scale={"zero": False, "range": list(LINES)})
-    tips = [{"field": "series"}, {"field": "axis"}, {"field": "value"}]
-    hovered: Spec = {"condition": {"param": "hover", "empty": False, "value": 4}, "value": 1.6}
-    place_line = {
-        "x": x,
-        "y": quantity(axis=None, scale={"padding": 14}),
-        "color": shade,
-        "detail": {"field": "series"},
-    }
-    select = {"type": "point", "fields": ["series"], "on": "pointerover", "nearest": True, "clear": "pointerout"}
-    # Lines cross the labels, so that each has a halo below it.
-    words = {"x": x, "y": quantity(), "text": {"field": "value"}}
-    best = max(scored, key=lambda run: number(run["score"]), default=None)
-    return Chart(
-        "parallel",
-        "Parallel coordinates",
-        {
-            "layer": [
-                layer("points", "line", {**place_line, "size": hovered}, aria=False, opacity=0.8),
-                layer(
-                    "points", "point", {**place_line, "tooltip": tips}, params=[{"name": "hover", "select": select}],
-                    filled=True, size=40,
-                ),
-                layer("ticks", "text", words, **_LABEL, stroke=_BACKGROUND, strokeWidth=5, strokeJoin="round"),
-                layer("ticks", "text", words, **_LABEL, color=TEXT),
-            ]
-        },
-        {"points": frame, "ticks": typed_frame(ticks, axis="str", y="float64", value="str")},
-        f"A line per run over {', '.join(axes)}",
-        f"Highest: {percent(number(best['score']))} in {best['name']}." if best else "No evaluations yet.",
-        "Darker lines have a higher score. Values of a setting are evenly spaced.",
-        zoomable=False,
-        height=360,
-    )  # fmt: skip
-
-
-def _rank(word: str, values: Sequence[str]) -> float:
-    return values.index(word) / (len(values) - 1) if len(values) > 1 else 0.5
-
-
-def _numeric_first(word: str) -> tuple[bool, float, str]:
-    value = number(word)
-    return (not known(value), value if known(value) else 0.0, word)
-
-
-def setting_text(value: Any) -> str:
-    """A value of a setting as a label."""
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-Answer = Mapping[str, Any]
 COST_OF = {"step": "steps", "backward_passes": "backward_passes", "time": "hours", "tokens": "tokens"}
 """Axis of a chart → list of a response's curve (hours, not seconds)."""
-_ACCURACY = "accuracy"
-CELLS, NO_VALUE, CELL_TEXT = ("#eaf2fa", "#8fbbe3"), "#d5dbe1", "#0b131d"
 
 
-def curves_frame(answer: Answer, x: str) -> pd.DataFrame:
+def curves_frame(comparison: Response, x: str) -> pd.DataFrame:
     """Rows (series, x, y, low, high, step): the smoothed mean of each configuration."""
-    rows: list[tuple[Any, ...]] = []
-    for group in answer["groups"]:
-        rows += _curve_rows(group["name"], group["mean"], x)
-    return _frame(rows)
+    rows = [row for group in comparison["groups"] for row in _curve_rows(group["name"], group["mean"], x)]
+    return typed_frame(rows, **INTERVALS)
 
 
-def seeds_frame(answer: Answer, x: str) -> pd.DataFrame:
+def seeds_frame(comparison: Response, x: str) -> pd.DataFrame:
     """The same for each run, with `seed`."""
-    frames = [
-        _frame(_curve_rows(group["name"], run["curve"], x)).assign(seed=str(run["seed"]))
-        for group in answer["groups"]
+    rows = [
+        (*row, str(run["seed"]))
+        for group in comparison["groups"]
         for run in group["runs"]
+        for row in _curve_rows(group["name"], run["curve"], x)
     ]
-    return pd.concat(frames, ignore_index=True) if frames else _frame([]).assign(seed="")
+    return typed_frame(rows, **INTERVALS, seed="str")
 
 
-def accuracy_chart(answer: Answer, x: str, seeds: bool = False) -> Chart:
+def _curve_rows(name: str, curve: Mapping[str, Any], x: str) -> list[tuple[Any, ...]]:
+    columns = (curve[COST_OF[x]], curve["smoothed"], curve["low"], curve["high"], curve["steps"])
+    return [(name, *map(number, values)) for values in zip(*columns, strict=True)]
+
+
+def accuracy_chart(comparison: Response, x: str, seeds: bool = False) -> Chart:
     """Mean accuracy of each configuration with its band; with `seeds` also each run as a thin line."""
-    names = [group["name"] for group in answer["groups"]]
-    frame = curves_frame(answer, x)
-    metric = answer["metric"]
-    datasets = {"points": frame}
-    layers = [interval_layer(names, metric, x), *score_lines(names, metric, x)]
+    names = [group["name"] for group in comparison["groups"]]
+    metric, level = comparison["metric"], percent(comparison["level"], 0)
+    datasets = {"points": curves_frame(comparison, x)}
+    layers = interval_layers(names, metric, x)
     if seeds:
-        datasets["seeds"] = seeds_frame(answer, x)
-        layers.insert(1, _seed_layer(names, x))
-    what = ", ".join(answer["benchmarks"])
-    smoothing = f" Exponential average, weight {answer['smoothing']:g}." if answer["smoothing"] else ""
+        datasets["seeds"] = seeds_frame(comparison, x)
+        place = {"x": x_encoding(x), "y": quantity(), "color": line_styles(names, marks=True)["color"]}
+        place["detail"] = {"field": "seed"}
+        layers.insert(1, layer("seeds", "line", place, aria=False, strokeWidth=1, opacity=0.55))
+    parts = [f"{group['name']} {percent(number(group['final']['accuracy']))}" for group in comparison["groups"]]
+    smoothing = f" Exponential average, weight {comparison['smoothing']:g}." if comparison["smoothing"] else ""
     return Chart(
         "compare-accuracy",
-        f"{metric} on {what}",
+        f"{metric} on {', '.join(comparison['benchmarks'])}",
         {"layer": layers},
         datasets,
-        f"Mean {metric} of each configuration over {AXES[x]} with {percent(answer['level'], 0)} bands",
-        _accuracy_words(answer),
-        f"Band: {percent(answer['level'], 0)} over seeds; over problems where there is one seed.{smoothing}",
+        f"Mean {metric} of each configuration over {AXES[x]} with {level} bands",
+        f"Last evaluations: {', '.join(parts)}.",
+        f"Band: {level} over seeds; over problems where there is one seed.{smoothing}",
         height=380,
-        labels={"x": AXES[x], "y": metric, **{name: f"{percent(answer['level'], 0)} {name}" for name in BOUNDS}},
+        labels={"x": AXES[x], "y": metric, **{name: f"{level} {name}" for name in BOUNDS}},
     )
 
 
-def gate_chart(answer: Answer, z: Mapping[str, Points]) -> Chart:
+def gate_chart(comparison: Response, z: Mapping[str, Points]) -> Chart:
     """z-scores (run → points) of every run with a gate, with thresholds; never smoothed."""
-    rows, limits = [], {}
-    for group in answer["groups"]:
-        for run in group["runs"]:
-            gate, label = run["gate"], _run_label(group, run)
-            points = z.get(run["id"], Points())
-            rows += [(label, float(step), value, step) for step, value in zip(points.steps, points.y, strict=True)]
-            tau = number(gate["threshold"])
-            if points and known(tau):
-                limits[tau] = f"τ = {figure(tau)}"
-                if gate["two_sided"]:
-                    limits[-tau] = f"−τ = {figure(-tau)}"
-    frame = points_frame(rows)
+    rows, limits, states = [], {}, []
+    for label, run in gates(comparison):
+        gate = run["gate"]
+        points, tau = z.get(run["id"], Points()), number(gate["threshold"])
+        rows += [(label, step, value, step) for step, value in zip(points.steps, points.y, strict=True)]
+        if points and known(tau):
+            limits[tau] = f"τ = {figure(tau)}"
+            if gate["two_sided"]:
+                limits[-tau] = f"−τ = {figure(-tau)}"
+        if gate["threshold"] is not None:
+            step = gate["shutoff_step"]
+            states.append(f"{label} " + ("not yet" if step is None else f"at step {step}"))
+    frame = typed_frame(rows, **POINTS)
     names = list(dict.fromkeys(frame["series"]))
-    rules = labels_frame(limits.items())
     return Chart(
         "compare-gate",
         "Gates: z-scores",
         {"layer": [*line_layers(names, "step", z_encoding()), *threshold_layers()]},
-        {"points": frame, "near": near(frame), "rules": rules},
+        {"points": frame, "near": near(frame), "rules": typed_frame(limits.items(), **LABELS)},
         f"z-scores of all runs with a gate over {AXES['step']}",
-        _gate_words(answer),
+        f"Shut off: {', '.join(states)}." if states else "No run has a gate.",
         "Not smoothed.",
         labels={"x": AXES["step"]},
         thinned=thinned(*z.values()),
     )
 
 
-def heat_map_chart(answer: Answer) -> Chart:
+def gates(comparison: Response) -> list[tuple[str, Response]]:
+    """Series of the gate chart and its run, for all runs."""
+    return [
+        (group["name"] if len(group["runs"]) == 1 else f"{group['name']}, seed {run['seed']}", run)
+        for group in comparison["groups"]
+        for run in group["runs"]
+    ]
+
+
+def heat_map_chart(heat_map: Response) -> Chart:
     """Heat map of a sweep over two settings, with the mean in each cell."""
-    as_share, low_is_best = answer["show"] in ("final", "best"), answer["show"].endswith("_to_best")
+    as_share, low_is_best = heat_map["show"] in ("final", "best"), heat_map["show"].endswith("_to_best")
     say = percent if as_share else figure
-    x_names, y_names = [setting_text(v) for v in answer["x_values"]], [setting_text(v) for v in answer["y_values"]]
+    x_names, y_names = ([setting_text(value) for value in heat_map[f"{axis}_values"]] for axis in "xy")
     rows = []
-    for cell in answer["cells"]:
-        value = cell["value"]
-        mean = number(value["mean"]) if value else float("nan")
-        bounds = (
-            f"{say(number(value['low']))} to {say(number(value['high']))}" if value and value["low"] is not None else ""
-        )
+    for cell in heat_map["cells"]:
+        value = cell["value"] or {"mean": None, "low": None}
+        mean = number(value["mean"])
+        bounds = "" if value["low"] is None else f"{say(number(value['low']))} to {say(number(value['high']))}"
         text = say(mean) if known(mean) else "–"
         rows.append((x_names[cell["x"]], y_names[cell["y"]], mean, text, bounds, len(cell["runs"])))
     frame = pd.DataFrame(rows, columns=["x", "y", "value", "text", "interval", "runs"])
-    x: Spec = {"field": "x", "type": "ordinal", "sort": x_names, "title": answer["x"], "axis": {"labelAngle": 0}}
-    y: Spec = {"field": "y", "type": "ordinal", "sort": y_names, "title": answer["y"]}
-    tips = [{"field": name} for name in ("x", "y", "text", "interval", "runs")]
     # Light cells in both colour schemes, so that dark text is readable.
     fill = quantity(
         "value",
@@ -222,97 +148,116 @@ def heat_map_chart(answer: Answer) -> Chart:
         legend=None,
         scale={"zero": False, "range": list(reversed(CELLS)) if low_is_best else list(CELLS)},
     )
-    place = {"x": x, "y": y}
-    cells = layer(
-        "points", "rect", {**place, "color": fill, "tooltip": tips}, invalid=None, stroke=MUTED, strokeWidth=0.5
-    )
+    place: Spec = {
+        "x": {"field": "x", "type": "ordinal", "sort": x_names, "title": heat_map["x"], "axis": {"labelAngle": 0}},
+        "y": {"field": "y", "type": "ordinal", "sort": y_names, "title": heat_map["y"]},
+    }
+    cell_place = {**place, "color": fill, "tooltip": [{"field": name} for name in frame if name != "value"]}
     words = {**place, "text": {"field": "text"}}
-    texts = layer("points", "text", words, fontSize=15, fontWeight=600, color=CELL_TEXT)
     first, word = (min, "Lowest") if low_is_best else (max, "Highest")
     best = first((row for row in rows if known(row[2])), key=lambda row: row[2], default=None)
-    mixed = f" Each cell also averages over {', '.join(answer['mixed'])}." if answer["mixed"] else ""
+    mixed = f" Each cell also averages over {', '.join(heat_map['mixed'])}." if heat_map["mixed"] else ""
+    at = f"{heat_map['x']} = {best[0]}, {heat_map['y']} = {best[1]}" if best else ""
     return Chart(
-        f"heat-{answer['group']}",
-        f"{answer['y']} × {answer['x']}",
-        {"layer": [cells, texts]},
+        f"heat-{heat_map['group']}",
+        f"{heat_map['y']} × {heat_map['x']}",
+        {
+            "layer": [
+                layer("points", "rect", cell_place, invalid=None, stroke=MUTED, strokeWidth=0.5),
+                layer("points", "text", words, fontSize=15, fontWeight=600, color=CELL_TEXT),
+            ]
+        },
         {"points": frame},
-        f"Heat map of {answer['metric']} over {answer['x']} and {answer['y']}",
-        f"{word}: {best[3]} at {answer['x']} = {best[0]}, {answer['y']} = {best[1]}.{mixed}" if best else "No value.",
+        f"Heat map of {heat_map['metric']} over {heat_map['x']} and {heat_map['y']}",
+        f"{word}: {best[3]} at {at}.{mixed}" if best else "No value.",
         zoomable=False,
         height=110 + 60 * len(y_names),
-        labels={"x": answer["x"], "y": answer["y"], "value": "mean"},
+        labels={"x": heat_map["x"], "y": heat_map["y"], "value": "mean"},
     )
 
 
-def runs_of_series(answer: Answer) -> dict[str, str]:
-    """Series of the accuracy chart → id of one of its runs."""
-    return {group["name"]: group["runs"][0]["id"] for group in answer["groups"]}
+def parallel_chart(runs: Sequence[Response], settings: Sequence[str], measure: str = "accuracy") -> Chart:
+    """Parallel coordinates of a sweep: an axis per setting and one of the runs' `score`, a line per run.
+
+    settings: dotted paths of `group_values`. measure: name of the score, a share. Values are placed by rank, so that
+    1e-5 and 1e-4 are as far apart as 1e-4 and 1e-3.
+    """
+    scores = [(run, score) for run in runs if known(score := number(run["score"]))]
+    low, high = min((score for _, score in scores), default=0.0), max((score for _, score in scores), default=1.0)
+    places = {path: _ranks({setting_text(run["group_values"].get(path)) for run, _ in scores}) for path in settings}
+    rows = []
+    for run, score in scores:
+        for path in settings:
+            word = setting_text(run["group_values"].get(path))
+            rows.append((run["name"], path, places[path][word], word, score))
+        rows.append((run["name"], measure, (score - low) / (high - low or 1.0), percent(score), score))
+    ticks = [(path, place, word) for path in settings for word, place in places[path].items()]
+    ticks += [(measure, 0.0, percent(low)), (measure, 1.0, percent(high))] if scores else []
+    axes = [*settings, measure]
+    x: Spec = {"field": "axis", "type": "nominal", "sort": axes, "title": None}
+    x |= {"axis": {"labelAngle": 0, "labelLimit": 300}, "scale": {"padding": 0.3}}
+    place = {
+        "x": x,
+        "y": quantity(axis=None, scale={"padding": 14}),
+        "color": quantity("accuracy", legend=None, scale={"zero": False, "range": list(LINES)}),
+        "detail": {"field": "series"},
+    }
+    line = {**place, "size": {"condition": {"param": "hover", "empty": False, "value": 4}, "value": 1.6}}
+    dots = {**place, "tooltip": [{"field": name} for name in ("series", "axis", "value")]}
+    select = {"type": "point", "fields": ["series"], "on": "pointerover", "nearest": True, "clear": "pointerout"}
+    # Lines cross the labels, so that each has a halo below it.
+    words = {"x": x, "y": quantity(), "text": {"field": "value"}}
+    font: Spec = {"aria": False, "align": "left", "dx": 8, "fontSize": 12}
+    layers = [
+        layer("points", "line", line, aria=False, opacity=0.8),
+        layer("points", "point", dots, params=[{"name": "hover", "select": select}], filled=True, size=40),
+        layer("ticks", "text", words, **font, stroke=_BACKGROUND, strokeWidth=5, strokeJoin="round"),
+        layer("ticks", "text", words, **font, color=TEXT),
+    ]
+    best, highest = max(scores, key=lambda scored: scored[1], default=({}, 0.0))
+    return Chart(
+        "parallel",
+        "Parallel coordinates",
+        {"layer": layers},
+        {
+            "points": typed_frame(rows, series="str", axis="str", y="float64", value="str", accuracy="float64"),
+            "ticks": typed_frame(ticks, axis="str", y="float64", value="str"),
+        },
+        f"A line per run over {', '.join(axes)}",
+        f"Highest: {percent(highest)} in {best['name']}." if best else "No evaluations yet.",
+        "Darker lines have a higher score. Values of a setting are evenly spaced.",
+        zoomable=False,
+        height=360,
+    )
 
 
-def runs_of_gates(answer: Answer) -> dict[str, str]:
-    """Series of the gate chart → id of its run."""
-    return {_run_label(group, run): run["id"] for group in answer["groups"] for run in group["runs"]}
+def _ranks(words: set[str]) -> dict[str, float]:
+    """Value → its place from 0 to 1: numbers in ascending order, then words; a single value in the middle."""
+    ordered = sorted(
+        words, key=lambda word: (not known(number(word)), number(word) if known(number(word)) else 0, word)
+    )
+    return {word: i / (len(ordered) - 1) if len(ordered) > 1 else 0.5 for i, word in enumerate(ordered)}
 
 
-def settings_table(answer: Answer) -> pd.DataFrame:
-    """Differing settings: one row per setting, one column per configuration."""
-    return _differing(answer, "settings", "Setting", lambda value: "–" if value is None else str(value))
+def setting_text(value: Any) -> str:
+    """A value of a setting as a label."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
-def conditions_table(answer: Answer) -> pd.DataFrame:
-    """Differing conditions and hardware."""
-    return _differing(answer, "differences", "Condition", lambda values: ", ".join(["–"] if values is None else values))
+def differences_table(comparison: Response, part: str, title: str) -> pd.DataFrame:
+    """Differing settings or conditions (`part` of the response): one row each, one column per configuration."""
+    names = [group["name"] for group in comparison["groups"]]
 
+    def cell(value: Any) -> str:
+        return "–" if value is None else ", ".join(value) if isinstance(value, list) else str(value)
 
-def _differing(answer: Answer, part: str, title: str, say: Callable[[Any], str]) -> pd.DataFrame:
-    names = [group["name"] for group in answer["groups"]]
-    rows = [(entry["setting"], *(say(entry["values"].get(name)) for name in names)) for entry in answer[part]]
+    rows = [(entry["setting"], *(cell(entry["values"].get(name)) for name in names)) for entry in comparison[part]]
     return pd.DataFrame(rows, columns=[title, *names])
 
 
-def text_table(table: Mapping[str, Any]) -> pd.DataFrame:
+def text_table(table: Response) -> pd.DataFrame:
     """A table of the response with capitalized header cells; repeated ones are numbered."""
-    seen: dict[str, int] = {}
-    header = []
-    for cell in (f"{word[:1].upper()}{word[1:]}" for word in table["header"]):
-        seen[cell] = seen.get(cell, 0) + 1
-        header.append(cell if seen[cell] == 1 else f"{cell} ({seen[cell]})")
+    cells = [f"{word[:1].upper()}{word[1:]}" for word in table["header"]]
+    ranks = [cells[: i + 1].count(cell) for i, cell in enumerate(cells)]
+    header = [cell if rank == 1 else f"{cell} ({rank})" for cell, rank in zip(cells, ranks, strict=True)]
     return pd.DataFrame(table["rows"], columns=header, dtype="str")
-
-
-def _curve_rows(name: str, curve: Mapping[str, Any], x: str) -> list[tuple[Any, ...]]:
-    columns = (curve[COST_OF[x]], curve["smoothed"], curve["low"], curve["high"], curve["steps"])
-    return [
-        (name, number(at), number(y), number(low), number(high), int(number(step)))
-        for at, y, low, high, step in zip(*columns, strict=True)
-    ]
-
-
-def _frame(rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
-    numbers = dict.fromkeys(("x", "y", "low", "high"), "float64")
-    return typed_frame(rows, series="str", **numbers, step="int64")
-
-
-def _seed_layer(names: Sequence[str], x: str) -> Spec:
-    place = {"x": x_encoding(x), "y": quantity(), "color": color(names, marks=True), "detail": {"field": "seed"}}
-    return layer("seeds", "line", place, aria=False, strokeWidth=1, opacity=0.55)
-
-
-def _run_label(group: Mapping[str, Any], run: Mapping[str, Any]) -> str:
-    return group["name"] if len(group["runs"]) == 1 else f"{group['name']}, seed {run['seed']}"
-
-
-def _accuracy_words(answer: Answer) -> str:
-    parts = [f"{group['name']} {percent(number(group['final']['accuracy']))}" for group in answer["groups"]]
-    return f"Last evaluations: {', '.join(parts)}."
-
-
-def _gate_words(answer: Answer) -> str:
-    parts = [
-        f"{_run_label(group, run)} "
-        + (f"at step {run['gate']['shutoff_step']}" if run["gate"]["shutoff_step"] is not None else "not yet")
-        for group in answer["groups"]
-        for run in group["runs"]
-        if run["gate"]["threshold"] is not None
-    ]
-    return f"Shut off: {', '.join(parts)}." if parts else "No run has a gate."

@@ -6,24 +6,22 @@ The z-score is never smoothed: a single step above τ fires the gate.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import pandas as pd
 
 from gxpo_client.formats import figure, known
 from gxpo_dashboard.charts.base import (
     AXES,
+    LABELS,
     MUTED,
-    TEXT,
     Chart,
     Spec,
-    labels_frame,
     layer,
     line_layers,
     long_frame,
     near,
     quantity,
+    rule_layers,
     thinned,
     threshold_layers,
     typed_frame,
@@ -33,9 +31,9 @@ from gxpo_dashboard.charts.base import (
     z_encoding,
 )
 from gxpo_dashboard.view_models.rules import HUES
-from gxpo_dashboard.view_models.series import Points, Series
+from gxpo_dashboard.view_models.series import Series
 
-NAMES = tuple(f"gate/{name}" for name in ("active", "z", "threshold", "value", "shutoff_step"))
+METRICS = tuple(f"gate/{name}" for name in ("active", "z", "threshold", "value", "shutoff_step"))
 WINDOW = ("gate/mean", "gate/std")
 """Requested as joined series: both bounds of the band need both."""
 LOOK_AHEAD, FALLBACK = "look-ahead on", "fallback to GRPO"
@@ -48,8 +46,8 @@ PHASE_OPACITY = 0.22
 
 def shutoff_step(series: Series) -> int | None:
     """The step at which the gate fired, if any."""
-    found = series.get("gate/shutoff_step")
-    return int(found.last) if found and known(found.last) else None
+    steps = series.get("gate/shutoff_step")
+    return int(steps.last) if steps and known(steps.last) else None
 
 
 def phases(series: Series, x: str = "step") -> pd.DataFrame:
@@ -59,13 +57,15 @@ def phases(series: Series, x: str = "step") -> pd.DataFrame:
     """
     active = series.get("gate/active")
     rows: list[tuple[float, float, str]] = []
-    if active and len(active):
+    if active:
         start, state = active.steps[0], bool(active.y[0])
-        for step, value in zip(active.steps[1:], active.y[1:], strict=True):
-            if bool(value) != state:
-                rows.append((value_at(active, start, x), value_at(active, step, x), _phase(state)))
+        # The last interval ends with the last step.
+        changes = [*zip(active.steps[1:], map(bool, active.y[1:]), strict=True), (active.steps[-1], None)]
+        for step, value in changes:
+            if value != state:
+                phase = LOOK_AHEAD if state else FALLBACK
+                rows.append((value_at(active, start, x), value_at(active, step, x), phase))
                 start, state = step, bool(value)
-        rows.append((value_at(active, start, x), value_at(active, active.steps[-1], x), _phase(state)))
     return typed_frame(rows, x="float64", x2="float64", phase="str")
 
 
@@ -74,19 +74,13 @@ def z_chart(series: Series, x: str = "step", two_sided: bool = False, colors: Ph
     frame = long_frame(series, {"gate/z": "z-score"}, x)
     tau = series["gate/threshold"].last if series.get("gate/threshold") else math.nan
     limits = [tau, -tau] if two_sided else [tau]
-    rules = labels_frame((limit, f"{'−' if limit < 0 else ''}τ = {figure(limit)}") for limit in limits if known(limit))
+    rules = [(limit, f"{'−' if limit < 0 else ''}τ = {figure(limit)}") for limit in limits if known(limit)]
+    layers = [*line_layers(["z-score"], x, z_encoding()), *threshold_layers()]
     return Chart(
         "gate-z",
         "Gate: z-score",
-        {
-            "layer": [
-                _phases(x, colors),
-                *line_layers(["z-score"], x, z_encoding()),
-                *threshold_layers(),
-                *_shutoff_layers(x),
-            ]
-        },
-        {"points": frame, "near": near(frame), "rules": rules, **_marks(series, x)},
+        {"layer": _marked(layers, x, colors)},
+        {"points": frame, "near": near(frame), "rules": typed_frame(rules, **LABELS), **_marks(series, x)},
         f"z-score of the gate against its threshold over {AXES[x]}, phases shaded, shut-off marked",
         _z_words(series, tau, two_sided),
         "Not smoothed. 0 is the window mean, 1 its standard deviation; at τ the look-ahead is switched off."
@@ -105,74 +99,61 @@ def value_chart(
     frame = long_frame(series, present, x)
     bounds = {"x": x_encoding(x), "y": quantity("low", title=watched), "y2": {"field": "high"}}
     band = layer("band", "area", bounds, aria=False, opacity=0.22, color=MUTED)
-    layers = line_layers(list(present.values()), x, y_encoding(watched))
-    last = {name: series[name].last for name in ("gate/value", "gate/mean", "gate/std") if series.get(name)}
+    layers = [band, *line_layers(list(present.values()), x, y_encoding(watched))]
+    last = {name: series[name].last for name in ("gate/value", *WINDOW) if series.get(name)}
     words = (
         f"Latest value {figure(last.get('gate/value'))}; window mean {figure(last.get('gate/mean'))} "
         f"and standard deviation {figure(last.get('gate/std'))}."
-        if last
-        else "No data yet."
     )
     return Chart(
         "gate-value",
         "Gate: monitored value",
-        {"layer": [_phases(x, colors), band, *layers, *_shutoff_layers(x)]},
+        {"layer": _marked(layers, x, colors)},
         {"points": frame, "near": near(frame), "band": _band(series, x), **_marks(series, x)},
         f"{watched} with the gate window's mean and spread over {AXES[x]}",
-        words,
+        words if last else "No data yet.",
         "Band: window mean ± one standard deviation.",
         labels={"x": AXES[x]},
         thinned=thinned(*(series[name] for name in present)),
     )
 
 
-def _phase(active: bool) -> str:
-    return LOOK_AHEAD if active else FALLBACK
-
-
 def _band(series: Series, x: str) -> pd.DataFrame:
     mean, std = series.get("gate/mean"), series.get("gate/std")
     spread = dict(zip(std.steps, std.y, strict=True)) if std else {}
-    rows = []
-    if mean:
-        for step, value in zip(mean.steps, mean.y, strict=True):
-            if known(value) and known(spread.get(step)):
-                rows.append((value_at(mean, step, x), value - spread[step], value + spread[step]))
+    rows = [
+        (value_at(mean, step, x), value - spread[step], value + spread[step])
+        for step, value in (zip(mean.steps, mean.y, strict=True) if mean else ())
+        if known(value) and known(spread.get(step))
+    ]
     return typed_frame(rows, x="float64", low="float64", high="float64")
 
 
 def _marks(series: Series, x: str) -> dict[str, pd.DataFrame]:
     """Datasets of the shaded phases and of the marked shut-off."""
     step = shutoff_step(series)
-    points: Points | None = series.get("gate/value") or series.get("gate/active")
+    points = series.get("gate/value") or series.get("gate/active")
     rows = [] if step is None else [(value_at(points, step, x), f"shut off at step {step}")]
-    return {"phases": phases(series, x), "shutoff": labels_frame(rows, "x")}
+    return {"phases": phases(series, x), "shutoff": typed_frame(rows, x="float64", label="str")}
 
 
-def _phases(x: str, colors: PhaseColors) -> Spec:
-    fill: Mapping[str, Any] = {
+def _marked(layers: list[Spec], x: str, colors: PhaseColors) -> list[Spec]:
+    """Layers above the shaded phases and below the marked shut-off."""
+    fill = {
         "field": "phase",
         "type": "nominal",
         "scale": {"domain": [LOOK_AHEAD, FALLBACK], "range": list(colors)},
         "legend": {
-            "orient": "top",
-            "title": None,
-            "symbolType": "square",
-            "symbolOpacity": PHASE_OPACITY,
-            "columns": 2,
+            "orient": "top", "title": None, "symbolType": "square", "symbolOpacity": PHASE_OPACITY, "columns": 2,
         },
-    }
-    return layer(
-        "phases", "rect", {"x": x_encoding(x), "x2": {"field": "x2"}, "fill": fill}, aria=False, opacity=PHASE_OPACITY
-    )
-
-
-def _shutoff_layers(x: str) -> list[Spec]:
-    place: Spec = {"align": "right", "baseline": "top", "dx": -5, "dy": 4}
-    words = {"x": x_encoding(x), "y": {"value": 0}, "text": {"field": "label"}}
+    }  # fmt: skip
+    place = {"x": x_encoding(x), "x2": {"field": "x2"}, "fill": fill}
+    words = {"align": "right", "baseline": "top", "dx": -5, "dy": 4}
+    rule = {"strokeDash": [2, 3], "color": MUTED}
     return [
-        layer("shutoff", "rule", {"x": x_encoding(x)}, aria=False, strokeWidth=2, strokeDash=[2, 3], color=MUTED),
-        layer("shutoff", "text", words, aria=False, color=TEXT, **place),
+        layer("phases", "rect", place, aria=False, opacity=PHASE_OPACITY),
+        *layers,
+        *rule_layers("shutoff", rule, {"y": {"value": 0}}, {"x": x_encoding(x)}, words),
     ]
 
 
@@ -180,12 +161,12 @@ def _z_words(series: Series, tau: float, two_sided: bool) -> str:
     z, step = series.get("gate/z"), shutoff_step(series)
     sign = "±" if two_sided else ""
     threshold = f"τ is {sign}{figure(tau)}" if known(tau) else "τ is infinite: the gate never fires"
-    seen = [value for value in z.y if known(value)] if z else []
+    scores = [value for value in z.y if known(value)] if z else []
     if step is not None:
-        fired = f"The gate fired at step {step}"
-        return f"{fired}; {threshold}." + (f" The maximum z-score was {figure(max(seen))}." if seen else "")
+        most = f" The maximum z-score was {figure(max(scores))}." if scores else ""
+        return f"The gate fired at step {step}; {threshold}.{most}"
     if math.isnan(tau):
         return "No steps yet."
-    if not seen:
+    if not scores:
         return f"No z-score yet: the gate is in its warm-up. {threshold}."
-    return f"Latest z-score {figure(seen[-1])}, maximum {figure(max(seen))}; {threshold}. The gate is open."
+    return f"Latest z-score {figure(scores[-1])}, maximum {figure(max(scores))}; {threshold}. The gate is open."

@@ -1,9 +1,4 @@
-"""Backward passes, split into look-ahead and fallback steps, compared with the other rules of the schema.
-
-Charts of step times.
-
-Timeline of a run's processes over the last steps.
-"""
+"""Charts of steps: backward passes by phase compared with other rules, step times, and the timeline of processes."""
 
 from __future__ import annotations
 
@@ -12,23 +7,25 @@ from typing import Any
 
 import pandas as pd
 
-from gxpo_client.formats import count, duration, known, percent
+from gxpo_client.formats import count, duration, known
 from gxpo_dashboard.charts.base import (
     AXES,
     DASHES,
+    LABELS,
     MUTED,
     NUMBER,
+    PARTS,
+    SQUARES,
     TEXT,
     Chart,
     Spec,
     by_series,
     hover_params,
-    labels_frame,
     layer,
     legend,
-    metric_chart,
     on_hover,
     quantity,
+    rule_layers,
     thinned,
     typed_frame,
     x_encoding,
@@ -38,11 +35,11 @@ from gxpo_dashboard.charts.gate import FALLBACK, LOOK_AHEAD
 from gxpo_dashboard.view_models.rules import Rule, Rules
 from gxpo_dashboard.view_models.series import Series, Totals
 
-NAMES = ("update/backward_passes", "update/backward_passes_total")
+PASSES = ("update/backward_passes", "update/backward_passes_total")
 
 
 def passes_by_phase(series: Series, rule: Rule) -> pd.DataFrame:
-    """Rows (step, series, y): cumulative backward passes per phase, summing to the total. One phase without a gate.
+    """Rows (x, series, y): cumulative backward passes per phase, summing to the total. One phase without a gate.
 
     The phase of a step is `gate/active` after the step before. Between thinned points, all backward passes count
     towards the phase at their end.
@@ -60,8 +57,8 @@ def passes_by_phase(series: Series, rule: Rule) -> pd.DataFrame:
         if rule.watched is None:
             rows.append((step, _phases(rule)[0], value))
         else:
-            rows += [(step, LOOK_AHEAD, spent[LOOK_AHEAD]), (step, FALLBACK, spent[FALLBACK])]
-    return typed_frame(rows, x="float64", series="str", y="float64")
+            rows += [(step, phase, passes) for phase, passes in spent.items()]
+    return typed_frame(rows, **PARTS)
 
 
 def others(steps: list[int], settings: Mapping[str, Any], rules: Rules) -> pd.DataFrame:
@@ -70,11 +67,11 @@ def others(steps: list[int], settings: Mapping[str, Any], rules: Rules) -> pd.Da
     With the settings of the run where the rule has them, and its defaults elsewhere.
     """
     rows = [
-        (float(step), rule.label_with_cost(settings), float(rule.passes_per_step(settings) * step))
+        (step, rule.label_with_cost(settings), rule.passes_per_step(settings) * step)
         for rule in _other_rules(settings, rules)
         for step in steps
     ]
-    return typed_frame(rows, x="float64", series="str", y="float64")
+    return typed_frame(rows, **PARTS)
 
 
 def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | None, rules: Rules) -> Chart:
@@ -87,16 +84,33 @@ def budget_chart(series: Series, settings: Mapping[str, Any], budget: float | No
     steps = sorted({int(step) for step in own["x"]})
     hypothetical = others([0, *steps] if steps else [], settings, rules)
     lines = {other.label_with_cost(settings): other for other in _other_rules(settings, rules)} if steps else {}
-    styles = _styles(_phases(rule), (rule.color, rules.fallback_color), lines)
-    limit = labels_frame([(budget, f"budget {count(budget)}")] if budget else [])
-    table = pd.concat([own, hypothetical[hypothetical["x"] > 0]], ignore_index=True)
+    styles = _styles(_phases(rule), (rule.color, rules.baseline.color), lines)
+    x, axis = x_encoding("step"), {"format": "~s", "tickCount": 5, "titlePadding": 8, "labelFlush": False}
+    y = quantity(title="backward passes", axis=axis, scale={"padding": 18, "nice": False})
+    order = {"condition": [{"test": f"datum.series === '{FALLBACK}'", "value": 1}], "value": 0}
+    area = {"x": x, "y": {**y, "stack": "zero"}, "order": order, "color": styles["color"]}
+    tips: list[Spec] = [
+        {"field": "series"},
+        {"field": "x", "title": "step"},
+        {"field": "y", "title": "backward passes", "format": NUMBER},
+    ]
+    dots = {"x": x, "y": y, "opacity": on_hover(0), "tooltip": tips}
+    layers = [
+        layer("own", "area", area, params=zoom_params(), opacity=0.6),
+        layer("others", "line", {"x": x, "y": y, **styles}, strokeWidth=2),
+        layer("points", "point", dots, params=hover_params(), filled=True, size=45, color=MUTED),
+    ]
+    place = {"align": "left", "baseline": "bottom", "dx": 4, "dy": -2}
+    layers += rule_layers("limit", {"color": MUTED}, {"x": {"value": 0}}, {"y": quantity()}, place)
+    limit = [(budget, f"budget {count(budget)}")] if budget else []
+    points = pd.concat([own, hypothetical[hypothetical["x"] > 0]], ignore_index=True)
     return Chart(
         "budget",
         "Backward passes",
-        {"layer": [_area(styles), *_lines(styles), *_limit()]},
-        {"points": table, "own": own, "others": hypothetical, "limit": limit},
+        {"layer": layers},
+        {"points": points, "own": own, "others": hypothetical, "limit": typed_frame(limit, **LABELS)},
         f"Backward passes over {AXES['step']} by phase, compared with other rules",
-        _words(own, hypothetical, budget),
+        _spent(own, hypothetical, budget),
         "Areas: this run. Lines: other rules on the same steps with open gates.",
         labels={"x": AXES["step"]},
         thinned=thinned(series.get("update/backward_passes_total")),
@@ -111,51 +125,18 @@ def _phases(rule: Rule) -> list[str]:
     return [f"{rule.label} steps"] if rule.watched is None else [LOOK_AHEAD, FALLBACK]
 
 
-def _y(**more: Any) -> Spec:
-    axis = {"format": "~s", "tickCount": 5, "titlePadding": 8, "labelFlush": False}
-    return quantity(title="backward passes", axis=axis, scale={"padding": 18, "nice": False}, **more)
-
-
 def _styles(areas: list[str], area_colors: tuple[str, str], lines: Mapping[str, Rule]) -> Spec:
     """One colour and dash per name, areas and lines in one legend; those of a rule are the same for every run."""
     names = [*areas, *lines]
     colors = [*area_colors[: len(areas)], *(rule.color for rule in lines.values())]
     dashed = DASHES[1:]
     dashes = [[1, 0]] * len(areas) + [list(dashed[rule.position % len(dashed)]) for rule in lines.values()]
-    shown = legend(names)
-    return {"color": by_series(shown, names, range=colors), "strokeDash": by_series(shown, names, range=dashes)}
+    key = legend(names)
+    return {"color": by_series(key, names, range=colors), "strokeDash": by_series(key, names, range=dashes)}
 
 
-def _area(styles: Spec) -> Spec:
-    order = {"condition": [{"test": f"datum.series === '{FALLBACK}'", "value": 1}], "value": 0}
-    encoding = {"x": x_encoding("step"), "y": _y(stack="zero"), "order": order, "color": styles["color"]}
-    return layer("own", "area", encoding, params=zoom_params(), opacity=0.6)
-
-
-def _lines(styles: Spec) -> list[Spec]:
-    place = {"x": x_encoding("step"), "y": _y()}
-    tips = [
-        {"field": "series"},
-        {"field": "x", "title": "step"},
-        {"field": "y", "title": "backward passes", "format": NUMBER},
-    ]
-    dots = {**place, "opacity": on_hover(0), "tooltip": tips}
-    return [
-        layer("others", "line", {**place, **styles}, strokeWidth=2),
-        layer("points", "point", dots, params=hover_params(), filled=True, size=45, color=MUTED),
-    ]
-
-
-def _limit() -> list[Spec]:
-    words = {"y": quantity(), "x": {"value": 0}, "text": {"field": "label"}}
-    place: Spec = {"align": "left", "baseline": "bottom", "dx": 4, "dy": -2}
-    return [
-        layer("limit", "rule", {"y": quantity()}, aria=False, strokeWidth=2, color=MUTED),
-        layer("limit", "text", words, aria=False, color=TEXT, **place),
-    ]
-
-
-def _words(own: pd.DataFrame, hypothetical: pd.DataFrame, budget: float | None) -> str:
+def _spent(own: pd.DataFrame, hypothetical: pd.DataFrame, budget: float | None) -> str:
+    """Backward passes by phase at the newest step, and those of the other rules."""
     if own.empty:
         return "No steps yet."
     newest = own["x"].max()
@@ -168,7 +149,7 @@ def _words(own: pd.DataFrame, hypothetical: pd.DataFrame, budget: float | None) 
     return f"{words} Others: {compared}." if compared else words
 
 
-PARTS = {
+STEP_PARTS = {
     "time/rollout_s": "sampling",
     "time/verify_s": "verifying",
     "time/update_s": "update",
@@ -178,28 +159,26 @@ REST = "other"
 OUTSIDE_STEP = {"time/evaluate_s": "evaluation", "time/checkpoint_s": "checkpoints"}
 """Not part of a step's time, and excluded from comparisons by time."""
 WHOLE = "time/step_s"
-TIMING_NAMES = (*PARTS, *OUTSIDE_STEP, WHOLE)
+TIMES = (*STEP_PARTS, *OUTSIDE_STEP, WHOLE)
 """Requested as joined series: parts of a step are subtracted from its time."""
 
 
 def step_parts(series: Series) -> pd.DataFrame:
     """Rows (x, series, y): seconds of each part of each step; the rest is `time/step_s` minus the parts."""
     whole = series.get(WHOLE)
-    if not whole:
-        return _frame([])
     parts = {
-        label: dict(zip(found.steps, found.y, strict=True))
-        for name, label in PARTS.items()
-        if (found := series.get(name))
+        label: dict(zip(points.steps, points.y, strict=True))
+        for name, label in STEP_PARTS.items()
+        if (points := series.get(name))
     }
     rows: list[tuple[float, str, float]] = []
-    for step, total in zip(whole.steps, whole.y, strict=True):
+    for step, total in zip(whole.steps, whole.y, strict=True) if whole else ():
         if not known(total):
             continue
         seconds = {label: at[step] for label, at in parts.items() if known(at.get(step))}
-        rows += [(float(step), label, value) for label, value in seconds.items()]
-        rows.append((float(step), REST, max(0.0, total - sum(seconds.values()))))
-    return _frame(rows)
+        rows += [(step, label, value) for label, value in seconds.items()]
+        rows.append((step, REST, max(0.0, total - sum(seconds.values()))))
+    return typed_frame(rows, **PARTS)
 
 
 def mean_parts(totals: Totals) -> dict[str, float]:
@@ -207,7 +186,7 @@ def mean_parts(totals: Totals) -> dict[str, float]:
     whole = totals.get(WHOLE)
     if whole is None or not whole.count:
         return {}
-    seconds = {label: totals[name].sum for name, label in PARTS.items() if name in totals and totals[name].count}
+    seconds = {label: totals[name].sum for name, label in STEP_PARTS.items() if name in totals and totals[name].count}
     seconds[REST] = max(0.0, whole.sum - sum(seconds.values()))
     return {label: value / whole.count for label, value in seconds.items()}
 
@@ -215,24 +194,26 @@ def mean_parts(totals: Totals) -> dict[str, float]:
 def step_time_chart(series: Series, totals: Totals) -> Chart:
     """Stacked seconds of a step. totals: of all steps."""
     frame = step_parts(series)
-    names = [label for label in (*PARTS.values(), REST) if label in set(frame["series"])]
+    names = [label for label in (*STEP_PARTS.values(), REST) if label in set(frame["series"])]
     order = {label: position for position, label in enumerate(names)}
     frame = frame.assign(order=frame["series"].map(order).astype("float64"))
-    axis = {"format": NUMBER, "tickCount": 5, "labelFlush": False}
     encoding: Spec = {
         "x": x_encoding("step"),
-        "y": quantity(stack="zero", title="seconds", axis=axis),
+        "y": quantity(stack="zero", title="seconds", axis={"format": NUMBER, "tickCount": 5, "labelFlush": False}),
         "order": quantity("order"),
-        "fill": by_series({"orient": "top", "title": None, "symbolType": "square", "columns": 5}, names),
+        "fill": by_series(SQUARES, names),
     }
     area: Spec = {"interpolate": "step", "opacity": 0.85, "line": False, "tooltip": True}
+    parts = mean_parts(totals)
+    whole = sum(parts.values())
+    shares = ", ".join(f"{name} {100 * value / whole:.0f}%" for name, value in parts.items()) if whole else ""
     return Chart(
         "step-time",
         "Step time",
         {"layer": [layer("points", "area", encoding, params=zoom_params(), **area)]},
         {"points": frame[["x", "series", "y", "order"]]},
         f"Seconds of sampling, verifying, update, weight sync and other, stacked over {AXES['step']}",
-        _timing_words(totals),
+        f"Share of step time: {shares}." if whole else "No steps yet.",
         "Stacked in legend order, from the bottom. Evaluation and checkpoints are not part of a step.",
         labels={"x": AXES["step"]},
         thinned=thinned(series.get(WHOLE)),
@@ -243,9 +224,8 @@ def means(totals: Totals) -> pd.DataFrame:
     """Rows (series, y, label): mean seconds of a step's parts; evaluation and checkpoints spread over all steps."""
     rows = mean_parts(totals)
     if rows:
-        steps = totals[WHOLE].count
         outside = {label: totals[name] for name, label in OUTSIDE_STEP.items() if name in totals}
-        rows |= {label: found.sum / steps for label, found in outside.items() if found.count}
+        rows |= {label: total.sum / totals[WHOLE].count for label, total in outside.items() if total.count}
     frame = typed_frame(rows.items(), series="str", y="float64")
     return frame.assign(label=[duration(value) for value in frame["y"]])
 
@@ -253,7 +233,7 @@ def means(totals: Totals) -> pd.DataFrame:
 def totals_chart(totals: Totals) -> Chart:
     """Mean seconds per step of each part, including evaluation and checkpoints, as labelled bars."""
     frame = means(totals)
-    names = [*PARTS.values(), REST, *OUTSIDE_STEP.values()]
+    names = [*STEP_PARTS.values(), REST, *OUTSIDE_STEP.values()]
     y: Spec = {"field": "series", "type": "nominal", "sort": names, "title": None, "axis": {"labelLimit": 160}}
     axis, scale = {"tickCount": 5, "format": NUMBER}, {"padding": 40, "nice": False, "zero": True}
     place = {"x": quantity(title="mean seconds per step", axis=axis, scale=scale), "y": y}
@@ -272,41 +252,19 @@ def totals_chart(totals: Totals) -> Chart:
     )
 
 
-def _frame(rows: list[tuple[float, str, float]]) -> pd.DataFrame:
-    return typed_frame(rows, x="float64", series="str", y="float64")
-
-
-def _timing_words(totals: Totals) -> str:
-    parts = mean_parts(totals)
-    whole = sum(parts.values())
-    if not whole:
-        return "No steps yet."
-    shares = ", ".join(f"{name} {100 * value / whole:.0f}%" for name, value in parts.items())
-    return f"Share of step time: {shares}."
-
-
 ACTIVITIES = ("sampling", "verifying", "updating", "syncing", "saving")
-OVERLAP = {
-    "time/overlap_fraction": "sampling and update overlap",
-    "time/engine_idle_fraction": "engines idle",
-    "time/learner_idle_fraction": "learner idle",
-}
-STALENESS = {"rollout/staleness_mean": "mean", "rollout/staleness_max": "maximum"}
-SPAN_NAMES = (*OVERLAP, *STALENESS)
 _ROW = 28
 """Height of a process in pixels."""
 
 
 def spans_frame(steps: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Rows (process, series, x, x2, step): activities in seconds since the first step began."""
-    origin = steps[0]["begin"] if steps else 0.0
-    rows = []
-    for step in steps:
-        shift = step["begin"] - origin
-        rows += [
-            (span["process"], span["activity"], shift + span["begin"], shift + span["end"], step["step"])
-            for span in step["spans"]
-        ]
+    rows = [
+        (span["process"], span["activity"], shift + span["begin"], shift + span["end"], step["step"])
+        for step in steps
+        for shift in [step["begin"] - steps[0]["begin"]]
+        for span in step["spans"]
+    ]
     return typed_frame(rows, process="str", series="str", x="float64", x2="float64", step="int64")
 
 
@@ -318,37 +276,20 @@ def timeline_chart(steps: Sequence[Mapping[str, Any]]) -> Chart:
         "x": quantity("x", title="seconds", axis={"grid": False, "tickCount": 8}, scale={"nice": False}),
         "x2": {"field": "x2"},
         "y": {"field": "process", "type": "nominal", "sort": processes, "title": None},
-        "fill": by_series({"orient": "top", "title": None, "symbolType": "square", "columns": 5}, ACTIVITIES),
+        "fill": by_series(SQUARES, ACTIVITIES),
         "tooltip": [{"field": name} for name in ("process", "series", "step", "x", "x2")],
     }
-    bars = layer("points", "bar", encoding, params=zoom_params(), height={"band": 0.8})
+    length = frame["x2"].max() - frame["x"].min()
+    busy = (frame["x2"] - frame["x"]).groupby(frame["process"]).sum()
+    shares = ", ".join(f"{name} {100 * seconds / length:.0f}%" for name, seconds in busy.items())
     return Chart(
         "timeline",
         "Timeline",
-        {"layer": [bars]},
+        {"layer": [layer("points", "bar", encoding, params=zoom_params(), height={"band": 0.8})]},
         {"points": frame},
         "Sampling, verifying, updating and syncing of each process over the last steps",
-        _span_words(frame),
+        f"Busy over the last {frame['step'].nunique()} steps: {shares}." if shares else "No timeline yet.",
         "A gap is idle time. With rollout.async_depth ≥ 1 engines sample while the learner updates.",
         height=120 + _ROW * len(processes),
         labels={"series": "activity", "x": "begin (s)", "x2": "end (s)"},
     )
-
-
-def overlap_charts(series: Series, x: str) -> list[Chart]:
-    """Overlap, idle time and staleness; metrics that the run does not report are omitted."""
-    charts = [
-        metric_chart("overlap", "Overlap and idle time", series, OVERLAP, x=x, y_title="fraction", form=".0%",
-                     zero=True, say=percent, note="Overlap as a share of the shorter of sampling and update."),
-        metric_chart("staleness", "Staleness of samples", series, STALENESS, x=x, y_title="versions", zero=True),
-    ]  # fmt: skip
-    return [chart for chart in charts if not chart.empty]
-
-
-def _span_words(frame: pd.DataFrame) -> str:
-    if frame.empty:
-        return "No timeline yet."
-    length = float(frame["x2"].max() - frame["x"].min())
-    busy = (frame["x2"] - frame["x"]).groupby(frame["process"]).sum()
-    shares = ", ".join(f"{name} {100 * seconds / length:.0f}%" for name, seconds in busy.items())
-    return f"Busy over the last {frame['step'].nunique()} steps: {shares}."

@@ -1,10 +1,8 @@
-"""Synchronization of widgets with the URL, so that a link or a reload opens the same view.
+"""Widgets whose values are in the URL, so that a link or a reload opens the same view, and navigation between views.
 
 Each widget has one query parameter with raw values (run ids, never labels). The last change wins: if the URL differs
 from what this session wrote (a link, the back button), it is adopted; otherwise the widget's value is written to it.
 Default values are omitted from the URL.
-
-Navigation between views.
 
 All views are one Streamlit page, selected by the query parameter `view`. Streamlit cannot switch pages from the server
 while fragments refresh themselves: a pending refresh still names the old page, and the browser then drops the new
@@ -14,11 +12,9 @@ elements. Paths (`/compare?runs=…`) work as entry points.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import streamlit as st
-
-T = TypeVar("T")
 
 
 def adopt(
@@ -28,38 +24,27 @@ def adopt(
 
     address: in the URL. written: last written by this session, or None. current: of the widget, None before it exists.
     """
-    changed_outside = written is None or list(address) != list(written)
-    if changed_outside:
-        return list(address) or list(default)
-    return list(current) if current is not None else list(address) or list(default)
-
-
-def in_address(values: Sequence[str], default: Sequence[str]) -> list[str]:
-    """The values to write to the URL. Pure."""
-    return [] if list(values) == list(default) else list(values)
-
-
-def _key(name: str) -> str:
-    return f"in_{name}"
+    if current is not None and written is not None and list(address) == list(written):
+        return list(current)
+    return list(address) or list(default)
 
 
 def _start(name: str, default: Sequence[str], decode: Callable[[list[str]], Any]) -> str:
     """Initialize a widget's session value from the URL; returns its key."""
-    key = _key(name)
-    memory = st.session_state.setdefault("address", {})
-    current = st.session_state.get(key)
-    values = adopt(
-        st.query_params.get_all(name), memory.get(name), None if current is None else _words(current), default
-    )
-    if current is None or _words(current) != values:
+    key = f"in_{name}"
+    written = st.session_state.setdefault("address", {}).get(name)
+    current = _words(st.session_state[key]) if st.session_state.get(key) is not None else None
+    values = adopt(st.query_params.get_all(name), written, current, default)
+    if current != values:
         st.session_state[key] = decode(values)
     return key
 
 
 def _publish(name: str, value: Any, default: Sequence[str]) -> None:
-    found = in_address(_words(value), default)
-    _write(name, found)
-    st.session_state["address"][name] = found
+    """Write a widget's value to the URL, unless it is the default."""
+    words = _words(value)
+    st.session_state["address"][name] = written = [] if words == list(default) else words
+    _write(name, written)
 
 
 def _write(name: str, values: list[str]) -> None:
@@ -89,22 +74,33 @@ def text(label: str, name: str, default: str = "", **widget: Any) -> str:
 
 
 def check(label: str, name: str, default: bool = False, **widget: Any) -> bool:
-    words = ["1" if default else "0"]
+    words = _words(default)
     key = _start(name, words, lambda values: values[:1] == ["1"])
     value = st.checkbox(label, key=key, **widget)
     _publish(name, value, words)
     return value
 
 
-def select(label: str, name: str, options: Sequence[str], default: str | None = None, **widget: Any) -> str | None:
-    """One of the options; an unknown option in the URL falls back to the default."""
-    return _one(st.selectbox, label, name, options, default, widget)
+def select(
+    label: str,
+    name: str,
+    options: Sequence[str],
+    default: str | None = None,
+    *,
+    box: Callable[..., Any] = st.selectbox,
+    **widget: Any,
+) -> str | None:
+    """One of the options; an unknown option in the URL falls back to the default. box: the kind of widget."""
+    selected(name, options, default)
+    value: str | None = box(label, options, key=f"in_{name}", **widget)
+    _publish(name, value, [default] if default is not None else [])
+    return value
 
 
 def choice(label: str, name: str, options: Sequence[str], default: str, **widget: Any) -> str:
     """The same as a segmented control; one is always selected."""
     widget = {"label_visibility": "collapsed", "required": True} | widget
-    return _one(st.segmented_control, label, name, options, default, widget) or default
+    return select(label, name, options, default, box=st.segmented_control, **widget) or default
 
 
 def multi(label: str, name: str, options: Sequence[str], default: Sequence[str] = (), **widget: Any) -> list[str]:
@@ -134,10 +130,9 @@ def number(label: str, name: str, default: int, least: int, most: int, **widget:
             return default
         return value if least <= value <= most else default
 
-    words = [str(default)]
-    key = _start(name, words, decode)
+    key = _start(name, [str(default)], decode)
     value = int(st.number_input(label, min_value=least, max_value=most, step=1, key=key, **widget))
-    _publish(name, value, words)
+    _publish(name, value, [str(default)])
     return value
 
 
@@ -163,44 +158,26 @@ def _sent(name: str) -> list[list[str]]:
     return sent
 
 
-def _one(
-    show: Callable[..., Any],
-    label: str,
-    name: str,
-    options: Sequence[str],
-    default: str | None,
-    widget: dict[str, Any],
-) -> str | None:
-    words = [default] if default is not None else []
-    selected(name, options, default)
-    value: str | None = show(label, options, key=_key(name), **widget)
-    _publish(name, value, words)
-    return value
-
-
 DEFAULT = "runs"
 
 
-def wanted(address: Mapping[str, str], path: str, views: Sequence[str]) -> str:
+def view_of(address: Mapping[str, str], path: str, views: Sequence[str]) -> str:
     """The view selected by `view`, the path, or the default. Pure."""
-    for name in (address.get("view", ""), path.strip("/")):
-        if name in views:
-            return name
-    return DEFAULT
+    names = (address.get("view", ""), path.strip("/"))
+    return next((name for name in names if name in views), DEFAULT)
 
 
 def go(view: str, **query: Any) -> None:
     """Switch to a view; lists become repeated parameters, empty values are omitted."""
-    found = {name: value for name, value in query.items() if value}
-    st.query_params.from_dict({"view": view, **found})
+    st.query_params.from_dict({"view": view, **{name: value for name, value in query.items() if value}})
     st.rerun()
 
 
 def bar(titles: Mapping[str, tuple[str, str]], current: str) -> None:
     """The navigation bar (name → title, icon); each view opens with its last parameters."""
-    left: dict[str, dict[str, list[str]]] = st.session_state.setdefault("left", {})
-    left[current] = {name: st.query_params.get_all(name) for name in st.query_params if name != "view"}
+    last: dict[str, dict[str, list[str]]] = st.session_state.setdefault("last_query", {})
+    last[current] = {name: st.query_params.get_all(name) for name in st.query_params if name != "view"}
     for name, (title, icon) in titles.items():
         kind: Literal["primary", "tertiary"] = "primary" if name == current else "tertiary"
         if st.button(title, icon=icon, type=kind, key=f"nav-{name}") and name != current:
-            go(name, **left.get(name, {}))
+            go(name, **last.get(name, {}))

@@ -1,14 +1,10 @@
-"""A visitor's session: identity, client, and behaviour during outages of the service.
-
-Automatic sign-in with this machine's local token. Pure.
+"""A visitor's session: identity, client, live series, and behaviour during outages of the service.
 
 The local token has the rights of the user who started the dashboard. It is used only for visitors who present the
 secret of the link that `gxpo up` prints (any account of this machine reaches loopback), and only for requests from this
 machine: the dashboard and the service listen on loopback, the connection comes from loopback, the Host header is a
-loopback name (a foreign name that resolves to loopback is a DNS rebinding attack), and no proxy header is set. Unknown
+loopback name (another name that resolves to loopback is a DNS rebinding attack), and no proxy header is set. Unknown
 counts as no.
-
-Bounded stores of a visitor's session. Pure.
 """
 
 from __future__ import annotations
@@ -18,12 +14,11 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import httpx
 import streamlit as st
 
 from gxpo_client.client import Client
@@ -35,6 +30,20 @@ from gxpo_dashboard.view_models.forms import settings_of
 from gxpo_dashboard.view_models.rules import Rules, rules_of
 from gxpo_dashboard.view_models.series import MAX_POINTS, LiveSeries, refresh_many
 
+Json = dict[str, Any]
+K = TypeVar("K")
+V = TypeVar("V")
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+RETRY_S = 3.0
+LIVE_S = 2.0
+SLOW_S = 5.0
+_CATALOGUE_S = 300.0
+_MAX_SERIES = 64
+_MAX_DRAWN = 2400
+"""Points of a chart of several runs, shared by them: the browser redraws all points at every refresh."""
+_FEWEST_DRAWN = 60
+"""Minimum points per run."""
 FORWARDING_HEADERS = frozenset(
     {"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "cf-connecting-ip"}
 )
@@ -50,41 +59,31 @@ def host_of(authority: str | None) -> str | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """Properties of a visitor's connection.
+def may_use_local_token(
+    service_url: str,
+    server_address: str | None,
+    remote_ip: str | None,
+    host_header: str | None,
+    header_names: Iterable[str],
+) -> bool:
+    """Whether to sign a visitor in with the local token. Pure.
 
-    server_address: the configured listening address of the dashboard, if any.
-    remote_ip: None means loopback, as reported by Streamlit.
+    server_address: the configured listening address of the dashboard, if any. remote_ip: None means loopback, as
+    reported by Streamlit.
     """
-
-    server_address: str | None
-    remote_ip: str | None
-    host_header: str | None
-    header_names: frozenset[str]
-
-    @classmethod
-    def of(
-        cls, server_address: str | None, remote_ip: str | None, host_header: str | None, header_names: Iterable[str]
-    ) -> Visit:
-        return cls(server_address, remote_ip, host_header, frozenset(name.lower() for name in header_names))
-
-
-def may_use_local_token(visit: Visit, service_url: str) -> bool:
-    """Whether to sign this visitor in with the local token."""
     return (
-        is_loopback_host(visit.server_address)
+        is_loopback_host(server_address)
         and is_loopback_host(urlsplit(service_url).hostname)
-        and (visit.remote_ip is None or is_loopback_host(visit.remote_ip))
-        and is_loopback_host(host_of(visit.host_header))
-        and not visit.header_names & FORWARDING_HEADERS
+        and (remote_ip is None or is_loopback_host(remote_ip))
+        and is_loopback_host(host_of(host_header))
+        and FORWARDING_HEADERS.isdisjoint(name.lower() for name in header_names)
     )
 
 
 def has_secret(expected: str | None, *presented: str | None) -> bool:
     """Whether one of the presented secrets is the link's; never without an expected one."""
-    given = [one.encode() for one in presented if one]
-    return expected is not None and any(secrets.compare_digest(one, expected.encode()) for one in given)
+    secret = (expected or "").encode()
+    return bool(secret) and any(secrets.compare_digest((word or "").encode(), secret) for word in presented)
 
 
 def cookie_name(authority: str | None) -> str:
@@ -102,10 +101,6 @@ def read_local_token(file: str | None) -> str | None:
         return None
 
 
-K = TypeVar("K")
-V = TypeVar("V")
-
-
 def keep(store: dict[K, V], key: K, value: V, most: int) -> V:
     """Store a value as the newest; the oldest ones beyond `most` are dropped."""
     store.pop(key, None)
@@ -113,20 +108,6 @@ def keep(store: dict[K, V], key: K, value: V, most: int) -> V:
     while len(store) > most:
         store.pop(next(iter(store)))
     return value
-
-
-Json = dict[str, Any]
-
-DEFAULT_URL = "http://127.0.0.1:8000"
-RETRY_S = 3.0
-LIVE_S = 2.0
-SLOW_S = 5.0
-_CATALOGUE_S = 300.0
-_MAX_SERIES = 64
-_MAX_DRAWN = 2400
-"""Points of a chart of several runs, shared by them: the browser redraws all points at every refresh."""
-_FEWEST_DRAWN = 60
-"""Minimum points per run."""
 
 
 def service_url() -> str:
@@ -138,9 +119,7 @@ def external_url() -> str:
     return (os.environ.get("GXPO_EXTERNAL_URL") or service_url()).rstrip("/")
 
 
-@st.cache_resource
-def _connection(url: str) -> httpx.Client:
-    return connect(url)
+_connection = st.cache_resource(connect)
 
 
 @st.cache_resource
@@ -161,11 +140,11 @@ def _token() -> str | None:
     own: str | None = st.session_state.get("token")
     if own or st.session_state.get("signed_out"):
         return own
-    headers = st.context.headers
-    visit = Visit.of(st.get_option("server.address"), st.context.ip_address, headers.get("Host"), headers.keys())
-    if not (may_use_local_token(visit, service_url()) and _came_by_link(cookie_name(headers.get("Host")))):
-        return None
-    return read_local_token(os.environ.get("GXPO_TOKEN_FILE"))
+    headers, address = st.context.headers, st.get_option("server.address")
+    host, ip = headers.get("Host"), st.context.ip_address
+    if may_use_local_token(service_url(), address, ip, host, headers.keys()) and _came_by_link(cookie_name(host)):
+        return read_local_token(os.environ.get("GXPO_TOKEN_FILE"))
+    return None
 
 
 def _came_by_link(cookie: str) -> bool:
@@ -173,11 +152,11 @@ def _came_by_link(cookie: str) -> bool:
     if st.session_state.get("by_link"):
         return True
     secret = read_local_token(os.environ.get("GXPO_LINK_SECRET_FILE"))
-    given = st.query_params.get("secret")
-    if not has_secret(secret, given, st.context.cookies.get(cookie)):
+    presented = st.query_params.get("secret")
+    if not has_secret(secret, presented, st.context.cookies.get(cookie)):
         return False
     st.session_state["by_link"] = True
-    if given is not None:
+    if presented is not None:
         st.query_params.pop("secret", None)  # links that people copy must not sign others in
         script = f"document.cookie = '{cookie}={secret}; path=/; SameSite=Strict'"
         st.html(f"<script>{script}</script>", unsafe_allow_javascript=True)
@@ -186,23 +165,21 @@ def _came_by_link(cookie: str) -> bool:
 
 def enter() -> bool:
     """Whether the visitor is signed in; otherwise shows the sign-in, or that the service is unavailable."""
-    if "me" in st.session_state:
-        _watch()
-        return True
-    if _token() is None:
-        _sign_in("")
-        return False
-    try:
-        me = st.session_state["me"] = client().me()
-        _shared(service_url(), me["role"]).clear()  # a page that is loaded shows the present
-    except ServiceUnavailable as error:
-        _first_contact(str(error))
-        return False
-    except NotSignedIn:
-        st.session_state.pop("token", None)
-        st.session_state["signed_out"] = True
-        _sign_in("The service rejected this token: it is unknown, revoked or expired.")
-        return False
+    if "me" not in st.session_state:
+        if _token() is None:
+            _sign_in()
+            return False
+        try:
+            me = st.session_state["me"] = client().me()
+            _shared(service_url(), me["role"]).clear()  # a page that is loaded shows the present
+        except ServiceUnavailable as error:
+            _first_contact(str(error))
+            return False
+        except NotSignedIn:
+            st.session_state.pop("token", None)
+            st.session_state["signed_out"] = True
+            _sign_in("The service rejected this token: it is unknown, revoked or expired.")
+            return False
     _watch()
     return True
 
@@ -240,10 +217,10 @@ def guarded() -> Iterator[None]:
 @st.cache_resource(ttl=_CATALOGUE_S, max_entries=4, show_spinner=False)
 def _rules(url: str, _service: Client) -> Rules:
     schema = _service.schema()
-    found = rules_of(schema)
-    shapes = [{"learner": {"rule": {"name": name}}} for name in found.names]
+    rules = rules_of(schema)
+    shapes = [{"learner": {"rule": {"name": name}}} for name in rules.names]
     paths = dict.fromkeys(setting.path for shape in shapes for setting in settings_of(schema, shape))
-    return replace(found, settings=tuple(paths))
+    return replace(rules, settings=tuple(paths))
 
 
 def rules() -> Rules:
@@ -256,14 +233,14 @@ def rules() -> Rules:
 
 def live_series(run: str, x: str, names: tuple[str, ...], *, joined: bool = False) -> LiveSeries:
     """This session's series of a run, refreshed; `joined`: with the same steps for all names, and totals."""
-    found = _stored((run, x, names, joined), LiveSeries(joined=joined))
+    series = _stored((run, x, names, joined), LiveSeries(joined=joined))
     service = client()
     try:
-        found.refresh(lambda after: service.metrics(run, names, x, after, found.max_points, joined=joined))
+        series.refresh(lambda after: service.metrics(run, names, x, after, series.max_points, joined=joined))
     except ServiceUnavailable:
-        if found.revision is None:
+        if series.revision is None:
             raise
-    return found
+    return series
 
 
 def live_series_of(
@@ -278,14 +255,14 @@ def live_series_of(
     series = {run: _stored((run, x, names, most, smoothing), LiveSeries(most)) for run in runs}
     service = client()
     due = {
-        run: found
-        for run, found in series.items()
-        if found.revision is None
+        run: live
+        for run, live in series.items()
+        if live.revision is None
         or runs[run]["state"] not in TERMINAL
-        or runs[run]["progress"]["steps"] > found.last_step
+        or runs[run]["progress"]["steps"] > live.last_step
     }
     with suppress(ServiceUnavailable):
-        refresh_many(due, lambda asked, after: service.metrics_of(asked, names, x, after, most, smoothing=smoothing))
+        refresh_many(due, lambda ids, after: service.metrics_of(ids, names, x, after, most, smoothing=smoothing))
     return series
 
 
@@ -304,20 +281,20 @@ def log_tail(run: str) -> Json:
     """The end of a run's log as {text, size}; only what was added since the last call is requested."""
     store: dict[str, Json] = st.session_state.setdefault("logs", {})
     held = store.get(run)
-    answer = client().logs(run, offset=held["next_offset"] if held else -_LOG_WINDOW, limit=_LOG_WINDOW)
-    if held is None or answer["size"] < held["next_offset"]:
-        text = answer["text"] if not answer["offset"] else answer["text"].partition("\n")[2]
+    part = client().logs(run, offset=held["next_offset"] if held else -_LOG_WINDOW, limit=_LOG_WINDOW)
+    if held is None or part["size"] < held["next_offset"]:
+        text = part["text"] if not part["offset"] else part["text"].partition("\n")[2]
     else:
-        text = (held["text"] + answer["text"])[-_LOG_WINDOW:]
-    return keep(store, run, {"text": text, "size": answer["size"], "next_offset": answer["next_offset"]}, _MAX_LOGS)
+        text = (held["text"] + part["text"])[-_LOG_WINDOW:]
+    return keep(store, run, {"text": text, "size": part["size"], "next_offset": part["next_offset"]}, _MAX_LOGS)
 
 
 def whole_log(service: Client, run: str) -> bytes:
     """The whole log, part by part. A download calls it outside the session, where `client` cannot be called."""
     parts, offset = [], 0
-    while (answer := service.logs(run, offset=offset, limit=_LOG_WINDOW))["text"]:
-        parts.append(answer["text"])
-        offset = answer["next_offset"]
+    while (part := service.logs(run, offset=offset, limit=_LOG_WINDOW))["text"]:
+        parts.append(part["text"])
+        offset = part["next_offset"]
     return "".join(parts).encode()
 
 
@@ -363,7 +340,7 @@ def _first_contact(reason: str) -> None:
     st.write("To start the service and this dashboard on one machine, run `gxpo up`.")
 
 
-def _sign_in(complaint: str) -> None:
+def _sign_in(complaint: str = "") -> None:
     st.title("Sign in")
     st.write("Enter an access token. It is kept for this session only.")
     if complaint:

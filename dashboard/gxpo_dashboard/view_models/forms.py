@@ -1,7 +1,4 @@
-"""The submit form, built from the config's JSON schema: its settings, and parsing of their values. Pure.
-
-Submissions of the dashboard as commands that do the same. Pure.
-"""
+"""The submit form from the config's JSON schema, parsing of its values, and commands that submit the same. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +6,11 @@ import copy
 import json
 import math
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gxpo_dashboard.view_models.rules import Rule
+from gxpo_dashboard.view_models.rules import Rule, follow
 
 Json = dict[str, Any]
 Kind = Literal["integer", "number", "boolean", "choice", "choices", "text", "list", "json"]
@@ -48,12 +45,71 @@ class BadValue(ValueError):
     """The input is not a valid value of the setting."""
 
 
-def settings_of(schema: Mapping[str, Any], config: Mapping[str, Any]) -> list[Setting]:
+def settings_of(
+    schema: Mapping[str, Any], config: Any, part: Mapping[str, Any] | None = None, prefix: str = ""
+) -> Iterator[Setting]:
     """Every setting of the schema with its current value, in schema order.
 
-    For a part with variants (the update rule), the settings are those of the selected variant.
+    For a part with variants (the update rule), the settings are those of the selected variant. part: of the schema, at
+    the dotted path `prefix`.
     """
-    return list(_walk(schema, schema, config, ""))
+    config = config if isinstance(config, Mapping) else {}
+    part = schema if part is None else part
+    for name, entry in part.get("properties", {}).items():
+        path = f"{prefix}{name}"
+        shape, optional = _resolve(schema, entry, config.get(name))
+        value = config.get(name, entry.get("default"))
+        words = str(entry.get("description") or shape.get("description") or "")
+        if "properties" in shape and not optional:
+            yield from settings_of(schema, value, shape, f"{path}.")
+        elif "properties" in shape:
+            yield Setting(path, "json", words, value, optional=True)
+        elif "const" in shape and name == "name" and (names := _variants(schema, part)):
+            yield Setting(path, "choice", "Variant.", value, names)
+        else:
+            kind, options = _kind(shape)
+            options = (None, *options) if kind == "choice" and optional else options
+            yield Setting(path, kind, words, value, options, optional)
+
+
+def _kind(shape: Mapping[str, Any]) -> tuple[Kind, tuple[Any, ...]]:
+    """How a setting is entered, and its options."""
+    options = tuple(shape.get("enum") or ([shape["const"]] if "const" in shape else []))
+    items = shape.get("items") or {}
+    if options:
+        return "choice", options
+    if shape.get("type") == "array" and items.get("enum"):
+        return "choices", tuple(items["enum"])
+    if shape.get("type") == "array" and items.get("type") in ("string", "integer", "number"):
+        return "list", ()
+    kinds: dict[Any, Kind] = {"integer": "integer", "number": "number", "boolean": "boolean", "string": "text"}
+    return kinds.get(shape.get("type"), "json"), ()
+
+
+def _resolve(schema: Mapping[str, Any], entry: Mapping[str, Any], value: Any) -> tuple[Mapping[str, Any], bool]:
+    """The effective schema of an entry, and whether it is nullable."""
+    if "$ref" in entry:
+        return _resolve(schema, follow(schema, entry), value)
+    if "oneOf" in entry and "discriminator" in entry:
+        mapping = entry["discriminator"]["mapping"]
+        name = value.get(entry["discriminator"]["propertyName"]) if isinstance(value, Mapping) else None
+        reference = mapping.get(name) or mapping.get((entry.get("default") or {}).get("name")) or next(iter(mapping))
+        return follow(schema, {"$ref": reference}), False
+    if "anyOf" in entry:
+        kinds = [kind for kind in entry["anyOf"] if kind.get("type") != "null"]
+        shape = _resolve(schema, kinds[0], value)[0] if len(kinds) == 1 else {}
+        return shape, len(kinds) < len(entry["anyOf"])
+    return entry, False
+
+
+def _variants(schema: Mapping[str, Any], part: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of all variants that a part belongs to; empty if it is not a variant."""
+    for definition in schema["$defs"].values():
+        for entry in definition.get("properties", {}).values():
+            mapping = entry.get("discriminator", {}).get("mapping", {})
+            if any(follow(schema, {"$ref": reference}) is part for reference in mapping.values()):
+                return tuple(mapping)
+    return ()
 
 
 def main_paths(rule: Rule) -> list[str]:
@@ -64,11 +120,6 @@ def main_paths(rule: Rule) -> list[str]:
 def rule_symbols(rule: Rule) -> dict[str, str]:
     """Path → symbol of the rule's main settings."""
     return {f"{_RULE}{setting}": symbol for setting, symbol in rule.symbols.items()}
-
-
-def rule_setting(schema: Mapping[str, Any], config: Mapping[str, Any]) -> Setting:
-    """The setting that selects the update rule."""
-    return next(setting for setting in settings_of(schema, config) if setting.path == f"{_RULE}name")
 
 
 def key(preset: str, rule: str, path: str) -> str:
@@ -100,15 +151,15 @@ def parse(setting: Setting, typed: Any) -> Any:
         if setting.kind == "list":
             return []
         raise BadValue(f"{setting.path} must have a value")
+    parser, expected = _PARSERS[setting.kind]
     try:
-        return _parsers(setting.kind)(text)
+        return parser(text)
     except ValueError as error:
-        raise BadValue(f"{setting.path} = {text!r} is not {_EXPECTED[setting.kind]}") from error
+        raise BadValue(f"{setting.path} = {text!r} is not {expected}") from error
 
 
-def shown(setting: Setting) -> Any:
-    """A setting's value as its widget shows it."""
-    value = setting.value
+def widget_value(setting: Setting, value: Any) -> Any:
+    """A value of a setting as its widget shows it."""
     if setting.kind == "boolean":
         return bool(value)
     if setting.kind == "choice":
@@ -192,78 +243,6 @@ def values(text: str) -> list[Any]:
     return [_value(part.strip()) for part in text.replace(";", ",").split(",") if part.strip()]
 
 
-def _walk(root: Mapping[str, Any], node: Mapping[str, Any], config: Any, prefix: str) -> Iterator[Setting]:
-    for name, entry in node.get("properties", {}).items():
-        path = f"{prefix}{name}"
-        found, optional = _resolve(root, entry, get(config, name) if isinstance(config, Mapping) else None)
-        value = config.get(name, entry.get("default")) if isinstance(config, Mapping) else entry.get("default")
-        if "properties" in found:
-            if not optional:
-                yield from _walk(root, found, value if value is not None else {}, f"{path}.")
-            else:
-                yield Setting(path, "json", _help(entry, found), value, optional=True)
-        elif "const" in found and name == "name" and (names := _variants(root, node)):
-            yield Setting(path, "choice", "Variant.", value, names)
-        else:
-            yield _leaf(path, entry, found, value, optional)
-
-
-def _leaf(path: str, entry: Mapping[str, Any], found: Mapping[str, Any], value: Any, optional: bool) -> Setting:
-    options = tuple(found.get("enum") or ([found["const"]] if "const" in found else []))
-    items = found.get("items") or {}
-    kind: Kind
-    if options:
-        kind = "choice"
-    elif found.get("type") == "array" and items.get("enum"):
-        kind, options = "choices", tuple(items["enum"])
-    elif found.get("type") == "array" and items.get("type") in ("string", "integer", "number"):
-        kind = "list"
-    else:
-        kinds: dict[Any, Kind] = {"integer": "integer", "number": "number", "boolean": "boolean", "string": "text"}
-        kind = kinds.get(found.get("type"), "json")
-    if kind == "choice" and optional:
-        options = (None, *options)
-    return Setting(path, kind, _help(entry, found), value, options, optional)
-
-
-def _resolve(root: Mapping[str, Any], entry: Mapping[str, Any], value: Any) -> tuple[Mapping[str, Any], bool]:
-    """The effective schema of an entry, and whether it is nullable."""
-    if "$ref" in entry:
-        return _resolve(root, _definition(root, entry["$ref"]), value)
-    if "oneOf" in entry and "discriminator" in entry:
-        discriminator = entry["discriminator"]
-        chosen = (value or {}).get(discriminator["propertyName"]) if isinstance(value, Mapping) else None
-        mapping = discriminator["mapping"]
-        reference = mapping.get(chosen) or mapping.get((entry.get("default") or {}).get("name")) or next(iter(mapping))
-        return _definition(root, reference), False
-    if "anyOf" in entry:
-        kinds = [kind for kind in entry["anyOf"] if kind.get("type") != "null"]
-        nullable = len(kinds) < len(entry["anyOf"])
-        if len(kinds) == 1:
-            return _resolve(root, kinds[0], value)[0], nullable
-        return {}, nullable
-    return entry, False
-
-
-def _definition(root: Mapping[str, Any], reference: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = root["$defs"][reference.rpartition("/")[2]]
-    return found
-
-
-def _variants(root: Mapping[str, Any], node: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of all variants that a part belongs to; empty if it is not a variant."""
-    for definition in root["$defs"].values():
-        for entry in definition.get("properties", {}).values():
-            mapping = entry.get("discriminator", {}).get("mapping", {})
-            if any(_definition(root, reference) is node for reference in mapping.values()):
-                return tuple(mapping)
-    return ()
-
-
-def _help(entry: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    return str(entry.get("description") or found.get("description") or "")
-
-
 def _value(text: str) -> Any:
     for kind in (int, _float):
         try:
@@ -281,21 +260,17 @@ def _float(text: str) -> float | str:
     return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
-def _parsers(kind: Kind) -> Any:
-    return {"integer": int, "number": _float, "text": str, "list": values, "json": _json}[kind]
-
-
 def _json(text: str) -> Any:
     """JSON if it looks like it, otherwise the text (`auto`, `none`)."""
     return json.loads(text) if text[:1] in '[{"-0123456789' else text
 
 
-_EXPECTED: Mapping[str, str] = {
-    "integer": "an integer",
-    "number": "a number",
-    "text": "text",
-    "list": "a comma-separated list",
-    "json": "a value such as [0.5, 2.0]",
+_PARSERS: Mapping[Kind, tuple[Callable[[str], Any], str]] = {
+    "integer": (int, "an integer"),
+    "number": (_float, "a number"),
+    "text": (str, "text"),
+    "list": (values, "a comma-separated list"),
+    "json": (_json, "a value such as [0.5, 2.0]"),
 }
 
 
@@ -313,7 +288,7 @@ def curl(url: str, path: str, body: Mapping[str, Any]) -> str:
 def sweep_command(body: Mapping[str, Any]) -> str:
     """A sweep as a `gxpo sweep` command on the file run.toml, which has its base config."""
     options = [("--name", body["name"])]
-    options += [("--grid", f"{path}={','.join(map(_typed, found))}") for path, found in body["grid"].items()]
+    options += [("--grid", f"{path}={','.join(map(_typed, grid))}") for path, grid in body["grid"].items()]
     if body["seeds"]:
         options.append(("--seeds", ",".join(map(str, body["seeds"]))))
     options += [(f"--{name}", str(value)) for name in ("preset", "priority") if (value := body[name])]

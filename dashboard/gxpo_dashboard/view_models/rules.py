@@ -1,9 +1,7 @@
-"""Colours of update rules: one hue a rule, shades for its variants. Pure.
-
-The update rules that the service knows, from the declarations in the config's JSON schema. Pure.
+"""Update rules and their colours, from the declarations in the config's JSON schema. Pure.
 
 An unknown rule (a run of a newer or older version, or no schema yet) has its name as its label, and a gate if its
-settings have one.
+settings have one. A rule has one hue, its variants have shades of it.
 """
 
 from __future__ import annotations
@@ -41,12 +39,8 @@ def shade(color: str, variant: int) -> str:
 
 def variants(bases: Mapping[str, str]) -> dict[str, str]:
     """Series → colour of its rule, to series → shade: equal colours are told apart by order."""
-    seen: dict[str, int] = {}
-    found = {}
-    for series, base in bases.items():
-        found[series] = shade(base, seen.get(base, 0))
-        seen[base] = seen.get(base, 0) + 1
-    return found
+    colors = list(bases.values())
+    return {series: shade(base, colors[:i].count(base)) for i, (series, base) in enumerate(bases.items())}
 
 
 def _hex(hue: float, lightness: float, saturation: float) -> str:
@@ -54,8 +48,6 @@ def _hex(hue: float, lightness: float, saturation: float) -> str:
 
 
 Settings = Mapping[str, Any]
-
-_DECLARATIONS = "x-rule"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +80,9 @@ class Rule:
 
     def label_with_cost(self, settings: Settings) -> str:
         """`SFPO K=5 (6 per step)`."""
-        shown = [
-            f"{self.symbols[name]}={self._value(settings, name)}" for name in self.open_settings if name in self.symbols
-        ]
-        return " ".join([self.label, *shown, f"({self.passes_per_step(settings)} per step)"])
+        costly = [name for name in self.open_settings if name in self.symbols]
+        words = [f"{self.symbols[name]}={self._value(settings, name)}" for name in costly]
+        return " ".join([self.label, *words, f"({self.passes_per_step(settings)} per step)"])
 
     def _value(self, settings: Settings, name: str) -> Any:
         value = settings.get(name)
@@ -111,14 +102,9 @@ class Rules:
         return [rule.name for rule in self.known]
 
     @property
-    def baseline(self) -> str:
-        """Label of the first baseline."""
-        return next((rule.label for rule in self.known if rule.family == "baseline"), "baseline")
-
-    @property
-    def fallback_color(self) -> str:
-        """Of plain steps, those of the first baseline."""
-        return next((rule.color for rule in self.known if rule.family == "baseline"), HUES[0])
+    def baseline(self) -> Rule:
+        """The first baseline."""
+        return next((rule for rule in self.known if rule.family == "baseline"), Rule("", "baseline", 0))
 
     def colors(self, rule_of: Mapping[str, str]) -> dict[str, str]:
         """Series → name of its rule, to series → colour: the rule's hue in a shade of its own."""
@@ -127,33 +113,28 @@ class Rules:
     def of(self, settings: Settings) -> Rule:
         """The rule of a run's `learner.rule`; the fall-back for an unknown one."""
         name = str(settings.get("name") or "")
-        found = next((rule for rule in self.known if rule.name == name), None)
-        if found is not None:
-            return found
         watched = "monitored value" if settings.get("gate") is not None else None
-        return Rule(name, name.upper() or "unknown rule", len(self.known), watched=watched)
-
-    def label(self, name: str) -> str:
-        return self.of({"name": name}).label
+        unknown = Rule(name, name.upper() or "unknown rule", len(self.known), watched=watched)
+        return next((rule for rule in self.known if rule.name == name), unknown)
 
 
 def rules_of(schema: Mapping[str, Any]) -> Rules:
     """The rules of a config schema; none if it has no `learner.rule`."""
-    definitions: Mapping[str, Any] = schema.get("$defs") or {}
-    part = _follow(definitions, (schema.get("properties") or {}).get("learner") or {})
-    entry: Mapping[str, Any] = (part.get("properties") or {}).get("rule") or {}
+    learner = follow(schema, (schema.get("properties") or {}).get("learner") or {})
+    entry: Mapping[str, Any] = (learner.get("properties") or {}).get("rule") or {}
     variants: Sequence[Mapping[str, Any]] = entry.get("oneOf") or []
-    return Rules(tuple(_rule(_follow(definitions, variant), position) for position, variant in enumerate(variants)))
+    return Rules(tuple(_rule(follow(schema, variant), position) for position, variant in enumerate(variants)))
 
 
-def _follow(definitions: Mapping[str, Any], entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = definitions.get(str(entry.get("$ref", "")).rpartition("/")[2], entry)
-    return found
+def follow(schema: Mapping[str, Any], entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The definition in the schema that an entry refers to, or the entry itself."""
+    definitions: Mapping[str, Mapping[str, Any]] = schema.get("$defs") or {}
+    return definitions.get(str(entry.get("$ref", "")).rpartition("/")[2], entry)
 
 
 def _rule(schema: Mapping[str, Any], position: int) -> Rule:
     properties: Mapping[str, Any] = schema["properties"]
-    declared: Mapping[str, Any] = schema.get(_DECLARATIONS) or {}
+    declared: Mapping[str, Any] = schema.get("x-rule") or {}
     name = str(properties["name"]["const"])
     opened = (declared.get("passes_per_step") or {}).get("gate_open") or {}
     signal = declared.get("gate_signal") or ({"label": "monitored value"} if "gate" in properties else {})

@@ -94,62 +94,52 @@ class LiveSeries:
         self.totals: dict[str, Total] = {}
 
     def refresh(self, fetch: Fetch) -> None:
-        """Refresh with `fetch(after)`, which returns points after a step, or all for None.
-
-        A series of more than twice `max_points` is requested again, thinned by the service, which bounds memory.
-        """
-        after = self.overlap
-        if not self.take(fetch(after), after) or (after is not None and self.overgrown):
-            self.take(fetch(None), None)
-
-    @property
-    def overgrown(self) -> bool:
-        return max((len(points) for points in self.points.values()), default=0) > 2 * self.max_points
+        """Refresh with `fetch(after)`, which returns points after a step, or all for None."""
+        refresh_many({"": self}, lambda _, after: {"": fetch(after)})
 
     @property
     def overlap(self) -> int | None:
         """The `after` of the next increment: one step before the latest; None without data."""
         return self.last_step - 1 if self.last_step >= 1 else None
 
-    def take(self, answer: Mapping[str, Any], after: int | None) -> bool:
-        """Merge the response to a request with `after`; False when its revision does not match."""
-        if after is not None and answer["revision"] != self.revision:
-            return False
-        self._merge(answer, after)
-        return True
+    def take(self, response: Mapping[str, Any], after: int | None) -> bool:
+        """Merge the response to a request with `after`.
 
-    def _merge(self, answer: Mapping[str, Any], after: int | None) -> None:
+        False when everything must be requested again: its revision does not match, or a series is longer than twice
+        `max_points`, which the service then thins.
+        """
         if after is None:
             self.points = {}
-        else:
-            for points in self.points.values():
-                points.cut(after)
-        for name, entry in answer["series"].items():
+        elif response["revision"] != self.revision:
+            return False
+        for points in self.points.values():
+            points.cut(after or 0)
+        for name, entry in response["series"].items():
             points = self.points.setdefault(name, Points())
             points.extend(entry)
             if entry.get("downsampled"):
                 points.thinned = EVEN if self.joined else EXTREMES
             if self.joined:
                 self.totals[name] = Total(number(entry["sum"]), int(entry["count"]))
-        self.revision = answer["revision"]
-        self.attempt = int(answer.get("attempt") or 0)
-        self.last_step = int(answer["last_step"] if answer.get("last_step") is not None else -1)
+        self.revision = response["revision"]
+        self.attempt = int(response.get("attempt") or 0)
+        self.last_step = int(response["last_step"] if response.get("last_step") is not None else -1)
+        return after is None or all(len(points) <= 2 * self.max_points for points in self.points.values())
 
 
 def refresh_many(series: Mapping[str, LiveSeries], fetch: FetchMany) -> None:
     """Refresh several runs with few requests: `fetch(runs, after)` returns responses by run."""
-    questions: list[tuple[list[str], int | None]] = []
-    fresh = [run for run, found in series.items() if found.overlap is None]
-    known = {run: found.overlap for run, found in series.items() if found.overlap is not None}
-    if fresh:
-        questions.append((fresh, None))
+    fresh = [run for run, live in series.items() if live.overlap is None]
+    known = {run: live.overlap for run, live in series.items() if live.overlap is not None}
+    requests: list[tuple[list[str], int | None]] = [(fresh, None)] if fresh else []
     if known:
-        questions.append((list(known), min(known.values())))
-    stale: list[str] = []
-    for runs, after in questions:
-        for run, answer in fetch(runs, after).items():
-            if not series[run].take(answer, after) or (after is not None and series[run].overgrown):
-                stale.append(run)
+        requests.append((list(known), min(known.values())))
+    stale = [
+        run
+        for runs, after in requests
+        for run, response in fetch(runs, after).items()
+        if not series[run].take(response, after)
+    ]
     if stale:
-        for run, answer in fetch(stale, None).items():
-            series[run].take(answer, None)
+        for run, response in fetch(stale, None).items():
+            series[run].take(response, None)

@@ -1,11 +1,4 @@
-"""Runs as rows of a table. Pure.
-
-The plan of a run as sentences and rows. Pure.
-
-Turns of a response in an environment. Pure.
-
-Selected items of a table whose rows move, while the browser knows them by row. Pure.
-"""
+"""Records of the service as tables: runs and means over seeds, plans, turns of a response, and selected rows. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +24,7 @@ from gxpo_client.formats import (
     significant,
     size,
 )
-from gxpo_dashboard.labels import state_word
+from gxpo_dashboard.labels import STATES
 from gxpo_dashboard.view_models.series import number
 
 Json = Mapping[str, Any]
@@ -60,15 +53,13 @@ COLUMNS: dict[str, str] = {
     "reason": "Reason",
     "id": "Id",
 }
-SHOWN = ("name", "state", "rule", "progress", "score", "difference", "trend", "passes", "left", "model", "tags")
-"""Default columns."""
+DEFAULTS = ("name", "state", "rule", "progress", "score", "difference", "trend", "passes", "left", "model", "tags")
+"""Columns of the table at first."""
 _COSTS = ("backward_passes", "backward_passes_budget", "seconds_left", "training_s", "tokens")
 METRIC, SETTING = "metric:", "config:"
 """Prefixes of further columns: last value of a metric, and a setting of the config."""
 RUNS = "runs"
 """Column of the number of runs in a row of means."""
-_OF_ALL = ("progress",)
-"""Columns whose mean is over all runs of a row, also those that have not succeeded."""
 
 
 def column_label(name: str) -> str:
@@ -88,13 +79,11 @@ def run_link(run: Json) -> str:
 
 def filled(frame: pd.DataFrame, columns: Sequence[str]) -> list[str]:
     """The columns that have a value in any row; name and state always."""
-    return [name for name in columns if name in ("name", "state") or not frame[name].map(_missing).all()]
 
+    def is_missing(value: Any) -> bool:
+        return not value if isinstance(value, list) else value is None or value in ("", NONE) or value != value
 
-def _missing(value: Any) -> bool:
-    if isinstance(value, list):
-        return not value
-    return value is None or value in ("", NONE) or value != value
+    return [name for name in columns if name in ("name", "state") or not frame[name].map(is_missing).all()]
 
 
 def configurations(runs: Sequence[dict[str, Any]], sections: Sequence[str]) -> list[list[dict[str, Any]]]:
@@ -112,29 +101,19 @@ def configurations(runs: Sequence[dict[str, Any]], sections: Sequence[str]) -> l
 def ordered(groups: Sequence[list[dict[str, Any]]], sort: str, *, descending: bool) -> list[list[dict[str, Any]]]:
     """Groups by the mean of a numeric sort value, those without one last: by its best run, a group of many seeds would
     come before an equal one of few. Other orders stay that of the first runs."""
-    if sort not in _SORT_VALUES and not sort.startswith(METRIC):
-        return list(groups)
+
+    def value(run: Json) -> float:
+        values = {"backward_passes": run["progress"]["backward_passes"], "step": run["progress"]["steps"]}
+        values |= {"score": run["score"], "score_best": run["score_best"]}
+        values |= {METRIC + name: metric for name, metric in (run.get("metrics") or {}).items()}
+        return number(values.get(sort))
 
     def place(group: Sequence[Json]) -> tuple[bool, float]:
-        averaged = [run for run in group if _is_averaged(run, group)]
-        values = [value for run in averaged if known(value := _sort_value(run, sort))]
+        values = [mean for run in group if _is_averaged(run, group) and known(mean := value(run))]
         return (False, (-1 if descending else 1) * fmean(values)) if values else (True, 0.0)
 
-    return sorted(groups, key=place)
-
-
-def _sort_value(run: Json, sort: str) -> float:
-    if sort in _SORT_VALUES:
-        return number(_SORT_VALUES[sort](run))
-    return number((run.get("metrics") or {}).get(sort.removeprefix(METRIC)))
-
-
-_SORT_VALUES: dict[str, Callable[[Json], Any]] = {
-    "score": lambda run: run["score"],
-    "score_best": lambda run: run["score_best"],
-    "backward_passes": lambda run: run["progress"]["backward_passes"],
-    "step": lambda run: run["progress"]["steps"],
-}
+    numeric = sort in ("score", "score_best", "backward_passes", "step") or sort.startswith(METRIC)
+    return sorted(groups, key=place) if numeric else list(groups)
 
 
 def _is_averaged(run: Json, group: Sequence[Any]) -> bool:
@@ -149,35 +128,28 @@ def means(frame: pd.DataFrame, runs: Sequence[Json], groups: Sequence[Sequence[i
 
     frame: the table of `runs`, whose costs are averaged before they are written out.
     """
+    # The progress is that of all runs of a row.
+    numeric = [name for name in frame if pd.api.types.is_numeric_dtype(frame[name]) and name != "progress"]
+    results = [name for name in numeric if not name.startswith(SETTING)]
     rows = []
     for group in groups:
         members = [runs[position] for position in group]
         done = [position for position in group if _is_averaged(runs[position], group)]
-        row = {name: _joint(frame[name].iloc[list(group)]) for name in frame}
+        row = {name: _joint(frame[name].iloc[list(group)]) for name in frame} | {"name": members[0]["name"]}
         if len(group) > 1:
-            row |= {name: frame[name].iloc[done].mean() for name in frame if _is_result(frame, name)}
+            row |= {name: frame[name].iloc[done].mean() for name in results}
             row |= _costs(_mean_progress([runs[position] for position in done]))
             row["name"] = members[0]["rule_label"]
-        else:
-            row["name"] = members[0]["name"]
         row["seed"] = ", ".join(str(seed) for seed in sorted(run["seed"] for run in members))
         rows.append(row | {RUNS: str(len(done)) if len(done) == len(group) else f"{len(done)} of {len(group)}"})
     return pd.DataFrame(rows, columns=[*frame, RUNS])
 
 
-def _is_result(frame: pd.DataFrame, name: str) -> bool:
-    """Whether a column has numbers that differ between the runs of a configuration."""
-    return pd.api.types.is_numeric_dtype(frame[name]) and name not in _OF_ALL and not name.startswith(SETTING)
-
-
 def _mean_progress(runs: Sequence[Json]) -> dict[str, float]:
     """The mean of what is known of each cost."""
-    found: dict[str, list[float]] = {}
-    for run in runs:
-        for name, value in (run.get("progress") or {}).items():
-            if name in _COSTS and known(number(value)):
-                found.setdefault(name, []).append(number(value))
-    return {name: fmean(values) for name, values in found.items()}
+    values = {name: [number((run.get("progress") or {}).get(name)) for run in runs] for name in _COSTS}
+    known_values = {name: list(filter(known, numbers)) for name, numbers in values.items()}
+    return {name: fmean(numbers) for name, numbers in known_values.items() if numbers}
 
 
 def _costs(progress: Json) -> dict[str, str]:
@@ -209,7 +181,8 @@ def runs_table(
 
     Missing values are NaN.
     """
-    rows = [_row(run, baseline, (trends or {}).get(run["id"])) for run in runs]
+    reference = number((baseline or {}).get("score"))
+    rows = [_row(run, reference) | {"trend": list((trends or {}).get(run["id"]) or [])} for run in runs]
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     for name in dict.fromkeys(name for run in runs for name in run.get("metrics") or {}):
         frame[METRIC + name] = [number(run["metrics"].get(name)) for run in runs]
@@ -239,33 +212,27 @@ def time_left(run: Json) -> str:
     return duration(progress.get("seconds_left"))
 
 
-def _row(run: Json, baseline: Json | None, trend: Sequence[float] | None) -> list[Any]:
+def _row(run: Json, reference: float) -> dict[str, Any]:
+    """Column → cell, but for the trend. reference: accuracy of the baseline."""
     progress = run.get("progress") or {}
-    score, reference = number(run.get("score")), number((baseline or {}).get("score"))
-    return [
-        run_link(run),
-        [state_word(run["state"])],
-        run.get("rule_label") or run["rule"],
-        100 * number(progress.get("fraction") or 0.0),
-        100 * score,
-        100 * (score - reference),
-        number(run.get("reward")),
-        list(trend or []),
-        passes_used(progress),
-        time_left(run),
-        run["model"],
-        run["seed"],
-        list(run.get("tags") or []),
-        100 * number(run.get("score_best")),
-        progress.get("steps"),
-        duration(progress.get("training_s")),
-        count(number(progress.get("tokens"))),
-        moment(run.get("created_at")),
-        run.get("created_by"),
-        run.get("group"),
-        run.get("reason"),
-        run["id"],
-    ]
+    score = number(run.get("score"))
+    return {
+        **{name: run.get(name) for name in ("model", "seed", "group", "reason", "id")},
+        **_costs(progress),
+        "name": run_link(run),
+        "state": [STATES.get(run["state"], run["state"])],
+        "rule": run.get("rule_label") or run["rule"],
+        "progress": 100 * number(progress.get("fraction") or 0.0),
+        "score": 100 * score,
+        "difference": 100 * (score - reference),
+        "reward": number(run.get("reward")),
+        "left": time_left(run),
+        "tags": list(run.get("tags") or []),
+        "best": 100 * number(run.get("score_best")),
+        "step": progress.get("steps"),
+        "created": moment(run.get("created_at")),
+        "by": run.get("created_by"),
+    }
 
 
 def written(frame: pd.DataFrame) -> dict[str, Callable[[float], str]]:
@@ -290,10 +257,6 @@ def csv_file(frame: pd.DataFrame) -> bytes:
     return text.encode()
 
 
-TIME_COLUMNS = ("Rule", "Sampling", "Update", "Step", "Backward passes", "Total", "GPU hours")
-MEMORY_COLUMNS = ("Phase", "Part", "Memory")
-
-
 def verdict(plan: Json) -> str:
     """`Fits on 4 × h100-80.`, or the planner's sentence."""
     if not plan["fits"]:
@@ -305,40 +268,32 @@ def verdict(plan: Json) -> str:
     return f"Fits on {count(plan['devices_needed'])} × {plan['device']}{shared}."
 
 
-def time_rows(plan: Json) -> list[tuple[str, ...]]:
+def time_table(plan: Json) -> pd.DataFrame:
     """One row a rule, the run's own marked: seconds of a step and the cost of the budget."""
-    rows: list[tuple[str, ...]] = []
-    for rule in plan["rules"]:
-        seconds = rule["seconds"]
-        hours = rule["hours"]
-        rows.append(
-            (
-                rule["label"] + (" (this run)" if rule["own"] else ""),
-                duration(seconds["sampling"]),
-                duration(seconds["passes"] + seconds["look_ahead"]),
-                duration(seconds["step"]),
-                count(rule["backward_passes"]),
-                NONE if hours is None else duration(3600 * hours),
-                NONE if rule["gpu_hours"] is None else figure(rule["gpu_hours"]),
-            )
-        )
-    return rows
+    rows = [
+        {
+            "Rule": rule["label"] + (" (this run)" if rule["own"] else ""),
+            "Sampling": duration(rule["seconds"]["sampling"]),
+            "Update": duration(rule["seconds"]["passes"] + rule["seconds"]["look_ahead"]),
+            "Step": duration(rule["seconds"]["step"]),
+            "Backward passes": count(rule["backward_passes"]),
+            "Total": NONE if rule["hours"] is None else duration(3600 * rule["hours"]),
+            "GPU hours": figure(rule["gpu_hours"]),
+        }
+        for rule in plan["rules"]
+    ]
+    return pd.DataFrame(rows, dtype="str")
 
 
-def memory_rows(plan: Json) -> list[tuple[str, ...]]:
+def memory_table(plan: Json) -> pd.DataFrame:
     """The parts of each phase, largest first, after the phase's sum and limit."""
     rows: list[tuple[str, ...]] = []
     for phase in plan["memory"]:
         limit = phase["limit_bytes"]
         total = size(phase["needed_bytes"]) + (f" of {size(limit)}" if limit else "")
-        rows.append((phase["phase"], "total", total))
         parts = sorted(phase["parts"], key=lambda part: -part["bytes"])
-        rows += [("", part["name"], size(part["bytes"])) for part in parts]
-    return rows
-
-
-def cache_words(plan: Json) -> str:
-    return f"The KV cache of a sampler holds {count(plan['kv_cache_sequences'])} sequences of mean length."
+        rows += [(phase["phase"], "total", total), *(("", part["name"], size(part["bytes"])) for part in parts)]
+    return pd.DataFrame(rows, columns=["Phase", "Part", "Memory"], dtype="str")
 
 
 SPEAKERS = {"policy": "Policy", "environment": "Environment"}
@@ -350,7 +305,7 @@ ENDS = {
     "error": "environment failed",
 }
 LONG_TURN = 1500
-"""Characters of a turn that are shown at first."""
+"""Characters of a turn that are displayed at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,10 +323,10 @@ def turn_rows(item: Mapping[str, Any]) -> list[TurnRow]:
     for turn in item.get("turns") or []:
         exchange += turn["speaker"] == "policy"
         reward = turn.get("reward")
-        given = "" if reward is None else f", reward {signed(reward)}"
+        words = "" if reward is None else f", reward {signed(reward)}"
         text = turn["text"]
         cut = f"{text[:LONG_TURN]}…" if len(text) > LONG_TURN else None
-        rows.append(TurnRow(f"{SPEAKERS.get(turn['speaker'], 'Unknown')}, turn {exchange}{given}", text, cut))
+        rows.append(TurnRow(f"{SPEAKERS.get(turn['speaker'], 'Unknown')}, turn {exchange}{words}", text, cut))
     return rows
 
 
@@ -394,23 +349,23 @@ class RowSelection:
 
     def __init__(self) -> None:
         self._ids: list[str] = []
-        self._chosen: set[str] = set()
+        self._selected: set[str] = set()
         self._sent: list[list[int]] = [[]]
 
     def report(self, rows: Sequence[int]) -> None:
         """Take what the browser has selected."""
-        found = sorted(rows)
-        if found in self._sent:
-            del self._sent[: self._sent.index(found)]
+        reported = sorted(rows)
+        if reported in self._sent:
+            del self._sent[: self._sent.index(reported)]
         else:
-            self._chosen = {self._ids[row] for row in found if row < len(self._ids)}
-            self._sent = [found]
+            self._selected = {self._ids[row] for row in reported if row < len(self._ids)}
+            self._sent = [reported]
 
     def place(self, ids: Sequence[str]) -> list[int]:
         """The selected rows of the order `ids`, which is sent to the browser; ids that are gone are not selected."""
         self._ids = list(ids)
-        self._chosen &= set(ids)
-        rows = [row for row, found in enumerate(ids) if found in self._chosen]
+        self._selected &= set(ids)
+        rows = [row for row, id in enumerate(ids) if id in self._selected]
         if rows != self._sent[-1]:
             self._sent.append(rows)
         return rows

@@ -37,8 +37,8 @@ def act(runs: Sequence[str], action: str, body: Json | None = None) -> list[Json
 def change_button(label: str, icon: str, *, possible: bool = True, **widget: Any) -> bool:
     """A button of a change, disabled for read-only tokens and while it is not possible."""
     allowed = visitor.may_change()
-    disabled = not (allowed and possible)
-    return st.button(label, icon=icon, disabled=disabled, help=None if allowed else NO_RIGHT, **widget)
+    words = None if allowed else NO_RIGHT
+    return st.button(label, icon=icon, disabled=not (allowed and possible), help=words, **widget)
 
 
 def buttons(run: Json, key: str) -> None:
@@ -87,13 +87,10 @@ def dialogs() -> None:
     if page != _page():
         _close()
     elif dialog is not None:
-        shown: dict[str, Callable[[Any], None]] = {
-            "cancel": _confirm_cancel,
-            "clone": _clone,
-            "edit": _edit,
-            "delete": _confirm_delete,
-        }
-        shown[dialog](about)
+        views: dict[str, Callable[[Any], None]] = {
+            "cancel": _confirm_cancel, "clone": _clone, "edit": _edit, "delete": _confirm_delete,
+        }  # fmt: skip
+        views[dialog](about)
 
 
 def _page() -> tuple[str | None, str | None]:
@@ -105,7 +102,7 @@ def _close() -> None:
 
 
 @contextmanager
-def _errors_shown() -> Iterator[None]:
+def _errors_displayed() -> Iterator[None]:
     """Show the service's errors in a dialog, which stays open."""
     try:
         yield
@@ -136,22 +133,18 @@ def _confirm_delete(runs: list[Json]) -> None:
             st.error(plain(f"{run['name']}: {refusal}"), icon=":material/error:")
     label = "Delete run" if len(runs) == 1 else f"Delete {len(runs)} runs"
     if st.button(label, type="primary", key="confirm-delete"):
-        with _errors_shown():
-            refused = _delete([run["id"] for run in runs])
-            kept = [run | {"refusal": refused[run["id"]]} for run in runs if run["id"] in refused]
+        with _errors_displayed():
+            items = visitor.client().act_on_all([run["id"] for run in runs], "delete")
+            # A run that no longer exists counts as deleted.
+            problems = {item["run"]: problem for item in items if (problem := item["problem"]) is not None}
+            refused = {run: problem for run, problem in problems.items() if problem["status"] != HTTPStatus.NOT_FOUND}
+            kept = [run | {"refusal": refused[run["id"]]["detail"]} for run in runs if run["id"] in refused]
             if kept:
                 ask("delete", kept)
             _close()
             if "run" in st.query_params:
                 go("runs")
             st.rerun()  # the list, with its filters
-
-
-def _delete(runs: Sequence[str]) -> dict[str, str]:
-    """Delete runs; returns the reason for each that was refused. A run that no longer exists counts as deleted."""
-    items = visitor.client().act_on_all(runs, "delete")
-    problems = {item["run"]: item["problem"] for item in items if item["problem"] is not None}
-    return {run: problem["detail"] for run, problem in problems.items() if problem["status"] != HTTPStatus.NOT_FOUND}
 
 
 @st.dialog("Clone", width="medium", on_dismiss=_close)
@@ -165,7 +158,7 @@ def _clone(run: Json) -> None:
     )
     if st.button("Submit", type="primary", key="clone-submit"):
         body = {"name": name, "overrides": [line.strip() for line in typed.splitlines() if line.strip()]}
-        with _errors_shown():
+        with _errors_displayed():
             made = visitor.client().act(run["id"], "clone", body)
             _close()
             go("run", run=made["id"])
@@ -179,22 +172,10 @@ def _edit(run: Json) -> None:
     notes = st.text_area("Notes", value=run["notes"])
     archived = st.checkbox("Archived", value=run["archived"], help="Archived runs are hidden from the list.")
     if st.button("Save", type="primary", key="edit-save"):
-        with _errors_shown():
+        with _errors_displayed():
             visitor.client().change(run["id"], name=name, tags=comma_separated(tags), notes=notes, archived=archived)
             _close()
             st.rerun()
-
-
-def tag_runs(runs: Sequence[Json], word: str) -> None:
-    """Add a tag to runs."""
-    for run in runs:
-        if word not in run["tags"]:
-            visitor.client().change(run["id"], tags=[*run["tags"], word])
-
-
-def archive(runs: Sequence[Json], archived: bool) -> None:
-    for run in runs:
-        visitor.client().change(run["id"], archived=archived)
 
 
 def submission_key() -> str:

@@ -27,7 +27,7 @@ def show() -> None:
     with visitor.guarded():
         with header.popover("Select runs", icon=":material/checklist:"):
             runs = explorer.runs("Runs", "runs", most=MOST_RUNS)
-        explorer.left_out("runs")
+        explorer.warn_clipped("runs")
         if not runs:
             empty(
                 "No runs selected",
@@ -35,7 +35,7 @@ def show() -> None:
             )
             return
         evaluations = {run: visitor.client().evaluations(run) for run in runs}
-        metrics = charts.metrics_of(record for found in evaluations.values() for record in found)
+        metrics = charts.metrics_of(record for records in evaluations.values() for record in records)
         if not metrics:
             empty("No evaluations yet", "The first one runs before step 1, unless `evaluation.at_start` is false.")
             return
@@ -69,18 +69,20 @@ def _body(runs: dict[str, Json], x: str, metric: str, published: pd.DataFrame) -
         if metric != "pass@1" and not published.empty:
             st.caption("Published results are sampled pass@1 and are hidden for other scores.")
             published = published.iloc[0:0]
-        found = list(dict.fromkeys(frame["benchmark"]))
         names = list(labels.values())
         colors = visitor.rules().colors({labels[run]: view["rule"] for run, view in runs.items()})
-        drawn = [charts.benchmark_chart(name, frame, metric, names, published, x) for name in found]
-        grid([with_colors(one, colors) for one in drawn], "-".join(runs)[:80])
+        drawn = [
+            with_colors(charts.benchmark_chart(name, frame, metric, names, published, x), colors)
+            for name in dict.fromkeys(frame["benchmark"])
+        ]
+        grid(drawn, "-".join(runs)[:80])
         table = charts.score_table(frame, published)
         st.markdown(f"#### {plain(metric)} summary")
         percent = st.column_config.NumberColumn(format="%.1f%%")
         columns = [name for name in table.columns if table[name].dtype == "float64"]
         config = dict.fromkeys(columns, percent)
-        shown = table.assign(**{name: 100 * table[name] for name in columns})
-        st.dataframe(shown, hide_index=True, column_config=config, key="scores", alt="Scores of all runs")
+        percentages = table.assign(**{name: 100 * table[name] for name in columns})
+        st.dataframe(percentages, hide_index=True, column_config=config, key="scores", alt="Scores of all runs")
         download("CSV", "benchmarks.csv", lambda: csv_file(table), "scores-csv")
         if not published.empty:
             st.caption(

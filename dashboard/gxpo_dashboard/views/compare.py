@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import partial
 from itertools import zip_longest
 from typing import Any
@@ -11,19 +12,17 @@ import streamlit as st
 
 from gxpo_client.errors import InvalidRequest
 from gxpo_dashboard.charts import compare as charts
-from gxpo_dashboard.charts.base import AXIS_WORDS, with_colors
-from gxpo_dashboard.charts.compare import parallel_chart
+from gxpo_dashboard.charts.base import AXIS_WORDS, Chart, with_colors
 from gxpo_dashboard.labels import TERMINAL, number_of, plain, unique_labels
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.visitor import keep
 from gxpo_dashboard.views import explorer
-from gxpo_dashboard.views import explorer as picker
 from gxpo_dashboard.widgets import chart, charts_ahead, download, draw_first, empty, live, text_table
 
 Json = dict[str, Any]
 
 SHARES = ("", "0.25", "0.5", "0.7", "0.8", "0.9", "0.95")
-SHOWN = {
+CELL_VALUES = {
     "final": "last accuracy",
     "best": "best accuracy",
     "steps_to_best": "steps to best",
@@ -50,9 +49,9 @@ def show() -> None:
     header.title("Compare", width="content")
     with visitor.guarded():
         with header.popover("Select runs", icon=":material/checklist:"):
-            runs = picker.runs("Runs", "runs", most=_MOST)
+            runs = explorer.runs("Runs", "runs", most=_MOST)
             groups = _groups()
-        picker.left_out("runs")
+        explorer.warn_clipped("runs")
         if not runs and not groups:
             empty(
                 "Nothing selected",
@@ -60,15 +59,14 @@ def show() -> None:
                 "and seed form one configuration.",
             )
             return
-        members = {run["id"]: run for group in groups for run in visitor.client().group(group)["runs"]}
-        everything = {**runs, **members}
+        everything = runs | {run["id"]: run for group in groups for run in visitor.client().group(group)["runs"]}
         with header:
             query, x, seeds = _controls(everything, list(runs), groups)
         going = any(run["state"] not in TERMINAL for run in everything.values())
         every = visitor.SLOW_S if going else None
-        compared: dict[str, Json] = {}
-        live(lambda: _comparison(query, x, seeds, everything, compared), every)
-        live(lambda: _gates(everything, compared), _GATES_S if going else None)
+        latest: dict[str, Json] = {}
+        live(lambda: _comparison(query, x, seeds, everything, latest), every)
+        live(lambda: _gates(everything, latest), _GATES_S if going else None)
         for group in groups:
             live(partial(_sweep, group, query), every)
         _metrics(everything, x)
@@ -76,24 +74,27 @@ def show() -> None:
 
 
 def _groups() -> list[str]:
-    found = {group["id"]: group for group in visitor.client().groups()}
-    words = {group: f"{view['name']} ({number_of(view['num_runs'], 'run')})" for group, view in found.items()}
-    if not found and not st.query_params.get_all("groups"):
+    names = {
+        group["id"]: f"{group['name']} ({number_of(group['num_runs'], 'run')})" for group in visitor.client().groups()
+    }
+    if not names and not st.query_params.get_all("groups"):
         return []
-    return permalinks.multi("Groups", "groups", list(found), format_func=words.__getitem__, placeholder="sweeps")
+    return permalinks.multi("Groups", "groups", list(names), format_func=names.__getitem__, placeholder="sweeps")
 
 
 def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -> tuple[Json, str, bool]:
     """The query, the chart's x-axis, and whether to draw individual seeds."""
-    scores, benchmarks = _measured(one_of_each(everything))
-    labels, first = unique_labels(everything), f"first {visitor.rules().baseline}"
+    scores, benchmarks = _measured(with_own_evaluations(everything))
+    labels, first = unique_labels(everything), f"first {visitor.rules().baseline.label}"
     x = permalinks.choice("X-axis", "over", list(AXIS_WORDS), "step", format_func=AXIS_WORDS.__getitem__)
     with st.popover("Settings", icon=":material/tune:"):
         baseline = permalinks.select(
             "Baseline", "baseline", ["", *everything], "", format_func=lambda run: labels.get(run, first)
         )
         metric = permalinks.select("Score", "score", scores, scores[0])
-        benchmark = permalinks.select("Benchmark", "benchmark", ["", *benchmarks], "", format_func=_benchmark_word)
+        benchmark = permalinks.select(
+            "Benchmark", "benchmark", ["", *benchmarks], "", format_func=lambda name: name or "average of all"
+        )
         smoothing = permalinks.select(
             "Smoothing", "smooth", explorer.SMOOTHING, "0", format_func=explorer.smoothing_word
         )
@@ -102,7 +103,7 @@ def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -
             "share",
             SHARES,
             "",
-            format_func=_share_word,
+            format_func=lambda share: f"{100 * float(share):.0f}%" if share else "measured",
             help="Share of a baseline step that sampling takes: decides where a look-ahead pays (table below).",
         )
         seeds = permalinks.check("Individual seeds", "seeds")
@@ -120,14 +121,13 @@ def _controls(everything: dict[str, Json], runs: list[str], groups: list[str]) -
     return query, x, seeds
 
 
-def one_of_each(runs: dict[str, Json]) -> list[str]:
+def with_own_evaluations(runs: dict[str, Json]) -> list[str]:
     """Runs with possibly different evaluations: for a sweep, one per combination of evaluation settings."""
-    found: dict[Any, str] = {}
+    first: dict[Any, str] = {}
     for run, view in runs.items():
         own = {path: value for path, value in (view["group_values"] or {}).items() if path.startswith("evaluation")}
-        kind = (view["group"], json.dumps(own, sort_keys=True)) if view["group"] else run
-        found.setdefault(kind, run)
-    return list(found.values())[:_MOST_LINES]
+        first.setdefault((view["group"], json.dumps(own, sort_keys=True)) if view["group"] else run, run)
+    return list(first.values())[:_MOST_LINES]
 
 
 def _measured(runs: list[str]) -> tuple[list[str], list[str]]:
@@ -144,19 +144,11 @@ def _measured(runs: list[str]) -> tuple[list[str], list[str]]:
     return scores or ["pass@1"], benchmarks
 
 
-def _benchmark_word(name: str) -> str:
-    return name or "average of all"
-
-
-def _share_word(share: str) -> str:
-    return f"{100 * float(share):.0f}%" if share else "measured"
-
-
-def _comparison(query: Json, x: str, seeds: bool, everything: dict[str, Json], compared: dict[str, Json]) -> None:
-    """The parts that change with evaluations; stores the response in `compared`."""
+def _comparison(query: Json, x: str, seeds: bool, everything: dict[str, Json], latest: dict[str, Json]) -> None:
+    """The parts that change with evaluations; stores the response in `latest`."""
     with visitor.guarded():
         try:
-            answer = compared["answer"] = visitor.client().compare(**query)
+            comparison = latest["comparison"] = visitor.client().compare(**query)
         except InvalidRequest as error:
             if not error.left_out:
                 raise
@@ -166,126 +158,107 @@ def _comparison(query: Json, x: str, seeds: bool, everything: dict[str, Json], c
             empty("Nothing to compare yet", words)
             _excluded(error.left_out)
             return
-        verdict, *evidence = answer["evidence"].splitlines()
-        _verdict(verdict, any(answer["supported"].values()))
-        colors = _colors(charts.runs_of_series(answer), everything)
-        chart(with_colors(charts.accuracy_chart(answer, x, seeds), colors), "compare")
+        verdict, *evidence = comparison["evidence"].splitlines()
+        if any(comparison["supported"].values()):
+            st.success(plain(verdict), icon=":material/check_circle:")
+        else:
+            st.info(plain(verdict), icon=":material/help:")
+        first = {group["name"]: group["runs"][0] for group in comparison["groups"]}
+        _colored(charts.accuracy_chart(comparison, x, seeds), first, everything)
         draw_first()
-        _evidence(evidence, answer["left_out"])
-        for number, table in enumerate(answer["tables"]):
+        with st.container(border=True):
+            st.markdown("##### Evidence")
+            st.markdown("\n".join(f"- {plain(line)}" for line in evidence))
+            _excluded(comparison["left_out"])
+        for number, table in enumerate(comparison["tables"]):
             text_table(charts.text_table(table), table["title"], closed=number >= _OPEN_TABLES)
-        _differences(answer)
+        conditions = charts.differences_table(comparison, "differences", "Condition")
+        if not conditions.empty:
+            text_table(conditions, "Differing conditions")
+            st.caption("These make the comparison unfair; hardware affects only hours.")
+        settings = charts.differences_table(comparison, "settings", "Setting")
+        if not settings.empty:
+            text_table(settings, "Differing settings")
 
 
-def _colors(run_of: dict[str, str], everything: dict[str, Json]) -> dict[str, str]:
-    """Series → colour of its run's rule; run_of: series → run."""
-    return visitor.rules().colors({name: everything[run]["rule"] for name, run in run_of.items() if run in everything})
+def _excluded(left_out: list[Json], reason: str = "Excluded") -> None:
+    for run in left_out:
+        st.caption(f"{reason}: {plain(run['name'])}: {plain(run['reason'])}")
 
 
-def _gates(everything: dict[str, Json], compared: dict[str, Json]) -> None:
+def _colored(drawing: Chart, runs: Mapping[str, charts.Response], everything: dict[str, Json]) -> None:
+    """A chart in the colours of the rules of its runs; runs: by series."""
+    rules = {series: everything[run["id"]]["rule"] for series, run in runs.items() if run["id"] in everything}
+    chart(with_colors(drawing, visitor.rules().colors(rules)), "compare")
+
+
+def _gates(everything: dict[str, Json], latest: dict[str, Json]) -> None:
     """Gate z-scores, which change with every step; limited to the number of series that a session caches."""
     with visitor.guarded():
-        answer = compared.get("answer")
-        gated = [run for run in gated_runs(answer) if run in everything] if answer else []
-        found = visitor.live_series_of({run: everything[run] for run in gated[:_MOST_LINES]}, "step", (_GATE_Z,))
-        z = {run: points for run, live_run in found.items() if (points := live_run.points.get(_GATE_Z))}
-        if answer and z:
+        comparison = latest.get("comparison")
+        gated = [run for run in gated_runs(comparison) if run in everything] if comparison else []
+        series = visitor.live_series_of({run: everything[run] for run in gated[:_MOST_LINES]}, "step", (_GATE_Z,))
+        z = {run: points for run, live_run in series.items() if (points := live_run.points.get(_GATE_Z))}
+        if comparison and z:
             if len(gated) > _MOST_LINES:
                 st.caption(f"Showing the gates of {_MOST_LINES} of {len(gated)} runs.")
-            colors = _colors(charts.runs_of_gates(answer), everything)
-            chart(with_colors(charts.gate_chart(answer, z), colors), "compare")
+            _colored(charts.gate_chart(comparison, z), dict(charts.gates(comparison)), everything)
 
 
-def gated_runs(answer: Json) -> list[str]:
+def gated_runs(comparison: Json) -> list[str]:
     """Runs with a gate: the first seed of each configuration, then the second, and so on."""
-    by_seed = zip_longest(*(group["runs"] for group in answer["groups"]))
+    by_seed = zip_longest(*(group["runs"] for group in comparison["groups"]))
     members = (run for runs in by_seed for run in runs if run is not None)
     return [run["id"] for run in members if run["gate"]["threshold"] is not None]
 
 
-def _verdict(verdict: str, is_supported: bool) -> None:
-    """The answer in one sentence. is_supported: whether it states an advantage that the runs support."""
-    if is_supported:
-        st.success(plain(verdict), icon=":material/check_circle:")
-    else:
-        st.info(plain(verdict), icon=":material/help:")
-
-
-def _evidence(lines: list[str], left_out: list[Json]) -> None:
-    """The service's statements behind its verdict."""
-    with st.container(border=True):
-        st.markdown("##### Evidence")
-        st.markdown("\n".join(f"- {plain(line)}" for line in lines))
-        _excluded(left_out)
-
-
-def _excluded(left_out: list[Json]) -> None:
-    for left in left_out:
-        st.caption(f"Excluded: {plain(left['name'])}: {plain(left['reason'])}")
-
-
-def _differences(answer: Json) -> None:
-    conditions = charts.conditions_table(answer)
-    if not conditions.empty:
-        text_table(conditions, "Differing conditions")
-        st.caption("These make the comparison unfair; hardware affects only hours.")
-    settings = charts.settings_table(answer)
-    if not settings.empty:
-        text_table(settings, "Differing settings")
-
-
 def _sweep(group: str, query: Json) -> None:
-    """Charts of a sweep, which change with evaluations."""
+    """Charts of a sweep over two settings or more, which change with evaluations."""
     with visitor.guarded():
-        _heat_map(group, query)
-        _parallel(group, query)
+        _heat_map(group, {"metric": query["metric"], "benchmark": query["benchmark"]})
+        name = f"eval/{query['benchmark'] or 'average'}/{query['metric']}"
+        runs = visitor.client().all_runs(limit=_MOST_SWEPT, group=group, archived="any", with_metric=[name])
+        settings = list(dict.fromkeys(path for run in runs for path in run["group_values"] or {} if path != "seed"))
+        if len(settings) >= 2:
+            scored = [run | {"score": run["metrics"].get(name)} for run in runs]
+            measure = ", ".join(word for word in (query["metric"], query["benchmark"]) if word)
+            chart(charts.parallel_chart(scored, settings, measure), f"parallel-{group}")
 
 
-def _heat_map(group: str, query: Json) -> None:
-    """For a sweep over two settings or more."""
-    asked = {"metric": query["metric"], "benchmark": query["benchmark"]}
-    answer = visitor.client().heat_map(group, **asked)
-    if answer is None:
+def _heat_map(group: str, score: Json) -> None:
+    """Of two settings that the visitor selects."""
+    heat_map = visitor.client().heat_map(group, **score)
+    if heat_map is None:
         return
     with st.container(border=True):
         st.markdown("##### Sweep")
-        settings = answer["settings"]
+        settings = heat_map["settings"]
         with st.container(horizontal=True, vertical_alignment="bottom"):
-            x = permalinks.select("Columns", f"hx-{group}", settings, answer["x"])
-            y = permalinks.select("Rows", f"hy-{group}", settings, answer["y"])
-            shown = permalinks.select("Show", f"hs-{group}", list(SHOWN), "final", format_func=SHOWN.__getitem__)
+            x = permalinks.select("Columns", f"hx-{group}", settings, heat_map["x"])
+            y = permalinks.select("Rows", f"hy-{group}", settings, heat_map["y"])
+            show = permalinks.select(
+                "Show", f"hs-{group}", list(CELL_VALUES), "final", format_func=CELL_VALUES.__getitem__
+            )
         if x == y:
             st.caption("Select two different settings.")
             return
-        answer = visitor.client().heat_map(group, x=x, y=y, show=shown, **asked)
-        if answer is not None:
-            chart(charts.heat_map_chart(answer), "heat")
-            for left in answer["left_out"]:
-                st.caption(f"Not in the grid: {plain(left['name'])}: {plain(left['reason'])}")
-
-
-def _parallel(group: str, query: Json) -> None:
-    """All settings of a sweep of two settings or more at once."""
-    name = f"eval/{query['benchmark'] or 'average'}/{query['metric']}"
-    asked = {"group": group, "archived": "any", "with_metric": [name]}
-    runs = [run | {"score": run["metrics"].get(name)} for run in visitor.client().all_runs(limit=_MOST_SWEPT, **asked)]
-    settings = list(dict.fromkeys(path for run in runs for path in run["group_values"] or {} if path != "seed"))
-    if len(settings) >= 2:
-        measure = ", ".join(word for word in (query["metric"], query["benchmark"]) if word)
-        chart(parallel_chart(runs, settings, measure), f"parallel-{group}")
+        heat_map = visitor.client().heat_map(group, x=x, y=y, show=show, **score)
+        if heat_map is not None:
+            chart(charts.heat_map_chart(heat_map), "heat")
+            _excluded(heat_map["left_out"], "Not in the grid")
 
 
 def _metrics(everything: dict[str, Json], x: str) -> None:
     """Training metrics of the runs."""
     st.markdown("#### Training metrics")
-    shown = dict(list(everything.items())[:_MOST_LINES])
-    if len(shown) < len(everything):
+    runs = dict(list(everything.items())[:_MOST_LINES])
+    if len(runs) < len(everything):
         st.caption(f"Showing {_MOST_LINES} of {len(everything)} runs.")
-    going = any(run["state"] not in TERMINAL for run in shown.values())
+    going = any(run["state"] not in TERMINAL for run in runs.values())
 
     def body() -> None:
         with visitor.guarded():
-            explorer.show(shown, x)
+            explorer.show(runs, x)
 
     live(body, visitor.LIVE_S if going else None)
 

@@ -1,7 +1,4 @@
-"""Metric explorer of the Run and Compare views: any metrics of runs, grouped by their prefix.
-
-Selection of runs by name; the URL contains their ids.
-"""
+"""Metric explorer of the Run and Compare views, and the selection of runs by name."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import streamlit as st
 from gxpo_client.errors import Refused
 from gxpo_client.formats import count
 from gxpo_dashboard.charts.base import with_colors
-from gxpo_dashboard.charts.curves import explorer_chart, matching, most_rows, prefixes
+from gxpo_dashboard.charts.curves import explorer_chart, matching, most_rows
 from gxpo_dashboard.labels import unique_labels
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.widgets import chart, empty
@@ -35,7 +32,7 @@ def show(runs: Mapping[str, Json], x: str) -> None:
     if not names:
         empty("No metrics yet", "Metrics appear after the first step.")
         return
-    groups = prefixes(names)
+    groups = sorted({name.partition("/")[0] for name in names})
     with st.container(horizontal=True, vertical_alignment="bottom"):
         text = permalinks.text("Search metrics", "find", placeholder="reward, norm, …", icon=":material/search:")
         smoothing = permalinks.select("Smoothing", "msmooth", SMOOTHING, "0", format_func=smoothing_word, width=200)
@@ -43,28 +40,29 @@ def show(runs: Mapping[str, Json], x: str) -> None:
     default = "reward" if "reward" in groups else groups[0]
     prefix = permalinks.choice("Group", "prefix", ["", *groups], default, format_func=lambda name: name or "all")
     # Words of a search are looked for in every group.
-    found = matching(names, "" if text else prefix, text)
-    if not found:
+    matches = matching(names, "" if text else prefix, text)
+    if not matches:
         st.caption("No matching metrics. Change the search.")
         return
     visible = _visible(labels)
     most = most_rows(len(visible))
-    asked = tuple(found[:most])
+    drawn = tuple(matches[:most])
     weight = float(smoothing or 0)
-    live = visitor.live_series_of({run: runs[run] for run in visible}, x, asked, weight)
+    live = visitor.live_series_of({run: runs[run] for run in visible}, x, drawn, weight)
     series = {
-        name: {labels[run]: points for run, one in live.items() if (points := one.points.get(name))} for name in asked
+        name: {labels[run]: points for run, of_run in live.items() if (points := of_run.points.get(name))}
+        for name in drawn
     }
-    if len(found) > most:
-        st.caption(f"Showing {most} of {len(found)} metrics. Search for others, or hide runs to show more.")
+    if len(matches) > most:
+        st.caption(f"Showing {most} of {len(matches)} metrics. Search for others, or hide runs to show more.")
     colors = visitor.rules().colors({labels[run]: runs[run]["rule"] for run in runs})
-    drawn = explorer_chart(series, [labels[run] for run in visible], x, weight, log)
+    spec = explorer_chart(series, [labels[run] for run in visible], x, weight, log)
     # A chart of other metrics is another chart; the key keeps zoom and pointer apart.
-    chart(with_colors(drawn, colors), f"explorer-{crc32(' '.join(asked).encode()):x}")
+    chart(with_colors(spec, colors), f"explorer-{crc32(' '.join(drawn).encode()):x}")
 
 
 def _visible(labels: Mapping[str, str]) -> list[str]:
-    """Ids of the shown runs, all by default."""
+    """Ids of the runs that are not hidden, all by default."""
     if len(labels) < 2:
         return list(labels)
     hidden = permalinks.multi("Hidden runs", "hide", list(labels), format_func=labels.__getitem__, placeholder="none")
@@ -74,11 +72,11 @@ def _visible(labels: Mapping[str, str]) -> list[str]:
 _RECENT = 100
 
 
-def runs(label: str, name: str, *, most: int, default: tuple[str, ...] = ()) -> dict[str, Json]:
-    """The selected runs by id, in order. Options: recent runs, search results and selected runs."""
-    asked = st.query_params.get_all(name)
-    if len(asked) > most:
-        st.query_params[name] = asked[:most]  # Streamlit raises an error for more values than a widget allows
+def runs(label: str, name: str, *, most: int) -> dict[str, Json]:
+    """The selected runs by id, in order. Options: recent runs, search results and selected runs; the URL has ids."""
+    requested = st.query_params.get_all(name)
+    if len(requested) > most:
+        st.query_params[name] = requested[:most]  # Streamlit raises an error for more values than a widget allows
     text = st.session_state.get(f"search-{name}", "")
     offered = {run["id"]: run for run in visitor.client().runs(limit=_RECENT, text=text, archived="any")["items"]}
     for run in (*st.query_params.get_all(name), *st.session_state.get(f"in_{name}", [])):
@@ -90,22 +88,22 @@ def runs(label: str, name: str, *, most: int, default: tuple[str, ...] = ()) -> 
     names = unique_labels(offered)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = permalinks.multi(
-            label, name, list(offered), default, format_func=names.__getitem__, max_selections=most,
+            label, name, list(offered), format_func=names.__getitem__, max_selections=most,
             placeholder="by name",
         )  # fmt: skip
         st.text_input(
             "Search runs", key=f"search-{name}", placeholder="name, tag, id", width=220, icon=":material/search:"
         )
     clipped: dict[str, tuple[list[str], int]] = st.session_state.setdefault("clipped", {})
-    if len(asked) > most:
-        clipped[name] = (chosen, len(asked))
+    if len(requested) > most:
+        clipped[name] = (chosen, len(requested))
     elif name in clipped and clipped[name][0] != chosen:
         del clipped[name]
     return {run: offered[run] for run in chosen if run in offered}
 
 
-def left_out(name: str) -> None:
+def warn_clipped(name: str) -> None:
     """Say that more runs were requested than the view shows, until other runs are selected."""
     if name in (clipped := st.session_state.get("clipped", {})):
-        chosen, asked = clipped[name]
-        st.warning(f"Showing the first {len(chosen)} of {count(asked)} runs.", icon=":material/filter_list:")
+        chosen, num_requested = clipped[name]
+        st.warning(f"Showing the first {len(chosen)} of {count(num_requested)} runs.", icon=":material/filter_list:")

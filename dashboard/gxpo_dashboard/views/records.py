@@ -14,8 +14,8 @@ from gxpo_client.formats import count, figure, moment, percent, size
 from gxpo_dashboard.labels import VERDICT_COLORS, VERDICTS, plain, with_formulas
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.view_models.series import number
-from gxpo_dashboard.view_models.tables import TurnRow, episode_facts, turn_rows
-from gxpo_dashboard.widgets import cursors, download, empty, foreign, pager
+from gxpo_dashboard.view_models.tables import episode_facts, turn_rows
+from gxpo_dashboard.widgets import cursors, download, empty, pager, untrusted
 
 Json = dict[str, Any]
 
@@ -30,8 +30,7 @@ _DIRECT_DOWNLOAD = 200 * 1024 * 1024
 
 def samples(run: str, x: str) -> None:
     """Prompt, response or its turns, extracted answer, gold answer and verdict of each sample."""
-    first = visitor.client().samples(run, limit=1)
-    steps = [str(step) for step in first["steps"]]
+    steps = [str(step) for step in visitor.client().samples(run, limit=1)["steps"]]
     if not steps:
         _none(run, "No samples yet", "Samples appear after the first step.")
         return
@@ -42,23 +41,23 @@ def samples(run: str, x: str) -> None:
             "Verdict", "verdict", ["", *VERDICTS], "", format_func=lambda v: VERDICTS.get(v, "any"), width=220
         )
     visited = cursors("samples", (run, step, verdict))
-    asked = {"": steps[-1], "all": None}.get(step or "", step)
-    query = {"step": asked, "verdict": verdict, "limit": _PAGE, "cursor": visited[-1] if visited else None}
-    answer = visitor.client().samples(run, **query)
-    items = answer["items"]
+    query = {"step": {"": steps[-1], "all": None}.get(step or "", step), "verdict": verdict, "limit": _PAGE}
+    page = visitor.client().samples(run, **query, cursor=visited[-1] if visited else None)
+    items = page["items"]
     if not items:
         empty("No matching samples", "Select another step or verdict.")
         return
     groups = by_prompt(items)
     listed, read = st.columns([2, 3])
     with listed:
-        row = _group_list(groups, answer["groups"], run)
-        pager("samples", visited, answer["next_cursor"], len(visited) * _PAGE, len(items))
+        row = _group_list(groups, page["groups"], run)
+        pager("samples", visited, page["next_cursor"], len(visited) * _PAGE, len(items))
     with read:
         # The page may have a part of the group.
-        chosen = {"step": groups[row][0]["step"], "group": groups[row][0]["group"], "verdict": verdict}
-        whole = by_prompt(visitor.client().samples(run, **chosen, limit=_MOST_RESPONSES)["items"])
-        _group(next((found for found in whole if _identity(found[0]) == _identity(groups[row][0])), groups[row]))
+        first = groups[row][0]
+        query = {"step": first["step"], "group": first["group"], "verdict": verdict, "limit": _MOST_RESPONSES}
+        whole = by_prompt(visitor.client().samples(run, **query)["items"])
+        _group(next((group for group in whole if _identity(group[0]) == _identity(first)), groups[row]))
 
 
 def _none(run: str, title: str, text: str) -> None:
@@ -88,11 +87,12 @@ def _group_list(groups: list[list[Json]], counts: list[Json], run: str) -> int:
 
     counts: of the whole groups, of which the page and the filter may have a part.
     """
-    whole = {_identity(found): found for found in counts}
-    rows = [
-        (first["step"], whole[_identity(first)]["correct"], whole[_identity(first)]["responses"], first["prompt"])
-        for first in (group[0] for group in groups)
-    ]
+    whole = {_identity(group): group for group in counts}
+    rows = []
+    for first, *_ in groups:
+        group = whole[_identity(first)]
+        rows.append((first["step"], group["correct"], group["responses"], first["prompt"]))
+    column = st.column_config
     event = st.dataframe(
         pd.DataFrame(rows, columns=["Step", "Correct", "Responses", "Prompt"]),
         key=f"samples-{run}-{groups[0][0]['step']}",
@@ -101,15 +101,12 @@ def _group_list(groups: list[list[Json]], counts: list[Json], run: str) -> int:
         on_select="rerun",
         selection_mode="single-row",
         column_config={
-            "Step": st.column_config.NumberColumn(width="small"),
-            "Correct": st.column_config.NumberColumn(width="small"),
-            "Responses": st.column_config.NumberColumn(width="small"),
-            "Prompt": st.column_config.TextColumn(width="large"),
+            **dict.fromkeys(("Step", "Correct", "Responses"), column.NumberColumn(width="small")),
+            "Prompt": column.TextColumn(width="large"),
         },
         alt="Prompts: select one to read its responses",
     )
-    chosen = event.selection.rows
-    return chosen[0] if chosen and chosen[0] < len(groups) else 0
+    return next((row for row in event.selection.rows if row < len(groups)), 0)
 
 
 def _group(group: list[Json]) -> None:
@@ -118,7 +115,7 @@ def _group(group: list[Json]) -> None:
     with st.container(border=True):
         st.caption(f"Step {first['step']}, attempt {first['attempt']}, group {first['group']}.")
         _text("Prompt", first["prompt"])
-        foreign("Gold answer", first["gold"])
+        untrusted("Gold answer", first["gold"])
     for item in group:
         with st.container(border=True):
             _response(item)
@@ -134,33 +131,30 @@ def _response(item: Json) -> None:
     st.markdown(f"{chip} {plain(facts)}")
     rows = turn_rows(item)
     for position, row in enumerate(rows):
-        _turn(row, f"turn-{item['number']}-{position}")
+        # As it was written, without typeset formulas; a long turn is cut until it is asked for.
+        key = f"turn-{item['number']}-{position}"
+        whole = row.cut is None or st.toggle(f"{row.heading}: show all", key=key)
+        untrusted(row.heading, row.text if whole else row.cut)
     if not rows:
         _text("Response", item["response"])
-    foreign("Extracted answer", item["extracted"] if item["extracted"] is not None else "(none)")
+    untrusted("Extracted answer", item["extracted"] if item["extracted"] is not None else "(none)")
     if extra.get("detail"):
-        foreign("Grader", extra["detail"])
+        untrusted("Grader", extra["detail"])
     if ended := episode_facts(item):
         st.caption(plain(ended))
     if item.get("end_detail"):
-        foreign("Environment", item["end_detail"])
-
-
-def _turn(row: TurnRow, key: str) -> None:
-    """A turn as it was written, without typeset formulas; a long one is cut until it is asked for."""
-    whole = row.cut is None or st.toggle(f"{row.heading}: show all", key=key)
-    foreign(row.heading, row.text if whole else row.cut)
+        untrusted("Environment", item["end_detail"])
 
 
 def _text(label: str, text: str) -> None:
     """Untrusted text as it is, and if it has formulas also with these typeset, in a second column."""
     formulas = with_formulas(text)
     if formulas is None:
-        foreign(label, text)
+        untrusted(label, text)
         return
     raw, typeset = st.columns(2)
     with raw:
-        foreign(label, text)
+        untrusted(label, text)
     with typeset:
         st.markdown(f"**{label}, typeset**")
         st.markdown(formulas)
@@ -168,32 +162,32 @@ def _text(label: str, text: str) -> None:
 
 def events(run: str, x: str) -> None:
     """Events of the run, newest first."""
-    found = visitor.client().newest_events(run, _MOST_EVENTS)
-    if not found:
+    items = visitor.client().newest_events(run, _MOST_EVENTS)
+    if not items:
         empty("No events yet", "State changes, checkpoints and failures appear here.")
         return
-    rows = [(moment(item["time"]), item["actor"], item["kind"], item["message"]) for item in found]
+    rows = [(moment(item["time"]), item["actor"], item["kind"], item["message"]) for item in items]
     frame = pd.DataFrame(rows, columns=["Time", "Actor", "Kind", "Message"])
     config = {"Message": st.column_config.TextColumn(width="large")}
     st.dataframe(frame, hide_index=True, column_config=config, key=f"events-{run}", alt="Events, newest first")
-    if len(found) == _MOST_EVENTS:
+    if len(items) == _MOST_EVENTS:
         st.caption(f"Showing the newest {count(_MOST_EVENTS)} events; earlier ones are available from the API.")
 
 
 def log(run: str, x: str) -> None:
     """The log, oldest line first; follows its end while the run executes."""
-    answer = visitor.log_tail(run)
-    if not answer["size"]:
+    tail = visitor.log_tail(run)
+    if not tail["size"]:
         _none(run, "The log is empty", "It starts with the run's job.")
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
         text = st.text_input("Search log", key="log-search", icon=":material/search:", placeholder="part of a line")
         fetch = partial(visitor.whole_log, visitor.client(), run)
         download("log", f"{run}.log", fetch, "log-download")
-    lines = answer["text"].splitlines()
+    lines = tail["text"].splitlines()
     matches = [line for line in lines if text.lower() in line.lower()] if text else lines
-    shown = f"{count(len(matches))} of {count(len(lines))} lines" if text else f"{count(len(lines))} lines"
-    st.caption(f"{shown} of the last {size(len(answer['text']))} of {size(answer['size'])}.")
+    matching = f"{count(len(matches))} of " if text else ""
+    st.caption(f"{matching}{count(len(lines))} lines of the last {size(len(tail['text']))} of {size(tail['size'])}.")
     # The container keeps its end in view while lines are added.
     with st.container(height=560, autoscroll=True, key="log"):
         st.code("\n".join(matches), language=None, wrap_lines=True)
@@ -201,9 +195,9 @@ def log(run: str, x: str) -> None:
 
 def config(run: str, x: str) -> None:
     """The config and the recorded environment."""
-    found = visitor.client().run(run)
-    st.caption(f"Hash {plain(found['config_sha256'])}: equal for runs that differ only in name.")
-    text = json.dumps(found["config"], indent=2)
+    view = visitor.client().run(run)
+    st.caption(f"Hash {plain(view['config_sha256'])}: equal for runs that differ only in name.")
+    text = json.dumps(view["config"], indent=2)
     left, right = st.columns(2)
     with left:
         st.markdown("**Settings**")
@@ -211,7 +205,7 @@ def config(run: str, x: str) -> None:
         download("config (JSON)", f"{run}-config.json", text.encode, "config-json")
     with right:
         st.markdown("**Environment**")
-        identity = {name: value for name, value in (found.get("identity") or {}).items() if name != "config"}
+        identity = {name: value for name, value in (view.get("identity") or {}).items() if name != "config"}
         if identity:
             st.code(json.dumps(identity, indent=2), language=None, height=620)
         else:
@@ -220,11 +214,11 @@ def config(run: str, x: str) -> None:
 
 def checkpoints(run: str, x: str) -> None:
     """Checkpoints with download of the policy."""
-    found = visitor.client().checkpoints(run)
-    if not found:
+    items = visitor.client().checkpoints(run)
+    if not items:
         empty("No checkpoints yet", "Checkpoints are written every `checkpoint.every_steps` steps.")
         return
-    for item in found:
+    for item in items:
         step, marks = item["step"], [word for word in ("best", "newest") if item.get(word)]
         with st.container(border=True, horizontal=True, vertical_alignment="center"):
             st.markdown(f"**Step {step}**" + (f" ({', '.join(marks)})" if marks else ""))

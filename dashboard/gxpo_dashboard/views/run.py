@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import streamlit as st
 
 from gxpo_client.formats import NONE, count, duration, known, moment, percent, significant
-from gxpo_dashboard.charts import curves, gate
-from gxpo_dashboard.charts import steps as budget
-from gxpo_dashboard.charts import steps as timeline
-from gxpo_dashboard.charts import steps as timing
-from gxpo_dashboard.charts.base import AXIS_WORDS, MUTED, Chart, axis_value, series_of, with_colors
+from gxpo_dashboard.charts import curves, gate, steps
+from gxpo_dashboard.charts.base import (
+    AXIS_WORDS,
+    MUTED,
+    Chart,
+    Plot,
+    axis_value,
+    metric_chart,
+    metric_charts,
+    metric_names,
+    with_colors,
+)
 from gxpo_dashboard.charts.benchmarks import accuracy_chart, metrics_of
-from gxpo_dashboard.labels import TERMINAL, plain, state_chip, state_word, why
+from gxpo_dashboard.labels import STATES, TERMINAL, plain, state_chip, why
 from gxpo_dashboard.session import permalinks, visitor
-from gxpo_dashboard.view_models.rules import variants
+from gxpo_dashboard.view_models.rules import Rule, variants
 from gxpo_dashboard.view_models.series import Series, number
 from gxpo_dashboard.view_models.tables import time_left
 from gxpo_dashboard.views import actions, explorer, records
@@ -24,16 +32,8 @@ from gxpo_dashboard.widgets import chart, charts_ahead, empty, grid, live
 
 Json = dict[str, Any]
 
-OVERVIEW = (*curves.REWARD, *gate.NAMES, *budget.NAMES)
-SYSTEM = (
-    *curves.GAP, *curves.MEMORY, *curves.GPU_LOAD, *curves.GPU_MEMORY, *curves.CPU, *curves.TRAFFIC, *curves.DISK,
-    *timeline.SPAN_NAMES,
-)  # fmt: skip
-POLICY = (*curves.ENTROPY, *curves.KL, *curves.CLIP, *curves.LENGTH, *curves.FAILURES, *curves.TURNS, *curves.EPISODES)
-RULE = (
-    *curves.RETENTION, *curves.SCALE, *curves.COSINE, *curves.NORMS, *curves.FRACTIONS, *curves.UPDATE,
-    *curves.TRAJECTORY,
-)  # fmt: skip
+OVERVIEW = (*curves.REWARD.metrics, *gate.METRICS, *steps.PASSES)
+EVALUATED = "eval/average/pass@1"
 
 
 @charts_ahead()
@@ -50,7 +50,12 @@ def show() -> None:
         if part in CHARTED:
             x = permalinks.choice("X-axis", "x", list(AXIS_WORDS), "step", format_func=AXIS_WORDS.__getitem__)
     every = None if ended else PARTS[part][1]
-    live(lambda: _part(run["id"], part, x), every)
+
+    def body() -> None:
+        with visitor.guarded():
+            PARTS[part][0](run["id"], x)
+
+    live(body, every)
 
 
 def _chosen() -> Json | None:
@@ -66,7 +71,7 @@ def _chosen() -> Json | None:
             return None
         st.write("Select a run:")
         for item in recent:
-            words = f"{state_word(item['state'])} · {item.get('rule_label') or item['rule']}"
+            words = f"{STATES.get(item['state'], item['state'])} · {item.get('rule_label') or item['rule']}"
             if st.button(f"{plain(item['name'])} · {plain(words)}", key=item["id"], width=520):
                 st.query_params["run"] = item["id"]
                 st.rerun()
@@ -105,65 +110,53 @@ def _header(run_id: str, was_ended: bool) -> None:
 
 
 def _figures(run: Json, fraction: float) -> list[str]:
-    return [
-        f"**{percent(fraction, 0)}** of the budget",
-        *_costs(run["progress"]),
-        f"accuracy **{percent(number(run['score']))}**{_best(run)}",
-        f"reward **{significant(number(run['reward']))}**",
-        *_left(run),
-    ]
+    """What was used of each limit, the latest results, and the time left or the queue position where it is known."""
+    progress, best, left = run["progress"], number(run["score_best"]), time_left(run)
 
+    def used(cost: str, bound: str, what: str) -> str:
+        limit = f" of {count(number(progress[bound]))}" if progress.get(bound) else ""
+        return f"**{count(number(progress[cost]))}**{limit} {what}"
 
-def _costs(progress: Json) -> list[str]:
-    """What was used of each cost, with its limit if there is one."""
-    costs = [
-        f"**{count(number(progress[used]))}**{_of(progress.get(bound))} {word}"
-        for used, bound, word in (
-            ("steps", "step_budget", "steps"),
-            ("backward_passes", "backward_passes_budget", "backward passes"),
-            ("tokens", "tokens_budget", "tokens"),
-        )
-        if used != "tokens" or progress.get(bound)
-    ]
     hours = number(progress.get("hours_budget"))
     limit = f" of {duration(3600 * hours)}" if known(hours) else ""
-    return [*costs, f"**{duration(progress['training_s'])}**{limit} training time"]
+    words = [
+        f"**{percent(fraction, 0)}** of the budget",
+        used("steps", "step_budget", "steps"),
+        used("backward_passes", "backward_passes_budget", "backward passes"),
+        *([used("tokens", "tokens_budget", "tokens")] if progress.get("tokens_budget") else []),
+        f"**{duration(progress['training_s'])}**{limit} training time",
+        f"accuracy **{percent(number(run['score']))}**" + (f" (best {percent(best)})" if best == best else ""),
+        f"reward **{significant(number(run['reward']))}**",
+    ]
+    if run["state"] not in TERMINAL and left != NONE:
+        words.append(left if progress.get("queue_position") is not None else f"**{left}** left")
+    return words
 
 
-def _left(run: Json) -> list[str]:
-    """The queue position of a queued run, else the time left where it is known."""
-    words = time_left(run)
-    if run["state"] in TERMINAL or words == NONE:
-        return []
-    return [words if run["progress"].get("queue_position") is not None else f"**{words}** left"]
+def rule_settings(run: Json) -> Json:
+    """The settings of the update rule in a run's config."""
+    return (run["config"].get("learner") or {}).get("rule") or {}
 
 
-def _of(bound: Any) -> str:
-    return f" of {count(number(bound))}" if bound else ""
-
-
-def _best(run: Json) -> str:
-    best = number(run["score_best"])
-    return f" (best {percent(best)})" if best == best else ""
-
-
-def _part(run_id: str, part: str, x: str) -> None:
-    with visitor.guarded():
-        PARTS[part][0](run_id, x)
+def _gate_style(settings: Json) -> tuple[bool, gate.PhaseColors]:
+    """Whether the gate is two-sided, and the colours of its phases."""
+    rules = visitor.rules()
+    return bool((settings.get("gate") or {}).get("two_sided")), (rules.of(settings).color, rules.baseline.color)
 
 
 def _overview(run_id: str, x: str) -> None:
     run = visitor.client().run(run_id)
     series = visitor.live_series(run_id, x, OVERVIEW).points
-    settings = curves.rule_of(run["config"])
+    settings = rule_settings(run)
     evaluations = visitor.client().evaluations(run_id)
     if not any(series.values()) and not evaluations:
         empty("No data yet", "The first step takes longest, because engines start and compile.")
         return
-    charts = [curves.reward_chart(series, x), accuracy_chart(evaluations, "pass@1", x, evaluated_at(run_id, x))]
+    scores = accuracy_chart(evaluations, "pass@1", x, evaluated_at(run_id, x))
+    charts = [metric_chart(curves.REWARD, series, x), scores]
     if visitor.rules().of(settings).watched is not None:
-        charts.append(gate.z_chart(series, x, _two_sided(settings), _phase_colors(settings)))
-    _grid([*charts, _budget(run_id, series, x, run)], run)
+        charts.append(gate.z_chart(series, x, *_gate_style(settings)))
+    _grid([*charts, _budget(run, series, x)], run)
 
 
 def evaluated_at(run_id: str, x: str) -> dict[int, float] | None:
@@ -174,66 +167,51 @@ def evaluated_at(run_id: str, x: str) -> dict[int, float] | None:
     return {step: axis_value(at, x) for step, at in zip(points.steps, points.x, strict=True)} if points else {}
 
 
-def _phase_colors(settings: Any) -> gate.PhaseColors:
-    rules = visitor.rules()
-    return rules.of(settings).color, rules.fallback_color
-
-
 def _grid(charts: list[Chart], run: Json) -> None:
     """Charts in shades of the colour of the run's rule."""
-    color = visitor.rules().of(curves.rule_of(run["config"])).color
-    tinted = [with_colors(found, variants(dict.fromkeys(series_of(found), color))) for found in charts]
-    grid(tinted, run["id"])
+    color = visitor.rules().of(rule_settings(run)).color
+    grid([with_colors(item, variants(dict.fromkeys(item.series, color))) for item in charts], run["id"])
 
 
 def _gate(run_id: str, x: str) -> None:
     run = visitor.client().run(run_id)
-    settings = curves.rule_of(run["config"])
-    rule = visitor.rules().of(settings)
+    settings = rule_settings(run)
+    rule: Rule = visitor.rules().of(settings)
     series = visitor.live_series(run_id, x, OVERVIEW).points
     if rule.watched is None:
         empty(f"{rule.label} has no gate", f"Backward passes per step: {rule.passes_per_step(settings)}.")
     else:
-        colors = _phase_colors(settings)
+        two_sided, colors = _gate_style(settings)
         tints = dict.fromkeys(("z-score", rule.watched), rule.color) | {"window mean": MUTED}
-        chart(with_colors(gate.z_chart(series, x, _two_sided(settings), colors), tints), run_id)
+        chart(with_colors(gate.z_chart(series, x, two_sided, colors), tints), run_id)
         window = visitor.live_series(run_id, x, gate.WINDOW, joined=True).points
         chart(with_colors(gate.value_chart({**series, **window}, x, rule.watched, colors), tints), run_id)
-    chart(_budget(run_id, series, x, run), run_id)
+    chart(_budget(run, series, x), run_id)
 
 
-def _budget(run_id: str, series: Series, x: str, run: Json) -> Chart:
+def _budget(run: Json, series: Series, x: str) -> Chart:
     """Backward passes over steps, whatever the x-axis: over themselves they would be a straight line."""
-    over_steps = series if x == "step" else visitor.live_series(run_id, "step", (*budget.NAMES, "gate/active")).points
+    if x != "step":
+        series = visitor.live_series(run["id"], "step", (*steps.PASSES, "gate/active")).points
     bound = run["progress"].get("backward_passes_budget")
-    settings = curves.rule_of(run["config"])
-    return budget.budget_chart(over_steps, settings, number(bound) if bound else None, visitor.rules())
+    return steps.budget_chart(series, rule_settings(run), number(bound) if bound else None, visitor.rules())
 
 
-def _two_sided(settings: Any) -> bool:
-    return bool((settings.get("gate") or {}).get("two_sided"))
-
-
-def _rule(run_id: str, x: str) -> None:
-    _grid_or_empty(curves.rule_charts(visitor.live_series(run_id, x, RULE).points, x), run_id)
-
-
-def _policy(run_id: str, x: str) -> None:
-    _grid_or_empty(curves.policy_charts(visitor.live_series(run_id, x, POLICY).points, x), run_id)
+def _plots(plots: Iterable[Plot], run_id: str, x: str) -> None:
+    charts = metric_charts(plots, visitor.live_series(run_id, x, metric_names(plots)).points, x)
+    if charts:
+        _grid(charts, visitor.client().run(run_id))
+    else:
+        empty("No data yet", "Either the run has no step yet, or its rule does not report these metrics.")
 
 
 def _system(run_id: str, x: str) -> None:
-    times = visitor.live_series(run_id, "step", timing.TIMING_NAMES, joined=True)
-    series = visitor.live_series(run_id, x, SYSTEM).points
-    steps = visitor.client().timeline(run_id)
-    if steps:
-        chart(timeline.timeline_chart(steps), run_id)
-    grid([timing.step_time_chart(times.points, times.totals), timing.totals_chart(times.totals)], run_id)
-    _grid_or_empty([*timeline.overlap_charts(series, x), *curves.system_charts(series, x)], run_id)
-
-
-def _metrics(run_id: str, x: str) -> None:
-    explorer.show({run_id: visitor.client().run(run_id)}, x)
+    times = visitor.live_series(run_id, "step", steps.TIMES, joined=True)
+    timeline = visitor.client().timeline(run_id)
+    if timeline:
+        chart(steps.timeline_chart(timeline), run_id)
+    grid([steps.step_time_chart(times.points, times.totals), steps.totals_chart(times.totals)], run_id)
+    _plots(curves.SYSTEM, run_id, x)
 
 
 def _evaluations(run_id: str, x: str) -> None:
@@ -243,22 +221,14 @@ def _evaluations(run_id: str, x: str) -> None:
     _grid(charts or [accuracy_chart([])], visitor.client().run(run_id))
 
 
-def _grid_or_empty(charts: list[Chart], run_id: str) -> None:
-    if charts:
-        _grid(charts, visitor.client().run(run_id))
-    else:
-        empty("No data yet", "Either the run has no step yet, or its rule does not report these metrics.")
-
-
-EVALUATED = "eval/average/pass@1"
 CHARTED = ("Overview", "Gate", "Look-ahead", "Policy", "System", "Metrics", "Evaluations")
 PARTS: dict[str, tuple[Callable[[str, str], None], float | None]] = {
     "Overview": (_overview, visitor.LIVE_S),
     "Gate": (_gate, visitor.LIVE_S),
-    "Look-ahead": (_rule, visitor.LIVE_S),
-    "Policy": (_policy, visitor.LIVE_S),
+    "Look-ahead": (partial(_plots, curves.LOOK_AHEAD), visitor.LIVE_S),
+    "Policy": (partial(_plots, curves.POLICY), visitor.LIVE_S),
     "System": (_system, visitor.LIVE_S),
-    "Metrics": (_metrics, visitor.LIVE_S),
+    "Metrics": (lambda run_id, x: explorer.show({run_id: visitor.client().run(run_id)}, x), visitor.LIVE_S),
     "Evaluations": (_evaluations, visitor.SLOW_S),
     "Samples": (records.samples, visitor.SLOW_S),
     "Events": (records.events, visitor.SLOW_S),

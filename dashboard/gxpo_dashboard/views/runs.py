@@ -1,7 +1,4 @@
-"""Runs view: list, filter and control runs.
-
-The table of the Runs view: a row per run, or per configuration with means over its seeds.
-"""
+"""Runs view: a filtered table of runs, or of configurations with means over their seeds, and actions on them."""
 
 from __future__ import annotations
 
@@ -22,10 +19,10 @@ from gxpo_dashboard.session.permalinks import go
 from gxpo_dashboard.view_models.series import number
 from gxpo_dashboard.view_models.tables import (
     COLUMNS,
+    DEFAULTS,
     METRIC,
     RUNS,
     SETTING,
-    SHOWN,
     RowSelection,
     column_label,
     configurations,
@@ -45,38 +42,164 @@ MOST_GROUPED = 500
 """Runs that are grouped into configurations: their configs are requested at each refresh."""
 _TREND_RUNS = 100
 """Runs per request of reward trends."""
+SORTS = {
+    "created_at": "newest",
+    "updated_at": "last changed",
+    "name": "name",
+    "state": "state",
+    "score": "accuracy",
+    "score_best": "best accuracy",
+    "backward_passes": "backward passes",
+    "step": "steps",
+    "metric:reward/mean": "reward",
+    "metric:policy/entropy": "entropy",
+    "metric:rollout/logprob_gap_mean": "log-prob gap",
+}
+PAGE_SIZES = ("25", "50", "100", "200")
+_METRIC_RUNS = 50
+_METRIC_COLUMNS_S = 30.0
+"""Time until the metrics that are offered as columns are requested again."""
+_ORDER = {"desc": "descending", "asc": "ascending"}
+_ROWS = {"runs": "Runs", "seeds": "Means over seeds"}
+_SAVED: dict[str, Json] = {
+    "All runs": {},
+    "Active": {"state": ["queued", "starting", "running", "recovering", "pausing"]},
+    "Failed": {"state": ["failed"], "cols": ["name", "state", "rule", "reason", "step", "created", "tags"]},
+    "Most accurate": {"sort": "score_best"},
+    "Most accurate configurations": {"sort": "score_best", "rows": "seeds"},
+}
 
 
-def of_runs(runs: list[Json], columns: Sequence[str], baseline: Json | None, page: int) -> list[Json]:
-    """Show a row per run; returns the selected runs. page: its number in the list."""
-    trends = _trends(runs) if "trend" in columns else {}
-    return _show(runs_table(runs, baseline=baseline, trends=trends), [[run] for run in runs], columns, f"runs-{page}")
+def show() -> None:
+    header = st.container(horizontal=True, vertical_alignment="center", gap="small")
+    header.title("Runs", width="content")
+    actions.dialogs()
+    with header:
+        with st.popover("Views", icon=":material/bookmark:"):
+            for label, view in _SAVED.items():
+                if st.button(label, type="tertiary", key=f"saved-{label}"):
+                    go("runs", **view)
+            st.caption("Filters, columns and order are in the address: bookmark it to save a view of your own.")
+        seeds = permalinks.choice("Rows", "rows", list(_ROWS), "runs", format_func=_ROWS.__getitem__) == "seeds"
+    query, columns, baseline = _filters()
+    query["with_metric"] = further(columns, METRIC)
+    query["with_setting"] = further(columns, SETTING)
+    live(lambda: (_configurations if seeds else _list)(query, columns, baseline), visitor.LIVE_S + 1)
 
 
-def of_configurations(runs: list[Json], query: Json, columns: Sequence[str], baseline: Json | None) -> list[Json]:
-    """Show a row per configuration, ordered by its mean; returns the selected runs.
+def _filters() -> tuple[Json, list[str], str]:
+    """Filters, order and columns, all in the URL."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        text = permalinks.text("Search", "text", placeholder="name, notes, tag, model, id", icon=":material/search:")
+        states = permalinks.multi("State", "state", list(STATES), format_func=STATES.__getitem__, placeholder="any")
+        rules = visitor.rules()
+        # The rule in the URL is kept while the service does not answer.
+        names = ["", *(rules.names or st.query_params.get_all("rule"))]
+        rule = permalinks.select(
+            "Rule", "rule", names, "", format_func=lambda name: rules.of({"name": name}).label if name else "any"
+        )
+        sort = permalinks.select("Sort by", "sort", list(SORTS), "created_at", format_func=SORTS.__getitem__)
+        order = permalinks.select("Order", "order", ["desc", "asc"], "desc", format_func=_ORDER.__getitem__)
+    with st.expander("More filters and columns", icon=":material/tune:"):
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            model = permalinks.text("Model", "model", placeholder="exact model.path")
+            tags = permalinks.text("Tags", "tag", placeholder="all of these, comma-separated")
+            group = permalinks.text("Group", "group", placeholder="group id")
+            baseline = permalinks.text("Baseline run", "base", placeholder="run id, or pin one below")
+            size = permalinks.select("Page size", "size", PAGE_SIZES, "50") or "50"
+        columns = permalinks.multi("Columns", "cols", _offered(), DEFAULTS, format_func=column_label)
+        archived = permalinks.check("Include archived", "archived")
+    query = {
+        "text": text,
+        "state": states,
+        "rule": rule,
+        "sort": sort,
+        "order": order,
+        "model": model,
+        "tag": comma_separated(tags),
+        "group": group,
+        "limit": int(size),
+        "archived": "any" if archived else "false",
+    }
+    return query, columns or list(DEFAULTS), baseline
 
-    runs: all that match `query`, with the sections of their configs.
-    """
-    groups = ordered(configurations(runs, sections()), query["sort"], descending=query["order"] == "desc")
-    position = {run["id"]: number for number, run in enumerate(runs)}
-    frame = runs_table(runs, baseline=baseline)
-    frame = means(frame, runs, [[position[run["id"]] for run in members] for members in groups])
-    first, *others = columns
-    return _show(frame, groups, [first, RUNS, *others], "configurations", means=True)
+
+def _offered() -> list[str]:
+    """All columns: those of every run, settings, metrics of recent runs, and those in the URL."""
+    metrics: list[str] = []
+    with suppress(ServiceError):
+        metrics = _metric_columns(visitor.service_url(), visitor.client())
+    settings = [SETTING + path for path in visitor.rules().settings]
+    return list(dict.fromkeys([*COLUMNS, *settings, *metrics, *st.query_params.get_all("cols")]))
 
 
-def sections() -> list[str]:
-    """Parts of a config that runs of one configuration share: all but name and seed."""
-    found = dict.fromkeys(path.partition(".")[0] for path in visitor.rules().settings)
-    if not found:
-        raise ServiceUnavailable("the config's schema is not known")
-    return [name for name in found if name not in ("name", "seed")]
+@st.cache_data(ttl=_METRIC_COLUMNS_S, max_entries=4, show_spinner=False)
+def _metric_columns(url: str, _service: Client) -> list[str]:
+    """Metrics of the newest run of each rule, among the newest runs that have metrics."""
+    recent = _service.runs(limit=_METRIC_RUNS, state=["running", "succeeded"])["items"]
+    newest = {run["rule"]: run["id"] for run in reversed(recent)}
+    return list(dict.fromkeys(METRIC + name for run in newest.values() for name in _service.metric_names(run)))
 
 
-def _show(
+def _configurations(query: Json, columns: Sequence[str], baseline_id: str) -> None:
+    """A row per configuration, over all pages of runs, ordered by its mean."""
+    with visitor.guarded():
+        sections = dict.fromkeys(path.partition(".")[0] for path in visitor.rules().settings)
+        if not sections:
+            raise ServiceUnavailable("the config's schema is not known")
+        shared = [name for name in sections if name not in ("name", "seed")]
+        filters = {name: value for name, value in query.items() if name != "limit"}
+        filters["with_setting"] = [*query["with_setting"], *shared]
+        runs = visitor.client().all_runs(limit=MOST_GROUPED + 1, **filters)
+        if not runs:
+            _nothing(query, later_page=False)
+            return
+        if len(runs) > MOST_GROUPED:
+            runs = runs[:MOST_GROUPED]
+            st.warning(f"Means over the first {len(runs)} runs only. Narrow the filters to include all runs.")
+        baseline = _baseline(baseline_id, runs)
+        _summary(runs, None)
+        groups = ordered(configurations(runs, shared), query["sort"], descending=query["order"] == "desc")
+        position = {run["id"]: number for number, run in enumerate(runs)}
+        rows = [[position[run["id"]] for run in members] for members in groups]
+        frame = means(runs_table(runs, baseline=baseline), runs, rows)
+        first, *others = columns
+        _bar(_table(frame, groups, [first, RUNS, *others], "configurations", means=True), baseline)
+
+
+def _list(query: Json, columns: Sequence[str], baseline_id: str) -> None:
+    """A row per run, page by page."""
+    with visitor.guarded():
+        visited = cursors("runs", query)
+        page = visitor.client().runs(**query, cursor=visited[-1] if visited else None)
+        runs = page["items"]
+        if page["total"] is not None:
+            st.session_state["runs_total"] = page["total"]
+        total = st.session_state.get("runs_total")
+        if not runs:
+            _nothing(query, bool(visited))
+        else:
+            baseline = _baseline(baseline_id, runs)
+            _summary(runs, total)
+            frame = runs_table(runs, baseline=baseline, trends=_trends(runs) if "trend" in columns else {})
+            _bar(_table(frame, [[run] for run in runs], columns, f"runs-{len(visited)}"), baseline)
+        if visited or page["next_cursor"]:
+            of = f" of {count(total)}" if total is not None else ""
+            pager("runs", visited, page["next_cursor"], len(visited) * query["limit"], len(runs), of)
+
+
+def _summary(runs: list[Json], total: int | None) -> None:
+    """How many runs the filters leave, and the states of those on this page."""
+    states = [run["state"] for run in runs]
+    chips = [f"{states.count(state)} {state_chip(state)}" for state in STATES if state in states]
+    here = "; on this page" if total is not None and total > len(runs) else ""
+    st.markdown(" ".join([f"**{number_of(total or len(runs), 'run')}**{here}", *chips]))
+
+
+def _table(
     frame: pd.DataFrame, rows: list[list[Json]], columns: Sequence[str], key: str, *, means: bool = False
 ) -> list[Json]:
+    """Show a row for each group of runs; returns the runs of the selected rows."""
     _place_selection(key, [min(run["id"] for run in members) for members in rows])
     event = st.dataframe(
         frame.style.format(written(frame), na_rep=NONE),
@@ -144,164 +267,14 @@ def _trends(runs: Sequence[Json]) -> dict[str, list[float]]:
     stale = [run for run in runs if store.get(run["id"], (None,))[0] != (run["attempt"], run["progress"]["steps"])]
     for start in range(0, len(stale), _TREND_RUNS):
         part = stale[start : start + _TREND_RUNS]
-        found = visitor.client().metrics_of([run["id"] for run in part], ["reward/mean"], "step", None, 40)
+        rewards = visitor.client().metrics_of([run["id"] for run in part], ["reward/mean"], "step", None, 40)
         for run in part:
-            entry = found.get(run["id"], {}).get("series", {}).get("reward/mean") or {"y": []}
+            entry = rewards.get(run["id"], {}).get("series", {}).get("reward/mean") or {"y": []}
             values = [value for value in map(number, entry["y"]) if value == value]
             store[run["id"]] = ((run["attempt"], run["progress"]["steps"]), sparkline(values))
     while len(store) > 1000:
         store.pop(next(iter(store)))
     return {run["id"]: store[run["id"]][1] for run in runs if run["id"] in store}
-
-
-SORTS = {
-    "created_at": "newest",
-    "updated_at": "last changed",
-    "name": "name",
-    "state": "state",
-    "score": "accuracy",
-    "score_best": "best accuracy",
-    "backward_passes": "backward passes",
-    "step": "steps",
-    "metric:reward/mean": "reward",
-    "metric:policy/entropy": "entropy",
-    "metric:rollout/logprob_gap_mean": "log-prob gap",
-}
-PAGE_SIZES = ("25", "50", "100", "200")
-_METRIC_RUNS = 50
-_METRIC_COLUMNS_S = 30.0
-"""Time until the metrics that are offered as columns are requested again."""
-
-
-def show() -> None:
-    header = st.container(horizontal=True, vertical_alignment="center", gap="small")
-    header.title("Runs", width="content")
-    actions.dialogs()
-    with header:
-        _views()
-        seeds = permalinks.choice("Rows", "rows", list(_ROWS), "runs", format_func=_ROWS.__getitem__) == "seeds"
-    query, columns, baseline = _filters()
-    query["with_metric"] = further(columns, METRIC)
-    query["with_setting"] = further(columns, SETTING)
-    live(lambda: (_configurations if seeds else _list)(query, columns, baseline), visitor.LIVE_S + 1)
-
-
-def _views() -> None:
-    """Views of the table; each is an address."""
-    with st.popover("Views", icon=":material/bookmark:"):
-        for label, view in _SAVED.items():
-            if st.button(label, type="tertiary", key=f"saved-{label}"):
-                go("runs", **view)
-        st.caption("Filters, columns and order are in the address: bookmark it to save a view of your own.")
-
-
-def _filters() -> tuple[Json, list[str], str]:
-    """Filters, order and columns, all in the URL."""
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        text = permalinks.text("Search", "text", placeholder="name, notes, tag, model, id", icon=":material/search:")
-        states = permalinks.multi("State", "state", list(STATES), format_func=STATES.__getitem__, placeholder="any")
-        rules = visitor.rules()
-        # The rule in the URL is kept while the service does not answer.
-        names = ["", *(rules.names or st.query_params.get_all("rule"))]
-        rule = permalinks.select(
-            "Rule", "rule", names, "", format_func=lambda name: rules.label(name) if name else "any"
-        )
-        sort = permalinks.select("Sort by", "sort", list(SORTS), "created_at", format_func=SORTS.__getitem__)
-        order = permalinks.select("Order", "order", ["desc", "asc"], "desc", format_func=_ORDER.__getitem__)
-    with st.expander("More filters and columns", icon=":material/tune:"):
-        with st.container(horizontal=True, vertical_alignment="bottom"):
-            model = permalinks.text("Model", "model", placeholder="exact model.path")
-            tags = permalinks.text("Tags", "tag", placeholder="all of these, comma-separated")
-            group = permalinks.text("Group", "group", placeholder="group id")
-            baseline = permalinks.text("Baseline run", "base", placeholder="run id, or pin one below")
-            size = permalinks.select("Page size", "size", PAGE_SIZES, "50") or "50"
-        columns = permalinks.multi("Columns", "cols", _offered(), SHOWN, format_func=column_label)
-        archived = permalinks.check("Include archived", "archived")
-    query = {
-        "text": text,
-        "state": states,
-        "rule": rule,
-        "sort": sort,
-        "order": order,
-        "model": model,
-        "tag": comma_separated(tags),
-        "group": group,
-        "limit": int(size),
-        "archived": "any" if archived else "false",
-    }
-    return query, columns or list(SHOWN), baseline
-
-
-_ORDER = {"desc": "descending", "asc": "ascending"}
-_ROWS = {"runs": "Runs", "seeds": "Means over seeds"}
-_SAVED: dict[str, Json] = {
-    "All runs": {},
-    "Active": {"state": ["queued", "starting", "running", "recovering", "pausing"]},
-    "Failed": {"state": ["failed"], "cols": ["name", "state", "rule", "reason", "step", "created", "tags"]},
-    "Most accurate": {"sort": "score_best"},
-    "Most accurate configurations": {"sort": "score_best", "rows": "seeds"},
-}
-
-
-def _offered() -> list[str]:
-    """All columns: those of every run, settings, metrics of recent runs, and those in the URL."""
-    metrics: list[str] = []
-    with suppress(ServiceError):
-        metrics = _metric_columns(visitor.service_url(), visitor.client())
-    settings = [SETTING + path for path in visitor.rules().settings]
-    return list(dict.fromkeys([*COLUMNS, *settings, *metrics, *st.query_params.get_all("cols")]))
-
-
-@st.cache_data(ttl=_METRIC_COLUMNS_S, max_entries=4, show_spinner=False)
-def _metric_columns(url: str, _service: Client) -> list[str]:
-    """Metrics of the newest run of each rule, among the newest runs that have metrics."""
-    recent = _service.runs(limit=_METRIC_RUNS, state=["running", "succeeded"])["items"]
-    newest = {run["rule"]: run["id"] for run in reversed(recent)}
-    return list(dict.fromkeys(METRIC + name for run in newest.values() for name in _service.metric_names(run)))
-
-
-def _configurations(query: Json, columns: Sequence[str], baseline_id: str) -> None:
-    """A row per configuration, over all pages of runs."""
-    with visitor.guarded():
-        asked = {name: value for name, value in query.items() if name != "limit"}
-        asked["with_setting"] = [*query["with_setting"], *sections()]
-        runs = visitor.client().all_runs(limit=MOST_GROUPED + 1, **asked)
-        if not runs:
-            _nothing(query, later_page=False)
-            return
-        if len(runs) > MOST_GROUPED:
-            runs = runs[:MOST_GROUPED]
-            st.warning(f"Means over the first {len(runs)} runs only. Narrow the filters to include all runs.")
-        baseline = _baseline(baseline_id, runs)
-        _summary(runs, None)
-        _bar(of_configurations(runs, query, columns, baseline), baseline)
-
-
-def _list(query: Json, columns: Sequence[str], baseline_id: str) -> None:
-    with visitor.guarded():
-        visited = cursors("runs", query)
-        answer = visitor.client().runs(**query, cursor=visited[-1] if visited else None)
-        if answer["total"] is not None:
-            st.session_state["runs_total"] = answer["total"]
-        if not answer["items"]:
-            _nothing(query, bool(visited))
-        else:
-            baseline = _baseline(baseline_id, answer["items"])
-            _summary(answer["items"], st.session_state.get("runs_total"))
-            _bar(of_runs(answer["items"], columns, baseline, len(visited)), baseline)
-        if visited or answer["next_cursor"]:
-            total = st.session_state.get("runs_total")
-            of = f" of {count(total)}" if total is not None else ""
-            first = len(visited) * query["limit"]
-            pager("runs", visited, answer["next_cursor"], first, len(answer["items"]), of)
-
-
-def _summary(runs: list[Json], total: int | None) -> None:
-    """How many runs the filters leave, and the states of those on this page."""
-    states = [run["state"] for run in runs]
-    chips = [f"{states.count(state)} {state_chip(state)}" for state in STATES if state in states]
-    here = "; on this page" if total is not None and total > len(runs) else ""
-    st.markdown(" ".join([f"**{number_of(total or len(runs), 'run')}**{here}", *chips]))
 
 
 def _bar(chosen: list[Json], baseline: Json | None) -> None:
@@ -335,14 +308,17 @@ def _bar(chosen: list[Json], baseline: Json | None) -> None:
             actions.ask("delete", ended)
         if len(chosen) == 1 and actions.change_button("Edit…", ":material/edit:"):
             actions.ask("edit", chosen[0])
-        away = all(run["archived"] for run in chosen)
-        if actions.change_button("Unarchive" if away else "Archive", ":material/archive:"):
-            actions.archive(chosen, not away)
+        archived = all(run["archived"] for run in chosen)
+        if actions.change_button("Unarchive" if archived else "Archive", ":material/archive:"):
+            for run in chosen:
+                visitor.client().change(run["id"], archived=not archived)
             st.rerun(scope="fragment")
         with st.popover("Tag…", icon=":material/label:", disabled=not visitor.may_change()):
             word = st.text_input("Tag", key="tag-word", max_chars=60)
             if st.button("Add tag", disabled=not word.strip()):
-                actions.tag_runs(chosen, word.strip())
+                for run in chosen:
+                    if word.strip() not in run["tags"]:
+                        visitor.client().change(run["id"], tags=[*run["tags"], word.strip()])
                 st.rerun(scope="fragment")
 
 
@@ -350,9 +326,8 @@ def _baseline(run: str, listed: list[Json]) -> Json | None:
     """The pinned run, if any."""
     if not run:
         return None
-    found = next((item for item in listed if item["id"] == run), None)
     try:
-        return found or visitor.client().run(run)
+        return next((item for item in listed if item["id"] == run), None) or visitor.client().run(run)
     except Refused:
         st.caption(f"Baseline run {plain(run)} does not exist. Clear the field *Baseline run*, or pin another run.")
         return None

@@ -1,12 +1,8 @@
-"""Submit view: configure and submit a run or a sweep.
-
-Plan of the run in the Submit view: whether it fits, memory by phase, time and cost by rule.
-"""
+"""Submit view: configure, plan and submit a run or a sweep."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -14,48 +10,17 @@ import streamlit as st
 
 from gxpo_client.errors import Refused
 from gxpo_client.formats import count
-from gxpo_dashboard.labels import NO_RIGHT, comma_separated, number_of, plain, state_word
+from gxpo_dashboard.labels import NO_RIGHT, STATES, comma_separated, number_of, plain
 from gxpo_dashboard.session import permalinks, visitor
 from gxpo_dashboard.session.permalinks import go
 from gxpo_dashboard.view_models import forms
-from gxpo_dashboard.view_models import forms as commands
-from gxpo_dashboard.view_models import tables as view_model
+from gxpo_dashboard.view_models.tables import memory_table, time_table, verdict
 from gxpo_dashboard.views import actions
 from gxpo_dashboard.widgets import text_table
 
-
-def show_plan(checked: Mapping[str, Any], runs: int = 1) -> None:
-    """The plan in an answer of `/runs/validate`; why there is none where there is none.
-
-    runs: of the sweep whose base configuration was checked.
-    """
-    plan = checked.get("plan")
-    if plan is None:
-        if checked.get("plan_problem"):
-            st.caption(plain(f"No plan: {checked['plan_problem']}"))
-        return
-    if runs > 1:
-        st.caption(f"Plan of one run with the base settings; the sweep has {count(runs)} runs.")
-    words = plain(view_model.verdict(plan))
-    if plan["fits"]:
-        st.markdown(words)
-    else:
-        st.warning(words, icon=":material/memory:")
-    text_table(_frame(view_model.time_rows(plan), view_model.TIME_COLUMNS), "Time and cost by rule")
-    st.caption("With the look-ahead on to the end, without evaluation, checkpoints and start-up.")
-    text_table(_frame(view_model.memory_rows(plan), view_model.MEMORY_COLUMNS), "Memory by phase", closed=True)
-    st.caption(view_model.cache_words(plan))
-    with st.expander("Assumptions"):
-        for line in plan["assumptions"]:
-            st.text(line)
-
-
-def _frame(rows: Sequence[tuple[str, ...]], columns: Sequence[str]) -> pd.DataFrame:
-    return pd.DataFrame(rows, columns=list(columns)).astype("str")
-
-
 Json = dict[str, Any]
 
+_SUBMIT: Json = {"icon": ":material/rocket_launch:", "type": "primary", "key": "submit"}
 _LINK = "set"
 """Parameter of the URL with the changed settings."""
 SWEEPS = {
@@ -79,14 +44,15 @@ def show() -> None:
     with visitor.guarded():
         schema, presets = _catalogue(visitor.external_url(), visitor.client())
         by_name = {preset["name"]: preset for preset in presets}
+        first = "demo" if "demo" in by_name else next(iter(by_name))
         with header:
-            preset = permalinks.select("Preset", "preset", list(by_name), _first(by_name), width=340)
+            preset = permalinks.select("Preset", "preset", list(by_name), first, width=340)
             sweep = permalinks.check("Sweep", "sweep")
-        found = by_name[preset or _first(by_name)]
-        st.caption(plain(found["summary"]))
+        chosen = by_name[preset or first]
+        st.caption(plain(chosen["summary"]))
         form, outcome = st.columns([3, 2], gap="large")
         with form:
-            config, problems = _form(schema, found)
+            config, problems = _form(schema, chosen)
             grid = _sweep_form(config) if sweep else None
         with outcome:
             if visitor.may_change():
@@ -95,20 +61,17 @@ def show() -> None:
                 st.info(NO_RIGHT, icon=":material/lock:")
 
 
-def _first(presets: dict[str, Json]) -> str:
-    return "demo" if "demo" in presets else next(iter(presets))
-
-
 def _form(schema: Json, preset: Json) -> tuple[Json, list[str]]:
     """The config from the widgets, and the parse errors."""
     base = preset["config"]
-    rules = forms.rule_setting(schema, base)
-    in_address = f"rule-{preset['name']}"
-    name = permalinks.selected(in_address, rules.options, rules.value)
-    shaped = forms.changed(base, {rules.path: name})
-    settings = {setting.path: setting for setting in forms.settings_of(schema, shaped)}
+    rules = next(setting for setting in forms.settings_of(schema, base) if setting.path == "learner.rule.name")
+    parameter = f"rule-{preset['name']}"
+    name = permalinks.selected(parameter, rules.options, rules.value)
+    config = forms.changed(base, {rules.path: name})
+    settings = {setting.path: setting for setting in forms.settings_of(schema, config)}
     keys = {path: forms.key(preset["name"], name or "", path) for path in settings}
-    symbols = forms.rule_symbols(rule := visitor.rules().of(forms.get(shaped, "learner.rule") or {}))
+    rule = visitor.rules().of(forms.get(config, "learner.rule") or {})
+    symbols = forms.rule_symbols(rule)
     # By widget key. Stored separately, because the widgets of a collapsed section are not drawn.
     changes: Json = st.session_state.setdefault("changes", {})
     problems: list[str] = []
@@ -116,11 +79,12 @@ def _form(schema: Json, preset: Json) -> tuple[Json, list[str]]:
 
     def ask(path: str) -> None:
         setting, key = settings[path], keys[path]
+        label, words = forms.label(path, symbols), f"`{path}` {setting.help}"
         if path == rules.path:
-            permalinks.select(_label(setting, symbols), in_address, rules.options, rules.value, help=_help(setting))
+            permalinks.select(label, parameter, rules.options, rules.value, help=words)
             return
         try:
-            value = forms.parse(setting, _widget(setting, changes.get(key, setting.value), key, symbols))
+            value = forms.parse(setting, _widget(setting, changes.get(key, setting.value), key, label, words))
         except forms.BadValue as error:
             problems.append(str(error))
             return
@@ -144,7 +108,7 @@ def _form(schema: Json, preset: Json) -> tuple[Json, list[str]]:
                     _pairs(rest, ask)
     changed = {path: changes[key] for path, key in keys.items() if key in changes}
     permalinks.send(_LINK, forms.in_link(changed))
-    return forms.changed(shaped, changed), problems
+    return forms.changed(config, changed), problems
 
 
 def _adopt_link(settings: dict[str, forms.Setting], keys: dict[str, str], changes: Json) -> None:
@@ -152,12 +116,12 @@ def _adopt_link(settings: dict[str, forms.Setting], keys: dict[str, str], change
     words = permalinks.received(_LINK)
     if words is None:
         return
-    found, others = forms.of_link(words, settings)
+    linked, others = forms.of_link(words, settings)
     for path, key in keys.items():
         st.session_state.pop(key, None)
         changes.pop(key, None)
-        if path in found:
-            changes[key] = found[path]
+        if path in linked:
+            changes[key] = linked[path]
     if others:
         st.warning(f"The link has settings that this form does not have: {plain(', '.join(others))}")
 
@@ -169,30 +133,18 @@ def _pairs(paths: list[str], ask: Callable[[str], None]) -> None:
                 ask(path)
 
 
-def _label(setting: forms.Setting, symbols: dict[str, str]) -> str:
-    return forms.label(setting.path, symbols)
-
-
-def _help(setting: forms.Setting) -> str:
-    return f"`{setting.path}` {setting.help}"
-
-
-def _widget(setting: forms.Setting, value: Any, key: str, symbols: dict[str, str]) -> Any:
-    label, words = _label(setting, symbols), _help(setting)
-    setting = replace(setting, value=value)
+def _widget(setting: forms.Setting, value: Any, key: str, label: str, words: str) -> Any:
+    """The input of a setting; returns what is entered."""
     if key not in st.session_state:
-        st.session_state[key] = forms.shown(setting)
+        st.session_state[key] = forms.widget_value(setting, value)
     if setting.kind == "boolean":
         return st.checkbox(label, key=key, help=words)
     if setting.kind == "choice":
-        return st.selectbox(label, setting.options, key=key, help=words, format_func=_word)
+        names = {option: "none" if option is None else str(option) for option in setting.options}
+        return st.selectbox(label, setting.options, key=key, help=words, format_func=names.__getitem__)
     if setting.kind == "choices":
         return st.multiselect(label, setting.options, key=key, help=words)
     return st.text_input(label, key=key, help=words, placeholder="none" if setting.optional else None)
-
-
-def _word(option: Any) -> str:
-    return "none" if option is None else str(option)
 
 
 def _sweep_form(config: Json) -> Json:
@@ -208,16 +160,15 @@ def _sweep_form(config: Json) -> Json:
         for place, path in zip(st.columns(max(1, len(paths))), paths, strict=False):
             with place:
                 typed = permalinks.text(offered[path], f"sweep-{path}", help=path, placeholder="comma-separated")
-                found = forms.values(typed)
-                if found:
-                    grid[path] = found
+                if values := forms.values(typed):
+                    grid[path] = values
         seeds = forms.values(permalinks.text("Seeds", "sweep-seeds", "0, 1, 2"))
         control = permalinks.check(
             "Learning-rate control",
             "sweep-control",
             True,
-            help=f"Adds {visitor.rules().baseline} at learning rate × (αK + 1). In a flat region, a look-ahead equals "
-            "this longer step.",
+            help=f"Adds {visitor.rules().baseline.label} at learning rate × (αK + 1). In a flat region, a look-ahead "
+            "equals this longer step.",
         )
     return {"grid": grid, "seeds": seeds, "control": control, "preset": preset or None}
 
@@ -243,14 +194,19 @@ def _one_run(config: Json, body: Json) -> None:
     if not checked["valid"]:
         _complaints([(error["field"], error["message"]) for error in checked["errors"]])
     else:
-        cost = checked["cost"]
-        st.success(f"Valid. {_cost_words(cost)}", icon=":material/check_circle:")
+        cost = checked["cost"] or {}
+        passes = cost.get("backward_passes")
+        most = f"At most {count(passes)} backward passes. " if passes else ""
+        words = plain(str(cost.get("per_step_words") or ""))
+        st.success(f"Valid. {most}{words}", icon=":material/check_circle:")
         if checked["equal_runs"]:
             st.info("Runs with the same settings exist:", icon=":material/content_copy:")
             for run in checked["equal_runs"][:5]:
-                if st.button(f"{plain(run['name'])} · {plain(state_word(run['state']))}", key=f"equal-{run['id']}"):
+                if st.button(
+                    f"{plain(run['name'])} · {plain(STATES.get(run['state'], run['state']))}", key=f"equal-{run['id']}"
+                ):
                     go("run", run=run["id"])
-    if _press("Submit run", checked["valid"]):
+    if actions.change_button("Submit run", possible=checked["valid"], **_SUBMIT):
         made = visitor.client().submit(body, actions.submission_key())
         st.session_state.pop("submission_key", None)
         go("run", run=made["id"])
@@ -259,7 +215,7 @@ def _one_run(config: Json, body: Json) -> None:
     with st.expander("TOML", expanded=checked["valid"]):
         st.code(checked.get("toml") or "# invalid config", language="toml", height=420)
     with st.expander("curl"):
-        st.code(commands.curl(visitor.external_url(), "/runs", body), language="bash", height=300)
+        st.code(forms.curl(visitor.external_url(), "/runs", body), language="bash", height=300)
 
 
 def _sweep(body: Json) -> None:
@@ -277,7 +233,7 @@ def _sweep(body: Json) -> None:
         st.metric("Steps", count(cost["steps"]), border=True)
         st.metric("Max. backward passes", count(cost["backward_passes"]), border=True)
     st.caption(plain(cost["per_step_words"]))
-    if _press(f"Submit {cost['runs']} runs", True):
+    if actions.change_button(f"Submit {cost['runs']} runs", **_SUBMIT):
         made = visitor.client().sweep(body, actions.submission_key())
         st.session_state.pop("submission_key", None)
         go("runs", group=made["group"]["id"])
@@ -288,19 +244,11 @@ def _sweep(body: Json) -> None:
     text_table(frame.astype("str"), "Planned runs")
     with st.expander("Command line"):
         # Without highlighting, whose colours have too little contrast in light mode.
-        st.code(commands.sweep_command(body), language=None)
+        st.code(forms.sweep_command(body), language=None)
         st.caption("`run.toml`, the settings that all runs share:")
         st.code(base.get("toml") or "# invalid config", language=None, height=300)
     with st.expander("curl"):
-        st.code(commands.curl(visitor.external_url(), "/sweeps", body), language=None, height=300)
-
-
-def _press(label: str, ready: bool) -> bool:
-    allowed = visitor.may_change()
-    return st.button(
-        label, type="primary", disabled=not (ready and allowed), help=None if allowed else NO_RIGHT, key="submit",
-        icon=":material/rocket_launch:",
-    )  # fmt: skip
+        st.code(forms.curl(visitor.external_url(), "/sweeps", body), language=None, height=300)
 
 
 def _complaints(errors: list[tuple[str, str]]) -> None:
@@ -309,9 +257,27 @@ def _complaints(errors: list[tuple[str, str]]) -> None:
         st.text(f"{field}: {message}")
 
 
-def _cost_words(cost: Json | None) -> str:
-    if not cost:
-        return ""
-    passes = cost.get("backward_passes")
-    most = f"At most {count(passes)} backward passes. " if passes else ""
-    return most + plain(str(cost.get("per_step_words") or ""))
+def show_plan(checked: Mapping[str, Any], runs: int = 1) -> None:
+    """The plan in an answer of `/runs/validate`; why there is none where there is none.
+
+    runs: of the sweep whose base configuration was checked.
+    """
+    plan = checked.get("plan")
+    if plan is None:
+        if checked.get("plan_problem"):
+            st.caption(plain(f"No plan: {checked['plan_problem']}"))
+        return
+    if runs > 1:
+        st.caption(f"Plan of one run with the base settings; the sweep has {count(runs)} runs.")
+    words = plain(verdict(plan))
+    if plan["fits"]:
+        st.markdown(words)
+    else:
+        st.warning(words, icon=":material/memory:")
+    text_table(time_table(plan), "Time and cost by rule")
+    st.caption("With the look-ahead on to the end, without evaluation, checkpoints and start-up.")
+    text_table(memory_table(plan), "Memory by phase", closed=True)
+    st.caption(f"The KV cache of a sampler holds {count(plan['kv_cache_sequences'])} sequences of mean length.")
+    with st.expander("Assumptions"):
+        for line in plan["assumptions"]:
+            st.text(line)

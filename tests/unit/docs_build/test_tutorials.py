@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from support.walkthrough import ROOT, Reader, blocks, titled, tree_with_the_rule
 
-from gxpo_dashboard.views.run import OVERVIEW, PARTS, POLICY, RULE, SYSTEM
+from gxpo_dashboard.charts import curves
+from gxpo_dashboard.charts.base import metric_names
+from gxpo_dashboard.views.run import OVERVIEW, PARTS
 
 CHARTS = ROOT / "dashboard" / "gxpo_dashboard" / "charts"
 
@@ -65,7 +67,8 @@ def test_every_symptom_says_where_to_look_in_the_dashboard() -> None:
 
 
 def test_the_metrics_in_brackets_after_a_chart_are_drawn_in_its_part() -> None:
-    drawn = {"Overview": OVERVIEW, "Look-ahead": RULE, "Policy": POLICY, "System": SYSTEM}
+    plots = {"Look-ahead": curves.LOOK_AHEAD, "Policy": curves.POLICY, "System": curves.SYSTEM}
+    drawn = {"Overview": OVERVIEW} | {part: metric_names(charts) for part, charts in plots.items()}
     text = TROUBLESHOOTING.read_text(encoding="utf-8")
     found = re.findall(r"Run › ([\w-]+) › [^|(\n]*\(([^)]*)\)", text)
     named = [(part, metric) for part, words in found for metric in re.findall(r"`(\w+/\w+)`", words)]

@@ -175,7 +175,7 @@ def test_a_base_that_does_not_fit_it_is_an_error_of_the_sweep() -> None:
 def test_the_dashboard_knows_its_label_gate_and_settings() -> None:
     rules = dashboard_rules()
     assert rules.names == ["grpo", "sfpo", "gxpo", "epochs", "extragradient", "repeated"]
-    assert rules.baseline == "GRPO"
+    assert rules.baseline.label == "GRPO"
     assert len({rule.color for rule in rules.known}) == len(rules.known)
     rule = rules.of({"name": "repeated"})
     assert (rule.label, rule.family, rule.watched) == ("Repeated", "look-ahead", "first gradient norm")

@@ -11,8 +11,8 @@ Json = dict[str, Any]
 
 
 def record(step: int, value: float, benchmark: str = "gsm8k", **scores: float) -> Json:
-    found = {"pass@1": value, "pass@1/ci_low": value - 0.1, "pass@1/ci_high": value + 0.1, **scores}
-    return {"step": step, "benchmark": benchmark, "scores": found}
+    interval = {"pass@1/ci_low": value - 0.1, "pass@1/ci_high": value + 0.1}
+    return {"step": step, "benchmark": benchmark, "scores": {"pass@1": value, **interval, **scores}}
 
 
 PUBLISHED = {
@@ -31,13 +31,13 @@ PUBLISHED = {
 
 
 def test_published_scores_become_shares() -> None:
-    found = benchmarks.published_scores(PUBLISHED)
-    assert found[["model", "method", "benchmark"]].to_numpy().tolist() == [
+    published = benchmarks.published_scores(PUBLISHED)
+    assert published[["model", "method", "benchmark"]].to_numpy().tolist() == [
         ["M", "GRPO", "gsm8k"],
         ["M", "GXPO K=3", "gsm8k"],
         ["N", "GRPO", "gsm8k"],
     ]
-    assert found["y"].round(4).tolist() == [0.4353, 0.5149, 0.7873]
+    assert published["y"].round(4).tolist() == [0.4353, 0.5149, 0.7873]
     assert benchmarks.published_scores({"tables": []}).empty
 
 
@@ -61,7 +61,7 @@ def test_the_chart_of_a_benchmark_holds_its_runs_and_its_published_values() -> N
     frame = benchmarks.scores_frame([record(0, 0.2), record(0, 0.9, "amc23")], "pass@1", "a")
     published = benchmarks.published_scores(PUBLISHED).query("model == 'M'")
     chart = benchmarks.benchmark_chart("gsm8k", frame, "pass@1", ["a", "b"], published)
-    assert chart.datasets["points"]["y"].tolist() == [0.2]
+    assert chart.points["y"].tolist() == [0.2]
     assert chart.datasets["rules"]["label"].tolist() == ["GRPO 43.5%", "GXPO K=3 51.5%"]
     assert chart.summary.endswith("Published: GRPO 43.5%, GXPO K=3 51.5%.")
 
@@ -83,15 +83,11 @@ def test_the_table_of_a_chart_has_the_intervals_where_they_are_known() -> None:
 
 def test_without_an_evaluation_it_says_so() -> None:
     chart = benchmarks.accuracy_chart([])
-    assert chart.empty
+    assert chart.points.empty
     assert chart.summary == "No evaluations yet."
 
 
-def test_several_benchmarks_of_a_run_are_lines_of_their_own() -> None:
-    chart = benchmarks.accuracy_chart([record(0, 0.2), record(0, 0.9, "amc23")])
-    assert chart.datasets["points"]["series"].tolist() == ["GSM8K", "AMC23"]
-
-
-def test_charts_of_several_scores_stand_on_one_page() -> None:
-    found = [benchmarks.accuracy_chart([record(0, 0.2)], metric).key for metric in ("pass@1", "pass@2")]
-    assert len(set(found)) == 2
+def test_benchmarks_of_a_run_are_lines_of_a_chart_and_each_score_has_a_chart() -> None:
+    records = [record(0, 0.2), record(0, 0.9, "amc23"), record(10, 0.3)]
+    assert benchmarks.accuracy_chart(records).points["series"].tolist() == ["GSM8K", "GSM8K", "AMC23"]
+    assert len({benchmarks.accuracy_chart(records, metric).key for metric in ("pass@1", "pass@2")}) == 2

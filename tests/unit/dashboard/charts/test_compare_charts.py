@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from gxpo_dashboard.charts import compare
-from gxpo_dashboard.charts import compare as parallel
 from gxpo_dashboard.view_models.series import Points
 
 Json = dict[str, Any]
@@ -31,9 +30,9 @@ def curve(steps: list[int], accuracy: list[float], per_step: float = 1.0) -> Jso
 Z = {"gxpo 0": Points([2, 3], [2.0, 3.0], [0.1, 0.7]), "gxpo 1": Points([2, 3], [2.0, 3.0], [math.nan, 0.2])}
 
 
-def run(name: str, seed: int, found: Json, shutoff: int | None = None, tau: Any = 0.5) -> Json:
+def run(name: str, seed: int, curve: Json, shutoff: int | None = None, tau: Any = 0.5) -> Json:
     gate = {"steps": [], "z": [], "threshold": tau, "shutoff_step": shutoff, "two_sided": False}
-    return {"id": f"{name} {seed}", "seed": seed, "curve": found, "gate": gate}
+    return {"id": f"{name} {seed}", "seed": seed, "curve": curve, "gate": gate}
 
 
 def answer() -> Json:
@@ -79,8 +78,8 @@ def test_each_seed_is_drawn_when_asked_for() -> None:
 
 def test_gates_keep_every_seed_apart_and_each_threshold_once() -> None:
     chart = compare.gate_chart(answer(), Z)
-    assert chart.datasets["points"]["series"].unique().tolist() == ["GXPO K=5, seed 0", "GXPO K=5, seed 1"]
-    assert chart.datasets["points"]["y"].tolist()[:2] == [0.1, 0.7]
+    assert chart.points["series"].unique().tolist() == ["GXPO K=5, seed 0", "GXPO K=5, seed 1"]
+    assert chart.points["y"].tolist()[:2] == [0.1, 0.7]
     assert chart.datasets["rules"].to_dict("records") == [{"y": 0.5, "label": "τ = 0.5"}]
     assert chart.summary == "Shut off: GXPO K=5, seed 0 at step 3, GXPO K=5, seed 1 not yet."
 
@@ -105,13 +104,15 @@ def test_the_table_over_a_cost_has_the_step_of_each_evaluation() -> None:
     assert math.isnan(table["GRPO"][2])
 
 
-def test_tables_of_differences() -> None:
-    assert compare.settings_table(answer()).to_dict("records") == [
-        {"Setting": "learner.rule.k", "GRPO": "–", "GXPO K=5": "5"}
-    ]
-    assert compare.conditions_table(answer()).to_dict("records") == [
-        {"Condition": "data.source", "GRPO": "a", "GXPO K=5": "a, b"}
-    ]
+@pytest.mark.parametrize(
+    ("part", "row"),
+    [
+        ("settings", {"Name": "learner.rule.k", "GRPO": "–", "GXPO K=5": "5"}),
+        ("differences", {"Name": "data.source", "GRPO": "a", "GXPO K=5": "a, b"}),
+    ],
+)
+def test_tables_of_differences(part: str, row: Json) -> None:
+    assert compare.differences_table(answer(), part, "Name").to_dict("records") == [row]
 
 
 def test_header_cells_that_repeat_stay_apart() -> None:
@@ -140,7 +141,7 @@ def heat() -> Json:
 
 
 def test_heat_map_cells_lie_at_their_values() -> None:
-    frame = compare.heat_map_chart(heat()).datasets["points"]
+    frame = compare.heat_map_chart(heat()).points
     assert frame[["x", "y", "text", "runs"]].to_numpy().tolist() == [
         ["0.1", "3", "20.0%", 1],
         ["0.5", "Infinity", "41.0%", 3],
@@ -158,11 +159,11 @@ def test_the_heat_map_in_words() -> None:
 
 
 def test_costs_are_not_written_as_shares() -> None:
-    found = heat() | {"show": "steps_to_best"}
-    found["cells"][0]["value"]["mean"] = 210
-    found["cells"][1]["value"] |= {"mean": 180, "low": None, "high": None}
-    chart = compare.heat_map_chart(found)
-    assert chart.datasets["points"]["text"].tolist() == ["210", "180", "–"]
+    steps = heat() | {"show": "steps_to_best"}
+    steps["cells"][0]["value"]["mean"] = 210
+    steps["cells"][1]["value"] |= {"mean": 180, "low": None, "high": None}
+    chart = compare.heat_map_chart(steps)
+    assert chart.points["text"].tolist() == ["210", "180", "–"]
     # Fewer steps are better: they are named, and darker.
     assert chart.summary.startswith("Lowest: 180 at learner.rule.alpha = 0.5")
     ranges = [
@@ -176,8 +177,8 @@ def test_parallel_coordinates_place_settings_by_rank_and_accuracy_by_value() -> 
         return {"name": name, "score": score, "group_values": {"k": k, "rate": rate}}
 
     runs = [run("a", 3, 1e-5, 0.2), run("b", 10, 1e-4, 0.5), run("c", 5, 1e-3, 0.3), run("d", 5, 1e-3, "NaN")]
-    chart = parallel.parallel_chart(runs, ["k", "rate"])
-    frame = chart.datasets["points"]
+    chart = compare.parallel_chart(runs, ["k", "rate"])
+    frame = chart.points
     places = {(row.series, row.axis): row.y for row in frame.itertuples()}
     assert [places[name, "k"] for name in "abc"] == [0.0, 1.0, 0.5]
     assert [places[name, "rate"] for name in "abc"] == [0.0, 0.5, 1.0]
@@ -185,13 +186,13 @@ def test_parallel_coordinates_place_settings_by_rank_and_accuracy_by_value() -> 
     assert [places[name, "accuracy"] for name in "abc"] == [0.0, 1.0, pytest.approx(1 / 3)]
     assert "d" not in set(frame["series"])
     assert chart.summary == "Highest: 50.0% in b."
-    assert parallel.parallel_chart([], ["k", "rate"]).empty
+    assert compare.parallel_chart([], ["k", "rate"]).points.empty
 
 
 def test_labels_of_parallel_coordinates_have_a_halo_above_the_lines() -> None:
-    layers = parallel.parallel_chart([], ["k", "rate"]).spec["layer"]
-    halo, words = (found["mark"] for found in layers[-2:])
-    assert [found["mark"]["type"] for found in layers] == ["line", "point", "text", "text"]
+    layers = compare.parallel_chart([], ["k", "rate"]).spec["layer"]
+    halo, words = (layer["mark"] for layer in layers[-2:])
+    assert [layer["mark"]["type"] for layer in layers] == ["line", "point", "text", "text"]
     assert halo["stroke"] == {"expr": "background"}
     assert "stroke" not in words
     assert (halo["dx"], halo["fontSize"]) == (words["dx"], words["fontSize"])

@@ -36,22 +36,22 @@ SERIES = {
 
 
 def test_phases_change_at_the_step_that_fired() -> None:
-    found = gate.phases(SERIES)
-    assert found.to_dict("records") == [
+    intervals = gate.phases(SERIES)
+    assert intervals.to_dict("records") == [
         {"x": 1.0, "x2": 3.0, "phase": gate.LOOK_AHEAD},
         {"x": 3.0, "x2": 5.0, "phase": gate.FALLBACK},
     ]
 
 
 def test_a_rearmed_gate_gives_a_phase_for_each_stretch() -> None:
-    found = gate.phases({"gate/active": points(STEPS, [1, 0, 0, 1, 1])})
-    assert list(found["phase"]) == [gate.LOOK_AHEAD, gate.FALLBACK, gate.LOOK_AHEAD]
-    assert list(found["x"]) == [1.0, 2.0, 4.0]
+    intervals = gate.phases({"gate/active": points(STEPS, [1, 0, 0, 1, 1])})
+    assert list(intervals["phase"]) == [gate.LOOK_AHEAD, gate.FALLBACK, gate.LOOK_AHEAD]
+    assert list(intervals["x"]) == [1.0, 2.0, 4.0]
 
 
 def test_the_z_chart_marks_threshold_and_shutoff() -> None:
     chart = gate.z_chart(SERIES)
-    assert chart.datasets["points"][["x", "y"]].to_numpy().tolist() == [[2.0, 0.25], [3.0, 2.5]]
+    assert chart.points[["x", "y"]].to_numpy().tolist() == [[2.0, 0.25], [3.0, 2.5]]
     assert chart.datasets["rules"].to_dict("records") == [{"y": 2.0, "label": "τ = 2"}]
     assert chart.datasets["shutoff"].to_dict("records") == [{"x": 3.0, "label": "shut off at step 3"}]
     assert chart.summary == "The gate fired at step 3; τ is 2. The maximum z-score was 2.5."
@@ -63,14 +63,17 @@ def test_a_two_sided_gate_has_both_limits() -> None:
     assert list(chart.datasets["rules"]["label"]) == ["τ = 2", "−τ = −2"]
 
 
-def test_an_infinite_threshold_is_no_line_but_a_word() -> None:
+def test_an_infinite_threshold_is_no_line_and_the_gate_never_fires() -> None:
     chart = gate.z_chart({**SERIES, "gate/threshold": points([1], [math.inf]), "gate/shutoff_step": Points()})
     assert chart.datasets["rules"].empty
     assert "never fires" in chart.summary
 
 
-def test_before_the_first_step_nothing_is_said_of_the_threshold() -> None:
+def test_before_the_first_step_and_in_the_warm_up_the_summary_says_so() -> None:
     assert gate.z_chart({}).summary == "No steps yet."
+    chart = gate.z_chart({"gate/active": points([1], [1]), "gate/threshold": points([1], [0.5])})
+    assert chart.points.empty
+    assert "warm-up" in chart.summary
 
 
 def test_the_band_is_mean_plus_and_minus_one_spread_where_both_are_known() -> None:
@@ -85,8 +88,8 @@ def test_the_band_of_five_thousand_steps_has_no_holes() -> None:
     steps = np.arange(1, 5001)
     window = {"gate/mean": np.sin(steps / 3), "gate/std": 2 + np.cos(steps / 5)}
     histories = {name: np.array(list(zip(steps, y, strict=True)), dtype=RECORD) for name, y in window.items()}
-    found = series_of(histories, Shape(600, joined=True), None, over_costs=False)
-    series = {name: points(one["steps"], one["y"]) for name, one in found.items()}
+    joined = series_of(histories, Shape(600, joined=True), None, over_costs=False)
+    series = {name: points(entry["steps"], entry["y"]) for name, entry in joined.items()}
     assert len(gate.value_chart(series).datasets["band"]) == 600
 
 
@@ -104,7 +107,7 @@ def test_over_another_axis_the_shutoff_lies_where_that_step_lies() -> None:
     chart = gate.z_chart(series, "backward_passes")
     assert list(chart.datasets["shutoff"]["x"]) == [9.0]
     assert list(chart.datasets["phases"]["x2"]) == [9.0, 11.0]
-    assert list(chart.datasets["points"]["x"]) == [6.0, 9.0]
+    assert list(chart.points["x"]) == [6.0, 9.0]
 
 
 def test_new_data_does_not_change_the_specification() -> None:
@@ -113,9 +116,3 @@ def test_new_data_does_not_change_the_specification() -> None:
     for make in (gate.z_chart, gate.value_chart):
         assert json.dumps(make(short).spec) == json.dumps(make(SERIES).spec)
         assert make(short).alt == make(SERIES).alt
-
-
-def test_before_the_warm_up_is_over_there_is_a_word_and_no_point() -> None:
-    chart = gate.z_chart({"gate/active": points([1], [1]), "gate/threshold": points([1], [0.5])})
-    assert chart.empty
-    assert "warm-up" in chart.summary

@@ -3,39 +3,43 @@
 from __future__ import annotations
 
 import pytest
+from streamlit.testing.v1 import AppTest
 
-from gxpo_dashboard.session.permalinks import adopt, in_address, wanted
-
-
-def test_a_link_opens_the_view_it_names() -> None:
-    assert adopt(["gxpo"], written=None, current=None, default=["grpo"]) == ["gxpo"]
+from gxpo_dashboard.session.permalinks import adopt, view_of
 
 
-def test_without_a_word_in_the_address_the_default_counts() -> None:
-    assert adopt([], written=None, current=None, default=["grpo"]) == ["grpo"]
+@pytest.mark.parametrize(
+    ("address", "written", "current", "default", "values"),
+    [
+        pytest.param(["gxpo"], None, None, ["grpo"], ["gxpo"], id="a link opens the view it names"),
+        pytest.param([], None, None, ["grpo"], ["grpo"], id="without a parameter the default counts"),
+        pytest.param(["a"], ["a"], ["b"], [], ["b"], id="a choice stays while the address is ours"),
+        pytest.param([], [], ["b"], [], ["b"], id="also where the address is empty"),
+        pytest.param(["old"], ["new"], ["new"], [], ["old"], id="the back button wins over the widget"),
+        pytest.param([], ["new"], ["new"], ["d"], ["d"], id="also back to the default"),
+        pytest.param(["a", "b"], ["a", "b"], None, [], ["a", "b"], id="a removed widget starts from the address"),
+        pytest.param(["a"], ["a"], [], ["a", "b"], [], id="an emptied choice is no default"),
+    ],
+)
+def test_the_last_change_wins(
+    address: list[str], written: list[str] | None, current: list[str] | None, default: list[str], values: list[str]
+) -> None:
+    assert adopt(address, written, current, default) == values
 
 
-def test_a_choice_of_the_visitor_stays_while_the_address_is_ours() -> None:
-    assert adopt(["a"], written=["a"], current=["b"], default=[]) == ["b"]
-    assert adopt([], written=[], current=["b"], default=[]) == ["b"]
+def _script() -> None:  # run as a script without this module's imports
+    from gxpo_dashboard.session import permalinks
+
+    permalinks.multi("Columns", "cols", ["a", "b"], ["a", "b"])
+    permalinks.text("Seeds", "seeds", "0, 1")
 
 
-def test_the_back_button_wins_over_the_widget() -> None:
-    assert adopt(["old"], written=["new"], current=["new"], default=[]) == ["old"]
-    assert adopt([], written=["new"], current=["new"], default=["d"]) == ["d"]
-
-
-def test_a_widget_that_was_gone_meanwhile_starts_from_the_address() -> None:
-    assert adopt(["a", "b"], written=["a", "b"], current=None, default=[]) == ["a", "b"]
-
-
-def test_an_emptied_choice_is_no_default() -> None:
-    assert adopt(["a"], written=["a"], current=[], default=["a", "b"]) == []
-
-
-def test_defaults_stay_out_of_the_address() -> None:
-    assert in_address(["a", "b"], ["a", "b"]) == []
-    assert in_address(["b"], ["a", "b"]) == ["b"]
+def test_defaults_stay_out_of_the_address_and_an_emptied_text_with_a_default_is_in_it() -> None:
+    page = AppTest.from_function(_script).run(timeout=60)
+    assert dict(page.query_params) == {}
+    page.multiselect[0].unselect("a").run()
+    page.text_input[0].set_value("").run()
+    assert dict(page.query_params) == {"cols": "b", "seeds": ""}
 
 
 @pytest.mark.parametrize(
@@ -49,4 +53,4 @@ def test_defaults_stay_out_of_the_address() -> None:
     ],
 )
 def test_the_parameter_names_the_view_and_the_path_is_an_entry(address: dict[str, str], path: str, view: str) -> None:
-    assert wanted(address, path, ["runs", "run", "compare", "submit"]) == view
+    assert view_of(address, path, ["runs", "run", "compare", "submit"]) == view

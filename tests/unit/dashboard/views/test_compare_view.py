@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gxpo_dashboard.views.compare import gated_runs, one_of_each
+from gxpo_dashboard.views.compare import gated_runs, with_own_evaluations
 
 
 def run(group: str | None, **values: Any) -> dict[str, Any]:
@@ -13,7 +13,7 @@ def run(group: str | None, **values: Any) -> dict[str, Any]:
 
 def test_of_a_sweep_one_run_is_asked_and_of_single_runs_each() -> None:
     runs = {"a": run("g1"), "b": run("g1"), "c": run(None), "d": run(None), "e": run("g2"), "f": run("g2")}
-    assert one_of_each(runs) == ["a", "c", "d", "e"]
+    assert with_own_evaluations(runs) == ["a", "c", "d", "e"]
 
 
 def test_runs_of_a_sweep_that_are_evaluated_in_other_ways_are_asked_too() -> None:
@@ -23,7 +23,7 @@ def test_runs_of_a_sweep_that_are_evaluated_in_other_ways_are_asked_too() -> Non
         "b": run("g", **{samples: 1, "learner.rule.k": 5}),
         "c": run("g", **{samples: 16, "learner.rule.k": 3}),
     }
-    assert one_of_each(runs) == ["a", "c"]
+    assert with_own_evaluations(runs) == ["a", "c"]
 
 
 def test_each_configuration_has_its_first_gate_before_any_has_its_second() -> None:

@@ -8,7 +8,6 @@ import math
 import pytest
 
 from gxpo_dashboard.view_models import forms
-from gxpo_dashboard.view_models import forms as commands
 from gxpo_trainer.config import RunConfig
 
 SCHEMA = RunConfig.model_json_schema()
@@ -41,11 +40,10 @@ def test_every_setting_of_a_config_can_be_asked_for(rule: str) -> None:
 
 def test_the_form_gives_the_config_back_unchanged() -> None:
     for setting in settings().values():
-        assert forms.parse(setting, forms.shown(setting)) == setting.value, setting.path
+        assert forms.parse(setting, forms.widget_value(setting, setting.value)) == setting.value, setting.path
 
 
 def test_settings_know_their_kind() -> None:
-    found = settings()
     kinds = {
         "learner.rule.k": "integer",
         "learner.optimizer.learning_rate": "number",
@@ -57,7 +55,7 @@ def test_settings_know_their_kind() -> None:
         "model.path": "text",
         "learner.lora": "json",
     }
-    assert {path: found[path].kind for path in kinds} == kinds
+    assert {path: settings()[path].kind for path in kinds} == kinds
 
 
 def test_the_rule_can_be_chosen_among_all() -> None:
@@ -65,9 +63,9 @@ def test_the_rule_can_be_chosen_among_all() -> None:
 
 
 def test_another_rule_starts_from_its_own_defaults() -> None:
-    found = forms.changed(config("gxpo"), {"learner.rule.name": "grpo"})
-    assert found["learner"]["rule"] == {"name": "grpo"}
-    RunConfig.model_validate(found)
+    other = forms.changed(config("gxpo"), {"learner.rule.name": "grpo"})
+    assert other["learner"]["rule"] == {"name": "grpo"}
+    RunConfig.model_validate(other)
 
 
 def test_changes_leave_the_original_alone() -> None:
@@ -77,14 +75,10 @@ def test_changes_leave_the_original_alone() -> None:
     assert forms.get(before, "learner.rule.k") == 5
 
 
-def test_empty_means_none_only_where_it_may() -> None:
-    found = settings()
-    assert forms.parse(found["budget.backward_passes"], " ") is None
+def test_empty_means_none_only_where_it_may_and_what_is_no_value_is_named() -> None:
+    assert forms.parse(settings()["budget.backward_passes"], " ") is None
     with pytest.raises(forms.BadValue, match=r"learner\.rule\.k must have a value"):
-        forms.parse(found["learner.rule.k"], "")
-
-
-def test_what_is_no_value_is_named() -> None:
+        forms.parse(settings()["learner.rule.k"], "")
     with pytest.raises(forms.BadValue, match=r"learner\.rule\.k = 'five' is not an integer"):
         forms.parse(settings()["learner.rule.k"], "five")
 
@@ -143,7 +137,7 @@ def test_values_of_a_grid() -> None:
 
 
 def test_curl_quotes_what_a_shell_would_read() -> None:
-    command = commands.curl("http://127.0.0.1:8000/", "/runs", {"config": {"name": "it's $HOME"}})
+    command = forms.curl("http://127.0.0.1:8000/", "/runs", {"config": {"name": "it's $HOME"}})
     assert "it'\\''s $HOME" in command
     assert "/api/v1/runs" in command
     assert "$GXPO_TOKEN" in command

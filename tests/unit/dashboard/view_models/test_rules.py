@@ -34,11 +34,11 @@ def test_every_shade_is_seen_on_both_pages_and_keeps_its_hue(color: str, page: s
 
 def test_variants_of_a_rule_are_shades_of_its_hue_and_rules_have_their_own() -> None:
     rules = rules_of(RunConfig.model_json_schema())
-    found = rules.colors({"GRPO": "grpo", "GRPO lr 6e-05": "grpo", "GXPO K=5": "gxpo", "GXPO K=10": "gxpo"})
-    assert len(set(found.values())) == 4
-    assert found["GRPO"] == rules.fallback_color == rules.of({"name": "grpo"}).color
-    assert hue(found["GXPO K=10"]) == pytest.approx(hue(found["GXPO K=5"]), abs=0.02)
-    assert abs(hue(found["GXPO K=5"]) - hue(found["GRPO"])) > 0.05
+    colors = rules.colors({"GRPO": "grpo", "GRPO lr 6e-05": "grpo", "GXPO K=5": "gxpo", "GXPO K=10": "gxpo"})
+    assert len(set(colors.values())) == 4
+    assert colors["GRPO"] == rules.baseline.color == rules.of({"name": "grpo"}).color
+    assert hue(colors["GXPO K=10"]) == pytest.approx(hue(colors["GXPO K=5"]), abs=0.02)
+    assert abs(hue(colors["GXPO K=5"]) - hue(colors["GRPO"])) > 0.05
 
 
 def test_a_third_colour_of_one_base_is_another_shade() -> None:

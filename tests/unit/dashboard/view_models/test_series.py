@@ -74,12 +74,12 @@ def thinned(steps: list[int], total: float | None = None, downsampled: bool = Tr
 
 def test_a_thinned_series_says_which_points_are_left_also_after_an_increment() -> None:
     live, joined = LiveSeries(), LiveSeries(joined=True)
-    for found, total, kind in ((live, None, EXTREMES), (joined, 5.0, EVEN)):
-        found.take(thinned([1, 999], total), None)
-        found.take(thinned([999, 1000], total, downsampled=False), 998)
-        assert (found.points["m"].steps, found.points["m"].thinned) == ([1, 999, 1000], kind)
-        found.take(thinned([1, 2], total, downsampled=False), None)
-        assert found.points["m"].thinned == ""
+    for series, total, kind in ((live, None, EXTREMES), (joined, 5.0, EVEN)):
+        series.take(thinned([1, 999], total), None)
+        series.take(thinned([999, 1000], total, downsampled=False), 998)
+        assert (series.points["m"].steps, series.points["m"].thinned) == ([1, 999, 1000], kind)
+        series.take(thinned([1, 2], total, downsampled=False), None)
+        assert series.points["m"].thinned == ""
 
 
 def test_totals_are_those_of_the_last_answer() -> None:

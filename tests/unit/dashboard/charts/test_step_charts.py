@@ -1,0 +1,176 @@
+"""Backward passes by phase, parts of a step that sum to its time, and spans of several steps on one axis."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gxpo_dashboard.charts import steps
+from gxpo_dashboard.charts.gate import FALLBACK, LOOK_AHEAD
+from gxpo_dashboard.view_models.rules import Rules, rules_of
+from gxpo_dashboard.view_models.series import LiveSeries, Points, Total
+from gxpo_services.outputs.metric_series import Shape, series_of
+from gxpo_services.outputs.metrics import RECORD
+from gxpo_trainer.config import RunConfig
+
+RULES = rules_of(RunConfig.model_json_schema())
+GXPO = {"name": "gxpo", "k": 5, "probes": 2}
+
+
+def points(steps: list[int], y: list[float]) -> Points:
+    return Points(steps, [float(step) for step in steps], y)
+
+
+# Three passes a step up to the step that fires (3), one a step from then on.
+SHUT_OFF = {
+    "update/backward_passes_total": points([1, 2, 3, 4, 5], [3, 6, 9, 10, 11]),
+    "gate/active": points([1, 2, 3, 4, 5], [1, 1, 0, 0, 0]),
+}
+
+
+def test_the_step_that_fires_the_gate_still_looked_ahead() -> None:
+    passes = steps.passes_by_phase(SHUT_OFF, RULES.of(GXPO)).pivot(index="x", columns="series", values="y")
+    assert list(passes[LOOK_AHEAD]) == [3, 6, 9, 9, 9]
+    assert list(passes[FALLBACK]) == [0, 0, 0, 1, 2]
+
+
+def test_grpo_has_one_kind_of_step() -> None:
+    series = {"update/backward_passes_total": points([1, 2], [1, 2])}
+    assert set(steps.passes_by_phase(series, RULES.of({"name": "grpo"}))["series"]) == {"GRPO steps"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "passes"),
+    [
+        (GXPO, {"GRPO (1 per step)": 10.0, "SFPO K=5 (6 per step)": 60.0}),
+        ({"name": "sfpo", "k": 3}, {"GRPO (1 per step)": 10.0, "GXPO (3 per step)": 30.0}),
+        ({"name": "sfpo", "k": 3, "probes": 1}, {"GRPO (1 per step)": 10.0, "GXPO (2 per step)": 20.0}),
+    ],
+)
+def test_a_run_is_compared_with_the_other_rules_at_its_settings(settings: Any, passes: dict[str, float]) -> None:
+    others = steps.others([10], settings, RULES)
+    assert dict(others[["series", "y"]].to_numpy().tolist()) == passes
+
+
+def test_the_budget_is_a_line_and_a_word() -> None:
+    chart = steps.budget_chart(SHUT_OFF, GXPO, 200.0, RULES)
+    assert chart.datasets["limit"].to_dict("records") == [{"y": 200.0, "label": "budget 200"}]
+    spent = f"11 backward passes of 200 after 5 steps (9 in {LOOK_AHEAD}, 2 in {FALLBACK})"
+    assert chart.summary == f"{spent}. Others: GRPO (1 per step): 5, SFPO K=5 (6 per step): 30."
+    assert steps.budget_chart(SHUT_OFF, GXPO, None, RULES).datasets["limit"].empty
+
+
+def test_new_data_does_not_change_the_specification() -> None:
+    short = {name: points(p.steps[:2], p.y[:2]) for name, p in SHUT_OFF.items()}
+    before, after = steps.budget_chart(short, GXPO, 200.0, RULES), steps.budget_chart(SHUT_OFF, GXPO, 200.0, RULES)
+    assert json.dumps(before.spec) == json.dumps(after.spec)
+
+
+def test_a_rule_has_one_colour_and_dash_whichever_run_it_is_compared_with() -> None:
+    def styles(settings: dict[str, object]) -> dict[str, tuple[str, list[int]]]:
+        encoding = steps.budget_chart(SHUT_OFF, settings, None, RULES).spec["layer"][1]["encoding"]
+        color, dash = encoding["color"]["scale"], encoding["strokeDash"]["scale"]
+        return dict(zip(color["domain"], zip(color["range"], dash["range"], strict=True), strict=True))
+
+    of_gxpo, of_grpo = styles(GXPO), styles({"name": "grpo"})
+    assert of_gxpo["SFPO K=5 (6 per step)"] == of_grpo["SFPO K=3 (4 per step)"]
+    assert of_grpo["SFPO K=3 (4 per step)"] != of_grpo["GXPO (3 per step)"]
+
+
+def test_a_run_of_an_unknown_rule_has_its_own_passes_alone() -> None:
+    chart = steps.budget_chart(SHUT_OFF, {"name": "other", "gate": {}}, None, Rules())
+    assert chart.summary == f"11 backward passes after 5 steps (9 in {LOOK_AHEAD}, 2 in {FALLBACK})."
+
+
+SERIES = {
+    "time/step_s": points([1, 2], [4.0, 6.0]),
+    "time/rollout_s": points([1, 2], [1.0, 2.0]),
+    "time/update_s": points([1, 2], [2.0, 3.0]),
+    "time/sync_s": points([1, 2], [0.5, 0.5]),
+    "time/evaluate_s": points([2], [5.0]),
+}
+TOTALS = {name: Total(sum(series.y), len(series)) for name, series in SERIES.items()}
+
+
+def test_the_rest_is_what_the_parts_leave_without_evaluation() -> None:
+    wide = steps.step_parts(SERIES).pivot(index="x", columns="series", values="y")
+    assert list(wide[steps.REST]) == [0.5, 0.5]
+    assert list(wide.sum(axis=1)) == [4.0, 6.0]
+    assert "evaluation" not in wide
+
+
+def test_clocks_that_overlap_leave_no_negative_rest() -> None:
+    parts = steps.step_parts({"time/step_s": points([1], [1.0]), "time/update_s": points([1], [1.2])})
+    assert list(parts[parts["series"] == steps.REST]["y"]) == [0.0]
+
+
+def test_means_and_shares_are_over_all_steps_and_evaluation_is_spread_over_them() -> None:
+    means = steps.means(TOTALS).set_index("series")["y"]
+    assert means[["sampling", "update", "evaluation"]].tolist() == pytest.approx([1.5, 2.5, 2.5])
+    # 10 s in all: 3 of sampling, 5 of update, 1 of sync, 1 of other.
+    words = steps.step_time_chart(SERIES, TOTALS).summary
+    assert words == "Share of step time: sampling 30%, update 50%, weight sync 10%, other 10%."
+
+
+def test_without_a_step_or_timeline_charts_say_so() -> None:
+    assert steps.step_time_chart({}, {}).points.empty
+    assert steps.totals_chart({"time/step_s": Total(0.0, 0)}).summary == "No steps yet."
+    assert steps.budget_chart({}, GXPO, None, RULES).summary == "No steps yet."
+    assert steps.timeline_chart([]).summary == "No timeline yet."
+
+
+def test_five_thousand_steps_have_the_shares_and_means_of_all_of_them() -> None:
+    """Peaks of the parts at different steps: thinned apart, hardly two parts of a step are left."""
+    numbers = np.arange(1, 5001)
+    update = np.where(numbers % 7 == 3, 9.0, 3.0)
+    rollout = np.where(numbers % 11 == 5, 9.0, 1.0)
+    parts = {"time/update_s": update, "time/rollout_s": rollout, "time/step_s": update + rollout + 0.1}
+    histories = {name: np.array(list(zip(numbers, y, strict=True)), dtype=RECORD) for name, y in parts.items()}
+    evaluated = numbers[numbers % 100 == 0]
+    histories["time/evaluate_s"] = np.array([(step, 50.0) for step in evaluated], dtype=RECORD)
+    live = LiveSeries(joined=True)
+    shape = Shape(live.max_points, joined=True)
+    series = series_of(histories, shape, None, over_costs=False)
+    live.refresh(lambda after: {"revision": 1, "attempt": 1, "last_step": 5000, "series": series})
+
+    # Of all steps, 714 have an update of 9 s and 455 a rollout of 9 s; 50 evaluations take 50 s each.
+    means = steps.means(live.totals).set_index("series")["y"]
+    assert means["update"] == pytest.approx(3 + 6 * 714 / 5000)
+    assert means["sampling"] == pytest.approx(1 + 8 * 455 / 5000)
+    assert means[steps.REST] == pytest.approx(0.1)
+    assert means["evaluation"] == pytest.approx(50 * 50 / 5000)
+    # 3.8568 + 1.728 + 0.1 = 5.6848
+    words = steps.step_time_chart(live.points, live.totals).summary
+    assert words == "Share of step time: sampling 30%, update 68%, other 2%."
+    wide = steps.step_parts(live.points).pivot(index="x", columns="series", values="y")
+    assert len(wide) == 600
+    assert not wide.isna().to_numpy().any()
+    assert wide[steps.REST].to_numpy() == pytest.approx(0.1)
+
+
+STEPS = [
+    {"step": 7, "begin": 100.0, "spans": [
+        {"process": "engine 0", "activity": "sampling", "begin": 0.0, "end": 2.0},
+        {"process": "learner", "activity": "updating", "begin": 2.0, "end": 4.0},
+    ]},
+    {"step": 8, "begin": 104.0, "spans": [{"process": "engine 0", "activity": "syncing", "begin": 0.5, "end": 1.0}]},
+]  # fmt: skip
+
+
+def test_seconds_count_from_the_first_step() -> None:
+    rows = steps.spans_frame(STEPS).values.tolist()
+    assert rows == [
+        ["engine 0", "sampling", 0.0, 2.0, 7],
+        ["learner", "updating", 2.0, 4.0, 7],
+        ["engine 0", "syncing", 4.5, 5.0, 8],
+    ]
+
+
+def test_the_learner_comes_first_and_the_words_say_who_was_busy() -> None:
+    chart = steps.timeline_chart(STEPS)
+    assert chart.spec["layer"][0]["encoding"]["y"]["sort"] == ["learner", "engine 0"]
+    # 2.5 of 5 seconds and 2 of 5.
+    assert chart.summary == "Busy over the last 2 steps: engine 0 50%, learner 40%."
