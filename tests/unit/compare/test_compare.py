@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gxpo_client import formats
 from gxpo_trainer.compare.curves import (
     EvaluationCurve,
     GateTrace,
@@ -22,8 +24,9 @@ from gxpo_trainer.compare.curves import (
     smooth,
     speed_up,
 )
-from gxpo_trainer.compare.evidence import weigh
+from gxpo_trainer.compare.evidence import hours, points, ratio_interval, ratio_words, weigh
 from gxpo_trainer.compare.groups import compare_groups
+from gxpo_trainer.compare.intervals import Interval
 from gxpo_trainer.compare.seeds import SeedGroup, find_differences
 
 PAPER = Path(__file__).resolve().parents[3] / "../shared/data/paper_tables.json"
@@ -76,7 +79,6 @@ def test_the_exponential_average_by_hand() -> None:
     assert peak(curve(*BASELINE), 0.5).steps == 30
     # 0.2, 0.35, 0.4, 0.5: the spike at step 10 no longer counts.
     match = first_reaching(curve(*CANDIDATE), 0.45, 0.5)
-    assert match is not None
     assert match.steps == 30
     with pytest.raises(ValueError, match="smoothing = 1"):
         smooth([0.1], 1.0)
@@ -84,13 +86,10 @@ def test_the_exponential_average_by_hand() -> None:
 
 def test_a_budget_selects_the_last_evaluation_within_it() -> None:
     found = at_budget(curve(*CANDIDATE), "backward_passes", 65)
-    assert found is not None
     assert (found.index, found.accuracy, found.spent, found.reached) == (2, 0.45, 60, True)
     exact = at_budget(curve(*CANDIDATE), "hours", 3.6)
-    assert exact is not None
     assert exact.accuracy == 0.6
     after = at_budget(curve(*CANDIDATE), "steps", 100)
-    assert after is not None
     assert (after.accuracy, after.reached) == (0.6, False)
     late = curve((5, 10), (1, 2), (0.1, 0.2), (5, 10))
     assert at_budget(late, "steps", 4) is None
@@ -171,7 +170,6 @@ def test_differences_over_problems_are_paired_by_problem() -> None:
     second = SeedGroup("b", (run(with_problems(0.5, ("p", "q", "r", "s"))),))
     budget = compare_groups([first, second], "a", budgets={"steps": (10,)}).group("b").budgets[0]
     # Per problem +.5, +.5, 0, 0: mean .25; a resample of four lies between 0 and .5.
-    assert budget.over_problems is not None
     assert (budget.over_problems.mean, budget.over_problems.low, budget.over_problems.high) == (0.25, 0.0, 0.5)
     other = SeedGroup("c", (run(with_problems(0.5, ("p", "q", "r", "x"))),))
     assert compare_groups([first, other], "a").group("c").budgets[0].over_problems is None
@@ -199,7 +197,6 @@ def test_a_budget_is_compared_over_seeds_only_if_all_runs_were_evaluated_within_
     assert budget.accuracy.mean == pytest.approx(0.2)
     assert budget.over_seeds is None
     # At step 10: 0.5 − 0.4 and 0.5 − 0.1.
-    assert full.over_seeds is not None
     assert full.over_seeds.mean == pytest.approx(0.25)
     assert [b.budget for b in compare_groups([whole, partly], "a", budgets={"steps": (5, 10)}).group("b").budgets] == [
         10
@@ -240,8 +237,6 @@ def test_an_advantage_in_every_seed_with_an_interval_above_one_is_supported() ->
     found = compare_groups([three_seeds("GRPO", (10, 10, 10)), three_seeds("GXPO", (5, 5, 4))], "GRPO")
     # Speed-ups 2, 2, 2.5: geometric mean 10^(1/3); logs .6931, .6931, .9163: s = .1288, half = .3200.
     interval = found.group("GXPO").seed_speed_ups["steps"]
-    assert interval is not None
-    assert interval.low is not None
     assert interval.mean == pytest.approx(10 ** (1 / 3))
     assert interval.low == pytest.approx(np.exp(0.7675 - 0.3200), abs=2e-3)
     evidence = weigh(found)
@@ -346,3 +341,35 @@ def test_an_unknown_baseline_an_empty_group_and_a_seed_twice_are_rejected() -> N
 
 def test_a_single_group_cannot_be_compared() -> None:
     assert "the only configuration" in weigh(compare_groups([SeedGroup("a", (linear_run(0, 5),))], "a")).sentence
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        0.0, 0.0042, 0.0994, 0.2, 4.2, 9.96, 10, 59.4, 59.6, 75, 145, 3599, 3600, 11520, 86399, 86400, 200_000,
+        -1.0, math.nan, math.inf,
+    ],
+)  # fmt: skip
+def test_a_duration_reads_like_the_clients(seconds: float) -> None:
+    assert hours(seconds / 3600) == formats.duration(seconds)
+
+
+def test_a_difference_has_a_true_minus() -> None:
+    assert points(-0.0421) == "−4.2"
+    assert points(0.147) == "+14.7"
+
+
+def test_a_ratio_is_told_as_what_it_is() -> None:
+    assert ratio_words(3.0, "steps") == "3.0× fewer steps"
+    assert ratio_words(0.5, "backward_passes") == "2.0× more backward passes"
+    assert ratio_words(0.625, "hours") == "1.6× more time"
+    assert ratio_words(1.04, "hours") == ratio_words(1 / 1.04, "hours") == "equal time"
+
+
+def test_the_bounds_of_a_ratio_follow_its_direction() -> None:
+    assert ratio_interval(Interval(2.0, 1.6, 3.0, 3), "steps") == "2.0× fewer (1.6 to 3.0)"
+    # 1 / 0.8 and 1 / 0.4.
+    assert ratio_interval(Interval(0.5, 0.4, 0.8, 3), "backward_passes") == "2.0× more (1.2 to 2.5)"
+    assert ratio_interval(Interval(1.25, 0.5, 2.0, 3), "hours") == "1.2× less (2.0× more to 2.0× less)"
+    assert ratio_interval(Interval(1.0, 1.0, 1.0, 3), "hours") == "equal"
+    assert ratio_interval(Interval(0.5, None, None, 1), "hours") == "2.0× more"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import pytest
+from support.registered_rule import registered
 from support.small_plan import CPU, EXACT, GPU, SHAPE, small
 
-from gxpo_trainer.config import BudgetConfig, GrpoRule, GxpoRule, RunConfig
+from gxpo_trainer.config import BudgetConfig, GrpoRule, GxpoRule, RuleSettings, RunConfig
 from gxpo_trainer.config.io import load_preset
+from gxpo_trainer.config.rules import Family, PassCount
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.planner import fits_resident, inputs_of, make_plan, refusal
 from gxpo_trainer.planner.devices import assumptions_for, device_named
@@ -48,7 +50,6 @@ def test_stage_3_is_advised_first_and_makes_it_fit() -> None:
     plan = make_plan(inputs)
     assert not plan.fits
     assert refusal(plan) == plan.advice
-    assert plan.advice is not None
     assert plan.advice.startswith("learner: needs ")
     assert "per device and a100-80 has 79.3 GiB; set " in plan.advice
     # Every rank holds 8 B parameters in bf16, their gradients in fp32 and bf16 and 12 bytes of 2 B of a shard.
@@ -59,7 +60,6 @@ def test_stage_3_is_advised_first_and_makes_it_fit() -> None:
 def test_one_setting_that_suffices_is_named_with_its_value() -> None:
     inputs = big(learner_ranks=7, zero_stage=2, checkpointing=False, token_budget=16384)
     plan = make_plan(inputs)
-    assert plan.advice is not None
     assert plan.advice.endswith("; set model.gradient_checkpointing = true")
     assert make_plan(replace(inputs, checkpointing=True)).fits
 
@@ -67,7 +67,6 @@ def test_one_setting_that_suffices_is_named_with_its_value() -> None:
 def test_several_settings_are_named_where_one_does_not_suffice() -> None:
     inputs = big(learner_ranks=7, zero_stage=1, checkpointing=False, token_budget=16384)
     plan = make_plan(inputs)
-    assert plan.advice is not None
     named = plan.advice.partition("; set ")[2].split(" and ")
     assert len(named) > 1
     assert all(" = " in change for change in named)
@@ -80,7 +79,6 @@ def test_two_settings_are_named_where_one_alone_makes_it_worse() -> None:
     device = replace(device_named("a100-40"), memory_bytes=30 * 2**30)
     inputs = inputs_of(config, read_shape(config.model.path), device, 4)
     plan = make_plan(inputs)
-    assert plan.advice is not None
     assert plan.advice.startswith("sync: needs 32.4 GiB per device")
     assert plan.advice.endswith("set learner.zero_stage = 3 and rollout.gpu_memory_utilization = 0.6")
     assert make_plan(replace(inputs, zero_stage=3, memory_utilization=0.6)).fits
@@ -90,20 +88,17 @@ def test_settings_that_change_what_is_trained_come_last() -> None:
     # At stage 3 with small micro-batches seven ranks suffice; LoRA alone would as well.
     inputs = big(learner_ranks=7, zero_stage=0, precision="fp32", sampler_item=4)
     advice = make_plan(inputs).advice
-    assert advice is not None
     assert "learner.zero_stage = " in advice
     assert "lora" not in advice
     # One rank cannot divide 8 billion parameters.
     alone = big(learner_ranks=1, num_devices=2, zero_stage=1)
     advice = make_plan(alone).advice
-    assert advice is not None
     assert "learner.lora.rank = 16" in advice
 
 
 def test_a_run_that_nothing_makes_fit_says_so() -> None:
     huge = replace(BIG, layers=800)
     plan = make_plan(big(shape=huge))
-    assert plan.advice is not None
     assert "use a device with more memory, more devices or a smaller model" in plan.advice
 
 
@@ -118,7 +113,6 @@ def test_more_devices_than_there_are_name_the_number_of_ranks() -> None:
 def test_a_kv_cache_without_room_for_one_sequence_is_a_problem() -> None:
     inputs = small(device=CPU, kv_bytes=32 * 59)
     plan = make_plan(inputs, EXACT)
-    assert plan.advice is not None
     assert "too little for one sequence of model.max_length = 60 tokens" in plan.advice
     assert plan.advice.endswith("set rollout.cpu_kv_cache_gib = 1")
 
@@ -180,7 +174,6 @@ def test_auto_shares_devices_where_there_are_too_few_and_the_counts_match() -> N
 )
 def test_one_device_is_shared_where_that_solves_it(changes: dict[str, Any], change: str) -> None:
     plan = make_plan(small(**changes), EXACT)
-    assert plan.advice is not None
     assert plan.advice.endswith(f"; set {change}")
 
 
@@ -200,7 +193,6 @@ def test_rules_stand_side_by_side_with_the_runs_own_marked() -> None:
     ]
     assert [rule.backward_passes for rule in plan.rules] == [10, 110, 30]
     hours = plan.rules[2].hours
-    assert hours is not None
     assert hours == pytest.approx(10 * plan.rules[2].time.total / 3600)
     assert plan.rules[2].gpu_hours == pytest.approx(3 * hours), "two ranks and a sampler"
 
@@ -222,7 +214,6 @@ def test_the_first_bound_of_the_budget_gives_the_steps(budget: dict[str, int], s
 def test_a_bound_in_hours_is_spent_whole() -> None:
     plan = make_plan(small(rule=GrpoRule(), budget=BudgetConfig(hours=1.0)), EXACT)
     rule = plan.rules[0]
-    assert rule.steps is not None
     assert (rule.steps - 1) * rule.time.total < 3600 <= rule.steps * rule.time.total
 
 
@@ -250,3 +241,27 @@ def test_a_transport_that_cannot_work_is_refused() -> None:
     config = load_preset("paper-1.5b", ["placement.weight_transport=cuda_ipc"])
     with pytest.raises(ConfigError, match='placement: weight_transport = "cuda_ipc" needs learner and engines on the'):
         inputs_of(config, read_shape(config.model.path), device_named("h100-80"), 8)
+
+
+class Thrice(RuleSettings):
+    """Three passes and five buffers."""
+
+    label: ClassVar[str] = "Thrice"
+    family: ClassVar[Family] = "look-ahead"
+    implementation: ClassVar[str] = "nowhere:Thrice"
+    passes: ClassVar[PassCount] = PassCount(3)
+
+    name: Literal["thrice"] = "thrice"
+
+    def shard_buffers(self, num_moments: int) -> int:
+        return 5
+
+
+def test_a_registered_rule_is_planned_with_its_own_passes_and_buffers() -> None:
+    with registered(Thrice):
+        extended = make_plan(small(), EXACT)
+        own = make_plan(small(rule=Thrice()), EXACT)
+    assert [rule.label for rule in extended.rules] == ["GRPO", "SFPO K=3", "GXPO K=5", "Thrice"]
+    (planned,) = (rule for rule in own.rules if rule.own)
+    assert (planned.label, planned.backward_passes) == ("Thrice", 30)
+    assert own.fit.phases[0].parts["rule buffers"] == 5 * 4 * 724

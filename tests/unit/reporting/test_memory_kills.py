@@ -50,6 +50,5 @@ def test_only_a_run_killed_for_the_memory_of_another_process_is_recovered(report
 
 def test_an_unknown_report_keeps_one_line_and_is_not_recovered() -> None:
     kill = parse_memory_kill("Task was killed due to the node running low on memory.\n" + "details\n" * 500)
-    assert kill is not None
     assert (kill.text, kill.is_victim) == ("Task was killed due to the node running low on memory.", False)
     assert parse_memory_kill("CUDA out of memory. Tried to allocate 2 GiB") is None

@@ -56,6 +56,5 @@ def test_every_run_of_a_reported_arm_is_there_and_its_accuracy_is_the_mean_over_
             rule = run_config(data.study, study_data.key_of(row)).learner.rule
             assert row["backward_passes"] == row["steps"] * rule.passes_per_step(gate_open=True)
     for key, run in data.curves.items():
-        assert run.curve.per_problem is not None
         for accuracy, scores in zip(run.curve.accuracy, run.curve.per_problem, strict=True):
             assert accuracy == pytest.approx(scores.mean()), key.folder
