@@ -53,7 +53,8 @@ def _two_runs(up: UpProcess, name: str, placement: dict[str, float]) -> Seen:
     ids = [
         up.client.submit({"config": _config(n, placement), "name": f"{name} {n}"}, f"{name}-{n}")["id"] for n in (1, 2)
     ]
-    begin, seen = time.monotonic(), {run_id: [] for run_id in ids}  # type: Any
+    begin = time.monotonic()
+    seen: Seen = {run_id: [] for run_id in ids}
 
     def ended() -> bool:
         runs: list[Json] = [run for run in up.runs() if run["id"] in seen]

@@ -163,10 +163,11 @@ class Runs:
             )
 
     def _row(self, launched: str, step: int) -> dict[str, Any]:
-        values = {"reward/mean": self._random.random(), "update/backward_passes_total": 3.0 * step}
+        values: dict[str, Any] = {"reward/mean": self._random.random(), "update/backward_passes_total": 3.0 * step}
+        values["time/training_s"] = 20.0 * step
         if launched in self._gated:  # none shuts off: each step of each is news for the comparison
             values |= {"gate/z": self._random.gauss(0.0, 1.0), "gate/threshold": 5.0}
-        return reporting.metric_row(step, **values, **{"time/training_s": 20.0 * step})
+        return reporting.metric_row(step, **values)
 
     def _evaluation(self, step: int) -> dict[str, Any]:
         scores = [float(self._random.random() < 0.3 + step / 20_000) for _ in range(256)]

@@ -182,7 +182,7 @@ def _milliseconds(action: Callable[[], object], repeats: int = 20) -> list[float
         action()
     found = []
     for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         action()
         end.record()

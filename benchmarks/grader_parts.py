@@ -90,7 +90,7 @@ def _without(part: str) -> Iterator[None]:
     if not modules:
         raise LookupError(f"the grader has no part {part}")
     before = [getattr(module, name) for module in modules]
-    latex = importlib.import_module("gxpo_trainer.grading.latex")
+    latex: Any = importlib.import_module("gxpo_trainer.grading.latex")
     for module in modules:
         setattr(module, name, nothing)
     latex.STEPS = tuple(nothing if step.__name__ == name else step for step in STEPS)

@@ -51,7 +51,7 @@ class Prometheus:
         """Each series of an expression since the start: labels, and (seconds since 1970, value) pairs."""
         now = time.time()
         step = max(SCRAPE_S, (now - self._begun) / POINTS)
-        query = {"query": expression, "start": self._begun, "end": now, "step": step}
+        query: dict[str, str | float] = {"query": expression, "start": self._begun, "end": now, "step": step}
         answer = self._http.get("/query_range", params=query).raise_for_status().json()
         return list(answer["data"]["result"])
 
@@ -78,7 +78,7 @@ class Prometheus:
         for target in panel["targets"]:
             found = self.series(target["expr"])
             for series in found:
-                times = [datetime.fromtimestamp(at, tz=UTC) for at, _ in series["values"]]
+                times: Any = [datetime.fromtimestamp(at, tz=UTC) for at, _ in series["values"]]
                 values = [float(value) for _, value in series["values"]]
                 if len(found) == 1 or any(value > 0 for value in values):
                     label = ", ".join(value for name, value in series["metric"].items() if name not in _OF_THE_SCRAPE)
@@ -88,8 +88,8 @@ class Prometheus:
         axes.set_title(panel["title"] + (" (s)" if unit == "s" else ""), fontsize=10, loc="left")
         axes.tick_params(labelsize=7)
         axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_locator(AutoDateLocator(maxticks=6))
-        axes.xaxis.set_major_formatter(DateFormatter("%H:%M"))
+        axes.xaxis.set_major_locator(AutoDateLocator(maxticks=6))  # type: ignore[no-untyped-call]
+        axes.xaxis.set_major_formatter(DateFormatter("%H:%M"))  # type: ignore[no-untyped-call]
         if 1 < drawn <= 12:
             axes.legend(fontsize=6, loc="upper left")
 

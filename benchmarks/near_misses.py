@@ -98,9 +98,8 @@ def _digit_changed(gold: str) -> Iterator[str]:
 def _fraction_swapped(gold: str) -> Iterator[str]:
     for match in re.finditer(rf"(\\[dt]?frac)\s*{_GROUP}\s*{_GROUP}", gold):
         yield gold[: match.start()] + f"{match[1]}{{{match[3]}}}{{{match[2]}}}" + gold[match.end() :]
-    match = re.fullmatch(r"(\d+)/(\d+)", gold)
-    if match is not None:
-        yield f"{match[2]}/{match[1]}"
+    if quotient := re.fullmatch(r"(\d+)/(\d+)", gold):
+        yield f"{quotient[2]}/{quotient[1]}"
 
 
 def _bound(gold: str) -> Iterator[str]:

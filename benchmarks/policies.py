@@ -67,7 +67,7 @@ def _random_policy(
         pad_token_id=tokenizer.pad_token_id,
     )
     with torch.device(device):
-        policy = Qwen2ForCausalLM(config)
+        policy = Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
     policy.to(getattr(torch, precision)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -48,9 +48,9 @@ from gxpo_services.auth import tokens
 from gxpo_services.auth.tokens import TokenRequest
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import upgrade
-from gxpo_services.ingest import apply as ingest
 from gxpo_services.ingest.batches import MetricRow
 from gxpo_services.local.ray_head import free_port
+from gxpo_services.outputs import metrics
 from gxpo_services.run_states import RunState
 from gxpo_trainer.config.io import load_preset
 
@@ -66,7 +66,7 @@ KEYS_AT_ONCE = 50
 SEEDS = 10
 ROUNDS_DURING = 5
 NAMES = [f"group{n % 7}/metric_{n}" for n in range(METRICS - 3)]
-TOTALS = [ingest.BACKWARD_PASSES, ingest.TOKENS, ingest.TRAINING_S]
+TOTALS = [metrics.BACKWARD_PASSES, metrics.TOKENS, metrics.TRAINING_S]
 
 
 class Api:
@@ -145,7 +145,7 @@ class _Sender:
     def check(self, api: Api) -> None:
         """Everything that was sent is there."""
         with api.client() as client:
-            query = {"names": NAMES[0], "max_points": 20_000}
+            query: dict[str, str | int] = {"names": NAMES[0], "max_points": 20_000}
             found = client.get(f"/api/v1/runs/{self.run}/metrics", params=query).json()
         assert found["series"][NAMES[0]]["steps"] == list(range(self.step)), f"run {self.run} lost points"
 
@@ -193,7 +193,7 @@ def curve_questions(api: Api) -> list[tuple[str, dict[str, Any]]]:
     ids = add_runs(api.database, CURVES, state=RunState.SUCCEEDED)
     for run_id in ids:
         rows = [
-            MetricRow(1, step, {"reward/mean": random.random(), ingest.BACKWARD_PASSES: 3.0 * step})
+            MetricRow(1, step, {"reward/mean": random.random(), metrics.BACKWARD_PASSES: 3.0 * step})
             for step in range(CURVE_STEPS)
         ]
         add_metrics(api.database, run_id, rows)

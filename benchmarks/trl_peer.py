@@ -24,9 +24,9 @@ def main(settings_file: str, out_file: str) -> None:
     import torch
 
     torch.set_num_threads(settings["threads"])
-    from datasets import Dataset
+    from datasets import Dataset  # type: ignore[import-untyped]
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOConfig, GRPOTrainer  # type: ignore[attr-defined]
 
     from gxpo_trainer.grading.verify import verify
 
@@ -42,7 +42,7 @@ def main(settings_file: str, out_file: str) -> None:
         def on_train_end(self, *args: Any, **kwargs: Any) -> None:
             marks.append(time.perf_counter())
 
-    def correct(completions: list[Any], gold: list[str], **_: Any) -> list[float]:
+    def correct(completions: list[Any], gold: list[str], **_: Any) -> list[float | None]:
         texts = [c[0]["content"] if isinstance(c, list) else c for c in completions]
         return [verify(g, text).reward or 0.0 for g, text in zip(gold, texts, strict=True)]
 

@@ -87,11 +87,11 @@ def draw(name: str) -> Figure:
             axes.plot(*torch.stack(virtual).T.tolist(), ls="--", color="#D55E00", lw=1.3)
             axes.plot(*virtual[1].tolist(), marker="D", color="#D55E00", ms=6)
         arrow = {"arrowstyle": "->", "color": "#0072B2", "lw": 1.5}
-        axes.annotate("", after.tolist(), before.tolist(), arrowprops=arrow)
+        axes.annotate("", tuple(after.tolist()), tuple(before.tolist()), arrowprops=arrow)
         position = after
     for number, point in enumerate(record.passes, start=1):
         axes.plot(*point.tolist(), marker="o", mfc="white", mec="#0072B2", ms=9)
-        axes.annotate(str(number), point.tolist(), ha="center", va="center", fontsize=7)
+        axes.annotate(str(number), tuple(point.tolist()), ha="center", va="center", fontsize=7)
     axes.plot(*START.tolist(), marker="o", color="#000000", ms=3, zorder=0)
     axes.plot(*end.tolist(), marker="*", color="#009E73", ms=14)
     axes.plot(0, 0, marker="+", color="#555555", ms=10)

@@ -114,8 +114,8 @@ def build_tokenizer(problems: list[WordProblem], tags: tuple[str, ...] = ()) -> 
     learned = json.loads(tokenizer.to_str())["model"]
     built = Qwen2Tokenizer(
         vocab=learned["vocab"],
-        merges=[tuple(merge) for merge in learned["merges"]],
-        unk_token=None,
+        merges=[tuple(merge) for merge in learned["merges"]],  # type: ignore[misc]  # pairs, not strings
+        unk_token=None,  # type: ignore[arg-type]
         pad_token=PAD,
         bos_token=BOS,
         eos_token=END,
@@ -147,8 +147,8 @@ def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
         eos_token_id=tokenizer.eos_token_id,
         dtype="float32",
     )
-    model = Qwen2ForCausalLM(config)
-    model.generation_config = GenerationConfig(
+    model = Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=True,
         temperature=1.0,
         max_new_tokens=48,
@@ -216,10 +216,10 @@ def _train(model: Qwen2ForCausalLM, batches: Iterator[list[Row]], steps: int, pe
         model.zero_grad(set_to_none=True)
         loss = _backward(model, batch, pad)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        muon.step()
+        muon.step()  # type: ignore[no-untyped-call]
         adamw.step()
         yield loss
-    model.eval()
+    model.eval()  # type: ignore[no-untyped-call]
 
 
 def build(out: Path, recipe: Recipe) -> None:
@@ -270,7 +270,7 @@ def _backward(model: Qwen2ForCausalLM, batch: list[Row], pad: int) -> float:
         logits = model(input_ids=input_ids).logits[:, :-1]
         losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
         loss = losses / num_targets
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         total += loss.item()
     return total
 

@@ -1,7 +1,4 @@
-"""A connection to the REST API: retries, typed errors, shared responses, and a cache for outages.
-
-Checks of URLs and hosts.
-"""
+"""A connection to the REST API: checks of its URL, retries, typed errors, shared responses, a cache for outages."""
 
 from __future__ import annotations
 
@@ -23,10 +20,10 @@ from gxpo_client.shared_responses import SharedResponses
 def is_http(url: str) -> bool:
     """Whether this is an HTTP URL with a valid host and port."""
     try:
-        found = httpx.URL(url)
+        parsed = httpx.URL(url)
     except httpx.InvalidURL:
         return False
-    return found.scheme in ("http", "https") and bool(found.host) and (found.port or 80) < 65536
+    return parsed.scheme in ("http", "https") and bool(parsed.host) and (parsed.port or 80) < 65536
 
 
 def is_loopback(url: str) -> bool:
@@ -119,15 +116,15 @@ class Connection:
 
     def all_of(self, path: str, limit: int | None = None, *, page_size: int = PAGE, **filters: Any) -> list[Json]:
         """The items of all pages of a list, at most `limit`."""
-        found: list[Json] = []
+        items: list[Json] = []
         cursor: str | None = None
         while True:
-            size = page_size if limit is None else min(page_size, limit - len(found))
+            size = page_size if limit is None else min(page_size, limit - len(items))
             page = self.get(path, limit=size, cursor=cursor, **filters)
-            found += page["items"]
+            items += page["items"]
             cursor = page["next_cursor"]
-            if cursor is None or (limit is not None and len(found) >= limit):
-                return found
+            if cursor is None or (limit is not None and len(items) >= limit):
+                return items
 
     def post(self, path: str, body: Json | None = None, *, key: str | None = None) -> Json:
         """key: an idempotency key, with which the request may be repeated."""
@@ -197,7 +194,13 @@ class Connection:
         if self._cache.offline and key in self._cache.answers:
             return self._cache.answers[key]
         try:
-            answer = self._shared_json(path, params)
+            if self._shared is None:
+                answer = self.request("GET", path, params=params).json()
+            else:
+                self._shared.follow(lambda: self.changes((), None, ids_only=True))
+                answer = self._shared.get(
+                    key, lambda: self.request("GET", path, params=params).json(), _runs_of(path, params)
+                )
         except ServiceUnavailable:
             self._cache.offline = True
             if key in self._cache.answers:
@@ -205,15 +208,6 @@ class Connection:
             raise
         self._cache.put(key, answer)
         return answer
-
-    def _shared_json(self, path: str, params: list[_Parameter]) -> Any:
-        def send() -> Any:
-            return self.request("GET", path, params=params).json()
-
-        if self._shared is None:
-            return send()
-        self._shared.follow(lambda: self.changes((), None, ids_only=True))
-        return self._shared.get((path, tuple(params)), send, _runs_of(path, params))
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}

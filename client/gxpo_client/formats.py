@@ -1,7 +1,4 @@
-"""Text of numbers, durations and times, the same on the command line and in the dashboard. Pure.
-
-CSV cells that no spreadsheet executes. Pure.
-"""
+"""Text of numbers, durations, times and CSV cells, the same on the command line and in the dashboard. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Responses that the sessions of a process share for a moment.
-
-The service's stream of changes, followed in a thread for as long as somebody asks.
-"""
+"""Responses that the sessions of a process share while the service's stream of changes reports nothing new."""
 
 from __future__ import annotations
 
@@ -72,7 +69,7 @@ class RunChanges:
                 self._retry_at = self._clock() + RETRY_S
 
     def _note(self, change: tuple[str, dict[str, Any]] | None) -> bool:
-        """Take in a change, or a sign of life; returns whether somebody still asks."""
+        """Record a change or a heartbeat (None); returns whether the stream is still needed."""
         with self._lock:
             if not self._is_live:
                 self._is_live, self._number, self._last = True, 0, {}
@@ -153,7 +150,7 @@ class SharedResponses:
 
     def _forget_old(self) -> None:
         now = self._clock()
-        for key in [key for key, one in self._entries.items() if self._is_old(one, now)]:
+        for key in [key for key, entry in self._entries.items() if self._is_old(entry, now)]:
             del self._entries[key]
 
     def _is_old(self, entry: _Entry, now: float) -> bool:

@@ -33,7 +33,7 @@ TARGETS = (
     "services/gxpo_services/sweeps/grid.py",
     "services/gxpo_services/ingest/batches.py",
     "services/gxpo_services/metrics/[bd]*.py",  # blocks, downsample
-    "services/gxpo_services/scheduling/leases.py",
+    "services/gxpo_services/scheduling/admission.py",
     "services/gxpo_services/scheduling/supervision.py",
 )
 IMPURE = ("verify/pool.py", "verify/process.py", "verify/worker.py")

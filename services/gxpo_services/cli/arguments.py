@@ -1,4 +1,4 @@
-"""Arguments of the client commands. Imports only argparse, because `gxpo --help` loads this module."""
+"""Arguments of the client commands. Imports next to nothing besides argparse: `gxpo --help` loads this module."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from gxpo_services.run_states import RunState
+
 Subparsers = Any  # argparse._SubParsersAction, which has no public name
-STATES = (
-    "queued starting running recovering pausing paused cancelling succeeded failed cancelled".split()
-)  # run_states.py; a test holds them equal
 
 
 def register_submit(subparsers: Subparsers) -> None:
@@ -50,7 +49,8 @@ def register_sweep(subparsers: Subparsers) -> None:
 
 def register_runs(subparsers: Subparsers) -> None:
     parser = _command(subparsers, "runs", "reading:runs", "list runs")
-    parser.add_argument("--state", metavar="STATE", action="append", choices=STATES, help="filter by state; repeatable")
+    states = [state.value for state in RunState]
+    parser.add_argument("--state", metavar="STATE", action="append", choices=states, help="filter by state; repeatable")
     parser.add_argument("--rule", metavar="NAME", help="filter by rule, a value of learner.rule.name")
     parser.add_argument("--model", metavar="PATH", help="filter by model")
     parser.add_argument("--tag", metavar="TAG", action="append", help="filter by tag; repeatable")
@@ -65,7 +65,7 @@ def register_runs(subparsers: Subparsers) -> None:
 
 def register_show(subparsers: Subparsers) -> None:
     parser = _command(subparsers, "show", "reading:show", "show a run")
-    _run(parser)
+    _runs(parser, None)
     parser.add_argument("--config", action="store_true", help="print only its config, as TOML")
 
 
@@ -84,7 +84,7 @@ def register_watch(subparsers: Subparsers) -> None:
 
 def register_logs(subparsers: Subparsers) -> None:
     parser = _command(subparsers, "logs", "reading:logs", "print a run's log")
-    _run(parser)
+    _runs(parser, None)
     parser.add_argument("-f", "--follow", action="store_true", help="follow the log until the run ends")
     parser.add_argument("--tail", metavar="N", type=positive, help="start with the last N lines")
 
@@ -105,7 +105,7 @@ def register_resume(subparsers: Subparsers) -> None:
 
 def register_clone(subparsers: Subparsers) -> None:
     parser = _command(subparsers, "clone", "changing:clone", "submit a copy of a run with changed settings")
-    _run(parser)
+    _runs(parser, None)
     _set(parser)
     parser.add_argument("--name", metavar="NAME", help="name of the clone")
 
@@ -116,7 +116,7 @@ def register_retry(subparsers: Subparsers) -> None:
 
 def register_edit(subparsers: Subparsers) -> None:
     parser = _command(subparsers, "edit", "changing:edit", "change a run's name, tags, notes, priority; archive it")
-    _run(parser)
+    _runs(parser, None)
     parser.add_argument("--name", metavar="NAME")
     parser.add_argument("--tags", metavar="A,B", type=_words, help="replace the tags; '' for none")
     parser.add_argument("--notes", metavar="TEXT")
@@ -195,13 +195,13 @@ def _command(subparsers: Subparsers, name: str, target: str, words: str) -> argp
     return parser
 
 
-def _run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_id", metavar="RUN", help="id, unique prefix or suffix of an id, or unique name")
-
-
-def _runs(parser: argparse.ArgumentParser, nargs: str = "+") -> None:
-    words = "ids, unique prefixes or suffixes of ids, or unique names"
-    parser.add_argument("runs", metavar="RUN", nargs=nargs, help=words)
+def _runs(parser: argparse.ArgumentParser, nargs: str | None = "+") -> None:
+    """RUN as `runs`; nargs None: a single one as `run_id`."""
+    if nargs is None:
+        parser.add_argument("run_id", metavar="RUN", help="id, unique prefix or suffix of an id, or unique name")
+    else:
+        words = "ids, unique prefixes or suffixes of ids, or unique names"
+        parser.add_argument("runs", metavar="RUN", nargs=nargs, help=words)
 
 
 def _runs_or_groups(parser: argparse.ArgumentParser) -> None:

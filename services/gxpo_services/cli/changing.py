@@ -1,7 +1,4 @@
-"""Commands that change runs: cancel, pause, resume, clone, retry, edit, delete.
-
-`gxpo token`: access tokens, over HTTP or, for the first one, directly in the database.
-"""
+"""Commands that change runs and access tokens: cancel, pause, resume, clone, retry, edit, delete, token."""
 
 from __future__ import annotations
 
@@ -16,12 +13,12 @@ from gxpo_client.errors import ServiceError
 from gxpo_services.cli import tables
 from gxpo_services.cli.common import (
     UsageError,
-    client_of,
     confirmed,
+    connect,
     message_of,
     named,
     one_line,
-    print_json,
+    output,
     resolve,
     resolve_all,
     say,
@@ -32,25 +29,25 @@ def clone(args: argparse.Namespace) -> int:
     body: dict[str, Any] = {"overrides": args.set}
     if args.name:
         body["name"] = args.name
-    with client_of(args) as client:
-        made = client.act(resolve(client, args.run_id), "clone", body)
-    _print(args, [made], _new)
+    with connect(args.url, args.token_file) as client:
+        run = client.act(resolve(client, args.run_id), "clone", body)
+    output(args, [run], _origin(run))
     return 0
 
 
 def edit(args: argparse.Namespace) -> int:
-    wanted = {name: getattr(args, name) for name in ("name", "tags", "notes", "priority", "archived")}
-    changes = {name: value for name, value in wanted.items() if value is not None}
+    given = {name: getattr(args, name) for name in ("name", "tags", "notes", "priority", "archived")}
+    changes = {name: value for name, value in given.items() if value is not None}
     if not changes:
         raise UsageError("nothing to change; use --name, --tags, --notes, --priority, --archive or --unarchive")
-    with client_of(args) as client:
-        changed: Json = client.change(resolve(client, args.run_id), **changes)
-    _print(args, [changed], lambda run: f"{run['id']} {one_line(run['name'])}: changed {', '.join(changes)}")
+    with connect(args.url, args.token_file) as client:
+        run = client.change(resolve(client, args.run_id), **changes)
+    output(args, [run], f"{run['id']} {one_line(run['name'])}: changed {', '.join(changes)}")
     return 0
 
 
 def delete(args: argparse.Namespace) -> int:
-    with client_of(args) as client:
+    with connect(args.url, args.token_file) as client:
         ids = resolve_all(client, args.runs)
         names = ", ".join(f"{run_id} ({one_line(client.run(run_id)['name'], 60)})" for run_id in ids)
         if not confirmed(f"Delete {named(ids, 'run')} with metrics, samples and checkpoints: {names}?", args.yes):
@@ -60,8 +57,8 @@ def delete(args: argparse.Namespace) -> int:
             client.delete(run_id)
             if not args.json:
                 print(f"{run_id} deleted")
-        if args.json:
-            print_json(ids)
+    if args.json:
+        output(args, ids)
     return 0
 
 
@@ -72,20 +69,17 @@ def cancel(args: argparse.Namespace) -> int:
         return _act("cancel", _state, args)
     if args.runs:
         raise UsageError("name runs or --group, not both")
-    with client_of(args) as client:
+    with connect(args.url, args.token_file) as client:
         group = client.cancel_group(args.group)
-    if args.json:
-        print_json(group)
-    else:
-        states = ", ".join(f"{count} {state}" for state, count in group["by_state"].items())
-        print(f"{group['id']} {one_line(group['name'])}: {states or 'no runs'}")
+    states = ", ".join(f"{count} {state}" for state, count in group["by_state"].items())
+    output(args, group, f"{group['id']} {one_line(group['name'])}: {states or 'no runs'}")
     return 0
 
 
-def _act(action: str, words: Callable[[Json], str], args: argparse.Namespace) -> int:
+def _act(action: str, line: Callable[[Json], str], args: argparse.Namespace) -> int:
     """Apply an action to every run; failures are reported and do not stop the others."""
     done, refused = [], 0
-    with client_of(args) as client:
+    with connect(args.url, args.token_file) as client:
         for run_id in resolve_all(client, args.runs):
             try:
                 done.append(client.act(run_id, action))
@@ -94,44 +88,33 @@ def _act(action: str, words: Callable[[Json], str], args: argparse.Namespace) ->
                     raise
                 say(f"gxpo: {run_id}: {message_of(error)}")
                 refused += 1
-    _print(args, done, words)
+    output(args, done, "\n".join(map(line, done)))
     return 1 if refused else 0
-
-
-def _print(args: argparse.Namespace, runs: list[Json], words: Callable[[Json], str]) -> None:
-    if args.json:
-        print_json(runs)
-    else:
-        for run in runs:
-            print(words(run))
 
 
 def _state(run: Json) -> str:
     return f"{run['id']} {one_line(run['name'])}: {run['state']}"
 
 
-def _new(run: Json) -> str:
-    return f"{run['id']} {one_line(run['name'])}: {run['state']}, from {run.get('parent_id')}"
+def _origin(run: Json) -> str:
+    return f"{_state(run)}, from {run.get('parent_id')}"
 
 
 pause = partial(_act, "pause", _state)
 resume = partial(_act, "resume", _state)
-retry = partial(_act, "retry", _new)
+retry = partial(_act, "retry", _origin)
 
 
 def create(args: argparse.Namespace) -> int:
     """Create a token; only its secret goes to stdout, so that it can be redirected to a file."""
     body: dict[str, Any] = {"name": args.name, "role": args.role, "days": args.days}
     if args.database:
-        made = _create_in_database(body)
+        token = _create_in_database(body)
     else:
-        with client_of(args) as client:
-            made = client.post("/tokens", body)
-    if args.json:
-        print_json(made)
-    else:
-        print(made["token"])
-        say(f"token {made['id']} ({made['role']}) for {one_line(made['name'])}; the secret is shown only once")
+        with connect(args.url, args.token_file) as client:
+            token = client.post("/tokens", body)
+    note = f"token {token['id']} ({token['role']}) for {one_line(token['name'])}; the secret is shown only once"
+    output(args, token, token["token"], note)
     return 0
 
 
@@ -154,23 +137,23 @@ def _create_in_database(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def list_tokens(args: argparse.Namespace) -> int:
-    with client_of(args) as client:
-        found = client.tokens()
+    with connect(args.url, args.token_file) as client:
+        tokens = client.tokens()
     if args.json:
-        print_json(found)
+        output(args, tokens)
         return 0
     header = ("id", "name", "role", "created", "by", "last used", "state")
     rows = [
         (
-            t["id"],
-            one_line(t["name"], 60),
-            t["role"],
-            tables.clock(t["created_at"]),
-            one_line(t["created_by"]),
-            tables.clock(t["last_used_at"]),
-            _token_state(t),
+            token["id"],
+            one_line(token["name"], 60),
+            token["role"],
+            tables.clock(token["created_at"]),
+            one_line(token["created_by"]),
+            tables.clock(token["last_used_at"]),
+            _token_state(token),
         )
-        for t in found
+        for token in tokens
     ]
     tables.console().print(tables.table(header, rows, left=7))
     return 0
@@ -186,11 +169,7 @@ def _token_state(token: dict[str, Any]) -> str:
 
 
 def revoke(args: argparse.Namespace) -> int:
-    with client_of(args) as client:
-        revoked = [client.revoke_token(token) for token in args.tokens]
-    if args.json:
-        print_json(revoked)
-    else:
-        for token in revoked:
-            print(f"{token['id']} ({one_line(token['name'])}) is revoked")
+    with connect(args.url, args.token_file) as client:
+        tokens = [client.revoke_token(token) for token in args.tokens]
+    output(args, tokens, "\n".join(f"{token['id']} ({one_line(token['name'])}) is revoked" for token in tokens))
     return 0

@@ -1,7 +1,4 @@
-"""Shared by the client commands: connect, resolve runs, confirm, print.
-
-Connect the commands with the service that arguments and environment name.
-"""
+"""Shared by the client commands: connect, resolve runs, confirm, print, report errors."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gxpo_client.client import Client, Json
+from gxpo_client.client import Client
 from gxpo_client.client import connect as connect_http
 from gxpo_client.connection import is_http, is_loopback
 from gxpo_client.errors import InvalidRequest, NotFound, NotSignedIn, ServiceError, ServiceUnavailable
@@ -26,21 +23,23 @@ DEFAULT_HOME = Path("gxpo-home")
 TOKEN_FILE = "token"
 STATE_FILE = "up.json"
 """Written by `gxpo up` into its home: addresses and processes."""
+_PATIENCE_S = 3.0
+_ID = re.compile(r"[a-z][0-9a-hjkmnp-tv-z]{20}")  # api/ids.py
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
-def connect(
-    url: str | None = None, token_file: Path | None = None, *, patience_s: float = 3.0, home: Path | None = None
-) -> Client:
+def connect(url: str | None = None, token_file: Path | None = None) -> Client:
     """The client that arguments and environment name.
 
-    Address: `url`, GXPO_URL, the service of `gxpo up` in this home, or 127.0.0.1:8000. Token: `token_file`,
-    GXPO_TOKEN, or the home's token, which is only sent to a service on this machine.
+    Address: `url`, GXPO_URL, the service of `gxpo up` in the home, or 127.0.0.1:8000. Token: `token_file`, GXPO_TOKEN,
+    or the home's token, which is only sent to a service on this machine.
     """
-    home = home or Path(os.environ.get("GXPO_HOME") or DEFAULT_HOME)
+    home = Path(os.environ.get("GXPO_HOME") or DEFAULT_HOME)
     address = url or os.environ.get("GXPO_URL") or running_url(home) or DEFAULT_URL
     if not is_http(address):
         raise ConfigError(f"the service's address {address!r} must look like {DEFAULT_URL}; check --url or GXPO_URL")
-    return Client(connect_http(address), _token(address, token_file, home), patience_s=patience_s)
+    return Client(connect_http(address), _token(address, token_file, home), patience_s=_PATIENCE_S)
 
 
 def _token(address: str, token_file: Path | None, home: Path) -> str | None:
@@ -63,11 +62,6 @@ def running_url(home: Path) -> str | None:
     except (OSError, ValueError, AttributeError):
         return None
     return url if isinstance(url, str) else None
-
-
-_ID = re.compile(r"[a-z][0-9a-hjkmnp-tv-z]{20}")  # api/ids.py
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 class UsageError(ConfigError):
@@ -129,10 +123,6 @@ def message_of(error: ServiceError) -> str:
     return "\n".join([detail, *(f"  {field}: {message}" for field, message in error.errors)])
 
 
-def client_of(args: argparse.Namespace, *, patience_s: float = 3.0) -> Client:
-    return connect(args.url, args.token_file, patience_s=patience_s)
-
-
 def resolve(client: Client, word: str) -> str:
     """The id of the run that a word names: an id, a prefix or suffix of one, or a name.
 
@@ -141,17 +131,17 @@ def resolve(client: Client, word: str) -> str:
     if _ID.fullmatch(word):
         return word
     runs = client.all_runs(text=word, archived="any")
-    found = {run["id"]: run["name"] for run in runs if run["name"] == word or _shortens(word, run["id"])}
-    # An exact name takes precedence over a part of an id.
-    named = [run_id for run_id, name in found.items() if name == word]
-    meant = named or list(found)
-    if not meant:
+    # A prefix of an id is a time, a suffix is random. An exact name takes precedence over a part of an id.
+    matches = [run for run in runs if run["name"] == word] or [
+        run for run in runs if len(word) >= 4 and (run["id"].startswith(word) or run["id"].endswith(word))
+    ]
+    if not matches:
         raise NotFound(f"there is no run {word!r}; `gxpo runs` lists them")
-    if len(meant) > 1:
-        shown = "\n".join(f"  {run_id}  {plain(found[run_id])}" for run_id in meant[:10])
-        more = f"\n  and {len(meant) - 10} more" if len(meant) > 10 else ""
-        raise UsageError(f"{word!r} matches {len(meant)} runs; use an id:\n{shown}{more}")
-    return str(meant[0])
+    if len(matches) > 1:
+        lines = "\n".join(f"  {run['id']}  {plain(run['name'])}" for run in matches[:10])
+        more = f"\n  and {len(matches) - 10} more" if len(matches) > 10 else ""
+        raise UsageError(f"{word!r} matches {len(matches)} runs; use an id:\n{lines}{more}")
+    return str(matches[0]["id"])
 
 
 def resolve_all(client: Client, words: Iterable[str]) -> list[str]:
@@ -159,19 +149,15 @@ def resolve_all(client: Client, words: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(resolve(client, word) for word in words))
 
 
-def _shortens(word: str, run_id: str) -> bool:
-    """Whether a word of at least four characters is a prefix (time) or a suffix (random) of an id."""
-    return len(word) >= 4 and (run_id.startswith(word) or run_id.endswith(word))
-
-
-def group_runs(client: Client, group_id: str) -> list[Json]:
-    """The runs of a group in order of creation."""
-    return sorted(client.group(group_id)["runs"], key=lambda run: (run["created_at"], run["id"]))
-
-
-def print_json(value: Any) -> None:
-    """Print a response as JSON."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+def output(args: argparse.Namespace, response: Any, text: str = "", note: str = "") -> None:
+    """Print the response as JSON with --json, otherwise `text` to stdout and `note` to stderr."""
+    if args.json:
+        print(json.dumps(response, indent=2, ensure_ascii=False))
+        return
+    if text:
+        print(text)
+    if note:
+        say(note)
 
 
 def plain(text: str) -> str:

@@ -17,11 +17,11 @@ from gxpo_client.errors import ServiceUnavailable
 from gxpo_services.cli import tables
 from gxpo_services.cli.common import (
     UsageError,
-    client_of,
+    connect,
     message_of,
     one_line,
+    output,
     plain,
-    print_json,
     resolve,
     resolve_all,
     say,
@@ -38,19 +38,17 @@ def runs(args: argparse.Namespace) -> int:
         for name in ("state", "rule", "model", "tag", "group", "owner", "text", "sort", "order")
     }
     filters["archived"] = "true" if args.archived else "false"
-    with client_of(args) as client:
-        found = client.all_runs(limit=args.limit, **filters)
-    if args.json:
-        print_json(found)
-    elif found:
-        tables.console().print(tables.runs_table(found))
+    with connect(args.url, args.token_file) as client:
+        rows = client.all_runs(limit=args.limit, **filters)
+    if rows and not args.json:
+        tables.console().print(tables.runs_table(rows))
     else:
-        say("no matching runs; submit one with `gxpo submit --preset demo`")
+        output(args, rows, note="no matching runs; submit one with `gxpo submit --preset demo`")
     return 0
 
 
 def show(args: argparse.Namespace) -> int:
-    with client_of(args) as client:
+    with connect(args.url, args.token_file) as client:
         run = client.run(resolve(client, args.run_id))
         if args.config:
             from gxpo_trainer.config.io import build, to_toml
@@ -58,7 +56,7 @@ def show(args: argparse.Namespace) -> int:
             print(to_toml(build(run["config"])), end="")
             return 0
         if args.json:
-            print_json(run)
+            output(args, run)
             return 0
         events = client.all_events(run["id"])
     console = tables.console()
@@ -69,34 +67,29 @@ def show(args: argparse.Namespace) -> int:
 
 def logs(args: argparse.Namespace) -> int:
     """Print a log; with -f until the run has ended."""
-    with client_of(args) as client:
+    with connect(args.url, args.token_file) as client:
         run_id = resolve(client, args.run_id)
-        first = deque[str](maxlen=args.tail)
+        last = deque[str](maxlen=args.tail)  # complete lines
         offset, text = 0, ""
         while True:
             offset, piece = _log_piece(client, run_id, offset)
             if not piece:
                 break
-            text = _tail(text + piece, first, args)
-        _write(sys.stdout, "".join(first) + text)
+            complete, newline, text = (text + piece).rpartition("\n")
+            if args.tail is None:
+                _write(sys.stdout, complete + newline)
+            else:
+                last.extend((complete + newline).splitlines(keepends=True))
+        _write(sys.stdout, "".join(last) + text)
         if args.follow:
             _follow_log(client, run_id, offset)
     return 0
 
 
-def _tail(text: str, lines: deque[str], args: argparse.Namespace) -> str:
-    """Print complete lines, or keep the last --tail of them; returns the incomplete rest."""
-    whole, newline, rest = text.rpartition("\n")
-    if args.tail is None:
-        _write(sys.stdout, whole + newline)
-    else:
-        lines.extend((whole + newline).splitlines(keepends=True))
-    return rest
-
-
 def _log_piece(client: Client, run_id: str, offset: int) -> tuple[int, str]:
-    answer = client.logs(run_id, offset, limit=1 << 20)
-    return answer["next_offset"], answer["text"]
+    """The next offset, and the text before it."""
+    section = client.logs(run_id, offset, limit=1 << 20)
+    return section["next_offset"], section["text"]
 
 
 def _follow_log(client: Client, run_id: str, offset: int) -> None:
@@ -127,40 +120,41 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 def compare(args: argparse.Namespace) -> int:
-    with client_of(args) as client:
+    with connect(args.url, args.token_file) as client:
         ids = resolve_all(client, args.runs)
         if not ids and not args.group:
             raise UsageError("name runs to compare, or use --group")
         options = {"baseline": args.baseline, "metric": args.metric, "benchmark": args.benchmark}
         options["sampling_share"] = args.sampling_share
-        answer = client.compare(runs=ids, groups=args.group, **options)
+        comparison = client.compare(runs=ids, groups=args.group, **options)
     if args.json:
-        print_json(answer)
+        output(args, comparison)
     else:
-        print_comparison(answer)
+        print_comparison(comparison)
     return 0
 
 
-def print_comparison(answer: Json) -> None:
+def print_comparison(comparison: Json) -> None:
     """Print the tables, the excluded runs and what the evidence supports."""
     console = tables.console()
-    for part in answer["tables"]:
+    for part in comparison["tables"]:
         rows = [[one_line(cell) for cell in row] for row in part["rows"]]
         console.print(tables.table(part["header"], rows, title=one_line(part["title"])))
-    for run in answer["left_out"]:
+    for run in comparison["left_out"]:
         console.print(Text(f"excluded: {one_line(run['name'])} ({run['run']}): {one_line(run['reason'])}"))
-    console.print(Text(plain(answer["evidence"])))
+    console.print(Text(plain(comparison["evidence"])))
 
 
 def export(args: argparse.Namespace) -> int:
     """Export to a file, written atomically through a temporary file next to it."""
-    with client_of(args) as client:
+    with connect(args.url, args.token_file) as client:
         ids = resolve_all(client, args.runs)
         if not ids and not args.group:
             raise UsageError("name runs to export, or use --group")
         parts = ["metrics", "evaluations", "runs", *(["samples"] if args.samples else [])]
         with client.stream("/export", runs=ids, groups=args.group, format=args.format, parts=parts) as (name, pieces):
-            target = args.out or Path(_file_name(name, args.format))
+            safe = name if name and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}", name) else None
+            target = args.out or Path(safe or f"gxpo-export.{args.format}")
             part = target.with_name(f"{target.name}.part")
             try:
                 with part.open("wb") as file:
@@ -172,15 +166,5 @@ def export(args: argparse.Namespace) -> int:
                 raise ConfigError(f"cannot write --out {target}: {error.strerror}") from None
             finally:
                 part.unlink(missing_ok=True)
-    if args.json:
-        print_json({"file": str(target), "bytes": size})
-    else:
-        print(target)
+    output(args, {"file": str(target), "bytes": size}, str(target))
     return 0
-
-
-def _file_name(offered: str | None, form: str) -> str:
-    """The file name offered by the service, if it is safe."""
-    if offered and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}", offered):
-        return offered
-    return f"gxpo-export.{form}"

@@ -14,7 +14,7 @@ from gxpo_client.connection import is_loopback
 from gxpo_client.errors import InvalidRequest
 from gxpo_client.formats import count
 from gxpo_services.cli import tables
-from gxpo_services.cli.common import UsageError, client_of, confirmed, named, one_line, print_json, say
+from gxpo_services.cli.common import UsageError, confirmed, connect, named, one_line, output, say
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.engines import STARTER_POLICIES
 from gxpo_trainer.config.io import load_preset, load_run, to_toml
@@ -24,20 +24,16 @@ from gxpo_trainer.studies.definition import largest_cost, load_study
 
 def submit(args: argparse.Namespace) -> int:
     config = load_preset(args.preset, args.set) if args.preset else load_run(args.config, args.set)
-    with client_of(args) as client:
+    with connect(args.url, args.token_file) as client:
         body = run_body(config, client, args) | {"group": args.group}
         if args.check:
-            return _check(client, body, as_json=args.json)
-        made = client.submit(body, args.key)
-        if args.json:
-            print_json(made)
-        else:
-            print(made["id"])
-            say(f"{one_line(made['name'])} is {made['state']}; `gxpo watch {made['id']}` follows it")
+            return _check(args, client, body)
+        run = client.submit(body, args.key)
+    output(args, run, run["id"], f"{one_line(run['name'])} is {run['state']}; `gxpo watch {run['id']}` follows it")
     if args.watch:
         from gxpo_services.cli.watch import watch
 
-        args.runs, args.group, args.every = [made["id"]], None, 1.0
+        args.runs, args.group, args.every = [run["id"]], None, 1.0
         return watch(args)
     return 0
 
@@ -76,19 +72,17 @@ def _absolute(name: str, words: tuple[str, ...] = ()) -> str:
     return str(path.resolve()) if name not in words and path.exists() else name
 
 
-def _check(client: Client, body: Json, *, as_json: bool) -> int:
-    answer = client.validate(body)
-    if as_json:
-        print_json(answer)
-    elif answer["valid"]:
-        print(f"valid; {cost_words(answer['cost'])}")
-        if (answer.get("plan") or {}).get("advice"):
-            print(f"does not fit on {answer['plan']['device']}: {one_line(answer['plan']['advice'])}")
-        for run in answer["equal_runs"]:
-            print(f"a run with the same config exists: {run['id']} {one_line(run['name'])} ({run['state']})")
-    else:
-        raise InvalidRequest("\n".join(["invalid config:", *_error_lines(answer)]))
-    return 0 if answer["valid"] else 2
+def _check(args: argparse.Namespace, client: Client, body: Json) -> int:
+    check = client.validate(body)
+    if not check["valid"] and not args.json:
+        raise InvalidRequest("\n".join(["invalid config:", *_error_lines(check)]))
+    lines = [f"valid; {cost_words(check['cost'])}"] if check["valid"] else []
+    if (check.get("plan") or {}).get("advice"):
+        lines.append(f"does not fit on {check['plan']['device']}: {one_line(check['plan']['advice'])}")
+    for run in check["equal_runs"]:
+        lines.append(f"a run with the same config exists: {run['id']} {one_line(run['name'])} ({run['state']})")
+    output(args, check, "\n".join(lines))
+    return 0 if check["valid"] else 2
 
 
 def cost_words(cost: Json) -> str:
@@ -107,27 +101,24 @@ def sweep(args: argparse.Namespace) -> int:
     if args.study is not None:
         return _study(args)
     config = load_preset(args.base, args.set) if args.base else load_run(args.config, args.set)
-    with client_of(args) as client:
+    with connect(args.url, args.token_file) as client:
         body = _sweep_body(config, client, args)
         plan = client.validate_sweep(body)
         if not plan["valid"]:
             raise InvalidRequest("\n".join(["invalid sweep:", *_error_lines(plan)]))
-        if args.check and args.json:
-            print_json(plan)
-        elif not args.json:
+        if not args.json:
             _print_plan(plan)
+        elif args.check:
+            output(args, plan)
         if args.check:
             return 0
         if not confirmed(f"Submit {named(plan['runs'], 'run')}?", args.yes):
             say("nothing submitted")
             return 1
-        made = client.sweep(body)
-    if args.json:
-        print_json(made)
-    else:
-        print(made["group"]["id"])
-        group = made["group"]["id"]
-        say(f"{named(made['runs'], 'run')} of group {group} queued; `gxpo watch --group {group}` follows them")
+        submitted = client.sweep(body)
+    group = submitted["group"]["id"]
+    note = f"{named(submitted['runs'], 'run')} of group {group} queued; `gxpo watch --group {group}` follows them"
+    output(args, submitted, group, note)
     return 0
 
 
@@ -143,13 +134,10 @@ def _study(args: argparse.Namespace) -> int:
         say("nothing submitted")
         return 1
     text = tomli_w.dumps(study.model_dump(exclude_none=True))
-    with client_of(args) as client:
-        made = client.study({"toml": text, "tags": args.tags, "notes": args.notes, "priority": args.priority})
-    if args.json:
-        print_json(made)
-    else:
-        print(made["group"]["id"])
-        say(f"{made['group']['num_runs']} runs queued; the others follow as these end")
+    with connect(args.url, args.token_file) as client:
+        submitted = client.study({"toml": text, "tags": args.tags, "notes": args.notes, "priority": args.priority})
+    group = submitted["group"]
+    output(args, submitted, group["id"], f"{group['num_runs']} runs queued; the others follow as these end")
     return 0
 
 
@@ -167,14 +155,13 @@ def _grid_axis(text: str) -> tuple[str, list[Any]]:
     path, equals, words = text.partition("=")
     if not equals or not path.strip() or not words.strip():
         raise UsageError(f"--grid {text}: must look like learner.rule.k=3,5,10")
-    return path.strip(), [_value(word.strip()) for word in words.split(",")]
-
-
-def _value(word: str) -> Any:
-    try:
-        return plain(tomllib.loads(f"value = {word}")["value"])
-    except tomllib.TOMLDecodeError:
-        return word
+    values: list[Any] = []
+    for word in words.split(","):
+        try:
+            values.append(plain(tomllib.loads(f"value = {word.strip()}")["value"]))
+        except tomllib.TOMLDecodeError:
+            values.append(word.strip())
+    return path.strip(), values
 
 
 def _print_plan(plan: Json) -> None:
@@ -186,5 +173,5 @@ def _print_plan(plan: Json) -> None:
     print(f"{named(plan['runs'], 'run')}: {cost_words(plan['cost'])}")
 
 
-def _error_lines(answer: Json) -> list[str]:
-    return [f"  {item['field']}: {item['message']}" for item in answer["errors"]]
+def _error_lines(check: Json) -> list[str]:
+    return [f"  {item['field']}: {item['message']}" for item in check["errors"]]

@@ -32,28 +32,16 @@ def bar(fraction: float, width: int = 10) -> str:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str | Text]], *, title: str = "", left: int = 1) -> Table:
     """A table; the first `left` columns are left-aligned, the others right-aligned."""
-    shown = Table(title=Text(title) if title else None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for number, name in enumerate(header):
-        shown.add_column(Text(name), justify="left" if number < left else "right", overflow="fold")
+    grid = Table(title=Text(title) if title else None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for position, name in enumerate(header):
+        grid.add_column(Text(name), justify="left" if position < left else "right", overflow="fold")
     for row in rows:
-        shown.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
-    return shown
+        grid.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    return grid
 
 
 def runs_table(runs: Sequence[Json]) -> Table:
-    header = (
-        "id",
-        "name",
-        "state",
-        "rule",
-        "progress",
-        "steps",
-        "backward passes",
-        "accuracy",
-        "reward",
-        "left",
-        "age",
-    )
+    header = "id,name,state,rule,progress,steps,backward passes,accuracy,reward,left,age".split(",")
     return table(header, [_run_row(run) for run in runs], left=5)
 
 
@@ -69,7 +57,7 @@ def _run_row(run: Json) -> tuple[str | Text, ...]:
         of_budget(progress["backward_passes"], progress["backward_passes_budget"]),
         percent(run["score"]),
         number(run["reward"]),
-        left(run),
+        time_left(run),
         age(run["created_at"]),
     )
 
@@ -95,7 +83,7 @@ def run_details(run: Json, events: Sequence[Json]) -> list[Table | Text]:
         ("backward passes", of_budget(progress["backward_passes"], progress["backward_passes_budget"])),
         ("tokens", f"{progress['tokens']:.0f}"),
         ("training time", duration(progress["training_s"])),
-        ("time left", left(run)),
+        ("time left", time_left(run)),
         ("accuracy", f"{percent(run['score'])} (best {percent(run['score_best'])})"),
         ("reward", number(run["reward"])),
     ]
@@ -133,7 +121,7 @@ def number(value: Any) -> str:
     return str(value) if value is not None else NONE
 
 
-def left(run: Json) -> str:
+def time_left(run: Json) -> str:
     return duration(run["progress"]["seconds_left"]) if run["state"] != "queued" else NONE
 
 

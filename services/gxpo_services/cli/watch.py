@@ -18,7 +18,7 @@ from gxpo_client.client import Client, Json
 from gxpo_client.errors import NotFound, ServiceUnavailable
 from gxpo_client.formats import percent
 from gxpo_services.cli import tables
-from gxpo_services.cli.common import UsageError, client_of, group_runs, message_of, one_line, resolve_all
+from gxpo_services.cli.common import UsageError, connect, message_of, one_line, resolve_all
 from gxpo_services.run_states import TERMINAL
 
 _PAUSE_EVERY_S = 1.0
@@ -28,10 +28,11 @@ _QUIET = {"submitted", "state", "checkpoint", "finished", "attempt"}
 
 def watch(args: argparse.Namespace) -> int:
     """Watch runs; exit code 0 if all succeeded, else 1. Ctrl-C does not affect the runs."""
-    with client_of(args) as client:
+    with connect(args.url, args.token_file) as client:
         ids = resolve_all(client, args.runs)
         if args.group:
-            ids = list(dict.fromkeys([*ids, *(run["id"] for run in group_runs(client, args.group))]))
+            runs = sorted(client.group(args.group)["runs"], key=lambda run: (run["created_at"], run["id"]))
+            ids = list(dict.fromkeys([*ids, *(run["id"] for run in runs)]))
         if not ids:
             raise UsageError("name runs to watch, or use --group")
         with JsonLines() if args.json else Bars() as display:
@@ -154,12 +155,8 @@ class Bars:
     def update(self, run: Json) -> None:
         progress = run["progress"]
         key = (
-            run["state"],
-            run["reason"],
-            progress["steps"],
-            progress["queue_position"],
-            run["recoveries"],
-            run["phase"],
+            *(run[name] for name in ("state", "reason", "recoveries", "phase")),
+            *(progress[name] for name in ("steps", "queue_position")),
         )
         name, line = one_line(run["name"], 40), describe(run)
         if self._progress is None:
@@ -200,5 +197,5 @@ def describe(run: Json) -> str:
     if run["recoveries"]:
         parts.append(f"recovered {run['recoveries']} times")
     if run["state"] == "running" and progress["seconds_left"] is not None:
-        parts.append(f"left {tables.left(run)}")
+        parts.append(f"left {tables.time_left(run)}")
     return "  ".join(parts)

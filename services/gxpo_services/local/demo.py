@@ -52,11 +52,18 @@ def demo_command(wanted: Path, passes: int, *, dashboard: bool, stack_of: type[S
                 say(f"demo: watch it live at {comparison_link(stack.dashboard_url, ids)}&{secret}")
             runs = _watch(client, ids, stack, until)
             say(f"demo: trained in {time.monotonic() - begun:.0f} s, start-up included")
-            _all_succeeded(runs)
+            if failed := [run for run in runs if run["state"] != "succeeded"]:
+                lines = [
+                    f"{run['name']} ({run['id']}): {run['reason'] or run['state']}: {run['detail']}" for run in failed
+                ]
+                raise TrainingError("\n  ".join([f"{len(failed)} of {len(runs)} runs did not succeed:", *lines]))
             comparison = client.compare(runs=ids)
-        _write_report([stack.artifacts / run_id for run_id in ids], home)
+        folders = [stack.artifacts / run_id for run_id in ids]
+        _trainer("cannot write the report", "report", *folders, "--out", home, "--title", TITLE)
     print_comparison(comparison)
-    _print_study()
+    if _STUDY.with_suffix("").is_dir():  # the same question on several seeds: what one seed cannot say
+        answer = _trainer("cannot read the reference study", "study", "answer", _STUDY)
+        print(f"\nThe reference study, on several seeds (docs/evidence.md):\n{answer.rstrip()}")
     print(f"\nReport: {home / 'report.html'}\nCurves: {home / 'curves.png'}")
     if stack.dashboard_url is not None:
         link = comparison_link(stack.dashboard_url, ids)
@@ -113,27 +120,10 @@ def _watch(client: Client, ids: list[str], stack: Stack, until: threading.Event)
         return follow(client, ids, bars, pause=pause)
 
 
-def _all_succeeded(runs: list[Json]) -> None:
-    failed = [run for run in runs if run["state"] != "succeeded"]
-    if failed:
-        lines = [f"  {run['name']} ({run['id']}): {run['reason'] or run['state']}: {run['detail']}" for run in failed]
-        raise TrainingError("\n".join([f"{len(failed)} of {len(runs)} runs did not succeed:", *lines]))
-
-
-def _print_study() -> None:
-    """The same question, answered by the reference study of this source tree: what one seed cannot say."""
-    if not _STUDY.with_suffix("").is_dir():
-        return
-    command = [sys.executable, "-m", "gxpo_trainer.cli", "study", "answer", str(_STUDY)]
+def _trainer(failure: str, *words: object) -> str:
+    """Output of a command of the trainer. Raises TrainingError that begins with `failure`."""
+    command = [sys.executable, "-m", "gxpo_trainer.cli", *map(str, words)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode != 0:
-        raise TrainingError(f"cannot read the reference study:\n{ended.stderr.strip()}")
-    print(f"\nThe reference study, on several seeds (docs/evidence.md):\n{ended.stdout.rstrip()}")
-
-
-def _write_report(folders: list[Path], home: Path) -> None:
-    """Write the report with the trainer's own command."""
-    command = [sys.executable, "-m", "gxpo_trainer.cli", "report", *map(str, folders), "--out", str(home)]
-    ended = subprocess.run([*command, "--title", TITLE], capture_output=True, text=True, check=False)
-    if ended.returncode != 0:
-        raise TrainingError(f"cannot write the report:\n{ended.stderr.strip()}")
+        raise TrainingError(f"{failure}:\n{ended.stderr.strip()}")
+    return ended.stdout

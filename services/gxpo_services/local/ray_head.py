@@ -1,7 +1,4 @@
-"""A Ray head for one machine: on loopback, with token authentication, its files in the home.
-
-Free ports on loopback.
-"""
+"""A Ray head for one machine: on loopback at free ports, with token authentication, its files in the home."""
 
 from __future__ import annotations
 
@@ -20,6 +17,11 @@ import httpx
 from gxpo_services.local.supervisor import Child
 from gxpo_trainer.errors import ConfigError
 
+OBJECT_STORE_BYTES = 512 * 1024 * 1024
+TOKEN_FILE = "ray-token"
+_INNER = "r"
+_LONGEST_FOLDER = 40
+"""Ray's socket paths add 64 characters; the kernel limit is 107."""
 _TRIES = 50
 
 
@@ -49,13 +51,6 @@ def _is_free(port: int) -> bool:
         return True
 
 
-OBJECT_STORE_BYTES = 512 * 1024 * 1024
-TOKEN_FILE = "ray-token"
-_INNER = "r"
-_LONGEST_FOLDER = 40
-"""Ray's socket paths add 64 characters; the kernel limit is 107."""
-
-
 class RayHead:
     """Address and start command of a home's Ray. Its job server executes code for every holder of its token."""
 
@@ -78,7 +73,11 @@ class RayHead:
 
     def child(self) -> Child:
         """The head as a foreground process that stops its own children."""
-        self._clean()
+        for session in self.folder.glob("session_*"):  # logs and sockets of earlier heads of this home
+            if session.is_symlink():
+                session.unlink()
+            else:
+                shutil.rmtree(session, ignore_errors=True)
         options = {
             "node-ip-address": "127.0.0.1",
             "port": self._gcs_port,
@@ -116,18 +115,10 @@ class RayHead:
         """Whether the job server responds and a node is alive."""
         headers = {"Authorization": f"Bearer {self._token}"}
         try:
-            answer = httpx.get(f"{self.address}/api/v0/nodes", headers=headers, timeout=5.0, trust_env=False)
-            return answer.status_code == 200 and answer.json()["data"]["result"]["total"] > 0
+            response = httpx.get(f"{self.address}/api/v0/nodes", headers=headers, timeout=5.0, trust_env=False)
+            return response.status_code == 200 and response.json()["data"]["result"]["total"] > 0
         except (httpx.TransportError, ValueError, KeyError, TypeError):
             return False
-
-    def _clean(self) -> None:
-        """Remove logs and sockets of earlier heads of this home."""
-        for session in self.folder.glob("session_*"):
-            if session.is_symlink():
-                session.unlink()
-            else:
-                shutil.rmtree(session, ignore_errors=True)
 
 
 def _token(file: Path) -> str:
@@ -151,8 +142,8 @@ def _folder(home: Path) -> Path:
         mark = hashlib.sha256(str(home).encode()).hexdigest()[:8]
         outer = Path(tempfile.gettempdir()) / f"gxpo-ray-{os.geteuid()}-{mark}"
     outer.mkdir(mode=0o700, exist_ok=True)
-    found = outer.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+    status = outer.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise ConfigError(f"{outer} is not a private folder (mode 700); remove it, or choose a shorter --home")
     inner = outer / _INNER
     inner.mkdir(exist_ok=True)

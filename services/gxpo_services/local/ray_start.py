@@ -9,11 +9,6 @@ from __future__ import annotations
 
 from ray.scripts import scripts
 
-
-def _left_out() -> ImportError:
-    return ImportError("the client server is left out")
-
-
 if __name__ == "__main__":
-    vars(scripts)["get_ray_client_dependency_error"] = _left_out
+    vars(scripts)["get_ray_client_dependency_error"] = lambda: ImportError("the client server is omitted")
     scripts.main()  # type: ignore[no-untyped-call]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import signal
@@ -28,6 +29,8 @@ from gxpo_trainer.runtime.locks import process_start
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_END_WITH_PARENT = functools.partial(_LIBC.prctl, _PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+"""Runs in a child before exec: the kernel sends it SIGTERM when its parent dies."""
 _POLL_S = 0.2
 _LARGEST_LOG = 16 * 1024 * 1024
 _REAP_EVERY_S = 10.0
@@ -142,7 +145,13 @@ class Supervisor:
         """Stop every child and its descendants: SIGTERM, then SIGKILL after `stop_s`."""
         family = self._family()
         for kept in reversed(self._kept):
-            _end(kept.process, kept.child.stop_s)
+            if kept.process.poll() is None:
+                kept.process.terminate()
+                try:
+                    kept.process.wait(kept.child.stop_s)
+                except subprocess.TimeoutExpired:
+                    kept.process.kill()
+                    kept.process.wait()
         rest = [process for process in {*family, *self._family()} if _is_alive(process)]
         _end_all(rest, signal.SIGKILL)
         if self._adopts:
@@ -154,11 +163,11 @@ class Supervisor:
         """All descendants of the children, including adopted orphans."""
         if self._adopts:
             return list(psutil.Process().children(recursive=True))
-        found: list[psutil.Process] = []
+        family: list[psutil.Process] = []
         for kept in self._kept:
             with contextlib.suppress(psutil.NoSuchProcess):
-                found += psutil.Process(kept.process.pid).children(recursive=True)
-        return found
+                family += psutil.Process(kept.process.pid).children(recursive=True)
+        return family
 
     def _spawn(self, child: Child) -> subprocess.Popen[bytes]:
         file = self._log_dir / f"{child.name}.log"
@@ -172,7 +181,7 @@ class Supervisor:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **child.env},
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=_END_WITH_PARENT,
             )
 
     def _wait(self, kept: _Managed) -> None:
@@ -251,37 +260,21 @@ def stop_orphans(state_file: Path, say: Callable[[str], None]) -> None:
             continue
         say(f"stopping {name} (process {pid}), orphaned by a killed start")
         try:
-            found = psutil.Process(pid)
-            family = [*found.children(recursive=True), found]
+            orphan = psutil.Process(pid)
+            family = [*orphan.children(recursive=True), orphan]
         except psutil.NoSuchProcess:
             continue
         _end_all(_end_all(family[::-1], signal.SIGTERM), signal.SIGKILL)
     state_file.unlink(missing_ok=True)
 
 
-def _end_with_parent() -> None:
-    """Runs in the child before exec: request SIGTERM when the parent dies."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-
-def _end(process: subprocess.Popen[bytes], stop_s: float) -> None:
-    if process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        process.wait(stop_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
 def _listened_on(pid: int) -> set[int]:
     """TCP ports on which a process listens."""
     try:
-        found = psutil.Process(pid).net_connections("tcp")
+        sockets = psutil.Process(pid).net_connections("tcp")
     except psutil.NoSuchProcess:
         return set()
-    return {one.laddr.port for one in found if one.status == psutil.CONN_LISTEN}
+    return {socket.laddr.port for socket in sockets if socket.status == psutil.CONN_LISTEN}
 
 
 def _is_alive(process: psutil.Process) -> bool:

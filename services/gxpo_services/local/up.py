@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Self
 
 import httpx
@@ -27,6 +26,7 @@ LOCK_FILE = "up.lock"
 LINK_SECRET_FILE = "dashboard-secret"
 """The secret of the dashboard's link, new at each start: on a shared machine every account reaches loopback."""
 _ROUND_S = 0.5
+_GXPO = (sys.executable, "-m", "gxpo_trainer.cli")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -72,12 +72,24 @@ class Stack:
         try:
             self._start()
         except BaseException:
-            self._end()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        """Stop everything, ignoring signals: a second Ctrl-C must not leave orphans."""
+        earlier = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS}
+        try:
+            if self._supervisor is not None:
+                self._say("stopping …")
+                self._supervisor.stop()
+                self._supervisor = None
+        finally:
+            if self._lock >= 0:
+                os.close(self._lock)
+                self._lock = -1
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
 
     @property
     def url(self) -> str:
@@ -101,7 +113,7 @@ class Stack:
         return RayHead(self.home) if "ray_address" not in self._settings.model_fields_set else None
 
     def scheduler(self, env: dict[str, str]) -> Child:
-        return _python("scheduler", "scheduler", env)
+        return Child("scheduler", [*_GXPO, "scheduler"], lambda: True, env)
 
     def _start(self) -> None:
         stop_orphans(self.home / STATE_FILE, self._say)
@@ -113,8 +125,16 @@ class Stack:
         supervisor = Supervisor(self.home / STATE_FILE, self.home / "logs", self._say, self._until, about=about)
         supervisor.adopt_orphans()
         self._supervisor = supervisor
-        env = self._environment(ray)
-        supervisor.start(*([ray.child()] if ray else []), self._api(env))
+        env = {
+            "GXPO_HOME": str(self.home),
+            "GXPO_HOST": "127.0.0.1",
+            "GXPO_PORT": str(self._port),
+            "GXPO_URL": self.url,
+            "GXPO_TOKEN_FILE": str(self.token_file),
+            "PYTHONUNBUFFERED": "1",
+        } | ({"GXPO_RAY_ADDRESS": ray.address, **ray.env} if ray else {})
+        api = Child("api", [*_GXPO, "serve"], lambda: _is_up(f"{self.url}/health/ready"), env, port=self._port)
+        supervisor.start(*([ray.child()] if ray else []), api)
         supervisor.start(self.scheduler(env))
         if self.dashboard_url is not None:
             replace_secret(self.home / LINK_SECRET_FILE, secrets.token_urlsafe(32))
@@ -125,24 +145,12 @@ class Stack:
         if chosen != self._port:
             self._say(f"api: port {self._port} is in use; using {chosen}")
         self._port = chosen
-        app = _dashboard_app() if self._wants_dashboard else None
-        if app is not None:
+        if self._wants_dashboard and _dashboard_app() is not None:
             chosen = free_port(self._dashboard_port)
             if chosen != self._dashboard_port:
                 self._say(f"dashboard: port {self._dashboard_port} is in use; using {chosen}")
             self._dashboard_port = chosen
             self.dashboard_url = f"http://127.0.0.1:{chosen}"
-
-    def _environment(self, ray: RayHead | None) -> dict[str, str]:
-        given = {
-            "GXPO_HOME": str(self.home),
-            "GXPO_HOST": "127.0.0.1",
-            "GXPO_PORT": str(self._port),
-            "GXPO_URL": self.url,
-            "GXPO_TOKEN_FILE": str(self.token_file),
-            "PYTHONUNBUFFERED": "1",
-        }
-        return given | ({"GXPO_RAY_ADDRESS": ray.address, **ray.env} if ray else {})
 
     @property
     def link(self) -> str | None:
@@ -150,9 +158,6 @@ class Stack:
         if self.dashboard_url is None:
             return None
         return f"{self.dashboard_url}/?secret={(self.home / LINK_SECRET_FILE).read_text(encoding='utf-8')}"
-
-    def _api(self, env: dict[str, str]) -> Child:
-        return _python("api", "serve", env, lambda: _answers(f"{self.url}/health/ready"), self._port)
 
     def _dashboard(self, env: dict[str, str]) -> Child:
         options = {
@@ -165,13 +170,8 @@ class Stack:
         }
         words = [f"--{name}={value}" for name, value in options.items()]
         command = [sys.executable, "-m", "streamlit", "run", str(_dashboard_app()), *words]
-        return Child(
-            "dashboard",
-            command,
-            lambda: _answers(f"{self.dashboard_url}/_stcore/health"),
-            env,
-            port=self._dashboard_port,
-        )
+        url = f"{self.dashboard_url}/_stcore/health"
+        return Child("dashboard", command, lambda: _is_up(url), env, port=self._dashboard_port)
 
     def _take_lock(self) -> None:
         self._lock = os.open(self.home / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
@@ -187,21 +187,6 @@ class Stack:
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"process {os.getpid()}".encode(), 0)
 
-    def _end(self) -> None:
-        """Stop everything, ignoring signals: a second Ctrl-C must not leave orphans."""
-        earlier = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS}
-        try:
-            if self._supervisor is not None:
-                self._say("stopping …")
-                self._supervisor.stop()
-                self._supervisor = None
-        finally:
-            if self._lock >= 0:
-                os.close(self._lock)
-                self._lock = -1
-            for number, handler in earlier.items():
-                signal.signal(number, handler)
-
 
 def up_command(
     home: Path | None, port: int | None, dashboard_port: int, *, dashboard: bool, say: Callable[[str], None]
@@ -209,42 +194,22 @@ def up_command(
     """Run until Ctrl-C or SIGTERM; exit code 0 after a clean shutdown."""
     until = stop_on_signals()
     with Stack(home, say, until, port=port, dashboard_port=dashboard_port, dashboard=dashboard) as stack:
-        print(links(stack), flush=True)
+        if stack.link is not None:
+            print(f"Dashboard  {stack.link}")
+        print(f"API        {stack.url}/api/v1/docs\nToken      {stack.token_file}\nLogs       {stack.home / 'logs'}")
+        print("Press Ctrl-C to stop.", flush=True)
         while not until.wait(_ROUND_S):
             stack.check()
     say("stopped; executing runs resume from their checkpoints at the next `gxpo up`")
     return 0
 
 
-def links(stack: Stack) -> str:
-    """URLs and paths, one per line."""
-    lines = [f"API        {stack.url}/api/v1/docs"]
-    if stack.link is not None:
-        lines.insert(0, f"Dashboard  {stack.link}")
-    lines += [f"Token      {stack.token_file}", f"Logs       {stack.home / 'logs'}"]
-    return "\n".join([*lines, "Press Ctrl-C to stop."])
-
-
 def stop_on_signals() -> threading.Event:
     """An event set by SIGINT, SIGTERM and SIGHUP."""
     until = threading.Event()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        until.set()
-
     for number in _SIGNALS:
-        signal.signal(number, stop)
+        signal.signal(number, lambda *_: until.set())
     return until
-
-
-def _python(
-    name: str,
-    command: str,
-    env: dict[str, str],
-    ready: Callable[[], bool] = lambda: True,
-    port: int | None = None,
-) -> Child:
-    return Child(name, [sys.executable, "-m", "gxpo_trainer.cli", command], ready, env, port=port)
 
 
 def _dashboard_app() -> Path | None:
@@ -256,7 +221,7 @@ def _dashboard_app() -> Path | None:
     return app if app.exists() else None
 
 
-def _answers(url: str) -> bool:
+def _is_up(url: str) -> bool:
     try:
         return httpx.get(url, timeout=5.0, trust_env=False).status_code == 200
     except httpx.TransportError:

@@ -111,10 +111,10 @@ class Alerts:
             return []
         query = select(Event, Run).join(Run, Run.number == Event.run_number).where(Event.kind.in_(_KINDS))
         query = query.where(Event.number > cursor.event_number, Event.number <= until).order_by(Event.number)
-        found = session.execute(query.limit(MOST_AT_ONCE)).all()
+        rows = session.execute(query.limit(MOST_AT_ONCE)).all()
         if cursor.event_number < until:
-            cursor.event_number = found[-1][0].number if len(found) == MOST_AT_ONCE else until
-        return [alert for event, run in found if (alert := self._alert(event, run)) is not None]
+            cursor.event_number = rows[-1][0].number if len(rows) == MOST_AT_ONCE else until
+        return [alert for event, run in rows if (alert := self._alert(event, run)) is not None]
 
     def _alert(self, event: Event, run: Run) -> Alert | None:
         kind, chosen = alert_kind(event), self._settings.webhook_alerts

@@ -1,10 +1,13 @@
-"""The launcher interface of the scheduler, and its implementation over Ray's job server."""
+"""Jobs of the scheduler: the run's folder that a job works in, the launcher interface, and Ray's job server."""
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,10 +18,16 @@ from urllib.parse import quote
 import httpx
 
 from gxpo_client.connection import is_loopback
+from gxpo_services.db.tables import Run
+from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config.io import to_toml
 from gxpo_trainer.errors import ConfigError
+from gxpo_trainer.runtime.locks import LOCK, process_start
 
+LOG = "train.log"
+_CONFIG, _SERVICE = "config.toml", "service.json"
 JobState = Literal["pending", "running", "succeeded", "failed", "stopped", "unknown"]
-_ANSWER_S = 10.0
+_RESPONSE_S = 10.0
 _OUT_OF_MEMORY = re.compile(r"OutOfMemory|out of memory|low on memory|oom[ -]?kill", re.IGNORECASE)
 _LONGEST_LINE, _LONGEST_MESSAGE = 300, 1000
 
@@ -52,7 +61,7 @@ class Job:
     @property
     def entrypoint(self) -> str:
         """The command as one line for a shell; `exec` leaves no shell between the job and the trainer."""
-        # In the run's folder, relative paths of a config cannot refer to foreign files.
+        # In the run's folder, relative paths of a config cannot refer to files of others.
         folder, log = shlex.quote(str(self.log.parent)), shlex.quote(str(self.log))
         return f"cd {folder} && exec {shlex.join(self.command)} >> {log} 2>&1"
 
@@ -101,8 +110,66 @@ class Launcher(Protocol):
 
 def trainer_command(folder: Path) -> tuple[str, ...]:
     """The command of a job: starts the run in `folder`, or resumes it from its checkpoint."""
-    files = str(folder / "config.toml"), "--out", str(folder), "--continue", "--service", str(folder / "service.json")
+    files = str(folder / _CONFIG), "--out", str(folder), "--continue", "--service", str(folder / _SERVICE)
     return (sys.executable, "-m", "gxpo_trainer.cli", "train", *files)
+
+
+def prepare(folder: Path, run: Run, *, url: str, token: str) -> None:
+    """Write config.toml and service.json (mode 0600), each atomically.
+
+    Raises pydantic's ValidationError for a config that this version does not support, OSError.
+    """
+    text = to_toml(RunConfig.model_validate(run.config), [f"run {run.id}"])
+    address = {"url": url, "run": run.id, "attempt": run.launch, "token": token}
+    folder.mkdir(parents=True, exist_ok=True)
+    _replace(folder / _CONFIG, text, 0o644)
+    _replace(folder / _SERVICE, json.dumps(address, indent=2) + "\n", 0o600)
+
+
+def kill_orphaned_trainer(folder: Path) -> bool:
+    """Kill a trainer on this machine that still holds the folder's lock; returns whether there was one.
+
+    Its job is over, e.g. because Ray's head was restarted. An orphan on another machine is not reachable from here: its
+    token is invalid, so it stops at its next step.
+    """
+    try:
+        lock = os.open(folder / LOCK, os.O_RDWR)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        holder = os.pread(lock, 100, 0).split()
+    finally:
+        os.close(lock)
+    try:
+        pid, start = (int(word) for word in holder)
+        process = os.pidfd_open(pid)
+    except (ValueError, ProcessLookupError):
+        return False
+    try:
+        # The pidfd refers to this process even if its pid is reused.
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        if process_start(pid) != start or os.fsencode(folder) not in command:
+            return False
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    finally:
+        os.close(process)
+    return True
+
+
+def _replace(path: Path, text: str, mode: int) -> None:
+    part = path.with_name(path.name + ".part")
+    part.unlink(missing_ok=True)
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
 
 
 class RayLauncher:
@@ -121,7 +188,7 @@ class RayLauncher:
         self._client = httpx.Client(
             base_url=self._address,
             headers=_authorization(os.environ),
-            timeout=_ANSWER_S,
+            timeout=_RESPONSE_S,
             transport=transport,
             trust_env=not is_loopback(self._address),
         )
@@ -137,36 +204,34 @@ class RayLauncher:
             "metadata": job.metadata,
             "runtime_env": {"env_vars": {"PYTHONUNBUFFERED": "1", **job.env}},
         }
-        answer = self._ask("POST", "/api/jobs/", json=body)
-        if answer.status_code != 200 and self.status(job.id).state == "unknown":
-            raise JobRefused(f"Ray at {self._address} rejected job {job.id}: {_reason(answer)}")
+        response = self._ask("POST", "/api/jobs/", json=body)
+        if response.status_code != 200 and self.status(job.id).state == "unknown":
+            raise JobRefused(f"Ray at {self._address} rejected job {job.id}: {_reason(response)}")
 
     def status(self, job_id: str) -> JobStatus:
-        answer = self._ask("GET", f"/api/jobs/{quote(job_id, safe='')}")
-        if answer.status_code == 404:
+        response = self._ask("GET", f"/api/jobs/{quote(job_id, safe='')}")
+        if response.status_code == 404:
             return JobStatus("unknown")
-        found = self._object(answer)
+        job = self._object(response)
         states: tuple[JobState, ...] = ("pending", "running", "succeeded", "failed", "stopped")
-        state = next((state for state in states if state.upper() == found.get("status")), None)
+        state = next((state for state in states if state.upper() == job.get("status")), None)
         if state is None:
-            raise JobRefused(
-                f"Ray at {self._address} reports an unknown status of job {job_id}: {found.get('status')!r}"
-            )
-        return JobStatus(state, str(found.get("message") or "").replace("\0", ""))
+            raise JobRefused(f"Ray at {self._address} reports an unknown status of job {job_id}: {job.get('status')!r}")
+        return JobStatus(state, str(job.get("message") or "").replace("\0", ""))
 
     def stop(self, job_id: str) -> None:
-        answer = self._ask("POST", f"/api/jobs/{quote(job_id, safe='')}/stop")
+        response = self._ask("POST", f"/api/jobs/{quote(job_id, safe='')}/stop")
         # Ray responds with an error when the job has just ended; its status shows that.
-        if answer.status_code not in (200, 404) and self.status(job_id).is_alive:
-            raise JobRefused(f"Ray at {self._address} did not stop job {job_id}: {_reason(answer)}")
+        if response.status_code not in (200, 404) and self.status(job_id).is_alive:
+            raise JobRefused(f"Ray at {self._address} did not stop job {job_id}: {_reason(response)}")
 
     def live_jobs(self, artifacts: Path) -> list[str]:
-        answer = self._ask("GET", "/api/jobs/")
+        response = self._ask("GET", "/api/jobs/")
         try:
-            found = answer.json() if answer.status_code == 200 else None
+            jobs = response.json() if response.status_code == 200 else None
             return [
                 str(job["submission_id"])
-                for job in found or ()
+                for job in jobs or ()
                 if job["status"] in ("PENDING", "RUNNING")
                 and (job.get("metadata") or {}).get("gxpo_artifacts") == str(artifacts)
             ]
@@ -176,9 +241,9 @@ class RayLauncher:
             ) from error
 
     def resources(self) -> tuple[float, float]:
-        answer = self._ask("GET", "/api/v0/nodes", params={"detail": "true", "limit": 10000})
+        response = self._ask("GET", "/api/v0/nodes", params={"detail": "true", "limit": 10000})
         try:
-            nodes = self._object(answer)["data"]["result"]["result"]
+            nodes = self._object(response)["data"]["result"]["result"]
             totals: list[Mapping[str, float]] = [node["resources_total"] for node in nodes if node["state"] == "ALIVE"]
             cpus, gpus = (sum(float(total.get(name, 0)) for total in totals) for name in ("CPU", "GPU"))
         except (KeyError, TypeError, ValueError) as error:
@@ -192,23 +257,24 @@ class RayLauncher:
 
     def _ask(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         try:
-            answer = self._client.request(method, path, **arguments)
+            response = self._client.request(method, path, **arguments)
         except httpx.HTTPError as error:
             raise LauncherUnavailable(f"Ray at {self._address} does not answer: {error!r}") from error
-        if answer.status_code in (401, 403):
+        if response.status_code in (401, 403):
             raise LauncherUnavailable(
-                f"Ray at {self._address} rejects our token ({answer.status_code}); set RAY_AUTH_TOKEN to the cluster's"
+                f"Ray at {self._address} rejects our token ({response.status_code}); "
+                "set RAY_AUTH_TOKEN to the cluster's"
             )
-        return answer
+        return response
 
-    def _object(self, answer: httpx.Response) -> dict[str, Any]:
+    def _object(self, response: httpx.Response) -> dict[str, Any]:
         try:
-            found = answer.json() if answer.status_code == 200 else None
+            body = response.json() if response.status_code == 200 else None
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise LauncherUnavailable(f"Ray at {self._address} returned an invalid response: {_reason(answer)}")
-        return found
+            body = None
+        if not isinstance(body, dict):
+            raise LauncherUnavailable(f"Ray at {self._address} returned an invalid response: {_reason(response)}")
+        return body
 
 
 def _authorization(environment: Mapping[str, str]) -> dict[str, str]:
@@ -222,7 +288,7 @@ def _authorization(environment: Mapping[str, str]) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def _reason(answer: httpx.Response) -> str:
+def _reason(response: httpx.Response) -> str:
     """The last line of what is often a traceback."""
-    lines = answer.text.strip().splitlines()
-    return f"{answer.status_code} {lines[-1][:300] if lines else ''}".strip()
+    lines = response.text.strip().splitlines()
+    return f"{response.status_code} {lines[-1][:300] if lines else ''}".strip()

@@ -19,7 +19,7 @@ from gxpo_services.ingest.drain import FILES
 from gxpo_services.outputs import events
 from gxpo_services.outputs.files import RunFiles
 from gxpo_services.run_states import TERMINAL
-from gxpo_services.scheduling.run_supervisor import LOG
+from gxpo_services.scheduling.launcher import LOG
 
 DAY_S = 86_400.0
 SAMPLES_AT_ONCE = 1_000

@@ -1,21 +1,15 @@
-"""Supervision of one executing run: start, watch and stop its job, and record the outcome.
-
-Prepare a run's folder for a launch, and kill an orphaned trainer of an earlier one.
-"""
+"""Supervision of one executing run: start, watch and stop its job, and record the outcome."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
-import json
-import os
-import signal
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import ValidationError
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from gxpo_services import logging
@@ -23,81 +17,19 @@ from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Run
 from gxpo_services.ingest.drain import drain, forget_lost_lines
 from gxpo_services.outputs import events
-from gxpo_services.run_states import RunState
+from gxpo_services.run_states import EXECUTING, RunState
 from gxpo_services.runs import configs, lifecycle
-from gxpo_services.scheduling import launches, leases, supervision
-from gxpo_services.scheduling.launcher import Job, JobRefused, JobStatus, Launcher
-from gxpo_services.scheduling.rounds import Counters
+from gxpo_services.scheduling import leases, supervision
+from gxpo_services.scheduling.launcher import (
+    LOG,
+    Job,
+    JobRefused,
+    JobStatus,
+    Launcher,
+    kill_orphaned_trainer,
+    prepare,
+)
 from gxpo_services.settings import ServiceSettings
-from gxpo_trainer.config import RunConfig
-from gxpo_trainer.config.io import to_toml
-from gxpo_trainer.runtime.locks import LOCK, process_start
-
-CONFIG, SERVICE, LOG = "config.toml", "service.json", "train.log"
-
-
-def prepare(folder: Path, run: Run, *, url: str, token: str) -> None:
-    """Write config.toml and service.json (mode 0600), each atomically.
-
-    Raises pydantic's ValidationError for a config that this version does not support, OSError.
-    """
-    text = to_toml(RunConfig.model_validate(run.config), [f"run {run.id}"])
-    address = {"url": url, "run": run.id, "attempt": run.launch, "token": token}
-    folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / CONFIG, text, 0o644)
-    _replace(folder / SERVICE, json.dumps(address, indent=2) + "\n", 0o600)
-
-
-def kill_orphaned_trainer(folder: Path) -> bool:
-    """Kill a trainer on this machine that still holds the folder's lock; returns whether there was one.
-
-    Its job is over, e.g. because Ray's head was restarted. An orphan on another machine is not reachable from here: its
-    token is invalid, so it stops at its next step.
-    """
-    try:
-        lock = os.open(folder / LOCK, os.O_RDWR)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _kill(folder, os.pread(lock, 100, 0).split())
-    else:
-        return False
-    finally:
-        os.close(lock)
-
-
-def _kill(folder: Path, holder: list[bytes]) -> bool:
-    """Kill the process recorded in a lock after verifying its identity; returns whether it was killed."""
-    try:
-        pid, start = (int(word) for word in holder)
-        process = os.pidfd_open(pid)
-    except (ValueError, ProcessLookupError):
-        return False
-    try:
-        # The pidfd refers to this process even if its pid is reused.
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if process_start(pid) != start or os.fsencode(folder) not in command:
-            return False
-        signal.pidfd_send_signal(process, signal.SIGKILL)
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    finally:
-        os.close(process)
-    return True
-
-
-def _replace(path: Path, text: str, mode: int) -> None:
-    part = path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-
 
 _LOST, _FORGOTTEN, _DELAYED = "job_lost", "job_forgotten", "launch_delayed"
 API_PROBE_FRACTION = 0.25
@@ -142,7 +74,7 @@ class RunSupervisor:
         command: Callable[[Path], Sequence[str]],
         api_answers: Callable[[], bool],
         clock: Callable[[], float],
-        counters: Counters,
+        counters: leases.Counters,
     ) -> None:
         self._counters = counters
         self._database, self._settings, self._launcher = database, settings, launcher
@@ -189,8 +121,9 @@ class RunSupervisor:
 
     def dropped(self, run_id: str) -> None:
         """Forget a run. If it has ended, its job should end shortly."""
+        query = select(Run.job_id).where(Run.id == run_id, Run.state.not_in(sorted(EXECUTING)))
         with self._database.reading() as session:
-            job_id = leases.job_of_ended(session, run_id)
+            job_id = session.scalar(query)
         if job_id is not None:
             self.end_job(job_id)
 
@@ -216,45 +149,55 @@ class RunSupervisor:
             self._api_away_at = last_seen = now
         return now - last_seen
 
+    @contextmanager
+    def _writing(self, run: Run, hold: Hold) -> Iterator[tuple[Session, Run | None]]:
+        """A transaction, and the current row of the run; None when this scheduler no longer holds it."""
+        with self._database.writing() as session:
+            yield session, leases.held(session, run.id, self._owner, hold.lease_token)
+
     def _submit(self, run: Run, job_id: str, hold: Hold) -> None:
-        folder = self._folder(run)
-        refused = configs.refusals(run.config, self._settings)
+        folder, settings = self._settings.artifacts / run.id, self._settings
+        refused = configs.refusals(run.config, settings)
         if refused:  # a symbolic link or the server's settings may have changed since
-            named = "; ".join(f"{path}: {why}" for path, why in refused)
-            self._fail(run, hold, "invalid_config", f"the server no longer allows it: {named}")
+            reasons = "; ".join(f"{path}: {why}" for path, why in refused)
+            self._fail(run, hold, f"the server no longer allows it: {reasons}")
             return
-        before = launches.job_id(run.id, run.launch - 1)
+        before = leases.job_id(run.id, run.launch - 1)
         if self._launcher.status(before).is_alive:  # e.g. paused and resumed while it is ending
             self._launcher.stop(before)
             return
         if kill_orphaned_trainer(folder):
             return
         if hold.secret is None:
-            with self._database.writing() as session:
-                found = leases.held(session, run.id, self._owner, hold.lease_token)
-                if found is None or found.state != run.state:
+            with self._writing(run, hold) as (session, current):
+                if current is None or current.state != run.state:
                     return
-                secret = launches.renew_secret(session, found, lease_token=hold.lease_token)
+                secret = leases.renew_secret(session, current, lease_token=hold.lease_token)
             hold.secret = secret
         forget_lost_lines(self._database, run.id, folder, run.launch, hold.lease_token)
         try:
-            prepare(folder, run, url=self._settings.api_url, token=hold.secret)
+            prepare(folder, run, url=settings.api_url, token=hold.secret)
         except ValidationError as error:
-            self._fail(run, hold, "invalid_config", f"this version does not support the run's config: {error}")
+            self._fail(run, hold, f"this version does not support the run's config: {error}")
             return
         env = {
-            "GXPO_REWARD_ALLOWLIST": ",".join(self._settings.allowed_rewards),
-            "GXPO_REWARD_URLS": ",".join(self._settings.allowed_reward_urls),
-            "GXPO_ENVIRONMENT_ALLOWLIST": ",".join(self._settings.allowed_environments),
-            "GXPO_ENVIRONMENT_URLS": ",".join(self._settings.allowed_environment_urls),
+            "GXPO_REWARD_ALLOWLIST": ",".join(settings.allowed_rewards),
+            "GXPO_REWARD_URLS": ",".join(settings.allowed_reward_urls),
+            "GXPO_ENVIRONMENT_ALLOWLIST": ",".join(settings.allowed_environments),
+            "GXPO_ENVIRONMENT_URLS": ",".join(settings.allowed_environment_urls),
             # Ray's default of 3 s between SIGTERM and SIGKILL is too short for a checkpoint.
-            "RAY_JOB_STOP_WAIT_TIME_S": str(self._settings.stop_wait_s),
+            "RAY_JOB_STOP_WAIT_TIME_S": str(settings.stop_wait_s),
         }
-        command = tuple(self._command(folder))
-        self._launcher.submit(Job(job_id, command, folder / LOG, env, owner=run.created_by))
+        self._launcher.submit(Job(job_id, tuple(self._command(folder)), folder / LOG, env, owner=run.created_by))
         self._counters.launches += 1
         hold.refusals, hold.refusal = 0, None
         self._log.info("job submitted", run=run.id, job=job_id)
+
+    def _fail(self, run: Run, hold: Hold, detail: str) -> None:
+        with self._writing(run, hold) as (session, current):
+            if current is not None:
+                token = hold.lease_token
+                leases.fail(session, current, "invalid_config", detail, actor=self._actor, lease_token=token)
 
     def _delay(self, run: Run, hold: Hold, error: OSError | JobRefused, now: float) -> None:
         """Try again later to submit a job: a full disk or a busy Ray is no fault of the run."""
@@ -267,8 +210,8 @@ class RunSupervisor:
         if hold.refusal != (reason, message):
             hold.refusal = reason, message
             self._log.warning("job cannot be submitted; retrying", run=run.id, why=message)
-            with self._database.writing() as session:
-                if leases.held(session, run.id, self._owner, hold.lease_token) is not None:
+            with self._writing(run, hold) as (session, current):
+                if current is not None:
                     events.record(session, run.number, self._actor, _DELAYED, message)
 
     def _stop(self, run: Run, job_id: str, hold: Hold, why: str) -> None:
@@ -277,25 +220,23 @@ class RunSupervisor:
         if hold.stopping is None or hold.stopping[0] != job_id:
             hold.stopping = job_id, why
             self._log.warning("job is being stopped", run=run.id, job=job_id, why=why)
-            with self._database.writing() as session:
-                if leases.held(session, run.id, self._owner, hold.lease_token) is None:
-                    return
-                events.record(session, run.number, self._actor, "stop", f"job {job_id} is stopped: {why}")
+            with self._writing(run, hold) as (session, current):
+                if current is not None:
+                    events.record(session, run.number, self._actor, "stop", f"job {job_id} is stopped: {why}")
 
     def _finish(self, run: Run, hold: Hold, job: JobStatus, why: str) -> None:
         """The launch is over: ingest its remaining files, then apply its outcome or relaunch the run."""
-        folder = self._folder(run)
+        folder = self._settings.artifacts / run.id
         if kill_orphaned_trainer(folder):
             return  # just killed: its files may still change
         outcome = drain(self._database, run.id, folder, run.launch, hold.lease_token)
         if hold.stopping is not None and hold.stopping[0] == run.job_id:
             why = f"{hold.stopping[1]}; {why}"
-        with self._database.writing() as session:
-            found = leases.held(session, run.id, self._owner, hold.lease_token)
-            if found is None or found.launch != run.launch:
+        with self._writing(run, hold) as (session, current):
+            if current is None or current.launch != run.launch:
                 return
             if outcome is not None and lifecycle.apply_outcome(
-                session, found, outcome, actor=self._actor, lease_token=hold.lease_token
+                session, current, outcome, actor=self._actor, lease_token=hold.lease_token
             ):
                 return
             reason = None
@@ -303,10 +244,10 @@ class RunSupervisor:
                 reason, why = outcome.reason, f"{outcome.reason}: {outcome.message}"
             elif hold.refusal is not None:
                 reason, why = hold.refusal[0], f"its job could not be submitted within start_s: {hold.refusal[1]}"
-            secret = self._conclude(session, found, hold, job, why, reason)
+            secret = self._conclude(session, current, hold, job, why, reason)
         hold.secret, hold.refusals, hold.refusal = secret, 0, None
         self._counters.recoveries += secret is not None
-        self._log.info("launch over", run=run.id, launch=run.launch, why=why, state=str(found.state))
+        self._log.info("launch over", run=run.id, launch=run.launch, why=why, state=str(current.state))
 
     def _conclude(
         self, session: Session, run: Run, hold: Hold, job: JobStatus, why: str, reason: str | None
@@ -315,53 +256,28 @@ class RunSupervisor:
 
         reason: of a recoverable failure that the trainer itself reported, or of a job that could not be submitted.
         """
-        state = RunState(run.state)
+        state, actor, token = RunState(run.state), self._actor, hold.lease_token
         given_up = {RunState.CANCELLING: RunState.CANCELLED, RunState.PAUSING: RunState.PAUSED}
         if state in given_up:
-            lifecycle.move(session, run, given_up[state], actor=self._actor, message=why, lease_token=hold.lease_token)
+            lifecycle.move(session, run, given_up[state], actor=actor, message=why, lease_token=token)
             return None
         forgotten = job.state == "unknown" and state is RunState.RUNNING and reason is None
-        losses = self._losses(session, run, _FORGOTTEN if forgotten else _LOST, why)
-        too_often = self._too_often(losses, job, forgotten=forgotten)
-        if too_often is not None:
+        kind, name = (_FORGOTTEN, "max_forgotten") if forgotten else (_LOST, "max_recoveries")
+        lost_at = [*leases.lost_at(session, run.number, kind), run.step]
+        message = f"job {run.job_id} was lost at step {run.step}: {why}"
+        events.record(session, run.number, actor, kind, message, step=run.step)
+        losses, limit = supervision.losses_without_progress(lost_at), getattr(self._settings, name)
+        if losses > limit:
+            detail = f"{why}; {losses} consecutive jobs were lost without progress, and {name} is {limit}"
+            if forgotten:
+                detail += "; check whether the run itself crashes Ray, e.g. by its memory use"
+            elif job.message:
+                detail += f"; the launcher reported: {job.summary}"
             reason = reason or supervision.failure_reason(state, job)
-            detail = f"{why}; {too_often}"
-            launches.fail(session, run, reason, detail, actor=self._actor, lease_token=hold.lease_token)
+            leases.fail(session, run, reason, detail, actor=actor, lease_token=token)
             return None
         now = self._clock()
         hold.not_before = now + supervision.pause_before_launch(losses)
-        return launches.relaunch(
-            session,
-            run,
-            lease_token=hold.lease_token,
-            actor=self._actor,
-            now=now,
-            counted=not forgotten,
-            message=why,
+        return leases.relaunch(
+            session, run, lease_token=token, actor=actor, now=now, counted=not forgotten, message=why
         )
-
-    def _losses(self, session: Session, run: Run, kind: str, why: str) -> int:
-        """Record the loss of a job; returns the number of consecutive ones without progress."""
-        message = f"job {run.job_id} was lost at step {run.step}: {why}"
-        before = leases.lost_at(session, run.number, kind)
-        events.record(session, run.number, self._actor, kind, message, step=run.step)
-        return supervision.losses_without_progress([*before, run.step])
-
-    def _too_often(self, losses: int, job: JobStatus, *, forgotten: bool) -> str | None:
-        """Why a loss is one too many, or None."""
-        name = "max_forgotten" if forgotten else "max_recoveries"
-        limit = getattr(self._settings, name)
-        if losses <= limit:
-            return None
-        last = f"; the launcher reported: {job.summary}" if job.message else ""
-        advice = "; check whether the run itself crashes Ray, e.g. by its memory use" if forgotten else last
-        return f"{losses} consecutive jobs were lost without progress, and {name} is {limit}{advice}"
-
-    def _fail(self, run: Run, hold: Hold, reason: str, detail: str) -> None:
-        with self._database.writing() as session:
-            found = leases.held(session, run.id, self._owner, hold.lease_token)
-            if found is not None:
-                launches.fail(session, found, reason, detail, actor=self._actor, lease_token=hold.lease_token)
-
-    def _folder(self, run: Run) -> Path:
-        return self._settings.artifacts / run.id

@@ -2,8 +2,6 @@
 
 The database is the source of truth; jobs are disposable. After any crash, the next round derives what to do from the
 database and the launcher.
-
-Queues the next runs of studies.
 """
 
 from __future__ import annotations
@@ -20,62 +18,22 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
-from sqlalchemy.orm import Session
+from sqlalchemy import func, select
 
 from gxpo_client.connection import is_loopback
 from gxpo_services import logging
 from gxpo_services.api.idempotency import delete_expired_keys
 from gxpo_services.db.database import UNAVAILABLE, Database
 from gxpo_services.db.migrate import need_current, upgrade
-from gxpo_services.db.tables import STUDY
+from gxpo_services.db.tables import STUDY, Run
 from gxpo_services.runs.lifecycle import StateChanged
-from gxpo_services.scheduling import launches, leases, retention, rounds
+from gxpo_services.scheduling import admission, leases, retention
 from gxpo_services.scheduling.alerts import Alerts
 from gxpo_services.scheduling.launcher import Launcher, LauncherUnavailable, RayLauncher, trainer_command
-from gxpo_services.scheduling.leases import Misfits
-from gxpo_services.scheduling.rounds import Counters, ErrorLog
 from gxpo_services.scheduling.run_supervisor import Hold, RunSupervisor
 from gxpo_services.settings import ServiceSettings, make_home, need_roots, read_settings
 from gxpo_services.sweeps import studies
 from gxpo_trainer.errors import ConfigError
-
-
-class StudyQueue:
-    """Notices in which studies a run has ended."""
-
-    def __init__(self, database: Database, errors: ErrorLog) -> None:
-        self._database, self._errors = database, errors
-        self._ended: dict[int, int] = {}
-        """Ended runs of each study when its next runs were queued."""
-        self._log = logging.get_logger(__name__)
-
-    def fill(self) -> None:
-        """Queue the next runs of each study in which a run has ended since the last call."""
-        with self._database.reading() as session:
-            ended = studies.ended_runs(session, STUDY)
-        self._ended = {
-            number: count
-            for number, count in ended.items()
-            if self._ended.get(number) == count or self._fill_from(number)
-        }
-
-    def _fill_from(self, number: int) -> bool:
-        """Queue the next runs of a study; False after an error, so that the next call tries again."""
-        subject = f"study {number}"
-        try:
-            with self._database.writing() as session:
-                leases.lock_queue(session)
-                group = studies.by_number(session, number)
-                if group is not None and (made := studies.queue_missing(session, group)):
-                    self._log.info("study continued", study=group.id, runs=made)
-        except UNAVAILABLE:
-            raise
-        except Exception as error:  # an error of one study must not stop the others, nor the runs
-            self._errors.log_once(subject, error, "study cannot continue", group=number)
-            return False
-        self._errors.clear(subject)
-        return True
-
 
 LONGEST_GAP_FRACTION = 0.5
 """Fraction of heartbeat_s without a renewal of leases, e.g. while the database was away or the machine was suspended,
@@ -86,6 +44,10 @@ CLEAN_EVERY_S = 600.0
 COUNT_EVERY_S = 5.0
 CLEANED_AT_ONCE = 500
 """Expired idempotency keys deleted per round; after a full batch the next round continues."""
+LIVENESS_FILE = "scheduler-round"
+"""A file in the home whose time is that of the last round, for health checks of the scheduler's container."""
+LONGEST_ROUND_S = 120.0
+"""A round waits for Ray and for the database, each at most a minute."""
 
 
 class Scheduler:
@@ -113,7 +75,7 @@ class Scheduler:
         self.owner = owner or f"{socket.gethostname()[:30]}:{os.getpid()}:{secrets.token_hex(6)}"
         self._actor = f"scheduler:{self.owner}"
         self._database, self._settings, self._launcher, self._clock = database, settings, launcher, clock
-        self._counters = Counters()
+        self._counters = leases.Counters()
         self._alerts = Alerts(database, settings)
         self._supervisor = RunSupervisor(
             database,
@@ -127,9 +89,10 @@ class Scheduler:
         )
         self._held: dict[str, Hold] = {}
         self._counted_at = self._renewed_at = self._clean_at = self._reconcile_at = 0.0
-        self._misfits = Misfits()
-        self._errors = ErrorLog()
-        self._study_queue = StudyQueue(database, self._errors)
+        self._oversized = admission.OversizedRuns()
+        self._errors = logging.ErrorLog()
+        self._ended_runs: dict[int, int] = {}
+        """Study → its ended runs when its next runs were queued."""
         self._unpruned: set[int] = set()
         self._log = logging.get_logger(__name__)
 
@@ -139,7 +102,7 @@ class Scheduler:
         while not stop.is_set():
             with self._errors.outages("database", *UNAVAILABLE):
                 self.tick()
-            rounds.mark(self._settings.home)
+            mark_alive(self._settings.home)
             stop.wait(self._settings.tick_s)
         with self._errors.outages("database", *UNAVAILABLE), self._database.writing() as session:
             leases.release_all(session, self.owner)
@@ -149,7 +112,7 @@ class Scheduler:
     def tick(self) -> None:
         """Run one round. Raises OperationalError while the database is unavailable."""
         self._hold_leases()
-        self._study_queue.fill()
+        self._continue_studies()
         with self._errors.outages("launcher", LauncherUnavailable):
             self._claim()
             for run_id in list(self._held):
@@ -176,40 +139,58 @@ class Scheduler:
         except Exception as error:  # an error of one run must not stop the others
             self._errors.log_once(run_id, error, "supervision of run failed", run=run_id)
 
+    def _continue_studies(self) -> None:
+        """Queue the next runs of each study in which a run has ended since the last round."""
+        with self._database.reading() as session:
+            ended = studies.ended_runs(session, STUDY)
+        self._ended_runs = {number: count for number, count in self._ended_runs.items() if number in ended}
+        for number, count in ended.items():
+            subject = f"study {number}"
+            if self._ended_runs.get(number) == count:
+                continue
+            try:
+                with self._database.writing() as session:
+                    leases.lock_queue(session)
+                    study = studies.by_number(session, number)
+                    if study is not None and (queued := studies.queue_missing(session, study)):
+                        self._log.info("study continued", study=study.id, runs=queued)
+            except UNAVAILABLE:
+                raise
+            except Exception as error:  # an error of one study must not stop the others, nor the runs
+                self._errors.log_once(subject, error, "study cannot continue", group=number)
+            else:
+                self._errors.clear(subject)
+                self._ended_runs[number] = count
+
     def _reconcile(self) -> None:
         """Find jobs that outlived their run, such as those of a scheduler that was killed."""
         now = self._clock()
         if now < self._reconcile_at:
             return
-        live = self._launcher.live_jobs(self._settings.artifacts)
+        live = set(self._launcher.live_jobs(self._settings.artifacts))
         if live:
+            query = select(Run.job_id).where(leases.IS_EXECUTING, Run.job_id.is_not(None))
             with self._database.reading() as session:
-                current = leases.current_jobs(session)
-            for job_id in sorted(set(live) - current):
+                live -= set(session.scalars(query))
+            for job_id in sorted(live):
                 self._supervisor.end_job(job_id)
         self._reconcile_at = now + RECONCILE_EVERY_S
 
     def _clean(self) -> None:
-        now = self._clock()
+        """Delete expired idempotency keys, then samples and logs past their retention, in batches."""
+        now, settings = self._clock(), self._settings
         if now < self._clean_at:
             return
         with self._database.writing() as session:
-            cleaned = delete_expired_keys(session, now - self._settings.idempotency_s, CLEANED_AT_ONCE)
-        if cleaned < CLEANED_AT_ONCE and not self._prune(now):
-            self._clean_at = now + CLEAN_EVERY_S
-
-    def _prune(self, now: float) -> bool:
-        """Apply the retention of samples and logs; returns whether some are left for the next round."""
-        days = self._settings.retention_days
-        if days is None:
-            return False
-        before = now - days * retention.DAY_S
-        left = retention.prune(
-            self._database, self._settings.artifacts, before, self._unpruned, now=now, actor=self._actor
-        )
-        if not left:
+            deleted = delete_expired_keys(session, now - settings.idempotency_s, CLEANED_AT_ONCE)
+        if deleted == CLEANED_AT_ONCE:
+            return
+        if settings.retention_days is not None:
+            before = now - settings.retention_days * retention.DAY_S
+            if retention.prune(self._database, settings.artifacts, before, self._unpruned, now=now, actor=self._actor):
+                return
             self._unpruned.clear()  # tried again after CLEAN_EVERY_S
-        return left
+        self._clean_at = now + CLEAN_EVERY_S
 
     # ---- leases and claims ------------------------------------------------------------------------------------
 
@@ -224,7 +205,7 @@ class Scheduler:
         if resumed_at - self._renewed_at > LONGEST_GAP_FRACTION * self._settings.heartbeat_s:
             for hold in self._held.values():
                 hold.since = resumed_at
-            self._misfits.reset()
+            self._oversized.clear()
         self._renewed_at = now
         known = {run_id: hold for run_id, hold in self._held.items() if held.get(run_id) == hold.lease_token}
         dropped = self._held.keys() - known.keys()
@@ -247,47 +228,47 @@ class Scheduler:
     def _claim(self) -> None:
         """Claim as many queued runs as quotas allow, in one transaction."""
         with self._database.reading() as session:
-            if not leases.num_queued(session) or len(leases.executing(session)) >= self._settings.max_concurrent_runs:
-                self._misfits.reset()
-                return
+            num_queued = session.scalar(select(func.count()).where(leases.IS_QUEUED))
+            num_executing = session.scalar(select(func.count()).where(leases.IS_EXECUTING)) or 0
+        if not num_queued or num_executing >= self._settings.max_concurrent_runs:
+            self._oversized.clear()
+            return
         try:
             limits = self._quota()
         except LauncherUnavailable:
-            self._misfits.reset()
+            self._oversized.clear()
             raise
         now = self._clock()
-        begun: dict[str, Hold] = {}
+        claimed: dict[str, Hold] = {}
         waits: list[float] = []
         with self._database.writing() as session:
             leases.lock_queue(session)
-            waiting = leases.queued(session)
-            self._refuse_misfits(session, self._misfits.too_late(waiting, limits, now))
-            chosen = leases.admit(waiting, leases.executing(session), limits)
-            for run in leases.by_numbers(session, [run.number for run in chosen]):
+            waiting = leases.candidates(session, leases.IS_QUEUED)
+            reasons = self._oversized.overdue(waiting, limits, now)
+            for run in leases.by_numbers(session, list(reasons)):
+                why, lease_token = reasons[run.number], run.lease_token
+                with suppress(StateChanged):
+                    leases.fail(session, run, "no_resources", why, actor=self._actor, lease_token=lease_token)
+            admitted = admission.admit(waiting, leases.candidates(session, leases.IS_EXECUTING), limits)
+            for run in leases.by_numbers(session, [run.number for run in admitted]):
                 until = now + self._settings.lease_s
                 with suppress(StateChanged):  # cancelled in between
-                    secret = launches.begin(session, run, owner=self.owner, actor=self._actor, now=now, until=until)
-                    begun[run.id] = Hold(run.lease_token, now, secret)
+                    secret = leases.begin(session, run, owner=self.owner, actor=self._actor, now=now, until=until)
+                    claimed[run.id] = Hold(run.lease_token, now, secret)
                     waits.append(max(0.0, now - run.queued_at))
-        self._held |= begun
+        self._held |= claimed
         self._counters.claims += len(waits)
         self._counters.queue_wait_s += sum(waits)
-        for run_id in begun:
+        for run_id in claimed:
             self._log.info("run claimed", run=run_id)
 
-    def _quota(self) -> leases.Limits:
+    def _quota(self) -> admission.Limits:
         settings = self._settings
         cpus, gpus = settings.quota_cpus, settings.quota_gpus
         if cpus is None or gpus is None:
-            there = self._launcher.resources()
-            cpus, gpus = there[0] if cpus is None else cpus, there[1] if gpus is None else gpus
-        return leases.Limits(settings.max_concurrent_runs, cpus, gpus, settings.max_runs_per_user)
-
-    def _refuse_misfits(self, session: Session, reasons: dict[int, str]) -> None:
-        for run in leases.by_numbers(session, list(reasons)):
-            why, lease_token = reasons[run.number], run.lease_token
-            with suppress(StateChanged):
-                launches.fail(session, run, "no_resources", why, actor=self._actor, lease_token=lease_token)
+            all_cpus, all_gpus = self._launcher.resources()
+            cpus, gpus = all_cpus if cpus is None else cpus, all_gpus if gpus is None else gpus
+        return admission.Limits(settings.max_concurrent_runs, cpus, gpus, settings.max_runs_per_user)
 
 
 class _ApiProbe:
@@ -302,6 +283,20 @@ class _ApiProbe:
             return self._client.get(self._url).status_code == httpx.codes.OK
         except httpx.HTTPError:
             return False
+
+
+def mark_alive(home: Path) -> None:
+    """Note the end of a round. A disk that fails is no reason to stop."""
+    with suppress(OSError):
+        (home / LIVENESS_FILE).touch()
+
+
+def liveness_age_s(home: Path) -> float | None:
+    """Seconds since the last round of a scheduler with this home; None before the first."""
+    try:
+        return time.time() - (home / LIVENESS_FILE).stat().st_mtime
+    except FileNotFoundError:
+        return None
 
 
 def main() -> int:

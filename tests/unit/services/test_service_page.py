@@ -76,7 +76,3 @@ def test_every_command_has_something_to_run(name: str) -> None:
     nested = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     parsers = list(nested[0].values()) if nested else [parser]
     assert all(callable(part.get_default("run")) for part in parsers)
-
-
-def test_states_that_runs_can_be_filtered_by_are_all_states() -> None:
-    assert set(arguments.STATES) == {state.value for state in RunState}

@@ -22,7 +22,7 @@ from support.service_processes import free_port, until
 
 from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
-from gxpo_services.scheduling.rounds import Counters
+from gxpo_services.scheduling.leases import Counters
 
 FILES = Path(__file__).parents[4] / "deploy" / "monitoring"
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (package prometheus) is missing")

@@ -13,7 +13,7 @@ from support.scripted_launcher import ScriptedLauncher
 
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import SchedulerRow
-from gxpo_services.scheduling.rounds import KEPT_S
+from gxpo_services.scheduling.leases import KEPT_S
 
 
 def scraped(client: TestClient) -> dict[tuple[str, str], float]:

@@ -18,8 +18,7 @@ from gxpo_services.api.fields import new_id
 from gxpo_services.db.database import Database
 from gxpo_services.outputs import events
 from gxpo_services.run_states import RunState
-from gxpo_services.scheduling import run_supervisor
-from gxpo_services.scheduling.launcher import JobStatus
+from gxpo_services.scheduling.launcher import JobStatus, kill_orphaned_trainer
 from gxpo_services.scheduling.scheduler import RECONCILE_EVERY_S, Scheduler
 from gxpo_services.settings import ServiceSettings
 from gxpo_trainer.runtime.locks import process_start
@@ -185,11 +184,11 @@ def test_only_the_trainer_of_the_folder_is_killed(tmp_path: Path) -> None:
         for line in (f"{pid} {start}\n", f"{pid} {start + 1}\n", f"{2**22 + 1} 5\n", "", "x y\n"):
             os.ftruncate(lock, 0)
             os.pwrite(lock, line.encode(), 0)
-            assert not run_supervisor.kill_orphaned_trainer(folder), line
+            assert not kill_orphaned_trainer(folder), line
         os.close(lock)
         (folder / ".lock").write_text(f"{pid} {start}\n")
-        assert not run_supervisor.kill_orphaned_trainer(folder), "nobody holds the lock"
-        assert not run_supervisor.kill_orphaned_trainer(tmp_path / "none")
+        assert not kill_orphaned_trainer(folder), "nobody holds the lock"
+        assert not kill_orphaned_trainer(tmp_path / "none")
         assert stranger.poll() is None
     finally:
         stranger.kill()

@@ -17,8 +17,8 @@ from support.service_processes import until
 
 from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
-from gxpo_services.scheduling import rounds
-from gxpo_services.scheduling.leases import MISFIT_S
+from gxpo_services.scheduling import scheduler as module
+from gxpo_services.scheduling.admission import OVERSIZED_S
 from gxpo_trainer.config import RunConfig
 
 pytestmark = pytest.mark.each_database
@@ -57,10 +57,10 @@ def test_a_run_larger_than_the_cluster_fails_once_the_cluster_had_time_to_grow(
     scheduler.tick()
     assert runs.get(database, small).state == S.STARTING, "what cannot start holds up nobody"
     launcher.capacity = (2.0, 1.0)
-    clock.passes(MISFIT_S / 2)
+    clock.passes(OVERSIZED_S / 2)
     scheduler.tick()
     assert runs.get(database, too_large).state == S.QUEUED
-    clock.passes(MISFIT_S / 2)
+    clock.passes(OVERSIZED_S / 2)
     scheduler.tick()
     failed = runs.get(database, too_large)
     assert (failed.state, failed.reason, failed.lease_owner) == (S.FAILED, "no_resources", None)
@@ -79,17 +79,17 @@ def test_time_in_which_no_round_saw_the_cluster_does_not_count(
     if blind == "at its limit":
         small = runs.add_run(database)
         scheduler.tick()
-        clock.rounds(scheduler, MISFIT_S)
+        clock.rounds(scheduler, OVERSIZED_S)
         runs.move(database, small, S.FAILED)
     elif blind == "without launcher":
         launcher.away = True
-        clock.rounds(scheduler, MISFIT_S)
+        clock.rounds(scheduler, OVERSIZED_S)
         launcher.away = False
     else:
-        clock.passes(MISFIT_S + 1)
+        clock.passes(OVERSIZED_S + 1)
     scheduler.tick()
     assert runs.get(database, too_large).state == S.QUEUED, "seen twice, a minute apart"
-    clock.rounds(scheduler, MISFIT_S)
+    clock.rounds(scheduler, OVERSIZED_S)
     assert runs.get(database, too_large).state == S.FAILED
 
 
@@ -141,9 +141,9 @@ def test_the_process_ends_cleanly_when_it_is_told_to(database: Database, databas
 
 def test_a_scheduler_without_a_recent_round_fails_its_check(tmp_path: Path) -> None:
     assert _check(tmp_path) == (1, "no round")
-    rounds.mark(tmp_path)
-    long_ago = time.time() - rounds.LONGEST_ROUND_S - 1
-    os.utime(tmp_path / rounds.FILE, (long_ago, long_ago))
+    module.mark_alive(tmp_path)
+    long_ago = time.time() - module.LONGEST_ROUND_S - 1
+    os.utime(tmp_path / module.LIVENESS_FILE, (long_ago, long_ago))
     assert _check(tmp_path) == (1, "last round")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from typing import Any
 
 import pytest
@@ -38,5 +39,5 @@ def test_a_check_prints_the_cost_and_what_does_not_fit(
     plan: dict[str, Any] | None, lines: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     client: Any = Answering(plan)
-    assert _check(client, {}, as_json=False) == 0
+    assert _check(Namespace(json=False), client, {}) == 0
     assert capsys.readouterr().out.splitlines() == lines

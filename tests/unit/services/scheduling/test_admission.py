@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo_services.scheduling.leases import Candidate, Limits, admit, misfit
+from gxpo_services.scheduling.admission import (
+    OVERSIZED_S,
+    Candidate,
+    Limits,
+    OversizedRuns,
+    admit,
+    oversize_reason,
+)
 
 WIDE = Limits(runs=100, cpus=1000.0, gpus=1000.0)
 
@@ -53,9 +62,9 @@ def test_smaller_runs_do_not_go_past_one_that_waits_for_processors() -> None:
 def test_a_run_that_can_never_fit_blocks_nobody_and_is_told_why() -> None:
     limits = Limits(runs=100, cpus=2.0, gpus=1.0)
     assert numbers(admit([queued(1, cpus=2.5), queued(2, gpus=2.0), queued(3)], [], limits)) == [3]
-    assert "2.5 CPUs" in (misfit(queued(1, cpus=2.5), limits) or "")
-    assert "2 GPUs" in (misfit(queued(2, gpus=2.0), limits) or "")
-    assert misfit(queued(3, cpus=2.0, gpus=1.0), limits) is None
+    assert "2.5 CPUs" in (oversize_reason(queued(1, cpus=2.5), limits) or "")
+    assert "2 GPUs" in (oversize_reason(queued(2, gpus=2.0), limits) or "")
+    assert oversize_reason(queued(3, cpus=2.0, gpus=1.0), limits) is None
 
 
 def test_fractions_of_a_processor_add_up_to_it() -> None:
@@ -100,7 +109,7 @@ def test_no_quota_is_ever_exceeded_by_what_is_admitted(
 
 @given(unique, limits)
 def test_on_an_idle_cluster_something_starts_when_anything_fits(waiting: list[Candidate], bounds: Limits) -> None:
-    assert bool(admit(waiting, [], bounds)) == any(misfit(run, bounds) is None for run in waiting)
+    assert bool(admit(waiting, [], bounds)) == any(oversize_reason(run, bounds) is None for run in waiting)
 
 
 def test_a_run_of_any_device_counts_its_gpus_in_a_cluster_that_has_some() -> None:
@@ -110,5 +119,26 @@ def test_a_run_of_any_device_counts_its_gpus_in_a_cluster_that_has_some() -> Non
     assert numbers(admit(runs[1:], runs[:1], two)) == []
     none = Limits(runs=100, cpus=1000.0, gpus=0.0)
     assert numbers(admit(runs, [], none)) == [1, 2], "on CPUs"
-    assert misfit(runs[0], none) is None
-    assert misfit(queued(3, gpus=2.0), none) is not None
+    assert oversize_reason(runs[0], none) is None
+    assert oversize_reason(queued(3, gpus=2.0), none) is not None
+
+
+TWO_CPUS = Limits(runs=10, cpus=2.0, gpus=0.0)
+LARGE = Candidate(1, "a", cpus=3.0, gpus=0.0, queued_at=5.0)
+
+
+def test_a_run_is_overdue_after_being_too_large_without_a_break() -> None:
+    oversized = OversizedRuns()
+    assert oversized.overdue([LARGE], TWO_CPUS, 10.0) == {}
+    assert oversized.overdue([LARGE], TWO_CPUS, 9.0 + OVERSIZED_S) == {}
+    assert list(oversized.overdue([LARGE], TWO_CPUS, 10.0 + OVERSIZED_S)) == [1]
+    assert oversized.overdue([LARGE], replace(TWO_CPUS, cpus=3.0), 11.0 + OVERSIZED_S) == {}
+    assert oversized.overdue([LARGE], TWO_CPUS, 12.0 + OVERSIZED_S) == {}
+    oversized.clear()
+    assert oversized.overdue([LARGE], TWO_CPUS, 12.0 + 2 * OVERSIZED_S) == {}
+
+
+def test_the_next_run_of_the_same_number_begins_anew() -> None:
+    oversized = OversizedRuns()
+    oversized.overdue([LARGE], TWO_CPUS, 10.0)
+    assert oversized.overdue([replace(LARGE, queued_at=6.0)], TWO_CPUS, 10.0 + OVERSIZED_S) == {}
