@@ -28,7 +28,11 @@ from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.shared_devices import Devices, ResidentDevices, SharedDevices
 from gxpo_trainer.training.runtime import build_pool
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_on_loopback")]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.usefixtures("ray_on_loopback"),
+    pytest.mark.long("further moments of a death"),
+]
 
 SAMPLING = SamplingSettings(max_new_tokens=40)
 PLACEMENT = {
@@ -152,7 +156,6 @@ def test_engines_that_die_in_any_phase_of_shared_gpus_come_back(fleet: Fleet, mo
     assert len(fleet.events) == 6
 
 
-@pytest.mark.long("further moments of a death")
 def test_an_engine_that_dies_beside_a_resident_learner_starts_when_it_is_idle(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +178,6 @@ def test_an_engine_that_dies_beside_a_resident_learner_starts_when_it_is_idle(
     assert all(engine.ready for engine in engines.all)
 
 
-@pytest.mark.long("further moments of a death")
 def test_scores_come_from_the_engines_that_are_left(fleet: Fleet) -> None:
     fleet.pool.engines.await_ready(every=True)
     fleet.sync()
@@ -197,7 +199,6 @@ def shorten_timeout(actor: Any) -> None:
     broadcast.TIMEOUT_S = 15.0
 
 
-@pytest.mark.long("further moments of a death")
 @pytest.mark.parametrize("moment", ["open_broadcast", "send"])
 def test_a_broadcast_that_lost_a_member_is_sent_to_the_others(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -225,7 +226,6 @@ def test_a_broadcast_that_lost_a_member_is_sent_to_the_others(
     fleet.train(fleet.collect())
 
 
-@pytest.mark.long("further moments of a death")
 def test_a_learner_that_starts_again_opens_a_new_broadcast_group(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet.pool.engines.await_ready(every=True)
     monkeypatch.setattr(fleet.learners, "transport", "nccl")

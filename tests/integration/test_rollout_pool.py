@@ -81,6 +81,7 @@ def test_seeded_samples_do_not_depend_on_the_engines_or_their_deaths(small_run: 
     assert not any(folder.exists() for folder in folders)
 
 
+@pytest.mark.long("a pool of what test_sampler_sync proves of two workers")
 def test_a_tensor_parallel_engine_agrees_with_transformers_and_dies_with_its_worker(small_run: Any) -> None:
     from transformers import AutoModelForCausalLM
 
