@@ -11,7 +11,7 @@ from sqlalchemy import insert, text
 
 from gxpo_services.api.fields import new_id
 from gxpo_services.db.database import Database
-from gxpo_services.db.tables import Run, RunDocument, RunSearch, RunTag
+from gxpo_services.db.tables import EvaluationRow, Run, RunDocument, RunSearch, RunTag
 from gxpo_services.ingest import apply as ingest
 from gxpo_services.ingest.batches import Batch, MetricRow
 from gxpo_services.outputs import samples
@@ -92,7 +92,7 @@ def add_evaluations(database: Database, run_id: str) -> None:
                 }
                 columns = {"attempt": 1, "step": step, "benchmark": benchmark}
                 rows.append({**columns, "record": record})
-        samples.add_evaluations(session, run.number, rows)
+        samples.add_rows(session, EvaluationRow, run.number, rows)
 
 
 def settle(database: Database) -> None:

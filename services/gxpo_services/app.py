@@ -21,16 +21,16 @@ from gxpo_services.db.migrate import upgrade
 from gxpo_services.health import router as health
 from gxpo_services.ingest.endpoints import router as ingest
 from gxpo_services.outputs import files
-from gxpo_services.outputs.audit import audit
-from gxpo_services.outputs.audit import router as events
 from gxpo_services.outputs.checkpoints import router as checkpoints
+from gxpo_services.outputs.events import audit_router as audit
+from gxpo_services.outputs.events import router as events
 from gxpo_services.outputs.logs import router as run_logs
 from gxpo_services.outputs.metric_series import router as metrics
 from gxpo_services.outputs.samples import router as samples
 from gxpo_services.outputs.timeline import router as timeline
 from gxpo_services.runs.changes import router as run_changes
-from gxpo_services.runs.config_endpoints import router as configs
 from gxpo_services.runs.endpoints import router as runs
+from gxpo_services.runs.presets import router as configs
 from gxpo_services.settings import ServiceSettings
 from gxpo_services.sweeps.endpoints import router as groups
 from gxpo_services.sweeps.studies import router as studies
@@ -91,21 +91,8 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
     errors.install(app)
     install_middleware(app, settings)
     for router in (
-        runs,
-        run_changes,
-        configs,
-        groups,
-        studies,
-        ingest,
-        metrics,
-        samples,
-        events,
-        audit,
-        run_logs,
-        timeline,
-        checkpoints,
-        comparisons,
-        tokens,
+        *(runs, run_changes, configs, groups, studies, ingest, metrics, samples, events, audit),
+        *(run_logs, timeline, checkpoints, comparisons, tokens),
     ):
         app.include_router(router, prefix=PREFIX)
     app.include_router(health)

@@ -1,9 +1,4 @@
-"""Liveness, readiness and Prometheus metrics.
-
-SQL of the service's own metrics.
-
-`/health/live`, `/health/ready` and Prometheus `/metrics`.
-"""
+"""`/health/live`, `/health/ready` and Prometheus `/metrics`."""
 
 from __future__ import annotations
 
@@ -13,40 +8,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 from sqlalchemy import func, or_, select
-from sqlalchemy.orm import Session
 
-from gxpo_services.api.dependencies import DatabaseDep, ProbeGate, ReadSession, Scraper
+from gxpo_services.api.dependencies import DatabaseDep, ProbeTurn, ReadSession, Scraper
 from gxpo_services.api.errors import Unavailable, responses
 from gxpo_services.db.database import Database
 from gxpo_services.db.migrate import is_usable, newest_revision, present_revision
 from gxpo_services.db.tables import Run, SchedulerRow
 from gxpo_services.run_states import EXECUTING, RunState
-
-
-def count_by_state(session: Session) -> dict[RunState, int]:
-    rows = session.execute(select(Run.state, func.count()).group_by(Run.state))
-    return {RunState(state): count for state, count in rows}
-
-
-def queued_since(session: Session) -> float | None:
-    """When the run that has waited longest was queued."""
-    return session.scalar(select(func.min(Run.queued_at)).where(Run.state == RunState.QUEUED))
-
-
-def count_without_lease(session: Session, now: float) -> int:
-    """Executing runs that no scheduler holds."""
-    free = or_(Run.lease_owner.is_(None), Run.lease_expires_at.is_(None), Run.lease_expires_at < now)
-    return session.scalar(select(func.count()).where(Run.state.in_(sorted(EXECUTING)), free)) or 0
-
-
-def sum_recoveries(session: Session) -> int:
-    """Recoveries of all runs."""
-    return session.scalar(select(func.coalesce(func.sum(Run.recoveries), 0))) or 0
-
-
-def schedulers(session: Session) -> list[SchedulerRow]:
-    return list(session.scalars(select(SchedulerRow).order_by(SchedulerRow.owner)))
-
 
 _SCHEDULER_COUNTERS = {
     "launches": "Jobs submitted.",
@@ -66,7 +34,7 @@ async def live() -> dict[str, str]:
 
 
 @router.get("/health/ready", summary="Readiness", responses=responses(503))
-async def ready(database: DatabaseDep, _: ProbeGate) -> dict[str, str]:
+async def ready(database: DatabaseDep, _: ProbeTurn) -> dict[str, str]:
     """Whether the database is reachable and has this version's schema, or a later one."""
     present = await run_in_threadpool(_revision, database)
     if not is_usable(present):
@@ -90,27 +58,32 @@ def _revision(database: Database) -> str | None:
 def prometheus(request: Request, _: Scraper, session: ReadSession) -> Response:
     """Requests, latencies, runs by state and the schedulers' work in Prometheus' text format; requires a token."""
     registry = CollectorRegistry()
-    gauge = Gauge("gxpo_runs", "Runs by state.", ("state",), registry=registry)
-    counts = count_by_state(session)
+    by_state = Gauge("gxpo_runs", "Runs by state.", ("state",), registry=registry)
+    counts: dict[str, int] = dict(session.execute(select(Run.state, func.count()).group_by(Run.state)).all())
     for state in RunState:
-        gauge.labels(state.value).set(counts.get(state, 0))
+        by_state.labels(state.value).set(counts.get(state, 0))
     now = time.time()
-    gauges = {
-        "gxpo_queue_wait_seconds": ("Longest wait of a queued run.", now - (queued_since(session) or now)),
+    queued_since = session.scalar(select(func.min(Run.queued_at)).where(Run.state == RunState.QUEUED))
+    free = or_(Run.lease_owner.is_(None), Run.lease_expires_at.is_(None), Run.lease_expires_at < now)
+    gauges: dict[str, tuple[str, float | None]] = {
+        "gxpo_queue_wait_seconds": ("Longest wait of a queued run.", now - (queued_since or now)),
         "gxpo_runs_without_scheduler": (
             "Executing runs that no scheduler holds.",
-            count_without_lease(session, now),
+            session.scalar(select(func.count()).where(Run.state.in_(sorted(EXECUTING)), free)),
         ),
-        "gxpo_run_recoveries": ("Recoveries of all runs that are not deleted.", sum_recoveries(session)),
+        "gxpo_run_recoveries": (
+            "Recoveries of all runs that are not deleted.",
+            session.scalar(select(func.sum(Run.recoveries))),
+        ),
     }
     for name, (description, value) in gauges.items():
-        Gauge(name, description, registry=registry).set(value)
+        Gauge(name, description, registry=registry).set(value or 0)
     seconds = Gauge("gxpo_scheduler_tick_age_seconds", "Time since the last round.", ("scheduler",), registry=registry)
     counters = {
         name: Counter(f"gxpo_scheduler_{name}", words, ("scheduler",), registry=registry)
         for name, words in _SCHEDULER_COUNTERS.items()
     }
-    for row in schedulers(session):
+    for row in session.scalars(select(SchedulerRow).order_by(SchedulerRow.owner)):
         seconds.labels(row.owner).set(max(0.0, now - row.ticked_at))
         for name, counter in counters.items():
             counter.labels(row.owner).inc(getattr(row, name.replace("_seconds", "_s")))

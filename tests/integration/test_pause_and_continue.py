@@ -196,7 +196,7 @@ def test_a_service_pauses_kills_and_continues_a_run(tmp_path, small_run, server)
     job = Job(tmp_path, server)
 
     def pause(it: IngestServer) -> None:
-        it.wish = "pause" if it.rows["metrics"] else None
+        it.request = "pause" if it.rows["metrics"] else None
 
     server.watch = pause
     assert job.run() == 0
@@ -206,7 +206,7 @@ def test_a_service_pauses_kills_and_continues_a_run(tmp_path, small_run, server)
     assert 1 <= paused_at < last
 
     def terminate(it: IngestServer) -> None:
-        it.wish = None
+        it.request = None
         if it.rows["metrics"][-1]["step"] > paused_at:
             it.watch = lambda it: None
             job.process.send_signal(signal.SIGTERM)

@@ -33,7 +33,7 @@ class IngestServer:
         self.bad: Any = lambda kind, row: False
         self.takes_null = True
         self.over = False
-        self.wish: str | None = None
+        self.request: str | None = None
         self.watch: Callable[[IngestServer], None] = lambda server: None
         self.calls: list[dict[str, Any]] = []
         self.statuses: list[int] = []
@@ -140,7 +140,7 @@ class IngestServer:
             self.batches[key] = 1
             applied = True
         self.watch(self)
-        return 200, {"applied": applied, "offsets": self.offsets, "wish": self.wish}
+        return 200, {"applied": applied, "offsets": self.offsets, "request": self.request}
 
 
 def _refuse(word: str) -> None:

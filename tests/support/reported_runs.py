@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sqlalchemy import select
+
 from gxpo_services.api.fields import new_id
 from gxpo_services.api.principals import Principal, Role
-from gxpo_services.compare import loading
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Group
 from gxpo_services.runs import service
@@ -35,7 +36,7 @@ def add_run(
 ) -> str:
     """A queued run; its id."""
     with database.writing() as session:
-        owner = loading.groups_by_id(session, [group])[group] if group else None
+        owner = session.scalars(select(Group).where(Group.id == group)).one() if group else None
         run = service.new_run(made, PRINCIPAL, group=owner, group_values=dict(values) if values is not None else None)
         session.add(run)
         return run.id

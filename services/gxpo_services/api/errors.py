@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from fastapi import FastAPI, Request
@@ -135,33 +135,19 @@ class Invalid(Problem, status=422, title="Invalid request"):
 
 
 def problem_response(
-    kind: type[Problem],
+    kind: type[Problem] | None,
     detail: str,
-    errors: list[FieldError] | None = None,
+    errors: Sequence[FieldError] = (),
     *,
+    status: int = 0,
     headers: Mapping[str, str] | None = None,
     **extra: Any,
 ) -> JSONResponse:
-    return _response(kind.type, kind.status, kind.title, detail, errors, headers, extra)
-
-
-def _response(
-    uri: str,
-    status: int,
-    title: str,
-    detail: str,
-    errors: list[FieldError] | None,
-    headers: Mapping[str, str] | None,
-    extra: Mapping[str, Any],
-) -> JSONResponse:
-    body = {
-        "type": uri,
-        "title": title,
-        "status": status,
-        "detail": detail,
-        "errors": [error.model_dump() for error in errors or []],
-        **extra,
-    }
+    """An error response. status: of a problem without a kind, whose title is `detail`."""
+    uri, title = ("about:blank", detail) if kind is None else (kind.type, kind.title)
+    status = kind.status if kind is not None else status
+    members = [error.model_dump() for error in errors]
+    body = {"type": uri, "title": title, "status": status, "detail": detail, "errors": members, **extra}
     own = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"}}.get(status, {})
     return JSONResponse(body, status, headers={**own, **(headers or {})}, media_type=MEDIA_TYPE)
 
@@ -180,18 +166,18 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def _validation(_: Request, error: RequestValidationError) -> JSONResponse:
-        found = [FieldError(field=_path(item["loc"]), message=item["msg"]) for item in error.errors()]
-        named = "; ".join(f"{item.field}: {item.message}" for item in found[:5])
-        return problem_response(Invalid, named, found)
+        errors = [FieldError(field=_path(item["loc"]), message=item["msg"]) for item in error.errors()]
+        named = "; ".join(f"{item.field}: {item.message}" for item in errors[:5])
+        return problem_response(Invalid, named, errors)
 
     @app.exception_handler(HTTPException)
     def _http(request: Request, error: HTTPException) -> JSONResponse:
         kind, detail, headers = _BY_STATUS.get(error.status_code), str(error.detail), dict(error.headers or {})
-        if kind is MethodNotAllowed:  # Starlette names those of one route, and each route here has one
-            headers["Allow"] = ", ".join(sorted(_methods(request)))
-        if kind is None:
-            return _response("about:blank", error.status_code, detail, detail, None, headers, {})
-        return problem_response(kind, detail, headers=headers)
+        if kind is MethodNotAllowed:  # Starlette names the methods of one route, and each route here has one
+            matching = (route for route in request.app.routes if isinstance(route, Route))
+            matching = (route for route in matching if route.matches(request.scope)[0] is not Match.NONE)
+            headers["Allow"] = ", ".join(sorted({method for route in matching for method in route.methods or ()}))
+        return problem_response(kind, detail, status=error.status_code, headers=headers)
 
     @app.exception_handler(PoolTimeout)
     def _busy(_: Request, __: PoolTimeout) -> JSONResponse:
@@ -206,15 +192,6 @@ def install(app: FastAPI) -> None:
     async def problems() -> HTMLResponse:
         """What each kind of problem means."""
         return HTMLResponse(_PAGE)
-
-
-def _methods(request: Request) -> set[str]:
-    """Methods of all routes at the address of a request."""
-    found: set[str] = set()
-    for route in request.app.routes:
-        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
-            found |= route.methods or set()
-    return found
 
 
 _BY_STATUS: dict[int, type[Problem]] = {kind.status: kind for kind in Problem.__subclasses__()}

@@ -1,12 +1,8 @@
-"""Field types of requests and responses: ids, storable text, and numbers including NaN and the infinities.
+"""Field types of requests and responses: ids, storable text, numbers including NaN and the infinities, and cursors.
 
-Public ids: one letter for the kind, a timestamp and random bits; they sort by creation time.
-
-Opaque keyset cursors: sort value and row number of the last row of a page.
-
-A cursor grants no access, so it is validated but not signed: its order must match the request, and its value must have
-the type of the column, because it is compared in SQL.
-"""
+A public id is one letter for the kind, a timestamp and random bits; ids sort by creation time. A cursor is the sort
+value and the row number of the last row of a page. It grants no access, so it is validated but not signed: its order
+must match the request, and its value must have the type of the column, because it is compared in SQL."""
 
 from __future__ import annotations
 
@@ -66,27 +62,27 @@ Id = Annotated[str, Field(pattern=_ID)]
 
 def faults(value: Any) -> list[tuple[str, str]]:
     """(dotted path, error) for texts, integers and depths in free-form JSON that the databases cannot store."""
-    found: list[tuple[str, str]] = []
+    reasons: list[tuple[str, str]] = []
     waiting: list[tuple[str, Any, int]] = [("", value, 0)]
     while waiting:
         path, item, depth = waiting.pop()
         if depth > MAX_DEPTH:
-            found.append((path, f"is nested deeper than {MAX_DEPTH} levels"))
+            reasons.append((path, f"is nested deeper than {MAX_DEPTH} levels"))
         elif isinstance(item, str):
             fault = text_fault(item)
             if fault is not None:
-                found.append((path, fault))
+                reasons.append((path, fault))
         elif isinstance(item, int) and abs(item) > MAX_INTEGER:
-            found.append((path, f"must be an integer of at most {MAX_INTEGER}"))
+            reasons.append((path, f"must be an integer of at most {MAX_INTEGER}"))
         elif isinstance(item, Mapping):
             for key, inner in item.items():
                 if text_fault(key) is not None:
-                    found.append((path, "has a key that cannot be stored"))
+                    reasons.append((path, "has a key that cannot be stored"))
                 else:
                     waiting.append((f"{path}.{key}" if path else key, inner, depth + 1))
         elif isinstance(item, list | tuple):
             waiting += [(f"{path}[{number}]", inner, depth + 1) for number, inner in enumerate(item)]
-    return sorted(found)
+    return sorted(reasons)
 
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: without i, l, o, u
@@ -95,30 +91,19 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: without i
 def new_id(kind: str, now: float | None = None) -> str:
     """`kind` + 10 characters of milliseconds since 1970 + 10 random characters (50 bits)."""
     millis = int((time.time() if now is None else now) * 1000)
-    return kind + _encode(millis, 10) + _encode(secrets.randbits(50), 10)
-
-
-def _encode(value: int, length: int) -> str:
-    digits = []
-    for _ in range(length):
-        value, rest = divmod(value, 32)
-        digits.append(_ALPHABET[rest])
-    return "".join(reversed(digits))
+    number = millis << 50 | secrets.randbits(50)
+    return kind + "".join(_ALPHABET[number >> shift & 31] for shift in range(95, -1, -5))
 
 
 Kind = Literal["text", "int32", "int64", "float"]
 Value = str | int | float | None
 
 
-def _integer(low: int, high: int) -> Any:
-    return Annotated[int, Field(strict=True, ge=low, le=high)]
-
-
-_NUMBER: TypeAdapter[int] = TypeAdapter(_integer(0, MAX_INTEGER))
+_NUMBER: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(strict=True, ge=0, le=MAX_INTEGER)])
 _VALUES: dict[Kind, TypeAdapter[Any]] = {
     "text": TypeAdapter(Annotated[Text, Field(strict=True)] | None),
-    "int32": TypeAdapter(_integer(-MAX_STEP, MAX_STEP) | None),
-    "int64": TypeAdapter(_integer(-MAX_INTEGER, MAX_INTEGER) | None),
+    "int32": TypeAdapter(Annotated[int, Field(strict=True, ge=-MAX_STEP, le=MAX_STEP)] | None),
+    "int64": TypeAdapter(Annotated[int, Field(strict=True, ge=-MAX_INTEGER, le=MAX_INTEGER)] | None),
     "float": TypeAdapter(Annotated[float, BeforeValidator(decode_number)] | None),
 }
 
@@ -131,14 +116,14 @@ class Position:
     number: int
 
 
-def encode(order: str, position: Position) -> str:
-    """Encode a position. order: the sort key of the list, as one word."""
+def encode_cursor(order: str, position: Position) -> str:
+    """The cursor of a position. order: the sort key of the list, as one word."""
     body = json.dumps([order, plain(position.value), position.number], separators=(",", ":"), ensure_ascii=False)
     return base64.urlsafe_b64encode(body.encode()).decode().rstrip("=")
 
 
-def decode(cursor: str, order: str, kind: Kind) -> Position:
-    """Decode a cursor. Raises Invalid when it is malformed or belongs to another order."""
+def decode_cursor(cursor: str, order: str, kind: Kind) -> Position:
+    """The position in a cursor. Raises Invalid when it is malformed or belongs to another order."""
     try:
         body = json.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True))
         of_order, value, number = body

@@ -1,11 +1,7 @@
-"""Idempotency keys: a request retried after a lost response returns what the first one created.
+"""Requests that are safe to repeat: idempotency keys, `ETag` and `If-Match`, and responses made before the commit.
 
-`ETag` and `If-Match`: no change overwrites one that its author has not seen.
-
-The parameters and responses that endpoints share that create something once per idempotency key.
-
-Responses serialized in the endpoint's own thread.
-"""
+With an idempotency key a request retried after a lost response returns what the first one created. With `If-Match` no
+change overwrites one that its author has not seen."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Middleware of every request: request id, body limits, access log and Prometheus metrics.
-
-The OpenAPI description, with one schema for all errors.
-"""
+"""What every request has: an id, a limited body, access log and Prometheus metrics. And the OpenAPI description."""
 
 from __future__ import annotations
 
@@ -136,9 +133,8 @@ class RequestMiddleware:
             if exchange.status is not None:
                 raise
             detail = f"the service failed; its log has the cause under request id {request_id}"
-            await problem_response(InternalError, detail, request_id=request_id)(
-                scope, exchange.receive, exchange.respond
-            )
+            problem = problem_response(InternalError, detail, request_id=request_id)
+            await problem(scope, exchange.receive, exchange.respond)
         if exchange.refusal is not None and exchange.status is None:
             await self._refuse(exchange.refusal, scope, exchange)
 
@@ -154,8 +150,8 @@ class RequestMiddleware:
         self.metrics.requests.labels(method, path, status).inc()
         self.metrics.seconds.labels(method, path).observe(seconds)
         run = scope.get("path_params", {}).get("run_id")
-        found = {"method": scope["method"], "path": scope["path"], "status": status} | ({"run": run} if run else {})
-        _log.info("request", **found, ms=round(seconds * 1e3, 1))
+        fields = {"method": scope["method"], "path": scope["path"], "status": status} | ({"run": run} if run else {})
+        _log.info("request", **fields, ms=round(seconds * 1e3, 1))
 
 
 def install(app: FastAPI, settings: ServiceSettings) -> None:

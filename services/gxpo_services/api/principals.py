@@ -1,13 +1,8 @@
-"""Principals and roles. Tokens are 256 random bits; only their SHA-256 is stored.
+"""Principals, roles and the tokens that prove them.
 
-Secrets of full entropy need neither salt nor key stretching.
-
-SQL of token look-ups.
-
-When tokens were last used: noted in memory by each request, written to the database periodically.
-
-A write per request would make every reading request wait for SQLite's single writer.
-"""
+Tokens are 256 random bits; only their SHA-256 is stored, because secrets of full entropy need neither salt nor key
+stretching. When a token was last used is noted in memory and written periodically: a write per request would make every
+reading request wait for SQLite's single writer."""
 
 from __future__ import annotations
 
@@ -69,9 +64,9 @@ def hash_token(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def same_hash(token: str, stored: str | None) -> bool:
+def same_hash(token: str, stored: str) -> bool:
     """Whether a token matches the stored hash, compared in constant time."""
-    return stored is not None and secrets.compare_digest(hash_token(token), stored)
+    return secrets.compare_digest(hash_token(token), stored)
 
 
 _table = AccessToken.__table__.c

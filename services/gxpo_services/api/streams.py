@@ -1,7 +1,4 @@
-"""Server-Sent Events: their form, and whether their reader may still read.
-
-The `Range` header of a download (RFC 9110, section 14). Pure.
-"""
+"""Streamed responses: Server-Sent Events, and the `Range` header of a download (RFC 9110, section 14)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""Requests and answers about access tokens.
-
-SQL of access tokens.
-
-Create, list and revoke access tokens.
-
-`/tokens`: management of access tokens, for admins.
-"""
+"""`/tokens`: create, list and revoke access tokens."""
 
 from __future__ import annotations
 
@@ -14,13 +7,12 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, or_, select
 from sqlalchemy.orm import Session
 
-from gxpo_services.api import fields
 from gxpo_services.api.dependencies import Admin, ReadSession, ServiceRoute, Viewer, WriteSession
 from gxpo_services.api.errors import Conflict, NotFound, responses
-from gxpo_services.api.fields import Text, new_id
+from gxpo_services.api.fields import Position, Text, decode_cursor, encode_cursor, new_id
 from gxpo_services.api.principals import Role, hash_token, new_token
 from gxpo_services.db.tables import AccessToken
 from gxpo_services.outputs import events
@@ -52,6 +44,8 @@ class OwnTokenView(BaseModel):
 class TokenView(BaseModel):
     """A token without its secret. Times are seconds since 1970."""
 
+    model_config = ConfigDict(from_attributes=True)
+
     id: str
     name: str
     role: RoleWord
@@ -75,23 +69,14 @@ class NewTokenView(TokenView):
     token: str
 
 
-def tokens_after(session: Session, after: str | None, limit: int) -> list[AccessToken]:
-    """Tokens in order of their ids, which is that of creation; after: only those with a greater id."""
-    query = select(AccessToken).order_by(AccessToken.id).limit(limit)
-    return list(session.scalars(query if after is None else query.where(AccessToken.id > after)))
-
-
-def count_admins(session: Session) -> int:
-    """Admin tokens that work now."""
-    query = select(func.count()).where(
-        AccessToken.role == Role.ADMIN.word,
-        AccessToken.revoked_at.is_(None),
-        (AccessToken.expires_at.is_(None)) | (AccessToken.expires_at > time.time()),
-    )
-    return session.scalar(query) or 0
-
-
 _ORDER = "+tokens"
+_columns = AccessToken.__table__.c
+_COUNT_ADMINS = select(func.count(_columns.id)).where(
+    _columns.role == Role.ADMIN.word,
+    _columns.revoked_at.is_(None),
+    or_(_columns.expires_at.is_(None), _columns.expires_at > bindparam("now")),
+)
+"""Admin tokens that work at `now`."""
 
 
 def create(session: Session, request: TokenRequest, *, actor: str) -> NewTokenView:
@@ -113,7 +98,7 @@ def create(session: Session, request: TokenRequest, *, actor: str) -> NewTokenVi
     events.record(
         session, None, actor, "token_created", f"token {request.name!r} ({request.role}) was created", token=row.id
     )
-    return NewTokenView(token=secret, **view(row).model_dump())
+    return NewTokenView(token=secret, **TokenView.model_validate(row).model_dump())
 
 
 def revoke(session: Session, token_id: str, *, actor: str) -> TokenView:
@@ -122,26 +107,13 @@ def revoke(session: Session, token_id: str, *, actor: str) -> TokenView:
     if row is None:
         raise NotFound(f"there is no token {token_id}")
     if row.revoked_at is None:
-        expired = row.expires_at is not None and row.expires_at <= time.time()
-        if row.role == Role.ADMIN.word and not expired and count_admins(session) == 1:
+        now = time.time()
+        expired = row.expires_at is not None and row.expires_at <= now
+        if row.role == Role.ADMIN.word and not expired and session.scalar(_COUNT_ADMINS, {"now": now}) == 1:
             raise Conflict("this is the last admin token; create another one first")
-        row.revoked_at = time.time()
+        row.revoked_at = now
         events.record(session, None, actor, "token_revoked", f"token {row.name!r} was revoked", token=row.id)
-    return view(row)
-
-
-def token_page(session: Session, cursor: str | None, limit: int) -> TokenPage:
-    """Oldest first. Raises Invalid for a cursor of another list."""
-    after = None if cursor is None else str(fields.decode(cursor, _ORDER, "text").value)
-    found = tokens_after(session, after, limit + 1)
-    more = fields.encode(_ORDER, fields.Position(found[limit - 1].id, 0)) if len(found) > limit else None
-    return TokenPage(items=[view(row) for row in found[:limit]], next_cursor=more)
-
-
-def view(row: AccessToken) -> TokenView:
-    return TokenView.model_validate(
-        {name: getattr(row, name) for name in TokenView.model_fields},
-    )
+    return TokenView.model_validate(row)
 
 
 router = APIRouter(route_class=ServiceRoute, prefix="/tokens", tags=["tokens"], responses=responses(401, 403, 422, 503))
@@ -162,7 +134,12 @@ def list_tokens(
     cursor: Annotated[Text | None, Query(max_length=2000, description="`next_cursor` of the previous page.")] = None,
 ) -> TokenPage:
     """Tokens including revoked ones, without secrets, oldest first."""
-    return token_page(session, cursor, limit)
+    query = select(AccessToken).order_by(AccessToken.id).limit(limit + 1)  # ids ascend with their creation
+    if cursor is not None:
+        query = query.where(AccessToken.id > str(decode_cursor(cursor, _ORDER, "text").value))
+    rows = session.scalars(query).all()
+    more = encode_cursor(_ORDER, Position(rows[limit - 1].id, 0)) if len(rows) > limit else None
+    return TokenPage(items=[TokenView.model_validate(row) for row in rows[:limit]], next_cursor=more)
 
 
 @router.post("", status_code=201, summary="Create a token")

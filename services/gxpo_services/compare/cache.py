@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import or_, select
@@ -35,12 +35,12 @@ class Versions:
 
     def stamp(self, names: Collection[str]) -> Stamp:
         """A version that changes whenever a comparison that uses these metrics may change."""
-        return tuple((run, row, *self._values(run, names)) for run, row in self.rows.items())
-
-    def _values(self, run: int, names: Collection[str]) -> Iterator[tuple[str, float | None]]:
-        last = self.last.get(run, {})
-        for name in sorted(last.keys() & set(names)):
-            yield name, last[name] if name in LAST_ONLY else self.metric_lines[run]
+        stamp: list[Hashable] = []
+        for run, row in self.rows.items():
+            last = self.last.get(run, {})
+            used = sorted(last.keys() & set(names))
+            stamp += [run, row, *((name, last[name] if name in LAST_ONLY else self.metric_lines[run]) for name in used)]
+        return tuple(stamp)
 
 
 def read_versions(session: Session, runs: Sequence[str], groups: Sequence[str]) -> Versions:
@@ -49,21 +49,21 @@ def read_versions(session: Session, runs: Sequence[str], groups: Sequence[str]) 
     members = columns.group_number.in_(select(Group.__table__.c.number).where(Group.__table__.c.id.in_(groups)))
     wanted = or_(columns.id.in_(runs), members) if groups else columns.id.in_(runs)
     query = select(columns.number, columns.updated_at, columns.attempt, columns.offsets).where(wanted)
-    found = session.execute(query.order_by(columns.number)).all()
-    numbers = [row.number for row in found]
+    rows = session.execute(query.order_by(columns.number)).all()
+    numbers = [row.number for row in rows]
     firsts = metrics.first_steps(session, numbers)
     return Versions(
         {
             row.number: (row.updated_at, row.attempt, row.offsets.get("evaluations", 0), *firsts[row.number].items())
-            for row in found
+            for row in rows
         },
-        {row.number: row.offsets.get("metrics", 0) for row in found},
+        {row.number: row.offsets.get("metrics", 0) for row in rows},
         last_values(session, numbers, SERIES_NAMES),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Managed:
+class _Entry:
     names: frozenset[str]
     stamp: Stamp
     body: bytes
@@ -74,23 +74,23 @@ class ComparisonCache:
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[Hashable, _Managed] = OrderedDict()
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, question: Hashable, versions: Versions) -> bytes | None:
         """The cached response, if it is still valid."""
         with self._lock:
-            kept = self._kept.get(question)
-            if kept is None or versions.stamp(kept.names) != kept.stamp:
+            entry = self._entries.get(question)
+            if entry is None or versions.stamp(entry.names) != entry.stamp:
                 return None
-            self._kept.move_to_end(question)
-            return kept.body
+            self._entries.move_to_end(question)
+            return entry.body
 
     def put(self, question: Hashable, versions: Versions, names: Collection[str], body: bytes) -> None:
         """Store a response. names: metrics that it was computed from."""
-        kept = _Managed(frozenset(names), versions.stamp(names), body)
+        entry = _Entry(frozenset(names), versions.stamp(names), body)
         with self._lock:
-            self._kept.pop(question, None)
-            self._kept[question] = kept
-            while sum(len(one.body) for one in self._kept.values()) > self._max_bytes:
-                self._kept.popitem(last=False)
+            self._entries.pop(question, None)
+            self._entries[question] = entry
+            while sum(len(entry.body) for entry in self._entries.values()) > self._max_bytes:
+                self._entries.popitem(last=False)

@@ -7,13 +7,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from gxpo_services.api.dependencies import DatabaseDep, Heavy, ServiceRoute, Settings, SlottedResponse, Viewer, slots_of
+from gxpo_services.api.dependencies import DatabaseDep, Heavy, ServiceRoute, Settings, SlottedResponse, Viewer
 from gxpo_services.api.errors import responses
 from gxpo_services.api.fields import GroupId
-from gxpo_services.compare import export as exports
 from gxpo_services.compare import worker
-from gxpo_services.compare.export import MEDIA_TYPES
-from gxpo_services.compare.loading import split_ids, wanted_runs
+from gxpo_services.compare.export import MEDIA_TYPES, export
+from gxpo_services.compare.loading import select_runs, split_ids
 from gxpo_services.compare.schemas import CompareQuery, ComparisonView, ExportQuery, HeatMapQuery, HeatMapView
 
 router = APIRouter(route_class=ServiceRoute, tags=["comparisons"], responses=responses(401, 403, 404, 422, 503))
@@ -79,10 +78,9 @@ def export_runs(
     for: one row per response; turns are a list in jsonl and JSON text otherwise. NaN and the infinities are the strings
     NaN, Infinity, -Infinity in csv and jsonl, and floats in parquet.
     """
-    ids = (split_ids(query.runs, "runs"), split_ids(query.groups, "groups"))
+    run_ids, group_ids = split_ids(query.runs, "runs"), split_ids(query.groups, "groups")
     with database.reading() as session:
-        runs = wanted_runs(session, *ids)
-    file = exports.export(database, runs, query.format, query.parts)
-    disposition = f'attachment; filename="{file.name}"'
-    headers, slots = {"Content-Disposition": disposition}, slots_of(request, "export_slots")
+        runs = select_runs(session, run_ids, group_ids)
+    file = export(database, runs, query.format, query.parts)
+    headers, slots = {"Content-Disposition": f'attachment; filename="{file.name}"'}, request.app.state.export_slots
     return SlottedResponse(slots, principal.token_id, file.pieces, media_type=file.media_type, headers=headers)

@@ -1,14 +1,11 @@
-"""Streaming CSV, Parquet and JSON Lines writers.
+"""`/export`: metrics, evaluations, runs and samples as streams of CSV, Parquet or JSON Lines.
 
 csv      header line; NaN, Infinity, -Infinity; a missing value is an empty cell; ' before a text that a spreadsheet
          would take for a formula
 parquet  typed columns; NaN and the infinities are floats; a missing value is null
 jsonl    one object per line; NaN and the infinities are strings; a missing value is null
 
-Streaming export of metrics, evaluations, runs and samples (formats: file_formats.py).
-
-Each chunk is read in its own transaction, so a slow client does not hold a database connection.
-"""
+Each chunk is read in its own transaction, so a slow client does not hold a database connection."""
 
 from __future__ import annotations
 
@@ -54,14 +51,16 @@ def columns(**names: str) -> dict[str, Kind]:
 
 def write_rows(form: Format, columns: Columns, rows: Rows) -> Iterator[bytes]:
     """The file including its header, in the chunks of `rows`."""
-    return {"csv": _csv, "parquet": _parquet, "jsonl": _jsonl}[form](columns, rows)
+    if form == "jsonl":
+        return json_lines([dict(zip(columns, row, strict=True)) for row in piece] for piece in rows)
+    return _csv(columns, rows) if form == "csv" else _parquet(columns, rows)
 
 
 def json_lines(objects: Iterable[Sequence[Mapping[str, Any]]]) -> Iterator[bytes]:
     """JSON Lines of objects with arbitrary members."""
     for piece in objects:
         if piece:
-            lines = (json.dumps(plain(one), ensure_ascii=False, allow_nan=False) for one in piece)
+            lines = (json.dumps(plain(members), ensure_ascii=False, allow_nan=False) for members in piece)
             yield ("\n".join(lines) + "\n").encode()
 
 
@@ -80,10 +79,6 @@ def _word(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return plain(value)
     return literal(value)
-
-
-def _jsonl(columns: Columns, rows: Rows) -> Iterator[bytes]:
-    return json_lines([dict(zip(columns, row, strict=True)) for row in piece] for piece in rows)
 
 
 def _parquet(columns: Columns, rows: Rows) -> Iterator[bytes]:
@@ -191,8 +186,8 @@ def _evaluations(database: Database, runs: Sequence[Run], form: Format) -> Itera
     def records() -> Iterator[list[dict[str, Any]]]:
         for run in runs:
             with database.reading() as session:
-                found = samples.select_evaluations(session, run.number)
-            yield [{"run": run.id, "name": run.name, **record} for record in found]
+                evaluations = samples.evaluations_of(session, [run.number])[run.number]
+            yield [{"run": run.id, "name": run.name, **record} for record in evaluations]
 
     if form == "jsonl":
         return json_lines(records())
@@ -204,11 +199,11 @@ def _evaluations(database: Database, runs: Sequence[Run], form: Format) -> Itera
 def _scores(record: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     """One row per score; none for an invalid record."""
     try:
-        found = decode_evaluation(record)
+        evaluation = decode_evaluation(record)
     except DataError:
         return
-    for metric, value in found["scores"].items():
-        row = found | {"metric": metric, "value": value}
+    for metric, value in evaluation["scores"].items():
+        row = evaluation | {"metric": metric, "value": value}
         yield tuple(_typed(row.get(name), kind) for name, kind in EVALUATION_COLUMNS.items())
 
 
@@ -220,11 +215,11 @@ def _samples(database: Database, runs: Sequence[Run], form: Format) -> Iterator[
             after = 0
             while True:
                 with database.reading() as session:
-                    found = samples.arrived_samples(session, run.number, after=after, limit=_SAMPLES_AT_ONCE)
-                    page = [_sample(run, row) for row in found]
+                    rows = samples.arrived_samples(session, run.number, after=after, limit=_SAMPLES_AT_ONCE)
+                    page = [_sample(run, row) for row in rows]
                 if not page:
                     break
-                after = found[-1].number
+                after = rows[-1].number
                 yield page
 
     if form == "jsonl":
@@ -258,12 +253,12 @@ def _typed(value: Any, kind: str) -> Any:
 
 def _runs(_: Database, runs: Sequence[Run], form: Format) -> Iterator[bytes]:
     """One row per run. Nested members are objects in jsonl and JSON text otherwise."""
-    found = [_run(run) for run in runs]
+    rows = [_run(run) for run in runs]
     if form == "jsonl":
-        return json_lines([found])
+        return json_lines([rows])
     nested = ("group_values", "tags", "config")
-    texts = [run | {name: json.dumps(run[name], ensure_ascii=False) for name in nested} for run in found]
-    return write_rows(form, RUN_COLUMNS, [[tuple(run[name] for name in RUN_COLUMNS) for run in texts]])
+    texts = [row | {name: json.dumps(row[name], ensure_ascii=False) for name in nested} for row in rows]
+    return write_rows(form, RUN_COLUMNS, [[tuple(row[name] for name in RUN_COLUMNS) for row in texts]])
 
 
 def _run(run: Run) -> dict[str, Any]:

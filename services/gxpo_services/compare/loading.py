@@ -1,7 +1,4 @@
-"""SQL of comparisons and exports; see also the repositories of metrics and samples.
-
-Load runs by id and their curves; runs that cannot be compared are listed with the reason.
-"""
+"""Load runs by id with their curves; runs that cannot be compared are listed with the reason."""
 
 from __future__ import annotations
 
@@ -27,29 +24,16 @@ Point = tuple[int, int, str, float]
 """attempt, step, metric, value."""
 
 
-def runs_by_id(session: Session, ids: Collection[str]) -> dict[str, Run]:
-    return {run.id: run for run in session.scalars(select(Run).where(Run.id.in_(ids)))}
-
-
-def groups_by_id(session: Session, ids: Collection[str]) -> dict[str, Group]:
-    return {group.id: group for group in session.scalars(select(Group).where(Group.id.in_(ids)))}
-
-
-def runs_of(session: Session, group: Group, limit: int) -> list[Run]:
-    """Runs of a group in order of creation, at most `limit`."""
-    return list(session.scalars(select(Run).where(Run.group_number == group.number).order_by(Run.number).limit(limit)))
-
-
 def series_of(session: Session, run_numbers: Sequence[int], names: Collection[str]) -> dict[int, Series]:
     """The named metrics of each run as arrays, from the effective history."""
     numbers = metrics.find_numbers(session, names)
-    found: dict[int, dict[str, tuple[np.ndarray, np.ndarray]]] = {number: {} for number in run_numbers}
+    series: dict[int, dict[str, tuple[np.ndarray, np.ndarray]]] = {number: {} for number in run_numbers}
     names_by_number = {number: name for name, number in numbers.items()}
     firsts = metrics.first_steps(session, run_numbers)
     for (run, name), records in metrics.histories(session, list(names_by_number), firsts).items():
         steps, values = records["step"].astype(np.float64), records["value"].astype(np.float64)
-        found[run][names_by_number[name]] = (steps, values)
-    return dict(found)
+        series[run][names_by_number[name]] = (steps, values)
+    return dict(series)
 
 
 def points_of(session: Session, run_number: int, names: Collection[str]) -> list[Point]:
@@ -85,13 +69,9 @@ class Source:
 
     def curves(self, benchmarks: Sequence[str], metric: str, *, with_problems: bool = True) -> RunCurves:
         """Curves of the run. Raises DataError when it has no such evaluation."""
+        identity, names = identity_of(self.run), list(benchmarks)
         return run_curves(
-            identity_of(self.run),
-            self.evaluations,
-            self.series,
-            benchmarks=list(benchmarks),
-            metric=metric,
-            with_problems=with_problems,
+            identity, self.evaluations, self.series, benchmarks=names, metric=metric, with_problems=with_problems
         )
 
 
@@ -117,21 +97,23 @@ def split_ids(values: Sequence[str], name: str) -> list[str]:
     return list(dict.fromkeys(ids))
 
 
-def wanted_runs(session: Session, runs: Sequence[str], groups: Sequence[str]) -> list[Run]:
-    """The named runs and the runs of the named groups, each once.
+def select_runs(session: Session, runs: Sequence[str], groups: Sequence[str]) -> list[Run]:
+    """The runs with these ids and the runs of these groups in order of creation, each once.
 
     Raises NotFound for an unknown id, Invalid for none or too many runs.
     """
     if not runs and not groups:
         raise Invalid.of("runs", "is empty, and so is groups; name at least one run")
-    found, known = runs_by_id(session, runs), groups_by_id(session, groups)
-    for kind, ids, there in (("run", runs, found), ("group", groups, known)):
-        missing = [one for one in ids if one not in there]
+    runs_by_id = {run.id: run for run in session.scalars(select(Run).where(Run.id.in_(runs)))}
+    groups_by_id = {group.id: group for group in session.scalars(select(Group).where(Group.id.in_(groups)))}
+    for kind, ids, known in (("run", runs, runs_by_id.keys()), ("group", groups, groups_by_id.keys())):
+        missing = [given for given in ids if given not in known]
         if missing:
             raise NotFound(f"there is no {kind} {', '.join(missing[:10])}")
-    chosen = {one: found[one] for one in runs}
-    for one in groups:
-        chosen |= {run.id: run for run in runs_of(session, known[one], MOST_RUNS + 1)}
+    chosen = {run_id: runs_by_id[run_id] for run_id in runs}
+    for group_id in groups:
+        members = select(Run).where(Run.group_number == groups_by_id[group_id].number).order_by(Run.number)
+        chosen |= {run.id: run for run in session.scalars(members.limit(MOST_RUNS + 1))}
     if len(chosen) > MOST_RUNS:
         raise Invalid.of("groups", f"contain more than {MOST_RUNS} runs; select some of them with runs")
     return list(chosen.values())
@@ -158,13 +140,13 @@ def load(session: Session, runs: Sequence[Run], benchmark: str | None, metric: s
             loaded.append((source, source.curves(benchmarks, metric)))
         except DataError as error:
             left_out[run.id] = str(error)
-    without = [left_out_view(run, left_out[run.id]) for run in runs if run.id in left_out]
+    without = [LeftOutView.of(run, left_out[run.id]) for run in runs if run.id in left_out]
     return Loaded(benchmarks, loaded, without, names)
 
 
 def _evaluations(session: Session, runs: Sequence[Run]) -> tuple[dict[str, list[Row]], dict[str, str]]:
     """Evaluations by run id, and the reasons for runs without any."""
-    found: dict[str, list[Row]] = {}
+    evaluations: dict[str, list[Row]] = {}
     left_out: dict[str, str] = {}
     for start in range(0, len(runs), _RUNS_AT_ONCE):
         some = runs[start : start + _RUNS_AT_ONCE]
@@ -176,14 +158,10 @@ def _evaluations(session: Session, runs: Sequence[Run]) -> tuple[dict[str, list[
                 left_out[run.id] = str(error)
                 continue
             if rows:
-                found[run.id] = rows
+                evaluations[run.id] = rows
             else:
                 left_out[run.id] = "it has no evaluation (yet)"
-    return found, left_out
-
-
-def left_out_view(run: Run, reason: str) -> LeftOutView:
-    return LeftOutView(run=run.id, name=run.name, reason=reason)
+    return evaluations, left_out
 
 
 def identity_of(run: Run) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""Requests and answers about comparisons. Accuracies are shares in [0, 1], hours are training time.
+"""Requests and answers about comparisons, and how results become answers. Pure.
 
-Comparison results to API views. Pure.
-"""
+Accuracies are shares in [0, 1], hours are training time."""
 
 from __future__ import annotations
 
@@ -226,6 +225,10 @@ class LeftOutView(_View):
     run: str = Field(description="Its id.")
     name: str
     reason: str
+
+    @classmethod
+    def of(cls, run: Run, reason: str) -> LeftOutView:
+        return cls(run=run.id, name=run.name, reason=reason)
 
 
 class TableView(_View):

@@ -1,7 +1,4 @@
-"""Comparing runs: the trainer's pure functions (gxpo_trainer.compare) on what runs reported to the service.
-
-Heat map of a sweep over two of its settings.
-"""
+"""Comparisons and heat maps: the trainer's pure functions (gxpo_trainer.compare) on what runs reported."""
 
 from __future__ import annotations
 
@@ -10,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from gxpo_services.api.errors import Invalid, NotFound
 from gxpo_services.compare import loading
-from gxpo_services.compare import loading as repository
 from gxpo_services.compare.cache import ComparisonCache, read_versions
-from gxpo_services.compare.loading import Loaded, Source, left_out_view
+from gxpo_services.compare.loading import Loaded, Source
 from gxpo_services.compare.schemas import (
     CompareQuery,
     ComparisonView,
@@ -28,7 +25,7 @@ from gxpo_services.compare.schemas import (
     Shown,
     compared_group,
 )
-from gxpo_services.db.tables import Run
+from gxpo_services.db.tables import Group, Run
 from gxpo_trainer.compare.curves import Axis, RunCurves, mean_curve, peak
 from gxpo_trainer.compare.evidence import weigh
 from gxpo_trainer.compare.groups import Comparison, compare_groups, default_baseline, spread_budgets
@@ -62,7 +59,7 @@ def compare_as_json(session: Session, query: CompareQuery, cache: ComparisonCach
     versions = read_versions(session, *ids)
     body = cache.get(question, versions)
     if body is None:
-        runs = loading.wanted_runs(session, *ids)
+        runs = loading.select_runs(session, *ids)
         loaded = loading.load(session, runs, query.benchmark, query.metric, gates=query.gates)
         body = compare(session, loaded, query, budgets).model_dump_json().encode()
         cache.put(question, versions, loaded.series, body)
@@ -88,7 +85,7 @@ def compare(
         budgets=chosen,
         num_resamples=_NUM_RESAMPLES,
     )
-    found = weigh(comparison)
+    evidence = weigh(comparison)
     return ComparisonView(
         metric=query.metric,
         benchmarks=loaded.benchmarks,
@@ -100,9 +97,9 @@ def compare(
         groups=[compared_group(group, comparison.group(group.name), comparison, rows) for group in groups],
         differences=comparison.differences,
         settings=_settings(groups, rows),
-        evidence=found.sentence,
-        supported=found.supported,
-        missing=found.missing,
+        evidence=evidence.sentence,
+        supported=evidence.supported,
+        missing=evidence.missing,
         left_out=loaded.left_out,
         tables=_tables(loaded, groups, comparison, chosen, query, _with_share(session, groups, comparison, rows)),
     )
@@ -110,7 +107,7 @@ def compare(
 
 def _budgets(words: Sequence[str], axis: Axis) -> dict[Axis, tuple[float, ...]]:
     """Parse `108` and `hours:4` to axis → ascending values. Raises Invalid."""
-    found: dict[Axis, set[float]] = {}
+    budgets: dict[Axis, set[float]] = {}
     for word in (part.strip() for value in words for part in value.split(",") if part.strip()):
         name, colon, number = word.rpartition(":")
         if colon and name not in _AXIS_OF:
@@ -121,10 +118,10 @@ def _budgets(words: Sequence[str], axis: Axis) -> dict[Axis, tuple[float, ...]]:
             value = math.nan
         if not 0 <= value < math.inf:
             raise Invalid.of("budgets", f"{word[:100]!r} is not a budget; write 108 or hours:4")
-        found.setdefault(_AXIS_OF[name] if colon else axis, set()).add(value)
-    if sum(map(len, found.values())) > _MOST_BUDGETS:
+        budgets.setdefault(_AXIS_OF[name] if colon else axis, set()).add(value)
+    if sum(map(len, budgets.values())) > _MOST_BUDGETS:
         raise Invalid.of("budgets", f"contains more than {_MOST_BUDGETS} budgets; name fewer")
-    return {name: tuple(sorted(values)) for name, values in found.items()}
+    return {name: tuple(sorted(values)) for name, values in budgets.items()}
 
 
 def _grouped(loaded: Loaded) -> list[SeedGroup]:
@@ -132,8 +129,7 @@ def _grouped(loaded: Loaded) -> list[SeedGroup]:
     furthest: dict[tuple[str, int], tuple[Source, RunCurves]] = {}
     keys = [(config_key(source.run.config), curves.seed) for source, curves in loaded.runs]
     for key, (source, curves) in zip(keys, loaded.runs, strict=True):
-        rival = furthest.get(key)
-        if rival is None or _reach(source, curves) > _reach(*rival):
+        if key not in furthest or _reach(source, curves) > _reach(*furthest[key]):
             furthest[key] = (source, curves)
     kept = []
     for key, (source, curves) in zip(keys, loaded.runs, strict=True):
@@ -142,7 +138,7 @@ def _grouped(loaded: Loaded) -> list[SeedGroup]:
             kept.append((source, curves))
         else:
             reason = f"run {winner.id} has the same config and seed, and more steps or a later start"
-            loaded.left_out.append(left_out_view(source.run, reason))
+            loaded.left_out.append(LeftOutView.of(source.run, reason))
     loaded.runs = kept
     groups = group_by_config([(curves, source.run.config) for source, curves in kept])
     return [group for group in groups if _has_mean(group, loaded)]
@@ -157,7 +153,7 @@ def _has_mean(group: SeedGroup, loaded: Loaded) -> bool:
         mean_curve([run.curve for run in group.runs])
     except ValueError as error:
         gone = [(source, curves) for source, curves in loaded.runs if curves in group.runs]
-        loaded.left_out += [left_out_view(source.run, str(error)) for source, _ in gone]
+        loaded.left_out += [LeftOutView.of(source.run, str(error)) for source, _ in gone]
         loaded.runs = [pair for pair in loaded.runs if pair not in gone]
         return False
     return True
@@ -196,7 +192,7 @@ def _with_share(
     """The groups, with the sampling share of the baseline's runs. That of the others is not needed, and costly."""
 
     def measured(group: SeedGroup) -> SeedGroup:
-        series = repository.series_of(session, [rows[run].number for run in group.runs], STEP_TIMES)
+        series = loading.series_of(session, [rows[run].number for run in group.runs], STEP_TIMES)
         runs = (replace(run, sampling_share=sampling_share(series[rows[run].number])) for run in group.runs)
         return SeedGroup(group.name, tuple(runs))
 
@@ -232,12 +228,13 @@ def _by_benchmark(loaded: Loaded, groups: Sequence[SeedGroup], metric: str) -> d
         return {loaded.benchmarks[0]: groups}
     sources = {curves: source for source, curves in loaded.runs}
 
-    def alone(group: SeedGroup, name: str) -> SeedGroup:
-        return SeedGroup(
-            group.name, tuple(sources[run].curves([name], metric, with_problems=False) for run in group.runs)
-        )
-
-    return {name: [alone(group, name) for group in groups] for name in loaded.benchmarks}
+    return {
+        name: [
+            SeedGroup(group.name, tuple(sources[run].curves([name], metric, with_problems=False) for run in group.runs))
+            for group in groups
+        ]
+        for name in loaded.benchmarks
+    }
 
 
 _MOST_RUNS = 1000
@@ -253,25 +250,23 @@ _VALUES: dict[Shown, Callable[[RunCurves], float | None]] = {
 
 def group_heat_map(session: Session, group_id: str, query: HeatMapQuery) -> HeatMapView:
     """Heat map of a group. Raises NotFound; Invalid when the group does not vary the two settings."""
-    group = repository.groups_by_id(session, [group_id]).get(group_id)
+    group = session.scalar(select(Group).where(Group.id == group_id))
     if group is None:
         raise NotFound(f"there is no group {group_id}")
-    runs = repository.runs_of(session, group, _MOST_RUNS)
-    settings = {run.id: _swept_settings(run) for run in runs}
-    varied = varied_settings([found for found in settings.values() if found])
+    members_query = select(Run).where(Run.group_number == group.number).order_by(Run.number).limit(_MOST_RUNS)
+    runs = session.scalars(members_query).all()
+    settings = {
+        run.id: {name: value for name, value in (run.group_values or {}).items() if name != "seed"} for run in runs
+    }
+    varied = varied_settings([values for values in settings.values() if values])
     x, y = _axes(query, varied)
     members, left_out = _members(runs, settings, (x, y))
     loaded = loading.load(session, members, query.benchmark, query.metric)
     values = {source.run.id: _VALUES[query.show](curves) for source, curves in loaded.runs}
-    found = heat_map([settings[run.id] for run in members], [values.get(run.id) for run in members], x, y)
+    grid = heat_map([settings[run.id] for run in members], [values.get(run.id) for run in members], x, y)
     cells = [
-        HeatCellView(
-            x=cell.x,
-            y=cell.y,
-            value=cell.interval,
-            runs=[members[index].id for index in cell.runs],
-        )
-        for cell in found.cells
+        HeatCellView(x=cell.x, y=cell.y, value=cell.interval, runs=[members[index].id for index in cell.runs])
+        for cell in grid.cells
     ]
     return HeatMapView(
         group=group.id,
@@ -280,17 +275,13 @@ def group_heat_map(session: Session, group_id: str, query: HeatMapQuery) -> Heat
         show=query.show,
         metric=query.metric,
         benchmarks=loaded.benchmarks,
-        x_values=found.x_values,
-        y_values=found.y_values,
+        x_values=grid.x_values,
+        y_values=grid.y_values,
         cells=cells,
         settings=varied,
-        mixed=found.mixed,
+        mixed=grid.mixed,
         left_out=[*left_out, *loaded.left_out],
     )
-
-
-def _swept_settings(run: Run) -> dict[str, Any]:
-    return {name: value for name, value in (run.group_values or {}).items() if name != "seed"}
 
 
 def _axes(query: HeatMapQuery, varied: Sequence[str]) -> tuple[str, str]:
@@ -298,14 +289,14 @@ def _axes(query: HeatMapQuery, varied: Sequence[str]) -> tuple[str, str]:
     chosen: list[str | None] = []
     for name, other in ((query.x, query.y), (query.y, query.x)):
         taken = {other, *chosen}
-        chosen.append(name if name is not None else next((one for one in varied if one not in taken), None))
-    for field, found in zip(("x", "y"), chosen, strict=True):
-        if found is None:
+        chosen.append(name if name is not None else next((path for path in varied if path not in taken), None))
+    for field, path in zip(("x", "y"), chosen, strict=True):
+        if path is None:
             raise Invalid.of(
                 field, f"the group varies {' and '.join(varied) or 'no setting'}; a heat map needs two settings"
             )
-        if found not in varied:
-            raise Invalid.of(field, f"{found!r} does not vary in the group; choose from {', '.join(varied) or 'none'}")
+        if path not in varied:
+            raise Invalid.of(field, f"{path!r} does not vary in the group; choose from {', '.join(varied) or 'none'}")
     if chosen[0] == chosen[1]:
         raise Invalid.of("y", f"is {chosen[1]!r}, the same as x; choose two settings")
     return str(chosen[0]), str(chosen[1])
@@ -319,7 +310,7 @@ def _members(
     for run in runs:
         absent = [name for name in axes if name not in settings[run.id]]
         if absent:
-            left_out.append(left_out_view(run, f"it has no value of {' and '.join(absent)} in the sweep"))
+            left_out.append(LeftOutView.of(run, f"it has no value of {' and '.join(absent)} in the sweep"))
         else:
             members.append(run)
     return members, left_out

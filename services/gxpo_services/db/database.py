@@ -16,18 +16,12 @@ UNAVAILABLE = (OperationalError, InterfaceError)
 """Errors of a database that cannot be reached."""
 BINARY_ROWS = "gxpo_binary_rows"
 """Execution option: PostgreSQL's binary format. As text, bytes are twice as long."""
-
-
 _PING_AFTER_S = 1.0
 """Idle time after which a connection is pinged at check-out; a ping before every query would cost too much."""
-
-
 # LIFO: the connection used last has warm pages and prepared statements.
 _POOL = {"pool_size": 10, "max_overflow": 20, "pool_use_lifo": True}
 _READING_POOL = _POOL | {"pool_size": 5, "max_overflow": 10}
 """Small enough for two API and two scheduler processes within the 200 connections of the cluster's PostgreSQL."""
-
-
 _CONNECTING: dict[str, Any] = {
     "connect_timeout": 10,  # s
     "keepalives": 1,
@@ -94,17 +88,6 @@ def _postgres_engine(url: str, **options: Any) -> Engine:
     return engine
 
 
-def _reading_engine(url: str, writing: Engine) -> Engine:
-    """An engine for queries.
-
-    On PostgreSQL it has its own connections in autocommit mode: a transaction costs two round trips, and under READ
-    COMMITTED every query sees the latest state anyway.
-    """
-    if writing.dialect.name == "sqlite":
-        return writing.execution_options(gxpo_read_only=True)
-    return _postgres_engine(url, isolation_level="AUTOCOMMIT", skip_autocommit_rollback=True, **_READING_POOL)
-
-
 def _refuse_changes(session: Session, *_: Any) -> None:
     """Reject writes: without a transaction they could not be rolled back."""
     raise RuntimeError(f"changes in a reading session: {[*session.new, *session.dirty, *session.deleted]}")
@@ -127,7 +110,13 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self.engine = make_engine(url)
-        self._reading_engine = _reading_engine(url, self.engine)
+        # On PostgreSQL queries have their own connections in autocommit mode: a transaction costs two round trips, and
+        # under READ COMMITTED every query sees the latest state anyway.
+        self._reading_engine = (
+            self.engine.execution_options(gxpo_read_only=True)
+            if self.is_sqlite
+            else _postgres_engine(url, isolation_level="AUTOCOMMIT", skip_autocommit_rollback=True, **_READING_POOL)
+        )
         self._write = sessionmaker(self.engine, expire_on_commit=False)
         self._read = sessionmaker(self._reading_engine, expire_on_commit=False)
         event.listen(self._read, "before_flush", _refuse_changes)
@@ -140,13 +129,12 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """A session for queries; changed objects raise RuntimeError."""
-        with self.read_session() as session:
-            yield session
+        """A session for queries; changed objects raise RuntimeError.
 
-    def read_session(self) -> Session:
-        """The same, closed by the caller. Its queries see one snapshot on SQLite and the latest state on PostgreSQL."""
-        return self._read()
+        They see one snapshot on SQLite and the latest state on PostgreSQL. Neither begin nor end blocks.
+        """
+        with self._read() as session:
+            yield session
 
     @contextmanager
     def autocommit_connection(self) -> Iterator[Connection]:

@@ -1,7 +1,4 @@
-"""Schema migrations with Alembic, for SQLite and PostgreSQL.
-
-Back-up and restore of a SQLite database with SQLite's own back-up call. PostgreSQL has pg_dump.
-"""
+"""Schema migrations with Alembic, and back-up and restore of a SQLite database. PostgreSQL has pg_dump."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 from sqlalchemy import Connection, make_url
 
 from gxpo_services.db.database import make_engine
@@ -31,9 +29,18 @@ def alembic_config(url: str) -> Config:
     return config
 
 
-def upgrade(url: str, revision: str = "head") -> None:
-    """Run all pending migrations; concurrent callers are serialized (migrations/env.py)."""
-    command.upgrade(alembic_config(url), revision)
+def upgrade(url: str) -> None:
+    """Run all pending migrations; concurrent callers are serialized (migrations/env.py).
+
+    Raises ConfigError for a database of a version from before the baseline, or of a newer version.
+    """
+    try:
+        command.upgrade(alembic_config(url), "head")
+    except CommandError as error:
+        raise ConfigError(
+            f"cannot migrate the database from revision {revision_at(url)} to {newest_revision()}: {error}; "
+            "migrate it first with a version of gxpo that has both revisions"
+        ) from None
 
 
 @cache
@@ -79,9 +86,6 @@ def need_current(url: str) -> None:
         raise ConfigError("the database is not at this version's schema; run `gxpo migrate`")
 
 
-_TABLE = "alembic_version"
-
-
 def back_up(url: str, target: Path) -> int:
     """Copy the database of a service, which may be in use, to a new file (mode 0600); returns its size in bytes.
 
@@ -92,7 +96,7 @@ def back_up(url: str, target: Path) -> int:
     try:
         part.unlink(missing_ok=True)
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        with closing(_open(source)) as database, closing(sqlite3.connect(part)) as copy:
+        with closing(_read_only(source)) as database, closing(sqlite3.connect(part)) as copy:
             # In steps, a write in between restarts the copy: a busy service would never finish it.
             database.backup(copy)
             copy.execute("PRAGMA journal_mode=DELETE")  # one file, without -wal and -shm
@@ -124,7 +128,7 @@ def restore(url: str, backup: Path) -> None:
         )
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        with closing(_open(backup)) as copy, closing(sqlite3.connect(target, timeout=1.0)) as database:
+        with closing(_read_only(backup)) as copy, closing(sqlite3.connect(target, timeout=1.0)) as database:
             # Only the last connection can end the WAL mode: nobody else uses the database.
             database.execute("PRAGMA journal_mode=DELETE")
             copy.backup(database)
@@ -144,20 +148,20 @@ def _file_of(url: str, *, must_exist: bool = True) -> Path:
     return file
 
 
-def _open(file: Path) -> sqlite3.Connection:
+def _read_only(file: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)
 
 
 def _check(file: Path) -> str:
     """The schema revision of a back-up. Raises DataError unless the file is an intact database of a service."""
     try:
-        with closing(_open(file)) as database:
+        with closing(_read_only(file)) as database:
             (result,) = database.execute("PRAGMA quick_check(1)").fetchone()
-            found = database.execute(f"SELECT version_num FROM {_TABLE}").fetchone()
+            row = database.execute("SELECT version_num FROM alembic_version").fetchone()
     except sqlite3.Error as error:
         raise DataError(f"{file} is no back-up of a service: {error}") from None
     if result != "ok":
         raise DataError(f"{file} is damaged: {result}")
-    if found is None:
+    if row is None:
         raise DataError(f"{file} is no back-up of a service: it has no schema revision")
-    return str(found[0])
+    return str(row[0])

@@ -1,21 +1,4 @@
-"""Every table. Importing the package completes `metadata`.
-
-Base class, constraint names and column types of all tables.
-
-How far alerts have been sent.
-
-The audit trail.
-
-Tables of metrics. A block holds one metric's values of up to 128 steps as bytes (metrics/blocks.py).
-
-Tables of runs and groups. Times are seconds since 1970.
-
-Tables of responses and evaluations.
-
-What each scheduler has done since its start, for `/metrics`.
-
-Tables of access tokens, of which only hashes are stored, and of their idempotency keys.
-"""
+"""Every table; `metadata` describes the schema that the migrations make. Times are seconds since 1970."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
-from gxpo_services.db.tables import Run
+from gxpo_services.db.tables import EvaluationRow, Run, Sample
 from gxpo_services.ingest.batches import KINDS, Batch, MetricRow
 from gxpo_services.outputs import events, metrics, samples
 from gxpo_services.outputs.metrics import BACKWARD_PASSES, SCORE, TOKENS, TRAINING_S, Summary, encode
@@ -75,9 +75,9 @@ def apply_batch(session: Session, run: Run, batch: Batch, actor: str) -> IngestA
         new[kind] = [row for row in fresh if row is not None]
     if new["metrics"]:
         _apply_metrics(session, run, new["metrics"])
-    samples.add_samples(session, run.number, new["samples"])
-    samples.add_evaluations(session, run.number, new["evaluations"])
-    events.add_reported(session, run.number, new["events"], actor=events.TRAINER)
+    samples.add_rows(session, Sample, run.number, new["samples"])
+    samples.add_rows(session, EvaluationRow, run.number, new["evaluations"])
+    events.add_events(session, run.number, new["events"], actor=events.TRAINER)
     if offsets != run.offsets:
         run.offsets = offsets
     if batch.number is not None:
@@ -151,9 +151,9 @@ def _summarise(
                 recomputed.add(numbers[name])
     changed: dict[int, Summary | None] = {numbers[name]: summary for name, summary in added.items()}
     if recomputed:
-        found = metrics.histories(session, recomputed, {run_number: firsts})
+        histories = metrics.histories(session, recomputed, {run_number: firsts})
         for name_number in recomputed:
-            records = found.get((run_number, name_number))
+            records = histories.get((run_number, name_number))
             changed[name_number] = None if records is None else metrics.summary_of(records)
     return changed
 

@@ -81,8 +81,8 @@ class Batch:
     outcome: Outcome | None = None
 
     def rows(self, kind: Kind) -> Sequence[Any]:
-        found: Sequence[Any] = getattr(self, kind)
-        return found
+        rows: Sequence[Any] = getattr(self, kind)
+        return rows
 
 
 def parse(body: bytes) -> Batch:
@@ -110,7 +110,10 @@ def parse(body: bytes) -> Batch:
         offsets=offsets,
         identity=parse_identity(content.get("identity")),
         outcome=parse_outcome(content.get("outcome")),
-        **{kind: [_parsed(kind, row, index) for index, row in enumerate(rows[kind])] for kind in KINDS},
+        **{
+            kind: [None if row is None else parse_row(kind, row, f"{kind}[{i}]") for i, row in enumerate(rows[kind])]
+            for kind in KINDS
+        },
     )
 
 
@@ -161,10 +164,6 @@ def parse_outcome(value: Any) -> Outcome | None:
     except ValidationError as error:
         first = error.errors()[0]
         raise BadRow(".".join(["outcome", *map(str, first["loc"])]), first["msg"]) from None
-
-
-def _parsed(kind: Kind, row: Any, index: int) -> Any:
-    return None if row is None else parse_row(kind, row, f"{kind}[{index}]")
 
 
 def _offsets(content: Mapping[str, Any]) -> dict[str, int]:

@@ -187,11 +187,11 @@ def _rows(kind: Kind, name: str, file: BinaryIO, begin: int) -> Iterator[_Line]:
 
 def _num_lines(file: BinaryIO) -> int:
     """Number of lines up to the last one that is an object; a launch truncates what follows it."""
-    found = 0
+    count = 0
     for number, line in enumerate(_lines(file), start=1):
         if line is None or (line.startswith(b"{") and line.endswith(b"}")):
-            found = number
-    return found
+            count = number
+    return count
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:

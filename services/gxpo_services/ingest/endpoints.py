@@ -1,9 +1,4 @@
-"""Requests and answers of trainers.
-
-Authentication and application of trainers' batches.
-
-`/runs/{run_id}/ingest`: where trainers report.
-"""
+"""`/runs/{run_id}/ingest`: where trainers report. Authentication by the run's token, parsing and application."""
 
 from __future__ import annotations
 
@@ -12,6 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 from starlette.requests import ClientDisconnect
 
@@ -19,6 +15,7 @@ from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRout
 from gxpo_services.api.errors import Conflict, Gone, Invalid, TooLarge, Unauthorized, responses
 from gxpo_services.api.fields import RunId
 from gxpo_services.api.principals import same_hash
+from gxpo_services.db.tables import Run
 from gxpo_services.ingest import apply
 from gxpo_services.ingest.batches import LONGEST_PHASE, MOST_ROWS, BadRow, Batch, TooManyRows, parse
 from gxpo_services.outputs.events import TRAINER
@@ -67,19 +64,13 @@ class IngestView(BaseModel):
 
     applied: bool = Field(description="False for a heartbeat and for a repeated batch.")
     offsets: Offsets = Field(description="Lines that the service has now.")
-    wish: Literal["pause", "cancel"] | None = Field(
+    request: Literal["pause", "cancel"] | None = Field(
         description="Pause or cancel request, to be carried out at the end of the step."
     )
 
 
-ACTOR = TRAINER
 _TAKES_NONE = "the run accepts no reports: it has ended, waits for its next launch, or was deleted"
 """One message for all cases: without the run's token nothing is revealed about it."""
-
-
-def check_token(session: Session, run_id: str, token: str) -> None:
-    """Check that a token belongs to the run's current launch. Raises Gone, Unauthorized."""
-    _check_owner(repository.token_hash(session, run_id), token)
 
 
 def read_batch(body: bytes) -> Batch:
@@ -101,9 +92,9 @@ def receive(session: Session, run_id: str, token: str, batch: Batch) -> apply.In
     _check_owner(run.run_token_sha256, token)
     if batch.launch != run.launch:
         raise Unauthorized(f"launch {run.launch} owns the run now; launch {batch.launch} may not report any more")
-    apply.record_heartbeat(session, run, ACTOR, batch.phase)
+    apply.record_heartbeat(session, run, TRAINER, batch.phase)
     try:
-        answer = apply.apply_batch(session, run, batch, ACTOR)
+        answer = apply.apply_batch(session, run, batch, TRAINER)
     except apply.LinesMissing as error:
         raise Conflict("lines are missing before this batch; continue from `offsets`", offsets=error.offsets) from None
     if batch.number is None:
@@ -111,12 +102,12 @@ def receive(session: Session, run_id: str, token: str, batch: Batch) -> apply.In
     return answer
 
 
-def _check_owner(stored: str | None, token: str) -> None:
-    if same_hash(token, stored):
-        return
-    if stored is None:
+def _check_owner(token_sha256: str | None, token: str) -> None:
+    """Check that a token is that of the run's current launch. Raises Gone, Unauthorized."""
+    if token_sha256 is None:
         raise Gone(_TAKES_NONE)
-    raise Unauthorized("the token does not belong to the run's current launch; another launch owns the run")
+    if not same_hash(token, token_sha256):
+        raise Unauthorized("the token does not belong to the run's current launch; another launch owns the run")
 
 
 router = APIRouter(route_class=ServiceRoute, tags=["metrics"], responses=responses(401, 422, 503))
@@ -135,7 +126,7 @@ async def _body(request: Request) -> bytes:
 def _run_token(run_id: RunId, token: BearerToken, database: DatabaseDep) -> str:
     """Check the token of the run's current launch, before the body is read and the row is locked."""
     with database.reading() as session:
-        check_token(session, run_id, token)
+        _check_owner(session.scalar(select(Run.run_token_sha256).where(Run.id == run_id)), token)
     return token
 
 
@@ -159,4 +150,4 @@ def ingest(
     the run is over or deleted. 422 names the invalid row; nothing of the batch is applied.
     """
     answer = receive(session, run_id, token, read_batch(body))
-    return JSONResponse({"applied": answer.applied, "offsets": answer.offsets, "wish": answer.request})
+    return JSONResponse({"applied": answer.applied, "offsets": answer.offsets, "request": answer.request})

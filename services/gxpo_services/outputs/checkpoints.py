@@ -1,12 +1,7 @@
-"""Answers about checkpoints. Times are seconds since 1970.
+"""`/runs/{run_id}/checkpoints`: list the checkpoints on disk, and stream a policy as a zip archive.
 
-Checkpoints on disk: list them, and stream a policy as a zip archive.
-
-A trainer may delete checkpoints at any time. It renames a folder before deleting it, so a folder found under its name
-is complete; checkpoints that are deleted during the listing are skipped.
-
-`/runs/{run_id}/checkpoints`: list checkpoints, download a policy.
-"""
+A trainer may delete checkpoints at any time. It renames a folder before deleting it, so a folder under its name is
+complete; checkpoints that are deleted during the listing are skipped."""
 
 from __future__ import annotations
 
@@ -75,21 +70,21 @@ def stored_checkpoints(run: RunFiles) -> list[CheckpointOnDisk]:
         names = run.names(CHECKPOINTS)
     except FileNotFoundError:
         return []
-    found = []
+    checkpoints = []
     for name in names:
         match = _NAME.fullmatch(name)
         if match is None:
             continue
         try:
-            found.append(_inspect(run, name, int(match[1])))
+            checkpoints.append(_inspect(run, name, int(match[1])))
         except (OSError, ValueError):
             continue  # deleted since it was listed, or not loadable
-    return sorted(found, key=lambda checkpoint: checkpoint.step)
+    return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
 
 
-def best(found: list[CheckpointOnDisk]) -> CheckpointOnDisk | None:
+def best(checkpoints: list[CheckpointOnDisk]) -> CheckpointOnDisk | None:
     """The checkpoint with the highest score, the earliest of equals; None when none was evaluated."""
-    scored = [checkpoint for checkpoint in found if checkpoint.score is not None]
+    scored = [checkpoint for checkpoint in checkpoints if checkpoint.score is not None]
     return max(scored, key=lambda checkpoint: (checkpoint.score or 0.0, -checkpoint.step), default=None)
 
 
@@ -125,8 +120,8 @@ class PolicyArchive:
         for name, file in files:
             # The path leads to the open file, even after the checkpoint was deleted; it gives size and time.
             self._archive.add_path(f"/proc/self/fd/{file.fileno()}", name)
-            found = os.fstat(file.fileno())
-            marks.append(f"{name} {found.st_size} {found.st_mtime_ns}")
+            status = os.fstat(file.fileno())
+            marks.append(f"{name} {status.st_size} {status.st_mtime_ns}")
         self.size = len(self._archive)
         self.etag = f'"{hashlib.sha256(chr(10).join(marks).encode()).hexdigest()[:32]}"'
 
@@ -171,9 +166,9 @@ _ZIP: dict[str, Any] = {"content": {"application/zip": {"schema": {"type": "stri
 @router.get("/checkpoints", summary="Checkpoints")
 def checkpoints(run_id: ExistingRun, settings: Settings) -> CheckpointsView:
     """Checkpoints on disk; the trainer keeps the latest and the best."""
-    found = stored_checkpoints(RunFiles(settings.artifacts, run_id))
-    chosen = best(found)
-    items = [CheckpointView(**asdict(one), best=one is chosen, newest=one is found[-1]) for one in found]
+    stored = stored_checkpoints(RunFiles(settings.artifacts, run_id))
+    chosen = best(stored)
+    items = [CheckpointView(**asdict(each), best=each is chosen, newest=each is stored[-1]) for each in stored]
     return CheckpointsView(items=items)
 
 
@@ -181,11 +176,7 @@ def checkpoints(run_id: ExistingRun, settings: Settings) -> CheckpointsView:
     "/checkpoints/{step}/download",
     summary="A checkpoint's policy",
     response_class=StreamingResponse,
-    responses={
-        200: _ZIP,
-        206: {"description": "The part that Range names.", **_ZIP},
-        **responses(409, 416),
-    },
+    responses={200: _ZIP, 206: {"description": "The part that Range names.", **_ZIP}, **responses(409, 416)},
 )
 def download_checkpoint(
     run_id: ExistingRun,

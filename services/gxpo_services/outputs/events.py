@@ -1,19 +1,21 @@
-"""Answers about events. Times are seconds since 1970.
+"""The audit trail: every state change and every action of a user or scheduler, with its actor.
 
-The audit trail: every state change and every action of a user or scheduler, with its actor.
-"""
+`/runs/{run_id}/events` is that of a run, `/audit` that of the service. Times are seconds since 1970."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 from sqlalchemy import event, func, insert, select
 from sqlalchemy.orm import Session
 
-from gxpo_services.api.fields import Id, Text
+from gxpo_services.api.dependencies import Admin, ReadSession, ServiceRoute, Viewer, run_number
+from gxpo_services.api.errors import responses
+from gxpo_services.api.fields import MAX_INTEGER, Id, Position, RunId, Text, decode_cursor, encode_cursor
 from gxpo_services.db.tables import Event, Run
 
 
@@ -69,28 +71,23 @@ _PENDING = "gxpo_events"
 
 
 def record(session: Session, run_number: int | None, actor: str, kind: str, message: str, **fields: Any) -> None:
-    """Add an event in the caller's transaction, so that it is stored if and only if the change is.
+    """Add an event in the caller's transaction, so that it is stored if and only if the change is."""
+    row = {"time": time.time(), "kind": kind, "message": message, "fields": fields}
+    add_events(session, run_number, [row], actor=actor)
 
-    On PostgreSQL it is inserted at the commit; queries of this transaction do not find it.
+
+def add_events(session: Session, run_number: int | None, rows: Sequence[dict[str, Any]], *, actor: str) -> None:
+    """Add events so that their numbers become visible in ascending order: readers continue after the last number.
+
+    SQLite has one writer at a time. On PostgreSQL the rows are inserted at the commit, so queries of this transaction
+    do not find them: numbers are drawn under a lock that is held until then. It is taken last, because a transaction
+    that waits for the row of a run while it holds the lock could be a deadlock.
     """
-    row = {"run_number": run_number, "time": time.time(), "actor": actor, "kind": kind, "message": message}
-    _add(session, [row | {"fields": fields}])
-
-
-def add_reported(session: Session, run_number: int, rows: Sequence[dict[str, Any]], *, actor: str) -> None:
-    """Add events reported by a trainer, as `record` does."""
-    if rows:
-        _add(session, [{"run_number": run_number, "actor": actor, **row} for row in rows])
-
-
-def _add(session: Session, rows: list[dict[str, Any]]) -> None:
-    """Insert events so that their numbers become visible in ascending order: readers continue after the last number.
-
-    SQLite has one writer at a time. On PostgreSQL numbers are drawn under a lock that is held until the commit. It is
-    taken last, because a transaction that waits for the row of a run while it holds the lock could be a deadlock.
-    """
+    if not rows:
+        return
+    rows = [{"run_number": run_number, "actor": actor, **row} for row in rows]
     if session.get_bind().dialect.name == "sqlite":
-        _insert(session, rows)
+        session.execute(insert(Event.__table__), rows)  # type: ignore[arg-type]
         return
     if _PENDING not in session.info:
         session.info[_PENDING] = []
@@ -105,35 +102,67 @@ def _insert_pending(session: Session) -> None:
     runs = select(Run.number).where(Run.number.in_({row["run_number"] for row in rows}))
     session.execute(runs.with_for_update(read=True, key_share=True))
     session.execute(select(func.pg_advisory_xact_lock(_LOCK)))
-    _insert(session, rows)
-
-
-def _insert(session: Session, rows: list[dict[str, Any]]) -> None:
     session.execute(insert(Event.__table__), rows)  # type: ignore[arg-type]
 
 
-def list_events(
-    session: Session, run_number: int, *, after: int, before: int | None = None, newest_first: bool = False, limit: int
-) -> list[Event]:
-    """Events of a run with a larger number than `after` and a smaller one than `before`."""
-    query = select(Event).where(Event.run_number == run_number, Event.number > after)
-    if before is not None:
-        query = query.where(Event.number < before)
-    return list(session.scalars(query.order_by(Event.number.desc() if newest_first else Event.number).limit(limit)))
+router = APIRouter(
+    route_class=ServiceRoute, prefix="/runs/{run_id}", tags=["samples"], responses=responses(401, 404, 422, 503)
+)
+audit_router = APIRouter(route_class=ServiceRoute, tags=["tokens"], responses=responses(401, 403, 422, 503))
+_AUDIT_ORDER = "-audit"
+_ORDERS = {"asc": "+events", "desc": "-events"}
 
 
-def audit(session: Session, query: AuditQuery, before: int | None, limit: int) -> list[tuple[Event, str | None]]:
-    """Events of all runs and of the service with the id of their run, newest first, without those of trainers.
+@router.get("/events", summary="Events of a run")
+def events(
+    run_id: RunId,
+    _: Viewer,
+    session: ReadSession,
+    after: Annotated[int, Query(ge=0, le=MAX_INTEGER, description="Number of the last event received.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Page size.")] = 200,
+    cursor: Annotated[Text | None, Query(max_length=2000, description="`next_cursor` of the previous page.")] = None,
+    order: Annotated[Literal["asc", "desc"], Query(description="Oldest or newest first.")] = "asc",
+) -> EventPage:
+    """State changes, actions of users and schedulers, and events reported by the trainer."""
+    query = select(Event).where(Event.run_number == run_number(session, run_id))
+    if cursor is not None:
+        number = decode_cursor(cursor, _ORDERS[order], "float").number
+        if order == "desc":
+            query = query.where(Event.number < number)
+        else:
+            after = max(after, number)
+    query = query.where(Event.number > after)
+    query = query.order_by(Event.number.desc() if order == "desc" else Event.number).limit(limit + 1)
+    rows = session.scalars(query).all()
+    items = [EventView.model_validate(row, from_attributes=True) for row in rows[:limit]]
+    return EventPage(
+        items=items,
+        next_cursor=encode_cursor(_ORDERS[order], Position(None, items[-1].number)) if len(rows) > limit else None,
+        next_after=max((item.number for item in items), default=after),
+    )
 
-    before: only events with a smaller number.
+
+@audit_router.get("/audit", summary="The audit trail")
+def audit_trail(query: Annotated[AuditQuery, Query()], _: Admin, session: ReadSession) -> AuditPage:
+    """Every state change and every action of a user or scheduler with its actor, newest first, for admins.
+
+    Without what trainers report. The events of a deleted run are deleted with it, except the deletion itself.
     """
-    found = select(Event, Run.id).outerjoin(Run, Run.number == Event.run_number).where(Event.actor != TRAINER)
+    rows = select(Event, Run.id).outerjoin(Run, Run.number == Event.run_number).where(Event.actor != TRAINER)
     equal = {Event.actor: query.actor, Event.kind: query.kind, Run.id: query.run}
-    found = found.where(*(column == value for column, value in equal.items() if value is not None))
+    rows = rows.where(*(column == value for column, value in equal.items() if value is not None))
     if query.after is not None:
-        found = found.where(Event.time > query.after)
+        rows = rows.where(Event.time > query.after)
     if query.before is not None:
-        found = found.where(Event.time < query.before)
-    if before is not None:
-        found = found.where(Event.number < before)
-    return [(event, run) for event, run in session.execute(found.order_by(Event.number.desc()).limit(limit))]
+        rows = rows.where(Event.time < query.before)
+    if query.cursor is not None:
+        rows = rows.where(Event.number < decode_cursor(query.cursor, _AUDIT_ORDER, "float").number)
+    page = session.execute(rows.order_by(Event.number.desc()).limit(query.limit + 1)).all()
+    items = [
+        AuditEntry(**EventView.model_validate(event, from_attributes=True).model_dump(), run=run)
+        for event, run in page[: query.limit]
+    ]
+    more = len(page) > query.limit
+    return AuditPage(
+        items=items, next_cursor=encode_cursor(_AUDIT_ORDER, Position(None, items[-1].number)) if more else None
+    )

@@ -1,14 +1,11 @@
-"""Safe access to a run's folder: no links, no special files, nothing outside.
+"""Safe access to a run's folder, and its deletion.
 
 A trainer writes the folder and may run a submitter's code, so its content is untrusted. Each path component is opened
 with openat and O_NOFOLLOW, which is safe against concurrent symlinks. Everything but plain files and folders is treated
 as missing.
 
-Deletion of a run's folder: an atomic rename into the trash, then removal.
-
-The folder is named by the server-generated run id. After a crash between the two steps, the next deletion or start
-empties the trash; after a crash before the commit, the next start puts the folder back.
-"""
+A deletion is an atomic rename into the trash, then removal. After a crash between the two, the next deletion or start
+empties the trash; after a crash before the commit, the next start puts the folder back."""
 
 from __future__ import annotations
 
@@ -45,7 +42,11 @@ class RunFiles:
         """A plain file, opened for reading without a buffer of its own."""
         *folders, name = parts
         with self._folder(*folders) as folder:
-            return _open_file(folder, name)
+            descriptor = _open(folder, name, _FILE)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise FileNotFoundError(errno.ENOENT, "no plain file", name)
+        return os.fdopen(descriptor, "rb", buffering=0)
 
     def read(self, *parts: str, most_bytes: int) -> bytes:
         """A small file whole. Raises ValueError when it is larger than `most_bytes`."""
@@ -113,14 +114,6 @@ def _open(folder: int, name: str, flags: int) -> int:
         return os.open(name, flags, dir_fd=folder)
     except OSError as error:
         raise _absent(error) from error
-
-
-def _open_file(folder: int, name: str) -> BinaryIO:
-    descriptor = _open(folder, name, _FILE)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise FileNotFoundError(errno.ENOENT, "no plain file", name)
-    return os.fdopen(descriptor, "rb", buffering=0)
 
 
 def _status(folder: int, name: str) -> os.stat_result:

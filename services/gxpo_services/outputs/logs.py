@@ -1,9 +1,4 @@
-"""Answers about logs.
-
-Read the log of a run, and follow it as Server-Sent Events.
-
-`/runs/{run_id}/logs`: read and stream the log of a run's jobs.
-"""
+"""`/runs/{run_id}/logs`: read the log of a run's jobs, and follow it as Server-Sent Events."""
 
 from __future__ import annotations
 
@@ -26,10 +21,10 @@ from gxpo_services.api.dependencies import (
     ExistingRun,
     ServiceRoute,
     Settings,
+    Slots,
     SlottedResponse,
     Viewer,
     find_run,
-    slots_of,
 )
 from gxpo_services.api.errors import responses
 from gxpo_services.api.fields import MAX_INTEGER
@@ -176,12 +171,12 @@ async def stream_log(
     begin = last_event_id if last_event_id is not None else offset
     run = RunFiles(settings.artifacts, run_id)
     stream = follow(run, lambda: _is_over(database, run_id), lambda: streams.is_valid(database, token), begin)
-    slots = slots_of(request, "stream_slots")
+    slots: Slots = request.app.state.stream_slots
     return SlottedResponse(slots, principal.token_id, stream, media_type=streams.MEDIA_TYPE)
 
 
 def _is_over(database: Database, run_id: str) -> bool:
     """Whether a run has ended or was deleted."""
     with database.reading() as session:
-        found = find_run(session, run_id)
-    return found is None or found[1] in TERMINAL
+        run = find_run(session, run_id)
+    return run is None or run[1] in TERMINAL

@@ -1,13 +1,4 @@
-"""Downsampling that keeps minima and maxima, and evenly spaced choices. Pure.
-
-Series of one run from its histories: axis, smoothing and thinning. Pure.
-
-Responses about metrics.
-
-Metric series of runs.
-
-`/runs/{run_id}/metrics`, `/metrics`: curves.
-"""
+"""`/runs/{run_id}/metrics` and `/metrics`: curves of runs with axis, smoothing and thinning."""
 
 from __future__ import annotations
 
@@ -22,7 +13,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field, StringConstraints
 from sqlalchemy.orm import Session
 
-from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer
+from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer, run_number
 from gxpo_services.api.errors import Invalid, NotFound, responses
 from gxpo_services.api.fields import Id, JsonNumber, RunId, Text
 from gxpo_services.api.idempotency import plain_answer
@@ -155,13 +146,13 @@ def smooth(values: Floats, weight: float) -> Floats:
 
 def costs_at(steps: Steps, costs: Records | None) -> Floats:
     """Cumulative cost at each step: the last total at or before it, 0 at step 0, NaN where unknown."""
-    found = np.where(steps == 0, 0.0, np.nan)
+    unknown = np.where(steps == 0, 0.0, np.nan)
     if costs is None or len(costs) == 0:
-        return found
+        return unknown
     if np.array_equal(costs["step"], steps):
         return costs["value"].copy()
     index = np.searchsorted(costs["step"], steps, side="right") - 1
-    return np.where(index >= 0, costs["value"][np.maximum(index, 0)], found)
+    return np.where(index >= 0, costs["value"][np.maximum(index, 0)], unknown)
 
 
 Axis = Literal["step", "backward_passes", "time", "tokens"]
@@ -201,17 +192,8 @@ class ManyMetricsView(BaseModel):
 
 MOST_CURVES = 2_000
 """Curves in one answer: runs × metrics."""
-_AXES: dict[Axis, str] = {
-    "backward_passes": BACKWARD_PASSES,
-    "time": TRAINING_S,
-    "tokens": TOKENS,
-}
+_AXES: dict[Axis, str] = {"backward_passes": BACKWARD_PASSES, "time": TRAINING_S, "tokens": TOKENS}
 _NO_RECORDS = np.empty(0, dtype=RECORD)
-
-
-def names(session: Session, run_id: str) -> list[str]:
-    """Metrics that a run has. Raises NotFound."""
-    return repository.names_of(session, _heads(session, [run_id])[run_id][0])
 
 
 def curves(session: Session, run_ids: Sequence[str], metrics: Sequence[str], x: Axis, shape: Shape) -> dict[str, Json]:
@@ -246,19 +228,11 @@ def curves(session: Session, run_ids: Sequence[str], metrics: Sequence[str], x: 
 
 
 def _heads(session: Session, run_ids: Sequence[str]) -> dict[str, tuple[int, int, int]]:
-    found = repository.heads(session, run_ids)
-    for run_id in run_ids:
-        if run_id not in found:
-            raise NotFound(f"there is no run {run_id}")
-    return found
-
-
-def split_names(given: Sequence[str]) -> list[str]:
-    """Names of repeated and comma-separated parameters. Raises Invalid."""
-    found = [name for part in given for name in part.split(",") if name]
-    if not found:
-        raise Invalid.of("names", "is empty; name at least one metric")
-    return found
+    heads = repository.heads(session, run_ids)
+    missing = [run_id for run_id in run_ids if run_id not in heads]
+    if missing:
+        raise NotFound(f"there is no run {missing[0]}")
+    return heads
 
 
 MOST_POINTS = 2_000_000
@@ -305,7 +279,7 @@ class ManySeriesQuery(SeriesQuery):
 @router.get("/runs/{run_id}/metrics/names", summary="Metric names of a run", responses=responses(404))
 def metric_names(run_id: RunId, _: Viewer, session: ReadSession) -> list[str]:
     """Sorted names of the metrics of a run."""
-    return names(session, run_id)
+    return repository.names_of(session, run_number(session, run_id))
 
 
 @router.get("/runs/{run_id}/metrics", summary="Metrics of a run", response_model=MetricsView, responses=responses(404))
@@ -322,7 +296,9 @@ def many_metrics(query: Annotated[ManySeriesQuery, Query()], _: Viewer, session:
 
 
 def _curves(session: Session, runs: list[str], query: SeriesQuery) -> dict[str, dict[str, Any]]:
-    names = split_names(query.names)
+    names = [name for part in query.names for name in part.split(",") if name]
+    if not names:
+        raise Invalid.of("names", "is empty; name at least one metric")
     num_runs, num_names = len(set(runs)), len(set(names))
     if num_runs * num_names * query.max_points > MOST_POINTS:
         raise Invalid(

@@ -1,14 +1,8 @@
-"""Binary encoding of metric blocks: records of (step int32, value float64), little-endian, 12 bytes each.
+"""How metrics are stored, and the SQL that reads and writes them.
 
-One database row holds 128 steps of a metric instead of one value: ingest appends bytes, a chart of 5,000 steps reads 40
-rows, and NaN and the infinities keep their bits. Pure.
-
-Names of metrics used by the service.
-
-SQL of metrics: names, blocks, attempts and last values.
-
-SQL of single metric values for lists of runs: last values, and values at a step.
-"""
+A block is one database row with 128 steps of a metric: records of (step int32, value float64), little-endian, 12 bytes
+each. Ingest appends bytes, a chart of 5,000 steps reads 40 rows, and NaN and the infinities keep their bits. Last and
+extreme values have a table of their own, for lists."""
 
 from __future__ import annotations
 
@@ -45,14 +39,12 @@ def encode(rows: Iterable[tuple[int, Mapping[str, float]]]) -> dict[tuple[str, i
 
 def decode(data: Iterable[bytes]) -> Records:
     """Records of several blocks of an attempt in order of steps; a repeated step keeps its last value."""
-    joined = b"".join(data)
-    records = np.frombuffer(joined, dtype=RECORD)
-    if _ascends(records):
+    records = np.frombuffer(b"".join(data), dtype=RECORD)
+    if (records["step"][1:] > records["step"][:-1]).all():
         return records
     records = records[np.argsort(records["step"], kind="stable")]
-    last = np.append(np.diff(records["step"]) > 0, True)
-    found: Records = records[last]
-    return found
+    ascending: Records = records[np.append(np.diff(records["step"]) > 0, True)]
+    return ascending
 
 
 def one_history(by_attempt: Mapping[int, Records], first_steps: Mapping[int, int]) -> Records:
@@ -69,11 +61,6 @@ def one_history(by_attempt: Mapping[int, Records], first_steps: Mapping[int, int
     if len(parts) == 1:
         return parts[0]
     return np.concatenate(parts) if parts else np.empty(0, dtype=RECORD)
-
-
-def _ascends(records: Records) -> bool:
-    steps = records["step"]
-    return bool((steps[1:] > steps[:-1]).all())
 
 
 BACKWARD_PASSES, TOKENS, TRAINING_S = "update/backward_passes_total", "rollout/tokens_total", "time/training_s"
@@ -117,28 +104,27 @@ def heads(session: Session, run_ids: Sequence[str]) -> dict[str, tuple[int, int,
 def find_numbers(session: Session, names: Collection[str]) -> dict[str, int]:
     """Numbers of known names. Not cached in a transaction that added names: it may be rolled back."""
     known = _NUMBERS.setdefault(session.get_bind().engine.pool, {})
-    found = {name: known[name] for name in names if name in known}
-    looked_up: dict[str, int] = {}
-    unknown = [name for name in names if name not in found]
+    unknown = [name for name in names if name not in known]
+    numbers = {name: known[name] for name in names if name in known}
     for begin in range(0, len(unknown), _AT_ONCE):
         part = unknown[begin : begin + _AT_ONCE]
         rows = session.execute(select(MetricName.name, MetricName.number).where(MetricName.name.in_(part)))
-        looked_up |= {row.name: row.number for row in rows}
+        numbers |= {row.name: row.number for row in rows}
     if not session.info.get(_MADE_NAMES):
-        known.update(looked_up)
-    return found | looked_up
+        known.update(numbers)
+    return numbers
 
 
 def numbers_of(session: Session, names: Collection[str]) -> dict[str, int]:
     """Numbers of names; adds new ones in sorted order, so that two writers cannot deadlock."""
-    found = find_numbers(session, names)
-    missing = sorted(set(names) - found.keys())
+    numbers = find_numbers(session, names)
+    missing = sorted(set(names) - numbers.keys())
     if not missing:
-        return found
+        return numbers
     session.info[_MADE_NAMES] = True
     insert = _insert(session)(MetricName.__table__).on_conflict_do_nothing(index_elements=["name"])
     session.execute(insert, [{"name": name} for name in missing])
-    return found | find_numbers(session, missing)
+    return numbers | find_numbers(session, missing)
 
 
 def names_of(session: Session, run_number: int) -> list[str]:
@@ -153,11 +139,11 @@ def names_of(session: Session, run_number: int) -> list[str]:
 
 def first_steps(session: Session, run_numbers: Iterable[int]) -> dict[int, dict[int, int]]:
     """The first step of each attempt, by run."""
-    found: dict[int, dict[int, int]] = {number: {} for number in run_numbers}
-    query = select(Attempt.run_number, Attempt.attempt, Attempt.first_step).where(Attempt.run_number.in_(found))
+    firsts: dict[int, dict[int, int]] = {number: {} for number in run_numbers}
+    query = select(Attempt.run_number, Attempt.attempt, Attempt.first_step).where(Attempt.run_number.in_(firsts))
     for run, attempt, first_step in session.execute(query):
-        found[run][attempt] = first_step
-    return found
+        firsts[run][attempt] = first_step
+    return firsts
 
 
 def put_first_steps(session: Session, run_number: int, firsts: Mapping[int, int]) -> None:
@@ -228,26 +214,21 @@ def histories(
     gathered: dict[tuple[int, int], dict[int, list[bytes]]] = {}
     for run, name, attempt, data in session.execute(query, execution_options={BINARY_ROWS: True}).all():
         gathered.setdefault((run, name), {}).setdefault(attempt, []).append(data)
-    found: dict[tuple[int, int], Records] = {}
+    effective: dict[tuple[int, int], Records] = {}
     for (run, name), attempts in gathered.items():
         records = one_history({attempt: decode(data) for attempt, data in attempts.items()}, firsts[run])
-        found[run, name] = records if after is None else records[records["step"] > after]
-    return found
+        effective[run, name] = records if after is None else records[records["step"] > after]
+    return effective
 
 
 def summary_of(records: Records) -> Summary | None:
     """Last and extreme values of a history, None of an empty one."""
     if len(records) == 0:
         return None
-    values = records["value"][~_is_nan(records)]
+    values = records["value"][~np.isnan(records["value"])]
     lowest, highest = (float(values.min()), float(values.max())) if len(values) else (None, None)
     last = float(records["value"][-1])
     return Summary(None if math.isnan(last) else last, int(records["step"][-1]), lowest, highest)
-
-
-def _is_nan(records: Records) -> Any:
-    assert records.dtype == RECORD
-    return records["value"] != records["value"]
 
 
 def _insert(session: Session) -> Any:
@@ -264,10 +245,10 @@ _LAST = select(_last.run_number, _last.name_number, _last.last).where(
 def last_values(session: Session, runs: Iterable[int], names: Iterable[str]) -> dict[int, dict[str, float | None]]:
     """run number → metric → its last value; NaN is None."""
     by_number = {number: name for name, number in find_numbers(session, list(names)).items()}
-    found: dict[int, dict[str, float | None]] = {}
+    values: dict[int, dict[str, float | None]] = {}
     for run, name, value in session.execute(_LAST, {"runs": list(runs), "names": list(by_number)}):
-        found.setdefault(run, {})[by_number[name]] = value
-    return found
+        values.setdefault(run, {})[by_number[name]] = value
+    return values
 
 
 def values_at_step(session: Session, metric: str, step: int, runs: Select[Any]) -> dict[int, float]:

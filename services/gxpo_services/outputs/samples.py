@@ -1,21 +1,18 @@
-"""Responses about samples and evaluations. Times are seconds since 1970.
+"""`/runs/{run_id}/samples` and `/runs/{run_id}/evaluations`: responses and scores, of the effective history.
 
-SQL of samples and evaluations. Queries return the effective history (trainer's report.py).
-
-`/runs/{run_id}/samples` and `/runs/{run_id}/evaluations`.
-"""
+A later attempt replaces the steps from its first one on."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.json_schema import SkipJsonSchema
 from sqlalchemy import ColumnElement, case, exists, func, insert, or_, select
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy.orm import Session
 
 from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer, run_number
 from gxpo_services.api.errors import Invalid, responses
@@ -121,30 +118,16 @@ class EvaluationsView(BaseModel):
     items: list[EvaluationView]
 
 
-class GroupCount(NamedTuple):
-    """Responses to a prompt in a step, and how many of them are correct."""
-
-    step: int
-    attempt: int
-    group: int
-    prompt_id: str
-    responses: int
-    correct: int
-
-
-def add_samples(session: Session, run_number: int, rows: Sequence[dict[str, Any]]) -> None:
+def add_rows(
+    session: Session, table: type[Sample | EvaluationRow], run_number: int, rows: Sequence[dict[str, Any]]
+) -> None:
     if rows:
-        session.execute(insert(Sample.__table__), [{"run_number": run_number, **row} for row in rows])  # type: ignore[arg-type]
-
-
-def add_evaluations(session: Session, run_number: int, rows: Sequence[dict[str, Any]]) -> None:
-    if rows:
-        session.execute(insert(EvaluationRow.__table__), [{"run_number": run_number, **row} for row in rows])  # type: ignore[arg-type]
+        session.execute(insert(table.__table__), [{"run_number": run_number, **row} for row in rows])  # type: ignore[arg-type]
 
 
 def arrived_samples(session: Session, run_number: int, *, after: int, limit: int) -> list[Sample]:
     """Samples in order of arrival, after the number `after`."""
-    query = select(Sample).where(Sample.run_number == run_number, Sample.number > after, _counts(Sample))
+    query = select(Sample).where(Sample.run_number == run_number, Sample.number > after, _not_replaced(Sample))
     return list(session.scalars(query.order_by(Sample.number).limit(limit)))
 
 
@@ -159,7 +142,7 @@ def newest_samples(
     limit: int,
 ) -> list[Sample]:
     """Samples of the newest step first, those of a step in order of arrival. after: step and number of a sample."""
-    query = select(Sample).where(Sample.run_number == run_number, _counts(Sample))
+    query = select(Sample).where(Sample.run_number == run_number, _not_replaced(Sample))
     if step is not None:
         query = query.where(Sample.step == step)
     if verdict is not None:
@@ -172,7 +155,7 @@ def newest_samples(
     return list(session.scalars(query.order_by(Sample.step.desc(), Sample.number).limit(limit)))
 
 
-def group_counts(session: Session, rows: Sequence[Sample]) -> list[GroupCount]:
+def group_counts(session: Session, rows: Sequence[Sample]) -> list[SampleGroupView]:
     """Responses of the groups that these samples of a run belong to, in order of their first sample."""
     if not rows:
         return []
@@ -183,33 +166,26 @@ def group_counts(session: Session, rows: Sequence[Sample]) -> list[GroupCount]:
         Sample.step.in_({row.step for row in rows}),
         Sample.group_index.in_({row.group_index for row in rows}),
     )
-    found = {tuple(row[:4]): (row[4], row[5]) for row in session.execute(query.group_by(*group))}
-    return [GroupCount(*key, *found[key]) for key in keys]
+    counts = {tuple(row[:4]): (row[4], row[5]) for row in session.execute(query.group_by(*group))}
+    names = tuple(SampleGroupView.model_fields)
+    return [SampleGroupView.model_validate(dict(zip(names, (*key, *counts[key]), strict=True))) for key in keys]
 
 
 def sample_steps(session: Session, run_number: int) -> list[int]:
     """Steps that have samples."""
     # The index yields few pairs of step and attempt, which are then filtered.
     pairs = select(Sample.run_number, Sample.step, Sample.attempt).where(Sample.run_number == run_number).distinct()
-    found = pairs.subquery()
-    query = select(found.c.step).where(_not_replaced(found.c.run_number, found.c.attempt, found.c.step)).distinct()
-    return sorted(session.scalars(query))
-
-
-def select_evaluations(
-    session: Session, run_number: int, *, benchmark: str | None = None, after: int | None = None
-) -> list[dict[str, Any]]:
-    """Records in order of steps and benchmarks, one each: the last one of the latest attempt."""
-    return evaluations_of(session, [run_number], benchmark=benchmark, after=after)[run_number]
+    pair = pairs.subquery().c
+    return sorted(session.scalars(select(pair.step).where(_not_replaced(pair)).distinct()))
 
 
 def evaluations_of(
     session: Session, run_numbers: Collection[int], *, benchmark: str | None = None, after: int | None = None
 ) -> dict[int, list[dict[str, Any]]]:
-    """The same of several runs, by their numbers."""
+    """Records by run, in order of steps and benchmarks, one each: the last one of the latest attempt."""
     rows = EvaluationRow.__table__.c
     query = select(rows.run_number, rows.step, rows.benchmark, rows.record, rows.attempt, rows.number)
-    query = query.where(rows.run_number.in_(run_numbers), _not_replaced(rows.run_number, rows.attempt, rows.step))
+    query = query.where(rows.run_number.in_(run_numbers), _not_replaced(rows))
     if benchmark is not None:
         query = query.where(rows.benchmark == benchmark)
     if after is not None:
@@ -218,20 +194,14 @@ def evaluations_of(
     # Sorted here: a database would move the records with their thousands of scores.
     for row in sorted(session.execute(query), key=lambda row: (row.attempt, row.number)):
         chosen[row.run_number][row.step, row.benchmark] = row.record
-    return {number: [found[key] for key in sorted(found)] for number, found in chosen.items()}
+    return {number: [records[key] for key in sorted(records)] for number, records in chosen.items()}
 
 
-def _counts(table: type[Sample]) -> ColumnElement[bool]:
-    return _not_replaced(table.run_number, table.attempt, table.step)
-
-
-def _not_replaced(
-    run: InstrumentedAttribute[int] | ColumnElement[int],
-    attempt: InstrumentedAttribute[int] | ColumnElement[int],
-    step: InstrumentedAttribute[int] | ColumnElement[int],
-) -> ColumnElement[bool]:
-    """No later attempt reported on this step or an earlier one."""
-    return ~exists().where(Attempt.run_number == run, Attempt.attempt > attempt, Attempt.first_step <= step)
+def _not_replaced(row: Any) -> ColumnElement[bool]:
+    """No later attempt reported on this row's step or an earlier one. row: a table's class or columns."""
+    return ~exists().where(
+        Attempt.run_number == row.run_number, Attempt.attempt > row.attempt, Attempt.first_step <= row.step
+    )
 
 
 router = APIRouter(
@@ -258,12 +228,17 @@ def samples(
 ) -> SamplePage:
     """Training samples of the effective history, newest step first, paged."""
     number = run_number(session, run_id)
-    after = None if cursor is None else _position(cursor)
+    after = None
+    if cursor is not None:
+        match = _CURSOR.fullmatch(cursor)
+        after = (int(match[1]), int(match[2])) if match else (MAX_STEP + 1, 0)
+        if after[0] > MAX_STEP:
+            raise Invalid.of("cursor", "is not a cursor; pass next_cursor of an earlier response unchanged")
     rows = newest_samples(session, number, step=step, verdict=verdict, group=group, after=after, limit=limit + 1)
     last = rows[limit - 1] if len(rows) > limit else None
     return SamplePage(
         items=[_view(row) for row in rows[:limit]],
-        groups=[SampleGroupView.model_validate(count._asdict()) for count in group_counts(session, rows[:limit])],
+        groups=group_counts(session, rows[:limit]),
         next_cursor=None if last is None else f"{last.step}-{last.number}",
         steps=sample_steps(session, number),
     )
@@ -279,19 +254,11 @@ def evaluations(
     per_problem: Annotated[bool, Query(description="Include the scores of each problem.")] = True,
 ) -> Response:
     """Evaluations of the effective history, one record per step and benchmark."""
-    found = select_evaluations(session, run_number(session, run_id), benchmark=benchmark, after=after)
+    number = run_number(session, run_id)
+    records = evaluations_of(session, [number], benchmark=benchmark, after=after)[number]
     if not per_problem:
-        found = [{name: value for name, value in record.items() if name != "per_problem"} for record in found]
-    return plain_answer({"items": found})
-
-
-def _position(cursor: str) -> tuple[int, int]:
-    """Step and number in a cursor; raises Invalid for any other text."""
-    found = _CURSOR.fullmatch(cursor)
-    step, number = (int(part) for part in found.groups()) if found else (MAX_STEP + 1, 0)
-    if step > MAX_STEP:
-        raise Invalid.of("cursor", "is not a cursor; pass next_cursor of an earlier response unchanged")
-    return step, number
+        records = [{name: value for name, value in record.items() if name != "per_problem"} for record in records]
+    return plain_answer({"items": records})
 
 
 def _view(row: Sample) -> SampleView:

@@ -1,9 +1,4 @@
-"""Answers about timelines. Times are seconds.
-
-The last lines of a run's timeline.jsonl.
-
-`/runs/{run_id}/timeline`: what each process did in the last steps.
-"""
+"""`/runs/{run_id}/timeline`: what each process did in the last steps, from the end of its timeline.jsonl."""
 
 from __future__ import annotations
 
@@ -60,8 +55,8 @@ def last_steps(run: RunFiles, count: int) -> list[StepTimeline]:
         lines = os.pread(file.fileno(), LARGEST_TAIL, begin).split(b"\n")
     if begin:
         del lines[0]  # it may begin in the middle of a line
-    found = [step for line in lines if (step := _step(line)) is not None]
-    return found[-count:]
+    steps = [step for line in lines if (step := _step(line)) is not None]
+    return steps[-count:]
 
 
 def _step(line: bytes) -> StepTimeline | None:

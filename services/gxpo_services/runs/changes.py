@@ -1,11 +1,8 @@
-"""Changes of runs and their events, as Server-Sent Events.
-
-`/events/stream`: changes of runs, pushed.
-"""
+"""`/events/stream`: changes of runs and their events, pushed as Server-Sent Events."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence, Set
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -14,11 +11,11 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from gxpo_services.api import streams
-from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRoute, SlottedResponse, Viewer, slots_of
+from gxpo_services.api.dependencies import BearerToken, DatabaseDep, ServiceRoute, Slots, SlottedResponse, Viewer
 from gxpo_services.api.errors import NotFound, responses
 from gxpo_services.api.fields import MAX_INTEGER, Id
 from gxpo_services.db.database import Database
@@ -60,15 +57,15 @@ class Changes:
 
     def read(self, session: Session) -> list[bytes]:
         """What has changed since the last call: deleted runs, a page of runs, and events after the last page."""
-        found = [] if self._unsent else self._compare(session)
+        messages = [] if self._unsent else self._compare(session)
         page, self._unsent = self._unsent[:_RUNS_AT_ONCE], self._unsent[_RUNS_AT_ONCE:]
-        found += [streams.event("run", view) for view in self._views(session, page)]
+        messages += [streams.event("run", view) for view in self._views(session, page)]
         if self._unsent:
-            return found
+            return messages
         events = self._events(session)
         if len(events) < _EVENTS_AT_ONCE:
             self._end()
-        return found + events
+        return messages + events
 
     @property
     def is_behind(self) -> bool:
@@ -77,23 +74,20 @@ class Changes:
 
     def _compare(self, session: Session) -> list[bytes]:
         """Note which runs changed; the messages for those that were deleted."""
-        rows = list(session.execute(select(*_COLUMNS).where(self._followed())))
-        if self.numbers is None:  # those that ended since the last call
-            rows += self._rows_of(session, self._seen.keys() - {row[0] for row in rows})
+        if self.numbers is not None:
+            rows = list(session.execute(select(*_COLUMNS).where(_columns.number.in_(self.numbers))))
+        else:
+            rows = list(session.execute(select(*_COLUMNS).where(_columns.state.not_in(sorted(TERMINAL)))))
+            ended = sorted(self._seen.keys() - {row[0] for row in rows})  # since the last call
+            for begin in range(0, len(ended), _RUNS_AT_ONCE):
+                part = ended[begin : begin + _RUNS_AT_ONCE]
+                rows += session.execute(select(*_COLUMNS).where(_columns.number.in_(part)))
         marks = {row[0]: tuple(row[2:]) for row in rows}
         self._unsent = sorted(number for number, mark in marks.items() if self._seen.get(number) != mark)
         deleted = [{"id": self._ids[number]} for number in sorted(self._seen.keys() - marks.keys())]
         self._ids = {row[0]: row[1] for row in rows}
         self._seen = marks
         return [streams.event("deleted", gone) for gone in deleted]
-
-    def _rows_of(self, session: Session, numbers: Set[int]) -> list[Any]:
-        rows: list[Any] = []
-        left = sorted(numbers)
-        while left:
-            page, left = left[:_RUNS_AT_ONCE], left[_RUNS_AT_ONCE:]
-            rows += session.execute(select(*_COLUMNS).where(_columns.number.in_(page))).all()
-        return rows
 
     def _end(self) -> None:
         """Stop following runs that ended and were sent, or note that all of the requested ones did."""
@@ -107,32 +101,22 @@ class Changes:
     def _views(self, session: Session, changed: list[int]) -> list[dict[str, Any]]:
         if self.ids_only:
             return [{"id": self._ids[number]} for number in changed]
-        return [view.model_dump(mode="json") for view in service.shown(session, changed)]
-
-    def _followed(self) -> ColumnElement[bool]:
-        if self.numbers is not None:
-            return _columns.number.in_(self.numbers)
-        return _columns.state.not_in(sorted(TERMINAL))
+        return [view.model_dump(mode="json") for view in service.views(session, changed)]
 
     def _events(self, session: Session) -> list[bytes]:
         if last_event(session) <= self.after:  # spares the search among thousands of runs
             return []
         query = select(Event).where(Event.run_number.in_(list(self._ids)), Event.number > self.after)
-        found = []
+        messages = []
         for event in session.scalars(query.order_by(Event.number).limit(_EVENTS_AT_ONCE)):
             view = EventView.model_validate(event, from_attributes=True).model_dump(mode="json")
-            found.append(streams.event("event", view | {"run": self._ids[event.run_number or 0]}, event.number))
+            messages.append(streams.event("event", view | {"run": self._ids[event.run_number or 0]}, event.number))
             self.after = event.number
-        return found
+        return messages
 
 
 def last_event(session: Session) -> int:
     return session.scalar(select(func.max(Event.number))) or 0
-
-
-def numbers_of(session: Session, ids: Sequence[str]) -> dict[str, int]:
-    """Row numbers of the runs that exist."""
-    return {row.id: row.number for row in session.execute(select(Run.id, Run.number).where(Run.id.in_(ids)))}
 
 
 async def follow(
@@ -163,12 +147,12 @@ async def follow(
     yield b": runs\n\n"
     quiet_s = 0.0
     while True:
-        found = await run_sync(read)
-        if found is None:
+        messages = await run_sync(read)
+        if messages is None:
             yield streams.event("revoked", {"after": changes.after})
             return
-        if found:
-            yield b"".join(found)
+        if messages:
+            yield b"".join(messages)
             quiet_s = 0.0
         if changes.is_over:
             yield streams.event("end", {"after": changes.after})
@@ -210,16 +194,16 @@ async def stream_changes(
     an event and its `run`; `deleted` with an id; `end` when all `runs` have ended; `revoked` when the token has become
     invalid."""
     begin = last_event_id if last_event_id is not None else after
-    found = await run_in_threadpool(_begin, database, runs, begin, ids_only)
-    stream = follow(database, found, lambda: streams.is_valid(database, token))
-    slots = slots_of(request, "stream_slots")
+    changes = await run_in_threadpool(_begin, database, runs, begin, ids_only)
+    stream = follow(database, changes, lambda: streams.is_valid(database, token))
+    slots: Slots = request.app.state.stream_slots
     return SlottedResponse(slots, principal.token_id, stream, media_type=streams.MEDIA_TYPE)
 
 
 def _begin(database: Database, runs: list[str], after: int | None, ids_only: bool) -> Changes:
     """Raises NotFound."""
     with database.reading() as session:
-        numbers = numbers_of(session, runs)
+        numbers: dict[str, int] = dict(session.execute(select(Run.id, Run.number).where(Run.id.in_(runs))).all())
         missing = [run_id for run_id in runs if run_id not in numbers]
         if missing:
             raise NotFound(f"there is no run {missing[0]}")

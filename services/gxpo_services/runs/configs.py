@@ -1,10 +1,8 @@
-"""Validation of submitted configs; reports every invalid setting.
+"""Submitted configs: validation by trainer and server, which reports every invalid setting at once.
 
-Server policy for configs: allowed folders, hub names, code and Ray address.
-
-Paths are checked after resolving `~`, `..` and symbolic links. Nothing is URL-decoded, as in the file system. The check
-works on plain nested values, so that policy violations are reported together with validation errors.
-"""
+The server's policy restricts folders, hub names, code and addresses. It works on plain nested values, so that
+violations are reported together with validation errors. Paths are checked after resolving `~`, `..` and symbolic links.
+Nothing is URL-decoded, as in the file system."""
 
 from __future__ import annotations
 
@@ -61,33 +59,6 @@ class RunSource(BaseModel):
                 f"exactly one of config, toml and preset is required; {' and '.join(given) or 'none'} is given"
             )
         return self
-
-
-class PresetView(BaseModel):
-    """A config preset."""
-
-    name: str = Field(examples=["demo"])
-    summary: str = Field(description="Purpose.")
-    toml: str = Field(description="The complete run file.")
-    config: dict[str, Any] = Field(description="The config as nested settings.")
-
-
-class PublishedTableView(BaseModel):
-    """A table of the paper."""
-
-    number: int
-    name: str = Field(examples=["sampled_pass@1"])
-    model: str | None = Field(description="Model of all rows; null where each row names its own.")
-    rows: list[dict[str, Any]] = Field(description="As printed; scores in percent.")
-
-
-class PublishedView(BaseModel):
-    """The paper's results."""
-
-    source: str
-    units: str
-    notes: list[str] = Field(description="Remarks that do not follow from the tables.")
-    tables: list[PublishedTableView]
 
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -210,10 +181,10 @@ def _is_inner_name(name: str) -> bool:
 
 def setting(config: Mapping[str, Any], path: str) -> Any:
     """The value at a dotted path of a config; None where there is none."""
-    found: Any = config
+    value: Any = config
     for key in path.split("."):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 _LONGEST_MODEL = 400
@@ -231,12 +202,15 @@ def settings_of(source: RunSource, where: str = "") -> Settings:
             raise Invalid.of(f"{where}preset", message)
         values = plain(load_preset(source.preset).model_dump())
     elif source.toml is not None:
-        values = _parsed(source.toml, f"{where}toml")
+        try:
+            values = tomllib.loads(source.toml)
+        except (ValueError, RecursionError) as error:
+            raise Invalid.of(f"{where}toml", f"is not valid TOML: {error}") from None
     else:
         values = source.config or {}
-    found = faults(values)
-    if found:
-        raise invalid(_fields(found))
+    unstorable = faults(values)
+    if unstorable:
+        raise invalid(_fields(unstorable))
     return overridden(values, source.overrides, f"{where}overrides")
 
 
@@ -260,16 +234,16 @@ def overridden(values: Settings, overrides: Sequence[str], field: str) -> Settin
 
 def checked(values: Settings, server: ServiceSettings) -> RunConfig:
     """The config, if both the trainer and this server accept it. Raises Invalid with every invalid setting."""
-    found = refusals(values, server)
+    refused = refusals(values, server)
     try:
         config = build(values)
     except BadSettings as error:
-        raise invalid(_fields([*error.settings, *found])) from None
-    found += _unstorable(config) + _above_quotas(config, server)
+        raise invalid(_fields([*error.settings, *refused])) from None
+    refused += _unstorable(config) + _above_quotas(config, server)
     # These read the model's folder, which is allowed only where nothing has been refused.
-    found = found or cannot_split(config) or cannot_fit(config, server)
-    if found:
-        raise invalid(_fields(found))
+    refused = refused or cannot_split(config) or cannot_fit(config, server)
+    if refused:
+        raise invalid(_fields(refused))
     return config
 
 
@@ -281,16 +255,9 @@ def invalid(errors: Sequence[FieldError]) -> Invalid:
     return Invalid(named + ("; …" if len(ordered) > 5 else ""), errors=ordered)
 
 
-def _parsed(text: str, field: str) -> Settings:
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise Invalid.of(field, f"is not valid TOML: {error}") from None
-
-
 def _unstorable(config: RunConfig) -> list[tuple[str, str]]:
     """Settings that the config allows but the database cannot store."""
-    found = []
+    refused = []
     budget = config.budget
     numbers = {
         "seed": config.seed,
@@ -300,14 +267,14 @@ def _unstorable(config: RunConfig) -> list[tuple[str, str]]:
     }
     for name, number in numbers.items():
         if number is not None and number > MAX_INTEGER:
-            found.append((name, f"must be at most {MAX_INTEGER}"))
+            refused.append((name, f"must be at most {MAX_INTEGER}"))
     if len(config.model.path) > _LONGEST_MODEL:
-        found.append(("model.path", f"must be at most {_LONGEST_MODEL} characters"))
+        refused.append(("model.path", f"must be at most {_LONGEST_MODEL} characters"))
     if not math.isfinite(resources(config)[0]):
-        found.append(
+        refused.append(
             ("placement", "learner_ranks × learner_cpus + samplers × sampler_cpus + verifier_cpus must be finite")
         )
-    return found
+    return refused
 
 
 def _above_quotas(config: RunConfig, server: ServiceSettings) -> list[tuple[str, str]]:
@@ -315,25 +282,20 @@ def _above_quotas(config: RunConfig, server: ServiceSettings) -> list[tuple[str,
     cpus, gpus = resources(config)
     if config.placement.device == "auto" and server.quota_gpus == 0:
         gpus = 0.0  # it runs on CPUs there
-    found = []
+    refused = []
     for what, asked, quota in (("CPUs", cpus, server.quota_cpus), ("GPUs", gpus, server.quota_gpus)):
         # Logical CPUs are sums of fractions.
         if quota is not None and asked > quota and not math.isclose(asked, quota):
             bound = f"all runs together may use {quota:g} (GXPO_QUOTA_{what.upper()})"
-            found.append(("placement", f"needs {asked:g} {what}, and {bound}; lower placement.* or raise the quota"))
-    return found
+            refused.append(("placement", f"needs {asked:g} {what}, and {bound}; lower placement.* or raise the quota"))
+    return refused
 
 
-def _fields(found: Sequence[tuple[str, str]]) -> list[FieldError]:
-    return [FieldError(field=f"config.{path}" if path else "config", message=message) for path, message in found]
+def _fields(refused: Sequence[tuple[str, str]]) -> list[FieldError]:
+    return [FieldError(field=f"config.{path}" if path else "config", message=message) for path, message in refused]
 
 
 def stored(config: RunConfig) -> Settings:
     """The complete config as JSON values; `RunConfig.model_validate` restores it."""
     body: Settings = plain(config.model_dump(mode="json"))
     return body
-
-
-def restored(values: Mapping[str, Any]) -> RunConfig:
-    """A stored config."""
-    return RunConfig.model_validate(values)

@@ -21,7 +21,6 @@ from gxpo_services.api.idempotency import ETAG_HEADER, IfMatch, Submission, answ
 from gxpo_services.outputs import files
 from gxpo_services.run_states import Action
 from gxpo_services.runs import schemas, service
-from gxpo_services.runs import service as bulk
 from gxpo_services.runs.schemas import (
     BulkAnswer,
     BulkRequest,
@@ -66,8 +65,8 @@ def list_runs(query: Annotated[ListQuery, Query()], _: Viewer, session: ReadSess
 @router.get("/{run_id}", summary="A run", response_model=RunDetail, responses=_WITH_ETAG | responses(404))
 def get_run(run_id: RunId, _: Viewer, session: ReadSession) -> Response:
     """State, progress, config and cost of one run."""
-    found = service.shown_in_full(session, service.find(session, run_id))
-    return answer(found, ETag=schemas.version(found))
+    run = service.detail(session, service.find(session, run_id))
+    return answer(run, ETag=schemas.version(run))
 
 
 @router.patch(
@@ -110,7 +109,7 @@ def act_on_runs(
 ) -> Response:
     """Cancel, pause, resume, archive, unarchive or delete runs. The answer says of each run what became of it: one that
     refuses the action does not stop the others."""
-    done = bulk.act_on_all(session, settings.artifacts, principal, body)
+    done = service.act_on_all(session, settings.artifacts, principal, body)
     background.add_task(files.empty_trash, settings.artifacts, database)
     return answer(done)
 

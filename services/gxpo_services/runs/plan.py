@@ -1,7 +1,4 @@
-"""Expected cost of a run from its config. Pure.
-
-The plan of a submitted config: memory, time and cost before it starts (gxpo_trainer.planner).
-"""
+"""What a config would cost before it starts: backward passes, memory and time (gxpo_trainer.planner)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""SQL of runs: find, add, delete, and compare-and-set of the state.
-
-What a token may queue: a number of runs, and priority above normal for admins alone.
-"""
+"""SQL of runs: find, add, delete, compare-and-set of the state; and what a token may queue."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from sqlalchemy.orm import Session, lazyload
 
 from gxpo_services.api.errors import Forbidden, LimitReached
 from gxpo_services.api.principals import Principal, Role
-from gxpo_services.db.tables import Group, Run, RunDocument
+from gxpo_services.db.tables import Run
 from gxpo_services.run_states import TERMINAL, RunState
 from gxpo_services.settings import ServiceSettings
 
@@ -37,16 +34,6 @@ def lock(session: Session, run_id: str) -> Run | None:
     return session.scalar(query)
 
 
-def token_hash(session: Session, run_id: str) -> str | None:
-    """Hash of the trainer's token; None when the run has none or does not exist."""
-    return session.scalar(select(Run.run_token_sha256).where(Run.id == run_id))
-
-
-def find_group(session: Session, group_id: str) -> Group | None:
-    """A group by its public id."""
-    return session.scalar(select(Group).where(Group.id == group_id))
-
-
 def add(session: Session, runs: Sequence[Run]) -> None:
     """Insert runs and assign their numbers."""
     for run in runs:
@@ -56,13 +43,8 @@ def add(session: Session, runs: Sequence[Run]) -> None:
 
 
 def search_text(run: Run) -> str:
-    """Searchable text of a run (name, notes, id, model and tags) in folded case."""
-    return folded_case("\n".join([run.name, run.notes or "", run.id, run.model, *(tag.tag for tag in run.tags)]))
-
-
-def folded_case(text: str) -> str:
-    """Text in Unicode folded case, the same on both databases."""
-    return text.casefold()
+    """Searchable text of a run (name, notes, id, model and tags) in Unicode folded case, the same on both databases."""
+    return "\n".join([run.name, run.notes or "", run.id, run.model, *(tag.tag for tag in run.tags)]).casefold()
 
 
 def remove_ended(session: Session, run: Run) -> bool:
@@ -74,18 +56,6 @@ def remove_ended(session: Session, run: Run) -> bool:
     else:
         session.refresh(run)
     return done
-
-
-def equal_runs(session: Session, config_sha256: str, limit: int) -> list[int]:
-    """Numbers of the runs of an equal config, newest first."""
-    query = select(Run.number).where(Run.config_sha256 == config_sha256).order_by(Run.number.desc()).limit(limit)
-    return list(session.scalars(query))
-
-
-def configs(session: Session, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Run number → config."""
-    query = select(RunDocument.run_number, RunDocument.config).where(RunDocument.run_number.in_(numbers))
-    return {row.run_number: row.config for row in session.execute(query)}
 
 
 def set_where(

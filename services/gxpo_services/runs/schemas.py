@@ -1,7 +1,4 @@
-"""Requests and answers about runs. Times are seconds since 1970.
-
-Rows to API views. Pure.
-"""
+"""Requests and answers about runs, and how rows become answers. Pure. Times are seconds since 1970."""
 
 from __future__ import annotations
 
@@ -16,8 +13,9 @@ from gxpo_services.api.fields import Id, JsonNumber, Tag, Text, Word
 from gxpo_services.api.idempotency import etag
 from gxpo_services.db.tables import RunDocument
 from gxpo_services.run_states import TERMINAL, Action, IllegalTransition, RunState, requested_state
-from gxpo_services.runs.configs import Override, RunSource, restored
+from gxpo_services.runs.configs import Override, RunSource
 from gxpo_services.runs.plan import expected_cost
+from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.rules import in_words, rule_names
 from gxpo_trainer.jsonl import plain
 from gxpo_trainer.planner.report import PlanView
@@ -243,28 +241,23 @@ _NUMBERS = ("score", "score_best", "reward")
 _NUMBERS_OF_PROGRESS = ("backward_passes", "tokens", "training_s", "hours_budget")
 _BUDGETS = ("step_budget", "backward_passes_budget", "tokens_budget", "hours_budget")
 
-Shown = dict[str, Any]
-"""A row of shown_repository.shown_rows."""
+RunRow = dict[str, Any]
+"""A row of listing.list_rows."""
 
 
-def view(run: Shown) -> RunView:
-    """A run as shown in a list."""
-    return RunView.model_validate(_members(run))
-
-
-def listed(run: Shown, metrics: Mapping[str, float | None], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The same as plain JSON values, unvalidated: validation would take as long as the query.
+def listed(run: RunRow, metrics: Mapping[str, float | None], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A RunView as plain JSON values, unvalidated: validation would take as long as the query.
 
     metrics, settings: additional values.
     """
-    members = _members(run)
-    found = {name: members[name] for name in _LISTED}
-    for part, names in ((found, _NUMBERS), (found["progress"], _NUMBERS_OF_PROGRESS)):
+    members = with_progress(run)
+    view = {name: members[name] for name in _LISTED}
+    for part, names in ((view, _NUMBERS), (view["progress"], _NUMBERS_OF_PROGRESS)):
         for name in names:
             part[name] = plain(part[name])
-    found["settings"] = dict(settings)
-    found["metrics"] = {name: plain(value) for name, value in metrics.items()}
-    return found
+    view["settings"] = dict(settings)
+    view["metrics"] = {name: plain(value) for name, value in metrics.items()}
+    return view
 
 
 def version(run: RunDetail) -> str:
@@ -272,17 +265,18 @@ def version(run: RunDetail) -> str:
     return etag(run.model_dump(mode="json", include=set(RunPatch.model_fields)))
 
 
-def detail(run: Shown, document: RunDocument) -> RunDetail:
-    cost = expected_cost(restored(document.config))
+def detail(run: RunRow, document: RunDocument) -> RunDetail:
+    cost = expected_cost(RunConfig.model_validate(document.config))
     more = {
         "config": document.config,
         "identity": document.identity,
         "cost": RunCost(backward_passes=cost.backward_passes, formula=cost.words),
     }
-    return RunDetail.model_validate(_members(run) | more)
+    return RunDetail.model_validate(with_progress(run) | more)
 
 
-def _members(run: Shown) -> dict[str, Any]:
+def with_progress(run: RunRow) -> dict[str, Any]:
+    """The row with progress and possible actions, as RunView has them."""
     return run | {"progress": _progress(run), "possible_actions": possible_actions(RunState(run["state"]))}
 
 
@@ -304,7 +298,7 @@ def possible_actions(state: RunState) -> tuple[PossibleAction, ...]:
     return tuple(actions)
 
 
-def _progress(run: Shown) -> dict[str, Any]:
+def _progress(run: RunRow) -> dict[str, Any]:
     """Progress of a run; `fraction` is the largest share of any budget limit."""
     spent = {"steps": run["step"], **{name: run[name] for name in ("backward_passes", "tokens", "training_s")}}
     bounds = {name: run[name] for name in _BUDGETS}
@@ -314,7 +308,9 @@ def _progress(run: Shown) -> dict[str, Any]:
     fraction = max(shares, default=0.0)
     if run["state"] == RunState.SUCCEEDED:
         fraction = 1.0
-    left = None
+    seconds_left = None
     if run["state"] == RunState.RUNNING and 0.0 < fraction < 1.0 and training_s > 0:
-        left = training_s * (1 - fraction) / fraction
-    return spent | bounds | {"fraction": fraction, "seconds_left": left, "queue_position": run["queue_position"]}
+        seconds_left = training_s * (1 - fraction) / fraction
+    return (
+        spent | bounds | {"fraction": fraction, "seconds_left": seconds_left, "queue_position": run["queue_position"]}
+    )

@@ -1,7 +1,4 @@
-"""Operations on runs: submit, show, edit, control, clone, retry, delete.
-
-One action on many runs.
-"""
+"""Operations on runs: submit, list, edit, control, clone, retry, delete; and one action on many runs."""
 
 from __future__ import annotations
 
@@ -10,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import Session
 
-from gxpo_services.api import fields, idempotency
+from gxpo_services.api import idempotency
 from gxpo_services.api.errors import (
     Conflict,
     FieldError,
@@ -25,26 +23,14 @@ from gxpo_services.api.errors import (
     ProblemDetails,
     Unavailable,
 )
-from gxpo_services.api.fields import new_id
+from gxpo_services.api.fields import Position, decode_cursor, encode_cursor, new_id
 from gxpo_services.api.idempotency import check_match
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.tables import STUDY, Group, Run, RunDocument, RunTag
 from gxpo_services.outputs import events, files
 from gxpo_services.outputs.metrics import last_values
 from gxpo_services.run_states import TERMINAL, Action, IllegalTransition, RunState, requested_state
-from gxpo_services.runs import (
-    list as list_repository,
-)
-from gxpo_services.runs import (
-    list as shown_repository,
-)
-from gxpo_services.runs import (
-    repository,
-    schemas,
-)
-from gxpo_services.runs import (
-    repository as limits,
-)
+from gxpo_services.runs import listing, repository, schemas
 from gxpo_services.runs.configs import checked, invalid, overridden, setting, settings_of, stored
 from gxpo_services.runs.lifecycle import StateChanged, move
 from gxpo_services.runs.plan import expected_cost, planned, resources
@@ -67,7 +53,7 @@ from gxpo_trainer.compare.rows import rule_label
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import to_toml
 
-_SHOWN_EQUALS = 10
+_MOST_EQUAL_RUNS = 10
 _ATTEMPTS = 10
 """Attempts of a compare-and-set under concurrent changes; each failure means that another change succeeded."""
 
@@ -81,10 +67,10 @@ def submit(
     if owner != run_id:
         return _repeated(session, owner), False
     config, group = _prepared(session, server, request)
-    limits.check_priority(principal, request.priority)
-    limits.check_queue(session, server, principal)
+    repository.check_priority(principal, request.priority)
+    repository.check_queue(session, server, principal)
     run = new_run(config, principal, run_id=run_id, notes=request.notes, priority=request.priority, group=group)
-    return _made(session, run, request.tags, principal, "submitted"), True
+    return _add(session, run, request.tags, principal, "submitted"), True
 
 
 def validate(session: Session, server: ServiceSettings, request: RunRequest) -> RunValidation:
@@ -94,7 +80,8 @@ def validate(session: Session, server: ServiceSettings, request: RunRequest) -> 
     except Invalid as error:
         return RunValidation(valid=False, errors=error.errors, cost=None, config=None, toml=None, equal_runs=[])
     cost = expected_cost(config)
-    equals = repository.equal_runs(session, config.sha256(), _SHOWN_EQUALS)
+    same = select(Run.number).where(Run.config_sha256 == config.sha256())
+    equal_runs = session.scalars(same.order_by(Run.number.desc()).limit(_MOST_EQUAL_RUNS)).all()
     plan, problem = planned(config, server)
     return RunValidation(
         valid=True,
@@ -102,7 +89,7 @@ def validate(session: Session, server: ServiceSettings, request: RunRequest) -> 
         cost=ExpectedCostView(steps=cost.steps, backward_passes=cost.backward_passes, per_step_words=cost.words),
         config=stored(config),
         toml=to_toml(config),
-        equal_runs=shown(session, equals),
+        equal_runs=views(session, equal_runs),
         plan=plan,
         plan_problem=problem,
     )
@@ -128,7 +115,7 @@ def _prepared(session: Session, server: ServiceSettings, request: RunRequest) ->
 def _group(session: Session, group_id: str | None) -> Group | None:
     if group_id is None:
         return None
-    group = repository.find_group(session, group_id)
+    group = session.scalar(select(Group).where(Group.id == group_id))
     if group is None:
         raise Invalid.of("group", f"there is no group {group_id}; omit it or create one first")
     if group.kind == STUDY:
@@ -189,20 +176,19 @@ def set_tags(run: Run, tags: Iterable[str]) -> None:
     run.tags += [RunTag(tag=tag) for tag in sorted(wanted - present)]
 
 
-def _made(session: Session, run: Run, tags: Iterable[str], principal: Principal, kind: str) -> RunDetail:
+def _add(session: Session, run: Run, tags: Iterable[str], principal: Principal, kind: str) -> RunDetail:
     set_tags(run, tags)
     repository.add(session, [run])
-    of = f" from {run.parent_id}" if run.parent_id else ""
-    events.record(session, run.number, principal.actor, kind, f"{kind}{of}", parent=run.parent_id)
-    session.flush()
-    return shown_in_full(session, run)
+    source = f" from {run.parent_id}" if run.parent_id else ""
+    events.record(session, run.number, principal.actor, kind, f"{kind}{source}", parent=run.parent_id)
+    return detail(session, run)
 
 
 def _repeated(session: Session, run_id: str) -> RunDetail:
     run = repository.find(session, run_id)
     if run is None:
         raise Gone(f"run {run_id}, created with this Idempotency-Key, was deleted; use a new key")
-    return shown_in_full(session, run)
+    return detail(session, run)
 
 
 def find(session: Session, run_id: str, *, lock: bool = False) -> Run:
@@ -213,14 +199,15 @@ def find(session: Session, run_id: str, *, lock: bool = False) -> Run:
     return run
 
 
-def shown(session: Session, numbers: Sequence[int]) -> list[RunView]:
-    """Runs as shown in lists, without those deleted meanwhile."""
-    return [schemas.view(row) for row in shown_repository.shown_rows(session, numbers)]
+def views(session: Session, numbers: Sequence[int]) -> list[RunView]:
+    """Runs as lists have them, without those deleted meanwhile."""
+    rows = listing.list_rows(session, numbers)
+    return [RunView.model_validate(schemas.with_progress(row)) for row in rows]
 
 
-def shown_in_full(session: Session, run: Run) -> RunDetail:
+def detail(session: Session, run: Run) -> RunDetail:
     """Raises NotFound for a run deleted meanwhile."""
-    rows = shown_repository.shown_rows(session, [run.number])
+    rows = listing.list_rows(session, [run.number])
     if not rows:
         raise NotFound(f"there is no run {run.id}")
     return schemas.detail(rows[0], run.document)
@@ -229,50 +216,53 @@ def shown_in_full(session: Session, run: Run) -> RunDetail:
 def list_runs(session: Session, query: ListQuery) -> dict[str, Any]:
     """A page of the list, as RunPage in JSON. Raises Invalid for an unknown order or a cursor of another order."""
     order = _order(query)
-    after = fields.decode(query.cursor, order.word, order.kind) if query.cursor is not None else None
-    found, total = list_repository.page(session, query, order, after, query.limit + 1)
-    by_number = dict(found[: query.limit])
-    numbers = list(by_number)
+    after = decode_cursor(query.cursor, order.word, order.kind) if query.cursor is not None else None
+    page, total = listing.page(session, query, order, after, query.limit + 1)
+    sort_values = dict(page[: query.limit])
+    numbers = list(sort_values)
     values = last_values(session, numbers, query.with_metric) if query.with_metric else {}
-    configs = repository.configs(session, numbers) if query.with_setting else {}
+    configs: dict[int, dict[str, Any]] = {}
+    if query.with_setting:
+        documents = select(RunDocument.run_number, RunDocument.config).where(RunDocument.run_number.in_(numbers))
+        configs = dict(session.execute(documents).all())
     items = []
-    for row in shown_repository.shown_rows(session, numbers):
+    for row in listing.list_rows(session, numbers):
         number = row["number"]
         metrics = {name: values.get(number, {}).get(name) for name in query.with_metric}
         if order.metric is not None:
-            value = by_number[number]
+            value = sort_values[number]
             assert not isinstance(value, str)
             metrics[order.metric] = value
         settings = {path: setting(configs.get(number, {}), path) for path in query.with_setting}
         items.append(schemas.listed(row, metrics, settings))
     next_cursor = None
-    if len(found) > query.limit:
-        number, value = found[query.limit - 1]
-        next_cursor = fields.encode(order.word, fields.Position(value, number))
+    if len(page) > query.limit:
+        number, value = page[query.limit - 1]
+        next_cursor = encode_cursor(order.word, Position(value, number))
     return {"items": items, "next_cursor": next_cursor, "total": total}
 
 
-def _order(query: ListQuery) -> list_repository.Order:
+def _order(query: ListQuery) -> listing.Order:
     descending = query.order == "desc"
     if query.sort.startswith("metric:") and len(query.sort) > len("metric:"):
         word = {"best": "highest"}.get(query.metric_at, query.metric_at)
         at: Any = int(word) if word.isdigit() else word
-        return list_repository.Order(None, query.sort.removeprefix("metric:"), at, descending)
-    if query.sort not in list_repository.COLUMNS:
-        raise Invalid.of("sort", f"must be metric:<name> or one of {', '.join(list_repository.COLUMNS)}")
-    return list_repository.Order(query.sort, None, "last", descending)
+        return listing.Order(None, query.sort.removeprefix("metric:"), at, descending)
+    if query.sort not in listing.COLUMNS:
+        raise Invalid.of("sort", f"must be metric:<name> or one of {', '.join(listing.COLUMNS)}")
+    return listing.Order(query.sort, None, "last", descending)
 
 
 def patch(session: Session, run_id: str, request: RunPatch, if_match: str | None, principal: Principal) -> RunDetail:
     """Edit name, tags, notes, priority or archived. Raises NotFound, PreconditionFailed; Forbidden for a priority."""
     run = find(session, run_id, lock=True)
     if if_match is not None:
-        check_match(if_match, schemas.version(shown_in_full(session, run)), f"run {run_id}")
+        check_match(if_match, schemas.version(detail(session, run)), f"run {run_id}")
     defaults = {"name": run.config["name"], "tags": [], "notes": "", "archived": False, "priority": 0}
     named = request.model_dump(exclude_unset=True)
     changes = {name: defaults[name] if value is None else value for name, value in named.items()}
     if changes.get("priority", run.priority) != run.priority:
-        limits.check_priority(principal, changes["priority"])
+        repository.check_priority(principal, changes["priority"])
     for name, value in changes.items():
         if name == "tags":
             set_tags(run, value)
@@ -283,7 +273,7 @@ def patch(session: Session, run_id: str, request: RunPatch, if_match: str | None
         run.updated_at = time.time()
         events.record(session, run.number, principal.actor, "edited", f"changed {', '.join(changes)}", **changes)
     session.flush()
-    return shown_in_full(session, run)
+    return detail(session, run)
 
 
 _MESSAGES: dict[Action, str] = {
@@ -302,13 +292,13 @@ def act(session: Session, run_id: str, action: Action, *, actor: str) -> RunDeta
         except IllegalTransition as error:
             raise Conflict(f"run {run_id}: {error}", state=run.state) from None
         if wanted is None:
-            return shown_in_full(session, run)
+            return detail(session, run)
         try:
             move(session, run, wanted, actor=actor, message=_MESSAGES[action])
         except (StateChanged, InvalidRequestError):  # the latter when it was deleted
             run = find(session, run_id)  # lost a race: decide again from the new state
             continue
-        return shown_in_full(session, run)
+        return detail(session, run)
     raise Conflict(f"run {run_id} keeps changing its state; retry", state=run.state)
 
 
@@ -328,9 +318,9 @@ def clone(
     original = find(session, run_id)
     config = checked(overridden(original.config, request.overrides, "overrides"), server)
     if request.priority is not None:
-        limits.check_priority(principal, request.priority)
-    limits.check_queue(session, server, principal)
-    copied = limits.allowed_priority(principal, original.priority)
+        repository.check_priority(principal, request.priority)
+    repository.check_queue(session, server, principal)
+    copied = repository.allowed_priority(principal, original.priority)
     name = request.name or (config.name if config.name != original.config["name"] else original.name)
     run = new_run(
         config.model_copy(update={"name": name}),
@@ -342,7 +332,7 @@ def clone(
         parent=(original, "clone"),
     )
     tags = [tag.tag for tag in original.tags] if request.tags is None else request.tags
-    return _made(session, run, tags, principal, "cloned"), True
+    return _add(session, run, tags, principal, "cloned"), True
 
 
 def retry(
@@ -358,18 +348,18 @@ def retry(
         fix = "clone it" if original.state in TERMINAL else "cancel it first, or clone it"
         raise Conflict(f"run {run_id} is {original.state}; retry is for failed and cancelled runs: {fix}")
     config = checked(original.config, server).model_copy(update={"name": original.name})
-    limits.check_queue(session, server, principal)
+    repository.check_queue(session, server, principal)
     run = new_run(
         config,
         principal,
         run_id=new,
         notes=original.notes,
-        priority=limits.allowed_priority(principal, original.priority),
+        priority=repository.allowed_priority(principal, original.priority),
         group=original.group,
         group_values=original.group_values,
         parent=(original, "retry"),
     )
-    return _made(session, run, [tag.tag for tag in original.tags], principal, "retried"), True
+    return _add(session, run, [tag.tag for tag in original.tags], principal, "retried"), True
 
 
 def delete(session: Session, root: Path, principal: Principal, run_id: str) -> None:
@@ -401,8 +391,8 @@ def act_on_all(session: Session, root: Path, principal: Principal, request: Bulk
         try:
             state = _act(session, root, principal, run_id, request.action)
         except Problem as error:
-            found = repository.find(session, run_id)
-            state = None if found is None else RunState(found.state)
+            run = repository.find(session, run_id)
+            state = None if run is None else RunState(run.state)
             problem = ProblemDetails(type=error.type, title=error.title, status=error.status, detail=error.detail)
         items.append(BulkItem(run=run_id, state=state, problem=problem))
     return BulkAnswer(items=items)

@@ -25,7 +25,7 @@ from gxpo_services import logging
 from gxpo_services.api.idempotency import delete_expired_keys
 from gxpo_services.db.database import UNAVAILABLE, Database
 from gxpo_services.db.migrate import need_current, upgrade
-from gxpo_services.db.tables import STUDY, Run
+from gxpo_services.db.tables import STUDY, Group, Run
 from gxpo_services.runs.lifecycle import StateChanged
 from gxpo_services.scheduling import admission, leases, retention
 from gxpo_services.scheduling.alerts import Alerts
@@ -151,7 +151,7 @@ class Scheduler:
             try:
                 with self._database.writing() as session:
                     leases.lock_queue(session)
-                    study = studies.by_number(session, number)
+                    study = session.get(Group, number)
                     if study is not None and (queued := studies.queue_missing(session, study)):
                         self._log.info("study continued", study=study.id, runs=queued)
             except UNAVAILABLE:

@@ -96,8 +96,8 @@ def create_group(body: GroupRequest, by: Submission) -> Response:
 )
 def get_group(group_id: GroupId, _: Viewer, session: ReadSession) -> Response:
     """The group with the request that created it and its runs."""
-    found = service.get_group(session, group_id)
-    return answer(found, ETag=service.version(found))
+    group = service.get_group(session, group_id)
+    return answer(group, ETag=service.version(group))
 
 
 @router.patch(

@@ -1,12 +1,10 @@
-"""Expansion of base config, grid and seeds to the configs of a sweep. Pure, apart from the server's policy.
-
-Sweep presets: the paper's ablations, and the rules with a learning-rate control.
-"""
+"""The runs of a sweep: base config × grid × seeds, sweep presets and learning-rate controls. Pure, apart from the
+server's policy for configs."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,16 +91,16 @@ Variant = tuple[RunConfig, dict[str, Any]]
 def plan(request: SweepRequest, server: ServiceSettings) -> list[Planned]:
     """Every run of a sweep with its name, in grid order with the seeds innermost.
 
-    Raises Invalid with every invalid member and setting.
+    The request's axes extend or replace those of its preset. Raises Invalid with every invalid member and setting.
     """
-    grid = _grid(request)
+    preset = PRESETS[request.preset] if request.preset is not None else None
+    grid = {**(preset.grid if preset else {}), **request.grid}
     errors = _shape_errors(request, grid)
     if errors:
         raise invalid(errors)
     base = settings_of(request.base, "base.")
     variants = _variants(request, server, base, grid)
-    has_control = request.control or (request.preset is not None and PRESETS[request.preset].control)
-    if has_control:
+    if request.control or (preset is not None and preset.control):
         variants += _controls(variants)
     size = len(variants) * max(1, len(request.seeds))
     if size > MAX_RUNS:
@@ -114,12 +112,6 @@ def plan(request: SweepRequest, server: ServiceSettings) -> list[Planned]:
     ]
     _check_distinct(planned)
     return planned
-
-
-def _grid(request: SweepRequest) -> dict[str, list[Any]]:
-    """The preset's axes, extended or replaced by the request's own."""
-    preset = PRESETS[request.preset].grid if request.preset is not None else {}
-    return {**preset, **request.grid}
 
 
 def _shape_errors(request: SweepRequest, grid: dict[str, list[Any]]) -> list[FieldError]:
@@ -146,33 +138,25 @@ def _variants(
     request: SweepRequest, server: ServiceSettings, base: Settings, grid: dict[str, list[Any]]
 ) -> list[Variant]:
     """Every combination of the grid; for the preset `rules`, with every rule."""
-    combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    found: list[Variant] = []
-
-    def one(values: dict[str, Any]) -> None:
-        config = checked(overridden(base, [_override(path, value) for path, value in values.items()], "grid"), server)
-        if request.preset == "rules":
-            found.extend((variant, values | changed) for variant, changed in rule_variants(config))
-        else:
-            found.append((config, values))
-
-    errors = list(_errors_of(one, combinations))
+    errors: list[FieldError] = []
+    variants: list[Variant] = []
+    for chosen in itertools.product(*grid.values()):
+        values = dict(zip(grid, chosen, strict=True))
+        try:
+            overrides = [_override(path, value) for path, value in values.items()]
+            config = checked(overridden(base, overrides, "grid"), server)
+            if request.preset == "rules":
+                variants += [(variant, values | changed) for variant, changed in rule_variants(config)]
+            else:
+                variants.append((config, values))
+        except Invalid as error:
+            for item in error.errors:
+                if item.field.startswith("grid["):  # an override; name it by its axis
+                    item.field = f"grid.{list(values)[int(item.field[5:-1])]}"
+            errors += error.errors
     if errors:
         raise invalid(errors[:_MOST_ERRORS])
-    return found
-
-
-def _errors_of(one: Callable[[dict[str, Any]], None], combinations: Sequence[dict[str, Any]]) -> Iterator[FieldError]:
-    """Invalid settings of all combinations; those of overrides are named by their axis."""
-    for values in combinations:
-        try:
-            one(values)
-        except Invalid as error:
-            paths = list(values)
-            for item in error.errors:
-                if item.field.startswith("grid["):
-                    item.field = f"grid.{paths[int(item.field[5:-1])]}"
-                yield item
+    return variants
 
 
 def _override(path: str, value: Any) -> str:
@@ -183,7 +167,7 @@ def _override(path: str, value: Any) -> str:
 
 def _controls(variants: Sequence[Variant]) -> list[Variant]:
     """The learning-rate control of every look-ahead, without duplicates."""
-    found: dict[str, Variant] = {}
+    controls: dict[str, Variant] = {}
     present = {config.sha256() for config, _ in variants}
     for config, _ in variants:
         if config.learner.rule.learning_rate_factor is None:
@@ -193,8 +177,8 @@ def _controls(variants: Sequence[Variant]) -> list[Variant]:
         if control.sha256() not in present:
             rate = learner.optimizer.learning_rate
             values = {"learner.rule.name": learner.rule.name, "learner.optimizer.learning_rate": rate}
-            found.setdefault(control.sha256(), (control, values))
-    return list(found.values())
+            controls.setdefault(control.sha256(), (control, values))
+    return list(controls.values())
 
 
 def _seeded(name: str, config: RunConfig, values: dict[str, Any], seed: int) -> Planned:

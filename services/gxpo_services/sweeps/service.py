@@ -1,31 +1,26 @@
-"""Operations on groups and sweeps.
-
-SQL of groups.
-"""
+"""Operations on groups and sweeps."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from gxpo_services.api import fields, idempotency
+from gxpo_services.api import idempotency
 from gxpo_services.api.errors import Conflict, Forbidden, Gone, Invalid, NotFound
-from gxpo_services.api.fields import new_id
+from gxpo_services.api.fields import Position, decode_cursor, encode_cursor, new_id
 from gxpo_services.api.idempotency import check_match, etag
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.tables import Group, Run, RunDocument
 from gxpo_services.outputs import events
 from gxpo_services.run_states import TERMINAL, RunState
-from gxpo_services.runs import repository as limits
-from gxpo_services.runs import repository as runs_repository
+from gxpo_services.runs import repository
 from gxpo_services.runs import service as runs
-from gxpo_services.runs.configs import restored
 from gxpo_services.runs.plan import expected_cost
 from gxpo_services.settings import ServiceSettings
 from gxpo_services.sweeps.grid import Planned, plan
@@ -45,70 +40,50 @@ from gxpo_trainer.config import RunConfig
 from gxpo_trainer.jsonl import plain
 
 
-def add(session: Session, group: Group) -> None:
+def find(session: Session, group_id: str, *, lock: bool = False) -> Group:
+    """A group by its public id. lock: SELECT … FOR UPDATE. Raises NotFound."""
+    query = select(Group).where(Group.id == group_id)
+    group = session.scalar(query.with_for_update().execution_options(populate_existing=True) if lock else query)
+    if group is None:
+        raise NotFound(f"there is no group {group_id}")
+    return group
+
+
+def new_group(
+    session: Session, principal: Principal, group_id: str, name: str, kind: str, spec: dict[str, Any]
+) -> Group:
+    """Insert a group. spec: the request that created it."""
+    group = Group(id=group_id, name=name, kind=kind, spec=spec, created_at=time.time(), created_by=principal.name)
     session.add(group)
     session.flush()
+    return group
 
 
-def newest(session: Session, before: int | None, limit: int) -> list[Group]:
-    """Groups, newest first; before: only those with a smaller number."""
-    query = select(Group).order_by(Group.number.desc()).limit(limit)
-    return list(session.scalars(query if before is None else query.where(Group.number < before)))
-
-
-def numbers_of(session: Session, group: Group, limit: int) -> list[int]:
-    """Numbers of a group's runs in order of creation."""
-    query = select(Run.number).where(Run.group_number == group.number).order_by(Run.number).limit(limit)
-    return list(session.scalars(query))
-
-
-def configs_of(session: Session, run_numbers: Sequence[int]) -> list[dict[str, Any]]:
-    """Configs of runs, by their numbers ascending."""
-    query = select(RunDocument.config).where(RunDocument.run_number.in_(run_numbers)).order_by(RunDocument.run_number)
-    return list(session.scalars(query))
-
-
-def count_by_state(session: Session, groups: Sequence[Group]) -> dict[int, dict[RunState, int]]:
-    """group number → state → runs."""
-    found: dict[int, dict[RunState, int]] = {group.number: {} for group in groups}
-    query = (
-        select(Run.group_number, Run.state, func.count())
-        .where(Run.group_number.in_(list(found)))
-        .group_by(Run.group_number, Run.state)
-    )
-    for number, state, count in session.execute(query):
-        if number is not None:
-            found[number][RunState(state)] = count
-    return found
-
-
-def find(session: Session, group_id: str, *, lock: bool = False) -> Group | None:
-    """A group by its public id. lock: SELECT … FOR UPDATE."""
-    query = select(Group).where(Group.id == group_id)
-    return session.scalar(query.with_for_update().execution_options(populate_existing=True) if lock else query)
-
-
-def ids_of(session: Session, group: Group) -> list[str]:
-    """Ids of all runs of a group in order of creation."""
-    return list(session.scalars(select(Run.id).where(Run.group_number == group.number).order_by(Run.number)))
-
-
-def unended(session: Session, group: Group) -> list[str]:
-    """Ids of the runs of a group that have not ended."""
-    query = select(Run.id).where(Run.group_number == group.number, Run.state.not_in(sorted(TERMINAL)))
-    return list(session.scalars(query.order_by(Run.number)))
-
-
-def remove(session: Session, group: Group) -> None:
-    """Delete a group; runs that it still has stay without one."""
+def queue_runs(
+    session: Session, principal: Principal, group: Group, planned: Iterable[Planned], request: Mapping[str, Any]
+) -> None:
+    """Queue the runs of a sweep or study. request: their tags, notes and priority."""
+    queued = []
+    for item in planned:
+        run = runs.new_run(
+            item.config,
+            principal,
+            notes=request["notes"],
+            priority=request["priority"],
+            group=group,
+            group_values=plain(item.values),
+        )
+        runs.set_tags(run, request["tags"])
+        queued.append(run)
+    repository.add(session, queued)
+    for run in queued:
+        message = f"submitted by {group.kind} {group.name!r}"
+        events.record(session, run.number, principal.actor, "submitted", message, group=group.id)
     session.flush()
-    left = update(Run).where(Run.group_number == group.number).values(group_number=None)
-    session.execute(left.execution_options(synchronize_session=False))
-    session.execute(delete(Group).where(Group.number == group.number).execution_options(synchronize_session=False))
-    session.expunge(group)
 
 
-_SHOWN_RUNS = 1000
+_MOST_RUNS = 1000
+"""Runs of a group in one answer."""
 _ORDER = "-groups"
 CANCELLED = "cancelled"
 """Member of a group's spec: a study queues no further runs."""
@@ -121,11 +96,10 @@ def make_group(
     group_id = new_id("g")
     owner = idempotency.claim(session, principal, key, "group", request, group_id)
     if owner != group_id:
-        return _views(session, [_repeated(session, owner)])[0], False
-    group = _new_group(group_id, "group", request, principal)
-    add(session, group)
+        return view_of(session, repeated(session, owner)), False
+    group = new_group(session, principal, group_id, request.name, "group", request.model_dump())
     events.record(session, None, principal.actor, "group_created", f"group {group.name!r}", group=group.id)
-    return _views(session, [group])[0], True
+    return view_of(session, group), True
 
 
 def sweep(
@@ -136,28 +110,12 @@ def sweep(
     group_id = new_id("g")
     owner = idempotency.claim(session, principal, key, "sweep", request, group_id)
     if owner != group_id:
-        return _answer(session, _repeated(session, owner)), False
-    limits.check_priority(principal, request.priority)
-    limits.check_queue(session, server, principal, len(planned))
-    group = _new_group(group_id, "sweep", request, principal)
-    add(session, group)
-    made = []
-    for item in planned:
-        run = runs.new_run(
-            item.config,
-            principal,
-            notes=request.notes,
-            priority=request.priority,
-            group=group,
-            group_values=plain(item.values),
-        )
-        runs.set_tags(run, request.tags)
-        made.append(run)
-    runs_repository.add(session, made)
-    for run in made:
-        message = f"submitted by sweep {group.name!r}"
-        events.record(session, run.number, principal.actor, "submitted", message, group=group.id)
-    session.flush()
+        return _answer(session, repeated(session, owner)), False
+    repository.check_priority(principal, request.priority)
+    repository.check_queue(session, server, principal, len(planned))
+    spec = plain(request.model_dump())
+    group = new_group(session, principal, group_id, request.name, "sweep", spec)
+    queue_runs(session, principal, group, planned, spec)
     return _answer(session, group), True
 
 
@@ -167,25 +125,36 @@ def validate(server: ServiceSettings, request: SweepRequest) -> SweepPlan:
         planned = plan(request, server)
     except Invalid as error:
         return SweepPlan(valid=False, errors=error.errors, cost=None, runs=[])
-    return SweepPlan(
-        valid=True, errors=[], cost=_cost([item.config for item in planned]), runs=[_planned(item) for item in planned]
-    )
+    planned_runs = [
+        PlannedRun(
+            name=item.config.name,
+            rule=item.config.learner.rule.name,
+            rule_label=rule_label(item.config.model_dump()),
+            seed=item.config.seed,
+            group_values=plain(item.values),
+            backward_passes=expected_cost(item.config).backward_passes,
+            config_sha256=item.config.sha256(),
+        )
+        for item in planned
+    ]
+    return SweepPlan(valid=True, errors=[], cost=_cost([item.config for item in planned]), runs=planned_runs)
 
 
 def list_groups(session: Session, cursor: str | None, limit: int) -> GroupPage:
     """Newest first. Raises Invalid for a cursor of another list."""
-    before = None if cursor is None else fields.decode(cursor, _ORDER, "float").number
-    found = newest(session, before, limit + 1)
-    shown = found[:limit]
-    more = fields.encode(_ORDER, fields.Position(None, shown[-1].number)) if len(found) > limit else None
-    return GroupPage(items=_views(session, shown), next_cursor=more)
+    query = select(Group).order_by(Group.number.desc()).limit(limit + 1)
+    if cursor is not None:
+        query = query.where(Group.number < decode_cursor(cursor, _ORDER, "float").number)
+    groups = session.scalars(query).all()
+    more = encode_cursor(_ORDER, Position(None, groups[limit - 1].number)) if len(groups) > limit else None
+    return GroupPage(items=_views(session, groups[:limit]), next_cursor=more)
 
 
 def get_group(session: Session, group_id: str) -> GroupDetail:
     """Raises NotFound."""
-    group = _found(session, group_id)
-    shown = runs.shown(session, numbers_of(session, group, _SHOWN_RUNS))
-    return GroupDetail(**_views(session, [group])[0].model_dump(), spec=group.spec, runs=shown)
+    group = find(session, group_id)
+    members = runs.views(session, _run_numbers(session, group))
+    return GroupDetail(**view_of(session, group).model_dump(), spec=group.spec, runs=members)
 
 
 def version(group: GroupView) -> str:
@@ -195,7 +164,7 @@ def version(group: GroupView) -> str:
 
 def rename(session: Session, group_id: str, name: str, if_match: str | None, *, actor: str) -> GroupView:
     """Raises NotFound, PreconditionFailed."""
-    group = _found(session, group_id, lock=True)
+    group = find(session, group_id, lock=True)
     check_match(if_match, etag({"name": group.name}), f"group {group_id}")
     if name != group.name:
         message = f"group {group.name!r} was renamed to {name!r}"
@@ -207,11 +176,12 @@ def rename(session: Session, group_id: str, name: str, if_match: str | None, *, 
 
 def cancel(session: Session, group_id: str, *, actor: str) -> GroupView:
     """Cancel every run of a group that has not ended; a study queues no further runs. Idempotent. Raises NotFound."""
-    group = _found(session, group_id, lock=True)
+    group = find(session, group_id, lock=True)
     if not group.spec.get(CANCELLED):
         group.spec = {**group.spec, CANCELLED: True}
         events.record(session, None, actor, "group_cancelled", f"group {group.name!r} was cancelled", group=group_id)
-    for run_id in unended(session, group):
+    unended = select(Run.id).where(Run.group_number == group.number, Run.state.not_in(sorted(TERMINAL)))
+    for run_id in session.scalars(unended.order_by(Run.number)).all():
         # A run that ends meanwhile needs no request.
         with suppress(Conflict, NotFound):
             runs.act(session, run_id, "cancel", actor=actor)
@@ -224,45 +194,40 @@ def delete_with_runs(session: Session, root: Path, principal: Principal, group_i
 
     Raises NotFound; Forbidden unless the principal's token made the group or is an admin's; what deleting a run raises.
     """
-    group = _found(session, group_id, lock=True)
+    group = find(session, group_id, lock=True)
     if group.created_by != principal.name and principal.role < Role.ADMIN:
         raise Forbidden(f"group {group_id} was made by {group.created_by!r}; only that token or an admin may delete it")
     if with_runs:
-        for run_id in ids_of(session, group):
+        members = select(Run.id).where(Run.group_number == group.number).order_by(Run.number)
+        for run_id in session.scalars(members).all():
             runs.delete(session, root, principal, run_id)
-    remove(session, group)
+    session.flush()
+    kept = update(Run).where(Run.group_number == group.number).values(group_number=None)
+    session.execute(kept.execution_options(synchronize_session=False))
+    session.delete(group)
+    session.flush()
     events.record(session, None, principal.actor, "group_deleted", f"group {group.name!r} was deleted", group=group_id)
 
 
-def _found(session: Session, group_id: str, *, lock: bool = False) -> Group:
-    group = find(session, group_id, lock=lock)
+def repeated(session: Session, group_id: str, kind: str = "group") -> Group:
+    """The group that an earlier request with the same idempotency key created. Raises Gone when it was deleted."""
+    group = session.scalar(select(Group).where(Group.id == group_id))
     if group is None:
-        raise NotFound(f"there is no group {group_id}")
+        raise Gone(f"{kind} {group_id}, created with this Idempotency-Key, no longer exists; use a new key")
     return group
 
 
-def _new_group(group_id: str, kind: str, request: GroupRequest | SweepRequest, principal: Principal) -> Group:
-    return Group(
-        id=group_id,
-        name=request.name,
-        kind=kind,
-        spec=plain(request.model_dump()),
-        created_at=time.time(),
-        created_by=principal.name,
-    )
-
-
-def _repeated(session: Session, group_id: str) -> Group:
-    group = runs_repository.find_group(session, group_id)
-    if group is None:
-        raise Gone(f"group {group_id}, created with this Idempotency-Key, no longer exists; use a new key")
-    return group
+def _run_numbers(session: Session, group: Group) -> Sequence[int]:
+    """In order of creation."""
+    query = select(Run.number).where(Run.group_number == group.number).order_by(Run.number).limit(_MOST_RUNS)
+    return session.scalars(query).all()
 
 
 def _answer(session: Session, group: Group) -> SweepAnswer:
-    found = numbers_of(session, group, _SHOWN_RUNS)
-    cost = _cost([restored(config) for config in configs_of(session, found)])
-    return SweepAnswer(group=_views(session, [group])[0], runs=runs.shown(session, found), cost=cost)
+    numbers = _run_numbers(session, group)
+    documents = select(RunDocument.config).where(RunDocument.run_number.in_(numbers)).order_by(RunDocument.run_number)
+    cost = _cost([RunConfig.model_validate(config) for config in session.scalars(documents)])
+    return SweepAnswer(group=view_of(session, group), runs=runs.views(session, numbers), cost=cost)
 
 
 def view_of(session: Session, group: Group) -> GroupView:
@@ -271,11 +236,14 @@ def view_of(session: Session, group: Group) -> GroupView:
 
 
 def _views(session: Session, groups: Sequence[Group]) -> list[GroupView]:
-    counts = count_by_state(session, groups)
-    shown = ("id", "name", "kind", "created_at", "created_by")
+    counts: dict[int, dict[RunState, int]] = {group.number: {} for group in groups}
+    query = select(Run.group_number, Run.state, func.count()).where(Run.group_number.in_(list(counts)))
+    for number, state, count in session.execute(query.group_by(Run.group_number, Run.state)):
+        if number is not None:
+            counts[number][RunState(state)] = count
     return [
         GroupView(
-            **{name: getattr(group, name) for name in shown},
+            **{name: getattr(group, name) for name in ("id", "name", "kind", "created_at", "created_by")},
             num_runs=sum(counts[group.number].values()),
             by_state=counts[group.number],
         )
@@ -292,16 +260,4 @@ def _cost(configs: Sequence[RunConfig]) -> SweepCost:
         steps=sum(steps) if len(steps) == len(costs) else None,
         backward_passes=sum(passes) if len(passes) == len(costs) else None,
         per_step_words="; ".join(dict.fromkeys(cost.words for cost in costs)),
-    )
-
-
-def _planned(item: Planned) -> PlannedRun:
-    return PlannedRun(
-        name=item.config.name,
-        rule=item.config.learner.rule.name,
-        rule_label=rule_label(item.config.model_dump()),
-        seed=item.config.seed,
-        group_values=plain(item.values),
-        backward_passes=expected_cost(item.config).backward_passes,
-        config_sha256=item.config.sha256(),
     )

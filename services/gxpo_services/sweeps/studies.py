@@ -1,16 +1,10 @@
-"""Requests and answers about studies.
+"""`/studies`: several arms, each at its own best learning rate, on several seeds.
 
-SQL of studies.
-
-Studies as groups of runs: queue what is missing, whenever a run has ended.
-
-`/studies`: several arms, each at its own best learning rate, on several seeds.
-"""
+A study is a group of runs; what is missing is queued whenever a run has ended."""
 
 from __future__ import annotations
 
 import math
-import time
 import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -23,22 +17,19 @@ from sqlalchemy.orm import Session
 
 from gxpo_services.api import idempotency
 from gxpo_services.api.dependencies import ReadSession, ServiceRoute, Viewer
-from gxpo_services.api.errors import Conflict, Gone, Invalid, NotFound, responses
+from gxpo_services.api.errors import Conflict, Invalid, NotFound, responses
 from gxpo_services.api.fields import GroupId, JsonNumber, Text, new_id
 from gxpo_services.api.idempotency import Submission, answer, creation_responses
 from gxpo_services.api.principals import Principal, Role
 from gxpo_services.db.tables import STUDY, Group, Run
-from gxpo_services.outputs import events
 from gxpo_services.run_states import TERMINAL, RunState
-from gxpo_services.runs import repository as limits
-from gxpo_services.runs import repository as runs_repository
-from gxpo_services.runs import service as runs
+from gxpo_services.runs import repository
 from gxpo_services.runs.configs import checked
 from gxpo_services.runs.schemas import Notes, Priority, Tags
 from gxpo_services.settings import ServiceSettings
 from gxpo_services.sweeps import service as groups
+from gxpo_services.sweeps.grid import Planned
 from gxpo_services.sweeps.schemas import GroupView
-from gxpo_services.sweeps.service import CANCELLED, view_of
 from gxpo_trainer.config.messages import BadSettings, config_error
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.studies.definition import RunKey, RunResult, Study, best_rate, largest_cost, pending, run_config
@@ -86,15 +77,6 @@ class StudyView(BaseModel):
     study: dict[str, Any] = Field(description="The file, with its defaults.")
 
 
-def runs_of(session: Session, group: Group) -> list[Run]:
-    """All runs of a study in order of creation.
-
-    Earlier versions let users submit runs of their own to its group; those have no key and are left out.
-    """
-    found = session.scalars(select(Run).where(Run.group_number == group.number).order_by(Run.number))
-    return [run for run in found if run.group_values]
-
-
 def ended_runs(session: Session, kind: str) -> dict[int, int]:
     """group number → ended runs, of the groups of a kind."""
     query = (
@@ -106,10 +88,6 @@ def ended_runs(session: Session, kind: str) -> dict[int, int]:
     return dict(session.execute(query).all())
 
 
-def by_number(session: Session, number: int) -> Group | None:
-    return session.get(Group, number)
-
-
 def submit(
     session: Session, server: ServiceSettings, principal: Principal, request: StudyRequest, key: str | None
 ) -> tuple[StudyView, bool]:
@@ -118,32 +96,14 @@ def submit(
     group_id = new_id("g")
     owner = idempotency.claim(session, principal, key, STUDY, request, group_id)
     if owner != group_id:
-        group = runs_repository.find_group(session, owner)
-        if group is None:
-            raise Gone(f"study {owner}, created with this Idempotency-Key, no longer exists; use a new key")
-        return _view(session, group), False
-    limits.check_priority(principal, request.priority)
-    limits.check_queue(session, server, principal, len(pending(study, {})))
+        return _view(session, groups.repeated(session, owner, "study")), False
+    repository.check_priority(principal, request.priority)
+    repository.check_queue(session, server, principal, len(pending(study, {})))
     spec = request.model_dump(exclude={"toml"}) | {"study": study.model_dump(mode="json")}
-    group = Group(
-        id=group_id,
-        name=study.name,
-        kind=STUDY,
-        spec=spec | {"created_by_id": principal.token_id},
-        created_at=time.time(),
-        created_by=principal.name,
-    )
-    groups.add(session, group)
+    spec["created_by_id"] = principal.token_id
+    group = groups.new_group(session, principal, group_id, study.name, STUDY, spec)
     queue_missing(session, group)
     return _view(session, group), True
-
-
-def get(session: Session, group_id: str) -> StudyView:
-    """Raises NotFound for anything that is not a study, and Conflict for one of a version with other settings."""
-    group = runs_repository.find_group(session, group_id)
-    if group is None or group.kind != STUDY:
-        raise NotFound(f"there is no study {group_id}")
-    return _view(session, group)
 
 
 def queue_missing(session: Session, group: Group) -> int:
@@ -151,31 +111,16 @@ def queue_missing(session: Session, group: Group) -> int:
 
     The caller holds the queue's lock, so that two schedulers do not queue the same run.
     """
-    if group.spec.get(CANCELLED):
+    if group.spec.get(groups.CANCELLED):
         return 0
     study = study_of(group)
-    found = runs_of(session, group)
-    queued = {key_of(run) for run in found}
+    keys = _keys(session, group)
+    queued = set(keys.values())
+    missing = [key for key in pending(study, _results(keys)) if key not in queued]
     principal = Principal(group.spec["created_by_id"], group.created_by, Role.SUBMITTER)
-    made = []
-    for key in pending(study, _results(found)):
-        if key not in queued:
-            run = runs.new_run(
-                run_config(study, key),
-                principal,
-                notes=group.spec["notes"],
-                priority=group.spec["priority"],
-                group=group,
-                group_values=asdict(key),
-            )
-            runs.set_tags(run, group.spec["tags"])
-            made.append(run)
-    runs_repository.add(session, made)
-    for run in made:
-        message = f"submitted by study {group.name!r}"
-        events.record(session, run.number, principal.actor, "submitted", message, group=group.id)
-    session.flush()
-    return len(made)
+    planned = [Planned(run_config(study, key), asdict(key)) for key in missing]
+    groups.queue_runs(session, principal, group, planned, group.spec)
+    return len(missing)
 
 
 def study_of(group: Group) -> Study:
@@ -189,17 +134,22 @@ def study_of(group: Group) -> Study:
         ) from None
 
 
-def key_of(run: Run) -> RunKey:
-    return RunKey(**(run.group_values or {}))
+def _keys(session: Session, group: Group) -> dict[Run, RunKey]:
+    """All runs of a study in order of creation, with what they are in it.
+
+    Earlier versions let users submit runs of their own to its group; those have no key and are left out.
+    """
+    members = session.scalars(select(Run).where(Run.group_number == group.number).order_by(Run.number))
+    return {run: RunKey(**run.group_values) for run in members if run.group_values}
 
 
-def _results(found: list[Run]) -> dict[RunKey, RunResult]:
+def _results(keys: dict[Run, RunKey]) -> dict[RunKey, RunResult]:
     """Succeeded and diverged runs; a retry that succeeds stands for the failed run of the same key."""
     results: dict[RunKey, RunResult] = {}
-    for run in found:
+    for run, key in keys.items():
         diverged = run.state == RunState.FAILED and run.reason == "diverged"
         if diverged or run.state == RunState.SUCCEEDED:
-            results[key_of(run)] = RunResult(run.score or 0.0, diverged)
+            results[key] = RunResult(run.score or 0.0, diverged)
     return results
 
 
@@ -236,19 +186,19 @@ def _extremes(study: Study, arm: str) -> Iterator[RunKey]:
 
 def _view(session: Session, group: Group) -> StudyView:
     study = study_of(group)
-    found = runs_of(session, group)
-    results = _results(found)
+    keys = _keys(session, group)
+    results = _results(keys)
     most_runs, most_passes = largest_cost(study)
-    settled = {*results, *(key_of(run) for run in found if run.state not in TERMINAL)}
+    settled = {*results, *(key for run, key in keys.items() if run.state not in TERMINAL)}
     return StudyView(
-        group=view_of(session, group),
+        group=groups.view_of(session, group),
         title=study.title,
         baseline=study.arms[study.baseline].label,
         seeds=list(study.seeds),
         cost=StudyCost(runs=most_runs, backward_passes=most_passes),
         runs_done=len(results),
         complete=not pending(study, results),
-        failed=[run.id for run in found if key_of(run) not in settled],
+        failed=[run.id for run, key in keys.items() if key not in settled],
         arms=[
             ArmView(
                 name=name,
@@ -284,4 +234,7 @@ def submit_study(body: StudyRequest, by: Submission) -> Response:
 @router.get("/studies/{group_id}", summary="A study", response_model=StudyView, responses=responses(404, 409))
 def get_study(group_id: GroupId, _: Viewer, session: ReadSession) -> Response:
     """How far the study is: best learning rates, seeds done, and failed runs that it waits for."""
-    return answer(get(session, group_id))
+    group = session.scalar(select(Group).where(Group.id == group_id, Group.kind == STUDY))
+    if group is None:
+        raise NotFound(f"there is no study {group_id}")
+    return answer(_view(session, group))

@@ -308,15 +308,15 @@ def test_a_proxys_refusal_stops_nothing(run: Run, server: IngestServer) -> None:
 def test_every_response_carries_the_current_request(run: Run, server: IngestServer) -> None:
     run.steps(1)
     assert run.uploader.request is None
-    server.wish = "pause"
+    server.request = "pause"
     run.uploader.follow()
     run.steps(1)
     assert run.uploader.request == "pause"
-    server.wish = None
+    server.request = None
     run.write("metrics")
     run.steps(1)
     assert run.uploader.request is None
-    server.wish = "dance"
+    server.request = "dance"
     run.write("metrics")
     run.steps(1)
     assert run.uploader.request is None

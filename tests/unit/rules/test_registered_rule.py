@@ -20,8 +20,8 @@ from gxpo_dashboard.charts import steps as budget
 from gxpo_dashboard.view_models import forms
 from gxpo_dashboard.view_models.rules import Rules, rules_of
 from gxpo_dashboard.view_models.series import Points
-from gxpo_services.runs.config_endpoints import _schema
 from gxpo_services.runs.plan import expected_cost
+from gxpo_services.runs.presets import config_schema
 from gxpo_services.settings import ServiceSettings
 from gxpo_services.sweeps.grid import plan
 from gxpo_services.sweeps.schemas import SweepRequest
@@ -92,7 +92,7 @@ def points(steps: list[int], y: list[float]) -> Points:
 
 def dashboard_rules() -> Rules:
     """The rules as the dashboard reads them: from the JSON that `/schema` answers."""
-    return rules_of(json.loads(json.dumps(_schema())))
+    return rules_of(json.loads(json.dumps(config_schema())))
 
 
 def test_a_config_names_it_and_is_written_and_read_again() -> None:
@@ -115,7 +115,7 @@ def test_error_messages_name_it_and_its_settings() -> None:
 
 
 def test_the_schema_and_the_page_of_settings_have_it() -> None:
-    assert _schema()["$defs"]["RepeatedSettings"]["x-rule"] == {
+    assert config_schema()["$defs"]["RepeatedSettings"]["x-rule"] == {
         "label": "Repeated",
         "family": "look-ahead",
         "passes_per_step": {"gate_open": {"constant": 0, "settings": ["repeats"]}, "gate_closed": 1},
@@ -182,7 +182,7 @@ def test_the_dashboard_knows_its_label_gate_and_settings() -> None:
     assert gate.value_chart({}, watched=rule.watched).alt.startswith("first gradient norm")
     first = forms.main_paths(rule)
     assert first[first.index("learner.rule.name") + 1 :][:2] == ["learner.rule.repeats", "learner.rule.alpha"]
-    (choice,) = [s for s in forms.settings_of(_schema(), {}) if s.path == "learner.rule.name"]
+    (choice,) = [s for s in forms.settings_of(config_schema(), {}) if s.path == "learner.rule.name"]
     assert set(choice.options) == set(rules.names)
 
 

@@ -233,7 +233,7 @@ class Uploader:
         offsets = _offsets(answer)
         if offsets is None:
             raise ServiceUnavailable("not an answer of the service, but for example a proxy's page")
-        request = answer.get("wish")
+        request = answer.get("request")
         self._request = request if request in ("pause", "cancel") else None
         self._synced = True
         if batch is None:

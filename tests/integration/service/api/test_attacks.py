@@ -250,7 +250,7 @@ def test_an_internal_error_is_a_problem_with_the_request_id_and_its_traceback_is
     def breaks(*_: object) -> None:
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr("gxpo_services.health.count_by_state", breaks)
+    monkeypatch.setattr("gxpo_services.health.generate_latest", breaks)
     answer = client.get("/metrics", headers={"X-Request-ID": "mine-1"})
     assert answer.status_code == 500
     assert answer.headers["content-type"] == "application/problem+json"

@@ -79,7 +79,7 @@ def test_the_first_word_of_a_launch_makes_the_run_running(anonymous: TestClient,
     answer = post(anonymous, launched, body(None))
     assert answer.status_code == 200
     nothing = {"metrics": 0, "samples": 0, "evaluations": 0, "events": 0}
-    assert answer.json() == {"applied": False, "offsets": nothing, "wish": None}
+    assert answer.json() == {"applied": False, "offsets": nothing, "request": None}
     run = runs.get(database, launched.split()[0])
     assert run.state == RunState.RUNNING
     assert run.heartbeat_at is not None
@@ -124,7 +124,7 @@ def test_rows_arrive_and_the_run_shows_how_far_it_is(anonymous: TestClient, data
     assert answer.json() == {
         "applied": True,
         "offsets": {"metrics": 3, "samples": 2, "evaluations": 1, "events": 1},
-        "wish": None,
+        "request": None,
     }
     assert counters(database, run_id) == (1, 2, 6.0, 200.0, 1.0, 0.2, 0.2, 0)
     assert runs.get(database, run_id).identity == {"config": {"seed": 0}, "attempts": [{"attempt": 1}]}
@@ -208,9 +208,9 @@ def test_the_answer_carries_pause_and_cancel_requests(anonymous: TestClient, dat
     run_id = launched.split()[0]
     post(anonymous, launched, body(None))
     runs.request(database, run_id, "pause", at=1.0)
-    assert post(anonymous, launched, body(None)).json()["wish"] == "pause"
+    assert post(anonymous, launched, body(None)).json()["request"] == "pause"
     runs.request(database, run_id, "cancel", at=1.0)
-    assert post(anonymous, launched, body(1, metrics=[totals(1)])).json()["wish"] == "cancel"
+    assert post(anonymous, launched, body(1, metrics=[totals(1)])).json()["request"] == "cancel"
     assert runs.get(database, run_id).state == RunState.CANCELLING, "a report does not withdraw a request"
 
 

@@ -174,7 +174,7 @@ def check_the_rest(database: Database, run_id: str, folder: Path, rows: Rows) ->
     number = runs.get(database, run_id).number
     with database.reading() as session:
         samples = left.arrived_samples(session, number, after=0, limit=1000)
-        evaluations = left.select_evaluations(session, number)
+        evaluations = left.evaluations_of(session, [number])[number]
         steps = left.sample_steps(session, number)
         stored = session.query(Sample).where(Sample.run_number == number).count()
         events = list(session.scalars(select(Event).where(Event.run_number == number, Event.actor == "trainer")))

@@ -15,8 +15,7 @@ from gxpo_services.api.errors import NotFound
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Run
 from gxpo_services.run_states import RunState
-from gxpo_services.runs import list as shown_repository
-from gxpo_services.runs import repository, service
+from gxpo_services.runs import listing, repository, service
 from gxpo_services.runs.changes import Changes
 
 pytestmark = pytest.mark.each_database
@@ -28,16 +27,16 @@ Delete = Callable[[str], None]
 @pytest.fixture
 def delete_meanwhile(database: Database, monkeypatch: pytest.MonkeyPatch) -> Delete:
     """Deletes a run in another connection just before the next request reads its row."""
-    read = shown_repository.shown_rows
+    read = listing.list_rows
     deleted_next: list[str] = []
 
-    def shown_rows(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]:
+    def list_rows(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]:
         while deleted_next:
             with database.writing() as other:
                 assert repository.remove_ended(other, service.find(other, deleted_next.pop()))
         return read(session, numbers)
 
-    monkeypatch.setattr(shown_repository, "shown_rows", shown_rows)
+    monkeypatch.setattr(listing, "list_rows", list_rows)
     return deleted_next.append
 
 

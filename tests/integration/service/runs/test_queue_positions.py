@@ -13,7 +13,7 @@ from support import queued_runs as runs
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Run
 from gxpo_services.run_states import RunState
-from gxpo_services.runs.list import shown_rows
+from gxpo_services.runs.listing import list_rows
 
 pytestmark = pytest.mark.each_database
 
@@ -37,7 +37,7 @@ def test_positions_are_the_ranks_by_priority_age_and_number(database: Database) 
     with database.writing() as session:
         session.execute(update(Run).where(Run.number.in_(numbers[::7])).values(state=RunState.PAUSED))
     with database.reading() as session:
-        rows = {row["number"]: row for row in shown_rows(session, numbers)}
+        rows = {row["number"]: row for row in list_rows(session, numbers)}
     queued = [row for row in rows.values() if row["state"] == RunState.QUEUED]
     ages = queued_at(database)
     ranked = sorted(queued, key=lambda row: (-row["priority"], ages[row["number"]], row["number"]))
@@ -65,7 +65,7 @@ def instructions(database: Database, numbers: list[int]) -> int:
     event.listen(database.engine, "checkout", watch)
     try:
         with database.reading() as session:
-            assert len(shown_rows(session, numbers)) == len(numbers)
+            assert len(list_rows(session, numbers)) == len(numbers)
     finally:
         event.remove(database.engine, "checkout", watch)
     return counted

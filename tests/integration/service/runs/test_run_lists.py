@@ -17,7 +17,7 @@ from gxpo_services.db.tables import Attempt, MetricBlock, MetricLast, MetricName
 from gxpo_services.outputs.metrics import encode
 from gxpo_services.run_states import RunState
 from gxpo_services.runs import repository
-from gxpo_services.runs.list import COLUMNS
+from gxpo_services.runs.listing import COLUMNS
 from gxpo_services.runs.schemas import RunPage
 from gxpo_services.runs.service import new_run, set_tags
 from gxpo_services.sweeps.schemas import GroupRequest

@@ -21,8 +21,8 @@ from gxpo_services.db.tables import Event, IdempotencyKey, MetricLast, MetricNam
 from gxpo_services.outputs import files as artifacts
 from gxpo_services.run_states import Action, RunState
 from gxpo_services.runs import lifecycle, repository, service
-from gxpo_services.runs.configs import restored
 from gxpo_services.settings import ServiceSettings
+from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.io import load_preset, to_toml
 
 API = "/api/v1"
@@ -88,7 +88,7 @@ def test_a_submitted_run_is_queued_whole(client: TestClient, database: Database)
     assert run["possible_actions"] == ["cancel", "clone"]
     with database.reading() as session:
         row = service.find(session, run["id"])
-        assert restored(row.config) == load_preset("demo")
+        assert RunConfig.model_validate(row.config) == load_preset("demo")
         assert (row.cpus, row.gpus) == (2.0, 1.0), "it takes a GPU if there is one"
         assert row.config_sha256 == load_preset("demo").sha256()
         event = session.scalars(select(Event).where(Event.run_number == row.number)).one()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gxpo_services.api.errors import Invalid
-from gxpo_services.api.fields import Kind, Position, decode, encode
+from gxpo_services.api.fields import Kind, Position, decode_cursor, encode_cursor
 
 NUMBERS = st.integers(0, 2**63 - 1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"))
@@ -18,12 +18,12 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x0
 
 @given(st.none() | st.floats(allow_nan=False), NUMBERS)
 def test_floats_and_infinities_come_back_exactly(value: float | None, number: int) -> None:
-    assert decode(encode("-score", Position(value, number)), "-score", "float") == Position(value, number)
+    assert decode_cursor(encode_cursor("-score", Position(value, number)), "-score", "float") == Position(value, number)
 
 
 @given(TEXTS, NUMBERS)
 def test_texts_come_back_exactly(value: str, number: int) -> None:
-    assert decode(encode("+name", Position(value, number)), "+name", "text") == Position(value, number)
+    assert decode_cursor(encode_cursor("+name", Position(value, number)), "+name", "text") == Position(value, number)
 
 
 def made_of(*body: object) -> str:
@@ -58,16 +58,16 @@ def made_of(*body: object) -> str:
 )
 def test_what_no_list_gave_is_refused(cursor: str, kind: Kind) -> None:
     with pytest.raises(Invalid, match=r"not a cursor of this list|another order"):
-        decode(cursor, "+x", kind)
+        decode_cursor(cursor, "+x", kind)
 
 
 @given(st.text(max_size=200))
 def test_any_text_is_refused_or_read_and_never_crashes(cursor: str) -> None:
     with pytest.raises(Invalid):
-        decode(cursor, "a sort that no random text names", "float")
+        decode_cursor(cursor, "a sort that no random text names", "float")
 
 
 def test_a_cursor_of_another_order_says_so() -> None:
     with pytest.raises(Invalid, match="belongs to another order") as caught:
-        decode(encode("+name", Position("a", 1)), "-name", "text")
+        decode_cursor(encode_cursor("+name", Position("a", 1)), "-name", "text")
     assert caught.value.errors[0].field == "cursor"

@@ -54,7 +54,7 @@ def test_what_a_trainer_reports_commits_in_order_too(postgresql: Database) -> No
     number = runs.get(postgresql, runs.add_run(postgresql)).number
     rows = [{"time": 1.0, "kind": kind, "message": "", "fields": {}} for kind in ("one", "two")]
     with postgresql.writing() as first:
-        events.add_reported(first, number, rows, actor=events.TRAINER)
+        events.add_events(first, number, rows, actor=events.TRAINER)
         with postgresql.writing() as second:
             add(second, "second")
     assert kinds(postgresql) == ["second", "one", "two"]

@@ -1,14 +1,11 @@
-"""SQL of the list of runs: filters, order by a column or by a metric, and keyset pages.
+"""SQL of the list of runs: filters, order by a column or by a metric, keyset pages, and the rows that a page shows.
 
 Rows are ordered by (has no value, value, row number): rows without a value come last in both directions, and ties have
-a stable order. Pages are keyset pages, so new runs do not shift them.
-
-SQL of the rows that lists show, in one query: most columns, tags, group, reward and queue position.
-"""
+a stable order. Pages are keyset pages, so new runs do not shift them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,9 +34,7 @@ from sqlalchemy.orm import Session
 from gxpo_services.api.fields import Kind, Position, Value
 from gxpo_services.db.tables import Group, MetricLast, Run, RunSearch, RunTag
 from gxpo_services.outputs import metrics
-from gxpo_services.outputs.metrics import values_at_step
 from gxpo_services.run_states import RunState
-from gxpo_services.runs.repository import folded_case
 from gxpo_services.runs.schemas import ListQuery
 
 # Table columns instead of ORM attributes: their statements compile and run in half the time.
@@ -81,32 +76,26 @@ class Order:
         return "text"
 
 
-Found = list[tuple[int, Value]]
+Sorted = list[tuple[int, Value]]
 """Run numbers with their sort values."""
 
 
 def page(
     session: Session, filters: ListQuery, order: Order, after: Position | None, limit: int
-) -> tuple[Found, int | None]:
+) -> tuple[Sorted, int | None]:
     """At most `limit` runs after `after`; and the total, only without `after`."""
     conditions = _conditions(filters, session.get_bind().dialect.name)
     if isinstance(order.at, int) and order.metric is not None:
-        found = _by_value_at_step(session, conditions, order, after, limit)
+        rows = _by_value_at_step(session, conditions, order, after, limit)
     elif order.metric is not None:
-        found = _by_value(session, conditions, _metric_source(session, order), order, after, limit)
+        rows = _by_value(session, conditions, _metric_source(session, order), order, after, limit)
     elif order.column is not None and COLUMNS[order.column].nullable:
-        found = _by_value(session, conditions, _column_source(order), order, after, limit)
+        rows = _by_value(session, conditions, _column_source(order), order, after, limit)
     else:
         return _by_column(session, conditions, filters, order, after, limit)
-    return found, session.scalar(_total(conditions)) if after is None else None
-
-
-def _found(session: Session, query: Select[int, Any]) -> Found:
-    return [(number, value) for number, value in session.execute(query)]
-
-
-def _total(conditions: Sequence[ColumnElement[bool]]) -> Select[Any]:
-    return select(func.count()).select_from(Run.__table__).where(*conditions).correlate(None)
+    return rows, session.scalar(
+        select(func.count()).select_from(Run.__table__).where(*conditions)
+    ) if not after else None
 
 
 def _by_column(
@@ -116,7 +105,7 @@ def _by_column(
     order: Order,
     after: Position | None,
     limit: int,
-) -> tuple[Found, int | None]:
+) -> tuple[Sorted, int | None]:
     """Page by a column without NULLs. Selects number and value only: whole rows are too wide to sort."""
     assert order.column is not None
     if after is not None and after.value is None:
@@ -124,9 +113,11 @@ def _by_column(
     column = COLUMNS[order.column]
     query = select(_run.number, column).where(*conditions).order_by(*_directed(order, column, _run.number)).limit(limit)
     if after is not None:
-        return _found(session, query.where(_behind(order, (column, _run.number), (after.value, after.number)))), None
+        query = query.where(_behind(order, (column, _run.number), (after.value, after.number)))
+        return [(number, value) for number, value in session.execute(query)], None
     # A text search scans the whole table: do it once.
-    total = func.count().over() if filters.text else _total(conditions).scalar_subquery()
+    count = select(func.count()).select_from(Run.__table__).where(*conditions).correlate(None)
+    total = func.count().over() if filters.text else count.scalar_subquery()
     rows = session.execute(query.add_columns(total)).all()
     return [(row[0], row[1]) for row in rows], rows[0][2] if rows else 0
 
@@ -165,20 +156,20 @@ def _by_value(
     order: Order,
     after: Position | None,
     limit: int,
-) -> Found:
+) -> Sorted:
     """Page of the runs with a value, in index order, then of those without one."""
-    found: Found = []
+    page: Sorted = []
     if after is None or after.value is not None:
         query = source.rows.where(*conditions).order_by(*_directed(order, source.value, source.number))
         if after is not None:
             query = query.where(_behind(order, (source.value, source.number), (after.value, after.number)))
-        found = _found(session, query.limit(limit))
-    if len(found) < limit:
+        page = [(number, value) for number, value in session.execute(query.limit(limit))]
+    if len(page) < limit:
         rest = select(_run.number).where(*conditions, source.lacks).order_by(*_directed(order, _run.number))
         if after is not None and after.value is None:
             rest = rest.where(_behind(order, (_run.number,), (after.number,)))
-        found += [(number, None) for number in session.scalars(rest.limit(limit - len(found)))]
-    return found
+        page += [(number, None) for number in session.scalars(rest.limit(limit - len(page)))]
+    return page
 
 
 def _directed(order: Order, *columns: Any) -> list[ColumnElement[Any]]:
@@ -186,29 +177,31 @@ def _directed(order: Order, *columns: Any) -> list[ColumnElement[Any]]:
 
 
 def _conditions(filters: ListQuery, dialect: str) -> list[ColumnElement[bool]]:
-    found: list[ColumnElement[bool]] = []
+    conditions: list[ColumnElement[bool]] = []
     wants_archived = filters.archived == "true"
     if filters.archived != "any" and (filters.tag or filters.text):
         # As an inequality: for an equality SQLite would use an index that covers nearly all runs.
-        found.append(_run.archived != (not wants_archived))
+        conditions.append(_run.archived != (not wants_archived))
     elif filters.archived != "any":
-        found.append(_run.archived == wants_archived)
+        conditions.append(_run.archived == wants_archived)
     if filters.state:
-        found.append(_run.state.in_(sorted(set(filters.state))))
+        conditions.append(_run.state.in_(sorted(set(filters.state))))
     equal = {_run.rule: filters.rule, _run.model: filters.model, _run.created_by: filters.owner}
-    found += [column == value for column, value in equal.items() if value is not None]
+    conditions += [column == value for column, value in equal.items() if value is not None]
     if filters.group is not None:
-        found.append(_run.group_number == select(_group.number).where(_group.id == filters.group).scalar_subquery())
+        conditions.append(
+            _run.group_number == select(_group.number).where(_group.id == filters.group).scalar_subquery()
+        )
     if filters.created_after is not None:
-        found.append(_run.created_at > filters.created_after)
+        conditions.append(_run.created_at > filters.created_after)
     if filters.created_before is not None:
-        found.append(_run.created_at < filters.created_before)
-    found += [_run.number.in_(select(_tag.run_number).where(_tag.tag == tag)) for tag in set(filters.tag)]
+        conditions.append(_run.created_at < filters.created_before)
+    conditions += [_run.number.in_(select(_tag.run_number).where(_tag.tag == tag)) for tag in set(filters.tag)]
     if filters.text:
         # Materialized: a generic plan would search for the text in each run separately.
         among = select(_search.run_number).where(_has_part(dialect, filters.text)).cte().prefix_with("MATERIALIZED")
-        found.append(_run.number.in_(select(among.c.run_number)))
-    return found
+        conditions.append(_run.number.in_(select(among.c.run_number)))
+    return conditions
 
 
 def _has_part(dialect: str, part: str) -> ColumnElement[bool]:
@@ -217,7 +210,7 @@ def _has_part(dialect: str, part: str) -> ColumnElement[bool]:
     Backslash is PostgreSQL's default escape; stated explicitly, the pattern would be translated for each row.
     """
     escape = "\\"
-    pattern = folded_case(part)
+    pattern = part.casefold()
     for special in (escape, "%", "_"):
         pattern = pattern.replace(special, escape + special)
     return _search.text.like(f"%{pattern}%", escape=None if dialect == "postgresql" else escape)
@@ -232,21 +225,21 @@ def _behind(order: Order, columns: Sequence[Any], values: Sequence[Any]) -> Colu
 
 def _by_value_at_step(
     session: Session, conditions: Sequence[ColumnElement[bool]], order: Order, after: Position | None, limit: int
-) -> Found:
+) -> Sorted:
     """Page by values at a step, which are stored in blocks and therefore sorted here."""
     assert order.metric is not None
     assert isinstance(order.at, int)
     chosen = select(_run.number).where(*conditions)
-    found = values_at_step(session, order.metric, order.at, chosen)
+    by_number = metrics.values_at_step(session, order.metric, order.at, chosen)
     numbers = np.array(list(session.scalars(chosen)), dtype=np.int64)
-    values = np.array([found.get(number, np.nan) for number in numbers.tolist()], dtype=np.float64)
+    values = np.array([by_number.get(number, np.nan) for number in numbers.tolist()], dtype=np.float64)
     sign = -1 if order.descending else 1
     # Runs without a value (NaN) come last in both directions.
     ordered = np.lexsort((sign * numbers, sign * values))
     if after is not None:
         assert not isinstance(after.value, str)
         ordered = ordered[_follow(sign * values[ordered], sign * numbers[ordered], after, sign)]
-    return [(int(numbers[i]), found.get(int(numbers[i]))) for i in ordered[:limit]]
+    return [(int(numbers[i]), by_number.get(int(numbers[i]))) for i in ordered[:limit]]
 
 
 def _follow(
@@ -262,27 +255,12 @@ def _follow(
 
 
 REWARD = "reward/mean"
-_NOT_SHOWN = frozenset(
+_NOT_LISTED = frozenset(
     {
         *("created_by_id", "cpus", "gpus", "queued_at", "wish_at", "launched_at", "last_batch", "offsets"),
         *("lease_owner", "lease_token", "lease_expires_at", "job_id", "run_token_sha256"),
     }
 )
-_runs, _groups, _tags, _last_value = (table.__table__.c for table in (Run, Group, RunTag, MetricLast))
-
-
-def _in_list(column: Any) -> ColumnElement[bool]:
-    found: ColumnElement[bool] = column.in_(bindparam("numbers", expanding=True))
-    return found
-
-
-def _in_array(column: Any) -> ColumnElement[bool]:
-    """One parameter, so that statement and plan are the same for any number of runs."""
-    found: ColumnElement[bool] = column == any_(bindparam("numbers", type_=ARRAY(BigInteger)))
-    return found
-
-
-_AMONG: dict[str, Callable[[Any], ColumnElement[bool]]] = {"sqlite": _in_list, "postgresql": _in_array}
 
 
 def _numbered_place() -> ColumnElement[Any]:
@@ -290,7 +268,7 @@ def _numbered_place() -> ColumnElement[Any]:
     other = Run.__table__.alias("other").c
     place = func.row_number().over(order_by=(other.priority.desc(), other.queued_at, other.number)).label("place")
     queue = select(other.number, place).where(other.state == RunState.QUEUED).cte("queue")
-    return select(queue.c.place).where(queue.c.number == _runs.number).scalar_subquery()
+    return select(queue.c.place).where(queue.c.number == _run.number).scalar_subquery()
 
 
 def _place_in_array() -> ColumnElement[Any]:
@@ -298,30 +276,33 @@ def _place_in_array() -> ColumnElement[Any]:
     other = Run.__table__.alias("other").c
     order = (other.priority.desc(), other.queued_at, other.number)
     queue = select(func.array_agg(aggregate_order_by(other.number, *order))).where(other.state == RunState.QUEUED)
-    return func.array_position(queue.scalar_subquery(), _runs.number)
+    return func.array_position(queue.scalar_subquery(), _run.number)
 
 
-def _query(dialect: str, tags_in_one: ColumnElement[Any], place: ColumnElement[Any]) -> Select[Any]:
+def _query(among: ColumnElement[bool], tags_in_one: ColumnElement[Any], place: ColumnElement[Any]) -> Select[Any]:
     """Columns instead of ORM objects, which take several times as long."""
-    tags = select(tags_in_one).where(_tags.run_number == _runs.number).scalar_subquery()
-    reward = and_(_last_value.run_number == _runs.number, _last_value.name_number == bindparam("reward"))
-    shown = [column for column in _runs if column.key not in _NOT_SHOWN]
-    of_others = (_groups.id.label("group"), tags.label("tags"), _last_value.last.label("reward"))
+    tags = select(tags_in_one).where(_tag.run_number == _run.number).scalar_subquery()
+    reward = and_(_last.run_number == _run.number, _last.name_number == bindparam("reward"))
+    listed = [column for column in _run if column.key not in _NOT_LISTED]
+    of_others = (_group.id.label("group"), tags.label("tags"), _last.last.label("reward"))
     return (
-        select(*shown, *of_others, case((_runs.state == RunState.QUEUED, place)).label("queue_position"))
-        .outerjoin_from(Run.__table__, Group.__table__, _groups.number == _runs.group_number)
+        select(*listed, *of_others, case((_run.state == RunState.QUEUED, place)).label("queue_position"))
+        .outerjoin_from(Run.__table__, Group.__table__, _group.number == _run.group_number)
         .outerjoin(MetricLast.__table__, reward)
-        .where(_AMONG[dialect](_runs.number))
+        .where(among)
     )
 
 
+# On PostgreSQL one parameter, so that statement and plan are the same for any number of runs.
+_IN_LIST = _run.number.in_(bindparam("numbers", expanding=True))
+_IN_ARRAY = _run.number == any_(bindparam("numbers", type_=ARRAY(BigInteger)))
 _QUERIES = {
-    "sqlite": _query("sqlite", func.json_group_array(_tags.tag, type_=JSON), _numbered_place()),
-    "postgresql": _query("postgresql", func.array_agg(_tags.tag), _place_in_array()),
+    "sqlite": _query(_IN_LIST, func.json_group_array(_tag.tag, type_=JSON), _numbered_place()),
+    "postgresql": _query(_IN_ARRAY, func.array_agg(_tag.tag), _place_in_array()),
 }
 
 
-def shown_rows(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]:
+def list_rows(session: Session, numbers: Sequence[int]) -> list[dict[str, Any]]:
     """Columns of these runs by name, in the order of `numbers`, without those of runs deleted meanwhile.
 
     Adds `group` (its id), `tags`, `reward` and, for queued runs, `queue_position`.

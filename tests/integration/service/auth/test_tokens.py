@@ -3,91 +3,82 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from gxpo_services.api import errors
 from gxpo_services.api.errors import Conflict
 from gxpo_services.api.principals import Role, find_by_secret, hash_token
 from gxpo_services.auth import tokens
 from gxpo_services.auth.local_token import ensure_local_token
-from gxpo_services.auth.tokens import TokenRequest, router
+from gxpo_services.auth.tokens import TokenRequest
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import AccessToken
-from gxpo_services.settings import ServiceSettings
-
-
-@pytest.fixture
-def api(settings: ServiceSettings, database: Database) -> Iterator[TestClient]:
-    app = FastAPI()
-    app.state.settings, app.state.database = settings, database
-    errors.install(app)
-    app.include_router(router)
-    with TestClient(app) as client:
-        yield client
 
 
 def bearer(secret: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {secret}"}
 
 
-def test_only_admins_manage_tokens_and_each_role_knows_itself(api: TestClient, token_for: Callable[[str], str]) -> None:
+def test_only_admins_manage_tokens_and_each_role_knows_itself(
+    anonymous: TestClient, token_for: Callable[[str], str]
+) -> None:
     for role in ("viewer", "submitter"):
         secret = token_for(role)
-        assert api.get("/tokens", headers=bearer(secret)).status_code == 403
-        assert api.get("/tokens/me", headers=bearer(secret)).json()["role"] == role
-    answer = api.get("/tokens", headers=bearer(token_for("admin")))
+        assert anonymous.get("/api/v1/tokens", headers=bearer(secret)).status_code == 403
+        assert anonymous.get("/api/v1/tokens/me", headers=bearer(secret)).json()["role"] == role
+    answer = anonymous.get("/api/v1/tokens", headers=bearer(token_for("admin")))
     assert answer.status_code == 200
     assert "sha256" not in answer.text
 
 
-def test_a_name_that_cannot_be_stored_is_refused(api: TestClient, token_for: Callable[[str], str]) -> None:
-    refused = api.post("/tokens", headers=bearer(token_for("admin")), json={"name": "a\x00b"})
+def test_a_name_that_cannot_be_stored_is_refused(anonymous: TestClient, token_for: Callable[[str], str]) -> None:
+    refused = anonymous.post("/api/v1/tokens", headers=bearer(token_for("admin")), json={"name": "a\x00b"})
     assert refused.status_code == 422
     assert "must not contain a NUL character" in refused.json()["detail"]
 
 
-def test_tokens_are_listed_page_by_page(api: TestClient, token_for: Callable[[str], str]) -> None:
+def test_tokens_are_listed_page_by_page(anonymous: TestClient, token_for: Callable[[str], str]) -> None:
     admin = bearer(token_for("admin"))
-    made = [api.post("/tokens", headers=admin, json={"name": f"t{number}"}).json()["id"] for number in range(4)]
+    made = [
+        anonymous.post("/api/v1/tokens", headers=admin, json={"name": f"t{number}"}).json()["id"] for number in range(4)
+    ]
     found, cursor = [], None
     while cursor is not None or not found:
         query = {"limit": 2} | ({"cursor": cursor} if cursor else {})
-        page = api.get("/tokens", headers=admin, params=query).json()
+        page = anonymous.get("/api/v1/tokens", headers=admin, params=query).json()
         assert len(page["items"]) <= 2
         found += [token["id"] for token in page["items"]]
         cursor = page["next_cursor"]
     assert len(found) == 5
     assert set(made) < set(found)
-    assert api.get("/tokens", headers=admin, params={"cursor": "x"}).status_code == 422
+    assert anonymous.get("/api/v1/tokens", headers=admin, params={"cursor": "x"}).status_code == 422
 
 
-def test_no_token_and_a_wrong_one_are_refused_with_the_way_in(api: TestClient) -> None:
+def test_no_token_and_a_wrong_one_are_refused_with_the_way_in(anonymous: TestClient) -> None:
     for headers in ({}, bearer("gxpo_wrong"), {"Authorization": "Basic YTpi"}):
-        answer = api.get("/tokens/me", headers=headers)
+        answer = anonymous.get("/api/v1/tokens/me", headers=headers)
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"] == "Bearer"
         assert answer.headers["content-type"] == "application/problem+json"
 
 
 def test_a_revoked_or_expired_token_stops_working(
-    api: TestClient, database: Database, token_for: Callable[[str], str]
+    anonymous: TestClient, database: Database, token_for: Callable[[str], str]
 ) -> None:
     admin = bearer(token_for("admin"))
-    made = api.post("/tokens", headers=admin, json={"name": "ci", "role": "viewer", "days": 1}).json()
-    assert api.get("/tokens/me", headers=bearer(made["token"])).status_code == 200
-    assert api.delete(f"/tokens/{made['id']}", headers=admin).status_code == 200
-    assert api.get("/tokens/me", headers=bearer(made["token"])).status_code == 401
-    other = api.post("/tokens", headers=admin, json={"name": "old", "days": 1}).json()
+    made = anonymous.post("/api/v1/tokens", headers=admin, json={"name": "ci", "role": "viewer", "days": 1}).json()
+    assert anonymous.get("/api/v1/tokens/me", headers=bearer(made["token"])).status_code == 200
+    assert anonymous.delete(f"/api/v1/tokens/{made['id']}", headers=admin).status_code == 200
+    assert anonymous.get("/api/v1/tokens/me", headers=bearer(made["token"])).status_code == 401
+    other = anonymous.post("/api/v1/tokens", headers=admin, json={"name": "old", "days": 1}).json()
     with database.writing() as session:
         row = session.get(AccessToken, other["id"])
         assert row is not None
         row.expires_at = row.created_at
-    assert api.get("/tokens/me", headers=bearer(other["token"])).status_code == 401
+    assert anonymous.get("/api/v1/tokens/me", headers=bearer(other["token"])).status_code == 401
 
 
 def test_the_last_admin_token_cannot_be_revoked(database: Database, token_for: Callable[[str], str]) -> None:
