@@ -123,7 +123,7 @@ def test_a_learner_that_dies_with_batches_in_flight_repeats_no_sample(
 
     def started(self: LearnerGroup) -> None:
         start(self)
-        self.pid = self.all("pid")  # type: ignore[attr-defined]
+        self.pid = ray.get(self.ranks[0].pid.remote())  # type: ignore[attr-defined]
         learner.append(self)
 
     monkeypatch.setattr(AsyncRollouts, "serve", serve)

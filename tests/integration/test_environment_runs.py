@@ -115,7 +115,7 @@ def test_a_learner_that_dies_in_the_middle_of_episodes_repeats_its_step_once(
 
     def started(self: LearnerGroup) -> None:
         start(self)
-        pids.append(self.all("pid"))
+        pids.append(ray.get(self.ranks[0].pid.remote()))
 
     monkeypatch.setattr(AsyncRollouts, "serve", serve_and_kill)
     monkeypatch.setattr(LearnerGroup, "start", started)

@@ -35,25 +35,21 @@ def test_a_run_goes_on_without_a_checkpoint_but_does_not_end_without_the_last_on
     tmp_path: Path, small_run: Any, monkeypatch: pytest.MonkeyPatch, ended: str
 ) -> None:
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    writer, train_step, steps = LearnerGroup.writer, LearnerGroup.train_step, []
+    save, train_step, steps = LearnerGroup.save, LearnerGroup.train_step, []
 
-    def limited(self: LearnerGroup, collected: dict[str, Any]) -> Callable[[Path], None]:
+    def limited(self: LearnerGroup, folder: Path) -> dict[str, Any]:
         """Buckets of weights are files too, so the limit holds for a checkpoint alone."""
-
-        def write(folder: Path) -> None:
-            try:
-                self.ranks[0].__ray_call__.remote(limit_files(1000))
-                writer(self, collected)(folder)
-            finally:
-                self.ranks[0].__ray_call__.remote(limit_files(resource.RLIM_INFINITY))
-
-        return write
+        try:
+            self.ranks[0].__ray_call__.remote(limit_files(1000))
+            return save(self, folder)
+        finally:
+            self.ranks[0].__ray_call__.remote(limit_files(resource.RLIM_INFINITY))
 
     def trained(self: LearnerGroup, *arguments: Any, **options: Any) -> Any:
         steps.append(self)
         return train_step(self, *arguments, **options)
 
-    monkeypatch.setattr(LearnerGroup, "writer", limited)
+    monkeypatch.setattr(LearnerGroup, "save", limited)
     monkeypatch.setattr(LearnerGroup, "train_step", trained)
     if ended == "pause":
         monkeypatch.setattr(Launch, "control_request", lambda self: "pause" if len(steps) == 3 else None)

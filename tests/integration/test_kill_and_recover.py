@@ -65,7 +65,7 @@ def test_sampler_verifier_worker_verifier_and_learner_are_killed_in_mid_step(tmp
 
     def started(self):
         start(self)
-        self.pid = self.all("pid")
+        self.pid = ray.get(self.ranks[0].pid.remote())
 
     monkeypatch.setattr(RolloutPool, "collect", collect)
     monkeypatch.setattr(VerifierHandle, "submit", submit)

@@ -68,7 +68,7 @@ def test_a_rank_that_cannot_write_does_not_stop_the_others(learners: LearnerGrou
     """Rank 1 fails at its shard, rank 0 later at the policy; each time both ranks return, and can save again."""
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     store = CheckpointStore(tmp_path, CheckpointConfig())
-    whole = store.save(1, {}, learners.writer({}))
+    whole = store.save(1, {}, learners.save)
     shard_bytes, policy_bytes = (
         (whole / name).stat().st_size for name in ("learner/rank-0.safetensors", "policy/model.safetensors")
     )
@@ -76,9 +76,9 @@ def test_a_rank_that_cannot_write_does_not_stop_the_others(learners: LearnerGrou
     for rank, limit in ((1, shard_bytes // 2), (0, policy_bytes - 1)):
         ray.get(learners.ranks[rank].__ray_call__.remote(limit_files(limit)))
         with pytest.raises(OSError, match="File too large") as caught:
-            store.save(2, {}, learners.writer({}))
+            store.save(2, {}, learners.save)
         assert caught.value.cause.errno == errno.EFBIG
         assert store.steps() == [1]
         ray.get(learners.ranks[rank].__ray_call__.remote(limit_files(resource.RLIM_INFINITY)))
-    store.save(2, {}, learners.writer({}))
+    store.save(2, {}, learners.save)
     assert store.steps() == [1, 2]
