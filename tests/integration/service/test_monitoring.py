@@ -24,7 +24,7 @@ from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling.leases import Counters
 
-FILES = Path(__file__).parents[4] / "deploy" / "monitoring"
+FILES = Path(__file__).parents[3] / "deploy" / "monitoring"
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (package prometheus) is missing")
 needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
 

@@ -115,10 +115,9 @@ def test_exports_are_limited(served: str, app: FastAPI, database: Database, toke
     headers = {"Authorization": f"Bearer {token_for('viewer')}"}
     with httpx.Client(timeout=30.0, trust_env=False, headers=headers) as http:
         url = f"{served}{API}/export?runs={run_id}&parts=runs"
-        app.state.export_slots.take("another token")
-        refused = http.get(url)
+        with app.state.export_slots.holding("another token"):
+            refused = http.get(url)
         assert (refused.status_code, refused.headers["content-type"]) == (429, "application/problem+json")
-        app.state.export_slots.release("another token")
         assert [http.get(url).status_code for _ in range(3)] == [200, 200, 200], "each gives its slot back"
 
 
@@ -157,12 +156,12 @@ def test_no_viewer_keeps_the_comparisons_of_others_waiting(
 
 def test_all_viewers_together_have_a_limit(client: TestClient, app: FastAPI, database: Database) -> None:
     run_id = evaluated_run(database, config({"name": "grpo"}), {0: [0.5], 1: [1.0]})
-    for number in range(HEAVY_UNDER_WAY):
-        app.state.heavy_slots.take(f"token {number}")
-    for path in (f"/compare?runs={run_id}", f"/groups/g{'0' * 20}/heatmap"):
-        refused = client.get(f"{API}{path}")
-        assert (refused.status_code, refused.json()["type"]) == (429, "/api/v1/problems#limit-reached")
-    app.state.heavy_slots.release("token 0")
+    with ExitStack() as others:
+        for number in range(HEAVY_UNDER_WAY):
+            others.enter_context(app.state.heavy_slots.holding(f"token {number}"))
+        for path in (f"/compare?runs={run_id}", f"/groups/g{'0' * 20}/heatmap"):
+            refused = client.get(f"{API}{path}")
+            assert (refused.status_code, refused.json()["type"]) == (429, "/api/v1/problems#limit-reached")
     assert client.get(f"{API}/compare?runs={run_id}").status_code == 200
 
 
