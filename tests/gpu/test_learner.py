@@ -83,7 +83,7 @@ def test_parking_frees_the_device_and_returns_every_bit(stage: int) -> None:
     held = torch.cuda.memory_allocated()
     released = found.park()
     assert torch.cuda.memory_allocated() <= held - released
-    found.unpark()
+    found.parking.unpark()
     assert all(torch.equal(old, new) for old, new in zip(before, found.parameters(), strict=True))
     found.load_batch(batch())
     assert math.isfinite(found.backward().loss)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from gxpo_trainer.algo.batch import ScoredSequence, StepBatch, shard, with_scale
 from gxpo_trainer.config import RunConfig
+from gxpo_trainer.learner.publisher import adapter_weights, full_weights
 
 TOKEN_LIMIT = 16
 VOCABULARY = 97
@@ -78,7 +79,7 @@ class Rank:
 
 
 def weights(learner: Any) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in learner.full_weights()}
+    return {name: tensor.clone() for name, tensor in full_weights(learner.model)}
 
 
 def copies(tensors: list[Tensor]) -> list[Tensor]:
@@ -122,7 +123,7 @@ def two_steps(run: Rank, **settings: Any) -> dict[str, Any]:
     sizes = torch.tensor([float(sum(p.numel() for p in learner.parameters()))], dtype=torch.float64)
     out["num_parameters"] = int(learner.all_reduce(sizes)[0])
     out["optimizer_step"] = learner.optimizer_state().step
-    out["adapter"] = {name: tensor.clone() for name, tensor in learner.adapter_weights()}
+    out["adapter"] = {name: tensor.clone() for name, tensor in adapter_weights(learner.model)}
     learner.close()
     return out
 
@@ -199,7 +200,7 @@ def parked(run: Rank, **settings: Any) -> dict[str, Any]:
     # Weights mapped from a file stay: on a CPU at stage 0 the masters are such weights.
     held = sum(storage.nbytes() for storage in storages if storage.resizable())
     again = learner.park()
-    learner.unpark()
+    learner.parking.unpark()
     returned = next_step()
     out = {
         "released_enough": on_all_ranks(learner, released >= moments),
@@ -389,7 +390,6 @@ def load_state(run: Rank, *, folder: str, rule: dict[str, Any], **settings: Any)
 def loaded(run: Rank, **settings: Any) -> dict[str, Any]:
     """A learner's weights and buffers against those of the model loaded whole, and a model that lacks a weight."""
     from gxpo_trainer.errors import ConfigError
-    from gxpo_trainer.learner.full_weights import full_weights
     from gxpo_trainer.learner.models import load_policy
 
     learner = run.learner(**settings)
@@ -398,7 +398,7 @@ def loaded(run: Rank, **settings: Any) -> dict[str, Any]:
     plain = load_policy(config.model, precision=config.learner.precision, lora=config.learner.lora)
     expected = dict(full_weights(plain)) | dict(plain.named_buffers())
     found = weights(learner) | dict(learner.model.named_buffers())
-    adapter = {name: tensor.clone() for name, tensor in learner.adapter_weights()}
+    adapter = {name: tensor.clone() for name, tensor in adapter_weights(learner.model)}
     for name, parameter in plain.named_parameters():
         if ".lora_" in name:
             expected[name], found[name] = parameter, adapter[name.replace(".default.", ".")]

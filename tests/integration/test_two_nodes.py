@@ -16,8 +16,7 @@ from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.runtime.placement import Placement
 from gxpo_trainer.runtime.ray_session import reserve
 from gxpo_trainer.weights.buckets import BucketPacker, WeightBucket, tensors_of
-from gxpo_trainer.weights.object_store import ObjectStorePublisher, fetch
-from gxpo_trainer.weights.transports import SharedMemoryPublisher
+from gxpo_trainer.weights.transports import ObjectStorePublisher, SharedMemoryPublisher, fetch
 
 pytestmark = pytest.mark.engine
 HERE = Path(__file__).parent

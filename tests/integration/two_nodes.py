@@ -22,8 +22,7 @@ from gxpo_trainer.errors import WeightsUnavailable
 from gxpo_trainer.runtime.ray_session import stacks_of, trace_this_process
 from gxpo_trainer.training.run import train_run
 from gxpo_trainer.weights.buckets import BucketPacker
-from gxpo_trainer.weights.object_store import ObjectStorePublisher, fetch
-from gxpo_trainer.weights.transports import SharedMemoryPublisher
+from gxpo_trainer.weights.transports import ObjectStorePublisher, SharedMemoryPublisher, fetch
 
 CONFIG = {
     "name": "two nodes",

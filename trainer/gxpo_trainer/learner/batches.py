@@ -1,7 +1,5 @@
-"""A rank's share of a step batch, packed, and the results of its first passes.
-
-The frozen start policy of the KL term: partitioned at ZeRO stage 3, else on the host between its passes.
-"""
+"""What passes of one rank run over: its share of a step batch, packed, with the results of the first pass, and the
+frozen start policy of the KL term."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gxpo_trainer.algo.batch import StepBatch
-from gxpo_trainer.algo.losses import MAXIMA, combine_statistics, finish_statistics
+from gxpo_trainer.algo.losses import MAXIMA, combine_statistics
 from gxpo_trainer.algo.packing import Layout, MicroBatch, dummy_micro_batch, pack
 from gxpo_trainer.config import LearnerConfig, RunConfig
 from gxpo_trainer.learner.logprobs import PolicyModule
@@ -107,15 +105,6 @@ def statistics_over_ranks(parts: Sequence[Statistics], device: torch.device) -> 
     return dict(zip(sums, total, strict=True)) | dict(zip(maxima, largest, strict=True))
 
 
-def first_pass_gap(batches: Sequence[LoadedBatch]) -> tuple[float, float]:
-    """Mean and maximum of |log π_learner − log π_sampler| over the tokens in the loss of all batches that had a pass.
-
-    (0, 0) when no token is in the loss. Raises RuntimeError before the first pass.
-    """
-    metrics = finish_statistics(first_pass_statistics(batches))
-    return metrics.get("logprob_gap_mean", 0.0), metrics.get("logprob_gap_max", 0.0)
-
-
 def first_pass_statistics(batches: Sequence[LoadedBatch]) -> Statistics:
     """Statistics of the first passes over all batches that had one. Raises RuntimeError when none had."""
     total: Statistics | None = None
@@ -156,10 +145,10 @@ class PartitionedReference:
 
     @torch.no_grad()
     def logprobs(self, counted: Iterable[MicroBatch], dummy: Iterable[MicroBatch], temperature: float) -> list[Tensor]:
-        found = [self._engine(micro, temperature, False).logprobs for micro in counted]
+        logprobs = [self._engine(micro, temperature, False).logprobs for micro in counted]
         for micro in dummy:
             self._engine(micro, temperature, False)
-        return found
+        return logprobs
 
     def resident(self) -> list[Tensor]:
         """The partitions, and small parameters that stay whole."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,12 @@ from gxpo_trainer.learner import rank_state
 from gxpo_trainer.learner.batches import (
     LoadedBatch,
     Statistics,
-    first_pass_gap,
     first_pass_statistics,
     load_reference,
     load_share,
     statistics_over_ranks,
     sum_over_ranks,
 )
-from gxpo_trainer.learner.full_weights import adapter_weights, full_weights
 from gxpo_trainer.learner.logprobs import layer_types
 from gxpo_trainer.learner.models import load_config
 from gxpo_trainer.learner.setup import (
@@ -48,8 +46,8 @@ from gxpo_trainer.types import Metrics
 class DeepSpeedLearner:
     """rules.contract.RuleLearner on one rank. All ranks call all methods in the same order (SPMD).
 
-    Order within a step: `load_batch` → [`fix_old_logprobs`] → the rule's verbs → `full_weights` for the sync.
-    `load_batches` and `use_batch` do the same for several mini-batches of one rollout.
+    Order within a step: `load_batch` → [`fix_old_logprobs`] → the rule's operations. `load_batches` and `use_batch` do
+    the same for several mini-batches of one rollout.
 
     The gradient is the plain sum over micro-batches and ranks (every token carries its final weight), whatever the
     ZeRO stage, the number of ranks and the division into micro-batches. It is clipped here, by the global norm, so that
@@ -85,19 +83,21 @@ class DeepSpeedLearner:
         layers = layer_types(load_config(config.model))
         attention = choose_attention(config, device, installed_kernels(device), layers)
         # The adapter's initial weights are drawn at the end of loading.
-        self._model: Any = load_partitioned(config, attention, self.device)  # transformers model, or PEFT's around it
-        self._engine, optimizer = open_engine(self._model, config, device)
+        self.model: Any = load_partitioned(config, attention, self.device)
+        """The transformers model, or PEFT's around it."""
+        self._engine, optimizer = open_engine(self.model, config, device)
         shares = self._engine.module.can_share_prompts
         self._packing = choose_layout(config, device, attention, layers, can_share_prompts=shares)
         self.attention = f"{attention} over {self._packing} rows"
-        self._pad_id = _pad_id(self._model.config)
+        self._pad_id = _pad_id(self.model.config)
         needs_reference = settings.loss.kl_beta > 0 and settings.lora is None
         self._reference = load_reference(config, attention, device, self.device) if needs_reference else None
         self._optimizer = optimizer
         self._shards = open_shards(
             self._engine, optimizer, zero_stage=settings.zero_stage, precision=settings.precision
         )
-        self._parking = Parking()
+        self.parking = Parking()
+        """Its `unpark` undoes `park` bit for bit; gradients come back as zeros."""
         self._batches: list[LoadedBatch] = []
         self._index = 0
         self._finite = False
@@ -148,7 +148,8 @@ class DeepSpeedLearner:
         Of all loaded mini-batches together. (0, 0) when no token is in the loss. Raises RuntimeError before the
         first pass.
         """
-        return first_pass_gap(self._batches)
+        metrics = finish_statistics(first_pass_statistics(self._batches))
+        return metrics.get("logprob_gap_mean", 0.0), metrics.get("logprob_gap_max", 0.0)
 
     def importance_metrics(self) -> Metrics:
         """`importance/…` at the first passes of all loaded mini-batches; empty where they are not measured."""
@@ -156,7 +157,7 @@ class DeepSpeedLearner:
         prefix = "importance_"
         return {f"importance/{n.removeprefix(prefix)}": v for n, v in metrics.items() if n.startswith(prefix)}
 
-    # ---- the verbs of a rule --------------------------------------------------------------------------------
+    # ---- the operations of a rule --------------------------------------------------------------------------------
 
     def backward(self) -> BackwardResult:
         """One full gradient of the present batch at the published parameters, clipped; counts one pass."""
@@ -179,8 +180,8 @@ class DeepSpeedLearner:
         if loaded.first_pass is None:
             loaded.first_pass = statistics
         metrics = finish_statistics(statistics)
-        shown = {name: value for name, value in metrics.items() if not name.startswith(("logprob_gap", "importance"))}
-        result = BackwardResult(loss=shown.pop("loss"), grad_norm=self._clip(), statistics=shown)
+        reported = {name: v for name, v in metrics.items() if not name.startswith(("logprob_gap", "importance"))}
+        result = BackwardResult(loss=reported.pop("loss"), grad_norm=self._clip(), statistics=reported)
         self._finite = result.finite
         return result
 
@@ -246,19 +247,6 @@ class DeepSpeedLearner:
         """Whether every rank holds all parameters (stage 0)."""
         return self._shards.replicated
 
-    @property
-    def model(self) -> Any:
-        """The transformers model, or PEFT's around it; its config is saved with exported weights."""
-        return self._model
-
-    def full_weights(self, merged_dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """(name in a transformers checkpoint, whole tensor), LoRA merged; see learner.full_weights. Collective."""
-        return full_weights(self._model, merged_dtype)
-
-    def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(name in a PEFT adapter, whole tensor); empty without LoRA. Collective."""
-        return adapter_weights(self._model)
-
     def save(self, folder: Path) -> None:
         """Write this rank's state into `folder`; see learner.rank_state."""
         rank_state.write(folder, self.rank, self._shards, self._layout(), self.learning_rate, self.device)
@@ -280,16 +268,12 @@ class DeepSpeedLearner:
     def park(self, others: Sequence[Tensor] = ()) -> int:
         """Move parameters, optimizer state and a partitioned reference to the host, drop gradients; the bytes released.
 
-        others: tensors of the caller that move as well. Nothing but `unpark` may be called in between.
+        others: tensors of the caller that move as well. Nothing but `parking.unpark` may follow.
         """
         self._batches = []
         reference = [] if self._reference is None else self._reference.resident()
-        kept = [*self._model.parameters(), *self._model.buffers(), *self._shards.persistent(), *reference, *others]
-        return self._parking.park(kept, self._shards.gradient_buffers())
-
-    def unpark(self) -> None:
-        """Undo `park` bit for bit; gradients come back as zeros."""
-        self._parking.unpark()
+        kept = [*self.model.parameters(), *self.model.buffers(), *self._shards.persistent(), *reference, *others]
+        return self.parking.park(kept, self._shards.gradient_buffers())
 
     def close(self) -> None:
         """Free the engine. The process group stays, for another learner in the same process."""
@@ -349,7 +333,7 @@ class DeepSpeedLearner:
         if self._reference is not None:
             dummy = [*loaded.dummy, *loaded.dummy_no_grad]
             return self._reference.logprobs(loaded.counted, dummy, self.config.rollout.temperature)
-        with self._model.disable_adapter():
+        with self.model.disable_adapter():
             return [outputs.logprobs for outputs in self._forward_all(loaded)]
 
     @torch.no_grad()

@@ -5,13 +5,9 @@ several times that with softmax and gradient. The loss needs one number per resp
 predict one pass through the head, in chunks; the backward pass recomputes each chunk's logits. If all logits fit into
 one chunk they are kept and not recomputed.
 
-Attention over rows of several sequences by torch's variable-length kernel, as an attention of transformers.
-
-`register()` adds it to transformers' registry of attention functions under the name `varlen`. transformers builds no
-mask for such a function; the sequence boundaries reach it as the keyword arguments of `sequence_boundaries`, which
-`flash_attention_2` takes too.
-
-Sizes of parameters that ZeRO-3 may have partitioned.
+Rows of several sequences use torch's variable-length kernel: `register()` adds it to transformers' attention functions
+under the name `varlen`. transformers builds no mask for such a function; the sequence boundaries reach it as the
+keyword arguments of `sequence_boundaries`, which `flash_attention_2` takes too.
 """
 
 from __future__ import annotations
@@ -42,6 +38,12 @@ def register() -> None:
 def layer_types(model_config: Any) -> frozenset[str]:
     """Kinds of layers of a transformers config, such as `full_attention`, `sliding_attention`, `linear_attention`."""
     return frozenset(getattr(model_config, "layer_types", None) or ["full_attention"])
+
+
+def attention_of(model_config: Any) -> str:
+    """transformers' name of the attention of a loaded model, from its config."""
+    name: str = model_config._attn_implementation
+    return name
 
 
 def sequence_boundaries(position_ids: Tensor) -> dict[str, Any]:
@@ -85,9 +87,11 @@ def varlen_attention(
         what = unsupported[0] if unsupported else "rows without sequence boundaries"
         raise ValueError(f'model.attention = "{NAME}" does not support {what}; set model.attention = "sdpa"')
     rows, _, width, _ = query.shape
-    flat = [tensor.transpose(1, 2).flatten(0, 1).contiguous() for tensor in (query, key, value)]
+    flat_query, flat_key, flat_value = (x.transpose(1, 2).flatten(0, 1).contiguous() for x in (query, key, value))
     output = varlen_attn(
-        *flat,
+        flat_query,
+        flat_key,
+        flat_value,
         cu_seq_lens_q,
         cu_seq_lens_q,
         max_length_q,
@@ -97,7 +101,7 @@ def varlen_attention(
         enable_gqa=key.shape[1] != query.shape[1],
     )
     assert isinstance(output, Tensor), "without return_aux the kernel returns its output alone"
-    return output.unflatten(0, (rows, width)), None
+    return output.view(rows, width, *output.shape[1:]), None
 
 
 def num_elements(parameter: Tensor) -> int:
@@ -152,11 +156,11 @@ class PolicyModule(nn.Module):
     def can_share_prompts(self) -> bool:
         """Whether the `shared` layout supports this model: full attention with an explicit mask."""
         config = self.model.config
-        return can_share_prompts(config._attn_implementation, layer_types(config))
+        return can_share_prompts(attention_of(config), layer_types(config))
 
     @property
     def _takes_boundaries(self) -> bool:
-        return self.model.config._attn_implementation in VARIABLE_LENGTH
+        return attention_of(self.model.config) in VARIABLE_LENGTH
 
     def _attention_mask(self, micro: MicroBatch) -> Tensor | None:
         mask = micro.attention_mask
@@ -164,7 +168,7 @@ class PolicyModule(nn.Module):
             return None
         if not self.can_share_prompts:
             raise ValueError('learner.packing = "shared" needs full attention with sdpa or eager; use padded or packed')
-        if self.model.config._attn_implementation == "sdpa":
+        if attention_of(self.model.config) == "sdpa":
             return mask
         # The eager kernel adds its mask to the scores.
         dtype = self.head.weight.dtype

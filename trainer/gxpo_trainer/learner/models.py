@@ -1,9 +1,10 @@
 """Loads the policy and its tokenizer from an embedded starter, a local transformers folder or a hub name.
 
 Only safetensors weights are loaded, because pickled checkpoints can execute code. Dropout is disabled: look-ahead rules
-compare gradients of the same function over several passes.
+compare gradients of the same function over several passes. torch is imported where weights are loaded only.
 
-Whether a model can be split over the devices of one engine, from its config.json. Free of torch.
+Uses of transformers 5 that are not public: `fp32_modules` and `_supports_attention_backend` here, and
+`logprobs.attention_of` (tests/unit/learner/test_internals.py).
 """
 
 from __future__ import annotations
@@ -83,11 +84,19 @@ def load_config(config: ModelConfig) -> Any:
     from transformers import AutoConfig
 
     try:
-        found = AutoConfig.from_pretrained(resolve_model(config), trust_remote_code=config.trust_remote_code)
+        loaded = AutoConfig.from_pretrained(resolve_model(config), trust_remote_code=config.trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
         raise _unloadable(config, error) from error
-    _without_dropout(found)
-    return found
+    _without_dropout(loaded)
+    return loaded
+
+
+def fp32_modules(config: ModelConfig) -> tuple[str, ...]:
+    """Name patterns of the modules that transformers keeps in fp32 when a model is loaded in bf16."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(load_config(config)), None)
+    return tuple(getattr(kind, "_keep_in_fp32_modules_strict", None) or ())
 
 
 def load_policy(
@@ -111,7 +120,7 @@ def load_policy(
     from gxpo_trainer.learner import logprobs
     from gxpo_trainer.learner.logprobs import num_elements
 
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if config.attention == logprobs.NAME:
         logprobs.register()
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
@@ -160,7 +169,9 @@ def policy_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(load_config(config), trust_remote_code=config.trust_remote_code)
+            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                load_config(config), trust_remote_code=config.trust_remote_code
+            )
     except (ValueError, ImportError) as error:
         raise _unloadable(config, error) from error
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
@@ -241,7 +252,7 @@ def _with_adapter(model: Any, lora: LoraConfig) -> Any:
 
     adapter = PeftLoraConfig(
         r=lora.rank,
-        lora_alpha=lora.alpha,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # PEFT divides by the rank: any number will do
         lora_dropout=0.0,
         target_modules=list(lora.target_modules),
         task_type=TaskType.CAUSAL_LM,

@@ -1,10 +1,9 @@
-"""Merges a PEFT adapter into its base model, for the sampler.
-
-A policy extrapolated from the weights that a run passed through, which costs no backward pass.
+"""Policies made from saved ones without training: an adapter merged into its base, and a line through checkpoints.
 
 Weights under RL from verifiable rewards move nearly along a line (published for several models), so the point further
-along it is a challenger of every look-ahead. The extrapolated weights are a weighted sum of policies: of the initial
-and the last one, θ_init + f(θ_T − θ_init), or by the least-squares line through all of them at f·T.
+along it, which costs no backward pass, is a challenger of every look-ahead. The extrapolated weights are a weighted sum
+of policies: of the initial and the last one, θ_init + f(θ_T − θ_init), or by the least-squares line through all of them
+at f·T.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -61,7 +60,7 @@ def merge_adapter(folder: Path, out: Path) -> None:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     base = base_of(folder)
     try:
         model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, use_safetensors=True)
@@ -122,16 +121,16 @@ class _Weights:
         from safetensors import safe_open
 
         self.folder = folder
-        self._files = {}
+        self._files: dict[str, Any] = {}
         for path in folder.glob(_PATTERN):
-            file = safe_open(path, framework="pt")
+            file: Any = safe_open(path, framework="pt")
             self._files |= dict.fromkeys(file.keys(), file)
 
     def read(self, name: str) -> Tensor:
         if name not in self._files:
             raise CheckpointError(f"{self.folder} has no tensor {name}; extrapolate policies of one model")
-        found: Tensor = self._files[name].get_tensor(name)
-        return found
+        tensor: Tensor = self._files[name].get_tensor(name)
+        return tensor
 
 
 def _sum(sources: Sequence[_Weights], weights: Sequence[float], name: str, like: Tensor) -> Tensor:

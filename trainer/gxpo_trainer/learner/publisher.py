@@ -1,34 +1,85 @@
-"""A learner rank's side of a weight sync: packs its weights, or its adapter, for the transport of the run.
-
-The policy's weights as a transformers checkpoint names them, gathered from any ZeRO stage.
+"""The learner's weights on their way out: to the sampler, and into folders that transformers, PEFT and vLLM load.
 
 Under LoRA an exported policy has the adapter merged, W + (alpha/rank)·B·A, computed in fp32; the model itself is not
-changed.
-
-A policy in memory as a folder that transformers, PEFT and vLLM load as it is.
-
-A visible, reproducible change of all weights that can be undone bit for bit.
+changed. A perturbation, which the canary publishes, is undone bit for bit.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from gxpo_trainer.config import RunConfig
 from gxpo_trainer.config.engines import Transport
-from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.learner.deepspeed_learner import DeepSpeedLearner
 from gxpo_trainer.learner.logprobs import num_elements
 from gxpo_trainer.learner.models import load_tokenizer
 from gxpo_trainer.rules.contract import snapshot, sum_over
 from gxpo_trainer.weights.buckets import BucketPacker, ChangeMeter, WeightBucket
-from gxpo_trainer.weights.transports import BroadcastGroup, BroadcastPublisher, SharedMemoryPublisher
+from gxpo_trainer.weights.transports import (
+    BroadcastGroup,
+    BroadcastPublisher,
+    CudaIpcPublisher,
+    ObjectStorePublisher,
+    SharedMemoryPublisher,
+)
+
+PEFT_PREFIX = "base_model.model."
+BASE_LAYER = ".base_layer"
+PIECE = 1 << 20
+"""Elements of noise that are drawn at a time."""
+
+
+def full_weights(model: nn.Module, merged_dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+    """(name in a transformers checkpoint, whole tensor in the forward pass's dtype), LoRA merged; tied weights once.
+
+    merged_dtype: of the tensors that an adapter is merged into, None for the forward pass's. In bf16 most of a small
+    adapter is rounded away.
+
+    Collective at ZeRO-3: every rank must run the iterator to its end. The tensor may be a view of live memory that
+    is released as the iterator moves on: copy it before asking for the next one.
+    """
+    layers: dict[str, Any] = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            continue
+        owner, _, leaf = name.rpartition(".")
+        layer = layers.get(owner.removesuffix(BASE_LAYER)) if owner.endswith(BASE_LAYER) and leaf == "weight" else None
+        plain = name.removeprefix(PEFT_PREFIX).replace(f"{BASE_LAYER}.", ".")
+        if layer is None:
+            with _gathered([parameter]):
+                yield plain, parameter.detach()
+            continue
+        down, up = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+        with _gathered([parameter, down, up]):
+            with torch.no_grad():
+                merged = parameter.float() + layer.scaling["default"] * (up.float() @ down.float())
+            yield plain, merged.to(merged_dtype or parameter.dtype)
+
+
+def adapter_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(name in a PEFT adapter file, whole tensor) of each LoRA matrix, none without LoRA; collective as above."""
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            with _gathered([parameter]):
+                yield name.replace(".default.", "."), parameter.detach()
+
+
+def _gathered(parameters: list[Any]) -> AbstractContextManager[Any]:
+    """A context in which ZeRO-3 parameters are whole on every rank; empty for others."""
+    if not any(hasattr(parameter, "ds_id") for parameter in parameters):
+        return nullcontext()
+    import deepspeed
+
+    context: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(parameters)
+    return context
 
 
 class RankPublisher:
@@ -45,7 +96,10 @@ class RankPublisher:
         if index == 0:
             if self._packer is not None:
                 self._packer.close()
-            self._packer = BucketPacker(self._named_tensors(), self._dtype())
+            weights = full_weights if self._config.learner.lora is None else adapter_weights
+            dtype = self._config.rollout.dtype
+            published_as = None if dtype == "auto" else getattr(torch, dtype)
+            self._packer = BucketPacker(weights(self._learner.model), published_as)
         assert self._packer is not None, "bucket 0 comes first"
         if self._learner.rank and transport != "cuda_ipc":
             self._packer.pack(None)
@@ -55,7 +109,9 @@ class RankPublisher:
         if self._learner.rank:
             return bucket, None
         if self._changes is None:
-            self._changes = ChangeMeter(self._num_elements())
+            adapted = self._config.learner.lora is not None
+            named = self._learner.model.named_parameters()
+            self._changes = ChangeMeter(sum(num_elements(p) for name, p in named if (".lora_" in name) == adapted))
         return bucket, self._changes.add(bucket, publisher.buffer(bucket))
 
     def join_broadcast(self, address: str, port: int, size: int) -> None:
@@ -70,39 +126,19 @@ class RankPublisher:
         for publisher in self._publishers.values():
             publisher.close()
 
-    def _named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return self._learner.full_weights() if self._config.learner.lora is None else self._learner.adapter_weights()
-
-    def _num_elements(self) -> int:
-        """Elements of a version."""
-        adapted = self._config.learner.lora is not None
-        named = self._learner.model.named_parameters()
-        return sum(num_elements(p) for name, p in named if (".lora_" in name) == adapted)
-
-    def _dtype(self) -> torch.dtype | None:
-        wanted = self._config.rollout.dtype
-        return None if wanted == "auto" else getattr(torch, wanted)
-
     def _publisher(self, transport: Transport) -> Any:
         if transport not in self._publishers:
-            self._publishers[transport] = self._make(transport)
+            device = next(self._learner.model.parameters()).device
+            if transport == "shared_memory":
+                publisher: Any = SharedMemoryPublisher()
+            elif transport == "object_store":
+                publisher = ObjectStorePublisher(self._publisher("shared_memory"))
+            elif transport == "nccl":
+                publisher = BroadcastPublisher(device)
+            else:
+                publisher = CudaIpcPublisher(device)
+            self._publishers[transport] = publisher
         return self._publishers[transport]
-
-    def _make(self, transport: Transport) -> Any:
-        device = next(self._learner.model.parameters()).device
-        if transport == "shared_memory":
-            return SharedMemoryPublisher()
-        if transport == "object_store":
-            from gxpo_trainer.weights.object_store import ObjectStorePublisher
-
-            return ObjectStorePublisher(self._publisher("shared_memory"))
-        if transport == "nccl":
-            return BroadcastPublisher(device)
-        if transport == "cuda_ipc":
-            from gxpo_trainer.weights.transports import CudaIpcPublisher
-
-            return CudaIpcPublisher(device)
-        raise TrainingError(f"unknown weight transport {transport!r}")
 
 
 def write_policy(learner: DeepSpeedLearner, config: RunConfig, folder: Path) -> None:
@@ -111,11 +147,9 @@ def write_policy(learner: DeepSpeedLearner, config: RunConfig, folder: Path) -> 
     Tensors that an adapter is merged into are written in fp32, and config.json names that dtype.
     """
     adapted = config.learner.lora is not None
-    weights = _gather(learner.full_weights(torch.float32 if adapted else None), keep=learner.rank == 0)
+    weights = _gather(full_weights(learner.model, torch.float32 if adapted else None), keep=learner.rank == 0)
     if learner.rank:
         return
-    from safetensors.torch import save_file
-
     folder.mkdir(parents=True)
     # One file whatever the size: a run's policy is read back by the sampler, which maps it.
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -129,25 +163,19 @@ def write_policy(learner: DeepSpeedLearner, config: RunConfig, folder: Path) -> 
     load_tokenizer(config.model).save_pretrained(folder)
 
 
-def write_adapter(learner: DeepSpeedLearner, config: RunConfig, folder: Path) -> None:
+def write_adapter(learner: DeepSpeedLearner, folder: Path) -> None:
     """adapter_config.json and adapter_model.safetensors for PEFT. Collective; rank 0 writes."""
-    weights = _gather(learner.adapter_weights(), keep=learner.rank == 0)
+    weights = _gather(adapter_weights(learner.model), keep=learner.rank == 0)
     if learner.rank:
         return
-    from safetensors.torch import save_file
-
     folder.mkdir(parents=True)
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     learner.model.peft_config["default"].save_pretrained(folder)
 
 
-def _gather(named: Any, *, keep: bool) -> dict[str, Any]:
+def _gather(named: Iterator[tuple[str, Tensor]], *, keep: bool) -> dict[str, Any]:
     """Whole tensors on the CPU; every rank must run the iterator to its end."""
     return {name: tensor.detach().cpu().clone() if keep else None for name, tensor in named}
-
-
-PIECE = 1 << 20
-"""Elements of noise that are drawn at a time."""
 
 
 class Perturbation:
@@ -161,7 +189,12 @@ class Perturbation:
         self._learner = learner
         self.before = snapshot(learner.parameters(), None)
         """The held weights, which leave the device with the learner's own memory."""
-        total, count = sum_over(learner, _absolute_sum, self.before)
+
+        def absolute_sum(part: Tensor) -> Tensor:
+            count = torch.full((), part.numel(), dtype=torch.float64, device=part.device)
+            return torch.stack([part.abs().sum(dtype=torch.float64), count])
+
+        total, count = sum_over(learner, absolute_sum, self.before)
         self._magnitude = total / count
 
     @torch.no_grad()
@@ -172,7 +205,7 @@ class Perturbation:
         owner = 0 if self._learner.replicated else self._learner.rank
         for index, shard in enumerate(self._learner.parameters()):
             generator = torch.Generator(device=shard.device).manual_seed(seed + 1000 * owner + index)
-            for piece in shard.split(PIECE):
+            for piece in torch.split(shard, PIECE):
                 noise = torch.randn(piece.shape, generator=generator, device=piece.device, dtype=piece.dtype)
                 piece.add_(noise, alpha=scale * self._magnitude)
         self._learner.publish()
@@ -181,8 +214,3 @@ class Perturbation:
         """The held weights, published. Collective."""
         snapshot(self.before, self._learner.parameters())
         self._learner.publish()
-
-
-def _absolute_sum(part: Tensor) -> Tensor:
-    count = torch.full((), part.numel(), dtype=torch.float64, device=part.device)
-    return torch.stack([part.abs().sum(dtype=torch.float64), count])

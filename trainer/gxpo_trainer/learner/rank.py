@@ -48,7 +48,7 @@ def mean_metrics(parts: Sequence[Metrics]) -> Metrics:
     for part in parts:
         for name, value in part.items():
             values.setdefault(name, []).append(value)
-    return {name: sum(found) / len(found) for name, found in values.items()}
+    return {name: sum(column) / len(column) for name, column in values.items()}
 
 
 class LearnerRank:
@@ -60,7 +60,7 @@ class LearnerRank:
 
     def endpoint(self) -> tuple[str, int]:
         """An address and a free port of this host, for the ranks to meet at."""
-        address = ray.util.get_node_ip_address()
+        address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         with socket.socket() as probe:
             probe.bind((address, 0))
             return address, int(probe.getsockname()[1])
@@ -168,10 +168,10 @@ class LearnerRank:
 
     def unpark(self) -> None:
         """Undo `park` bit for bit."""
-        self.learner.unpark()
+        self.learner.parking.unpark()
 
     def perturb(self, scale: float, seed: int) -> None:
-        """Canary: see `perturbation.Perturbation`. A second call replaces the perturbation of the first. Collective."""
+        """Canary: see `publisher.Perturbation`. A second call replaces the perturbation of the first. Collective."""
         from gxpo_trainer.learner.publisher import Perturbation
 
         self.perturbation = self.perturbation or Perturbation(self.learner)
@@ -198,10 +198,16 @@ class LearnerRank:
 
         Raises OSError on the rank that cannot write; the others skip the rest.
         """
+        from gxpo_trainer.learner.publisher import write_adapter, write_policy
+
         root = Path(folder)
-        written = self._written(lambda: self.learner.save(root / "learner"))
-        if written and self._written(lambda: self._write_policy(root)) and self.config.learner.lora is not None:
-            self._write_adapter(root)
+        if (
+            self._written(lambda: self.learner.save(root / "learner"))
+            and self._written(lambda: write_policy(self.learner, self.config, root / "policy"))
+            and self.config.learner.lora is not None
+        ):
+            with write_errors():
+                write_adapter(self.learner, root / "adapter")
         return self.rule.state_dict()
 
     def _written(self, write: Callable[[], None]) -> bool:
@@ -219,17 +225,6 @@ class LearnerRank:
         if failure is not None:
             raise failure
         return float(failures[0]) == 0
-
-    def _write_policy(self, root: Path) -> None:
-        from gxpo_trainer.learner.publisher import write_policy
-
-        write_policy(self.learner, self.config, root / "policy")
-
-    def _write_adapter(self, root: Path) -> None:
-        from gxpo_trainer.learner.publisher import write_adapter
-
-        with write_errors():
-            write_adapter(self.learner, self.config, root / "adapter")
 
     def load(self, folder: str, rule_state: dict[str, Any]) -> str | None:
         """Continue from `save`; see DeepSpeedLearner.load. Collective."""

@@ -46,7 +46,7 @@ def write(folder: Path, rank: int, shards: Shards, layout: Layout, learning_rate
     from safetensors.torch import save_file
 
     holds = rank == 0 or not shards.replicated
-    tensors = {f"{kind}/{i}": t for kind, found in kinds(shards).items() for i, t in enumerate(found)} if holds else {}
+    tensors = {f"{kind}/{i}": t for kind, held in kinds(shards).items() for i, t in enumerate(held)} if holds else {}
     tensors["rng/cpu"] = torch.get_rng_state()
     if device.type == "cuda":
         tensors["rng/cuda"] = torch.cuda.get_rng_state(device)
@@ -55,7 +55,7 @@ def write(folder: Path, rank: int, shards: Shards, layout: Layout, learning_rate
         "optimizer_step": shards.state.step,
         "learning_rate": learning_rate,
         "shapes": shards.shapes(),
-        "segments": [[(s.parameter, s.start, s.offset, s.length) for s in found] for found in shards.segments()]
+        "segments": [[(s.parameter, s.start, s.offset, s.length) for s in of_tensor] for of_tensor in shards.segments()]
         if holds
         else [],
     }
@@ -80,7 +80,7 @@ class SavedState:
         self._pieces: dict[str, list[tuple[Segment, int, int]]] = {}
         for rank in range(self.layout.world_size):
             for index, segments in enumerate(self._body(rank)["segments"]):
-                for segment in (Segment(*found) for found in segments):
+                for segment in (Segment(*row) for row in segments):
                     self._pieces.setdefault(segment.parameter, []).append((segment, rank, index))
         self._files: dict[int, Any] = {}
 
@@ -95,9 +95,9 @@ class SavedState:
                 )
         for name in sorted({*shapes, *self.shapes}):
             if shapes.get(name) != self.shapes.get(name):
-                found, here = self.shapes.get(name, "nothing"), shapes.get(name, "nothing")
+                saved, here = self.shapes.get(name, "nothing"), shapes.get(name, "nothing")
                 raise CheckpointError(
-                    f"{self._folder.parent} is of another model: it has {found} for {name}, this learner {here}; set "
+                    f"{self._folder.parent} is of another model: it has {saved} for {name}, this learner {here}; set "
                     "model.path to the model of the run, or start a new run in another folder"
                 )
         for name, shape in shapes.items():
@@ -113,8 +113,8 @@ class SavedState:
                 length = min(wanted.start + wanted.length, piece.start + piece.length) - begin
                 if length > 0:
                     at = piece.offset + begin - piece.start
-                    found = self._file(rank).get_slice(f"{kind}/{index}")[at : at + length]
-                    tensor.narrow(0, wanted.offset + begin - wanted.start, length).copy_(found)
+                    saved = self._file(rank).get_slice(f"{kind}/{index}")[at : at + length]
+                    tensor.narrow(0, wanted.offset + begin - wanted.start, length).copy_(saved)
 
     def restore_random_state(self, rank: int, device: torch.device) -> None:
         """The random state of this rank; a rank beyond those that wrote takes the state of one of them."""

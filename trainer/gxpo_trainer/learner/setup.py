@@ -1,13 +1,11 @@
-"""Prerequisites of a learner rank's engine: torch.distributed and DeepSpeed's settings.
+"""What a learner rank is built from: the process group, the policy's attention, its loading, the DeepSpeed engine.
 
-Loads policies so that no rank holds more of one than it keeps.
+No rank holds more of a policy than it keeps, also while it is loaded:
 
 | stage | while loading |
 |---|---|
 | 0, 1, 2 | transformers builds the model without memory and fills it tensor by tensor, on a GPU directly there |
 | 3 | every layer is partitioned as it is built; rank 0 reads the files, one layer at a time is whole |
-
-Which attention the learner's policy has, and which layout of rows goes with it.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ import torch
 from torch import nn
 
 from gxpo_trainer.algo.packing import Layout
-from gxpo_trainer.config import RunConfig
+from gxpo_trainer.config import OptimizerConfig, RunConfig
 from gxpo_trainer.config.engines import GRADIENT_BUCKET
 from gxpo_trainer.errors import ConfigError
 from gxpo_trainer.learner.logprobs import (
@@ -39,7 +37,7 @@ from gxpo_trainer.learner.logprobs import (
     layer_types,
     num_elements,
 )
-from gxpo_trainer.learner.models import load_config, load_policy
+from gxpo_trainer.learner.models import fp32_modules, load_config, load_policy
 from gxpo_trainer.learner.shards import silence_memory_reports, skip_compiled_ops
 
 Device = Literal["cpu", "gpu"]
@@ -72,77 +70,21 @@ def join_process_group(*, rank: int, world_size: int, master_address: str, maste
     import deepspeed
 
     deepspeed.utils.logger.setLevel(logging.WARNING)
-    deepspeed.utils.logger.addFilter(_is_news)
+    # A warning about every optimizer that is not DeepSpeed's own: torch's are the ones tested here.
+    deepspeed.utils.logger.addFilter(lambda record: "untested optimizer" not in record.getMessage())
     warnings.filterwarnings("ignore", message="`torch.distributed.*is deprecated", category=FutureWarning)
     if device == "cpu":
         skip_compiled_ops()
     deepspeed.init_distributed("gloo" if device == "cpu" else "nccl", auto_mpi_discovery=False, verbose=False)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """False for DeepSpeed's warning about every optimizer that is not its own: torch's are the ones tested here."""
-    return "untested optimizer" not in record.getMessage()
-
-
-def initialize_engine(
-    module: torch.nn.Module, optimizer: torch.optim.Optimizer | None, settings: dict[str, Any]
-) -> Any:  # deepspeed.DeepSpeedEngine, which has no types
-    """`deepspeed.initialize`; what it prints goes to the debug log."""
-    import deepspeed
-
-    silence_memory_reports()
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings)
-    logging.getLogger(__name__).debug("%s", printed.getvalue())
-    return engine
-
-
-def deepspeed_settings(*, zero_stage: int, precision: str, num_trainable: int, device: Device) -> dict[str, Any]:
-    """DeepSpeed's configuration. Clipping, schedule and accumulation are disabled, because the learner does them."""
-    bucket = min(max(num_trainable, 1024), GRADIENT_BUCKET)
-    return {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": 0.0,
-        "steps_per_print": None,
-        "zero_allow_untested_optimizer": True,
-        "bf16": {"enabled": precision == "bf16"},
-        # Sums over micro-batches and ranks in fp32: in bf16 their rounding errors would exceed the differences between
-        # two gradients.
-        "data_types": {"grad_accum_dtype": "fp32"},
-        "communication_data_type": "fp32",
-        "zero_optimization": {
-            "stage": zero_stage,
-            "reduce_bucket_size": bucket,
-            "allgather_bucket_size": 2 * ((bucket + 1) // 2),
-            "overlap_comm": device == "gpu",
-            "stage3_prefetch_bucket_size": bucket,
-            # Norms and biases stay whole on every rank; matrices are gathered when a layer needs them.
-            "stage3_param_persistence_threshold": min(10_000, num_trainable // 100),
-        },
-    }
-
-
-def build_optimizer(parameters: list[torch.nn.Parameter], settings: Any) -> torch.optim.Optimizer:
-    """The base optimizer of `learner.optimizer` (config.OptimizerConfig) over one group of parameters."""
+def build_optimizer(parameters: list[nn.Parameter], settings: OptimizerConfig) -> torch.optim.Optimizer:
+    """The base optimizer of `learner.optimizer` over one group of parameters."""
+    common: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay, "fused": True}
     if settings.name == "adamw":
         # Fused: one pass over θ, m, v, g without temporaries, on CPUs too.
-        return torch.optim.AdamW(
-            parameters,
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.epsilon,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
-    return torch.optim.SGD(
-        parameters,
-        lr=settings.learning_rate,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-        fused=True,
-    )
+        return torch.optim.AdamW(parameters, betas=settings.betas, eps=settings.epsilon, **common)
+    return torch.optim.SGD(parameters, momentum=settings.momentum, **common)
 
 
 def load_partitioned(config: RunConfig, attention: str, device: torch.device) -> Any:
@@ -166,22 +108,57 @@ def open_engine(model: nn.Module, config: RunConfig, device: Device) -> tuple[An
     policy = PolicyModule(model)
     trainable = [p for p in policy.parameters() if p.requires_grad]
     optimizer = build_optimizer(trainable, config.learner.optimizer)
-    return initialize_engine(policy, optimizer, _settings(config, trainable, device)), optimizer
+    return _initialize(policy, optimizer, config, trainable, device), optimizer
 
 
 def open_frozen_engine(model: nn.Module, config: RunConfig, device: Device) -> Any:
     """A DeepSpeed engine for the forward passes of a partitioned model. Collective."""
     policy = PolicyModule(model)
-    return initialize_engine(policy, None, _settings(config, list(policy.parameters()), device))
+    return _initialize(policy, None, config, list(policy.parameters()), device)
 
 
-def _settings(config: RunConfig, parameters: list[nn.Parameter], device: Device) -> dict[str, Any]:
-    return deepspeed_settings(
-        zero_stage=config.learner.zero_stage,
-        precision=config.learner.precision,
-        num_trainable=sum(map(num_elements, parameters)),
-        device=device,
-    )
+def _initialize(
+    policy: PolicyModule,
+    optimizer: torch.optim.Optimizer | None,
+    config: RunConfig,
+    parameters: list[nn.Parameter],
+    device: Device,
+) -> Any:  # deepspeed.DeepSpeedEngine, which has no types
+    """`deepspeed.initialize`; what it prints goes to the debug log.
+
+    Clipping, schedule and accumulation are disabled, because the learner does them.
+    """
+    import deepspeed
+
+    num_weights = sum(map(num_elements, parameters))
+    bucket = min(max(num_weights, 1024), GRADIENT_BUCKET)
+    settings = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.0,
+        "steps_per_print": None,
+        "zero_allow_untested_optimizer": True,
+        "bf16": {"enabled": config.learner.precision == "bf16"},
+        # Sums over micro-batches and ranks in fp32: in bf16 their rounding errors would exceed the differences between
+        # two gradients.
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "communication_data_type": "fp32",
+        "zero_optimization": {
+            "stage": config.learner.zero_stage,
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": 2 * ((bucket + 1) // 2),
+            "overlap_comm": device == "gpu",
+            "stage3_prefetch_bucket_size": bucket,
+            # Norms and biases stay whole on every rank; matrices are gathered when a layer needs them.
+            "stage3_param_persistence_threshold": min(10_000, num_weights // 100),
+        },
+    }
+    silence_memory_reports()
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        engine, *_ = deepspeed.initialize(model=policy, optimizer=optimizer, config=settings)
+    logging.getLogger(__name__).debug("%s", printed.getvalue())
+    return engine
 
 
 @contextmanager
@@ -193,11 +170,13 @@ def _partitioning(config: RunConfig) -> Iterator[None]:
     from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
     # transformers keeps a weak reference only.
-    kept = HfDeepSpeedConfig(
+    kept = HfDeepSpeedConfig(  # type: ignore[no-untyped-call]
         {
             "train_micro_batch_size_per_gpu": 1,
             "bf16": {"enabled": config.learner.precision == "bf16"},
-            "data_types": {"keep_in_fp32_modules": _fp32_buffers(config)},
+            # Frequencies of rotary embeddings too, which `deepspeed.zero.Init` would round: far positions would then be
+            # off by whole tokens.
+            "data_types": {"keep_in_fp32_modules": ["inv_freq", *fp32_modules(config.model)]},
             "zero_optimization": {"stage": 3},
         }
     )
@@ -205,16 +184,7 @@ def _partitioning(config: RunConfig) -> Iterator[None]:
         yield
     finally:
         del kept
-        unset_hf_deepspeed_config()
-
-
-def _fp32_buffers(config: RunConfig) -> list[str]:
-    """Name patterns of buffers that stay fp32 in bf16: those that transformers keeps, and the frequencies of rotary
-    embeddings, which `deepspeed.zero.Init` would round (far positions would then be off by whole tokens)."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(load_config(config.model)), None)
-    return ["inv_freq", *(getattr(kind, "_keep_in_fp32_modules_strict", None) or ())]
+        unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]
 
 
 MAX_DENSE_WIDTH = 4096
@@ -248,7 +218,7 @@ def check_attention(config: RunConfig, device: Device) -> None:
 
 
 def choose_attention(config: RunConfig, device: Device, kernels: Kernels, layers: frozenset[str]) -> str:
-    """transformers' name of the attention. layers: see models.varlen.layer_types.
+    """transformers' name of the attention. layers: see `logprobs.layer_types`.
 
     | device | precision | `auto` |
     |---|---|---|

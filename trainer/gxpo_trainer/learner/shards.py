@@ -2,13 +2,8 @@
 
 DeepSpeed partitions, reduces and gathers; the base optimizer then runs here, directly on the partitions. Its own
 `engine.step()` is not used: it frees or zeroes the gradient that a rule reads later, computes the gradient norm a
-second time, and skips steps by its own criteria.
-
-The layouts themselves are in deepspeed_internals.py. Every layout pads its partitions; `parameters()`, `gradients()`
-and the moments leave the padding out.
-
-All uses of DeepSpeed 0.19.8 that are not public calls: where ZeRO keeps parameters and gradients, and two patches
-of its start-up.
+second time, and skips steps by its own criteria. Every layout pads its partitions; `parameters()`, `gradients()` and
+the moments leave the padding out.
 
 | layout | masters | gradient of the pass |
 |---|---|---|
@@ -17,7 +12,8 @@ of its start-up.
 | `Bf16Shards`: stage 1, bf16 | the same, of DeepSpeed's BF16_Optimizer | its persistent fp32 buffer |
 | `ScatteredShards`: stage 3 | a slice of every parameter, flat, fp32 | its persistent fp32 buffer |
 
-Moves a learner's persistent memory to the host and back, so that an engine can use the GPU in between.
+All uses of DeepSpeed 0.19.8 that are not public calls are in this file: where ZeRO keeps parameters and gradients, and
+two patches of its start-up (tests/unit/learner/test_internals.py).
 """
 
 from __future__ import annotations
@@ -63,13 +59,9 @@ class Shards(ABC):
         self._optimizer = optimizer
         self._gradients: list[Tensor] | None = None
         self._masters, segments = self._layout()
-        self._spans = [spans_of(found) for found in segments]
+        self._spans = [spans_of(of_master) for of_master in segments]
         self._segments = [
-            [
-                replace(found, offset=found.offset - start)
-                for found in of_master
-                if start <= found.offset < start + length
-            ]
+            [replace(s, offset=s.offset - start) for s in of_master if start <= s.offset < start + length]
             for of_master, spans in zip(segments, self._spans, strict=True)
             for start, length in spans
         ]
@@ -159,11 +151,11 @@ class Shards(ABC):
 def spans_of(segments: Sequence[Segment]) -> list[Span]:
     """Real elements of a padded tensor: segments without padding between them are one span; at least one span."""
     spans: list[Span] = []
-    for found in segments:
-        if spans and sum(spans[-1]) == found.offset:
-            spans[-1] = (spans[-1][0], spans[-1][1] + found.length)
-        elif found.length:
-            spans.append((found.offset, found.length))
+    for segment in segments:
+        if spans and sum(spans[-1]) == segment.offset:
+            spans[-1] = (spans[-1][0], spans[-1][1] + segment.length)
+        elif segment.length:
+            spans.append((segment.offset, segment.length))
     return spans or [(0, 0)]
 
 
@@ -284,7 +276,7 @@ class PartitionedShards(Shards):
         self._zero.update_lp_params()
 
 
-class Bf16Shards(Shards):
+class Bf16Shards(PartitionedShards):
     """Stage 1 in bf16: DeepSpeed's BF16_Optimizer, which accumulates over micro-batches in fp32."""
 
     def _layout(self) -> tuple[list[Tensor], list[list[Segment]]]:
@@ -299,10 +291,6 @@ class Bf16Shards(Shards):
 
     def gradient_buffers(self) -> list[Tensor]:
         return [*super().gradient_buffers(), *self._zero.fp32_groups_gradients_flat]
-
-    def publish(self) -> None:
-        """Copy the partition into the forward weights and gather the others' partitions."""
-        self._zero.update_lp_params()
 
 
 class ScatteredShards(Shards):
@@ -355,7 +343,7 @@ def flat_segments(
     groups: Iterable[Sequence[Tensor]], masters: Sequence[Tensor], names: Mapping[int, str]
 ) -> list[list[Segment]]:
     """What this rank's partition of each group's flat buffer holds; the padding is at the buffer's end."""
-    rank, found = torch.distributed.get_rank(), []
+    rank, partitions = torch.distributed.get_rank(), []
     for group, master in zip(groups, masters, strict=True):
         begin, end = rank * master.numel(), (rank + 1) * master.numel()
         position, segments = 0, []
@@ -364,8 +352,8 @@ def flat_segments(
             if first < last:
                 segments.append(Segment(names[id(parameter)], first - position, first - begin, last - first))
             position += parameter.numel()
-        found.append(segments)
-    return found
+        partitions.append(segments)
+    return partitions
 
 
 def _slices(group: Sequence[Any], names: Mapping[int, str]) -> list[Segment]:
@@ -398,7 +386,9 @@ def silence_memory_reports() -> None:
 
 
 class Parking:
-    """Empties storages and fills them again; every tensor and view on them stays valid in between, but unreadable.
+    """Moves a learner's memory to the host and back, so that an engine can use the GPU in between.
+
+    Empties storages and fills them again; every tensor and view on them stays valid in between, but unreadable.
 
     Works on storages rather than tensors: DeepSpeed's parameters are views of flat buffers, which a move of the
     tensors would break apart.
@@ -407,13 +397,9 @@ class Parking:
     def __init__(self) -> None:
         self._parked: list[tuple[torch.UntypedStorage, Tensor | None, int]] = []
 
-    @property
-    def parked(self) -> bool:
-        return bool(self._parked)
-
     def park(self, kept: Iterable[Tensor], dropped: Iterable[Tensor] = ()) -> int:
         """Release the memory of all tensors; `dropped` come back as zeros. Returns the bytes released."""
-        if self.parked:
+        if self._parked:
             return 0
         released, on_gpu = 0, False
         for storage, keep in _storages(kept, dropped):
@@ -447,14 +433,14 @@ class Parking:
 
 def _storages(kept: Iterable[Tensor], dropped: Iterable[Tensor]) -> list[tuple[torch.UntypedStorage, bool]]:
     """Each storage once, with whether its contents are kept; one that holds a kept tensor is kept."""
-    found: dict[int, tuple[torch.UntypedStorage, bool]] = {}
+    storages: dict[int, tuple[torch.UntypedStorage, bool]] = {}
     for keep, tensors in ((False, dropped), (True, kept)):
         for tensor in tensors:
             storage = tensor.untyped_storage()
             # A file mapped on a CPU cannot be released; on a GPU every storage can.
             if storage.nbytes() and storage.resizable():
-                found[storage._cdata] = storage, keep
-    return list(found.values())
+                storages[storage.data_ptr()] = storage, keep
+    return list(storages.values())
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:

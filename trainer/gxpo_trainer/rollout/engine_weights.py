@@ -15,8 +15,7 @@ from vllm.lora.request import LoRARequest
 from gxpo_trainer.config import LoraConfig
 from gxpo_trainer.runtime.processes import peak_resident_bytes
 from gxpo_trainer.weights.buckets import SyncReport, WeightBucket
-from gxpo_trainer.weights.object_store import fetch
-from gxpo_trainer.weights.transports import SharedMemoryPublisher, SharedMemoryReader
+from gxpo_trainer.weights.transports import SharedMemoryPublisher, SharedMemoryReader, fetch
 from gxpo_trainer.weights.worker import AdapterFolder, WorkerError
 
 

@@ -12,9 +12,8 @@ reads every tensor back, packed copies included, and compares checksums with wha
 engine serve the new version. After a failed sync it holds no version. The number of syncs is part of the prefix
 cache's key, so blocks of earlier weights are never reused.
 
-With LoRA the base weights stay, and the adapter is sent in the same buckets (`adapters.py`).
-
-Checksums weight bits by position, so they detect a changed last bit, a shift and an exchange of two tensors.
+With LoRA the base weights stay, and the adapter is sent in the same buckets. Checksums weight bits by position, so they
+detect a changed last bit, a shift and an exchange of two tensors.
 """
 
 from __future__ import annotations

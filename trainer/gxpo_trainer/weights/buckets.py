@@ -1,8 +1,6 @@
 """Weights in transit: a published version is a sequence of buckets, each a flat buffer and a table of its tensors.
 
-Tensor checksums that are equal on CPU and GPU and in every process.
-
-How many published weights a step has changed.
+The table has a checksum of each tensor, equal on CPU and GPU and in every process.
 """
 
 from __future__ import annotations
@@ -188,12 +186,12 @@ class BucketPacker:
 
     def _rows_that_fit(self, tensor: torch.Tensor, used: int) -> int:
         """Rows of `tensor` for this bucket; 0 closes it. A whole tensor is split only if it exceeds every bucket."""
-        left = _num_rows(tensor) - self._row
+        remaining = _num_rows(tensor) - self._row
         row_bytes = max(1, tensor.numel() // max(1, _num_rows(tensor)) * (self._dtype or tensor.dtype).itemsize)
         room = self._capacity - used
-        if left * row_bytes <= room:
-            return left
-        if used and left * row_bytes <= self._capacity:
+        if remaining * row_bytes <= room:
+            return remaining
+        if used and remaining * row_bytes <= self._capacity:
             return 0
         # A row larger than a bucket gets one of its own; `room` is then below 0 for what follows.
         return max(0 if used else 1, room // row_bytes)

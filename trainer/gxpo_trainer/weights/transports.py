@@ -1,20 +1,20 @@
-"""Weight transport on one host: two alternating buckets under /dev/shm.
+"""The four transports of a weight sync, each a publisher in the learner and its counterpart in an engine worker.
 
-Weight transport between GPUs: one broadcast per bucket from learner rank 0 to every engine worker.
-
-Weight transport on shared GPUs: engine workers map the learner's bucket, without a copy through the host.
+A publisher packs a bucket (`publish`), keeps the newest one readable (`buffer`) and frees its memory (`close`).
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.multiprocessing import reductions
 
 from gxpo_trainer.errors import TrainingError, WeightsUnavailable
@@ -110,6 +110,52 @@ class SharedMemoryReader:
             os.close(descriptor)
 
 
+class ObjectStorePublisher:
+    """Puts each bucket into Ray's object store, for engines on other hosts. `local` packs the buckets.
+
+    The object stores of the learner's and of each engine's node need room for two buckets. An object is owned by the
+    learner's process and lost when that dies.
+    """
+
+    def __init__(self, local: SharedMemoryPublisher) -> None:
+        self._local, self.buffer = local, local.buffer
+        self._references: list[Any] = []
+
+    def publish(self, packer: BucketPacker, version: int, index: int) -> WeightBucket:
+        """Put the next bucket into the store. Raises TrainingError (disk_full)."""
+        import ray
+
+        bucket = self._local.publish(packer, version, index)
+        # Free the bucket before the previous one: its engines have loaded it.
+        self._references = self._references[-1:]
+        try:
+            self._references.append(ray.put(self._local.buffer(bucket).numpy()))
+        except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
+            raise TrainingError(
+                f"cannot store {bucket.num_bytes} bytes of weights in Ray's object store; start the workers with a "
+                "larger --object-store-memory",
+                reason="disk_full",
+            ) from error
+        # A list keeps Ray from resolving the reference when the bucket is passed to an actor.
+        return replace(bucket, transport="object_store", location=[self._references[-1]])
+
+    def close(self) -> None:
+        self._references = []
+
+
+def fetch(bucket: WeightBucket) -> torch.Tensor:
+    """The published buffer, uint8[num_bytes], read-only. Raises WeightsUnavailable when the learner has died."""
+    import ray
+
+    try:
+        published = ray.get(bucket.location[0])
+    except (ray.exceptions.ObjectLostError, ray.exceptions.OwnerDiedError) as error:
+        raise WeightsUnavailable(
+            f"weights version {bucket.version} was lost from Ray's object store when the learner died"
+        ) from error
+    return read_only_view(published)
+
+
 TIMEOUT_S = 120.0
 """A member that does not join or answer within this time is dead; the group is then built again."""
 BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
@@ -124,7 +170,7 @@ class BroadcastGroup:
     def __init__(self, address: str, port: int, member: int, size: int, device: torch.device) -> None:
         timeout = timedelta(seconds=TIMEOUT_S)
         try:
-            store = dist.TCPStore(address, port, size, is_master=member == 0, timeout=timeout)
+            store = TCPStore(address, port, size, is_master=member == 0, timeout=timeout)
             if device.type == "cuda":
                 self._group: Any = _nccl_group(store, member, size, timeout)
             else:
@@ -218,7 +264,7 @@ class CudaIpcPublisher:
         self._turn ^= 1
         entries, size = packer.pack(self._allocate)
         torch.cuda.synchronize(self._device)
-        _, handle = reductions.reduce_tensor(self._buffers[self._turn])
+        _, handle = reductions.reduce_tensor(self._buffers[self._turn])  # type: ignore[no-untyped-call]
         location = {device_id(self._device): handle}
         return WeightBucket(version, index, packer.empty, entries, size, "cuda_ipc", location)
 
@@ -239,7 +285,7 @@ def open_handle(bucket: WeightBucket, device: torch.device) -> torch.Tensor:
     handle: list[Any] = list(bucket.location[device_id(device)])
     # Processes number GPUs differently: the learner sees its own as 0, worker r of an engine as r.
     handle[STORAGE_DEVICE] = device.index
-    buffer: torch.Tensor = reductions.rebuild_cuda_tensor(*handle)
+    buffer: torch.Tensor = reductions.rebuild_cuda_tensor(*handle)  # type: ignore[no-untyped-call]
     return buffer
 
 

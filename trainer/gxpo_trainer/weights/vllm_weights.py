@@ -1,16 +1,14 @@
-"""Loads and reads back the weights of vLLM's model in one worker, for vLLM 0.32.
+"""Where each tensor of a checkpoint is in one worker's part of vLLM's model, and how it is loaded and read back.
 
-vLLM renames these internals between releases; only `layout.py`, `adapters.py` and this file use them.
+For vLLM 0.32: its internals change names between releases, and only this file and the check of an adapter in
+`worker.py` use them (tests/unit/weights/test_layout.py). vLLM fuses layers (q, k and v into one matrix) and, with
+tensor parallelism, gives each worker rows or columns of them.
 
 On a CPU vLLM packs the matrix of each linear layer for oneDNN (`layer.cpu_linear`) and drops the plain one; the head
 keeps both. With tied embeddings an update of the plain matrix leaves the packed copy stale. Here packed layers are
 always repacked after an update and read back through the packed product: the identity matrix times the packed weights
 gives the weights bit for bit (each output is one weight plus exact zeros), except that -0.0 becomes +0.0. A packed copy
 is thus compared as strictly as a plain tensor.
-
-Where each tensor of a checkpoint is in one worker's part of vLLM's model, for vLLM 0.32.
-
-vLLM fuses layers (q, k and v into one matrix) and, with tensor parallelism, gives each worker rows or columns of them.
 """
 
 from __future__ import annotations
@@ -86,23 +84,28 @@ def layout_of(model: torch.nn.Module) -> Layout:
 
     fused: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
     embeddings = {id(m.weight) for m in model.modules() if type(m) is VocabParallelEmbedding and m.weight is not None}
-    found = Layout({}, [], set())
+    layout = Layout({}, [], set())
     for path, module in model.named_modules():
         if isinstance(module, ParallelLMHead) and id(module.weight) in embeddings:
-            found.tied_heads.append((path, module))
+            layout.tied_heads.append((path, module))
             continue
         for attribute, parameter in module.named_parameters(recurse=False):
             if isinstance(module, LinearBase):
                 slots = _linear_slots(path, module, attribute, fused)
             elif isinstance(module, VocabParallelEmbedding):
                 if not isinstance(module, ParallelLMHead):
-                    found.lookups.add(module)
+                    layout.lookups.add(module)
                 slots = iter([_vocabulary_slot(path, module, attribute)])
             else:
                 rows = parameter.shape[0] if parameter.ndim else 1
                 slots = iter([Slot(f"{path}.{attribute}", module, path, attribute, 0, rows)])
-            found.slots.update({slot.name: slot for slot in slots})
-    return found
+            layout.slots.update({slot.name: slot for slot in slots})
+    return layout
+
+
+def adapters_of(model_runner: Any) -> Any:
+    """The manager of the LoRA adapters that a worker's model holds."""
+    return model_runner.lora_manager._adapter_manager
 
 
 def _vocabulary_slot(path: str, module: Any, attribute: str) -> Slot:

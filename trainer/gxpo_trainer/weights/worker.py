@@ -1,12 +1,7 @@
-"""What gxpo adds to vLLM's workers (`worker_extension_cls`): one process per device of an engine.
+"""One engine worker's side of a sync: load its parts of the published tensors, read them back and compare.
 
-Errors are returned as `WorkerError`, because an exception in a worker process would end the engine.
-
-One engine worker's side of a sync: load its parts of the published tensors and verify them.
-
-LoRA adapters in vLLM: each version is written as a PEFT adapter, loaded under a new id, and read back.
-
-The adapter is sent instead of the merged weights: merged into bf16, most of a small adapter is rounded away.
+Under LoRA the adapter is sent instead of the merged weights (merged into bf16, most of a small one is rounded away):
+each version is written as a PEFT adapter, loaded under a new id, and read back.
 """
 
 from __future__ import annotations
@@ -34,8 +29,8 @@ from gxpo_trainer.weights.buckets import (
     tensors_of,
     without_signed_zeros,
 )
-from gxpo_trainer.weights.transports import BroadcastGroup, SharedMemoryReader, grown
-from gxpo_trainer.weights.vllm_weights import BASE_LAYER, Published, Readback, VllmWeights, layout_of
+from gxpo_trainer.weights.transports import BroadcastGroup, SharedMemoryReader, grown, open_handle
+from gxpo_trainer.weights.vllm_weights import BASE_LAYER, Published, Readback, VllmWeights, adapters_of, layout_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +124,6 @@ class WeightReceiver:
         if bucket.transport == "shared_memory":
             return self._shared_memory.read(bucket)
         if bucket.transport == "cuda_ipc":
-            from gxpo_trainer.weights.transports import open_handle
-
             return open_handle(bucket, self._device)
         from vllm.utils.nccl import unpinned_nccl_env
 
@@ -173,13 +166,13 @@ def _mismatch(expected: _Expected, location: str, tensor: torch.Tensor, read: Re
         f"weight {entry.name}: the learner published checksum {expected.checksum:016x} ({entry.dtype}, shape "
         f"{list(entry.shape)}), the sampler holds {checksum(tensor):016x} (shape {list(tensor.shape)}) in {location}"
     )
-    found = next((value for other, value in published if other is entry), None)
-    if found is None:
+    sent = next((value for other, value in published if other is entry), None)
+    if sent is None:
         return message
-    part, _ = read.slot.part_of(found, entry.first_row)
+    part, _ = read.slot.part_of(sent, entry.first_row)
     if part.shape != tensor.shape:
         return message
-    if checksum(found) != entry.checksum:
+    if checksum(sent) != entry.checksum:
         return message + "; the bucket was overwritten after its publication"
     if not bool(torch.isfinite(part).all()):
         return message + "; the published tensor is not finite"
@@ -289,20 +282,21 @@ class WorkerError:
 
 
 class WeightSyncExtension:
-    """Mixed into vLLM's worker class; called through `collective_rpc`."""
+    """Mixed into vLLM's worker class (`worker_extension_cls`), one per device; called through `collective_rpc`.
+
+    Errors are returned as `WorkerError`, because an exception in a worker process would end the engine.
+    """
 
     model_runner: Any
     device: Any
 
     @property
     def gxpo_receiver(self) -> WeightReceiver:
-        found = vars(self).get("_gxpo_receiver")
-        if found is None:
-            model = self.model_runner.get_model()
-            dtype = self.model_runner.model_config.dtype
-            found = WeightReceiver(VllmWeights(model, dtype), self.device)
-            self._gxpo_receiver = found
-        return found
+        receiver = vars(self).get("_gxpo_receiver")
+        if receiver is None:
+            weights = VllmWeights(self.model_runner.get_model(), self.model_runner.model_config.dtype)
+            receiver = self._gxpo_receiver = WeightReceiver(weights, self.device)
+        return receiver
 
     def gxpo_receive(self, bucket: WeightBucket) -> SyncReport | WorkerError | None:
         """See WeightReceiver.receive."""
@@ -321,10 +315,9 @@ class WeightSyncExtension:
     def gxpo_verify_adapter(
         self, adapter_id: int, folder: str, checksums: dict[str, int], scaling: float
     ) -> int | WorkerError:
-        """See adapters.verify_adapter."""
-        manager = self.model_runner.lora_manager._adapter_manager
+        """See `verify_adapter`."""
         try:
-            model = self.model_runner.get_model()
+            model, manager = self.model_runner.get_model(), adapters_of(self.model_runner)
             return verify_adapter(model, manager, adapter_id, Path(folder), checksums, scaling)
         except (WeightSyncMismatch, ConfigError) as error:
             return WorkerError(error)
