@@ -11,13 +11,13 @@ import pytest
 import ray
 import sampler_actor
 import torch
-from gxpo_trainer.learner.full_weights import adapter_weights
 from peft import LoraConfig as PeftConfig
 from peft import get_peft_model
 from sampler_actor import FIRST_LETTER, LETTERS, BreakableSamplerActor, save_policy
 
 from gxpo_trainer.config import LoraConfig
 from gxpo_trainer.errors import WeightSyncMismatch
+from gxpo_trainer.learner.publisher import adapter_weights
 from gxpo_trainer.rollout.engine_actor import remote_sampler
 from gxpo_trainer.rollout.requests import SampleRequest, SamplerSettings, SamplingSettings
 from gxpo_trainer.types import Prompt

@@ -37,10 +37,10 @@ def upgrade(url: str) -> None:
     try:
         command.upgrade(alembic_config(url), "head")
     except CommandError as error:
-        raise ConfigError(
-            f"cannot migrate the database from revision {revision_at(url)} to {newest_revision()}: {error}; "
-            "migrate it first with a version of gxpo that has both revisions"
-        ) from None
+        revision, newest = revision_at(url), newest_revision()
+        later = revision is not None and revision > newest
+        fix = "use the version of gxpo that wrote it" if later else "migrate it with a version that has both first"
+        raise ConfigError(f"cannot migrate the database from revision {revision} to {newest}: {error}; {fix}") from None
 
 
 @cache

@@ -271,11 +271,14 @@ def test_the_actor_scores_groups_concurrently_and_in_order() -> None:
     asyncio.run(scenario())
 
 
-def test_the_actor_and_the_workers_import_neither_torch_nor_vllm_nor_ray() -> None:
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [("rollout.verification", {"torch", "vllm"}), ("grading.worker", {"torch", "vllm", "ray"})],
+)
+def test_the_actor_and_its_workers_import_no_engine(module: str, absent: set[str]) -> None:
     code = (
-        "import sys, gxpo_trainer.rollout.verification, gxpo_trainer.grading.worker; "
-        "from gxpo_trainer.grading.engine import warm_up; warm_up(); "
-        "sys.exit(sorted({'torch', 'vllm', 'ray'} & set(sys.modules)) or 0)"
+        f"import sys, gxpo_trainer.{module}; from gxpo_trainer.grading.engine import warm_up; warm_up(); "
+        f"sys.exit(sorted({absent} & set(sys.modules)) or 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

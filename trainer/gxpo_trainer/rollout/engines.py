@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,16 +20,11 @@ from gxpo_trainer.rollout.engine_actor import remote_sampler
 from gxpo_trainer.rollout.requests import SamplerSettings
 from gxpo_trainer.runtime.locks import remove_if_abandoned
 from gxpo_trainer.runtime.placement import Placement
-from gxpo_trainer.runtime.ray_session import TracedProcess, print_stacks
+from gxpo_trainer.runtime.ray_session import MAX_RESTARTS, Event, TracedProcess, print_stacks
 from gxpo_trainer.weights.buckets import WeightBucket
-
-Event = Callable[..., None]
-"""log_event(kind, message, **fields)"""
 
 KILL_S = 10.0
 """Longest wait for a killed process to end."""
-MAX_RESTARTS = 5
-"""Restarts of one actor without a completed collection in between before the run fails."""
 
 
 @dataclass(slots=True)

@@ -23,10 +23,9 @@ from gxpo_trainer.grading.http_rewards import HttpReward
 from gxpo_trainer.grading.options import EXTRA_KEY
 from gxpo_trainer.grading.pool import Pair, VerifierPool
 from gxpo_trainer.grading.rewards import check_allowed, check_urls, tokens
-from gxpo_trainer.rollout.engines import MAX_RESTARTS, Event
 from gxpo_trainer.rollout.requests import FinishedGroups
 from gxpo_trainer.runtime.placement import Placement
-from gxpo_trainer.runtime.ray_session import TracedProcess, print_stacks, trace_this_process
+from gxpo_trainer.runtime.ray_session import MAX_RESTARTS, Event, TracedProcess, print_stacks, trace_this_process
 from gxpo_trainer.types import Group, HttpUsage, Sample, Verdict
 
 

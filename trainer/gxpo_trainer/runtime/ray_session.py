@@ -20,6 +20,11 @@ from gxpo_trainer.errors import TrainingError
 from gxpo_trainer.runtime.placement import Placement, TooFewGpus, ray_address, usable_cores, visible_gpus
 from gxpo_trainer.runtime.placement_group import MIN_WAIT_S, alive_nodes, missing, unplaced
 
+Event = Callable[..., None]
+"""log_event(kind, message, **fields)"""
+
+MAX_RESTARTS = 5
+"""Restarts of one actor without a completed collection in between before the run fails."""
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
 START_ATTEMPTS = 3
 _POLL_S = 0.5

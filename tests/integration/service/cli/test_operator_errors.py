@@ -76,7 +76,9 @@ def test_a_database_of_a_later_version(
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     engine.dispose()
     monkeypatch.setenv("GXPO_DATABASE_URL", database_url)
-    assert message_of(capsys, "migrate").startswith("gxpo: cannot migrate the database: Can't locate revision")
+    message = message_of(capsys, "migrate")
+    assert message.startswith("gxpo: cannot migrate the database from revision 9999 to ")
+    assert message.endswith("; use the version of gxpo that wrote it\n")
 
 
 @pytest.mark.parametrize(
