@@ -39,8 +39,10 @@ from gxpo_trainer.learner.logprobs import (
 )
 from gxpo_trainer.learner.models import fp32_modules, load_config, load_policy
 from gxpo_trainer.learner.shards import silence_memory_reports, skip_compiled_ops
+from gxpo_trainer.weights.transports import open_store
 
 Device = Literal["cpu", "gpu"]
+GROUP_TIMEOUT = timedelta(minutes=30)
 
 
 def join_process_group(*, rank: int, world_size: int, master_address: str, master_port: int, device: Device) -> None:
@@ -57,10 +59,10 @@ def join_process_group(*, rank: int, world_size: int, master_address: str, maste
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group(
             "gloo" if device == "cpu" else "nccl",
-            init_method=f"tcp://{master_address}:{master_port}",
+            store=open_store(master_address, master_port, rank, world_size, GROUP_TIMEOUT),
             rank=rank,
             world_size=world_size,
-            timeout=timedelta(minutes=30),
+            timeout=GROUP_TIMEOUT,
         )
     elif torch.distributed.get_world_size() != world_size:
         raise RuntimeError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import socket
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.multiprocessing import reductions
 
 from gxpo_trainer.errors import TrainingError, WeightsUnavailable
@@ -161,6 +162,23 @@ TIMEOUT_S = 120.0
 BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 
 
+def open_store(address: str, port: int, member: int, size: int, timeout: timedelta) -> Store:
+    """The store in which the members of a process group meet, served by member 0.
+
+    torch lets its store listen on every interface, where any account of any host could write its keys. This one listens
+    on `address` alone, which the members can reach, and a group of one member needs none at all.
+    """
+    if size == 1:
+        return HashStore()
+    if address.startswith("127."):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # Gloo listens on the address of the host's name otherwise
+    if member > 0:
+        return TCPStore(address, port, size, False, timeout)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    descriptor = socket.create_server((address, port), family=family).detach()
+    return TCPStore(address, port, size, True, timeout, master_listen_fd=descriptor)
+
+
 class BroadcastGroup:
     """A process group separate from those of DeepSpeed and vLLM: NCCL on GPUs, Gloo on CPUs.
 
@@ -170,12 +188,12 @@ class BroadcastGroup:
     def __init__(self, address: str, port: int, member: int, size: int, device: torch.device) -> None:
         timeout = timedelta(seconds=TIMEOUT_S)
         try:
-            store = TCPStore(address, port, size, is_master=member == 0, timeout=timeout)
+            store = open_store(address, port, member, size, timeout)
             if device.type == "cuda":
                 self._group: Any = _nccl_group(store, member, size, timeout)
             else:
                 self._group = dist.ProcessGroupGloo(store, member, size, timeout)
-        except (RuntimeError, dist.DistError) as error:
+        except (OSError, RuntimeError, dist.DistError) as error:
             raise WeightsUnavailable(f"the weight broadcast group could not be formed: {error}") from error
 
     def broadcast(self, buffer: torch.Tensor) -> None:

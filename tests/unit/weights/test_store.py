@@ -1,0 +1,46 @@
+"""The store of a process group: reachable by its members on one address, by nobody else on another."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+from datetime import timedelta
+from multiprocessing.connection import Connection
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from gxpo_trainer.weights.transports import open_store
+
+
+def _member(member: int, size: int, port: int, pipe: Connection) -> None:
+    timeout = timedelta(seconds=60)
+    store = open_store("127.0.0.1", port, member, size, timeout)
+    dist.init_process_group("gloo", store=store, rank=member, world_size=size, timeout=timeout)
+    total = torch.full((1,), float(member + 1))
+    dist.all_reduce(total)
+    listening = {c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    pipe.send((total.item(), listening))
+    pipe.recv()  # member 0 serves the store until all are done
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_members_meet_and_listen_on_loopback_alone(size: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe() for _ in range(size)]
+    members = [
+        context.Process(target=_member, args=(member, size, port, theirs)) for member, (_, theirs) in enumerate(pipes)
+    ]
+    for process in members:
+        process.start()
+    results = [ours.recv() for ours, _ in pipes]
+    for ours, _ in pipes:
+        ours.send(None)
+    for process in members:
+        process.join()
+    assert [total for total, _ in results] == [size * (size + 1) / 2] * size
+    assert all(listening <= {"127.0.0.1"} for _, listening in results)
