@@ -35,7 +35,7 @@ class Prometheus:
 
     def __init__(self, folder: Path, client: Client) -> None:
         shutil.copytree(FILES, folder)
-        token = client.post("/tokens", {"name": "prometheus", "role": "metrics"})["token"]
+        token = client.post("/tokens", body={"name": "prometheus", "role": "metrics"})["token"]
         (folder / "gxpo-token").write_text(token, encoding="utf-8")
         config = (folder / "prometheus.yml").read_text(encoding="utf-8").replace("15s", f"{SCRAPE_S}s")
         target = client.url.removeprefix("http://")

@@ -31,7 +31,7 @@ def watch(args: argparse.Namespace) -> int:
     with connect(args.url, args.token_file) as client:
         ids = resolve_all(client, args.runs)
         if args.group:
-            runs = sorted(client.group(args.group)["runs"], key=lambda run: (run["created_at"], run["id"]))
+            runs = sorted(client.get("/groups", args.group)["runs"], key=lambda run: (run["created_at"], run["id"]))
             ids = list(dict.fromkeys([*ids, *(run["id"] for run in runs)]))
         if not ids:
             raise UsageError("name runs to watch, or use --group")

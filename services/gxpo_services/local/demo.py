@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from gxpo_client.client import Client, Json
 from gxpo_services.cli.common import connect, say
-from gxpo_services.cli.reading import print_comparison
+from gxpo_services.cli.tables import print_comparison
 from gxpo_services.cli.watch import Bars, follow
 from gxpo_services.local.supervisor import Stopped
 from gxpo_services.local.up import Stack, stop_on_signals
@@ -87,7 +87,7 @@ def comparison_link(dashboard_url: str, ids: list[str]) -> str:
 
 def _submit(client: Client, passes: int) -> list[str]:
     """Submit the runs as a group, in execution order."""
-    group = client.post("/groups", {"name": "demo: GRPO, a longer step, SFPO and GXPO"})["id"]
+    group = client.post("/groups", body={"name": "demo: GRPO, a longer step, SFPO and GXPO"})["id"]
     share = _share_of_cores(len(os.sched_getaffinity(0)))
     ids = []
     for preset in PRESETS:

@@ -19,7 +19,7 @@ from gxpo_services.db.tables import Event, Run, RunDocument, SchedulerRow
 from gxpo_services.outputs import events
 from gxpo_services.run_states import EXECUTING, RunState
 from gxpo_services.runs import lifecycle
-from gxpo_services.scheduling.admission import Candidate
+from gxpo_services.scheduling.decisions import Candidate
 
 KEPT_S = 86_400.0
 """Time after its last round in which a scheduler that is gone is still listed."""

@@ -79,7 +79,7 @@ def test_the_token_goes_with_each_call_and_none_without_one(server: Server, clie
 
 def test_lists_are_repeated_and_what_is_empty_is_left_out(server: Server, client: Client) -> None:
     server.answers["/api/v1/runs"] = (200, {"items": []})
-    client.runs(state=["running", "failed"], text="", cursor=None, limit=50, tag=[], archived="any")
+    client.get("/runs", state=["running", "failed"], text="", cursor=None, limit=50, tag=[], archived="any")
     assert server.asked[0][2] == {"state": ["running", "failed"], "limit": ["50"], "archived": ["any"]}
 
 

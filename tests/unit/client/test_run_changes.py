@@ -134,8 +134,8 @@ def test_clients_know_which_runs_a_response_is_about(service: Service, changes: 
     calls: list[Callable[[], Any]] = [
         lambda: client.run("a"),
         lambda: client.metrics_of(["a"], ["reward"], "step", None, 10),
-        lambda: client.runs(limit=5),
-        lambda: client.logs("a", 0),
+        lambda: client.get("/runs", limit=5),
+        lambda: client.get("/runs", "a", "logs", offset=0),
     ]
     for call in calls * 2:
         call()
@@ -161,6 +161,6 @@ def test_a_client_follows_the_stream_of_all_runs() -> None:
 
     http = connect("http://127.0.0.1:1", transport=httpx.MockTransport(answer))
     shared = SharedResponses(changes=RunChanges())
-    Client(http, "token", ResponseCache(), shared=shared).runs(limit=5)
+    Client(http, "token", ResponseCache(), shared=shared).get("/runs", limit=5)
     assert asked.wait(30)
     assert asked.query == "ids_only=true"  # type: ignore[attr-defined]

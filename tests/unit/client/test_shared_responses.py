@@ -69,13 +69,13 @@ def test_two_clients_ask_once_and_again_after_a_change() -> None:
     shared = SharedResponses(1.0, Clock())
     http = connect("http://127.0.0.1:1", transport=httpx.MockTransport(answer))
     first, second = (Client(http, token, ResponseCache(), shared=shared) for token in ("a", "b"))
-    first.runs(limit=5)
-    second.runs(limit=5)
+    first.get("/runs", limit=5)
+    second.get("/runs", limit=5)
     assert len(asked) == 1
-    second.runs(limit=6)
+    second.get("/runs", limit=6)
     assert len(asked) == 2
     first.change("r1", name="new")
-    second.runs(limit=5)
+    second.get("/runs", limit=5)
     assert asked[-1] == "GET /api/v1/runs Bearer b"
     # Who it is is asked for with each token.
     first.me()

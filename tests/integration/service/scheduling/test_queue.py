@@ -18,7 +18,7 @@ from support.service_processes import until
 from gxpo_services.db.database import Database
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling import scheduler as module
-from gxpo_services.scheduling.admission import OVERSIZED_S
+from gxpo_services.scheduling.decisions import OVERSIZED_S
 from gxpo_trainer.config import RunConfig
 
 pytestmark = pytest.mark.each_database

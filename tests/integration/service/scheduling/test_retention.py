@@ -13,8 +13,7 @@ from support.scheduling import Clock, Make
 from gxpo_services.db.database import Database
 from gxpo_services.db.tables import Run, Sample
 from gxpo_services.run_states import RunState
-from gxpo_services.scheduling import retention
-from gxpo_services.scheduling.scheduler import CLEAN_EVERY_S
+from gxpo_services.scheduling import scheduler as module
 from gxpo_services.settings import ServiceSettings
 
 pytestmark = pytest.mark.each_database
@@ -55,8 +54,8 @@ def test_only_runs_that_ended_before_the_limit_lose_samples_and_log(
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(retention, "SAMPLES_AT_ONCE", 2)
-    monkeypatch.setattr(retention, "BATCHES_AT_ONCE", 2)
+    monkeypatch.setattr(module, "SAMPLES_AT_ONCE", 2)
+    monkeypatch.setattr(module, "BATCHES_AT_ONCE", 2)
     old = ended(database, settings, clock.now - 31 * DAY_S, samples=5)
     young = ended(database, settings, clock.now - 29 * DAY_S, samples=1)
     paused = ended(database, settings, None, samples=1, state=RunState.PAUSED)
@@ -88,7 +87,7 @@ def test_nothing_is_deleted_without_the_setting_and_links_lead_nowhere(
     (settings.artifacts / run_id / "train.log").unlink()
     (settings.artifacts / run_id / "train.log").symlink_to(outside)
     scheduler = scheduler_of("second", retention_days=1.0)
-    clock.passes(CLEAN_EVERY_S)
+    clock.passes(module.CLEAN_EVERY_S)
     scheduler.tick()
     assert left(database, settings, run_id) == (0, ["metrics.jsonl"])
     assert outside.exists()
@@ -101,7 +100,7 @@ def test_files_that_cannot_be_deleted_do_not_stop_the_other_runs(
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(retention, "BATCHES_AT_ONCE", 2)
+    monkeypatch.setattr(module, "BATCHES_AT_ONCE", 2)
     bad = [ended(database, settings, 1.0, samples=1) for _ in range(3)]
     for run_id in bad:
         (settings.artifacts / run_id / "train.log").unlink()
@@ -112,9 +111,9 @@ def test_files_that_cannot_be_deleted_do_not_stop_the_other_runs(
         for _ in range(5):
             scheduler.tick()
     assert left(database, settings, good) == (0, ["metrics.jsonl"])
-    found = [entry["run"] for entry in logged if entry["event"] == "cannot delete the files of a run"]
-    assert found == bad, "once each, for now"
+    skipped = [entry["run"] for entry in logged if entry["event"] == "cannot delete the files of a run"]
+    assert skipped == bad, "once each, for now"
     (settings.artifacts / bad[0] / "train.log").rmdir()
-    clock.passes(CLEAN_EVERY_S)
+    clock.passes(module.CLEAN_EVERY_S)
     scheduler.tick()
     assert [runs.get(database, run_id).pruned_at for run_id in bad] == [clock.now, None, None]
