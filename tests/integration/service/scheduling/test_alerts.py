@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
-from support import queued_runs as runs
-from support.scheduling import Make
+from support.scheduling import Cluster
 from support.service_processes import until
 
-from gxpo_services.db.database import Database
 from gxpo_services.outputs import events
 from gxpo_services.run_states import RunState
 from gxpo_services.scheduling import alerts
@@ -54,33 +52,31 @@ def receiver() -> Iterator[Receiver]:
     found.server.server_close()
 
 
-def happened(database: Database, run_id: str, kind: str, message: str, **fields: Any) -> None:
-    number = runs.get(database, run_id).number
-    with database.writing() as session:
+def happened(cluster: Cluster, run_id: str, kind: str, message: str, **fields: Any) -> None:
+    number = cluster.get(run_id).number
+    with cluster.database.writing() as session:
         events.record(session, number, "trainer", kind, message, **fields)
 
 
-def ended(database: Database, run_id: str, new: RunState, reason: str | None, message: str) -> None:
-    happened(database, run_id, "state", message, old="running", new=new.value, reason=reason)
+def ended(cluster: Cluster, run_id: str, new: RunState, reason: str | None, message: str) -> None:
+    happened(cluster, run_id, "state", message, old="running", new=new.value, reason=reason)
 
 
-def test_each_event_is_sent_once_whichever_scheduler_sees_it(
-    database: Database, scheduler_of: Make, receiver: Receiver
-) -> None:
-    first, second = (scheduler_of(name, webhooks=(receiver.url,)) for name in ("first", "second"))
-    run_id = runs.add_run(database, state=RunState.RUNNING, name="night")
-    ended(database, run_id, RunState.FAILED, "out_of_memory", "before there was a webhook")
+def test_each_event_is_sent_once_whichever_scheduler_sees_it(cluster: Cluster, receiver: Receiver) -> None:
+    first, second = (cluster.scheduler(name, webhooks=(receiver.url,)) for name in ("first", "second"))
+    run_id = cluster.add_run(state=RunState.RUNNING, name="night")
+    ended(cluster, run_id, RunState.FAILED, "out_of_memory", "before there was a webhook")
     first.tick()
     second.tick()
-    happened(database, run_id, "gate_fired", "step 12: the gate ended the look-ahead")
-    happened(database, run_id, "checkpoint", "step 12 saved")
-    happened(database, run_id, "no_progress", "training, no progress for 15 of 30 min")
-    ended(database, run_id, RunState.RECOVERING, None, "launch 2 started: no heartbeat")
-    happened(database, run_id, "recovery", "launch 3 started: no heartbeat")
-    ended(database, run_id, RunState.RUNNING, None, "the trainer reported")
-    ended(database, run_id, RunState.FAILED, "diverged", "diverged: no finite loss")
-    ended(database, run_id, RunState.FAILED, "out_of_memory", "out_of_memory: killed")
-    ended(database, run_id, RunState.SUCCEEDED, "steps_done", "budget.steps reached")
+    happened(cluster, run_id, "gate_fired", "step 12: the gate ended the look-ahead")
+    happened(cluster, run_id, "checkpoint", "step 12 saved")
+    happened(cluster, run_id, "no_progress", "training, no progress for 15 of 30 min")
+    ended(cluster, run_id, RunState.RECOVERING, None, "launch 2 started: no heartbeat")
+    happened(cluster, run_id, "recovery", "launch 3 started: no heartbeat")
+    ended(cluster, run_id, RunState.RUNNING, None, "the trainer reported")
+    ended(cluster, run_id, RunState.FAILED, "diverged", "diverged: no finite loss")
+    ended(cluster, run_id, RunState.FAILED, "out_of_memory", "out_of_memory: killed")
+    ended(cluster, run_id, RunState.SUCCEEDED, "steps_done", "budget.steps reached")
     for scheduler in (first, second, first, second):
         scheduler.tick()
     for scheduler in (first, second):
@@ -100,15 +96,15 @@ def test_each_event_is_sent_once_whichever_scheduler_sees_it(
 
 
 def test_only_the_chosen_alerts_are_sent_and_a_long_list_comes_in_parts(
-    database: Database, scheduler_of: Make, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alerts, "MOST_AT_ONCE", 2)
-    scheduler = scheduler_of(webhooks=(receiver.url,), webhook_alerts=("failed",))
-    run_id = runs.add_run(database, state=RunState.RUNNING)
+    scheduler = cluster.scheduler(webhooks=(receiver.url,), webhook_alerts=("failed",))
+    run_id = cluster.add_run(state=RunState.RUNNING)
     scheduler.tick()
     for number in range(5):
-        happened(database, run_id, "gate_fired", "step 1")
-        ended(database, run_id, RunState.FAILED, "training_error", f"failure {number}")
+        happened(cluster, run_id, "gate_fired", "step 1")
+        ended(cluster, run_id, RunState.FAILED, "training_error", f"failure {number}")
     for _ in range(7):
         scheduler.tick()
     scheduler._alerts.close()
@@ -116,19 +112,16 @@ def test_only_the_chosen_alerts_are_sent_and_a_long_list_comes_in_parts(
 
 
 def test_a_receiver_that_fails_is_tried_again_and_given_up_without_its_secret_in_the_log(
-    database: Database,
-    scheduler_of: Make,
-    receiver: Receiver,
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: Cluster, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alerts._post.retry, "wait", alerts.tenacity.wait_none())  # type: ignore[attr-defined]
-    scheduler = scheduler_of(webhooks=(receiver.url,))
-    run_id = runs.add_run(database, state=RunState.RUNNING)
+    scheduler = cluster.scheduler(webhooks=(receiver.url,))
+    run_id = cluster.add_run(state=RunState.RUNNING)
     scheduler.tick()
     # The first alert passes at its third attempt; the second meets four answers that are no success.
     receiver.statuses = [500, 302, 200, 500, 500, 302, 404]
     for message in ("one", "two"):
-        ended(database, run_id, RunState.FAILED, "training_error", message)
+        ended(cluster, run_id, RunState.FAILED, "training_error", message)
     with capture_logs() as logged:
         for _ in range(3):
             scheduler.tick()
@@ -140,16 +133,16 @@ def test_a_receiver_that_fails_is_tried_again_and_given_up_without_its_secret_in
 
 
 def test_a_receiver_that_does_not_answer_delays_neither_the_others_nor_the_end(
-    database: Database, scheduler_of: Make, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alerts, "CLOSE_S", 0.1)
     monkeypatch.setattr(alerts, "MOST_WAITING", 2)
     with socket.create_server(("127.0.0.1", 0)) as silent, capture_logs() as logged:
-        scheduler = scheduler_of(webhooks=(f"http://127.0.0.1:{silent.getsockname()[1]}/hook", receiver.url))
-        run_id = runs.add_run(database, state=RunState.RUNNING)
+        scheduler = cluster.scheduler(webhooks=(f"http://127.0.0.1:{silent.getsockname()[1]}/hook", receiver.url))
+        run_id = cluster.add_run(state=RunState.RUNNING)
         scheduler.tick()
         for number in range(4):
-            ended(database, run_id, RunState.FAILED, "training_error", f"failure {number}")
+            ended(cluster, run_id, RunState.FAILED, "training_error", f"failure {number}")
             scheduler.tick()
             if number == 0:
                 held = silent.accept()[0]
