@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 from gxpo_client.client import Client, connect
 from gxpo_client.connection import is_http, is_loopback
 from gxpo_client.errors import NotFound
+from gxpo_services.cli.common import connect as command_line_client
 from gxpo_services.scheduling.launcher import JobStatus, RayLauncher
 from gxpo_services.scheduling.scheduler import _ApiProbe
 from gxpo_services.settings import ServiceSettings, read_settings
@@ -34,6 +36,9 @@ def test_elsewhere(url: str) -> None:
 @pytest.mark.parametrize("url", ["", "auto", "127.0.0.1:8265", "ray://h:1", "http://", "http://h:x", "http://h:70000"])
 def test_what_cannot_be_asked(url: str) -> None:
     assert not is_http(url)
+    if url:
+        with pytest.raises(ConfigError, match="must look like http"):
+            command_line_client(url)
     for name in ("ray_address", "public_url"):
         with pytest.raises(ConfigError, match=rf"GXPO_{name.upper()}: .*must look like http://host:port"):
             read_settings(**{name: url})
@@ -103,3 +108,9 @@ def test_other_machines_are_asked_through_the_proxy(servers: tuple[Answering, An
     service, proxy = servers
     ask_all("http://gxpo.invalid:8000")
     assert (service.seen, proxy.seen) == ([], [f"http://gxpo.invalid:8000{path}" for path in PATHS])
+
+
+def test_a_token_file_that_is_named_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GXPO_TOKEN", "other")
+    with pytest.raises(ConfigError, match="check --token-file"):
+        command_line_client("http://127.0.0.1:8000", tmp_path / "nothing")
