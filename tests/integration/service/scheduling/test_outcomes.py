@@ -93,26 +93,6 @@ def test_a_run_that_makes_progress_is_recovered_for_as_long_as_it_does(cluster: 
     ]
 
 
-@pytest.mark.parametrize(
-    ("reported", "message", "reason"),
-    [
-        (False, "exit code 1", "setup_failed"),
-        (True, "exit code 1", "lost_heartbeat"),
-        (True, "ray.exceptions.OutOfMemoryError: the node ran out of memory", "out_of_memory"),
-    ],
-)
-def test_the_reason_names_the_failure(cluster: Cluster, reported: bool, message: str, reason: str) -> None:
-    scheduler = cluster.scheduler(max_recoveries=0)
-    run_id = cluster.add_run()
-    scheduler.tick()
-    if reported:
-        cluster.report(run_id)
-    cluster.launcher.ends(f"{run_id}-1", "failed", message)
-    scheduler.tick()
-    run = cluster.get(run_id)
-    assert (run.state, run.reason) == (S.FAILED, reason)
-
-
 def test_a_stalled_trainer_is_launched_again_and_counted_once(cluster: Cluster) -> None:
     scheduler = cluster.scheduler(max_recoveries=1)
     run_id = cluster.running(scheduler)
