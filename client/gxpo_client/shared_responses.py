@@ -82,7 +82,7 @@ class RunChanges:
 
 
 _LONGEST_S = 10.0
-"""Longest use of a response while nothing is said to have changed: the stream leaves out new names of ended runs, and
+"""Longest use of a response while no change is reported: the stream leaves out new names of ended runs, and
 rows that arrive after those of their step."""
 
 

@@ -191,7 +191,7 @@ def register_up(subparsers: Subparsers) -> None:
         "--dashboard-port", metavar="N", type=_port, default=8501, help="default 8501 or the next free one"
     )
     parser.add_argument("--no-dashboard", action="store_true", help="do not start the dashboard")
-    parser.set_defaults(run=_lazy("local.commands:up"))
+    parser.set_defaults(run=_lazy("local.up:up"))
 
 
 def register_demo(subparsers: Subparsers) -> None:
@@ -203,7 +203,7 @@ def register_demo(subparsers: Subparsers) -> None:
         "--passes", metavar="N", type=_positive, default=30, help="backward passes of each run; default 30"
     )
     parser.add_argument("--no-dashboard", action="store_true", help="do not start the dashboard")
-    parser.set_defaults(run=_lazy("local.commands:demo"))
+    parser.set_defaults(run=_lazy("local.demo:demo"))
 
 
 def register_serve(subparsers: Subparsers) -> None:

@@ -99,8 +99,8 @@ def test_a_submitted_run_prints_its_id_and_shows_as_it_was_sent(gxpo: Gxpo) -> N
     assert gxpo("show", run_id, "--config") == 0
     assert tomllib.loads(gxpo.printed().out)["learner"]["rule"]["k"] == 7
     assert gxpo("show", run_id) == 0
-    shown = gxpo.printed().out
-    assert all(words in shown for words in (run_id, "GXPO K=7", "0/40", "cancel"))
+    details = gxpo.printed().out
+    assert all(words in details for words in (run_id, "GXPO K=7", "0/40", "cancel"))
 
 
 def test_one_key_makes_one_run(gxpo: Gxpo) -> None:
@@ -307,7 +307,7 @@ def test_runs_are_compared_with_tables_and_the_sentence(gxpo: Gxpo, database: Da
     assert "50.0%" in out
     assert "GRPO" in out
     assert f"excluded: unfinished ({plain}): it has no evaluation (yet)\n" in out
-    assert "{'" not in out, "no member is shown as the raw answer has it"
+    assert "{'" not in out, "no member is printed as in the response"
     assert gxpo("compare", "plain", "--json") == 0
     assert gxpo.json()["target"]["steps"] == 2
     assert gxpo("compare", "unfinished") == 2

@@ -127,14 +127,6 @@ def test_a_child_is_not_ready_because_another_program_answers_on_its_port(superv
             supervisor.start(Child("api", python(program, port), lambda: True, port=port))
 
 
-def test_a_child_that_listens_on_its_port_is_ready(supervisor: Supervisor, messages: list[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    program = "import socket, sys, time; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); time.sleep(600)"
-    supervisor.start(Child("api", python(program, port), lambda: True, port=port))
-    assert messages[0].startswith("api: ready after")
-
-
 def test_the_first_start_is_retried(supervisor: Supervisor, tmp_path: Path, messages: list[str]) -> None:
     program = """
         import pathlib, sys, time
@@ -211,30 +203,14 @@ WHOLE = """
 """
 
 
-def whole_process(folder: Path) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(python(WHOLE, folder, textwrap.dedent(DAEMON)))
-    until((folder / "ready").exists)
-    return process
-
-
 def test_a_stop_ends_daemons_too(tmp_path: Path) -> None:
-    whole = whole_process(tmp_path)
+    whole = subprocess.Popen(python(WHOLE, tmp_path, textwrap.dedent(DAEMON)))
+    until((tmp_path / "ready").exists)
     orphan = pid_in(tmp_path / "orphan")
     assert psutil.Process(orphan).ppid() == whole.pid
     (tmp_path / "end").touch()
     assert whole.wait(LONG_S) == 0
     assert not is_there(orphan)
-
-
-def test_children_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
-    whole = whole_process(tmp_path)
-    child, orphan = pid_in(tmp_path / "child"), pid_in(tmp_path / "orphan")
-    try:
-        whole.kill()
-        whole.wait()
-        until(lambda: not is_there(child))
-    finally:
-        os.kill(orphan, signal.SIGKILL)  # nobody is left to know of it
 
 
 def test_only_recorded_processes_that_are_still_the_same_are_ended(tmp_path: Path) -> None:

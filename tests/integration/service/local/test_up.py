@@ -50,8 +50,8 @@ class Up:
 
     @property
     def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.home / "up.json").read_text())
-        return found
+        state: dict[str, Any] = json.loads((self.home / "up.json").read_text())
+        return state
 
     def pid(self, name: str) -> int:
         return next(int(part["pid"]) for part in self.state["processes"] if part["name"] == name)

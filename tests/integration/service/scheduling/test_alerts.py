@@ -46,10 +46,10 @@ class Receiver:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    found = Receiver()
-    yield found
-    found.server.shutdown()
-    found.server.server_close()
+    made = Receiver()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
 
 
 def happened(cluster: Cluster, run_id: str, kind: str, message: str, **fields: Any) -> None:

@@ -33,18 +33,18 @@ def test_launches_recoveries_waits_and_lost_leases_are_counted(cluster: Cluster,
     first.tick()
     cluster.clock.passes(5)
     first.tick()
-    found = scraped(client)
-    assert found["claims_total", "first"] == 2
-    assert found["queue_wait_seconds_total", "first"] == 40
-    assert (found["launches_total", "first"], found["recoveries_total", "first"]) == (3, 1)
-    assert found["lost_leases_total", "first"] == 0
+    metrics = scraped(client)
+    assert metrics["claims_total", "first"] == 2
+    assert metrics["queue_wait_seconds_total", "first"] == 40
+    assert (metrics["launches_total", "first"], metrics["recoveries_total", "first"]) == (3, 1)
+    assert metrics["lost_leases_total", "first"] == 0
 
     cluster.clock.passes(60)  # the leases have run out
     cluster.scheduler("second").tick()
     first.tick()
-    found = scraped(client)
-    assert found["lost_leases_total", "first"] == 2
-    assert {name for _, name in found} == {"first", "second"}
+    metrics = scraped(client)
+    assert metrics["lost_leases_total", "first"] == 2
+    assert {name for _, name in metrics} == {"first", "second"}
     cluster.clock.passes(KEPT_S + 1)
     first.tick()
     assert {name for _, name in scraped(client)} == {"first"}

@@ -173,9 +173,9 @@ def test_ray_tells_who_runs_what_and_keeps_the_jobs_of_two_services_apart(
     until(ray_launcher, made.id, lambda status: status.state == "running")
     assert ray_launcher.live_jobs(tmp_path) == [made.id]
     assert ray_launcher.live_jobs(tmp_path / "another") == []
-    shown = ray_launcher._ask("GET", f"/api/jobs/{made.id}").json()["metadata"]
-    assert shown["gxpo_owner"] == "ada"
-    assert f"{shown['gxpo_run']}-{shown['gxpo_launch']}" == made.id
+    metadata = ray_launcher._ask("GET", f"/api/jobs/{made.id}").json()["metadata"]
+    assert metadata["gxpo_owner"] == "ada"
+    assert f"{metadata['gxpo_run']}-{metadata['gxpo_launch']}" == made.id
     ray_launcher.stop(made.id)
     ended(ray_launcher, made.id)
 
