@@ -60,7 +60,7 @@ def test_who_checks_or_reads_a_run_s_paths_has_the_folders_that_the_settings_all
     for name in ("api", "scheduler", "ray-head", "ray-worker"):
         mounted = {volume.split(":")[1] for volume in services[name]["volumes"]}
         assert allowed <= mounted, name
-    (config,) = [document["data"] for document in manifests() if document["kind"] == "ConfigMap"]
+    config = manifest("ConfigMap")["data"]
     assert {*json.loads(config["GXPO_MODEL_ROOTS"]), *json.loads(config["GXPO_DATA_ROOTS"])} == allowed
     deployments = {d["metadata"]["name"]: d["spec"] for d in manifests() if d["kind"] == "Deployment"}
     for spec in [deployments["gxpo-api"], deployments["gxpo-scheduler"], *groups()]:
@@ -153,13 +153,14 @@ def manifests() -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((ROOT / "deploy/kuberay/gxpo.yaml").read_text()))
 
 
-def ray_cluster() -> dict[str, Any]:
-    (ray,) = [document for document in manifests() if document["kind"] == "RayCluster"]
-    return ray
+def manifest(kind: str) -> dict[str, Any]:
+    """The only document of its kind."""
+    (document,) = [document for document in manifests() if document["kind"] == kind]
+    return document
 
 
 def groups() -> list[dict[str, Any]]:
-    spec = ray_cluster()["spec"]
+    spec = manifest("RayCluster")["spec"]
     return [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
 
 
@@ -184,7 +185,7 @@ def test_the_ray_cluster_fits_the_schema_of_kuberay() -> None:
     schema = strict(schema)
     schema["properties"]["metadata"] = {}
     validator = jsonschema.Draft7Validator(schema)
-    ray = ray_cluster()
+    ray = manifest("RayCluster")
     assert [error.message for error in validator.iter_errors(ray)] == []
     ray["spec"]["autoscalerOptions"]["idleTimeout"] = 1
     assert "idleTimeout" in "".join(error.message for error in validator.iter_errors(ray))
@@ -205,11 +206,11 @@ def strict(schema: Any) -> Any:
 
 
 def test_ray_on_kubernetes_is_authenticated_and_grows_with_what_runs_wait_for() -> None:
-    spec = ray_cluster()["spec"]
+    spec = manifest("RayCluster")["spec"]
     assert spec["authOptions"]["mode"] == "token"
     assert spec["enableInTreeAutoscaling"] is True
     assert spec["autoscalerOptions"]["idleTimeoutSeconds"] > 0
-    (config,) = [document["data"] for document in manifests() if document["kind"] == "ConfigMap"]
+    config = manifest("ConfigMap")["data"]
     largest = 0
     for group in spec["workerGroupSpecs"]:
         assert group["minReplicas"] <= group["replicas"] < group["maxReplicas"]
@@ -295,7 +296,7 @@ def test_the_kubectl_commands_name_what_the_manifest_has() -> None:
     pods = [d["spec"]["template"]["spec"] for d in documents if d["kind"] in ("Deployment", "Job")]
     names |= {("secret", v["secret"]["secretName"]) for pod in pods for v in pod["volumes"] if "secret" in v}
     names |= {("service", "postgres")}  # the reader's own: the database URL names it
-    (config,) = [document["data"] for document in documents if document["kind"] == "ConfigMap"]
+    config = manifest("ConfigMap")["data"]
     assert "@postgres:" in config["GXPO_DATABASE_URL"]
     lines = kubectl_lines()
     assert len(lines) > 20
@@ -324,9 +325,8 @@ def test_the_pod_of_the_api_has_what_is_done_in_it() -> None:
 
 
 def test_the_job_and_the_command_for_the_first_token_work_with_the_settings_of_the_manifest(tmp_path: Path) -> None:
-    (config,) = [document["data"] for document in manifests() if document["kind"] == "ConfigMap"]
-    (job,) = [document for document in manifests() if document["kind"] == "Job"]
-    (container,) = job["spec"]["template"]["spec"]["containers"]
+    config = manifest("ConfigMap")["data"]
+    (container,) = manifest("Job")["spec"]["template"]["spec"]["containers"]
     database = {"GXPO_DATABASE_URL": f"sqlite:///{tmp_path / 'db'}", "GXPO_DATABASE_PASSWORD_FILE": ""}
     environment = {**os.environ, **config, **database, "GXPO_HOME": str(tmp_path), "GXPO_HOST": "0.0.0.0"}
 

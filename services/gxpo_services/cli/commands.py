@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from gxpo_client.client import Client, Json
 from gxpo_client.errors import ServiceError, ServiceUnavailable
@@ -79,10 +79,10 @@ def logs(args: argparse.Namespace) -> int:
                 break
             complete, newline, text = (text + piece).rpartition("\n")
             if args.tail is None:
-                _write(sys.stdout, complete + newline)
+                _write(complete + newline)
             else:
                 last.extend((complete + newline).splitlines(keepends=True))
-        _write(sys.stdout, "".join(last) + text)
+        _write("".join(last) + text)
         if args.follow:
             _follow_log(client, run_id, offset)
     return 0
@@ -108,17 +108,16 @@ def _follow_log(client: Client, run_id: str, offset: int) -> None:
             time.sleep(1.0)
             continue
         is_away = False
-        _write(sys.stdout, piece)
+        _write(piece)
         if not piece:
             if ended:
                 return
             time.sleep(1.0)
 
 
-def _write(stream: TextIO, text: str) -> None:
-    """Write text unchanged to a file or pipe, and without control sequences to a terminal."""
-    stream.write(plain(text) if stream.isatty() else text)
-    stream.flush()
+def _write(text: str) -> None:
+    """Print text unchanged to a file or pipe, and without control sequences to a terminal."""
+    print(plain(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 
 def compare(args: argparse.Namespace) -> int:

@@ -143,10 +143,9 @@ def _study(args: argparse.Namespace) -> int:
 
 
 def _sweep_body(config: RunConfig, client: Client, args: argparse.Namespace) -> Json:
-    base = run_body(config, client, args)
-    body: Json = {name: base[name] for name in ("name", "tags", "notes", "priority")}
-    body |= {"base": {"toml": base["toml"]}, "grid": dict(_grid_axis(text) for text in args.grid)}
-    body["control"] = args.control
+    body = run_body(config, client, args)
+    grid = dict(_grid_axis(text) for text in args.grid)
+    body |= {"base": {"toml": body.pop("toml")}, "grid": grid, "control": args.control}
     given = {"seeds": args.seeds, "preset": args.preset}
     return body | {name: value for name, value in given.items() if value is not None}
 

@@ -77,21 +77,6 @@ def test_the_schedulers_work_is_measured(client: TestClient, database: Database)
     assert values["gxpo_queue_wait_seconds"] > 1e9
 
 
-def test_panels_of_the_dashboard_do_not_overlap() -> None:
-    taken: set[tuple[int, int]] = set()
-    for panel in panels():
-        place = panel["gridPos"]
-        cells = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
-        assert not cells & taken, panel["title"]
-        assert max(x for x, _ in cells) < 24
-        taken |= cells
-    assert len({panel["id"] for panel in panels()}) == len(panels())
-
-
 @needs_promtool
 def test_the_rules_pass_prometheus_own_checker_and_fire_when_they_should() -> None:
     for words in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]):
